@@ -1,0 +1,368 @@
+"""Every knob: its unit, its bounds, its default; a dataclass a stage.
+
+The defaults stand here and nowhere else; the files under conf/ only choose. Nothing heavy is imported, so that a wrong
+key is refused before torch and its friends are.
+
+What enters a run's hash (design: identity) is decided here too: each field does, unless it is declared with
+`hashed=False` (paths, labels, batch sizes of evaluation) or names a RUN (parents enter by their own hashes), and a
+field at its declared default adds nothing, so a new knob leaves old runs valid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import MISSING as NO_DEFAULT
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+from omegaconf import MISSING
+
+
+class PipelineError(ValueError):
+    """Something the user can mend. The message is one sentence: the knob, the value, the remedy."""
+
+
+def knob(
+    default: Any = MISSING,
+    *,
+    options: tuple[str, ...] | None = None,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    hashed: bool = True,
+    run: bool = False,
+) -> Any:
+    """A dataclass field with its bounds: one of `options`, `low` <= value <= `high`, value > `above`."""
+    meta = {"options": options, "low": low, "above": above, "high": high, "hashed": hashed and not run, "run": run}
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: type(default)(default), metadata=meta)
+    return field(default=default, metadata=meta)
+
+
+def part(kind: type, *, hashed: bool = True) -> Any:
+    """A nested dataclass, all its knobs at their defaults."""
+    return field(default_factory=kind, metadata={"hashed": hashed})
+
+
+# ---------------------------------------------------------------------------------------------------- groups
+
+
+@dataclass
+class Tracking:
+    """W&B. mode auto: online where a key is configured, offline otherwise; nothing ever asks."""
+
+    project: str = "cross-lingual-merging"
+    entity: str | None = None
+    mode: str = knob("auto", options=("auto", "online", "offline", "disabled"))
+
+
+@dataclass
+class Model:
+    """The base. `path`: RUN, a folder, hub:org/name, or package:folder for one shipped with the wheel."""
+
+    name: str = knob(hashed=False)
+    path: str | None = knob(None, run=True)
+    revision: str | None = None  # of a hub model
+    init: str = knob("pretrained", options=("pretrained", "random"))
+    architecture: dict[str, Any] = knob({})  # init=random: fields of transformers' config; model_type is one of them
+    tokenizer: str = knob("own", options=("own", "bpe", "data_root"))  # own: beside the weights; data_root: data_root/tokenizer
+    vocab_size: int = knob(4096, low=257)  # tokenizer=bpe: pieces, the 256 bytes included
+    attn_implementation: str = knob("sdpa", options=("sdpa", "eager"))
+
+
+@dataclass
+class Source:
+    """One dataset: where it is on the hub, or below data_root, and which rows are taken."""
+
+    hub: str | None = None
+    hub_config: str | None = None
+    split: str = "train"
+    revision: str | None = None
+    licence: str = ""
+    paper: str = ""  # where the papers name it
+    file: str = MISSING  # below data_root
+    rows: str = MISSING  # the function of data/sources.py that reads a row
+    language: str | None = None  # our code; only rows of it
+
+
+@dataclass
+class World:
+    """The small world (data/sandbox.py): sizes in items or rows."""
+
+    seed: int = knob(0, low=0)  # lexicons and facts; the shipped base knows those of seed 0
+    items: int = knob(100, low=1, high=2000)  # test items a benchmark and language
+    dev_items: int = knob(100, low=1, high=2000)
+    math_rows: int = knob(6000, low=1)
+    language_rows: int = knob(6000, low=1)  # a clone language
+    documents: int = knob(0, low=0)  # plain text to make a base from; 0: none is written
+
+
+@dataclass
+class Expert:
+    """What is taught, and from which sets. side: whose layers it gives to a swap (none: text that makes a base)."""
+
+    name: str = knob(hashed=False)
+    side: str = knob(MISSING, options=("math", "language", "none"), hashed=False)
+    sources: dict[str, Source] = field(default_factory=dict)
+    world: World | None = None  # set: the data run writes the small world instead of a training set
+
+
+@dataclass
+class Data:
+    """The mixture drawn from an expert's sources."""
+
+    size: int | None = knob(None, low=1)  # training rows; null: all there are
+    validation: int = knob(0, low=0)  # rows kept apart, besides `size`
+
+
+@dataclass
+class Sft:
+    """A way to train, and its recipe. Batch sizes are sequences an optimizer step; lengths are tokens."""
+
+    name: str = knob(hashed=False)
+    method: str = knob("full", options=("full",))
+    learning_rate: float = knob(1e-5, above=0)
+    batch_size: int = knob(32, low=1)
+    micro_batch_size: int | None = knob(None, low=1)  # null: all at once; else batch_size is accumulated from these
+    seq_length: int = knob(1024, low=8)
+    epochs: int = knob(1, low=1)  # passes over the set
+    steps: int | None = knob(None, low=1)  # optimizer steps; null: all that the passes give, a last incomplete batch left out
+    optimizer: str = knob("adamw", options=("adamw", "muon"))
+    schedule: str = knob("linear", options=("linear", "wsd", "constant"))  # warm-up first, in each
+    warmup_steps: int = knob(0, low=0)  # optimizer steps
+    decay_share: float = knob(0.1, low=0, high=1)  # wsd: the share of steps that decays, linearly
+    weight_decay: float = knob(0.1, low=0)
+    adam_beta1: float = knob(0.9, low=0, high=1)
+    adam_beta2: float = knob(0.99, low=0, high=1)
+    max_grad_norm: float = knob(1.0, above=0)
+    loss_on: str = knob("response", options=("response", "all"))
+    template: str = knob("plain", options=("plain", "chat"))  # plain: prompt, separator, completion
+    separator: str = "\n"
+    precision: str = knob("fp32", options=("fp32", "bf16"))  # bf16: autocast over fp32 master weights
+    gradient_checkpointing: bool = False
+    save_dtype: str | None = knob(None, options=("float32", "bfloat16"))  # null: as trained, float32
+
+
+@dataclass
+class Merge:
+    method: str = MISSING
+    dtype: str | None = knob(None, options=("float32", "bfloat16", "float16"))  # null: the sources' dtype
+
+
+OWNERS = ("average", "math", "language")
+
+
+@dataclass
+class LayerSwap(Merge):
+    """Layer Swapping, Algorithm 1: the language expert's bottom and top layers in the math expert."""
+
+    method: str = "layer_swap"
+    math: str = knob(run=True)
+    language: str = knob(run=True)
+    bottom_layers: int = knob(5, low=0)
+    top_layers: int = knob(2, low=0)
+    bottom_transition: int = knob(0, low=0)
+    top_transition: int = knob(0, low=0)
+    scale_to_depth: bool = False  # counts as of 32 layers: max(1, floor(count x layers / 32))
+    zones: str = knob("average", options=OWNERS)
+    embeddings: str = knob("average", options=OWNERS)
+    final_norm: str = knob("average", options=OWNERS)
+    head: str = knob("average", options=OWNERS)
+    layer_norms: str = knob("with_layer", options=("with_layer", "average"))
+
+
+@dataclass
+class Soup(Merge):
+    method: str = "soup"
+    experts: list[str] = knob(run=True)
+    weights: list[float] | None = None  # null: uniform
+
+
+@dataclass
+class Ties(Merge):
+    """TIES as its paper defines it: trim, elect by the sum of signs, mean of those that agree."""
+
+    method: str = "ties"
+    experts: list[str] = knob(run=True)
+    density: float = knob(0.2, above=0, high=1)
+    scale: float = knob(1.0, above=0)
+    trim: str = knob("model", options=("model", "tensor"))
+
+
+@dataclass
+class EvalTask:
+    task: str = MISSING
+    num_fewshot: int = knob(MISSING, low=0)
+
+
+@dataclass
+class Eval:
+    name: str = knob(hashed=False)
+    tasks: list[EvalTask] = MISSING
+    split: str = knob("test", options=("test", "dev"))
+    limit: int | None = knob(None, low=1)  # questions a task; null: all
+    max_gen_toks: int | None = knob(None, low=1)  # null: the task's own
+    batch_size: int = knob(32, low=1, hashed=False)
+
+
+@dataclass
+class Table:
+    """A table: rows that are command lines.
+
+    In a row, `{language}` and `{seed}` are filled in, and a RUN may name another row. An empty row is the model of `base`.
+    """
+
+    name: str = MISSING
+    title: str = MISSING
+    note: str = ""
+    languages: list[str] = MISSING  # the targets
+    seeds: list[int] = knob([0])
+    data_root: dict[str, Any] | None = None  # a data run laid out as a data_root; null: the root key data_root
+    base: dict[str, Any] | None = None  # the model that an empty row scores
+    rows: dict[str, dict[str, Any]] = MISSING
+    eval: dict[str, Any] = MISSING
+
+
+# ---------------------------------------------------------------------------------------------------- stages
+
+
+@dataclass
+class Stage:
+    stage: str = MISSING
+    runs_dir: str = knob("runs", hashed=False)
+    redo: bool = knob(False, hashed=False)
+    tracking: Tracking = part(Tracking, hashed=False)
+    launcher: str = knob("local", options=("local",), hashed=False)
+
+
+@dataclass
+class RunStage(Stage):
+    """A stage that makes one run. `deterministic`: torch's deterministic algorithms, wanted on a GPU."""
+
+    seed: int = knob(0, low=0)
+    deterministic: bool = knob(False)
+    threads: int | None = knob(None, low=1, hashed=False)  # CPU threads; null: torch's choice. Same bits need the same count
+    group: str | None = knob(None, hashed=False)  # the table it is made for; W&B's group
+
+
+@dataclass
+class DataStage(RunStage):
+    expert: Expert = MISSING
+    data: Data = part(Data)
+    data_root: str | None = knob(None, run=True)
+
+
+@dataclass
+class TrainStage(RunStage):
+    """sft and cpt. Expert and data are decided by the data run, which is the parent."""
+
+    model: Model = MISSING
+    expert: Expert = field(default=MISSING, metadata={"hashed": False})
+    data: Data = part(Data, hashed=False)
+    data_root: str | None = knob(None, run=True)
+    sft: Sft = MISSING
+
+
+@dataclass
+class MergeStage(RunStage):
+    merge: Merge = MISSING
+
+
+@dataclass
+class EvalStage(RunStage):
+    checkpoint: str = knob(run=True)  # RUN, a folder with a model, or package:folder
+    eval: Eval = MISSING
+    languages: list[str] = knob(["en"])
+    data_root: str | None = knob(None, run=True)
+
+
+@dataclass
+class TableStage(Stage):
+    """plan, table and report: many runs."""
+
+    table: Table = MISSING
+    data_root: str | None = knob(None, run=True)
+    threads: int | None = knob(None, low=1, hashed=False)
+
+
+@dataclass
+class StatusStage(Stage):
+    pass
+
+
+STAGES: dict[str, type[Stage]] = {
+    "data": DataStage, "cpt": TrainStage, "sft": TrainStage, "merge": MergeStage, "eval": EvalStage,
+    "plan": TableStage, "table": TableStage, "report": TableStage, "status": StatusStage,
+}  # fmt: skip
+MERGES: dict[str, type[Merge]] = {"layer_swap": LayerSwap, "soup": Soup, "ties": Ties}
+
+# Raised when the stage's code changes its results; a test holds a tiny run of each to its values.
+VERSIONS = {"data": 1, "cpt": 1, "sft": 1, "merge": 1, "eval": 1}
+
+
+# ---------------------------------------------------------------------------------------------------- checks
+
+
+def check(config: Any, prefix: str = "") -> None:
+    """Raise a PipelineError for the first knob that is missing or out of its bounds."""
+    for item in fields(config):
+        name, value = prefix + item.name, getattr(config, item.name)
+        if value == MISSING:
+            raise PipelineError(f"{name} is missing: give {name}=..." + _hint(item))
+        _check_value(name, value, item)
+        for child, inner in _parts(name, value):
+            check(inner, child + ".")
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The dataclasses inside a field, with the keys that lead to them."""
+    if is_dataclass(value):
+        yield name, value
+    elif isinstance(value, dict):
+        yield from ((f"{name}.{key}", inner) for key, inner in value.items() if is_dataclass(inner))
+    elif isinstance(value, list):
+        yield from ((f"{name}.{index}", inner) for index, inner in enumerate(value) if is_dataclass(inner))
+
+
+def _hint(item: Any) -> str:
+    return f" (one of {', '.join(item.metadata['options'])})" if item.metadata.get("options") else ""
+
+
+def _check_value(name: str, value: Any, item: Any) -> None:
+    meta = item.metadata
+    if value is None:
+        return
+    if meta.get("options") and value not in meta["options"]:
+        raise PipelineError(f"{name} must be one of {', '.join(meta['options'])}, got {value!r}")
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    low, above, high = meta.get("low"), meta.get("above"), meta.get("high")
+    bad = math.isnan(value) or math.isinf(value) or (low is not None and value < low)
+    if bad or (above is not None and value <= above) or (high is not None and value > high):
+        words = [f"at least {low}"] if low is not None else []
+        words += [f"above {above}"] if above is not None else []
+        words += [f"at most {high}"] if high is not None else []
+        raise PipelineError(f"{name} must be {' and '.join(words) or 'a finite number'}, got {value}")
+
+
+def identity(config: Any) -> dict[str, Any]:
+    """The part of a config that decides results: hashed fields that differ from their declared defaults."""
+    found: dict[str, Any] = {}
+    for item in fields(config):
+        value = getattr(config, item.name)
+        if not item.metadata.get("hashed", True):
+            continue
+        if is_dataclass(value):
+            inner = identity(value)
+            if inner:
+                found[item.name] = inner
+            continue
+        default = item.default_factory() if item.default_factory is not NO_DEFAULT else item.default
+        if isinstance(value, dict) and any(is_dataclass(inner) for inner in value.values()):
+            value = {key: identity(inner) for key, inner in value.items()}
+        elif isinstance(value, list) and any(is_dataclass(inner) for inner in value):
+            value = [identity(inner) for inner in value]
+        if value != default or item.name in ("method", "stage"):
+            found[item.name] = value
+    return found

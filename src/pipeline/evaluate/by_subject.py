@@ -1,0 +1,26 @@
+"""A task of the harness whose exemplars come from the question's own subject. Named by tasks/global_mmlu.yaml."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lm_eval.api.samplers import FirstNSampler
+from lm_eval.api.task import ConfigurableTask
+
+
+class BySubject(ConfigurableTask):
+    """All subjects in one task: the prompt of a question is that of the harness' task of its subject.
+
+    The harness has 57 tasks a language, each of which loads the whole language and keeps one subject.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config={key: value for key, value in config.items() if key != "class"})
+        subjects: dict[str, list[dict[str, Any]]] = {}
+        for doc in self.fewshot_docs():
+            subjects.setdefault(doc["subject"], []).append(doc)
+        self._samplers = {subject: FirstNSampler(docs) for subject, docs in subjects.items()}
+
+    def fewshot_context(self, doc: dict[str, Any], *args: Any, **kwargs: Any) -> str | list[str]:
+        self.sampler = self._samplers.get(doc["subject"]) or FirstNSampler([])
+        return super().fewshot_context(doc, *args, **kwargs)

@@ -1,0 +1,98 @@
+"""Which side of a partition a parameter is on: `language`, `math`, or neither.
+
+Partitions A, B, C (`unreasonable`, section 3.3) and Z, the inverse of B, are settings of one predicate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.config import PipelineError
+from pipeline.models.anatomy import OUTSIDE, Site, num_layers
+
+Side = Literal["math", "language", "outside", "frozen"]
+REFERENCE_LAYERS = 32  # the depth of the model for which the papers chose their layer counts
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A split of the transformer layers into a language and a math side.
+
+    The first `bottom_layers` and the last `top_layers` are language, the rest math. `all_attention` gives the
+    attention of every layer to language (A); `inverse` exchanges the sides (Z). `outside` is the side of
+    embeddings, final norm and head: `frozen` (neither), `math` or `language`. `scale_to_depth` reads the
+    counts as those of a 32-layer model.
+    """
+
+    name: str
+    bottom_layers: int
+    top_layers: int
+    all_attention: bool = False
+    inverse: bool = False
+    outside: str = "frozen"
+    scale_to_depth: bool = False
+
+
+def is_outer(layer: int, bottom_layers: int, top_layers: int, num_layers: int) -> bool:
+    """Whether `layer` (from 0, next to the embeddings) is among the first or the last layers so counted."""
+    return layer < bottom_layers or layer >= num_layers - top_layers
+
+
+def scaled_count(count: int, num_layers: int) -> int:
+    """A count chosen for 32 layers, for a model of `num_layers`: at least 1, but zero stays zero."""
+    return max(1, count * num_layers // REFERENCE_LAYERS) if count else 0
+
+
+def layer_counts(partition: Partition, num_layers: int) -> tuple[int, int]:
+    """(bottom, top): the outer layers of a model of this depth. Raises PipelineError if they do not fit."""
+    counts = (partition.bottom_layers, partition.top_layers)
+    if min(counts) < 0:
+        raise PipelineError(
+            f"partition.bottom_layers and partition.top_layers must not be negative, got {counts}"
+        )
+    if partition.scale_to_depth:
+        counts = (scaled_count(counts[0], num_layers), scaled_count(counts[1], num_layers))
+    if sum(counts) > num_layers:
+        raise PipelineError(
+            f"partition {partition.name} takes the first {counts[0]} and the last {counts[1]} layers, but "
+            f"the model has {num_layers}: lower partition.bottom_layers or set partition.scale_to_depth=true"
+        )
+    return counts
+
+
+def side(partition: Partition, site: Site, num_layers: int) -> Side:
+    """The side of one parameter; `frozen` is trained on neither (papers/decisions.md, norms and biases).
+
+    Raises PipelineError where the partition asks for more layers than there are.
+    """
+    if partition.outside not in ("frozen", "math", "language"):
+        raise PipelineError(f"partition.outside must be frozen, math or language, got {partition.outside!r}")
+    bottom, top = layer_counts(partition, num_layers)
+    if site.kind in OUTSIDE or site.layer is None:
+        return "outside" if partition.outside == "frozen" else partition.outside  # type: ignore[return-value]
+    language = is_outer(site.layer, bottom, top, num_layers)
+    if partition.all_attention:
+        if site.kind == "shared_norm" and not language:
+            return "frozen"  # it feeds the language side's attention and the math side's MLP at once
+        language = language or site.kind in ("attention", "attention_norm")
+    return "language" if language != partition.inverse else "math"
+
+
+def sides(partition: Partition, sites: Mapping[str, Site]) -> dict[str, Side]:
+    """The side of every parameter of a model.
+
+    Raises PipelineError where one side is left without a single layer parameter: a partition must split.
+    """
+    layers = num_layers(sites)
+    result = {name: side(partition, site, layers) for name, site in sites.items()}
+    chosen = {result[name] for name, site in sites.items() if site.kind not in OUTSIDE}
+    for wanted in ("language", "math"):
+        if wanted not in chosen:
+            other = "math" if wanted == "language" else "language"
+            raise PipelineError(
+                f"partition {partition.name} gives all {layers} layers to {other} and none to {wanted}: "
+                "change partition.bottom_layers or partition.top_layers"
+            )
+    return result

@@ -1,0 +1,48 @@
+"""The few statistics that the report prints. Pure functions on numbers; NumPy is imported where it is needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def mean(values: Sequence[float]) -> float:
+    """Arithmetic mean of at least one value, in the values' unit."""
+    return math.fsum(values) / len(values)
+
+
+def standard_deviation(values: Sequence[float]) -> float:
+    """Sample standard deviation (n - 1) of at least two values: the spread over training seeds."""
+    centre = mean(values)
+    return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))
+
+
+def standard_error(fraction: float, n: int) -> float:
+    """Binomial standard error of a fraction in [0, 1] over n questions."""
+    return math.sqrt(fraction * (1 - fraction) / n)
+
+
+def paired_bootstrap(
+    first: Sequence[float],
+    second: Sequence[float],
+    *,
+    resamples: int = 10_000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> tuple[float, float, float]:
+    """(difference, low, high) of mean(first) - mean(second), by resampling questions.
+
+    first, second: a score a question (N values each), the same questions in the same order. The interval is the
+    percentile interval at `level`. Each resample draws N questions with replacement and keeps the two scores of a
+    question together, so that what the models share (hard and easy questions) cancels.
+    """
+    import numpy as np
+
+    difference = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)  # (N,)
+    n = len(difference)
+    rng = np.random.default_rng(seed)
+    means = np.concatenate(  # in blocks, for the memory of large N
+        [difference[rng.integers(0, n, size=(min(500, resamples - at), n))].mean(axis=1) for at in range(0, resamples, 500)]
+    )
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(difference.mean()), float(low), float(high)

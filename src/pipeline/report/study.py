@@ -1,0 +1,108 @@
+"""Stages table, report and status: a table's runs made, gathered and handed to the report."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import PipelineError, StatusStage, TableStage, TrainStage
+from pipeline.runs import finished, git_state, machine, read_manifest, versions, why_not_finished
+from pipeline.study.plan import Study, execute, ordered, study
+
+
+def make_table(config: TableStage) -> Path:
+    """Make what the table needs, then its report. Failed runs stand in the report, and the stage fails after it."""
+    asked, begun = study(config), time.perf_counter()
+    failed = execute(asked.targets)
+    page = build_report(config, asked, failed, time.perf_counter() - begun)
+    if failed:
+        raise PipelineError(f"{len(failed)} runs failed ({', '.join(failed)}); the report {page} shows what there is")
+    return page
+
+
+def report_table(config: TableStage) -> Path:
+    """The report of what is finished; nothing is made."""
+    asked = study(config)
+    missing = {run.name: reason for run in ordered(asked.targets) if (reason := why_not_finished(run))}
+    if len(missing) == len(ordered(asked.targets)):
+        raise PipelineError(f"table={config.table.name} has no finished run in {config.runs_dir}: make them with stage=table")
+    for name, reason in missing.items():
+        print(f"missing: {name}: {reason}", file=sys.stderr)
+    return build_report(config, asked, missing, None)
+
+
+def build_report(config: TableStage, asked: Study, failed: dict[str, str], seconds: float | None) -> Path:
+    from pipeline.report.tables import build
+
+    folder = Path(config.runs_dir) / "reports" / config.table.name
+    page = build(gather(config, asked, failed, seconds), folder)
+    track(config, folder)
+    return page
+
+
+def gather(config: TableStage, asked: Study, failed: dict[str, str], seconds: float | None) -> dict[str, Any]:
+    """What the report is made of: cells with their folders, trainings, failures, provenance."""
+    runs = ordered(asked.targets)
+    manifests = {run.hash: manifest for run in runs if (manifest := read_manifest(run.folder))}
+    table = config.table
+    data_root = f" data_root={config.data_root}" if config.data_root else ""
+    trainings = [run for run in runs if isinstance(run.config, TrainStage) and run.hash in manifests]
+    return {
+        "table": table.name, "title": table.title, "note": table.note,
+        "command": f"python -m pipeline stage=table table={table.name}{data_root}",
+        "languages": list(table.languages), "seeds": list(table.seeds), "row_order": list(table.rows),
+        "cells": [
+            {
+                "row": cell.row, "language": cell.language, "seed": cell.seed, "eval": str(cell.eval.folder), "name": cell.eval.name,
+                "checkpoint": str(cell.model.folder), "seconds": manifests.get(cell.eval.hash, {}).get("cost", {}).get("seconds"),
+                "manifest_warnings": differences(manifests.get(cell.eval.hash)),
+            }
+            for cell in asked.cells
+        ],
+        "trainings": [{"label": run.label, "folder": str(run.folder), "name": run.name} for run in trainings],
+        "failed": [{"name": name, "reason": reason} for name, reason in failed.items()],
+        "seconds": seconds if seconds is not None else sum(one["cost"]["seconds"] for one in manifests.values()),
+        "versions": versions(), "machine": machine(), "git": git_state(),
+    }  # fmt: skip
+
+
+def differences(manifest: dict[str, Any] | None) -> list[str]:
+    """How the making of a cell differs from this process: versions, threads, device."""
+    if manifest is None:
+        return []
+    here = {**versions(), **machine()}
+    there = {**manifest["versions"], **manifest["machine"]}
+    return [f"{key} {there[key]}, here {here[key]}" for key in sorted(there) if key in here and there[key] != here[key]]
+
+
+def track(config: TableStage, folder: Path) -> None:
+    """The table as a W&B run of its own: scores, the table, the plots."""
+    import csv
+
+    from pipeline.tracking import open_run
+
+    described = {"name": f"table-{config.table.name}", "group": config.table.name, "job_type": "table", "config": {"table": config.table.name}}
+    with open_run(folder, config.tracking, **described) as tracker:
+        with open(folder / "table.csv", encoding="utf-8", newline="") as file:
+            head, *rows = list(csv.reader(file))
+        tracker.table("scores", head, rows)
+        for plot in sorted((folder / "plots").glob("*.png")):
+            tracker.image(f"plots/{plot.stem}", plot)
+
+
+def show_status(config: StatusStage) -> str:
+    """All finished runs of runs_dir, and what is in work, as a table in text."""
+    runs_dir = Path(config.runs_dir)
+    rows = [("run", "stage", "seconds", "attempt", "made")]
+    rows += [
+        (one["name"], one["decided_by"]["stage"], f"{one['cost']['seconds']:.0f}", str(one["attempt"]), one["started"])
+        for one in finished(runs_dir)
+    ]
+    work = sorted(path.name[:8] for path in (runs_dir / ".work").glob("*") if path.is_dir())
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([*lines, f"{len(rows) - 1} finished, unpublished work: {', '.join(work) or 'none'}"])
+
+

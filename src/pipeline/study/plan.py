@@ -1,0 +1,376 @@
+"""From stages asked for to runs in order: parents are the graph, what is finished is skipped, the rest is made here.
+
+A table's rows are command lines; each is composed once an option, and its RUNs may name other rows.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from graphlib import TopologicalSorter
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from pipeline.compose import compose
+from pipeline.config import (
+    DataStage,
+    EvalStage,
+    LayerSwap,
+    MergeStage,
+    PipelineError,
+    RunStage,
+    Soup,
+    TableStage,
+    Ties,
+    TrainStage,
+)
+from pipeline.runs import (
+    Finished,
+    Foreign,
+    Parent,
+    Run,
+    check_unchanged,
+    content_hash,
+    find,
+    finished,
+    from_folder,
+    make,
+    read_manifest,
+    why_not_finished,
+)
+
+MAKERS = {
+    "data": "pipeline.data.mixture", "cpt": "pipeline.train.sft", "sft": "pipeline.train.sft",
+    "merge": "pipeline.merge.engine", "eval": "pipeline.evaluate.harness",
+}  # fmt: skip
+FIRST_GUESS_SECONDS = {"data": 10.0, "cpt": 1500.0, "sft": 90.0, "merge": 2.0, "eval": 20.0}  # until there is a history
+
+Known = dict[str, Parent]  # runs that a RUN may name before they are finished
+
+
+# ---------------------------------------------------------------------------------------------------- a stage and its parents
+
+
+def build(config: RunStage, known: Known | None = None) -> Run:
+    """The run that a stage asks for, with its parents, made or not.
+
+    Raises:
+        PipelineError: a RUN that is nothing, or a data file that is not there.
+    """
+    known = known or {}
+    if isinstance(config, DataStage):
+        return Run(config, f"data-{config.expert.name}", data_parents(config, known))
+    if isinstance(config, TrainStage):
+        way = "cpt" if config.stage == "cpt" else config.sft.name
+        return Run(config, f"{config.expert.name}-{way}-s{config.seed}", train_parents(config, known))
+    if isinstance(config, MergeStage):
+        return build_merge(config, known)
+    assert isinstance(config, EvalStage)
+    parents = {"checkpoint": parent(config.checkpoint, config, "checkpoint", known)}
+    if config.data_root is not None:
+        parents["data_root"] = eval_root(config, known)
+    return Run(config, f"eval-{config.eval.name}-{label_of(parents['checkpoint'])}", parents)
+
+
+def parent(reference: str, config: RunStage, knob: str, known: Known) -> Parent:
+    return known[reference] if reference in known else find(reference, Path(config.runs_dir), knob)
+
+
+def data_parents(config: DataStage, known: Known) -> dict[str, Parent]:
+    """A finished data run or a folder; of a folder, the files that are read make its identity."""
+    if config.data_root is None or config.expert.world is not None:
+        return {}
+    found = root(config.data_root, config, known)
+    if found is not None:
+        return {"data_root": found}
+    from pipeline.data.mixture import files_read
+
+    folder = Path(config.data_root)
+    return {"data_root": Foreign(folder.name, content_hash(files_read(config.expert.sources, folder), folder), folder)}
+
+
+def root(reference: str, config: RunStage, known: Known) -> Parent | None:
+    """The data run that data_root names; None where it is a plain folder."""
+    if reference in known:
+        return known[reference]
+    folder = Path(reference)
+    if folder.is_dir() and read_manifest(folder) is None:
+        return None
+    if ("/" in reference or reference.startswith(".")) and not folder.is_dir():
+        raise PipelineError(f"data_root={reference} is not a folder: name one laid out like mgsm/sw/test.jsonl, or a data run")
+    return find(reference, Path(config.runs_dir), "data_root")
+
+
+def eval_root(config: EvalStage, known: Known) -> Parent:
+    assert config.data_root is not None
+    found = root(config.data_root, config, known)
+    if found is not None:
+        return found
+    folder = Path(config.data_root)
+    asked = [(task.task, language) for task in config.eval.tasks for language in config.languages]
+    files = {path for task, language in asked for path in folder.glob(f"{task}/{language}/*.jsonl")}
+    return Foreign(folder.name, content_hash(sorted(files), folder), folder)
+
+
+def train_parents(config: TrainStage, known: Known) -> dict[str, Parent]:
+    data = DataStage(
+        stage="data", runs_dir=config.runs_dir, tracking=config.tracking, seed=config.seed, group=config.group,
+        expert=config.expert, data=config.data, data_root=config.data_root,
+    )  # fmt: skip
+    parents: dict[str, Parent] = {"data": build(data, known)}
+    if config.model.init == "pretrained":
+        if config.model.path is None:
+            raise PipelineError(f"model={config.model.name} has no path: give model.path=RUN, or model.init=random")
+        parents["model"] = parent(config.model.path, config, "model.path", known)
+    if config.model.tokenizer == "data_root":
+        if config.data_root is None:
+            raise PipelineError("model.tokenizer=data_root needs data_root: give data_root=RUN of stage=data expert=sandbox")
+        parents["data_root"] = root(config.data_root, config, known) or from_folder(Path(config.data_root), "data_root")
+    return parents
+
+
+def build_merge(config: MergeStage, known: Known) -> Run:
+    merge = config.merge
+    if isinstance(merge, LayerSwap):
+        named = {"math": merge.math, "language": merge.language}
+        sizes = f"-{merge.bottom_layers}-{merge.top_layers}"
+    elif isinstance(merge, Soup | Ties):
+        if len(merge.experts) < 2:
+            raise PipelineError(f"merge.experts={merge.experts}: name two runs or more")
+        named, sizes = {str(index): expert for index, expert in enumerate(merge.experts)}, ""
+    else:
+        raise PipelineError(f"merge.method={merge.method} is not known")
+    knobs = {role: f"merge.{role}" if isinstance(merge, LayerSwap) else "merge.experts" for role in named}
+    parents = {role: parent(reference, config, knobs[role], known) for role, reference in named.items()}
+    label = f"{merge.method}{sizes}-" + "-".join(label_of(expert) for expert in parents.values())
+    if isinstance(merge, Ties):
+        bases = {role: base_of(expert, config) for role, expert in parents.items()}
+        if len({base.hash for base in bases.values()}) > 1:
+            told = ", ".join(f"{parents[role].name} from {base.name}" for role, base in bases.items())
+            raise PipelineError(f"merge.experts have different bases ({told}): merge experts of one base")
+        parents["base"] = next(iter(bases.values()))
+    return Run(config, label, parents)
+
+
+def base_of(expert: Parent, config: RunStage) -> Parent:
+    """The base that an expert was trained from, by its plan or its manifest."""
+    if isinstance(expert, Run) and "model" in expert.parents:
+        return expert.parents["model"]
+    manifest = read_manifest(expert.folder) if expert.folder.is_dir() else None
+    recorded = (manifest or {"parents": {}})["parents"].get("model")
+    if manifest is None or recorded is None:
+        raise PipelineError(f"merge.experts: {expert.name} does not say which base it was trained from; name an sft run")
+    ours = sorted(Path(config.runs_dir).glob(f"*-{recorded['hash'][:8]}"))
+    return from_folder(ours[0], "merge.experts") if ours else find(manifest["config"]["model"]["path"], Path(config.runs_dir), "merge.experts")
+
+
+def label_of(of: Parent) -> str:
+    return of.label if isinstance(of, Run) else re.sub(r"-[0-9a-f]{8}$", "", of.name)
+
+
+# ---------------------------------------------------------------------------------------------------- tables
+
+
+@dataclass
+class Cell:
+    """One row of a table for one language and seed: the model, and the run that scores it."""
+
+    row: str
+    language: str
+    seed: int
+    model: Parent
+    eval: Run
+
+
+@dataclass
+class Study:
+    """A table as runs. `rows` keeps the table's order."""
+
+    config: TableStage
+    cells: list[Cell] = field(default_factory=list)
+
+    @property
+    def targets(self) -> list[Run]:
+        return [cell.eval for cell in self.cells]
+
+
+def study(config: TableStage) -> Study:
+    """Each row for each language and seed. Rows that do not speak of the language are one run for all of them."""
+    table, found = config.table, Study(config)
+    shared: dict[str, Any] = {
+        "runs_dir": config.runs_dir, "tracking": config.tracking, "threads": config.threads, "group": table.name, "redo": False,
+    }  # fmt: skip
+    known: Known = {}
+    data_root = config.data_root
+    if table.data_root is not None:
+        known["data_root"] = build(row_config(table.data_root, shared))
+        data_root = "data_root"
+    elif data_root is None and table.name.startswith("real_"):
+        raise PipelineError(f"table={table.name} needs data_root=DIR: a folder laid out like mgsm/sw/test.jsonl")
+    for language in table.languages:
+        for seed in table.seeds:
+            named = dict(known)
+            for row, words in table.rows.items():
+                filled = fill(words, language, seed)
+                if filled:
+                    named[row] = build(row_config(filled, shared, data_root=data_root), named)
+                else:
+                    named[row] = base_model(table.base or {}, shared, named)
+                scored = row_config(fill(table.eval, language, seed), shared, data_root=data_root, checkpoint=row)
+                found.cells.append(Cell(row, language, seed, named[row], build(scored, named)))
+    return found
+
+
+def base_model(words: dict[str, Any], shared: dict[str, Any], known: Known) -> Parent:
+    """The model that an empty row scores: what an sft run of the same words would start from."""
+    config = row_config({"stage": "sft", "expert": "math", **words}, shared)
+    assert isinstance(config, TrainStage) and config.model.path is not None
+    return parent(config.model.path, config, "model.path", known)
+
+
+def fill(words: Any, language: str, seed: int) -> Any:
+    if isinstance(words, dict):
+        return {key: fill(value, language, seed) for key, value in words.items()}
+    if isinstance(words, list | tuple):
+        return [fill(value, language, seed) for value in words]
+    return words.replace("{language}", language).replace("{seed}", str(seed)) if isinstance(words, str) else words
+
+
+def row_config(words: dict[str, Any], shared: dict[str, Any], **later: Any) -> RunStage:
+    """The stage of one row: composed once for its options, with the shared and later fields set on the dataclass."""
+    default = {"stage": "eval", "checkpoint": "row"} if "eval" in words else {}
+    config = _composed(tuple(f"{key}={_word(value)}" for key, value in {**default, **words}.items()))
+    assert isinstance(config, RunStage)
+    names = {item.name for item in fields(config)}
+    return replace(config, **{key: value for key, value in {**shared, **later}.items() if key in names})
+
+
+@lru_cache(maxsize=1024)
+def _composed(words: tuple[str, ...]) -> Any:
+    return compose(list(words))
+
+
+def _word(value: Any) -> str:
+    """A value as Hydra's grammar reads it."""
+    if isinstance(value, list):
+        return "[" + ",".join(map(_word, value)) + "]"
+    if isinstance(value, str) and not re.fullmatch(r"[\w./:-]*", value):
+        return "'" + value.replace("'", r"\'") + "'"
+    return str(value)
+
+
+# ---------------------------------------------------------------------------------------------------- order and cost
+
+
+def ordered(targets: list[Run]) -> list[Run]:
+    """All runs that the targets need, parents first, each once, otherwise in the order asked for."""
+    graph: dict[str, list[str]] = {}
+    runs: dict[str, Run] = {}
+
+    def add(run: Run) -> None:
+        if run.hash not in runs:
+            runs[run.hash] = run
+            ours = [parent for parent in run.parents.values() if isinstance(parent, Run)]
+            graph[run.hash] = [parent.hash for parent in ours]
+            for one in ours:
+                add(one)
+
+    for target in targets:
+        add(target)
+    return [runs[key] for key in TopologicalSorter(graph).static_order()]
+
+
+def predict(run: Run, history: list[dict[str, Any]]) -> float:
+    """Seconds: the median of finished runs like it, else of its stage, else a first guess."""
+    same = [one for one in history if one["decided_by"]["stage"] == run.config.stage]
+    alike = [one for one in same if one["name"].split("-")[:2] == run.label.split("-")[:2]]
+    seconds = [one["cost"]["seconds"] for one in alike or same]
+    return statistics.median(seconds) if seconds else FIRST_GUESS_SECONDS[run.config.stage]
+
+
+def show(runs: list[Run]) -> str:
+    """What would run, what is done, and why not, as a table in text."""
+    history = list(finished(runs[0].runs_dir)) if runs else []
+    rows, left, todo = [("run", "stage", "seconds", "state")], 0.0, 0
+    waits: set[str] = set()
+    for run in runs:
+        reason = why_not_finished(run)
+        waiting = any(isinstance(one, Run) and one.hash in waits for one in run.parents.values())
+        if reason is None and not waiting:
+            manifest = read_manifest(run.folder)
+            assert manifest is not None
+            rows.append((run.name, run.config.stage, f"{manifest['cost']['seconds']:.0f}", "finished"))
+            continue
+        waits.add(run.hash)
+        seconds = predict(run, history)
+        left, todo = left + seconds, todo + 1
+        rows.append((run.name, run.config.stage, f"~{seconds:.0f}", reason or "a parent is made first"))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows]
+    return "\n".join([*lines, f"{todo} of {len(runs)} runs to make, about {left:.0f} seconds here"])
+
+
+# ---------------------------------------------------------------------------------------------------- making them here
+
+
+def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
+    """The stage's `make`, imported when it is needed."""
+    if run.config.stage != "data":
+        import os
+
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads on shared cores cost twenty times
+        import torch
+
+        if run.config.threads:
+            torch.set_num_threads(run.config.threads)
+    return import_module(MAKERS[run.config.stage]).make
+
+
+def execute(targets: list[Run]) -> dict[str, str]:
+    """Make what is not finished, in order; go on after a failure with what does not depend on it.
+
+    Gives the failures: run name -> reason.
+    """
+    runs = ordered(targets)
+    failed: dict[str, str] = {}
+    names = {run.hash: run.name for run in runs}
+    history = list(finished(runs[0].runs_dir)) if runs else []
+    for number, run in enumerate(runs, start=1):
+        blocked = [one.name for one in run.parents.values() if one.hash in names and names[one.hash] in failed]
+        if blocked:
+            failed[run.name] = f"its parent {blocked[0]} failed"
+        elif not run.config.redo and why_not_finished(run) is None:
+            check_unchanged(run.folder)
+        else:
+            left = sum(predict(later, history) for later in runs[number - 1 :] if later.config.redo or why_not_finished(later))
+            print(f"[{number}/{len(runs)}] {run.name} ({run.config.stage}), about {left:.0f} s left in all", file=sys.stderr)
+            begun = time.perf_counter()
+            try:
+                make(run, stage_function(run), round(predict(run, history), 1))
+            except (PipelineError, OSError) as error:
+                if len(runs) == 1 or run is runs[-1] and not failed:
+                    raise
+                failed[run.name] = str(error)
+                print(f"{run.name} failed: {error}", file=sys.stderr)
+                continue
+            history = list(finished(run.runs_dir))
+            print(f"[{number}/{len(runs)}] done in {time.perf_counter() - begun:.1f} s", file=sys.stderr)
+    return failed
+
+
+def one(config: RunStage) -> Path:
+    """A stage that makes one run, with the parents that it needs. Gives its folder."""
+    run = build(config)
+    failed = execute([run])
+    if failed:
+        raise PipelineError("; ".join(f"{name}: {reason}" for name, reason in failed.items()))
+    return run.folder
+
+
+__all__ = ["Cell", "Finished", "Study", "build", "execute", "one", "ordered", "show", "study"]

@@ -1,0 +1,75 @@
+"""Rows of made-up benchmarks, a model that answers from a script, and the mark of tests on real data."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from lm_eval.api.model import LM
+
+REAL_DATA = os.environ.get("PIPELINE_TEST_DATA")
+
+
+class Scripted(LM):
+    """Answers a prompt by `answer`, weighs a continuation by `weigh`, and keeps the prompts in the order asked."""
+
+    def __init__(self, answer: Callable[[str], str] = lambda prompt: "", weigh: Callable[[str, str], float] | None = None):
+        super().__init__()
+        self.answer, self.weigh = answer, weigh or (lambda prompt, continuation: 0.0)
+        self.prompts: list[str] = []
+
+    def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
+        self.prompts += [request.args[0] for request in requests]
+        answers = []
+        for request in requests:
+            text = self.answer(request.args[0])
+            for stop in request.args[1]["until"]:
+                text = text.split(stop)[0]
+            answers.append(text)
+        return answers
+
+    def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        self.prompts += [request.args[0] for request in requests]
+        return [(self.weigh(*request.args), False) for request in requests]
+
+    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+        raise NotImplementedError
+
+
+def asked(task: str, num_fewshot: int) -> Any:
+    return SimpleNamespace(task=task, num_fewshot=num_fewshot)
+
+
+def write_rows(file: Path, rows: list[dict[str, Any]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
+def worked(question: str, answer: str | None, number: int) -> dict[str, Any]:
+    return {"question": question, "answer": answer, "answer_number": number, "equation_solution": None}
+
+
+def passage(number: int, right: str) -> dict[str, Any]:
+    options = {f"mc_answer{i}": f"option {number}.{i}" for i in range(1, 5)}
+    row = {"link": f"l{number}", "question_number": 1, "flores_passage": f"Passage {number}.", "question": f"Which {number}?"}
+    return row | options | {"correct_answer_num": right, "dialect": "x", "ds": "2023-05-03T00:00:00"}
+
+
+def fact(number: int, subject: str, right: str) -> dict[str, Any]:
+    options = {f"option_{letter}": f"{letter}{number}" for letter in "abcd"}
+    row = {"sample_id": f"{subject}/{number}", "subject": subject, "subject_category": "x", "question": f"What {number}?"}
+    return row | options | {"answer": right}
+
+
+def sentence(number: int, text: str) -> dict[str, Any]:
+    return {"id": number, "URL": "u", "domain": "d", "topic": "t", "has_image": 0, "has_hyperlink": 0, "sentence": text}
+
+
+def needs_real_data(test: Any) -> Any:
+    """For tests that read the real MGSM from the folder PIPELINE_TEST_DATA."""
+    return pytest.mark.real_data(pytest.mark.skipif(not REAL_DATA, reason="PIPELINE_TEST_DATA names no folder")(test))

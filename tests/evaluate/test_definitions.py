@@ -1,0 +1,147 @@
+"""What is wrong with the data or the request is found before anything heavy is imported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from made_up import asked, fact, passage, write_rows
+
+from pipeline.config import PipelineError
+from pipeline.evaluate.definitions import task_definitions
+
+
+def build(data_root: Path | None, folder: Path, *tasks: Any, languages: tuple[str, ...] = ("qac",), **kwargs: Any) -> Any:
+    return task_definitions(tasks, languages, data_root, folder, **kwargs)
+
+
+def test_the_files_are_named_after_what_they_ask(data_root: Path, tmp_path: Path) -> None:
+    tasks = asked("mgsm", 2), asked("belebele", 5), asked("flores", 1)
+    found = build(data_root, tmp_path / "tasks", *tasks, languages=("en", "qac"))
+    names = ["mgsm_en_2shot", "mgsm_qac_2shot", "belebele_en_5shot", "belebele_qac_5shot"]
+    assert [one.name for one in found] == [*names, "flores_en-qac_1shot", "flores_qac-en_1shot"]
+    assert [(one.language, one.pair, one.first) for one in found[3:5]] == [("qac", None, 5), ("qac", "en-qac", 0)]
+    assert {one.file.name for one in found} >= {"mgsm.qac.yaml", "flores.qac-en.yaml"}
+
+
+def test_only_the_place_of_the_data_the_order_and_the_length_differ_from_the_stock_task(
+    data_root: Path, tmp_path: Path
+) -> None:
+    (one,) = build(data_root, tmp_path, asked("mgsm", 2))
+    body = yaml.safe_load(one.file.read_text())
+    stock = Path(body["include"][0])
+    assert stock.name == "mgsm_native_cot_en.yaml"
+    assert set(body) == {"task", "num_fewshot", "include", "dataset_kwargs", "generation_kwargs"}
+    changed = yaml.safe_load(stock.read_text())["generation_kwargs"] | {"max_gen_toks": 512}
+    assert body["generation_kwargs"] == changed
+    keys = set().union(*(yaml.safe_load(Path(file).read_text()) for file in body["include"][1:]))
+    assert keys == {"fewshot_config", "generation_kwargs", "dataset_path", "dataset_name"}
+
+
+def test_max_gen_toks_and_the_development_items(data_root: Path, tmp_path: Path) -> None:
+    (one,) = build(data_root, tmp_path, asked("mgsm", 2), max_gen_toks=16, split="dev")
+    body = yaml.safe_load(one.file.read_text())
+    assert body["generation_kwargs"]["max_gen_toks"] == 16
+    assert body["dataset_kwargs"]["data_files"]["test"].endswith("mgsm/qac/dev.jsonl")
+
+
+def test_the_hub_keeps_the_stock_data(tmp_path: Path) -> None:
+    found = build(None, tmp_path, asked("mgsm", 2), asked("belebele", 5), asked("global_mmlu", 5), languages=("sw",))
+    bodies = [yaml.safe_load(one.file.read_text()) for one in found]
+    assert not any("dataset_kwargs" in body or "local.yaml" in str(body["include"]) for body in bodies)
+
+
+@pytest.mark.parametrize(
+    ("task", "languages", "message"),
+    [
+        (asked("mgms", 0), ("en",), "unknown task 'mgms': did you mean mgsm"),
+        (asked("mgsm", 0), ("swa",), "unknown language 'swa': did you mean sw"),
+        (asked("mgsm", 0), (), "languages is empty"),
+        (asked("mgsm", 0), ("sw",), "sw/train.jsonl: put it there"),
+        (asked("mgsm", 9), ("qac",), "num_fewshot=9, but .*train.jsonl has 8 exemplars: ask for at most 8"),
+        (asked("belebele", 9), ("qac",), "num_fewshot=9, but .* has 8"),
+        (asked("global_mmlu", 4), ("qac",), "homes: num_fewshot=4, but .*dev.jsonl has 3"),
+        (asked("flores", 7), ("qac",), "num_fewshot=7, but .* has 6"),
+        (asked("flores", 0), ("en",), "another language"),
+        (asked("global_mmlu", 0), ("th",), "no global_mmlu in Thai"),
+    ],
+)
+def test_a_wrong_request_is_refused(
+    data_root: Path, tmp_path: Path, task: Any, languages: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(PipelineError, match=message):
+        build(data_root, tmp_path / "tasks", task, languages=languages)
+
+
+def test_a_task_twice_is_refused(data_root: Path, tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match="mgsm stands 2 times"):
+        build(data_root, tmp_path, asked("mgsm", 2), asked("mgsm", 8))
+
+
+@pytest.mark.parametrize("kwargs", [{"languages": ("qac",)}, {"languages": ("sw",), "split": "dev"}])
+def test_what_the_hub_does_not_have_is_refused(tmp_path: Path, kwargs: Any) -> None:
+    with pytest.raises(PipelineError, match="set data_root"):
+        build(None, tmp_path, asked("mgsm", 2), **kwargs)
+
+
+def change(file: Path, number: int, **values: Any) -> None:
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows[number] |= values
+    write_rows(file, [{key: value for key, value in row.items() if value != "absent"} for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("task", "file", "values", "message"),
+    [
+        ("mgsm", "mgsm/qac/test.jsonl", {"question": "absent"}, "line 3 has no column 'question'"),
+        ("mgsm", "mgsm/qac/test.jsonl", {"answer": "14"}, "line 3: answer must be null, got '14'"),
+        ("mgsm", "mgsm/qac/test.jsonl", {"answer_number": "14"}, "answer_number must be of type int"),
+        ("mgsm", "mgsm/qac/train.jsonl", {"answer": "So 4."}, "exemplar 3 must begin with 'Step-by-Step Answer:'"),
+        ("belebele", "belebele/qac/test.jsonl", {"correct_answer_num": "5"}, "must be one of 1, 2, 3, 4, got '5'"),
+        ("belebele", "belebele/qac/test.jsonl", {"mc_answer2": 7}, "mc_answer2 must be of type str"),
+        ("global_mmlu", "global_mmlu/qac/test.jsonl", {"answer": "absent"}, "one of A, B, C, D, got no such column"),
+        ("global_mmlu", "global_mmlu/qac/dev.jsonl", {"subject": "absent"}, "no column 'subject'"),
+        ("flores", "flores/qac/devtest.jsonl", {"id": 77}, "devtest of en and qac have different ids, 3 for one"),
+        ("flores", "flores/qac/devtest.jsonl", {"id": 0}, "has an id twice"),
+    ],
+)
+def test_a_wrong_row_is_refused(data_root: Path, tmp_path: Path, task: str, file: str, values: Any, message: str) -> None:
+    change(data_root / file, 2, **values)
+    with pytest.raises(PipelineError, match=message):
+        build(data_root, tmp_path / "tasks", asked(task, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [(b"", "is empty"), (b'{"question": ', "line 1 is not JSON"), (b"\xff\xfe", "is not UTF-8"), (b"[1]", "no column")]
+)
+def test_a_broken_file_is_refused(data_root: Path, tmp_path: Path, text: bytes, message: str) -> None:
+    (data_root / "mgsm/qac/test.jsonl").write_bytes(text)
+    with pytest.raises(PipelineError, match=message):
+        build(data_root, tmp_path / "tasks", asked("mgsm", 1))
+
+
+def test_a_line_separator_inside_a_text_does_not_split_the_row(data_root: Path, tmp_path: Path) -> None:
+    rows = [passage(i, "1") | {"flores_passage": "one\u2028two"} for i in range(3)]
+    write_rows(data_root / "belebele/qac/test.jsonl", rows)
+    write_rows(data_root / "global_mmlu/qac/test.jsonl", [fact(1, "colors", "A") | {"question": "a\x0cb"}])
+    assert build(data_root, tmp_path, asked("belebele", 0), asked("global_mmlu", 0))
+
+
+def test_japanese_needs_a_word_list(data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (data_root / "flores/qac").rename(data_root / "flores/ja")
+    found = __import__("importlib.util", fromlist=["x"]).find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "MeCab" else found(name))
+    with pytest.raises(PipelineError, match=r"flores en-ja: BLEU of Japanese .*sacrebleu\[ja\]"):
+        build(data_root, tmp_path, asked("flores", 0), languages=("ja",))
+
+
+def test_checking_imports_nothing_heavy() -> None:
+    code = "import sys; import pipeline.evaluate.definitions; print([m for m in sys.modules if m in "
+    code += "('torch', 'transformers', 'datasets', 'lm_eval', 'sacrebleu')])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

@@ -1,0 +1,186 @@
+"""Scores against answers that are known beforehand, and a whole eval stage on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import sacrebleu
+import torch
+from made_up import Scripted, asked, needs_real_data
+
+from pipeline.config import PipelineError
+from pipeline.evaluate import harness, metrics
+from pipeline.evaluate.definitions import task_definitions
+
+
+def scored(lm: Any, data_root: Path, folder: Path, task: Any, codes: tuple[str, ...] = ("qac",), **kwargs: Any) -> Any:
+    limit = kwargs.pop("limit", None)
+    definitions = task_definitions([task], codes, data_root, folder, **kwargs)
+    return harness.score(lm, definitions, harness.load_tasks(definitions), limit)
+
+
+def value(scores: Any, metric: str, **keys: Any) -> Any:
+    (row,) = [
+        row
+        for row in scores.rows
+        if row["metric"] == metric and all(row[key] == wanted for key, wanted in keys.items())
+    ]
+    return row["value"]
+
+
+def number_of(prompt: str) -> int:
+    return int(re.findall(r"problem (\d+)", prompt)[-1])
+
+
+def test_the_share_that_is_right_is_the_score(data_root: Path, tmp_path: Path) -> None:
+    def answer(prompt: str) -> str:
+        i = number_of(prompt)
+        if i < 4:  # right, as asked
+            return f" So. The answer is {10 + i}."
+        if i < 6:  # right, but not in the words of the exemplars
+            return f" It makes {10 + i}"
+        return " I do not know." if i < 9 else " The answer is 77."
+
+    scores = scored(Scripted(answer), data_root, tmp_path / "tasks", asked("mgsm", 2))
+    assert value(scores, "exact_match", filter="flexible-extract") == 0.6
+    assert value(scores, "exact_match", filter="strict-match") == 0.4
+    assert value(scores, "unparsed") == 0.3
+    first = scores.rows[0]
+    assert (first["metric"], first["filter"], first["n"], first["num_fewshot"]) == ("exact_match", "flexible-extract", 10, 2)
+    assert first["stderr"] == pytest.approx((0.6 * 0.4 / 9) ** 0.5)
+    samples = scores.samples["mgsm_qac_2shot"]
+    assert [sample["correct"] for sample in samples] == [True] * 6 + [False] * 4
+    assert [samples[i]["extracted"] for i in (0, 7, 9)] == ["10.", "[invalid]", "77."]
+    assert samples[0]["target"] == "10" and samples[0]["response"] == " So. The answer is 10."
+
+
+@needs_real_data
+def test_the_share_that_is_right_of_the_real_problems(real_data: Path, tmp_path: Path) -> None:
+    lines = (real_data / "mgsm/sw/test.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    right = {row["question"]: row["answer_number"] for row in rows[:100]}
+
+    def answer(prompt: str) -> str:
+        question = prompt.split("Swali: ")[-1].split("\nJibu la")[0]
+        return f" Jibu ni {right[question]}. Swali: 7" if question in right else " Sijui."
+
+    scores = scored(Scripted(answer), real_data, tmp_path / "tasks", asked("mgsm", 8), ("sw",))
+    assert [row["value"] for row in scores.rows] == [0.4, 0.4, 0.6]
+    assert scores.rows[0]["n"] == 250
+
+
+def test_limit_takes_the_first_questions(data_root: Path, tmp_path: Path) -> None:
+    scores = scored(Scripted(), data_root, tmp_path / "tasks", asked("belebele", 3), limit=4)
+    assert [sample["doc_id"] for sample in scores.samples["belebele_qac_3shot"]] == [3, 4, 5, 6]
+
+
+def test_belebele_by_hand(data_root: Path, tmp_path: Path) -> None:
+    # Always the second option; right where number % 4 == 1, which of the rows 5..8 holds for row 5 alone.
+    lm = Scripted(weigh=lambda prompt, continuation: -1.0 if continuation == " B" else -2.0)
+    scores = scored(lm, data_root, tmp_path / "tasks", asked("belebele", 5))
+    assert (value(scores, "acc"), value(scores, "acc_norm")) == (0.25, 0.25)
+    assert scores.rows[0]["metric"] == "acc" and scores.rows[0]["n"] == 4
+    first = scores.samples["belebele_qac_5shot"][0]
+    assert (first["doc_id"], first["target"], first["extracted"], first["correct"]) == (5, "B", "B", True)
+    assert first["loglikelihoods"] == {"A": -2.0, "B": -1.0, "C": -2.0, "D": -2.0}
+
+
+@pytest.mark.parametrize("shots", [0, 2])
+def test_global_mmlu_by_hand(data_root: Path, tmp_path: Path, shots: int) -> None:
+    # Always A: rows 0 (homes) and 4 (colors) of 3 homes and 5 colors.
+    lm = Scripted(weigh=lambda prompt, continuation: -1.0 if continuation == " A" else -2.0)
+    scores = scored(lm, data_root, tmp_path / "tasks", asked("global_mmlu", shots))
+    found = {row["subject"]: (row["value"], row["n"]) for row in scores.rows}
+    assert found == {None: (0.25, 8), "homes": (pytest.approx(1 / 3), 3), "colors": (0.2, 5)}
+
+
+def test_flores_is_sacrebleu(data_root: Path, tmp_path: Path) -> None:
+    def answer(prompt: str) -> str:
+        return " the word number " + re.findall(r"number (\d) here", prompt)[-1] + " says here.\nmore"
+
+    scores = scored(Scripted(answer), data_root, tmp_path / "tasks", asked("flores", 2), ("en", "qac"))
+    responses = [f"the word number {i} says here." for i in range(6)]
+    references = [[f"qac devtest says the word number {i} here." for i in range(6)]]
+    into = {"pair": "en-qac"}
+    assert value(scores, "chrf++", **into) == sacrebleu.corpus_chrf(responses, references, word_order=2).score
+    assert value(scores, "bleu", **into) == sacrebleu.corpus_bleu(responses, references).score
+    assert [(row["pair"], row["metric"]) for row in scores.rows[::2]] == [("en-qac", "chrf++"), ("qac-en", "chrf++")]
+    assert scores.rows[0]["language"] == "qac" and scores.rows[0]["stderr"] is None and scores.rows[0]["n"] == 6
+    sample = scores.samples["flores_en-qac_2shot"][0]
+    assert (sample["extracted"], sample["correct"]) == (responses[0], None)
+
+
+def test_japanese_words_are_counted_where_the_word_list_is_there() -> None:
+    pytest.importorskip("MeCab")
+    assert metrics.bleu_ja_mecab([("猫が魚を食べた。", "猫が魚を食べた。")]) == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text", "cut_off"),
+    [([5, 6, 7], "a b c", True), ([5, 6], "a b", False), ([5, 2, 5], "a", False), ([5, 6, 7], "a Question: b", False)],
+)
+def test_an_answer_that_ran_out_of_tokens(tokens: list[int], text: str, cut_off: bool) -> None:
+    assert metrics.ran_out(tokens, text, 3, ["Question:"], 2) is cut_off
+
+
+# ------------------------------------------------------------------------------------------------- with weights
+
+
+class Notes:
+    def summary(self, found: dict[str, float]) -> None:
+        self.found = found
+
+
+def stage(data_root: Path, checkpoint: Path, *tasks: Any, **asks: Any) -> Any:
+    asks = {"split": "test", "limit": None, "max_gen_toks": None, "batch_size": 4} | asks
+    config = SimpleNamespace(eval=SimpleNamespace(tasks=tasks, **asks), languages=["en", "qac"], data_root=str(data_root))
+    return SimpleNamespace(config=config, parents={"checkpoint": SimpleNamespace(folder=checkpoint)})
+
+
+def test_a_stage_writes_scores_and_samples(
+    data_root: Path, tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = [asked("mgsm", 2), asked("belebele", 1), asked("global_mmlu", 1), asked("flores", 1)]
+    run, notes = stage(data_root, tiny, *tasks, max_gen_toks=8), Notes()
+    before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    facts = harness.make(run, tmp_path / "work", notes)
+    assert before == (random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    assert capsys.readouterr().out == ""
+    report = json.loads((tmp_path / "work/scores.json").read_text())
+    languages = [(row["task"], row["language"], row["pair"]) for row in report["rows"]]
+    assert len(set(languages)) == 3 * 2 + 2
+    assert notes.found == facts["scores"] and "mgsm/qac/exact_match" in notes.found
+    assert 0 < facts["scores"]["mgsm/qac/cut_off"] <= 1  # random weights end an answer by luck only
+    lines = (tmp_path / "work/samples/flores.en-qac.jsonl").read_text(encoding="utf-8").splitlines()
+    keys = {"doc_id", "prompt", "target", "response", "extracted", "correct", "filter", "prompt_hash", "scores", "cut_off"}
+    assert len(lines) == 6 and set(json.loads(lines[0])) == keys
+    assert set(report["harness"]["task_hashes"]) == set(report["harness"]["versions"])
+
+
+def test_a_prompt_that_does_not_fit_is_counted_and_refused(data_root: Path, tmp_path: Path, tiny: Path) -> None:
+    run = stage(data_root, tiny, asked("mgsm", 8), max_gen_toks=8000)
+    with pytest.raises(PipelineError, match=r"mgsm_en_8shot: 10 of 10 prompts do not fit, .*eval.max_gen_toks=8000"):
+        harness.make(run, tmp_path / "work", Notes())
+    config = json.loads((tiny / "config.json").read_text()) | {"max_position_embeddings": 200}
+    (tiny / "config.json").write_text(json.dumps(config))
+    with pytest.raises(PipelineError, match=r"belebele_en_5shot: 4 of 4 prompts do not fit, .* fewer exemplars$"):
+        harness.make(stage(data_root, tiny, asked("belebele", 5)), tmp_path / "work2", Notes())
+
+
+def test_data_is_checked_before_weights_are_read(data_root: Path, tmp_path: Path) -> None:
+    (data_root / "mgsm/qac/test.jsonl").unlink()
+    with pytest.raises(PipelineError, match=r"qac/test.jsonl: put it there"):
+        harness.make(stage(data_root, tmp_path / "no weights", asked("mgsm", 0)), tmp_path / "work", Notes())
+
+
+def test_a_folder_without_safetensors_is_refused(data_root: Path, tmp_path: Path, tiny: Path) -> None:
+    (tiny / "model.safetensors").rename(tiny / "pytorch_model.bin")
+    with pytest.raises(PipelineError, match="needs safetensors"):
+        harness.make(stage(data_root, tiny, asked("mgsm", 0)), tmp_path / "work", Notes())

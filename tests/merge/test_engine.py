@@ -1,0 +1,346 @@
+"""Merges of checkpoints: hand-made numbers, tiny models of each architecture, and the written folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pipeline.config import LayerSwap, MergeStage, PipelineError, Soup, Ties
+from pipeline.merge.engine import make, open_merge
+from pipeline.models.checkpoint import Checkpoint, digest_tensors, weights_root
+
+LAYERS = 14
+TWO_LAYERS = [
+    "model.embed_tokens.weight",
+    *(f"model.layers.{i}.{part}.weight" for i in (0, 1) for part in ("self_attn.q_proj", "mlp.up_proj")),
+    *(
+        f"model.layers.{i}.{part}.weight"
+        for i in (0, 1)
+        for part in ("input_layernorm", "post_attention_layernorm")
+    ),
+    "model.norm.weight",
+    "lm_head.weight",
+]
+
+
+def by_hand(
+    folder: Path, values: dict[str, list[float]] | float, dtype=torch.float32, **config
+) -> Checkpoint:
+    """A two-layer checkpoint of two-number tensors; a number stands for all of them."""
+    folder.mkdir()
+    if not isinstance(values, dict):
+        values = {name: [values, values] for name in TWO_LAYERS}
+    tensors = {name: torch.tensor(value, dtype=dtype) for name, value in values.items()}
+    save_file(tensors, folder / "model.safetensors")
+    facts = {"model_type": "llama", "num_hidden_layers": 2, "tie_word_embeddings": False, **config}
+    (folder / "config.json").write_text(json.dumps(facts))
+    return Checkpoint.open(folder)
+
+
+def swap(**settings) -> LayerSwap:
+    return LayerSwap(math="m", language="l", **settings)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """kind -> (base, math, language): folders of random tiny models in bfloat16."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    made = {}
+    for kind in ("llama", "qwen2", "cohere"):
+        sizes = dict(hidden_size=16, intermediate_size=24, num_attention_heads=2, num_key_value_heads=1)
+        config = AutoConfig.for_model(kind, **sizes, num_hidden_layers=LAYERS, vocab_size=64)
+        folders = []
+        for seed, role in enumerate(("base", "math", "language")):
+            torch.manual_seed(seed)
+            folder = tmp_path_factory.mktemp(kind) / role
+            network = AutoModelForCausalLM.from_config(config)
+            for parameter in network.parameters():  # norms too: a constant would hide a wrong owner
+                parameter.data = torch.randn_like(parameter) * 0.1
+            network.to(torch.bfloat16).save_pretrained(folder)
+            (folder / "tokenizer.json").write_text(f'{{"of": "{role}"}}')
+            (folder / "chat_template.jinja").write_text(role)
+            folders.append(folder)
+        made[kind] = folders
+    return made
+
+
+def test_a_two_layer_swap_by_hand(tmp_path):
+    math, language = by_hand(tmp_path / "m", 2.0), by_hand(tmp_path / "l", 5.0)
+    config = swap(bottom_layers=1, top_layers=0, embeddings="average", final_norm="math", head="language")
+    merge = open_merge(config, {"math": math, "language": language})
+    values = {name: merge.merged(name).tolist() for name in merge.names}
+    assert values == {
+        "model.embed_tokens.weight": [3.5, 3.5],
+        "model.layers.0.self_attn.q_proj.weight": [5.0, 5.0],
+        "model.layers.0.mlp.up_proj.weight": [5.0, 5.0],
+        "model.layers.0.input_layernorm.weight": [5.0, 5.0],
+        "model.layers.0.post_attention_layernorm.weight": [5.0, 5.0],
+        "model.layers.1.self_attn.q_proj.weight": [2.0, 2.0],
+        "model.layers.1.mlp.up_proj.weight": [2.0, 2.0],
+        "model.layers.1.input_layernorm.weight": [2.0, 2.0],
+        "model.layers.1.post_attention_layernorm.weight": [2.0, 2.0],
+        "model.norm.weight": [2.0, 2.0],
+        "lm_head.weight": [5.0, 5.0],
+    }
+    assert merge.plan_rows() == [
+        {"where": "embedding", "what": "all", "weights": {"math": 0.5, "language": 0.5}},
+        {"where": "layer 0", "what": "all", "weights": {"language": 1.0}},
+        {"where": "layer 1", "what": "all", "weights": {"math": 1.0}},
+        {"where": "final_norm", "what": "all", "weights": {"math": 1.0}},
+        {"where": "head", "what": "all", "weights": {"language": 1.0}},
+    ]
+
+
+def test_a_weighted_soup_by_hand(tmp_path):
+    experts = {"0": by_hand(tmp_path / "a", 2.0), "1": by_hand(tmp_path / "b", 10.0)}
+    merge = open_merge(Soup(experts=["a", "b"], weights=[0.25, 0.75]), experts)
+    assert all(merge.merged(name).tolist() == [8.0, 8.0] for name in TWO_LAYERS)
+    assert [row["where"] for row in merge.plan_rows()] == ["embedding", "layers 0-1", "final_norm", "head"]
+
+
+@pytest.mark.parametrize(
+    ("trim", "expected"),
+    [
+        # 22 entries, so k = 4. First task vector: embedding 4 1, norm 2 -3, the rest 0: threshold 1.
+        # Second: embedding 2 -6, norm -2 0.5: threshold 0.5. Nothing falls away. Sums 6 -5 0 -2.5.
+        # One elects +, two -: the majority is -, so of 2 and -2 the -2 stays. Then scale 0.5, on a base of 1.
+        ("model", {"model.embed_tokens.weight": [2.5, -2.0], "model.norm.weight": [0.0, -0.5]}),
+        # A tensor of 2 entries keeps one: 4 0 / 0 -6 and 0 -3 / -2 0. Nothing cancels.
+        ("tensor", {"model.embed_tokens.weight": [3.0, -2.0], "model.norm.weight": [0.0, -0.5]}),
+    ],
+)
+def test_ties_of_checkpoints_by_hand(tmp_path, trim, expected):
+    zero = {name: [1.0, 1.0] for name in TWO_LAYERS}
+    base = by_hand(tmp_path / "base", zero)
+    first = zero | {"model.embed_tokens.weight": [5.0, 2.0], "model.norm.weight": [3.0, -2.0]}
+    second = zero | {"model.embed_tokens.weight": [3.0, -5.0], "model.norm.weight": [-1.0, 1.5]}
+    experts = {"0": by_hand(tmp_path / "a", first), "1": by_hand(tmp_path / "b", second)}
+    merge = open_merge(Ties(experts=["a", "b"], density=0.2, scale=0.5, trim=trim), experts, base)
+    for name in TWO_LAYERS:
+        assert merge.merged(name).tolist() == expected.get(name, [1.0, 1.0]), name
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "cohere"])
+def test_soup_of_one_model_is_that_model(models, kind):
+    math = Checkpoint.open(models[kind][1])
+    merge = open_merge(Soup(experts=["x", "x"]), {"0": math, "1": math})
+    assert all(torch.equal(merge.merged(name), math.tensor(name)) for name in math.names)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "cohere"])
+def test_swapping_all_layers_gives_the_language_experts(models, kind):
+    math, language = (Checkpoint.open(folder) for folder in models[kind][1:])
+    merge = open_merge(swap(bottom_layers=LAYERS, top_layers=0), {"math": math, "language": language})
+    inner = [name for name in math.names if ".layers." in name]
+    assert inner
+    for name in inner:
+        assert torch.equal(merge.merged(name), language.tensor(name))
+    for name in set(math.names) - set(inner):
+        average = (math.tensor(name).float() + language.tensor(name).float()) / 2
+        assert torch.equal(merge.merged(name), average.bfloat16())
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "cohere"])
+@pytest.mark.parametrize("dtype", [None, "float32"])
+def test_a_written_merge_loads_in_transformers(models, tmp_path, kind, dtype):
+    from transformers import AutoModelForCausalLM
+
+    math, language = (Checkpoint.open(folder) for folder in models[kind][1:])
+    config = swap(bottom_layers=3, bottom_transition=2, top_layers=1, dtype=dtype)
+    digests = open_merge(config, {"math": math, "language": language}).write(tmp_path)
+
+    network, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    loaded = dict(network.named_parameters())
+    assert set(loaded) == set(math.names) == set(digests)
+    assert ("lm_head.weight" in loaded) == (kind != "cohere")
+    for name, parameter in loaded.items():
+        m, n = math.tensor(name).float(), language.tensor(name).float()
+        layer = int(name.split(".")[2]) if ".layers." in name else None
+        expected = n if layer in (0, 1, 2, 13) else m
+        if layer is None or layer in (3, 4):
+            expected = (m + n) / 2
+        expected = expected if dtype else expected.bfloat16()
+        assert parameter.dtype == expected.dtype
+        assert torch.equal(parameter, expected), name
+    assert digest_tensors(tmp_path) == digests
+
+
+def test_files_come_from_the_math_expert_unless_another_is_named(models, tmp_path, request):
+    math, language = (Checkpoint.open(folder) for folder in models["llama"][1:])
+    merge = open_merge(swap(bottom_layers=1), {"language": language, "math": math})
+    before = os.umask(0o077)
+    request.addfinalizer(lambda: os.umask(before))
+    for source, name in ((None, "math"), ("language", "language")):
+        folder = tmp_path / name
+        folder.mkdir()
+        merge.write(folder, files_from=source)
+        assert (folder / "chat_template.jinja").read_text() == name
+        for file in ("config.json", "generation_config.json", "tokenizer.json"):
+            original = {"math": math, "language": language}[name].folder / file
+            assert (folder / file).read_bytes() == original.read_bytes()
+        assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o644}
+
+
+def test_copied_tensors_inherit_digests_on_record(models, tmp_path):
+    math, language = (Checkpoint.open(folder) for folder in models["llama"][1:])
+    merge = open_merge(swap(bottom_layers=1), {"math": math, "language": language})
+    known = {"math": digest_tensors(math.folder), "language": digest_tensors(language.folder)}
+    digests = merge.write(tmp_path, known=known)
+    assert digests == digest_tensors(tmp_path)
+    name = "model.layers.5.mlp.up_proj.weight"
+    assert digests[name] == known["math"][name]
+
+
+def test_sharded_sources_keep_their_layout(models, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    math, language = models["llama"][1:]
+    AutoModelForCausalLM.from_pretrained(math).save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
+    config, single, sharded = swap(bottom_layers=3), tmp_path / "single", tmp_path / "merged"
+    single.mkdir()
+    sharded.mkdir()
+    sources = {"math": Checkpoint.open(math), "language": Checkpoint.open(language)}
+    expected = open_merge(config, sources).write(single)
+    sources["math"] = Checkpoint.open(tmp_path / "sharded")
+    assert open_merge(config, sources).write(sharded) == expected
+    shards = sorted(path.name for path in sharded.glob("*.safetensors"))
+    assert len(shards) > 1
+    assert shards == sorted(path.name for path in (tmp_path / "sharded").glob("*.safetensors"))
+    index = json.loads((sharded / "model.safetensors.index.json").read_text())
+    original = json.loads((tmp_path / "sharded/model.safetensors.index.json").read_text())
+    assert index["weight_map"] == original["weight_map"]
+    assert index["metadata"]["total_size"] == original["metadata"]["total_size"]
+    loaded = AutoModelForCausalLM.from_pretrained(sharded).state_dict()
+    reference = load_file(single / "model.safetensors")
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in reference.items())
+
+
+def test_ties_equals_a_whole_model_reference(models):
+    """The same definition without streaming: one flat vector an expert, sorted."""
+    base, first, second = (Checkpoint.open(folder) for folder in models["qwen2"])
+    merge = open_merge(Ties(experts=["a", "b"], density=0.3), {"0": first, "1": second}, base)
+
+    def flat(checkpoint):
+        return torch.cat([checkpoint.tensor(name).float().flatten() for name in base.names])
+
+    vectors = [flat(expert) - flat(base) for expert in (first, second)]
+    k = int(0.3 * len(vectors[0]))
+    kept = torch.stack([v * (v.abs() >= v.abs().sort(descending=True).values[k - 1]) for v in vectors])
+    signs = kept.sum(0).sign()
+    signs[signs == 0] = signs.sum().sign()
+    agree = (kept.sign() == signs) & (kept != 0)
+    expected = flat(base) + (kept * agree).sum(0) / agree.sum(0).clamp(min=1)
+    merged = torch.cat([merge.merged(name).flatten() for name in base.names])
+    assert torch.equal(merged, expected.bfloat16())
+    assert merge.plan_rows()[0]["formula"] == "base + 1 x TIES of 2 task vectors, density 0.3, trim model"
+
+
+def test_merges_that_are_refused(tmp_path):
+    one, two = by_hand(tmp_path / "one", 1.0), by_hand(tmp_path / "two", 2.0)
+    half = by_hand(tmp_path / "half", 2.0, torch.bfloat16)
+    deep = by_hand(tmp_path / "deep", 2.0, num_hidden_layers=3)
+    for language, words in (
+        (half, "merge.language: .* as BF16, merge.math: .* as F32"),
+        (deep, "has 3 layers"),
+    ):
+        with pytest.raises(PipelineError, match=words):
+            open_merge(swap(bottom_layers=1, top_layers=0), {"math": one, "language": language})
+    with pytest.raises(PipelineError, match=r"merge.experts\[1\]"):
+        open_merge(Soup(experts=["a", "b"]), {"0": one, "1": half})
+    with pytest.raises(PipelineError, match="needs merge.base"):
+        open_merge(Ties(experts=["a", "b"]), {"0": one, "1": two})
+    with pytest.raises(PipelineError, match="merge.base: .* has 3 layers"):
+        open_merge(Ties(experts=["a", "b"]), {"0": one, "1": two}, deep)
+    with pytest.raises(PipelineError, match="needs the sources"):
+        open_merge(Soup(experts=["a", "b"]), {"0": one})
+    with pytest.raises(PipelineError, match="merge.dtype must be one of"):
+        open_merge(Soup(experts=["a", "b"], dtype="int8"), {"0": one, "1": two})
+    with pytest.raises(PipelineError, match="the model has 2"):
+        open_merge(swap(), {"math": one, "language": two})
+    open_merge(
+        Ties(experts=["a", "b"]), {"0": one, "1": two}, half
+    )  # a base of other precision is no obstacle
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_refused(tmp_path, value):
+    good = by_hand(tmp_path / "good", 1.0)
+    broken = {name: [1.0, 1.0] for name in TWO_LAYERS} | {"model.layers.1.mlp.up_proj.weight": [1.0, value]}
+    bad = by_hand(tmp_path / "broken", broken)
+    (tmp_path / "out").mkdir()
+    for bottom in (0, 2):  # averaged with zones, or copied
+        config = swap(bottom_layers=bottom, top_layers=0, bottom_transition=2 - bottom)
+        with pytest.raises(PipelineError, match="up_proj"):
+            open_merge(config, {"math": good, "language": bad}).write(tmp_path / "out")
+    with pytest.raises(PipelineError, match="NaN or infinite"):
+        open_merge(Ties(experts=["a", "b"]), {"0": good, "1": bad}, good)
+    large = by_hand(tmp_path / "large", 1e6)
+    with pytest.raises(PipelineError, match="not finite after merging as F16"):
+        open_merge(Soup(experts=["a"], dtype="float16"), {"0": large}).merged("model.norm.weight")
+
+
+class Recorder:
+    def table(self, name, columns, rows):
+        self.columns, self.rows = columns, rows
+
+
+@pytest.mark.parametrize("method", ["layer_swap", "soup", "ties"])
+def test_the_stage(models, tmp_path, capsys, method):
+    base, math, language = (
+        SimpleNamespace(folder=folder, name=f"{folder.name}-123", hash="0") for folder in models["llama"]
+    )
+    config, parents = {
+        "layer_swap": (swap(), {"language": language, "math": math}),
+        "soup": (Soup(experts=["/secret/a", "b"]), {"1": language, "0": math}),
+        "ties": (Ties(experts=["/secret/a", "b"]), {"base": base, "0": math, "1": language}),
+    }[method]
+    tracker = Recorder()
+    facts = make(SimpleNamespace(config=MergeStage(merge=config), parents=parents), tmp_path, tracker)
+
+    digests = digest_tensors(tmp_path)
+    assert facts["weights"] == {"root": weights_root(digests), "digests": digests}
+    assert (
+        json.loads((tmp_path / "plan.json").read_text())
+        == facts["plan"]
+        == json.loads(json.dumps(facts["plan"]))
+    )
+    assert len(tracker.rows) == len(facts["plan"])
+    assert all(len(row) == len(tracker.columns) for row in tracker.rows)
+    card, said = (tmp_path / "README.md").read_text(), capsys.readouterr()
+    assert said.out == ""
+    for text in (card, said.err):
+        assert method in text
+        assert "math-123" in text and "language-123" in text
+        assert "secret" not in text
+    assert (tmp_path / "chat_template.jinja").read_text() == "math"
+    if method == "layer_swap":
+        assert [row["where"] for row in facts["plan"]] == [
+            *("embedding", "layers 0-4", "layers 5-11", "layers 12-13", "final_norm", "head")
+        ]
+        assert "layers 0-4" in said.err and "1 language" in said.err
+
+
+def test_the_stage_takes_digests_from_the_parents_manifests(models, tmp_path):
+    folders = {role: tmp_path / role for role in ("math", "language", "work")}
+    for role, source in (("math", models["llama"][1]), ("language", models["llama"][2])):
+        shutil.copytree(source, folders[role])
+        digests = dict.fromkeys(digest_tensors(source), f"sha256:of {role}")  # recognisable
+        (folders[role] / "manifest.json").write_text(json.dumps({"facts": {"weights": {"digests": digests}}}))
+    folders["work"].mkdir()
+    parents = {role: SimpleNamespace(folder=folders[role], name=role) for role in ("math", "language")}
+    run = SimpleNamespace(config=MergeStage(merge=swap(bottom_layers=1)), parents=parents)
+    digests = make(run, folders["work"], Recorder())["weights"]["digests"]
+    assert digests["model.layers.0.mlp.up_proj.weight"] == "sha256:of language"
+    assert digests["model.layers.5.mlp.up_proj.weight"] == "sha256:of math"
+    computed = "model.embed_tokens.weight"
+    assert digests[computed] == digest_tensors(folders["work"])[computed]

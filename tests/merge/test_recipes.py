@@ -1,0 +1,126 @@
+"""Weights of layer swaps and soups, against Algorithm 1 worked by hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.config import LayerSwap, PipelineError, Soup
+from pipeline.merge.recipes import layer_swap_weights, soup_weights
+from pipeline.models.anatomy import Site, anatomy
+
+MATH, LANGUAGE, AVERAGE = {"math": 1.0}, {"language": 1.0}, {"math": 0.5, "language": 0.5}
+
+
+def model(layers: int, own_head: bool = True) -> dict[str, Site]:
+    parts = ("self_attn.q_proj", "mlp.up_proj", "input_layernorm", "post_attention_layernorm")
+    names = [f"model.layers.{i}.{part}.weight" for i in range(layers) for part in parts]
+    outside = ["model.embed_tokens.weight", "model.norm.weight", *(["lm_head.weight"] if own_head else [])]
+    return anatomy([*names, *outside])
+
+
+def swap(layers: int, own_head: bool = True, **settings) -> dict[str, dict[str, float]]:
+    return layer_swap_weights(LayerSwap(math="m", language="l", **settings), model(layers, own_head))
+
+
+def by_layer(weights, part="mlp.up_proj") -> str:
+    """One letter a layer: m, l, or a for the average."""
+    letters = {tuple(MATH): "m", tuple(LANGUAGE): "l", tuple(AVERAGE): "a"}
+    rows = [weights[f"model.layers.{i}.{part}.weight"] for i in range(sum(part in name for name in weights))]
+    return "".join(letters[tuple(row)] for row in rows)
+
+
+def test_the_papers_default_on_32_layers():
+    weights = swap(32)
+    for part in ("mlp.up_proj", "self_attn.q_proj", "input_layernorm", "post_attention_layernorm"):
+        assert by_layer(weights, part) == "l" * 5 + "m" * 25 + "l" * 2
+    for name in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"):
+        assert weights[name] == AVERAGE
+
+
+def test_transition_zones_lie_inside_next_to_the_swapped_layers():
+    zones = {"bottom_layers": 2, "bottom_transition": 1, "top_transition": 2, "top_layers": 1}
+    assert by_layer(swap(10, **zones)) == "llammmmaal"
+    assert by_layer(swap(10, **zones, zones="math")) == "llmmmmmmml"
+    assert by_layer(swap(10, **zones, zones="language")) == "lllmmmmlll"
+    assert by_layer(swap(6, **zones)) == "llaaal"  # the zones may touch: no math layer is left
+
+
+def test_no_layers_and_all_layers():
+    assert by_layer(swap(4, bottom_layers=0, top_layers=0)) == "mmmm"
+    assert by_layer(swap(4, bottom_layers=4, top_layers=0)) == "llll"
+
+
+def test_layer_norms_by_the_letter_are_averaged():
+    weights = swap(4, bottom_layers=1, top_layers=1, layer_norms="average")
+    assert by_layer(weights, "input_layernorm") == by_layer(weights, "post_attention_layernorm") == "aaaa"
+    assert by_layer(weights) == by_layer(weights, "self_attn.q_proj") == "lmml"
+
+
+def test_outside_parameters_have_their_own_keys():
+    weights = swap(4, bottom_layers=1, top_layers=1, embeddings="math", final_norm="language", head="average")
+    assert weights["model.embed_tokens.weight"] == MATH
+    assert weights["model.norm.weight"] == LANGUAGE
+    assert weights["lm_head.weight"] == AVERAGE
+    assert "lm_head.weight" not in swap(
+        4, own_head=False, bottom_layers=1, top_layers=1
+    )  # tied: once, as embedding
+
+
+def test_scaled_to_depth():
+    # 14 layers: 5 -> 2, 2 -> 1, a zone of 3 -> 1, no zone stays none
+    assert by_layer(swap(14, scale_to_depth=True)) == "ll" + "m" * 11 + "l"
+    assert by_layer(swap(14, scale_to_depth=True, bottom_transition=3)) == "lla" + "m" * 10 + "l"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"bottom_layers": 5, "top_layers": 2}, "7 layers, but the model has 6"),
+        (
+            {"bottom_layers": 2, "top_layers": 2, "bottom_transition": 2, "top_transition": 1},
+            "the model has 6",
+        ),
+        ({"bottom_layers": -1}, "merge.bottom_layers must be 0 or more, got -1"),
+        ({"bottom_layers": 1, "zones": "magnitude"}, "merge.zones must be average, math or language"),
+        ({"bottom_layers": 1, "head": "mine"}, "merge.head"),
+        ({"bottom_layers": 1, "layer_norms": "mine"}, "merge.layer_norms"),
+    ],
+)
+def test_swaps_that_are_refused(settings, words):
+    with pytest.raises(PipelineError, match=words):
+        swap(6, **settings)
+
+
+def test_soups():
+    assert soup_weights(Soup(experts=["a", "b"]), ["x", "y"]) == {
+        "x": {"0": 0.5, "1": 0.5},
+        "y": {"0": 0.5, "1": 0.5},
+    }
+    assert soup_weights(Soup(experts=["a", "b"], weights=[0.25, 0.75]), ["x"]) == {
+        "x": {"0": 0.25, "1": 0.75}
+    }
+    assert soup_weights(Soup(experts=["a", "b"], weights=[0, 1]), ["x"]) == {"x": {"1": 1.0}}
+    thirds = soup_weights(Soup(experts=["a", "b", "c"], weights=[0.3333333, 0.3333333, 0.3333333]), ["x"])
+    assert sum(thirds["x"].values()) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"experts": ["a", "b"], "weights": [0.5, 0.6]}, "merge.weights must sum to 1"),
+        ({"experts": ["a", "b"], "weights": [0.5, float("nan")]}, "merge.weights must sum to 1"),
+        ({"experts": ["a", "b"], "weights": [1.0]}, "1 numbers for 2 merge.experts"),
+        ({"experts": []}, "merge.experts is empty"),
+    ],
+)
+def test_soups_that_are_refused(settings, words):
+    with pytest.raises(PipelineError, match=words):
+        soup_weights(Soup(**settings), ["x"])
+
+
+def test_recipes_import_no_torch():
+    code = "import sys, pipeline.merge.recipes; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

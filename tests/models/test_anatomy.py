@@ -1,0 +1,130 @@
+"""Names to layers and kinds, checked against the published sizes of the four models of the papers."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.config import PipelineError
+from pipeline.models.anatomy import Site, anatomy, num_layers, parameter_counts
+
+LAYER = [
+    *(f"self_attn.{part}_proj.weight" for part in "qkvo"),
+    *(f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")),
+    "input_layernorm.weight",
+]
+OUTSIDE = ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"]
+
+
+def llama_names(layers: int) -> list[str]:
+    parts = [*LAYER, "post_attention_layernorm.weight"]
+    return OUTSIDE + [f"model.layers.{i}.{part}" for i in range(layers) for part in parts]
+
+
+def test_every_kind_of_llama_and_qwen():
+    names = [
+        *llama_names(2),
+        "model.layers.1.self_attn.k_proj.bias",
+        "model.layers.1.self_attn.q_norm.weight",
+    ]
+    sites = anatomy(names)
+    assert sites["model.embed_tokens.weight"] == Site(None, "embedding")
+    assert sites["model.norm.weight"] == Site(None, "final_norm")
+    assert sites["lm_head.weight"] == Site(None, "head")
+    assert sites["model.layers.1.self_attn.o_proj.weight"] == Site(1, "attention")
+    assert sites["model.layers.1.self_attn.k_proj.bias"] == Site(1, "attention")
+    assert sites["model.layers.1.self_attn.q_norm.weight"] == Site(1, "attention")
+    assert sites["model.layers.0.mlp.gate_proj.weight"] == Site(0, "mlp")
+    assert sites["model.layers.0.input_layernorm.weight"] == Site(0, "attention_norm")
+    assert sites["model.layers.0.post_attention_layernorm.weight"] == Site(0, "mlp_norm")
+    assert num_layers(sites) == 2
+
+
+def test_the_only_norm_of_a_cohere_layer_is_shared():
+    sites = anatomy(f"model.layers.0.{part}" for part in LAYER)
+    assert sites["model.layers.0.input_layernorm.weight"] == Site(0, "shared_norm")
+
+
+@pytest.mark.parametrize("suffix", ["base_layer.weight", "lora_A.default.weight", "lora_B.weight"])
+def test_peft_wrapping_is_seen_through(suffix):
+    name = f"base_model.model.model.layers.3.self_attn.q_proj.{suffix}"
+    assert anatomy([name]) == {name: Site(3, "attention")}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.layers.0.pre_feedforward_layernorm.weight",  # Gemma's extra norms
+        "transformer.h.0.attn.c_attn.weight",
+        "model.layers.x.mlp.up_proj.weight",
+    ],
+)
+def test_unknown_names_are_refused(name):
+    with pytest.raises(PipelineError, match=name):
+        anatomy([name])
+
+
+def test_a_missing_layer_is_refused():
+    names = [name for name in llama_names(4) if ".2." not in name]
+    with pytest.raises(PipelineError, match="has layer 3 but no layer 2"):
+        num_layers(anatomy(names))
+    with pytest.raises(PipelineError, match="no layers"):
+        num_layers(anatomy(OUTSIDE))
+
+
+# shared/notes/datasets.md, "Models": config values and published totals
+MODELS = {
+    "Llama-3.1-8B": (
+        ("llama", 4096, 14336, 32, 32, 8, 128, 128256, False),
+        (8_030_261_248, 218_112_000, 525_336_576),
+    ),
+    "Qwen2.5-7B": (
+        ("qwen2", 3584, 18944, 28, 28, 4, 128, 152064, False),
+        (7_615_616_512, 233_057_792, 544_997_376),
+    ),
+    "Aya Expanse 8B": (
+        ("cohere", 4096, 14336, 32, 32, 8, 128, 256000, None),
+        (8_028_033_024, 218_107_904, 1_048_576_000),
+    ),
+    "Falcon3-7B": (
+        ("llama", 3072, 23040, 28, 12, 4, 256, 131072, False),
+        (7_455_550_464, 237_508_608, 402_653_184),
+    ),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_published_parameter_counts(model):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    (kind, hidden, intermediate, layers, heads, kv_heads, head_dim, vocab, tied), published = MODELS[model]
+    settings = {
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocab,
+    }
+    if tied is not None:
+        settings["tie_word_embeddings"] = tied
+    if kind == "llama":
+        settings["head_dim"] = head_dim
+    if kind == "cohere":
+        settings["logit_scale"] = 0.125
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings))
+    sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
+    sites = anatomy(sizes)
+    counts = parameter_counts(sites, sizes)
+    total, per_layer, embedding = published
+
+    assert num_layers(sites) == layers
+    assert sum(counts.values()) == total
+    for layer in range(layers):
+        assert sum(count for site, count in counts.items() if site.layer == layer) == per_layer
+    assert counts[Site(None, "embedding")] == embedding
+    assert (Site(None, "head") in counts) == (kind != "cohere")
+    assert (Site(0, "shared_norm") in counts) == (kind == "cohere")
+    assert counts[Site(0, "mlp")] == 3 * hidden * intermediate

@@ -1,0 +1,229 @@
+"""Checkpoints written by safetensors and transformers, read back by our header reader."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pipeline.config import PipelineError
+from pipeline.models.checkpoint import (
+    Checkpoint,
+    digest_tensors,
+    header_bytes,
+    read_header,
+    same_architecture,
+    weights_root,
+)
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 1,
+    "vocab_size": 3,
+}
+
+
+def tensors(dtype=torch.bfloat16) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {
+        "model.embed_tokens.weight": torch.randn(3, 4).to(dtype),
+        "model.layers.0.mlp.up_proj.weight": torch.randn(5, 4).to(dtype),
+        "model.norm.weight": torch.randn(4).to(dtype),
+    }
+
+
+def write(folder, weights=None, **config):
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights or tensors(), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({**LLAMA, "tie_word_embeddings": True, **config}))
+    return folder
+
+
+def tiny(folder, kind, shard_size="5GB", **settings):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    sizes = dict(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=64
+    )
+    config = AutoConfig.for_model(kind, **sizes, num_key_value_heads=1, **settings)
+    network = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    network.save_pretrained(folder, max_shard_size=shard_size)
+    return network
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_tensors_come_back_bit_for_bit(tmp_path, dtype):
+    checkpoint = Checkpoint.open(write(tmp_path / "m", tensors(dtype)))
+    assert checkpoint.names == sorted(tensors())
+    for name, expected in tensors(dtype).items():
+        assert checkpoint.tensor(name).dtype == dtype
+        assert torch.equal(checkpoint.tensor(name), expected)
+        assert checkpoint.info(name).shape == tuple(expected.shape)
+        assert checkpoint.info(name).nbytes == expected.nbytes
+    with pytest.raises(PipelineError, match="no tensor 'lm_head.weight'"):
+        checkpoint.info("lm_head.weight")
+
+
+def test_writing_to_a_tensor_leaves_the_file_alone(tmp_path):
+    folder = write(tmp_path / "m")
+    before = (folder / "model.safetensors").read_bytes()
+    Checkpoint.open(folder).tensor("model.norm.weight").zero_()
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "cohere"])
+def test_sharded_and_single_files_hold_the_same(tmp_path, kind):
+    network = tiny(tmp_path / "single", kind)
+    tiny(tmp_path / "sharded", kind, shard_size="4KB")
+    single, sharded = Checkpoint.open(tmp_path / "single"), Checkpoint.open(tmp_path / "sharded")
+    assert len(sharded.files) > 1
+    assert single.names == sharded.names == sorted(dict(network.named_parameters()))
+    for name, parameter in network.named_parameters():
+        assert torch.equal(sharded.tensor(name), parameter)
+    assert digest_tensors(tmp_path / "single") == digest_tensors(tmp_path / "sharded")
+    assert sharded.architecture == type(network).__name__
+    assert sharded.tied_head == (kind == "cohere")
+
+
+def test_cohere_is_tied_where_its_config_does_not_say_so(tmp_path):
+    tiny(tmp_path / "m", "cohere")
+    config = json.loads((tmp_path / "m/config.json").read_text())
+    config.pop("tie_word_embeddings", None)
+    (tmp_path / "m/config.json").write_text(json.dumps(config))
+    assert Checkpoint.open(tmp_path / "m").tied_head
+
+
+def test_a_stored_copy_of_a_tied_head_counts_once(tmp_path):
+    copy = tensors() | {"lm_head.weight": tensors()["model.embed_tokens.weight"].clone()}
+    assert "lm_head.weight" not in Checkpoint.open(write(tmp_path / "same", copy)).names
+    other = tensors() | {"lm_head.weight": tensors()["model.embed_tokens.weight"] + 1}
+    with pytest.raises(PipelineError, match="although the head is tied"):
+        Checkpoint.open(write(tmp_path / "other", other))
+    assert (
+        "lm_head.weight" in Checkpoint.open(write(tmp_path / "own", other, tie_word_embeddings=False)).names
+    )
+    with pytest.raises(PipelineError, match="tie_word_embeddings is false"):
+        Checkpoint.open(write(tmp_path / "none", tie_word_embeddings=False))
+
+
+def test_folders_that_are_no_checkpoint(tmp_path):
+    with pytest.raises(PipelineError, match="is not a folder"):
+        Checkpoint.open(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(PipelineError, match="has no model.safetensors"):
+        Checkpoint.open(tmp_path / "empty")
+    (tmp_path / "empty/pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(PipelineError, match="only safetensors are read"):
+        Checkpoint.open(tmp_path / "empty")
+    save_file(tensors(), tmp_path / "empty/model.safetensors")
+    with pytest.raises(PipelineError, match="has no config.json"):
+        Checkpoint.open(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("keep", [0, 5, 40, -1])
+def test_truncated_files_are_refused(tmp_path, keep):
+    file = write(tmp_path / "m") / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(PipelineError, match="truncated"):
+        Checkpoint.open(tmp_path / "m")
+
+
+def test_broken_headers_are_refused(tmp_path):
+    file = write(tmp_path / "m") / "model.safetensors"
+    whole = file.read_bytes()
+    for broken in (
+        whole[:8] + b"\xff" * 8 + whole[16:],
+        whole.replace(b'"shape":[3,4]', b'"shape":[3,5]'),
+        whole + b"\0",
+        whole[:7] + b"\x01" + whole[8:],
+    ):
+        file.write_bytes(broken)
+        with pytest.raises(PipelineError, match="model.safetensors (has|is)"):
+            Checkpoint.open(tmp_path / "m")
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    tiny(tmp_path / "m", "llama", shard_size="4KB")
+    shard = sorted((tmp_path / "m").glob("model-*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(PipelineError, match=shard.name):
+        Checkpoint.open(tmp_path / "m")
+
+
+def test_digests_are_of_dtype_shape_and_bytes(tmp_path):
+    weights = tensors(torch.float32)
+    digests = digest_tensors(write(tmp_path / "m", weights))
+    norm = weights["model.norm.weight"]
+    expected = hashlib.sha256(b"F32 [4]\n" + norm.numpy().tobytes()).hexdigest()
+    assert digests["model.norm.weight"] == f"sha256:{expected}"
+    lines = "".join(f"{name} {digests[name]}\n" for name in sorted(digests))
+    assert weights_root(digests) == "sha256:" + hashlib.sha256(lines.encode()).hexdigest()
+    weights["model.norm.weight"][0] += 1
+    changed = digest_tensors(write(tmp_path / "n", weights))
+    assert [name for name in digests if digests[name] != changed[name]] == ["model.norm.weight"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_values_that_are_not_finite_are_refused(tmp_path, dtype, value):
+    weights = tensors(dtype)
+    weights["model.norm.weight"][2] = torch.finfo(dtype).max  # the largest finite number passes
+    digest_tensors(write(tmp_path / "m", weights))
+    weights["model.norm.weight"][2] = value
+    with pytest.raises(PipelineError, match="model.norm.weight holds NaN or infinite"):
+        digest_tensors(write(tmp_path / "m", weights))
+
+
+def test_header_bytes_are_what_safetensors_reads(tmp_path):
+    from safetensors.torch import load_file
+
+    weights = tensors(torch.float32)
+    data = b"".join(weight.numpy().tobytes() for weight in weights.values())
+    header = header_bytes({name: ("F32", tuple(weight.shape)) for name, weight in weights.items()})
+    (tmp_path / "x.safetensors").write_bytes(header + data)
+    loaded = load_file(tmp_path / "x.safetensors")
+    assert all(torch.equal(loaded[name], weight) for name, weight in weights.items())
+    assert list(read_header(tmp_path / "x.safetensors")) == list(weights)
+
+
+def test_another_architecture_is_named(tmp_path):
+    one = Checkpoint.open(write(tmp_path / "one"))
+    keys = ("merge.math", "merge.language")
+
+    def refused(words, weights=None, **config):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        with pytest.raises(PipelineError, match=words):
+            same_architecture(one, Checkpoint.open(write(folder, weights, **config)), keys)
+
+    same_architecture(one, one, keys)
+    refused(r"merge.language: \S+ has 2 layers, merge.math: \S+ has 1 layers", num_hidden_layers=2)
+    refused("has model_type qwen2, .* has model_type llama", model_type="qwen2")
+    refused("vocab_size 4", vocab_size=4)
+    refused(
+        "norm.weight of shape .5., .* of shape .4.",
+        tensors() | {"model.norm.weight": torch.zeros(5).bfloat16()},
+    )
+    refused("as F32, .* as BF16", tensors(torch.float32))
+    refused(
+        "has a model.layers.0.mlp.down_proj.weight, .* has no model.layers.0.mlp.down_proj.weight",
+        tensors() | {"model.layers.0.mlp.down_proj.weight": torch.zeros(2)},
+    )
+    wide = Checkpoint.open(write(tmp_path / "wide", tensors(torch.float32)))
+    same_architecture(one, wide, keys, dtypes=False)
+
+
+def test_opening_imports_no_heavy_library(tmp_path):
+    folder = write(tmp_path / "m")
+    code = (
+        "import sys, pipeline.models.partition; from pipeline.models.checkpoint import Checkpoint\n"
+        f"assert Checkpoint.open({str(folder)!r}).names\n"
+        "assert not {'torch', 'transformers', 'safetensors', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
