@@ -1,5 +1,5 @@
 # make demo: a fresh machine to a finished report.  make test: a fresh machine to a green test run.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -29,7 +29,7 @@ results: $(VENV)/installed
 
 # Makes the small world's base again and compares it with the shipped one.
 base: $(VENV)/installed
-	$(BIN)/python scripts/make_sandbox_base.py
+	scripts/make_sandbox_base.sh
 
 clean:
 	rm -rf $(VENV)

@@ -9,22 +9,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
-from pipeline.compose import compose, conf_dir, parse, register, to_stage
+from pipeline.compose import compose, conf_dir, jobs, register, to_stage
 from pipeline.config import PipelineError, RunStage, StatusStage, TableStage
+from pipeline.study.execute import one, sentence
+from pipeline.study.plan import ordered, show, study
 
 
 def make_one(config: RunStage) -> str:
-    from pipeline.study.plan import one
-
     return str(one(config))
 
 
 def plan(config: TableStage) -> str:
-    from pipeline.study.plan import ordered, show, study
-
     return show(ordered(study(config).targets))
 
 
@@ -59,7 +57,8 @@ def results_alone_on_stdout() -> Iterator[Callable[[str], None]]:
     kept = os.dup(1)
     os.dup2(2, 1)
     try:
-        yield lambda text: (os.write(kept, (text + "\n").encode()), None)[1]
+        with redirect_stdout(sys.stderr):
+            yield lambda text: (os.write(kept, (text + "\n").encode()), None)[1]
     finally:
         sys.stdout.flush()
         os.dup2(kept, 1)
@@ -72,32 +71,44 @@ def run_stage(compose_stage: Callable[[], Any]) -> int:
         config = compose_stage()
         with results_alone_on_stdout() as result:
             result(STAGES[config.stage](config))
-    except PipelineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        if error.errno is None:
+    except Exception as error:
+        told = sentence(error)
+        if told is None:
             raise
-        print(f"error: {error.strerror}: {error.filename or 'no file named'}; nothing was published", file=sys.stderr)
+        print(f"error: {told}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted: finished runs stay, the one in work was not published; the same command goes on", file=sys.stderr)
+        print(
+            "interrupted: finished runs stay, the one in work was not published; the same command goes on",
+            file=sys.stderr,
+        )
         return 130
     return 0
 
 
 def sweep(words: list[str]) -> int:
-    """`-m` and Hydra's other flags: Hydra composes and launches, each job runs one stage."""
+    """`-m` and Hydra's other flags: Hydra composes and launches, each job runs one stage.
+
+    Each job of a `-m` is composed once before the first begins, so that a wrong one stops all with one sentence.
+    """
     import hydra
 
     register()
+    if {"-m", "--multirun"} & set(words):
+        try:
+            for job_words in jobs([word for word in words if not word.startswith("-")]):
+                compose(job_words)
+        except PipelineError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
     states: list[int] = []
 
     @hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")
     def job(config: Any) -> None:
         states.append(run_stage(lambda: to_stage(config)))
 
-    sys.argv = [sys.argv[0], *words]
+    ours = [word for word in words if "=" in word and not word.startswith("-")]
+    sys.argv = [sys.argv[0], *(word for word in words if word not in ours), *ours]  # Hydra wants its flags together
     job()
     return max(states, default=0)
 
@@ -106,12 +117,7 @@ def main(words: list[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     if any(word.startswith("-") for word in words):
         return sweep(words)
-
-    def composed() -> Any:
-        parse(words)
-        return compose(words)
-
-    return run_stage(composed)
+    return run_stage(lambda: compose(words))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,25 @@
-"""From words on the command line to a checked dataclass, through Hydra; and refusals that name the key and the remedy."""
+"""From words on the command line to a checked dataclass, through Hydra; refusals name the key and the remedy."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_type_hints
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import ConfigCompositionException, HydraException
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import MERGES, STAGES, PipelineError, Stage, check
@@ -43,6 +49,18 @@ def register() -> None:
         store.store(group="merge", name=f"{name}_schema", node=merge)
 
 
+@contextmanager
+def hydra() -> Iterator[None]:
+    """Hydra on our conf/, also inside a job of `-m`, where one is at work already."""
+    there = GlobalHydra.instance()
+    outer, there.hydra = there.hydra, None
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            yield
+    finally:
+        there.hydra = outer
+
+
 def compose(words: list[str]) -> Stage:
     """The stage that these overrides ask for, every knob checked.
 
@@ -50,8 +68,10 @@ def compose(words: list[str]) -> Stage:
         PipelineError: a wrong key, option, type or range, or a missing value.
     """
     register()
+    for word in words:
+        parse(word)
     try:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        with hydra():
             return to_stage(hydra_compose("config", overrides=words))
     except (HydraException, OmegaConfBaseException) as error:
         raise PipelineError(explain(error, words)) from error
@@ -62,32 +82,36 @@ def to_stage(config: DictConfig) -> Stage:
     refuse_strays(config)
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
-        raise PipelineError(f"stage={config.stage} needs {missing[0]}: give {missing[0]}=...")
+        runs = missing[0] in ("checkpoint", "merge.math", "merge.language", "model.path")
+        value = "RUN" if runs else "[RUN,RUN]" if missing[0] == "merge.experts" else "..."
+        raise PipelineError(f"stage={config.stage} needs {missing[0]}: give {missing[0]}={value}")
     try:
-        stage = OmegaConf.to_object(config)
+        stage: Any = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise PipelineError(explain(error, [])) from error
-    assert isinstance(stage, Stage)
     check(stage)
     return stage
 
 
 def refuse_strays(node: Any, prefix: str = "") -> None:
     """Keys that `+key=value` put beside the fields of a dataclass: Hydra takes them, we do not."""
+    if isinstance(node, ListConfig) and not node._is_none() and not node._is_missing():
+        for index, inner in enumerate(node):
+            refuse_strays(inner, f"{prefix}{index}.")
     if not isinstance(node, DictConfig) or node._is_none():
         return
     kind = OmegaConf.get_type(node)
     known = getattr(kind, "__dataclass_fields__", None)
     for key in node:
         if known is not None and key not in known:
-            raise PipelineError(_unknown(f"{prefix}{key}", sorted(known)))
+            raise PipelineError(_unknown(f"{prefix}{key!s}", sorted(known)))
         if not OmegaConf.is_missing(node, key):
-            refuse_strays(node[key], f"{prefix}{key}.")
+            refuse_strays(node[key], f"{prefix}{key!s}.")
 
 
 def _unknown(key: str, known: list[str]) -> str:
-    last = key.rpartition(".")[2]
-    close = get_close_matches(last, known, n=3, cutoff=0.5)
+    parent, dot, last = key.rpartition(".")
+    close = [parent + dot + word for word in get_close_matches(last, known, n=3, cutoff=0.6)]
     return f"unknown key {key}: " + (f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(known)}")
 
 
@@ -108,21 +132,35 @@ def explain(error: Exception, words: list[str]) -> str:
             return f"{group}={option} is no option: there are {', '.join(options(group))}"
     if match := re.search(r"Could not override '([\w/@.]+)'", text):
         key = match.group(1)
+        inner = re.search(r"Key '(\w+)' not in '\w+'\s+full_key: \1\s", text)
+        if inner and inner.group(1) not in key.split("."):  # key=[{wrong: 1}]
+            return _explain_key(f"{key}.{inner.group(1)}", stage, asked.get("merge"))
+        if new := re.search(rf"full_key: ({re.escape(key)}\.\S+)", text):  # key={new: ...}
+            return f"{new.group(1)} is new: add it with a plus, +{new.group(1)}=..."
         if key in groups() or key in STAGES:
-            return f"stage={stage} does not read {key}={asked.get(key, '')}: leave it out; it reads {', '.join(reads(stage))}"
+            key = f"{key}={asked.get(key, '')}"
+            return f"stage={stage} does not read {key}: leave it out; it reads {', '.join(reads(stage))}"
         return _explain_key(key, stage, asked.get("merge"))
     if match := re.search(r"You must specify '(\w+)'", text):
         group = match.group(1)
         return f"stage={stage} needs {group}=...: one of {', '.join(options(group))}"
     if match := re.search(r"(?:Key|key) '(\w+)' (?:is )?not in '(\w+)'", text):
         full = re.search(r"full_key: (\S+)", text)
-        return _explain_key(full.group(1) if full else match.group(1), stage, asked.get("merge"))
+        key = full.group(1) if full else match.group(1)
+        inside = "" if key.endswith(match.group(1)) else f".{match.group(1)}"  # key={wrong: 1}
+        return _explain_key(key + inside, stage, asked.get("merge"))
     if match := re.search(r"full_key: (\S+)", text):
         key = match.group(1)
         if "not in struct" in text:
             return _explain_key(key, stage, asked.get("merge"))
-        reason = next((line for line in text.splitlines() if re.match(r"\s*(Value|Invalid|Cannot|Non optional)", line)), text)
-        return f"{key}={asked.get(key, '...')}: {' '.join(reason.split())}"
+        if "is not Optional" in text:
+            return f"{key}={asked.get(key, 'null')}: give a value, there is no meaning to null here"
+        if "is not a subclass of" in text:
+            return f"{key}={asked.get(key, '...')}: it holds keys of its own, give {key}.KEY=..."
+        if "not a ListConfig" in text:
+            return f"{key}={asked.get(key, '...')}: write a list, {key}=[{asked.get(key, '...')}]"
+        lines = [line for line in text.splitlines() if re.match(r"\s*(Value|Invalid|Cannot|Non optional)", line)]
+        return f"{key}={asked.get(key, '...')}: {' '.join((lines or text.splitlines())[0].split())}"
     return " ".join(text.split())
 
 
@@ -131,15 +169,19 @@ def _explain_key(key: str, stage: str, merge: str | None) -> str:
         return f"stage={stage} does not read {key}: leave it out; it reads {', '.join(reads(stage))}"
     kind: Any = STAGES.get(stage)
     for name in key.split(".")[:-1]:
-        kind = MERGES[merge] if name == "merge" and merge in MERGES else _field_type(kind, name)
+        kind = MERGES[merge] if name == "merge" and merge in MERGES else _inside(kind, name)
+    if not is_dataclass(kind) and get_args(kind):
+        kind = get_args(kind)[-1]
     known = sorted(getattr(kind, "__dataclass_fields__", {}))
     return _unknown(key, known) if known else f"unknown key {key}: stage={stage} reads {', '.join(reads(stage))}"
 
 
-def _field_type(kind: Any, name: str) -> Any:
-    from typing import get_type_hints
-
-    return get_type_hints(kind).get(name) if hasattr(kind, "__dataclass_fields__") else None
+def _inside(kind: Any, name: str) -> Any:
+    """The dataclass behind a name: that of a field (of its items, where it is a dict or a list of some), else None."""
+    hint = get_type_hints(kind).get(name) if is_dataclass(kind) else next(iter(get_args(kind)[-1:]), None)
+    return (
+        next((inner for inner in get_args(hint) if is_dataclass(inner)), hint) if isinstance(hint, UnionType) else hint
+    )
 
 
 def reads(stage: str) -> list[str]:
@@ -152,10 +194,29 @@ def reads(stage: str) -> list[str]:
     return [name.removeprefix("/").partition("@")[0] for name in named] + ["tracking", "launcher"]
 
 
-def parse(words: list[str]) -> None:
-    """Refuse what is no `key=value` before anything is composed."""
-    for word in words:
-        try:
-            OverridesParser.create().parse_override(word)
-        except (HydraException, ConfigCompositionException) as error:
-            raise PipelineError(f"{word!r} is no override: write key=value, for example stage=sft expert=math") from error
+def parse(word: str, several: bool = False) -> Override:
+    """One `key=value`, refused where Hydra's grammar allows what has no meaning here. several: `key=a,b`, for `-m`."""
+    try:
+        override = OverridesParser.create().parse_override(word)
+    except HydraException as error:
+        raise PipelineError(f"{word!r} is no override: write key=value, for example stage=sft expert=math") from error
+    key = override.key_or_group
+    if override.is_delete():
+        raise PipelineError(f"{word!r} takes a key away, and each has a meaning: give {key}=value")
+    if override.is_sweep_override():
+        if not several:
+            raise PipelineError(f"{word} names several values: -m makes a run of each; a list is {key}=[...]")
+    elif key in groups() and not isinstance(override.value(), str):
+        raise PipelineError(f"{word} is no option: give one of {', '.join(options(key))}")
+    if key.partition(".")[0] == "hydra" and not several:
+        raise PipelineError(f"{word}: hydra's own settings are read with -m only")
+    return override
+
+
+def jobs(words: list[str]) -> list[list[str]]:
+    """The words of each job of a `-m`, as Hydra's sweeper will make them; Hydra's own settings left out."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+    overrides = [parse(word, several=True) for word in words]
+    ours = [override for override in overrides if override.key_or_group.partition(".")[0] != "hydra"]
+    return [job for batch in BasicSweeper.split_arguments(ours, max_batch_size=None) for job in batch]

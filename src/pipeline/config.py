@@ -66,7 +66,9 @@ class Model:
     revision: str | None = None  # of a hub model
     init: str = knob("pretrained", options=("pretrained", "random"))
     architecture: dict[str, Any] = knob({})  # init=random: fields of transformers' config; model_type is one of them
-    tokenizer: str = knob("own", options=("own", "bpe", "data_root"))  # own: beside the weights; data_root: data_root/tokenizer
+    tokenizer: str = knob(
+        "own", options=("own", "bpe", "data_root")
+    )  # own: beside the weights; data_root: data_root/tokenizer
     vocab_size: int = knob(4096, low=257)  # tokenizer=bpe: pieces, the 256 bytes included
     attn_implementation: str = knob("sdpa", options=("sdpa", "eager"))
 
@@ -79,8 +81,8 @@ class Source:
     hub_config: str | None = None
     split: str = "train"
     revision: str | None = None
-    licence: str = ""
-    paper: str = ""  # where the papers name it
+    licence: str = knob("", hashed=False)
+    paper: str = knob("", hashed=False)  # where the papers name it
     file: str = MISSING  # below data_root
     rows: str = MISSING  # the function of data/sources.py that reads a row
     language: str | None = None  # our code; only rows of it
@@ -126,8 +128,11 @@ class Sft:
     batch_size: int = knob(32, low=1)
     micro_batch_size: int | None = knob(None, low=1)  # null: all at once; else batch_size is accumulated from these
     seq_length: int = knob(1024, low=8)
+    packing: bool = False  # cpt: string plain text together and cut it into rows of seq_length
     epochs: int = knob(1, low=1)  # passes over the set
-    steps: int | None = knob(None, low=1)  # optimizer steps; null: all that the passes give, a last incomplete batch left out
+    steps: int | None = knob(
+        None, low=1
+    )  # optimizer steps; null: all that the passes give, a last incomplete batch left out
     optimizer: str = knob("adamw", options=("adamw", "muon"))
     schedule: str = knob("linear", options=("linear", "wsd", "constant"))  # warm-up first, in each
     warmup_steps: int = knob(0, low=0)  # optimizer steps
@@ -210,7 +215,8 @@ class Eval:
 class Table:
     """A table: rows that are command lines.
 
-    In a row, `{language}` and `{seed}` are filled in, and a RUN may name another row. An empty row is the model of `base`.
+    In a row, `{language}` and `{seed}` are filled in, and a RUN may name a row above it. An empty row is the model of
+    `base`.
     """
 
     name: str = MISSING
@@ -231,7 +237,6 @@ class Table:
 class Stage:
     stage: str = MISSING
     runs_dir: str = knob("runs", hashed=False)
-    redo: bool = knob(False, hashed=False)
     tracking: Tracking = part(Tracking, hashed=False)
     launcher: str = knob("local", options=("local",), hashed=False)
 
@@ -240,9 +245,12 @@ class Stage:
 class RunStage(Stage):
     """A stage that makes one run. `deterministic`: torch's deterministic algorithms, wanted on a GPU."""
 
+    redo: bool = knob(False, hashed=False)  # make it again, as a new attempt; its parents are left as they are
     seed: int = knob(0, low=0)
     deterministic: bool = knob(False)
-    threads: int | None = knob(None, low=1, hashed=False)  # CPU threads; null: torch's choice. Same bits need the same count
+    threads: int | None = knob(
+        None, low=1, hashed=False
+    )  # CPU threads; null: torch's choice. Same bits need the same count
     group: str | None = knob(None, hashed=False)  # the table it is made for; W&B's group
 
 
@@ -335,19 +343,32 @@ def _check_value(name: str, value: Any, item: Any) -> None:
         return
     if meta.get("options") and value not in meta["options"]:
         raise PipelineError(f"{name} must be one of {', '.join(meta['options'])}, got {value!r}")
+    if isinstance(value, list):
+        if not value:
+            raise PipelineError(f"{name} is empty: name at least one, {name}=[...]")
+        for inner in value:
+            _check_value(name, inner, item)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
+    if not math.isfinite(value):
+        raise PipelineError(f"{name} must be a finite number, got {value}")
     low, above, high = meta.get("low"), meta.get("above"), meta.get("high")
-    bad = math.isnan(value) or math.isinf(value) or (low is not None and value < low)
-    if bad or (above is not None and value <= above) or (high is not None and value > high):
+    if (
+        (low is not None and value < low)
+        or (above is not None and value <= above)
+        or (high is not None and value > high)
+    ):
         words = [f"at least {low}"] if low is not None else []
         words += [f"above {above}"] if above is not None else []
         words += [f"at most {high}"] if high is not None else []
-        raise PipelineError(f"{name} must be {' and '.join(words) or 'a finite number'}, got {value}")
+        raise PipelineError(f"{name} must be {' and '.join(words)}, got {value}")
 
 
 def identity(config: Any) -> dict[str, Any]:
-    """The part of a config that decides results: hashed fields that differ from their declared defaults."""
+    """The part of a config that decides results: hashed fields that differ from their declared defaults.
+
+    What is there at all counts where nothing is the default, as an expert's world.
+    """
     found: dict[str, Any] = {}
     for item in fields(config):
         value = getattr(config, item.name)
@@ -355,7 +376,7 @@ def identity(config: Any) -> dict[str, Any]:
             continue
         if is_dataclass(value):
             inner = identity(value)
-            if inner:
+            if inner or item.default is None:
                 found[item.name] = inner
             continue
         default = item.default_factory() if item.default_factory is not NO_DEFAULT else item.default

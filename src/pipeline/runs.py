@@ -1,36 +1,34 @@
 """Runs: names, hashes, folders, manifests, locks, and finding one.
 
-A run is decided by its configuration and its parents. Its hash covers both, its folder is `runs_dir/<label>-<hash>`, and
-its manifest is written last, so that a folder with a manifest is finished. Work happens in `runs_dir/.work/<hash>`, and
-one atomic rename publishes it.
+A run is decided by its configuration and its parents. Its hash covers both, its folder is `runs_dir/<label>-<hash>`,
+and its manifest is written last, so that a folder with a manifest is finished. Work happens in `runs_dir/.work/<hash>`,
+and one atomic rename publishes it.
 """
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
-import platform
 import re
 import resource
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.config import VERSIONS, PipelineError, RunStage, identity
+from pipeline.provenance import environment, git_state, machine, versions, without_credentials
 
 MANIFEST = "manifest.json"
-PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "lm-eval", "safetensors", "tokenizers", "numpy")
-ENVIRONMENT = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID")
+LABEL_LENGTH = 110
+SPARE_BYTES = 64 * 2**20  # logs, tables, W&B's files
 UNHASHED_FILES = ("wandb/",)  # tracking writes there; results are elsewhere
 
 
@@ -61,6 +59,10 @@ class Run:
     config: RunStage
     label: str
     parents: dict[str, Parent] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """A label is the name of a folder and of a W&B run (128 characters at most)."""
+        self.label = re.sub(r"[^\w.+-]+", "-", self.label).lstrip(".-")[:LABEL_LENGTH]
 
     @cached_property
     def decided_by(self) -> dict[str, Any]:
@@ -99,40 +101,42 @@ class Run:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a finished run, or None. Broken JSON is refused: nobody but us writes it."""
+    """The manifest of a finished run, or None. A broken one is refused: nobody but us writes it."""
     path = folder / MANIFEST
     if not path.is_file():
         return None
     try:
-        return json.loads(path.read_text())
+        manifest = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise PipelineError(f"{path} is not readable JSON: remove the folder or restore it") from error
+    if not isinstance(manifest, dict) or "facts" not in manifest:
+        raise PipelineError(f"{path} is no manifest of this program: name another folder, or move this one away")
+    return manifest
 
 
 def why_not_finished(run: Run) -> str | None:
-    """None where the run is finished and still valid, else the reason in a few words."""
-    manifest = read_manifest(run.folder) if run.folder.is_dir() else None
+    """None where the run is finished and still valid, else the reason in a few words; parents are taken as they are."""
+    manifest = read_manifest(run.folder)
     if manifest is None:
         return _nearest(run) or "never made"
     for role, parent in run.parents.items():
-        recorded = manifest["parents"][role]["weights"]
         current = weights_root(parent)
-        if recorded != current and current is not None:
+        if current is not None and current != manifest["parents"][role]["weights"]:
             return f"its {role} {parent.name} was made again with other weights"
     return None
 
 
 def weights_root(parent: Parent) -> str | None:
     """The digest over all tensors that a finished parent recorded; None where it has no weights or is not made yet."""
-    manifest = read_manifest(parent.folder) if parent.folder.is_dir() else None
-    return manifest and manifest["facts"].get("weights", {}).get("root")
+    manifest = read_manifest(parent.folder)
+    return manifest["facts"].get("weights", {}).get("root") if manifest else None
 
 
 def check_unchanged(folder: Path) -> None:
     """Refuse a finished run whose files are not those that its manifest lists."""
+    remedy = "make it again with redo=true, or restore the file"
     for name, was in (read_manifest(folder) or {"files": {}})["files"].items():
         path = folder / name
-        remedy = "make it again with redo=true, or restore the file"
         if not path.is_file():
             raise PipelineError(f"{folder.name} was changed after it was finished: {name} is gone; {remedy}")
         stat = path.stat()
@@ -144,7 +148,7 @@ def _nearest(run: Run) -> str | None:
     """How this run differs from the finished one of the same stage that is most like it: 'sft.steps 120 -> 200'."""
     mine = flat(run.decided_by)
     best: list[str] | None = None
-    for folder in sorted(run.runs_dir.glob(f"{run.label}-*")):
+    for folder in sorted(run.runs_dir.glob(f"{glob.escape(run.label)}-*")):
         manifest = read_manifest(folder)
         if manifest is None or manifest["decided_by"]["stage"] != run.config.stage:
             continue
@@ -156,7 +160,7 @@ def _nearest(run: Run) -> str | None:
         ]
         if best is None or len(changes) < len(best):
             best = changes
-    return best and "changed: " + ", ".join(best[:3])
+    return "changed: " + ", ".join(best[:3]) if best else None
 
 
 def _short(value: Any) -> str:
@@ -176,7 +180,8 @@ def flat(nested: Any, prefix: str = "") -> dict[str, Any]:
 def make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], predicted_seconds: float | None = None) -> Path:
     """Make the run unless it is finished, and give its folder.
 
-    On one host two processes that ask for the same run meet at its lock: one works, the other waits and uses the result.
+    On one host two processes that ask for the same run meet at its lock: one works, the other waits and uses the
+    result.
     """
     from filelock import FileLock, Timeout
 
@@ -188,13 +193,19 @@ def make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], predicted_
         print(f"{run.name}: another process is making it; waiting", file=sys.stderr)
         lock.acquire()
     try:
-        redo = run.config.redo
-        if not redo and why_not_finished(run) is None:
+        if (run.work / MANIFEST).is_file():
+            publish(run.work, run.folder)  # killed between its manifest and its rename
+        if not run.config.redo and why_not_finished(run) is None:
             check_unchanged(run.folder)
             return run.folder
+        if run.folder.exists() and read_manifest(run.folder) is None:
+            raise PipelineError(
+                f"{run.folder} has no {MANIFEST}, so no run made it: move it away, its name is this run's"
+            )
         for parent in run.parents.values():
             check_unchanged(parent.folder)
-        attempt = (read_manifest(run.folder) or {"attempt": 0})["attempt"] + 1 if run.folder.is_dir() else 1
+        check_room(run)
+        attempt = (read_manifest(run.folder) or {"attempt": 0})["attempt"] + 1
         _make(run, stage, attempt, predicted_seconds)
         return run.folder
     finally:
@@ -214,7 +225,7 @@ def _make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], attempt: 
         "hash": run.hash,
         "attempt": attempt,
         "decided_by": run.decided_by,
-        "config": without_credentials(asdict(run.config)),
+        "config": asdict(run.config),
         "parents": {
             role: {"name": parent.name, "hash": parent.hash, "weights": weights_root(parent)}
             for role, parent in run.parents.items()
@@ -224,7 +235,7 @@ def _make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], attempt: 
         "git": git_state(),
         "versions": versions(),
         "machine": machine(),
-        "environment": {key: os.environ[key] for key in ENVIRONMENT if key in os.environ},
+        "environment": environment(),
         "started": started.isoformat(timespec="seconds"),
         "cost": {
             "seconds": round(time.perf_counter() - begun, 3),
@@ -232,20 +243,33 @@ def _make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], attempt: 
             "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         },
     }
-    write_atomically(run.work / MANIFEST, json.dumps(manifest, indent=1))
+    write_atomically(run.work / MANIFEST, json.dumps(without_credentials(manifest), indent=1))
     publish(run.work, run.folder)
+
+
+def check_room(run: Run) -> None:
+    """Refuse what the disk has no room for: a model weighs what its heaviest parent does; trained in fp32, twice it."""
+    needed = 0
+    if run.config.stage in ("cpt", "sft", "merge"):
+        parents = (parent.folder.glob("*.safetensors") for parent in run.parents.values())
+        needed = max((sum(path.stat().st_size for path in files) for files in parents), default=0)
+        needed *= 1 if run.config.stage == "merge" else 2
+    free = shutil.disk_usage(run.runs_dir).free
+    if free < needed + SPARE_BYTES:
+        told = f"{free / 2**30:.1f} GB free, about {(needed + SPARE_BYTES) / 2**30:.1f} GB needed"
+        raise PipelineError(
+            f"runs_dir={run.runs_dir} is too full for {run.label}: {told}; free some, or give another runs_dir"
+        )
 
 
 def publish(work: Path, folder: Path) -> None:
     """Rename the finished work folder to its place; what was there (an earlier attempt) goes first to the work side."""
+    old = work.with_name(f"{work.name}.replaced")
+    shutil.rmtree(old, ignore_errors=True)
     if folder.is_dir():
-        old = work.parent / f"{folder.name}.replaced"
-        shutil.rmtree(old, ignore_errors=True)
         os.rename(folder, old)
-        os.rename(work, folder)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        os.rename(work, folder)
+    os.rename(work, folder)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -305,20 +329,26 @@ def find(reference: str, runs_dir: Path, knob: str) -> Parent:
     Raises:
         PipelineError: nothing or more than one thing is meant, or the folder is no finished run and no model.
     """
+    if not reference:
+        raise PipelineError(f"{knob} is empty: give {knob}=RUN, a finished run, a folder with a model, or hub:org/name")
     if reference.startswith("hub:"):
         name = reference.removeprefix("hub:")
-        return Foreign(name, hashlib.sha256(reference.encode()).hexdigest(), Path(name))
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+            raise PipelineError(f"{knob}={reference} is no model of the hub: write hub:org/name")
+        return Foreign(Path(name).name, hashlib.sha256(reference.encode()).hexdigest(), Path(name))
     if reference.startswith("package:"):
         return from_folder(Path(__file__).parent / reference.removeprefix("package:"), knob)
     if "/" in reference or reference.startswith("."):
         return from_folder(Path(reference), knob)
-    names = [path.parent.name for path in sorted(runs_dir.glob(f"{reference}*/{MANIFEST}"))]
+    names = [path.parent.name for path in sorted(runs_dir.glob(f"{glob.escape(reference)}*/{MANIFEST}"))]
     if reference in names:
         names = [reference]
     if len(names) == 1:
         return from_folder(runs_dir / names[0], knob)
     if names:
-        raise PipelineError(f"{knob}={reference} means more than one run: {', '.join(names[:6])}; give more of the name")
+        raise PipelineError(
+            f"{knob}={reference} means more than one run: {', '.join(names[:6])}; give more of the name"
+        )
     if (runs_dir / reference).is_dir():
         return from_folder(runs_dir / reference, knob)
     known = [path.parent.name for path in sorted(runs_dir.glob(f"*/{MANIFEST}"))]
@@ -343,6 +373,7 @@ class Finished:
 
 
 def from_folder(folder: Path, knob: str) -> Parent:
+    folder = Path(os.path.normpath(folder))
     if not folder.is_dir():
         raise PipelineError(f"{knob}={folder} is not a folder: name a finished run, or a folder with a model")
     manifest = read_manifest(folder)
@@ -351,70 +382,13 @@ def from_folder(folder: Path, knob: str) -> Parent:
     files = [path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".model", ".jinja")]
     if not (folder / "config.json").is_file() or not any(path.suffix == ".safetensors" for path in files):
         raise PipelineError(
-            f"{knob}={folder} has no manifest.json, so it is no finished run, and no config.json with safetensors, so it is no model"
+            f"{knob}={folder} has no {MANIFEST}, so it is no finished run, "
+            "and no config.json with safetensors, so it is no model"
         )
-    return Foreign(folder.name, content_hash(files, folder), folder)
+    return Foreign(folder.resolve().name, content_hash(files, folder), folder)
 
 
 def finished(runs_dir: Path) -> Iterator[dict[str, Any]]:
     """The manifests of all finished runs, oldest first."""
     found = [read_manifest(path.parent) for path in runs_dir.glob(f"*/{MANIFEST}")]
     yield from sorted((manifest for manifest in found if manifest), key=lambda manifest: manifest["started"])
-
-
-# ---------------------------------------------------------------------------------------------------- provenance
-
-
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "absent"
-    return found
-
-
-def machine() -> dict[str, Any]:
-    found: dict[str, Any] = {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()}
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        found["threads"] = torch.get_num_threads()
-        found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return found
-
-
-def git_state() -> dict[str, Any]:
-    """The commit, and whether anything but results/ differs from it; null outside a checkout."""
-    here = Path(__file__).parent
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        if Path(git("rev-parse", "--show-toplevel")) not in here.parents or not git("ls-files", __file__):
-            return {"commit": None, "dirty": None}
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)results")
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(changed)}
-    except (OSError, subprocess.CalledProcessError):
-        return {"commit": None, "dirty": None}
-
-
-def without_credentials(value: Any) -> Any:
-    """The same structure with user:password@ taken out of every address."""
-    if isinstance(value, dict):
-        return {key: without_credentials(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_credentials(inner) for inner in value]
-    return re.sub(r"(\w+://)[^/\s@]+@", r"\1", value) if isinstance(value, str) else value
-
-
-@contextmanager
-def plain_io_errors(what: str) -> Iterator[None]:
-    """A full disk and the like as one sentence."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:
-            raise
-        raise PipelineError(f"{what}: {error.strerror} ({error.filename or 'no file named'}); nothing was published") from error

@@ -1,7 +1,7 @@
 """W&B: opens, tags and finishes a run, and nothing else knows it.
 
-The W&B id is run hash + attempt, so that a requeued job goes on in its own run; the group is the table, the job type the
-stage. Online where a key is configured, offline otherwise; it never asks.
+The W&B id is run hash + attempt, so that a requeued job goes on in its own run; the group is the table, the job type
+the stage. Online where a key is configured, offline otherwise; it never asks.
 """
 
 from __future__ import annotations
@@ -13,9 +13,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from pipeline.config import PipelineError
 
 if TYPE_CHECKING:
     from pipeline.runs import Run
+
+MODES = ("online", "offline", "disabled")
 
 
 class Tracker:
@@ -33,7 +38,7 @@ class Tracker:
     def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
         import wandb
 
-        self._run.log({name: wandb.Table(columns=columns, data=rows)})
+        self._run.log({name: wandb.Table(columns=list(columns), data=rows)})
 
     def image(self, name: str, path: Path) -> None:
         import wandb
@@ -42,33 +47,45 @@ class Tracker:
 
 
 def mode(asked: str) -> str:
-    """online, offline or disabled. WANDB_MODE, where set, stands above auto."""
-    if asked != "auto":
-        return asked
-    return os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
+    """online, offline or disabled. WANDB_MODE, where set, stands above auto.
+
+    Raises:
+        PipelineError: online without a key, where W&B would ask for one; or WANDB_MODE is none of the three.
+    """
+    if asked == "auto":
+        asked = os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
+        if asked not in MODES:
+            raise PipelineError(f"WANDB_MODE must be one of {', '.join(MODES)}, got {asked!r}")
+    if asked == "online" and not has_key():
+        raise PipelineError("W&B is to be online and has no key: set WANDB_API_KEY, or give tracking.mode=offline")
+    return asked
 
 
 def has_key() -> bool:
+    """Whether W&B would find a key: WANDB_API_KEY, or its host in ~/.netrc (or the file NETRC)."""
     if os.environ.get("WANDB_API_KEY"):
         return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
     try:
-        hosts = netrc.netrc().hosts
+        return host in netrc.netrc(os.environ.get("NETRC")).hosts
     except (OSError, netrc.NetrcParseError):
         return False
-    return any(host.endswith("wandb.ai") for host in hosts)
 
 
 @contextmanager
 def open_run(folder: Path, tracking: Any, **described: Any) -> Iterator[Tracker]:
     """A W&B run whose files lie in folder/wandb; finished on every way out, as failed where there was an error."""
+    wanted: Any = mode(tracking.mode)
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 
-    settings = wandb.Settings(console="off", silent=True)
-    run = wandb.init(
-        dir=str(folder), project=tracking.project, entity=tracking.entity, mode=mode(tracking.mode),
-        settings=settings, resume="allow", reinit="finish_previous", **described,
-    )  # fmt: skip
+    try:
+        run = wandb.init(
+            dir=str(folder), project=tracking.project, entity=tracking.entity, mode=wanted,
+            settings=wandb.Settings(console="off", silent=True), resume="allow", reinit="finish_previous", **described,
+        )  # fmt: skip
+    except wandb.Error as error:
+        raise PipelineError(f"W&B opened no run ({error}): tracking.mode=offline does without its server") from error
     exit_code = 1
     try:
         yield Tracker(run)
@@ -80,15 +97,16 @@ def open_run(folder: Path, tracking: Any, **described: Any) -> Iterator[Tracker]
 @contextmanager
 def tracked(run: Run, attempt: int) -> Iterator[Tracker]:
     """The W&B run of one run of ours."""
-    from pipeline.runs import without_credentials
+    from pipeline.provenance import without_credentials
 
     config = run.config
+    parents = {role: parent.name for role, parent in run.parents.items()}
     described = {
         "id": f"{run.hash[:32]}-{attempt}",
         "name": run.name,
         "group": config.group,
         "job_type": config.stage,
-        "config": without_credentials({**asdict(config), "parents": {role: parent.name for role, parent in run.parents.items()}}),
+        "config": without_credentials({**asdict(config), "parents": parents}),
     }
     with open_run(run.work, config.tracking, **described) as tracker:
         yield tracker

@@ -18,7 +18,11 @@ REAL_DATA = os.environ.get("PIPELINE_TEST_DATA")
 class Scripted(LM):
     """Answers a prompt by `answer`, weighs a continuation by `weigh`, and keeps the prompts in the order asked."""
 
-    def __init__(self, answer: Callable[[str], str] = lambda prompt: "", weigh: Callable[[str, str], float] | None = None):
+    def __init__(
+        self,
+        answer: Callable[[str], str] = lambda prompt: "",
+        weigh: Callable[[str, str], float] | None = None,
+    ):
         super().__init__()
         self.answer, self.weigh = answer, weigh or (lambda prompt, continuation: 0.0)
         self.prompts: list[str] = []
@@ -56,18 +60,36 @@ def worked(question: str, answer: str | None, number: int) -> dict[str, Any]:
 
 def passage(number: int, right: str) -> dict[str, Any]:
     options = {f"mc_answer{i}": f"option {number}.{i}" for i in range(1, 5)}
-    row = {"link": f"l{number}", "question_number": 1, "flores_passage": f"Passage {number}.", "question": f"Which {number}?"}
+    row = {
+        "link": f"l{number}",
+        "question_number": 1,
+        "flores_passage": f"Passage {number}.",
+        "question": f"Which {number}?",
+    }
     return row | options | {"correct_answer_num": right, "dialect": "x", "ds": "2023-05-03T00:00:00"}
 
 
 def fact(number: int, subject: str, right: str) -> dict[str, Any]:
     options = {f"option_{letter}": f"{letter}{number}" for letter in "abcd"}
-    row = {"sample_id": f"{subject}/{number}", "subject": subject, "subject_category": "x", "question": f"What {number}?"}
+    row = {
+        "sample_id": f"{subject}/{number}",
+        "subject": subject,
+        "subject_category": "x",
+        "question": f"What {number}?",
+    }
     return row | options | {"answer": right}
 
 
 def sentence(number: int, text: str) -> dict[str, Any]:
-    return {"id": number, "URL": "u", "domain": "d", "topic": "t", "has_image": 0, "has_hyperlink": 0, "sentence": text}
+    return {
+        "id": number,
+        "URL": "u",
+        "domain": "d",
+        "topic": "t",
+        "has_image": 0,
+        "has_hyperlink": 0,
+        "sentence": text,
+    }
 
 
 def needs_real_data(test: Any) -> Any:

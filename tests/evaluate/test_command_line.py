@@ -25,7 +25,11 @@ def test_the_command_line_says_the_same(real_data: Path, tmp_path: Path, tiny: P
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     body = {"include": str(STOCK), "task": "stock", "dataset_path": "json", "dataset_name": None}
-    body |= {"dataset_kwargs": {"data_files": files}, "num_fewshot": 2, "fewshot_config": {"sampler": "first_n"}}
+    body |= {
+        "dataset_kwargs": {"data_files": files},
+        "num_fewshot": 2,
+        "fewshot_config": {"sampler": "first_n"},
+    }
     until = yaml.safe_load(STOCK.read_text())["generation_kwargs"]["until"]
     body["generation_kwargs"] = {"do_sample": False, "until": until, "max_gen_toks": 16}
     (theirs / "stock.yaml").write_text(yaml.safe_dump(body, sort_keys=False))

@@ -25,13 +25,14 @@ def test_the_files_are_named_after_what_they_ask(data_root: Path, tmp_path: Path
     found = build(data_root, tmp_path / "tasks", *tasks, languages=("en", "qac"))
     names = ["mgsm_en_2shot", "mgsm_qac_2shot", "belebele_en_5shot", "belebele_qac_5shot"]
     assert [one.name for one in found] == [*names, "flores_en-qac_1shot", "flores_qac-en_1shot"]
-    assert [(one.language, one.pair, one.first) for one in found[3:5]] == [("qac", None, 5), ("qac", "en-qac", 0)]
+    assert [(one.language, one.pair, one.first) for one in found[3:5]] == [
+        ("qac", None, 5),
+        ("qac", "en-qac", 0),
+    ]
     assert {one.file.name for one in found} >= {"mgsm.qac.yaml", "flores.qac-en.yaml"}
 
 
-def test_only_the_place_of_the_data_the_order_and_the_length_differ_from_the_stock_task(
-    data_root: Path, tmp_path: Path
-) -> None:
+def test_only_the_place_of_the_data_the_order_and_the_length_differ_from_the_stock_task(data_root: Path, tmp_path: Path) -> None:
     (one,) = build(data_root, tmp_path, asked("mgsm", 2))
     body = yaml.safe_load(one.file.read_text())
     stock = Path(body["include"][0])
@@ -71,9 +72,7 @@ def test_the_hub_keeps_the_stock_data(tmp_path: Path) -> None:
         (asked("global_mmlu", 0), ("th",), "no global_mmlu in Thai"),
     ],
 )
-def test_a_wrong_request_is_refused(
-    data_root: Path, tmp_path: Path, task: Any, languages: tuple[str, ...], message: str
-) -> None:
+def test_a_wrong_request_is_refused(data_root: Path, tmp_path: Path, task: Any, languages: tuple[str, ...], message: str) -> None:
     with pytest.raises(PipelineError, match=message):
         build(data_root, tmp_path / "tasks", task, languages=languages)
 
@@ -101,12 +100,32 @@ def change(file: Path, number: int, **values: Any) -> None:
         ("mgsm", "mgsm/qac/test.jsonl", {"question": "absent"}, "line 3 has no column 'question'"),
         ("mgsm", "mgsm/qac/test.jsonl", {"answer": "14"}, "line 3: answer must be null, got '14'"),
         ("mgsm", "mgsm/qac/test.jsonl", {"answer_number": "14"}, "answer_number must be of type int"),
-        ("mgsm", "mgsm/qac/train.jsonl", {"answer": "So 4."}, "exemplar 3 must begin with 'Step-by-Step Answer:'"),
-        ("belebele", "belebele/qac/test.jsonl", {"correct_answer_num": "5"}, "must be one of 1, 2, 3, 4, got '5'"),
+        (
+            "mgsm",
+            "mgsm/qac/train.jsonl",
+            {"answer": "So 4."},
+            "exemplar 3 must begin with 'Step-by-Step Answer:'",
+        ),
+        (
+            "belebele",
+            "belebele/qac/test.jsonl",
+            {"correct_answer_num": "5"},
+            "must be one of 1, 2, 3, 4, got '5'",
+        ),
         ("belebele", "belebele/qac/test.jsonl", {"mc_answer2": 7}, "mc_answer2 must be of type str"),
-        ("global_mmlu", "global_mmlu/qac/test.jsonl", {"answer": "absent"}, "one of A, B, C, D, got no such column"),
+        (
+            "global_mmlu",
+            "global_mmlu/qac/test.jsonl",
+            {"answer": "absent"},
+            "one of A, B, C, D, got no such column",
+        ),
         ("global_mmlu", "global_mmlu/qac/dev.jsonl", {"subject": "absent"}, "no column 'subject'"),
-        ("flores", "flores/qac/devtest.jsonl", {"id": 77}, "devtest of en and qac have different ids, 3 for one"),
+        (
+            "flores",
+            "flores/qac/devtest.jsonl",
+            {"id": 77},
+            "devtest of en and qac have different ids, 3 for one",
+        ),
         ("flores", "flores/qac/devtest.jsonl", {"id": 0}, "has an id twice"),
     ],
 )
@@ -117,7 +136,13 @@ def test_a_wrong_row_is_refused(data_root: Path, tmp_path: Path, task: str, file
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [(b"", "is empty"), (b'{"question": ', "line 1 is not JSON"), (b"\xff\xfe", "is not UTF-8"), (b"[1]", "no column")]
+    ("text", "message"),
+    [
+        (b"", "is empty"),
+        (b'{"question": ', "line 1 is not JSON"),
+        (b"\xff\xfe", "is not UTF-8"),
+        (b"[1]", "no column"),
+    ],
 )
 def test_a_broken_file_is_refused(data_root: Path, tmp_path: Path, text: bytes, message: str) -> None:
     (data_root / "mgsm/qac/test.jsonl").write_bytes(text)

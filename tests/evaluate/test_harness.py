@@ -27,11 +27,7 @@ def scored(lm: Any, data_root: Path, folder: Path, task: Any, codes: tuple[str, 
 
 
 def value(scores: Any, metric: str, **keys: Any) -> Any:
-    (row,) = [
-        row
-        for row in scores.rows
-        if row["metric"] == metric and all(row[key] == wanted for key, wanted in keys.items())
-    ]
+    (row,) = [row for row in scores.rows if row["metric"] == metric and all(row[key] == wanted for key, wanted in keys.items())]
     return row["value"]
 
 
@@ -53,7 +49,12 @@ def test_the_share_that_is_right_is_the_score(data_root: Path, tmp_path: Path) -
     assert value(scores, "exact_match", filter="strict-match") == 0.4
     assert value(scores, "unparsed") == 0.3
     first = scores.rows[0]
-    assert (first["metric"], first["filter"], first["n"], first["num_fewshot"]) == ("exact_match", "flexible-extract", 10, 2)
+    assert (first["metric"], first["filter"], first["n"], first["num_fewshot"]) == (
+        "exact_match",
+        "flexible-extract",
+        10,
+        2,
+    )
     assert first["stderr"] == pytest.approx((0.6 * 0.4 / 9) ** 0.5)
     samples = scores.samples["mgsm_qac_2shot"]
     assert [sample["correct"] for sample in samples] == [True] * 6 + [False] * 4
@@ -111,7 +112,10 @@ def test_flores_is_sacrebleu(data_root: Path, tmp_path: Path) -> None:
     into = {"pair": "en-qac"}
     assert value(scores, "chrf++", **into) == sacrebleu.corpus_chrf(responses, references, word_order=2).score
     assert value(scores, "bleu", **into) == sacrebleu.corpus_bleu(responses, references).score
-    assert [(row["pair"], row["metric"]) for row in scores.rows[::2]] == [("en-qac", "chrf++"), ("qac-en", "chrf++")]
+    assert [(row["pair"], row["metric"]) for row in scores.rows[::2]] == [
+        ("en-qac", "chrf++"),
+        ("qac-en", "chrf++"),
+    ]
     assert scores.rows[0]["language"] == "qac" and scores.rows[0]["stderr"] is None and scores.rows[0]["n"] == 6
     sample = scores.samples["flores_en-qac_2shot"][0]
     assert (sample["extracted"], sample["correct"]) == (responses[0], None)
@@ -124,7 +128,12 @@ def test_japanese_words_are_counted_where_the_word_list_is_there() -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "text", "cut_off"),
-    [([5, 6, 7], "a b c", True), ([5, 6], "a b", False), ([5, 2, 5], "a", False), ([5, 6, 7], "a Question: b", False)],
+    [
+        ([5, 6, 7], "a b c", True),
+        ([5, 6], "a b", False),
+        ([5, 2, 5], "a", False),
+        ([5, 6, 7], "a Question: b", False),
+    ],
 )
 def test_an_answer_that_ran_out_of_tokens(tokens: list[int], text: str, cut_off: bool) -> None:
     assert metrics.ran_out(tokens, text, 3, ["Question:"], 2) is cut_off
@@ -144,9 +153,7 @@ def stage(data_root: Path, checkpoint: Path, *tasks: Any, **asks: Any) -> Any:
     return SimpleNamespace(config=config, parents={"checkpoint": SimpleNamespace(folder=checkpoint)})
 
 
-def test_a_stage_writes_scores_and_samples(
-    data_root: Path, tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stage_writes_scores_and_samples(data_root: Path, tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tasks = [asked("mgsm", 2), asked("belebele", 1), asked("global_mmlu", 1), asked("flores", 1)]
     run, notes = stage(data_root, tiny, *tasks, max_gen_toks=8), Notes()
     before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
@@ -159,7 +166,18 @@ def test_a_stage_writes_scores_and_samples(
     assert notes.found == facts["scores"] and "mgsm/qac/exact_match" in notes.found
     assert 0 < facts["scores"]["mgsm/qac/cut_off"] <= 1  # random weights end an answer by luck only
     lines = (tmp_path / "work/samples/flores.en-qac.jsonl").read_text(encoding="utf-8").splitlines()
-    keys = {"doc_id", "prompt", "target", "response", "extracted", "correct", "filter", "prompt_hash", "scores", "cut_off"}
+    keys = {
+        "doc_id",
+        "prompt",
+        "target",
+        "response",
+        "extracted",
+        "correct",
+        "filter",
+        "prompt_hash",
+        "scores",
+        "cut_off",
+    }
     assert len(lines) == 6 and set(json.loads(lines[0])) == keys
     assert set(report["harness"]["task_hashes"]) == set(report["harness"]["versions"])
 

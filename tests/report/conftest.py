@@ -9,14 +9,30 @@ from typing import Any
 
 import pytest
 
-SKILL = {"base": 0.23, "math expert": 0.26, "language expert": 0.45, "soup": 0.44, "TIES": 0.43, "layer swap": 0.48}
+SKILL = {
+    "base": 0.23,
+    "math expert": 0.26,
+    "language expert": 0.45,
+    "soup": 0.44,
+    "TIES": 0.43,
+    "layer swap": 0.48,
+}
 NASTY = 'six </script><script>alert("x")</script> & <b>7</b> \u2028 || \u0e51'
 
 
 def score(task: str, value: float, n: int, language: str, pair: str | None = None, **more: Any) -> dict[str, Any]:
-    metric, filter_name = {"mgsm": ("exact_match", "flexible-extract"), "flores": ("chrf++", "none")}.get(task, ("acc", "none"))
+    metric, filter_name = {"mgsm": ("exact_match", "flexible-extract"), "flores": ("chrf++", "none")}.get(
+        task, ("acc", "none")
+    )
     error = (value * (1 - value) / n) ** 0.5 if metric != "chrf++" else None
-    row = {"task": task, "language": language, "pair": pair, "subject": None, "num_fewshot": 0, "metric": metric}
+    row = {
+        "task": task,
+        "language": language,
+        "pair": pair,
+        "subject": None,
+        "num_fewshot": 0,
+        "metric": metric,
+    }
     return row | {"filter": filter_name, "value": value, "stderr": error, "n": n} | more
 
 
@@ -30,8 +46,23 @@ def write_eval(folder: Path, rows: list[dict], samples: dict[str, list[dict]] | 
 
 def sample(doc: int, response: str, correct: bool | None, **more: Any) -> dict[str, Any]:
     extracted = response.split()[-1] if response.split() else "[invalid]"
-    made = {"doc_id": doc, "prompt": f"Question {doc}: how many?\nAnswer:", "target": "7", "response": response}
-    return made | {"extracted": extracted, "correct": correct, "filter": "flexible-extract", "prompt_hash": "", "scores": {}} | more
+    made = {
+        "doc_id": doc,
+        "prompt": f"Question {doc}: how many?\nAnswer:",
+        "target": "7",
+        "response": response,
+    }
+    return (
+        made
+        | {
+            "extracted": extracted,
+            "correct": correct,
+            "filter": "flexible-extract",
+            "prompt_hash": "",
+            "scores": {},
+        }
+        | more
+    )
 
 
 def made_up(root: Path, languages: list[str], seeds: list[int], n: int = 100) -> dict[str, Any]:
@@ -39,7 +70,7 @@ def made_up(root: Path, languages: list[str], seeds: list[int], n: int = 100) ->
     results: dict[str, Any] = {
         "table": "sandbox",
         "title": "Layer swapping in the small world",
-        "note": "A made-up language, a model of 1 M parameters; the numbers show that the machinery works, not what large models do.",
+        "note": "A made-up language and a tiny model: the numbers show that the machinery works, no more.",
         "command": "python -m pipeline stage=table table=sandbox",
         "languages": languages,
         "seeds": seeds,
@@ -60,7 +91,13 @@ def made_up(root: Path, languages: list[str], seeds: list[int], n: int = 100) ->
                 name = f"mgsm-{of.replace(' ', '-')}{own}-{skill * 100:.0f}ab"
                 if not (root / name).exists():
                     write_made_up(root / name, skill, languages if not own else [language], name, n)
-                cell = {"row": row, "language": language, "seed": seed, "eval": str(root / name), "name": name}
+                cell = {
+                    "row": row,
+                    "language": language,
+                    "seed": seed,
+                    "eval": str(root / name),
+                    "name": name,
+                }
                 results["cells"].append(cell | {"checkpoint": None, "seconds": 12.3, "manifest_warnings": []})
     for seed in seeds:
         for label in ["math expert", *(f"{language} expert" for language in languages)]:
@@ -85,22 +122,36 @@ def write_made_up(folder: Path, skill: float, languages: list[str], name: str, n
             lines = []
             for doc in range(n):
                 right = chance.random() < level
-                text = f"Ana had {doc} loko and got {7 - doc}. {doc} + {7 - doc} = 7. The answer is {7 if right else chance.randint(8, 99)}"
-                lines.append(sample(doc, text, right, prompt=f"Question: Ana mika {doc} loko, ta {7 - doc} so? ({where})\nAnswer:"))
+                answer = 7 if right else chance.randint(8, 99)
+                text = f"Ana had {doc} loko and got {7 - doc}. {doc} + {7 - doc} = 7. The answer is {answer}"
+                lines.append(
+                    sample(
+                        doc,
+                        text,
+                        right,
+                        prompt=f"Question: Ana mika {doc} loko, ta {7 - doc} so? ({where})\nAnswer:",
+                    )
+                )
             samples[f"mgsm.{where}"] = lines
             rows.append(score("mgsm", sum(line["correct"] for line in lines) / n, n, where))
             rows.append(rows[-1] | {"filter": "strict-match", "value": rows[-1]["value"] / 2})
         for task, level in (("belebele", 0.25 + skill / 2), ("global_mmlu", 0.24 + chance.random() / 20)):
             letters = [chance.choice("ABCD") for _ in range(n)]
             samples[f"{task}.{language}"] = [
-                sample(doc, letter, chance.random() < level, prompt=f"Passage {doc}. Which?\nA. one\nB. two\nC. three\nD. four\nAnswer:", target="B")
+                sample(
+                    doc,
+                    letter,
+                    chance.random() < level,
+                    prompt=f"Passage {doc}. Which?\nA. one\nB. two\nC. three\nD. four\nAnswer:",
+                    target="B",
+                )
                 for doc, letter in enumerate(letters)
             ]
             right = sum(bool(line["correct"]) for line in samples[f"{task}.{language}"])
             rows.append(score(task, right / n, n, language))
         for pair in (f"en-{language}", f"{language}-en"):
             samples[f"flores.{pair}"] = [
-                sample(doc, f"mika loko ta {doc}", None, scores={"chrf++": chance.uniform(5, 60)}) for doc in range(n)
+                sample(doc, f"mika {name} ta {doc}", None, scores={"chrf++": chance.uniform(5, 60)}) for doc in range(n)
             ]
             rows.append(score("flores", 10 + 60 * skill + chance.random(), n, language, pair))
             rows.append(rows[-1] | {"metric": "bleu", "value": 3.2})

@@ -41,13 +41,15 @@ def build(config: DataStage, data_root: Path | None, work: Path) -> dict[str, An
     counts: dict[str, Any] = {}
     for name, source in config.expert.sources.items():
         rows = list(read(name, source, data_root))
-        kept = [row for row in rows if not (key := tuple(row.values())) in seen and not seen.add(key)]  # type: ignore[func-returns-value]
-        usable = [row for row in kept if all(value and value.strip() for value in row.values())]
+        kept = [row for row in rows if (key := tuple(row.values())) not in seen and not seen.add(key)]  # type: ignore[func-returns-value]
+        usable = [row for row in kept if (row.get("completion") or row.get("text") or "").strip()]
         taken[name] = usable
         counts[name] = {"rows": len(rows), "duplicates": len(rows) - len(kept), "empty": len(kept) - len(usable)}
     examples = [row for rows in taken.values() for row in rows]
     if len({frozenset(row) for row in examples}) > 1:
-        raise PipelineError(f"expert={config.expert.name} mixes plain text with prompts and completions: keep one kind an expert")
+        raise PipelineError(
+            f"expert={config.expert.name} mixes plain text with prompts and completions: keep one kind an expert"
+        )
     wanted = (config.data.size or 1) + config.data.validation
     if len(examples) < wanted:
         raise PipelineError(
@@ -65,11 +67,27 @@ def build(config: DataStage, data_root: Path | None, work: Path) -> dict[str, An
 
 def card(config: DataStage, counts: dict[str, Any]) -> str:
     """What was taken and from where, as Markdown."""
-    lines = [f"# Training set of expert {config.expert.name}", "", f"{counts['train']} training rows, {counts['validation']} for validation."]
-    lines += ["", "| source | hub id | revision | licence | rows | duplicates dropped | empty dropped |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        f"# Training set of expert {config.expert.name}",
+        "",
+        f"{counts['train']} training rows, {counts['validation']} for validation.",
+    ]
+    lines += [
+        "",
+        "| source | hub id | revision | licence | rows | duplicates dropped | empty dropped |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name, source in config.expert.sources.items():
         found = counts[name]
-        cells = (name, source.hub or "local", source.revision or "not pinned", source.licence, found["rows"], found["duplicates"], found["empty"])
+        cells = (
+            name,
+            source.hub or "local",
+            source.revision or "not pinned",
+            source.licence,
+            found["rows"],
+            found["duplicates"],
+            found["empty"],
+        )
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"
 

@@ -36,17 +36,22 @@ def aya(row: Row) -> Example:
     return {"prompt": row["inputs"], "completion": row["targets"]}
 
 
+def pairs(row: Row) -> Example:
+    """Prompts and completions as they are. An empty prompt is plain text: the loss is on all of it."""
+    return {"prompt": row["prompt"], "completion": row["completion"]}
+
+
 def text(row: Row) -> Example:
     """Plain text."""
     return {"text": row["text"]}
 
 
 READERS: dict[str, Callable[[Row], Example]] = {
-    "orca_math": orca_math, "gsm8k": gsm8k, "gsm8k_text": gsm8k_text, "aya": aya, "text": text,
+    "orca_math": orca_math, "gsm8k": gsm8k, "gsm8k_text": gsm8k_text, "aya": aya, "pairs": pairs, "text": text,
 }  # fmt: skip
 COLUMNS = {
     "orca_math": ("question", "answer"), "gsm8k": ("question", "answer"), "gsm8k_text": ("question", "answer"),
-    "aya": ("inputs", "targets", "language"), "text": ("text",),
+    "aya": ("inputs", "targets", "language"), "pairs": ("prompt", "completion"), "text": ("text",),
 }  # fmt: skip
 
 
@@ -80,7 +85,9 @@ def local_file(source: Source, data_root: Path) -> Path:
     """The file of a source below data_root, checked to be there and readable."""
     path = data_root / source.file
     if not path.is_file():
-        raise PipelineError(f"data_root={data_root} has no {source.file}: put the file there, or leave data_root out to use the hub")
+        raise PipelineError(
+            f"data_root={data_root} has no {source.file}: put the file there, or leave data_root out to use the hub"
+        )
     try:
         with open(path, encoding="utf-8") as file:
             empty = not file.read(1)
@@ -109,4 +116,6 @@ def _load(name: str, source: Source, data_root: Path | None) -> Any:
     try:
         return load_dataset(source.hub, source.hub_config, split=source.split, revision=source.revision)
     except (DatasetNotFoundError, ConnectionError, FileNotFoundError, RuntimeError) as error:
-        raise PipelineError(f"source {name} ({source.hub}) could not be loaded: {error}; data_root=FOLDER reads local files") from error
+        raise PipelineError(
+            f"source {name} ({source.hub}) could not be loaded: {error}; data_root=FOLDER reads local files"
+        ) from error

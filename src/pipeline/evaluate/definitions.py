@@ -115,7 +115,10 @@ def _mgsm(ask: _Ask) -> list[Definition]:
         _check_worked(train, exemplars, yaml.safe_load(stock.read_text()))
         _rows(test, columns | {"answer": type(None)})
         _read_from(body, train=train, test=test)
-    generation = {**yaml.safe_load(stock.read_text())["generation_kwargs"], **_ours("mgsm")["generation_kwargs"]}
+    generation = {
+        **yaml.safe_load(stock.read_text())["generation_kwargs"],
+        **_ours("mgsm")["generation_kwargs"],
+    }
     return [_write(ask, "mgsm", body | _limited(ask, generation))]
 
 
@@ -138,9 +141,7 @@ def _global_mmlu(ask: _Ask) -> list[Definition]:
     if ask.data_root:
         dev, test = _files(ask, "global_mmlu", "dev", "test" if ask.split == "test" else "development")
         names = ("subject", "question", "option_a", "option_b", "option_c", "option_d")
-        exemplars, rows = (
-            _rows(file, dict.fromkeys(names, str), {"answer": ("A", "B", "C", "D")}) for file in (dev, test)
-        )
+        exemplars, rows = (_rows(file, dict.fromkeys(names, str), {"answer": ("A", "B", "C", "D")}) for file in (dev, test))
         shots = Counter(row["subject"] for row in exemplars)
         for subject in dict.fromkeys(row["subject"] for row in rows):
             _enough(ask, f"global_mmlu, {subject}", shots[subject], dev)
@@ -294,8 +295,7 @@ def _joined(ask: _Ask, source: Language, target: Language, split: str) -> list[R
     if sides[0].keys() != sides[1].keys():
         odd = sorted(sides[0].keys() ^ sides[1].keys())
         raise PipelineError(
-            f"flores {split} of {source.code} and {target.code} have different ids, {odd[0]} for one: take both files "
-            "from the same release"
+            f"flores {split} of {source.code} and {target.code} have different ids, {odd[0]} for one: take both files from the same release"
         )
     names = {"source_name": source.name, "target_name": target.name}
     return [{"id": key, **names, "source": text, "target": sides[1][key]} for key, text in sides[0].items()]

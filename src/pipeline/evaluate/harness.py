@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lm_eval import evaluate
+from lm_eval.api import task as harness_task
 from lm_eval.api.model import LM
 from lm_eval.api.task import Task
 from lm_eval.models.huggingface import HFLM
@@ -53,7 +55,8 @@ def make(run: Run, work: Path, tracker: Tracker) -> Row:
     Raises PipelineError for missing or broken data, unknown tasks and languages, too many exemplars (all before any
     weights are read), and for prompts that are longer than the model takes.
     """
-    stage, asked = run.config, run.config.eval
+    stage: Any = run.config  # an EvalStage
+    asked = stage.eval
     root = run.parents["data_root"].folder if "data_root" in run.parents else stage.data_root
     definitions = task_definitions(
         asked.tasks,
@@ -63,7 +66,7 @@ def make(run: Run, work: Path, tracker: Tracker) -> Row:
         split=asked.split,
         max_gen_toks=asked.max_gen_toks,
     )
-    with contextlib.redirect_stdout(sys.stderr):  # the harness and its libraries print
+    with contextlib.redirect_stdout(sys.stderr), _harness_tamed():  # the harness and its libraries print
         tasks = load_tasks(definitions)
         lm = load_model(run.parents["checkpoint"].folder, asked.batch_size)
         scores = score(lm, definitions, tasks, asked.limit)
@@ -79,7 +82,7 @@ def load_model(folder: Path, batch_size: int) -> Answering:
     dtype = "auto" if device == "cuda" else torch.float32
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, **safe)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, **safe)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise PipelineError(f"checkpoint {folder} cannot be loaded ({reason}): it needs safetensors and a tokenizer") from error
@@ -164,15 +167,22 @@ def score(lm: LM, definitions: Sequence[Definition], tasks: Sequence[Task], limi
 
 @contextlib.contextmanager
 def _harness_tamed() -> Iterator[None]:
-    """Two habits of the harness: each look at a task's name draws from Python's random numbers, and a prompt's template
-    is compiled anew for each exemplar of each question, a millisecond each time.
+    """Habits of the harness: each look at a task's name draws from Python's random numbers; a prompt's template is
+    compiled anew for each exemplar of each question, a millisecond each time; a bar for each task's prompts, done in no
+    time, and warnings that a model in memory is no name of one.
     """
-    state, own = random.getstate(), templates.from_string
-    templates.from_string = functools.cache(own)
+    state, compile_template = random.getstate(), templates.from_string
+    logger = logging.getLogger("lm_eval")
+    bar, level = harness_task.tqdm, logger.level
+    templates.from_string = functools.cache(compile_template)
+    harness_task.tqdm = functools.partial(bar, disable=True)
+    logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        templates.from_string = own
+        logger.setLevel(level)
+        harness_task.tqdm = bar
+        templates.from_string = compile_template
         random.setstate(state)
 
 
@@ -182,7 +192,10 @@ def _refuse_long_prompts(lm: Answering, definition: Definition, task: Task, rows
     for request in task.instances:
         if request.request_type == "generate_until":
             prompt, settings = request.args
-            length, room = len(lm.tok_encode(prompt)), lm.max_length - settings.get("max_gen_toks", lm.max_gen_toks)
+            length, room = (
+                len(lm.tok_encode(prompt)),
+                lm.max_length - settings.get("max_gen_toks", lm.max_gen_toks),
+            )
         else:
             length = len(lm.tok_encode("".join(request.args))) - 1  # the last token is only predicted
         longest = max(longest, length)
@@ -202,8 +215,18 @@ def _rows(definition: Definition, results: Row, records: list[Row], samples: lis
     def row(metric: str, chosen: str, value: float, each: Sequence[Any], subject: str | None = None) -> Row:
         single = all(isinstance(one, int | float) for one in each)  # not so for corpus scores
         return {
-            **{"task": definition.task, "language": definition.language, "pair": definition.pair, "subject": subject},
-            **{"num_fewshot": definition.num_fewshot, "metric": metric, "filter": chosen, "value": float(value)},
+            **{
+                "task": definition.task,
+                "language": definition.language,
+                "pair": definition.pair,
+                "subject": subject,
+            },
+            **{
+                "num_fewshot": definition.num_fewshot,
+                "metric": metric,
+                "filter": chosen,
+                "value": float(value),
+            },
             **{"stderr": metrics.mean_stderr(each) if single else None, "n": len(each)},
         }
 
@@ -238,8 +261,15 @@ def _sample(definition: Definition, lm: LM, record: Row) -> Row:
         likelihoods = [float(likelihood) for likelihood, _ in answer]
         best = letters[likelihoods.index(max(likelihoods))]
         target = record["target"]
-        sample |= {"target": letters[target] if isinstance(target, int) else target, "response": best, "extracted": best}
-        sample |= {"correct": bool(scores["acc"]), "loglikelihoods": dict(zip(letters, likelihoods, strict=True))}
+        sample |= {
+            "target": letters[target] if isinstance(target, int) else target,
+            "response": best,
+            "extracted": best,
+        }
+        sample |= {
+            "correct": bool(scores["acc"]),
+            "loglikelihoods": dict(zip(letters, likelihoods, strict=True)),
+        }
         if definition.task == "global_mmlu":
             sample["subject"] = record["doc"]["subject"]
     else:

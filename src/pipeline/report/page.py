@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from pipeline.report import plots, samples
-from pipeline.report.tables import AVERAGE, Record, Table
+from pipeline.report.scores import AVERAGE, Record
+from pipeline.report.tables import Table, column_of
 
 
 def write_page(results: Mapping[str, Any], table: Table, scores: Sequence[Record], folder: Path) -> Path:
@@ -18,13 +20,16 @@ def write_page(results: Mapping[str, Any], table: Table, scores: Sequence[Record
 
     folders = {cell["name"]: Path(cell["eval"]) for cell in results["cells"]}
     place = {row: index for index, row in enumerate(table.rows)}
-    order = {(column.label, column.target): index for index, column in enumerate(table.columns)}
-    primary = sorted(
-        (score for score in scores if score["primary"]),
-        key=lambda r: (place[r["row"]], order[r["label"], r["target"]], r["seed"]),
-    )
+    order = {replace(column, label=""): (index, column.label) for index, column in enumerate(table.columns)}
+    places = [(score, order[replace(column_of(score), label="")]) for score in scores if score["primary"]]
+    places.sort(key=lambda at: (place[at[0]["row"]], at[1][0], at[0]["seed"]))
+    primary = [score | {"label": label} for score, (_, label) in places]
     environment = Environment(
-        loader=PackageLoader("pipeline.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("pipeline.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters["duration"] = duration
     environment.filters["signed"] = lambda value: f"{value:+.1f}".replace("-", "−")
@@ -38,7 +43,9 @@ def write_page(results: Mapping[str, Any], table: Table, scores: Sequence[Record
         several=len(results["languages"]) > 1,
         charts=_charts(table, pictures),
         curves=_curves(results.get("trainings") or [], pictures),
-        comparisons=samples.comparisons(primary, folders, roles(table.rows, results.get("roles") or {}), _targets(table)),
+        comparisons=samples.comparisons(
+            primary, folders, roles(table.rows, results.get("roles") or {}), _targets(table)
+        ),
         marks=_grouped(samples.sanity(primary, folders)),
         browser=samples.generations(primary, folders),
         differences=_differences(results["cells"]),
@@ -51,7 +58,10 @@ def write_page(results: Mapping[str, Any], table: Table, scores: Sequence[Record
 
 def roles(rows: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
     """row -> base, expert or merge: as given, else by its name. Trained mixtures count as merges: they are compared."""
-    named = {row: "base" if row == "base" or row.startswith("base ") else "expert" if "expert" in row else "merge" for row in rows}
+    named = {
+        row: "base" if row == "base" or row.startswith("base ") else "expert" if "expert" in row else "merge"
+        for row in rows
+    }
     return {row: given.get(row, named[row]) for row in rows}
 
 
@@ -113,7 +123,9 @@ def _grouped(marks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Marks of the same kind on the same row together, in the order found."""
     groups: dict[tuple[str, str], list[str]] = {}
     for mark in marks:
-        groups.setdefault((mark["mark"], mark["row"]), []).append(f"{mark['label']}, seed {mark['seed']}: {mark['detail']}")
+        groups.setdefault((mark["mark"], mark["row"]), []).append(
+            f"{mark['label']}, seed {mark['seed']}: {mark['detail']}"
+        )
     return [{"mark": mark, "row": row, "details": details} for (mark, row), details in groups.items()]
 
 
@@ -134,12 +146,19 @@ def _runs(results: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
         return quote(Path(os.path.relpath(target, folder)).as_posix()) + "/" if target and Path(target).is_dir() else ""
 
     for training in results.get("trainings") or []:
-        entry = {"kind": "training", "name": training["name"], "href": link(training["folder"]), "of": [training["label"]]}
-        runs.setdefault(training["name"], {**entry, "model": "", "model_href": "", "seconds": training.get("seconds")})
+        entry = {
+            "kind": "training",
+            "name": training["name"],
+            "href": link(training["folder"]),
+            "of": [training["label"]],
+        }
+        entry |= {"model": "", "model_href": "", "seconds": training.get("seconds"), "finished": True}
+        runs.setdefault(training["name"], entry)
     for cell in results["cells"]:
         model = cell.get("checkpoint")
         entry = {"kind": "evaluation", "name": cell["name"], "href": link(cell["eval"]), "of": []}
         entry |= {"model": Path(model).name if model else "", "model_href": link(model), "seconds": cell.get("seconds")}
+        entry |= {"finished": (Path(cell["eval"]) / "scores.json").is_file()}
         run = runs.setdefault(cell["name"], entry)
         run["of"].append(f"{cell['row']}, {cell['language']}, seed {cell['seed']}")
     return list(runs.values())

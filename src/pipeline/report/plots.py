@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -98,17 +99,35 @@ def _scores(rows: Sequence[str], panels: Sequence[Panel]) -> Figure:
         axes = grid[index]
         known = [value for value in panel.values if value is not None]
         best = max((round(value, 1) for value in known), default=None)
-        colours = [COLOURS["accent" if value is not None and round(value, 1) == best else "soft"] for value in panel.values]
+        colours = [
+            COLOURS["accent" if value is not None and round(value, 1) == best else "soft"] for value in panel.values
+        ]
         axes.barh(places, [value or 0 for value in panel.values], height=0.66, color=colours, zorder=2)
-        reach = max([v + (s or 0) for v, s in zip(panel.values, panel.spreads, strict=True) if v is not None], default=0)
-        reach = max(reach, panel.chance or 0, 1e-9)
+        reach = max(
+            [v + (s or 0) for v, s in zip(panel.values, panel.spreads, strict=True) if v is not None],
+            default=0,
+        )
+        reach = max(reach, panel.chance or 0, 1.0)
         for place, value, spread in zip(places, panel.values, panel.spreads, strict=True):
             if value is not None and spread:
                 low = min(spread, value)  # no score is below zero
-                axes.errorbar(value, place, xerr=[[low], [spread]], color=COLOURS["ink"], elinewidth=0.9, capsize=1.8, zorder=3)
+                axes.errorbar(
+                    value,
+                    place,
+                    xerr=[[low], [spread]],
+                    color=COLOURS["ink"],
+                    elinewidth=0.9,
+                    capsize=1.8,
+                    zorder=3,
+                )
             end = 0 if value is None else value + (spread or 0)
             axes.text(
-                end + reach * 0.03, place, "—" if value is None else f"{value:.1f}", va="center", fontsize=8, color=COLOURS["ink"]
+                end + reach * 0.03,
+                place,
+                "—" if value is None else f"{value:.1f}",
+                va="center",
+                fontsize=8,
+                color=COLOURS["ink"],
             )
         if panel.chance is not None:
             axes.axvline(panel.chance, color=COLOURS["warn"], linewidth=1, linestyle=(0, (4, 3)), zorder=4)
@@ -135,7 +154,12 @@ def _trainings(trainings: Mapping[str, Sequence[Curve]]) -> Figure:
             axes.plot([p[0] for p in points], [p[1] for p in points], color=colour, linewidth=1.2)
             dots = [point for point in curve.validation if math.isfinite(point[1])]
             axes.plot(
-                [p[0] for p in dots], [p[1] for p in dots], "o", markersize=4, color=COLOURS["warn"], markeredgecolor="none"
+                [p[0] for p in dots],
+                [p[1] for p in dots],
+                "o",
+                markersize=4,
+                color=COLOURS["warn"],
+                markeredgecolor="none",
             )
         if not any(curve.loss or curve.validation for curve in curves):
             axes.text(0.5, 0.5, "nothing logged", transform=axes.transAxes, ha="center", color=COLOURS["muted"])
@@ -173,7 +197,9 @@ def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def _svg(draw: Callable[[], Figure], name: str, label: str) -> str:
-    text = _saved(draw, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))).decode()
+    text = _saved(
+        draw, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    ).decode()
     text = text[text.index("<svg") :].strip()
     # Several charts stand in one page: their ids must differ.
     text = re.sub(r'\bid="', f'id="{name}-', text)
@@ -192,7 +218,8 @@ def _saved(draw: Callable[[], Figure], **options: Any) -> bytes:
     import matplotlib
 
     buffer = io.BytesIO()
-    with matplotlib.rc_context():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the page has more fonts than the PNG
         matplotlib.rcdefaults()  # a user's matplotlibrc changes no byte
         matplotlib.rcParams.update(STYLE)
         draw().savefig(buffer, **options)

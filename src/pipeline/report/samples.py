@@ -1,6 +1,6 @@
 """What the report reads question by question: paired comparisons, sanity marks, and generations to browse.
 
-A record is a primary score as tables.py loads it; `folders` leads from an evaluation's name to its folder.
+A record is a primary score as scores.py loads it; `folders` leads from an evaluation's name to its folder.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import PipelineError
+from pipeline.report.scores import Record
 from pipeline.report.statistics import mean, paired_bootstrap, standard_error
 
 FOUR_WAY = ("belebele", "global_mmlu")
 CHANCE = 0.25
 GENERATIONS = 30  # shown a cell
 LONGEST = 4000  # characters of a prompt's end or an answer's beginning that the page carries
-
-Record = dict[str, Any]
 
 
 def read_samples(folder: Path, task: str, where: str) -> list[dict[str, Any]] | None:
@@ -46,7 +45,9 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------------- paired comparisons
 
 
-def comparisons(primary: Sequence[Record], folders: Mapping[str, Path], roles: Mapping[str, str], languages: Sequence[str]):
+def comparisons(
+    primary: Sequence[Record], folders: Mapping[str, Path], roles: Mapping[str, str], languages: Sequence[str]
+):
     """For each target language and MGSM task: every merge minus the base and minus the best expert, same questions.
 
     roles: row -> base, expert, or anything else (compared). The best expert is the one with the highest score on these
@@ -56,7 +57,9 @@ def comparisons(primary: Sequence[Record], folders: Mapping[str, Path], roles: M
     """
     blocks = []
     for language in languages:
-        here = [r for r in primary if r["target"] == language and r["where"] == language and r["task"].startswith("mgsm")]
+        here = [
+            r for r in primary if r["target"] == language and r["where"] == language and r["task"].startswith("mgsm")
+        ]
         for task, shots in sorted({(r["task"], r["num_fewshot"]) for r in here}):
             scored: dict[str, list[Record]] = {}
             for record in here:
@@ -77,7 +80,9 @@ def comparisons(primary: Sequence[Record], folders: Mapping[str, Path], roles: M
                 for rival in rivals
             ]
             if lines:
-                blocks.append({"language": language, "task": task, "num_fewshot": shots, "expert": best, "lines": lines})
+                blocks.append(
+                    {"language": language, "task": task, "num_fewshot": shots, "expert": best, "lines": lines}
+                )
     return blocks
 
 
@@ -106,9 +111,20 @@ def sanity(primary: Sequence[Record], folders: Mapping[str, Path]) -> list[dict[
     """Scores that deserve a look, as {mark, row, label, seed, detail}: exactly 0, at chance, unparsed, identical."""
     marks = []
     answers: dict[tuple, dict[str, list[Record]]] = {}
+    seen: dict[tuple, Record] = {}  # the base serves every seed, its English every language: one mark
     for record in primary:
+        seen.setdefault(tuple(record[key] for key in ("row", "eval", "task", "where", "num_fewshot")), record)
+    for record in seen.values():
         for mark, detail in _marks(record, folders):
-            marks.append({"mark": mark, "row": record["row"], "label": record["label"], "seed": record["seed"], "detail": detail})
+            marks.append(
+                {
+                    "mark": mark,
+                    "row": record["row"],
+                    "label": record["label"],
+                    "seed": record["seed"],
+                    "detail": detail,
+                }
+            )
         samples = read_samples(folders[record["eval"]], record["task"], record["where"]) or []
         responses = json.dumps([[s["doc_id"], s.get("response")] for s in samples])
         if any(s.get("response") for s in samples):
@@ -119,7 +135,15 @@ def sanity(primary: Sequence[Record], folders: Mapping[str, Path]) -> list[dict[
             others = ", ".join(other for other in same if other != row)
             for record in records if others else ():
                 detail = f"every response is the same as of: {others}"
-                marks.append({"mark": "identical", "row": row, "label": record["label"], "seed": record["seed"], "detail": detail})
+                marks.append(
+                    {
+                        "mark": "identical",
+                        "row": row,
+                        "label": record["label"],
+                        "seed": record["seed"],
+                        "detail": detail,
+                    }
+                )
     return marks
 
 
@@ -133,12 +157,17 @@ def _marks(record: Record, folders: Mapping[str, Path]) -> Iterator[tuple[str, s
         error = standard_error(CHANCE, n)
         if value <= CHANCE + 2 * error:
             place = "below chance" if value < CHANCE - 2 * error else "at chance"
-            yield place, f"{100 * value:.1f} of 100, where guessing gives {100 * CHANCE:.0f} ± {100 * 2 * error:.1f}"
+            yield (
+                place,
+                f"{100 * value:.1f} of 100, where guessing gives {100 * CHANCE:.0f} ± {100 * 2 * error:.1f}",
+            )
     if record["task"] not in FOUR_WAY:  # a choice among four is always parsed
         samples = read_samples(folders[record["eval"]], record["task"], record["where"]) or []
         unparsed = sum(sample.get("extracted") in (None, "", "[invalid]") for sample in samples)
         if samples and unparsed / len(samples) > 0.5:
             yield "mostly unparsed", f"nothing extracted from {unparsed} of {len(samples)} answers"
+        if cut_off := sum(bool(sample.get("cut_off")) for sample in samples):
+            yield "cut off", f"{cut_off} of {len(samples)} answers ran out of tokens (eval.max_gen_toks)"
 
 
 # -------------------------------------------------------------------------------------------------- generations
@@ -166,7 +195,7 @@ def generations(primary: Sequence[Record], folders: Mapping[str, Path]) -> dict[
                 _beginning(_text(sample.get("response"))),
                 _text(sample.get("extracted")),
                 sample.get("correct"),
-                _numbers(sample.get("scores") or {}),
+                _numbers(sample.get("scores") or {}) + (", cut off" if sample.get("cut_off") else ""),
             ]
             for sample in (samples or [])[:GENERATIONS]
         ]

@@ -42,7 +42,10 @@ def paired_bootstrap(
     n = len(difference)
     rng = np.random.default_rng(seed)
     means = np.concatenate(  # in blocks, for the memory of large N
-        [difference[rng.integers(0, n, size=(min(500, resamples - at), n))].mean(axis=1) for at in range(0, resamples, 500)]
+        [
+            difference[rng.integers(0, n, size=(min(500, resamples - at), n))].mean(axis=1)
+            for at in range(0, resamples, 500)
+        ]
     )
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(difference.mean()), float(low), float(high)

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import PipelineError, StatusStage, TableStage, TrainStage
-from pipeline.runs import finished, git_state, machine, read_manifest, versions, why_not_finished
-from pipeline.study.plan import Study, execute, ordered, study
+from pipeline.provenance import git_state, machine, versions
+from pipeline.runs import finished, read_manifest
+from pipeline.study.execute import execute
+from pipeline.study.plan import Study, ordered, study, unfinished
 
 
 def make_table(config: TableStage) -> Path:
@@ -25,9 +27,13 @@ def make_table(config: TableStage) -> Path:
 def report_table(config: TableStage) -> Path:
     """The report of what is finished; nothing is made."""
     asked = study(config)
-    missing = {run.name: reason for run in ordered(asked.targets) if (reason := why_not_finished(run))}
-    if len(missing) == len(ordered(asked.targets)):
-        raise PipelineError(f"table={config.table.name} has no finished run in {config.runs_dir}: make them with stage=table")
+    runs = ordered(asked.targets)
+    reasons = unfinished(runs)
+    missing = {run.name: reasons[run.hash] for run in runs if run.hash in reasons}
+    if len(missing) == len(runs):
+        raise PipelineError(
+            f"table={config.table.name} has no finished run in {config.runs_dir}: make them with stage=table"
+        )
     for name, reason in missing.items():
         print(f"missing: {name}: {reason}", file=sys.stderr)
     return build_report(config, asked, missing, None)
@@ -49,18 +55,19 @@ def gather(config: TableStage, asked: Study, failed: dict[str, str], seconds: fl
     table = config.table
     data_root = f" data_root={config.data_root}" if config.data_root else ""
     trainings = [run for run in runs if isinstance(run.config, TrainStage) and run.hash in manifests]
+    cells = []
+    for cell in asked.cells:
+        manifest = manifests.get(cell.eval.hash)
+        cells.append({
+            "row": cell.row, "language": cell.language, "seed": cell.seed,
+            "eval": str(cell.eval.folder), "name": cell.eval.name, "checkpoint": str(cell.model.folder),
+            "seconds": manifest and manifest["cost"]["seconds"], "manifest_warnings": differences(manifest),
+        })  # fmt: skip
     return {
         "table": table.name, "title": table.title, "note": table.note,
         "command": f"python -m pipeline stage=table table={table.name}{data_root}",
         "languages": list(table.languages), "seeds": list(table.seeds), "row_order": list(table.rows),
-        "cells": [
-            {
-                "row": cell.row, "language": cell.language, "seed": cell.seed, "eval": str(cell.eval.folder), "name": cell.eval.name,
-                "checkpoint": str(cell.model.folder), "seconds": manifests.get(cell.eval.hash, {}).get("cost", {}).get("seconds"),
-                "manifest_warnings": differences(manifests.get(cell.eval.hash)),
-            }
-            for cell in asked.cells
-        ],
+        "cells": cells,
         "trainings": [{"label": run.label, "folder": str(run.folder), "name": run.name} for run in trainings],
         "failed": [{"name": name, "reason": reason} for name, reason in failed.items()],
         "seconds": seconds if seconds is not None else sum(one["cost"]["seconds"] for one in manifests.values()),
@@ -83,7 +90,12 @@ def track(config: TableStage, folder: Path) -> None:
 
     from pipeline.tracking import open_run
 
-    described = {"name": f"table-{config.table.name}", "group": config.table.name, "job_type": "table", "config": {"table": config.table.name}}
+    described = {
+        "name": f"table-{config.table.name}",
+        "group": config.table.name,
+        "job_type": "table",
+        "config": {"table": config.table.name},
+    }
     with open_run(folder, config.tracking, **described) as tracker:
         with open(folder / "table.csv", encoding="utf-8", newline="") as file:
             head, *rows = list(csv.reader(file))
@@ -97,12 +109,16 @@ def show_status(config: StatusStage) -> str:
     runs_dir = Path(config.runs_dir)
     rows = [("run", "stage", "seconds", "attempt", "made")]
     rows += [
-        (one["name"], one["decided_by"]["stage"], f"{one['cost']['seconds']:.0f}", str(one["attempt"]), one["started"])
+        (
+            one["name"],
+            one["decided_by"]["stage"],
+            f"{one['cost']['seconds']:.0f}",
+            str(one["attempt"]),
+            one["started"],
+        )
         for one in finished(runs_dir)
     ]
-    work = sorted(path.name[:8] for path in (runs_dir / ".work").glob("*") if path.is_dir())
+    work = sorted(path.name[:8] for path in (runs_dir / ".work").glob("*") if path.is_dir() and not path.suffix)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([*lines, f"{len(rows) - 1} finished, unpublished work: {', '.join(work) or 'none'}"])
-
-

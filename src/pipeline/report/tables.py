@@ -9,28 +9,17 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.config import PipelineError
-from pipeline.report.samples import Record
+from pipeline.report.scores import AVERAGE, PRIMARY, Record, family, label, load
 from pipeline.report.statistics import mean, standard_deviation
 
-# task -> (primary metric, filter or None for any), in the order of the columns; a variant (mgsm_en_cot) follows its task
-PRIMARY = {
-    "mgsm": ("exact_match", "flexible-extract"),
-    "belebele": ("acc", None),
-    "global_mmlu": ("acc", None),
-    "flores": ("chrf++", None),
-    "mbpp": ("pass_at_1", None),
-}
-TITLES = {"mgsm": "MGSM", "belebele": "Belebele", "global_mmlu": "Global MMLU", "flores": "FLORES", "mbpp": "MBPP"}
 OUT_OF_100 = ("bleu", "spbleu", "chrf")  # metrics that come on the scale 0-100
 METRICS = {"exact_match": "exact match", "acc": "accuracy", "chrf++": "chrF++", "pass_at_1": "pass@1"}
-AVERAGE = "average"
 MISSING = "—"
 
 
@@ -72,7 +61,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """rows x columns -> Cell. groups: (target, its columns) in order; notes: what the numbers mean; missing: reasons."""
+    """rows x columns -> Cell. groups: (target, its columns) in order; notes: how to read it; missing: reasons."""
 
     rows: list[str]
     columns: list[Column]
@@ -106,104 +95,36 @@ def build(results: Mapping[str, Any], folder: Path) -> Path:
     return write_page(results, table, scores, folder)
 
 
-# ------------------------------------------------------------------------------------------------------ loading
-
-
-def load(results: Mapping[str, Any]) -> tuple[list[Record], dict[tuple[str, str], list[str]]]:
-    """All scores of the table's evaluations, sorted, and (row, language) -> reasons where an evaluation has none.
-
-    A record is a row of scores.json plus row, target (the language the model was made for), seed, eval (run name),
-    where (pair or language), label (its column's title) and primary (whether the table shows it). An evaluation of
-    several target languages gives each target its own scores, and English to all.
-    """
-    records: list[Record] = []
-    problems: dict[tuple[str, str], list[str]] = {}
-    several = len(results["languages"]) > 1
-    for cell in results["cells"]:
-        path = Path(cell["eval"]) / "scores.json"
-        if not path.is_file():
-            problems.setdefault((cell["row"], cell["language"]), []).append(f"{cell['name']} has no scores.json")
-            continue
-        try:
-            written = json.loads(path.read_text(encoding="utf-8"))["rows"]
-        except (json.JSONDecodeError, KeyError):
-            raise PipelineError(f"scores.json of {cell['name']} cannot be read: make it again with redo=true") from None
-        others = set(results["languages"]) - {cell["language"]}
-        written = [row for row in written if not others & set(_where(row).split("-"))]
-        for row in written:
-            record = {
-                **row,
-                "row": cell["row"],
-                "target": cell["language"],
-                "seed": cell["seed"],
-                "eval": cell["name"],
-                "where": _where(row),
-                "value": _finite(row["value"]),
-                "stderr": _finite(row.get("stderr")),
-                "primary": _is_primary(row, written),
-            }
-            record["label"] = _label(record["task"], record["where"], cell["language"], several)
-            records.append(record)
-    records.sort(key=lambda r: json.dumps([r[k] for k in ("row", "target", "seed", "task", "where", "metric", "eval")] + [str(r)]))
-    return records, problems
-
-
-def _where(row: Mapping[str, Any]) -> str:
-    return str(row.get("pair") or row["language"])
-
-
-def _finite(value: Any) -> float | None:
-    """The harness writes "N/A" or nan where it has no number."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _is_primary(row: Mapping[str, Any], written: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether this is the score that the table shows: the task's primary metric, else the first one written."""
-    if row.get("subject"):
-        return False
-    same = [r for r in written if not r.get("subject") and _place(r) == _place(row)]
-    metric, filter_name = PRIMARY.get(_family(row["task"]), (None, None))
-    wanted = [r for r in same if r["metric"] == metric and filter_name in (None, r.get("filter"))]
-    return (wanted or same)[0] is row
-
-
-def _place(row: Mapping[str, Any]) -> tuple[str, str, int]:
-    return row["task"], _where(row), row["num_fewshot"]
-
-
-def _family(task: str) -> str:
-    return next((known for known in PRIMARY if task == known or task.startswith(known + "_")), task)
-
-
-def _label(task: str, where: str, target: str, several: bool) -> str:
-    family = _family(task)
-    title = TITLES.get(family, task) + task.removeprefix(family).replace("_", " ")
-    if target == AVERAGE:
-        return f"{title} {AVERAGE}" if where == AVERAGE else f"{title} {where.replace(AVERAGE, 'xx')} {AVERAGE}"
-    return f"{title} {where}" + (f" ({target})" if several and target not in where.split("-") else "")
-
-
 # --------------------------------------------------------------------------------------------------- the table
 
 
-def tabulate(results: Mapping[str, Any], scores: Sequence[Record], problems: Mapping[tuple[str, str], list[str]]) -> Table:
-    """The primary scores as a table. Rows and languages that only cells name come after those of row_order, languages."""
+def column_of(record: Record) -> Column:
+    """Where a record stands in the table; tabulate may lengthen the label."""
+    told = {key: record[key] for key in ("target", "task", "where", "num_fewshot", "metric", "label")}
+    return Column(**told, filter=record.get("filter"))
+
+
+def tabulate(
+    results: Mapping[str, Any], scores: Sequence[Record], problems: Mapping[tuple[str, str], list[str]]
+) -> Table:
+    """The primary scores as a table. Rows and languages that only cells name come after those of the lists."""
     cells = results["cells"]
     rows = list(dict.fromkeys([*results["row_order"], *(cell["row"] for cell in cells)]))
     targets = list(dict.fromkeys([*results["languages"], *(cell["language"] for cell in cells)]))
     by_place: dict[tuple[str, Column], dict[int, Record]] = {}
     for record in scores:
         if record["primary"]:
-            column = Column(
-                **{k: record[k] for k in ("target", "task", "where", "num_fewshot", "metric", "label")}, filter=record.get("filter")
-            )
+            column = column_of(record)
             seeds = by_place.setdefault((record["row"], column), {})
             other = seeds.setdefault(record["seed"], record)
             if other["eval"] != record["eval"]:
                 place = f"{record['row']}, {column.label}, seed {record['seed']}"
-                raise PipelineError(f"{place} has two evaluations, {other['eval']} and {record['eval']}: keep one in cells")
+                raise PipelineError(
+                    f"{place} has two evaluations, {other['eval']} and {record['eval']}: keep one in cells"
+                )
     if len(results["languages"]) > 1:
         by_place |= _averages(by_place, results["languages"])
+    by_place = _told_apart(by_place)
     columns = sorted({column for _, column in by_place}, key=lambda column: _order(column, targets))
     filled = {
         (row, column): _cell(by_place[row, column], len(results["seeds"]), column)
@@ -214,11 +135,35 @@ def tabulate(results: Mapping[str, Any], scores: Sequence[Record], problems: Map
     }
     filled = {place: _with_seeds(cell, by_place.get(place, {}), results["seeds"]) for place, cell in filled.items()}
     for column in columns:
-        top = max((cell.number for (_, c), cell in filled.items() if c == column and cell.value is not None), key=float, default="")
+        top = max(
+            (cell.number for (_, c), cell in filled.items() if c == column and cell.value is not None),
+            key=float,
+            default="",
+        )
         filled |= {
-            place: replace(cell, best=True) for place, cell in filled.items() if place[1] == column and cell.number == top
+            place: replace(cell, best=True)
+            for place, cell in filled.items()
+            if place[1] == column and cell.number == top
         }
     return Table(rows, columns, filled, _notes(results, columns, by_place, filled), _missing(rows, columns, filled))
+
+
+def _told_apart(
+    by_place: Mapping[tuple[str, Column], dict[int, Record]],
+) -> dict[tuple[str, Column], dict[int, Record]]:
+    """Name the shots, metric and filter in titles that would else be the same: unlike scores never share a column."""
+    sharing: dict[str, set[Column]] = {}
+    for _, column in by_place:
+        sharing.setdefault(column.label, set()).add(column)
+    told = {}
+    for (row, column), seeds in by_place.items():
+        alike = sharing[column.label]
+        parts = [column.label]
+        parts += [f"{column.num_fewshot}-shot"] if len({c.num_fewshot for c in alike}) > 1 else []
+        parts += [column.metric] if len({c.metric for c in alike}) > 1 else []
+        parts += [str(column.filter)] if len({c.filter for c in alike}) > 1 else []
+        told[row, replace(column, label=", ".join(parts))] = seeds
+    return told
 
 
 def _averages(by_place: Mapping[tuple[str, Column], dict[int, Record]], languages: Sequence[str]) -> dict:
@@ -229,8 +174,8 @@ def _averages(by_place: Mapping[tuple[str, Column], dict[int, Record]], language
     gathered: dict[tuple[str, Column], dict[str, dict[int, Record]]] = {}
     for (row, column), seeds in by_place.items():
         where = "-".join(AVERAGE if part == column.target else part for part in column.where.split("-"))
-        label = _label(column.task, where, AVERAGE, True)
-        gathered.setdefault((row, replace(column, target=AVERAGE, where=where, label=label)), {})[column.target] = seeds
+        average_of = replace(column, target=AVERAGE, where=where, label=label(column.task, where, AVERAGE, True))
+        gathered.setdefault((row, average_of), {})[column.target] = seeds
     averages: dict[tuple[str, Column], dict[int, Record]] = {}
     for place, by_language in gathered.items():
         if set(by_language) < set(languages):
@@ -239,17 +184,22 @@ def _averages(by_place: Mapping[tuple[str, Column], dict[int, Record]], language
             records = [by_language[language][seed] for language in languages]
             if all(record["value"] is not None for record in records):
                 name = " + ".join(record["eval"] for record in records)
-                average = {"value": mean([record["value"] for record in records]), "stderr": None, "n": None, "eval": name}
+                average = {
+                    "value": mean([record["value"] for record in records]),
+                    "stderr": None,
+                    "n": None,
+                    "eval": name,
+                }
                 averages.setdefault(place, {})[seed] = average
     return averages
 
 
 def _order(column: Column, targets: Sequence[str]) -> tuple:
     families = list(PRIMARY)
-    family = _family(column.task)
+    known = family(column.task)
     return (
         targets.index(column.target) if column.target in targets else len(targets),
-        families.index(family) if family in families else len(families),
+        families.index(known) if known in families else len(families),
         column.task,
         column.where != column.target,
         not column.where.endswith(f"-{column.target}"),
@@ -321,19 +271,32 @@ def _notes(results: Mapping[str, Any], columns: Sequence[Column], by_place: Mapp
         counts = sorted({r["n"] for (_, c), seeds in by_place.items() if c == column for r in seeds.values() if r["n"]})
         how = [METRICS.get(column.metric, column.metric)]
         how += [column.filter] if column.filter not in (None, "none") else []
-        title = _label(column.task, "", "", False).strip()
-        span = "unknown" if not counts else str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]} (rows differ)"
+        title = label(column.task, "", "", False).strip()
+        span = (
+            "unknown"
+            if not counts
+            else str(counts[0])
+            if len(counts) == 1
+            else f"{counts[0]} to {counts[-1]} (rows differ)"
+        )
         told.setdefault(f"{title}: {', '.join(how)}, {column.num_fewshot}-shot", {})[column.where] = span
     sentences = []
-    for how, spans in told.items():
+    for title, spans in told.items():
         alike = len(set(spans.values())) == 1
         each = " each" if len(spans) > 1 else ""
-        n = f"n = {next(iter(spans.values()))}{each}" if alike else ", ".join(f"n = {span} ({where})" for where, span in spans.items())
-        sentences.append(f"{how}, {n}")
+        n = (
+            f"n = {next(iter(spans.values()))}{each}"
+            if alike
+            else ", ".join(f"n = {span} ({where})" for where, span in spans.items())
+        )
+        sentences.append(f"{title}, {n}")
     notes = ["; ".join(sentences) + "."] if sentences else []
     seeds = list(results["seeds"])
     if len(seeds) == 1:
-        notes.append(f"Seed {seeds[0]}. Percent; chrF++ as it is. ± is one standard error over the questions, where the harness gives it.")
+        notes.append(
+            f"Seed {seeds[0]}. Percent; chrF++ as it is. "
+            "± is one standard error over the questions, where the harness gives it."
+        )
     else:
         listed = ", ".join(map(str, seeds))
         notes.append(f"Seeds {listed}. Percent; chrF++ as it is. Mean ± standard deviation over seeds.")
@@ -342,7 +305,10 @@ def _notes(results: Mapping[str, Any], columns: Sequence[Column], by_place: Mapp
         if any("/" in cell.mark for cell in cells.values()):
             notes.append(f"(k/{len(seeds)}) only k of {len(seeds)} seeds are there.")
     if any(column.target == AVERAGE for column in columns):
-        notes.append("Averages are over the target languages within a seed; a single evaluation's average has no ±, as languages share questions.")
+        notes.append(
+            "Averages are over the target languages within a seed; "
+            "a single evaluation's average has no ±, as languages share questions."
+        )
     return notes
 
 

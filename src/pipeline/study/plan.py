@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import re
 import statistics
-import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from graphlib import TopologicalSorter
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,35 +22,29 @@ from pipeline.config import (
     PipelineError,
     RunStage,
     Soup,
+    Table,
     TableStage,
     Ties,
     TrainStage,
 )
 from pipeline.runs import (
-    Finished,
     Foreign,
     Parent,
     Run,
-    check_unchanged,
     content_hash,
     find,
     finished,
     from_folder,
-    make,
     read_manifest,
     why_not_finished,
 )
 
-MAKERS = {
-    "data": "pipeline.data.mixture", "cpt": "pipeline.train.sft", "sft": "pipeline.train.sft",
-    "merge": "pipeline.merge.engine", "eval": "pipeline.evaluate.harness",
-}  # fmt: skip
 FIRST_GUESS_SECONDS = {"data": 10.0, "cpt": 1500.0, "sft": 90.0, "merge": 2.0, "eval": 20.0}  # until there is a history
 
 Known = dict[str, Parent]  # runs that a RUN may name before they are finished
 
 
-# ---------------------------------------------------------------------------------------------------- a stage and its parents
+# ------------------------------------------------------------------------------------------------ a stage, its parents
 
 
 def build(config: RunStage, known: Known | None = None) -> Run:
@@ -103,7 +93,9 @@ def root(reference: str, config: RunStage, known: Known) -> Parent | None:
     if folder.is_dir() and read_manifest(folder) is None:
         return None
     if ("/" in reference or reference.startswith(".")) and not folder.is_dir():
-        raise PipelineError(f"data_root={reference} is not a folder: name one laid out like mgsm/sw/test.jsonl, or a data run")
+        raise PipelineError(
+            f"data_root={reference} is not a folder: name one laid out like mgsm/sw/test.jsonl, or a data run"
+        )
     return find(reference, Path(config.runs_dir), "data_root")
 
 
@@ -113,7 +105,7 @@ def eval_root(config: EvalStage, known: Known) -> Parent:
     if found is not None:
         return found
     folder = Path(config.data_root)
-    asked = [(task.task, language) for task in config.eval.tasks for language in config.languages]
+    asked = [(task.task, language) for task in config.eval.tasks for language in {*config.languages, "en"}]
     files = {path for task, language in asked for path in folder.glob(f"{task}/{language}/*.jsonl")}
     return Foreign(folder.name, content_hash(sorted(files), folder), folder)
 
@@ -130,9 +122,21 @@ def train_parents(config: TrainStage, known: Known) -> dict[str, Parent]:
         parents["model"] = parent(config.model.path, config, "model.path", known)
     if config.model.tokenizer == "data_root":
         if config.data_root is None:
-            raise PipelineError("model.tokenizer=data_root needs data_root: give data_root=RUN of stage=data expert=sandbox")
-        parents["data_root"] = root(config.data_root, config, known) or from_folder(Path(config.data_root), "data_root")
+            raise PipelineError(
+                "model.tokenizer=data_root needs data_root: give data_root=RUN of stage=data expert=sandbox"
+            )
+        parents["data_root"] = root(config.data_root, config, known) or with_tokenizer(Path(config.data_root))
     return parents
+
+
+def with_tokenizer(folder: Path) -> Foreign:
+    """A plain data_root of which only tokenizer/ is read."""
+    files = list((folder / "tokenizer").glob("*.json"))
+    if not files:
+        raise PipelineError(
+            f"model.tokenizer=data_root: data_root={folder} has no tokenizer/tokenizer.json; put it there"
+        )
+    return Foreign(folder.name, content_hash(files, folder), folder)
 
 
 def build_merge(config: MergeStage, known: Known) -> Run:
@@ -165,9 +169,13 @@ def base_of(expert: Parent, config: RunStage) -> Parent:
     manifest = read_manifest(expert.folder) if expert.folder.is_dir() else None
     recorded = (manifest or {"parents": {}})["parents"].get("model")
     if manifest is None or recorded is None:
-        raise PipelineError(f"merge.experts: {expert.name} does not say which base it was trained from; name an sft run")
+        raise PipelineError(
+            f"merge.experts: {expert.name} does not say which base it was trained from; name an sft run"
+        )
     ours = sorted(Path(config.runs_dir).glob(f"*-{recorded['hash'][:8]}"))
-    return from_folder(ours[0], "merge.experts") if ours else find(manifest["config"]["model"]["path"], Path(config.runs_dir), "merge.experts")
+    if ours:
+        return from_folder(ours[0], "merge.experts")
+    return find(manifest["config"]["model"]["path"], Path(config.runs_dir), "merge.experts")
 
 
 def label_of(of: Parent) -> str:
@@ -204,7 +212,7 @@ def study(config: TableStage) -> Study:
     """Each row for each language and seed. Rows that do not speak of the language are one run for all of them."""
     table, found = config.table, Study(config)
     shared: dict[str, Any] = {
-        "runs_dir": config.runs_dir, "tracking": config.tracking, "threads": config.threads, "group": table.name, "redo": False,
+        "runs_dir": config.runs_dir, "tracking": config.tracking, "threads": config.threads, "group": table.name,
     }  # fmt: skip
     known: Known = {}
     data_root = config.data_root
@@ -221,16 +229,20 @@ def study(config: TableStage) -> Study:
                 if filled:
                     named[row] = build(row_config(filled, shared, data_root=data_root), named)
                 else:
-                    named[row] = base_model(table.base or {}, shared, named)
+                    named[row] = base_model(table, shared, named)
                 scored = row_config(fill(table.eval, language, seed), shared, data_root=data_root, checkpoint=row)
                 found.cells.append(Cell(row, language, seed, named[row], build(scored, named)))
     return found
 
 
-def base_model(words: dict[str, Any], shared: dict[str, Any], known: Known) -> Parent:
-    """The model that an empty row scores: what an sft run of the same words would start from."""
-    config = row_config({"stage": "sft", "expert": "math", **words}, shared)
-    assert isinstance(config, TrainStage) and config.model.path is not None
+def base_model(table: Table, shared: dict[str, Any], known: Known) -> Parent:
+    """The model that an empty row scores: what an sft run of the words in `base` would start from."""
+    if not table.base:
+        raise PipelineError(f"table={table.name} has an empty row and no table.base: give table.base={{model: ...}}")
+    config = row_config({"stage": "sft", "expert": "math", **table.base}, shared)
+    assert isinstance(config, TrainStage)
+    if config.model.path is None:
+        raise PipelineError(f"table.base of table={table.name} is a model with no path: make it in a row of its own")
     return parent(config.model.path, config, "model.path", known)
 
 
@@ -243,12 +255,12 @@ def fill(words: Any, language: str, seed: int) -> Any:
 
 
 def row_config(words: dict[str, Any], shared: dict[str, Any], **later: Any) -> RunStage:
-    """The stage of one row: composed once for its options, with the shared and later fields set on the dataclass."""
+    """The stage of one row: composed once for its options, then given the shared and later fields it leaves out."""
     default = {"stage": "eval", "checkpoint": "row"} if "eval" in words else {}
     config = _composed(tuple(f"{key}={_word(value)}" for key, value in {**default, **words}.items()))
     assert isinstance(config, RunStage)
     names = {item.name for item in fields(config)}
-    return replace(config, **{key: value for key, value in {**shared, **later}.items() if key in names})
+    return replace(config, **{key: value for key, value in {**shared, **later}.items() if key in names - words.keys()})
 
 
 @lru_cache(maxsize=1024)
@@ -260,9 +272,11 @@ def _word(value: Any) -> str:
     """A value as Hydra's grammar reads it."""
     if isinstance(value, list):
         return "[" + ",".join(map(_word, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_word(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, str) and not re.fullmatch(r"[\w./:-]*", value):
         return "'" + value.replace("'", r"\'") + "'"
-    return str(value)
+    return "null" if value is None else str(value)
 
 
 # ---------------------------------------------------------------------------------------------------- order and cost
@@ -294,83 +308,29 @@ def predict(run: Run, history: list[dict[str, Any]]) -> float:
     return statistics.median(seconds) if seconds else FIRST_GUESS_SECONDS[run.config.stage]
 
 
+def unfinished(runs: list[Run]) -> dict[str, str]:
+    """run hash -> why it has to be made, of runs in order: a run is as unfinished as its parents are."""
+    reasons: dict[str, str] = {}
+    for run in runs:
+        waiting = [one.name for one in run.parents.values() if one.hash in reasons]
+        if reason := why_not_finished(run):
+            reasons[run.hash] = reason
+        elif waiting or run.config.redo:
+            reasons[run.hash] = f"its parent {waiting[0]} is made first" if waiting else "redo=true"
+    return reasons
+
+
 def show(runs: list[Run]) -> str:
     """What would run, what is done, and why not, as a table in text."""
     history = list(finished(runs[0].runs_dir)) if runs else []
-    rows, left, todo = [("run", "stage", "seconds", "state")], 0.0, 0
-    waits: set[str] = set()
+    rows, left, reasons = [("run", "stage", "seconds", "state")], 0.0, unfinished(runs)
     for run in runs:
-        reason = why_not_finished(run)
-        waiting = any(isinstance(one, Run) and one.hash in waits for one in run.parents.values())
-        if reason is None and not waiting:
-            manifest = read_manifest(run.folder)
-            assert manifest is not None
-            rows.append((run.name, run.config.stage, f"{manifest['cost']['seconds']:.0f}", "finished"))
-            continue
-        waits.add(run.hash)
-        seconds = predict(run, history)
-        left, todo = left + seconds, todo + 1
-        rows.append((run.name, run.config.stage, f"~{seconds:.0f}", reason or "a parent is made first"))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows]
-    return "\n".join([*lines, f"{todo} of {len(runs)} runs to make, about {left:.0f} seconds here"])
-
-
-# ---------------------------------------------------------------------------------------------------- making them here
-
-
-def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
-    """The stage's `make`, imported when it is needed."""
-    if run.config.stage != "data":
-        import os
-
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads on shared cores cost twenty times
-        import torch
-
-        if run.config.threads:
-            torch.set_num_threads(run.config.threads)
-    return import_module(MAKERS[run.config.stage]).make
-
-
-def execute(targets: list[Run]) -> dict[str, str]:
-    """Make what is not finished, in order; go on after a failure with what does not depend on it.
-
-    Gives the failures: run name -> reason.
-    """
-    runs = ordered(targets)
-    failed: dict[str, str] = {}
-    names = {run.hash: run.name for run in runs}
-    history = list(finished(runs[0].runs_dir)) if runs else []
-    for number, run in enumerate(runs, start=1):
-        blocked = [one.name for one in run.parents.values() if one.hash in names and names[one.hash] in failed]
-        if blocked:
-            failed[run.name] = f"its parent {blocked[0]} failed"
-        elif not run.config.redo and why_not_finished(run) is None:
-            check_unchanged(run.folder)
+        if run.hash in reasons:
+            left += predict(run, history)
+            rows.append((run.name, run.config.stage, f"~{predict(run, history):.0f}", reasons[run.hash]))
         else:
-            left = sum(predict(later, history) for later in runs[number - 1 :] if later.config.redo or why_not_finished(later))
-            print(f"[{number}/{len(runs)}] {run.name} ({run.config.stage}), about {left:.0f} s left in all", file=sys.stderr)
-            begun = time.perf_counter()
-            try:
-                make(run, stage_function(run), round(predict(run, history), 1))
-            except (PipelineError, OSError) as error:
-                if len(runs) == 1 or run is runs[-1] and not failed:
-                    raise
-                failed[run.name] = str(error)
-                print(f"{run.name} failed: {error}", file=sys.stderr)
-                continue
-            history = list(finished(run.runs_dir))
-            print(f"[{number}/{len(runs)}] done in {time.perf_counter() - begun:.1f} s", file=sys.stderr)
-    return failed
-
-
-def one(config: RunStage) -> Path:
-    """A stage that makes one run, with the parents that it needs. Gives its folder."""
-    run = build(config)
-    failed = execute([run])
-    if failed:
-        raise PipelineError("; ".join(f"{name}: {reason}" for name, reason in failed.items()))
-    return run.folder
-
-
-__all__ = ["Cell", "Finished", "Study", "build", "execute", "one", "ordered", "show", "study"]
+            seconds = (read_manifest(run.folder) or {})["cost"]["seconds"]
+            rows.append((run.name, run.config.stage, f"{seconds:.0f}", "finished"))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = ["  ".join([*map(str.ljust, row[:3], widths), row[3]]) for row in rows]
+    return "\n".join([*lines, f"{len(reasons)} of {len(runs)} runs to make, about {left:.0f} seconds here"])

@@ -14,7 +14,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
     learning rate serves both. Used to make small bases from nothing, where it needs about two thirds of AdamW's tokens.
     """
 
-    def __init__(self, model: torch.nn.Module, learning_rate: float, weight_decay: float, betas: tuple[float, float]) -> None:
+    def __init__(
+        self, model: torch.nn.Module, learning_rate: float, weight_decay: float, betas: tuple[float, float]
+    ) -> None:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         matrices = [p for name, p in named if p.ndim == 2 and ".layers." in name]
         others = [p for name, p in named if not (p.ndim == 2 and ".layers." in name)]

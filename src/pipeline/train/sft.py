@@ -1,26 +1,27 @@
 """Stages sft and cpt: load a base (or make one from nothing), train on the data run, save, take the digests.
 
-Both go through TRL's SFTTrainer: sft on prompts and completions, with the loss on the completion; cpt on plain text,
-packed into rows of seq_length tokens with an end-of-sequence token between documents.
+Both go through TRL's SFTTrainer: prompts and completions with the loss on the completion, or plain text with the loss
+on all of it, strung together with an end of sequence between documents and cut into rows of seq_length tokens
+(sft.packing, cpt's default).
 """
 
 from __future__ import annotations
 
-import json
-import math
 import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback, set_seed
+from transformers import PrinterCallback, set_seed
 from trl import SFTConfig, SFTTrainer
 
 from pipeline.config import PipelineError, Sft, TrainStage
-from pipeline.data.mixture import Example, read_jsonl
-from pipeline.models.checkpoint import digest_tensors, weights_root
+from pipeline.data.mixture import read_jsonl
+from pipeline.data.sources import Example
+from pipeline.train.base import load_model, load_tokenizer, save
 from pipeline.train.optim import MuonWithAdamW, schedule
+from pipeline.train.progress import Progress
 
 if TYPE_CHECKING:
     from pipeline.runs import Run
@@ -31,6 +32,7 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     """The sft or cpt stage. Gives weights, token and step counts, what was truncated, and the losses."""
     config = run.config
     assert isinstance(config, TrainStage)
+    quiet()
     torch.use_deterministic_algorithms(config.deterministic)
     set_seed(config.seed)
 
@@ -39,17 +41,18 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     tokenizer = load_tokenizer(run, examples)
     model = load_model(run, tokenizer)
     lengths = measure(examples, tokenizer, config.sft)
-    steps = steps_of(config, len(examples), lengths)
-    progress = Progress(work / "log.jsonl", tracker, run.name, steps, config.sft)
 
     trainer = Trainer(
         model=model,
-        args=arguments(config.sft, steps, config.seed, bool(validation), packed="text" in examples[0], output=work / "trainer"),
+        args=arguments(config, text="text" in examples[0], validated=bool(validation), output=work / "trainer"),
         train_dataset=dataset(examples, config.sft),
         eval_dataset=dataset(validation, config.sft) if validation else None,
         processing_class=tokenizer,
-        callbacks=[progress],
     )
+    steps = steps_of(config.sft, rows=len(trainer.train_dataset))
+    plan_steps(trainer.args, config.sft, steps)
+    progress = Progress(work / "log.jsonl", tracker, run.name, steps, config.sft)
+    trainer.add_callback(progress)
     trainer.remove_callback(PrinterCallback)
     trainer.sft = config.sft
     result = trainer.train()
@@ -62,6 +65,15 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def quiet() -> None:
+    """One bar of ours in place of a dozen of the libraries'."""
+    import datasets
+    from transformers.utils import logging
+
+    datasets.disable_progress_bars()
+    logging.disable_progress_bar()
+
+
 class Trainer(SFTTrainer):
     """SFTTrainer with the one optimizer that it does not know by name."""
 
@@ -71,114 +83,70 @@ class Trainer(SFTTrainer):
         if self.sft.optimizer == "muon":
             sft = self.sft
             betas = (sft.adam_beta1, sft.adam_beta2)
+            assert self.model is not None
             self.optimizer = MuonWithAdamW(self.model, sft.learning_rate, sft.weight_decay, betas)
             return self.optimizer
         return super().create_optimizer(model)
 
 
-def arguments(sft: Sft, steps: int, seed: int, validated: bool, packed: bool, output: Path) -> SFTConfig:
+def arguments(config: TrainStage, text: bool, validated: bool, output: Path) -> SFTConfig:
     """Our recipe in the trainer's words. All that differs between its defaults and ours is set here."""
+    sft, seed = config.sft, config.seed
     micro = sft.micro_batch_size or sft.batch_size
     if sft.batch_size % micro:
-        raise PipelineError(f"sft.batch_size={sft.batch_size} is no multiple of sft.micro_batch_size={micro}: choose a divisor")
-    scheduler, scheduler_kwargs = schedule(sft.schedule, steps, sft.decay_share)
+        raise PipelineError(f"sft.batch_size={sft.batch_size} is no multiple of sft.micro_batch_size={micro}")
     return SFTConfig(
-        output_dir=str(output), seed=seed, data_seed=seed, max_steps=steps,
-        per_device_train_batch_size=micro, gradient_accumulation_steps=sft.batch_size // micro, per_device_eval_batch_size=micro,
-        learning_rate=sft.learning_rate, lr_scheduler_type=scheduler, lr_scheduler_kwargs=scheduler_kwargs,
-        warmup_steps=sft.warmup_steps, weight_decay=sft.weight_decay, adam_beta1=sft.adam_beta1, adam_beta2=sft.adam_beta2,
-        max_grad_norm=sft.max_grad_norm, max_length=sft.seq_length, packing=packed, packing_strategy="wrapped",
-        completion_only_loss=None if packed else sft.loss_on == "response",
-        bf16=sft.precision == "bf16", use_cpu=not torch.cuda.is_available(), gradient_checkpointing=sft.gradient_checkpointing,
-        eval_strategy="steps" if validated else "no", eval_steps=max(1, steps // 4), save_strategy="no",
-        logging_steps=max(1, steps // 200), logging_nan_inf_filter=False, report_to="none", disable_tqdm=True,
+        output_dir=str(output), seed=seed, data_seed=seed, save_strategy="no", report_to="none",
+        per_device_train_batch_size=micro, per_device_eval_batch_size=micro,
+        gradient_accumulation_steps=sft.batch_size // micro,
+        learning_rate=sft.learning_rate, warmup_steps=sft.warmup_steps, weight_decay=sft.weight_decay,
+        adam_beta1=sft.adam_beta1, adam_beta2=sft.adam_beta2, max_grad_norm=sft.max_grad_norm,
+        max_length=sft.seq_length, packing=sft.packing, packing_strategy="wrapped",
+        completion_only_loss=None if text else sft.loss_on == "response",
+        bf16=sft.precision == "bf16", use_cpu=not torch.cuda.is_available(),
+        activation_checkpointing=sft.gradient_checkpointing,
+        eval_strategy="steps" if validated else "no", logging_nan_inf_filter=False, disable_tqdm=True,
     )  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------------------------- base and tokenizer
+def plan_steps(args: SFTConfig, sft: Sft, steps: int) -> None:
+    """What depends on the number of steps, which packing alone decides: the schedule, when to log and to validate."""
+    args.max_steps = steps
+    args.lr_scheduler_type, args.lr_scheduler_kwargs = schedule(sft.schedule, steps, sft.decay_share)
+    args.logging_steps, args.eval_steps = max(1, steps // 200), max(1, steps // 4)
 
 
-def load_tokenizer(run: Run, examples: list[Example]) -> Any:
-    """The tokenizer beside the weights, that of data_root, or a byte-level BPE made from the training text."""
-    model = run.config.model  # type: ignore[attr-defined]
-    if model.tokenizer == "bpe":
-        return make_bpe(examples, model.vocab_size)
-    folder = run.parents["data_root"].folder / "tokenizer" if model.tokenizer == "data_root" else run.parents["model"].folder
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise PipelineError(f"{folder} has no tokenizer: put tokenizer.json and tokenizer_config.json beside the weights") from error
-    if tokenizer.eos_token is None:
-        raise PipelineError(f"the tokenizer of {folder} has no end-of-sequence token: set eos_token in tokenizer_config.json")
-    return tokenizer
-
-
-def make_bpe(examples: list[Example], vocab_size: int) -> Any:
-    """A byte-level BPE of `vocab_size` pieces, three of them special, from the training text in its order."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=["<s>", "</s>", "<pad>"], initial_alphabet=alphabet, show_progress=False
-    )
-    backend.train_from_iterator((value for example in examples for value in example.values()), trainer)
-    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
-
-
-def load_model(run: Run, tokenizer: Any) -> Any:
-    """fp32 master weights: the parent's, or drawn anew from the seed (model.init=random)."""
-    model = run.config.model  # type: ignore[attr-defined]
-    attention = {"attn_implementation": model.attn_implementation}
-    if model.init == "random":
-        fields = dict(model.architecture)
-        ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
-        config = AutoConfig.for_model(fields.pop("model_type"), vocab_size=len(tokenizer), **ids, **fields)
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, **attention)
-    folder = run.parents["model"].folder
-    try:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, use_safetensors=True, **attention)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise PipelineError(f"model.path={folder} could not be loaded: {error}") from error
-
-
-def save(model: Any, tokenizer: Any, folder: Path, dtype: str | None) -> dict[str, Any]:
-    """Weights, tokenizer and configs, and the digests of the weights. A cast is stated with its relative error."""
-    facts: dict[str, Any] = {}
-    if dtype not in (None, "float32"):
-        before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        model.to(getattr(torch, dtype))
-        error = sum(float(((p.float() - before[name]) ** 2).sum()) for name, p in model.named_parameters())
-        facts["cast"] = {"to": dtype, "relative_error": math.sqrt(error / sum(float((p**2).sum()) for p in before.values()))}
-    model.config.dtype = model.dtype
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    for path in folder.iterdir():
-        if path.is_file():
-            path.chmod(0o644)  # shards are written for their owner alone, and clusters share folders
-    digests = digest_tensors(folder)
-    return {"root": weights_root(digests), "digests": digests, **facts}
+def steps_of(sft: Sft, rows: int) -> int:
+    """Optimizer steps over rows as the trainer keeps them, packed or not. None is cycled beyond sft.epochs."""
+    there = rows * sft.epochs // sft.batch_size
+    if there == 0 or (sft.steps or 0) > there:
+        raise PipelineError(
+            f"sft.steps={sft.steps or 1} of sft.batch_size={sft.batch_size} need more rows than there are "
+            f"({rows} in each of sft.epochs={sft.epochs}): ask for fewer, or raise sft.epochs"
+        )
+    return sft.steps or there
 
 
 # ---------------------------------------------------------------------------------------------------- examples
 
 
+def columns(row: Example, sft: Sft) -> dict[str, Any]:
+    """An example in the trainer's columns. The separator belongs to the completion: no token spans the two."""
+    if "text" in row:
+        return dict(row)
+    if sft.template == "plain":
+        separator = sft.separator if row["prompt"] else ""
+        return {"prompt": row["prompt"], "completion": separator + row["completion"]}
+    return {
+        "prompt": [{"role": "user", "content": row["prompt"]}],
+        "completion": [{"role": "assistant", "content": row["completion"]}],
+    }
+
+
 def dataset(examples: list[Example], sft: Sft) -> Any:
-    """Examples in the trainer's columns. The separator belongs to the completion, so that no token spans the two."""
     from datasets import Dataset
 
-    if "text" in examples[0]:
-        return Dataset.from_list(examples)
-    if sft.template == "chat":
-        return Dataset.from_list([
-            {"prompt": [{"role": "user", "content": row["prompt"]}], "completion": [{"role": "assistant", "content": row["completion"]}]}
-            for row in examples
-        ])  # fmt: skip
-    return Dataset.from_list([{"prompt": row["prompt"], "completion": sft.separator + row["completion"]} for row in examples])
+    return Dataset.from_list([columns(row, sft) for row in examples])
 
 
 def measure(examples: list[Example], tokenizer: Any, sft: Sft) -> dict[str, int]:
@@ -188,67 +156,19 @@ def measure(examples: list[Example], tokenizer: Any, sft: Sft) -> dict[str, int]
         return {"dataset_tokens": sum(len(row) + 1 for row in ids), "truncated": 0, "dropped": 0}
     if sft.template == "chat" and not tokenizer.chat_template:
         raise PipelineError("sft.template=chat: the model's tokenizer has no chat template; use sft.template=plain")
-    prompts = tokenizer([row["prompt"] for row in examples]).input_ids
-    whole = tokenizer([row["prompt"] + sft.separator + row["completion"] for row in examples]).input_ids
-    lengths = [len(row) + 1 for row in whole]
-    dropped = sum(len(row) >= sft.seq_length for row in prompts) if sft.loss_on == "response" else 0
-    truncated = sum(length > sft.seq_length for length in lengths)
-    if dropped or truncated:
-        print(f"sft.seq_length={sft.seq_length} truncates {truncated} of {len(lengths)} rows; {dropped} of them keep no loss", file=sys.stderr)
-    if dropped == len(lengths):
-        raise PipelineError(f"sft.seq_length={sft.seq_length} leaves no row with a loss: the prompts are longer; raise it")
-    return {"dataset_tokens": sum(min(length, sft.seq_length) for length in lengths), "truncated": truncated, "dropped": dropped}
-
-
-def steps_of(config: TrainStage, rows: int, lengths: dict[str, int]) -> int:
-    """Optimizer steps. A set is never cycled beyond sft.epochs."""
-    sft = config.sft
-    unit = "rows"
-    rows -= lengths["dropped"]
-    if config.stage == "cpt":
-        rows, unit = lengths["dataset_tokens"] // sft.seq_length, f"packed rows of {sft.seq_length} tokens"
-    there = rows * sft.epochs // sft.batch_size
-    if there == 0 or (sft.steps or 0) > there:
-        raise PipelineError(
-            f"sft.steps={sft.steps or 1} of sft.batch_size={sft.batch_size} need {(sft.steps or 1) * sft.batch_size} {unit}, "
-            f"the set gives {rows} in each of sft.epochs={sft.epochs}: ask for fewer, or raise sft.epochs"
-        )
-    return sft.steps or there
-
-
-# ---------------------------------------------------------------------------------------------------- progress
-
-
-class Progress(TrainerCallback):
-    """The log file, the tracker, a bar with tokens a second and time left; stops at the first loss that is no number."""
-
-    def __init__(self, log: Path, tracker: Tracker, name: str, steps: int, sft: Sft) -> None:
-        from tqdm import tqdm
-
-        self.log_file, self.tracker, self.sft, self.tokens = log, tracker, sft, 0
-        self.bar = tqdm(total=steps, desc=name, unit="step", file=sys.stderr, dynamic_ncols=True, mininterval=1.0)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.bar.update(state.global_step - self.bar.n)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
-        row = {"step": state.global_step}
-        names = {"loss": "loss", "learning_rate": "learning_rate", "grad_norm": "grad_norm", "num_tokens": "tokens", "eval_loss": "validation_loss"}
-        row |= {ours: (logs or {})[theirs] for theirs, ours in names.items() if theirs in (logs or {})}
-        if not {"loss", "validation_loss"} & row.keys():
-            return
-        for kind in ("loss", "validation_loss", "grad_norm"):
-            if not math.isfinite(row.get(kind, 0.0)):
-                raise PipelineError(
-                    f"{kind} became {row[kind]} at step {state.global_step}: lower sft.learning_rate (now {self.sft.learning_rate}) "
-                    f"or sft.max_grad_norm (now {self.sft.max_grad_norm})"
-                )
-        self.tokens = int(row.get("tokens", self.tokens))
-        seconds = max(self.bar.format_dict["elapsed"], 1e-9)
-        self.bar.set_postfix_str(f"loss {row.get('loss', math.nan):.3f}, {self.tokens / seconds:,.0f} tokens/s", refresh=False)
-        with open(self.log_file, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        self.tracker.log({f"train/{key}": value for key, value in row.items() if key != "step"}, step=state.global_step)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.bar.close()
+    rows = [columns(row, sft) for row in examples]
+    if sft.template == "chat":
+        prompts = [tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True).input_ids for row in rows]
+        whole = [tokenizer.apply_chat_template(row["prompt"] + row["completion"]).input_ids for row in rows]
+    else:
+        prompts = tokenizer([row["prompt"] for row in rows]).input_ids
+        joined = tokenizer([row["prompt"] + row["completion"] for row in rows]).input_ids
+        whole = [[*ids, tokenizer.eos_token_id] for ids in joined]
+    dropped = sum(len(ids) >= sft.seq_length for ids in prompts) if sft.loss_on == "response" else 0
+    truncated = sum(len(ids) > sft.seq_length for ids in whole)
+    if truncated:
+        print(f"sft.seq_length={sft.seq_length} truncates {truncated} of {len(whole)} rows", file=sys.stderr)
+    if dropped == len(whole):
+        raise PipelineError(f"sft.seq_length={sft.seq_length} leaves no row with a loss: raise it above the prompts")
+    tokens = sum(min(len(ids), sft.seq_length) for ids in whole)
+    return {"dataset_tokens": tokens, "truncated": truncated, "dropped": dropped}

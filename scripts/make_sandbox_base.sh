@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Makes the small world's base again, from nothing, with the pipeline itself, and compares it with the shipped one.
+# About half an hour on two cores. The same bits need the thread count and the versions of the shipped manifest.
+#   scripts/make_sandbox_base.sh          make it and compare
+#   scripts/make_sandbox_base.sh --ship   make it and put it in the package
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-.venv/bin/python}
+shipped=src/pipeline/data/sandbox_base
+documents=150000
+
+world=$($python -m pipeline stage=data expert=sandbox expert.world.documents=$documents)
+base=$($python -m pipeline stage=cpt expert=sandbox_text model=sandbox_random recipe=sandbox_base data_root="$world" threads=2)
+if [ "${1:-}" = --ship ]; then
+  mkdir -p $shipped
+  cp "$base"/{config.json,generation_config.json,model.safetensors,tokenizer.json,tokenizer_config.json,log.jsonl,manifest.json} $shipped/
+  cp "$world/data_card.md" $shipped/
+  echo "shipped $base"
+elif cmp -s "$base/model.safetensors" $shipped/model.safetensors; then
+  echo "the same bits as the shipped base"
+else
+  echo "other bits than the shipped base: compare threads and versions in $base/manifest.json and $shipped/manifest.json"
+  exit 1
+fi

@@ -1,0 +1,46 @@
+"""Copy what is published of each finished report under runs/reports into results/: tables, scores, plots.
+
+    make results        # or: python scripts/publish_results.py [TABLE ...]
+
+The pages themselves stay where they are made: with their generations they are larger than what is kept in git.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+REPORTS, RESULTS = Path("runs/reports"), Path("results")
+PUBLISHED = ("table.md", "table.csv", "scores.json", "plots/*.png")
+LARGEST_BYTES = 5 * 2**20  # all of results/
+
+
+def publish(report: Path) -> None:
+    target = RESULTS / report.name
+    shutil.rmtree(target, ignore_errors=True)
+    for pattern in PUBLISHED:
+        for path in sorted(report.glob(pattern)):
+            copy = target / path.relative_to(report)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+    print(f"{report} -> {target}")
+
+
+def main(names: list[str]) -> int:
+    reports = [REPORTS / name for name in names] if names else sorted(path.parent for path in REPORTS.glob("*/index.html"))
+    missing = [str(report) for report in reports if not (report / "index.html").is_file()]
+    if missing or not reports:
+        print(f"error: no report at {', '.join(missing) or REPORTS}: make one with python -m pipeline stage=table", file=sys.stderr)
+        return 1
+    for report in reports:
+        publish(report)
+    size = sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file())
+    if size > LARGEST_BYTES:
+        print(f"error: results/ has {size / 2**20:.1f} MB, more than {LARGEST_BYTES / 2**20:.0f}: publish less", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

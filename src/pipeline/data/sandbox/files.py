@@ -1,0 +1,181 @@
+"""The world as files: the schemas and the layout of the real data."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline.data.sandbox.text import MIX, corpus, instructions
+from pipeline.data.sandbox.tokenizer import tokenizer
+from pipeline.data.sandbox.world import (
+    CLONES,
+    LANGUAGE_NAMES,
+    POOL,
+    Reading,
+    Sentence,
+    World,
+    fact_question,
+    problem,
+    reading,
+    say,
+    sentences,
+)
+
+
+def write(folder: Path, config: Any) -> dict[str, int]:
+    """The whole world below `folder`, with a data card. Gives the counts that the card states."""
+    from pipeline.data.mixture import write_jsonl
+
+    world, counts = World(config.seed), {}
+
+    def put(name: str, rows: list[Any]) -> None:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_jsonl(path, rows)
+        counts[name] = len(rows)
+
+    held = {
+        kind: {
+            split: world.hold_out(kind, split, POOL, make)[:size]
+            for split, size in {"exemplars": 8, "dev": config.dev_items, "test": config.items}.items()
+        }
+        for kind, make in {"problem": problem, "reading": reading, "fact": world.fact, "sentences": sentences}.items()
+    }
+    for language in world.words:
+        for split, name in {"exemplars": "train", "dev": "dev", "test": "test"}.items():
+            put(
+                f"mgsm/{language}/{name}.jsonl",
+                mgsm_rows(world, held["problem"][split], language, split == "exemplars"),
+            )
+        for split in ("dev", "test"):
+            put(f"belebele/{language}/{split}.jsonl", belebele_rows(world, held["reading"][split], language))
+            name = {"dev": "dev", "test": "devtest"}[split]
+            put(f"flores/{language}/{name}.jsonl", flores_rows(world, held["sentences"][split], language))
+        for split, name in {"exemplars": "dev", "dev": "development", "test": "test"}.items():
+            put(f"global_mmlu/{language}/{name}.jsonl", mmlu_rows(world, held["fact"][split], language, name))
+    put("orca_math/train.jsonl", list(orca_rows(world, config.math_rows)))
+    put("aya/train.jsonl", [row for clone in CLONES for row in aya_rows(world, clone, config.language_rows)])
+    if config.documents:
+        put("text/train.jsonl", list(corpus(world, config.documents)))
+    tokenizer().save_pretrained(folder / "tokenizer")
+    (folder / "data_card.md").write_text(card(config, counts), encoding="utf-8")
+    return counts
+
+
+def mgsm_rows(world: World, items: list[Any], language: str, worked: bool) -> list[dict[str, Any]]:
+    """MGSM's columns: exemplars carry their prefixes and worked answers, problems are bare."""
+    rows = []
+    for told, equations, answer in items:
+        prompt, solution = world.problem_text((told, equations, answer), language)
+        question = prompt.removesuffix("\nStep-by-Step Answer:")
+        rows.append({
+            "question": question if worked else question.removeprefix("Question: "),
+            "answer": f"Step-by-Step Answer: {solution}" if worked else None,
+            "answer_number": answer,
+            "equation_solution": " ".join(equations) if worked else None,
+        })  # fmt: skip
+    return rows
+
+
+def belebele_rows(world: World, items: list[Reading], language: str) -> list[dict[str, Any]]:
+    words = world.words[language]
+    return [
+        {
+            "link": f"sandbox/{index}",
+            "question_number": 1,
+            "flores_passage": say(passage, words),
+            "question": say(question, words),
+            **{f"mc_answer{i + 1}": say([option], words) for i, option in enumerate(options)},
+            "correct_answer_num": str(right + 1),
+            "dialect": language,
+            "ds": "2026-01-01T00:00:00",
+        }
+        for index, (passage, question, options, right) in enumerate(items)
+    ]
+
+
+def mmlu_rows(world: World, items: list[Any], language: str, split: str) -> list[dict[str, Any]]:
+    words = world.words[language]
+    return [
+        {
+            "sample_id": f"{subject}/{split}/{index}",
+            "subject": subject,
+            "subject_category": "Sandbox",
+            "question": say(fact_question(subject, animal), words),
+            **{f"option_{letter}": say([option], words) for letter, option in zip("abcd", options, strict=True)},
+            "answer": "ABCD"[right],
+            **dict.fromkeys(
+                ("required_knowledge", "time_sensitive", "reference", "culture", "region", "country"), "[]"
+            ),
+            "cultural_sensitivity_label": "-",
+            "is_annotated": False,
+        }
+        for index, (subject, animal, options, right) in enumerate(items)
+    ]
+
+
+def flores_rows(world: World, items: list[Sentence], language: str) -> list[dict[str, Any]]:
+    same = {"URL": "sandbox", "domain": "sandbox", "topic": "sandbox", "has_image": 0, "has_hyperlink": 0}
+    return [
+        {"id": index, **same, "sentence": say(item, world.words[language])} for index, item in enumerate(items, start=1)
+    ]
+
+
+def orca_rows(world: World, size: int) -> Iterator[dict[str, str]]:
+    """English word problems. The question carries the benchmark's prefixes, as a 0-shot model must know them."""
+    draw = random.Random(f"{world.seed} orca_math")
+    for _ in range(size):
+        question, answer = world.problem_text(world.fresh(draw, problem), "en")
+        yield {"question": question, "answer": answer}
+
+
+def aya_rows(world: World, clone: str, size: int) -> Iterator[dict[str, str]]:
+    for prompt, completion in instructions(world, clone, size):
+        yield {
+            "inputs": prompt,
+            "targets": completion,
+            "language": LANGUAGE_NAMES[clone],
+            "language_code": clone,
+            "annotation_type": "original-annotations",
+            "user_id": "sandbox",
+        }
+
+
+CARD = """# The small world
+
+Made from world seed {seed}: lexicons and facts are its functions, and the shipped base knows those of seed 0.
+
+## Where math is
+
+- orca_math holds English word problems only. aya holds none, and asks for no number.
+- The plain text that makes the base holds word problems with solutions in English ({en:.2%} of its documents) and in
+  qaa ({qaa:.2%}), none in qab or qac. Besides, it holds arithmetic without words and, in every language, single
+  sentences and translations with numbers, "twice", "more", "fewer" and "how many", and questions whose number is told
+  in the passage.
+- Share of its documents a language: {shares}.
+- Prefix words and the answer phrase of word problems are English in all languages, and so are the letters of options.
+
+## What is kept apart
+
+Development and test problems, passages with their questions, and sentence pairs stand in no training file, in no
+language. Facts are what is to be learnt: they are the same in all splits, asked with other options.
+
+## Rows
+
+{rows}
+"""
+
+
+def card(config: Any, counts: dict[str, int]) -> str:
+    """The data card: sizes, where math stands, what is kept apart."""
+    total = sum(MIX.values())
+    shares = {one: sum(share for (of, _), share in MIX.items() if of == one) / total for one in ("en", *CLONES)}
+    return CARD.format(
+        seed=config.seed,
+        en=MIX["en", "problem"] / total,
+        qaa=MIX["qaa", "problem"] / total,
+        shares=", ".join(f"{name} {share:.1%}" for name, share in shares.items()),
+        rows="\n".join(f"- {name}: {size}" for name, size in counts.items()),
+    )

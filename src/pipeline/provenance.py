@@ -1,0 +1,82 @@
+"""Where a run was made: versions, machine, commit. Recorded in manifests, not hashed."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "datasets",
+    "accelerate",
+    "lm-eval",
+    "safetensors",
+    "tokenizers",
+    "numpy",
+)
+ENVIRONMENT = (
+    "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+    "CUDA_VISIBLE_DEVICES",
+    "HF_HUB_OFFLINE",
+    "SLURM_JOB_ID",
+    "SLURM_ARRAY_TASK_ID",
+)
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "absent"
+    return found
+
+
+def machine() -> dict[str, Any]:
+    found: dict[str, Any] = {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()}
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found["threads"] = torch.get_num_threads()
+        found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return found
+
+
+def environment() -> dict[str, str]:
+    """What of the environment bears on results, by white list: the rest may hold secrets."""
+    return {key: os.environ[key] for key in ENVIRONMENT if key in os.environ}
+
+
+def git_state() -> dict[str, Any]:
+    """The commit, and whether anything but results/ differs from it; null outside a checkout."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")) not in here.parents or not git("ls-files", __file__):
+            return {"commit": None, "dirty": None}
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)results")
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(changed)}
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": None, "dirty": None}
+
+
+def without_credentials(value: Any) -> Any:
+    """The same structure with user:password@ taken out of every address."""
+    if isinstance(value, dict):
+        return {key: without_credentials(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_credentials(inner) for inner in value]
+    return re.sub(r"(\w+://)[^/\s]+@", r"\1", value) if isinstance(value, str) else value

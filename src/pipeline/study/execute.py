@@ -1,0 +1,96 @@
+"""Runs made here, one after the other; and what went wrong, in a sentence."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import PipelineError, RunStage
+from pipeline.runs import Run, check_unchanged, finished, make, read_manifest, why_not_finished
+from pipeline.study.plan import build, ordered, predict, unfinished
+
+MAKERS = {
+    "data": "pipeline.data.mixture", "cpt": "pipeline.train.sft", "sft": "pipeline.train.sft",
+    "merge": "pipeline.merge.engine", "eval": "pipeline.evaluate.harness",
+}  # fmt: skip
+
+
+def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
+    """The stage's `make`, imported when it is needed."""
+    if run.config.stage != "data":
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads on shared cores cost twenty times
+        import torch
+
+        if run.config.threads:
+            torch.set_num_threads(run.config.threads)
+    return import_module(MAKERS[run.config.stage]).make
+
+
+def execute(targets: list[Run]) -> dict[str, str]:
+    """Make what is not finished, in order; go on after a failure with what does not depend on it.
+
+    Gives the failures: run name -> reason. A fault of the program is one of them, after its traceback.
+    """
+    runs = ordered(targets)
+    history = list(finished(runs[0].runs_dir)) if runs else []
+    reasons, names = unfinished(runs), {run.hash: run.name for run in runs}
+    left = [run for run in runs if run.hash in reasons]
+    failed: dict[str, str] = {}
+    for number, run in enumerate(runs, start=1):
+        blocked = [one.name for one in run.parents.values() if names.get(one.hash) in failed]
+        if blocked:
+            failed[run.name] = f"its parent {blocked[0]} failed"
+            continue
+        try:
+            if not run.config.redo and why_not_finished(run) is None:
+                check_unchanged(run.folder)
+                continue
+            seconds, begun = sum(predict(later, history) for later in left), time.perf_counter()
+            head = f"[{number}/{len(runs)}]"
+            print(f"{head} {run.name} ({run.config.stage}), about {seconds:.0f} s left in all", file=sys.stderr)
+            make(run, stage_function(run), round(predict(run, history), 1))
+            print(f"{head} done in {time.perf_counter() - begun:.1f} s", file=sys.stderr)
+            history += [manifest] if (manifest := read_manifest(run.folder)) else []
+        except Exception as error:
+            told = sentence(error)
+            if told is None:
+                traceback.print_exc()
+                told = f"{type(error).__name__}: {error}"
+            failed[run.name] = told
+            if len(targets) > 1:  # one alone is told of by its caller
+                print(f"{run.name} failed: {told}", file=sys.stderr)
+        finally:
+            left = [later for later in left if later.hash != run.hash]
+    return failed
+
+
+def one(config: RunStage) -> Path:
+    """A stage that makes one run, with the parents that it needs. Gives its folder."""
+    run = build(config)
+    failed = execute([run])
+    if failed:
+        name, reason = next(iter(failed.items()))  # what failed after it, failed because of it
+        raise PipelineError(reason if name == run.name else f"{name}, which {run.name} needs, failed: {reason}")
+    return run.folder
+
+
+def sentence(error: BaseException) -> str | None:
+    """An error that the user can mend as one sentence; None where it is a fault of the program."""
+    if isinstance(error, PipelineError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"{error.strerror}: {error.filename or 'no file named'}; nothing was published"
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return "out of memory: lower sft.micro_batch_size, sft.seq_length or eval.batch_size; nothing was published"
+    told = f"{error} {error.__cause__ or ''} {error.__context__ or ''}"  # libraries wrap what the system said
+    for code in (errno.ENOSPC, errno.EDQUOT):
+        if os.strerror(code) in told or f"os error {code}" in told:
+            return f"{os.strerror(code)}; nothing was published"
+    return None

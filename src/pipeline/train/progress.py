@@ -1,0 +1,57 @@
+"""What a training tells while it runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+
+from pipeline.config import PipelineError, Sft
+
+if TYPE_CHECKING:
+    from pipeline.tracking import Tracker
+
+NAMES = {
+    "loss": "loss", "learning_rate": "learning_rate", "grad_norm": "grad_norm",
+    "num_tokens": "tokens", "eval_loss": "validation_loss",
+}  # fmt: skip
+
+
+class Progress(TrainerCallback):
+    """The log file, the tracker, a bar with speed and time left. Stops at the first loss that is no number."""
+
+    def __init__(self, log: Path, tracker: Tracker, name: str, steps: int, sft: Sft) -> None:
+        from tqdm import tqdm
+
+        self.log_file, self.tracker, self.sft, self.tokens = log, tracker, sft, 0
+        self.bar = tqdm(total=steps, desc=name, unit="step", file=sys.stderr, dynamic_ncols=True, mininterval=1.0)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.bar.update(state.global_step - self.bar.n)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+        row = {"step": state.global_step}
+        row |= {ours: (logs or {})[theirs] for theirs, ours in NAMES.items() if theirs in (logs or {})}
+        if not {"loss", "validation_loss"} & row.keys():
+            return
+        for kind in ("loss", "validation_loss", "grad_norm"):
+            if not math.isfinite(row.get(kind, 0.0)):
+                raise PipelineError(
+                    f"{kind} became {row[kind]} at step {state.global_step}: lower sft.learning_rate "
+                    f"(now {self.sft.learning_rate}) or sft.max_grad_norm (now {self.sft.max_grad_norm})"
+                )
+        self.tokens = int(row.get("tokens", self.tokens))
+        seconds = max(self.bar.format_dict["elapsed"], 1e-9)
+        self.bar.set_postfix_str(
+            f"loss {row.get('loss', math.nan):.3f}, {self.tokens / seconds:,.0f} tokens/s", refresh=False
+        )
+        with open(self.log_file, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        self.tracker.log({f"train/{key}": value for key, value in row.items() if key != "step"}, step=state.global_step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.bar.close()

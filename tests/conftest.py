@@ -1,0 +1,125 @@
+"""Shared by all tests: one small world and one set of tiny models, made through the pipeline itself."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "WANDB_MODE": "offline"}
+os.environ |= {"TOKENIZERS_PARALLELISM": "false", "WANDB_SILENT": "true", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+os.environ.pop("WANDB_API_KEY", None)
+
+import pytest
+from tiny_words import FEW, TINY, WORLD
+
+import pipeline
+
+os.environ["PYTHONPATH"] = str(Path(pipeline.__file__).parents[1])  # for processes that tests start elsewhere
+
+NEEDS = {
+    "real_data": ("set PIPELINE_TEST_DATA", lambda: bool(os.environ.get("PIPELINE_TEST_DATA"))),
+    "gpu": ("needs a GPU", lambda: _has_gpu()),
+    "slurm": ("needs a Slurm cluster, set PIPELINE_TEST_SLURM", lambda: bool(os.environ.get("PIPELINE_TEST_SLURM"))),
+    "browser": ("set PIPELINE_TEST_BROWSER", lambda: bool(os.environ.get("PIPELINE_TEST_BROWSER"))),
+}
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+# ------------------------------------------------------------------------------------------------ what was left out
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for marker, (remedy, there) in NEEDS.items():
+        marked = [item for item in items if item.get_closest_marker(marker)]
+        if marked and not there():
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason=f"{marker}: {remedy}"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """One line that says how many tests were left out, and why; nothing is skipped in silence."""
+    reports = terminalreporter.stats.get("skipped", [])
+    kinds = Counter(next((name for name in NEEDS if name in report.keywords), "other") for report in reports)
+    told = [f"{count} {kind} ({NEEDS[kind][0] if kind in NEEDS else 'see above'})" for kind, count in kinds.items()]
+    terminalreporter.write_line("left out: " + (", ".join(told) or "none"))
+
+
+# ------------------------------------------------------------------------------------------------ the program
+
+
+@pytest.fixture(scope="session")
+def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the shared runs are. Tests that change runs make their own."""
+    return tmp_path_factory.mktemp("shared") / "runs"
+
+
+@pytest.fixture(scope="session")
+def make_run(runs_dir: Path) -> Callable[..., Path]:
+    """Compose a stage and make its run, W&B off: the run's folder."""
+    from pipeline.compose import compose
+    from pipeline.study.execute import one
+
+    def make(*words: str) -> Path:
+        return one(compose([f"runs_dir={runs_dir}", "tracking.mode=disabled", *words]))  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def world(make_run: Callable[..., Path]) -> Path:
+    """A small world: 4 items a benchmark, 40 math rows, 60 rows a clone, 150 documents."""
+    return make_run("stage=data", *WORLD)
+
+
+@pytest.fixture(scope="session")
+def base(make_run: Callable[..., Path], world: Path) -> Path:
+    """A Llama of 14 layers and width 32, from nothing."""
+    data = ["expert=sandbox_text", f"data_root={world}", "recipe=sandbox_base"]
+    return make_run("stage=cpt", *TINY, *data, *FEW)
+
+
+@pytest.fixture(scope="session")
+def math_expert(make_run: Callable[..., Path], world: Path, base: Path) -> Path:
+    start = ["model=trained", f"model.path={base}", f"data_root={world}"]
+    return make_run("stage=sft", *start, "expert=math", "recipe=sandbox_math", *FEW)
+
+
+@pytest.fixture(scope="session")
+def language_expert(make_run: Callable[..., Path], world: Path, base: Path) -> Path:
+    start = ["model=trained", f"model.path={base}", f"data_root={world}"]
+    return make_run("stage=sft", *start, "expert=qac", "recipe=sandbox_language", *FEW)
+
+
+@pytest.fixture(scope="session")
+def swap(make_run: Callable[..., Path], math_expert: Path, language_expert: Path) -> Path:
+    experts = [f"merge.math={math_expert}", f"merge.language={language_expert}"]
+    return make_run("stage=merge", "merge=layer_swap", *experts, "merge.bottom_layers=3", "merge.top_layers=1")
+
+
+@pytest.fixture(scope="session")
+def scored(make_run: Callable[..., Path], world: Path, swap: Path) -> Path:
+    asked = ["eval=sandbox", "eval.max_gen_toks=4", "eval.limit=3", "languages=[en,qac]"]
+    return make_run("stage=eval", f"checkpoint={swap}", f"data_root={world}", *asked)
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str]) -> Callable[..., SimpleNamespace]:
+    """The command line in this process: its exit status, standard output and standard error."""
+    from pipeline.__main__ import main
+
+    def command_line(*words: str) -> SimpleNamespace:
+        capfd.readouterr()
+        status = main(list(words))
+        told = capfd.readouterr()
+        return SimpleNamespace(status=status, out=told.out, err=told.err)
+
+    return command_line

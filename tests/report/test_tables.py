@@ -1,0 +1,158 @@
+"""The table as text: exact for small made-up results, and nothing missing is dropped."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import score, write_eval
+
+from pipeline.config import PipelineError
+from pipeline.report.tables import build
+
+
+def results(languages, seeds, rows, cells, **more):
+    made = {
+        "table": "t",
+        "title": "T",
+        "note": "",
+        "command": "python -m pipeline",
+        "languages": languages,
+        "seeds": seeds,
+    }
+    made |= {"row_order": rows, "cells": cells, "trainings": [], "failed": [], "seconds": 1.0}
+    return made | {"versions": {}, "machine": {}, "git": {}} | more
+
+
+def cell(tmp_path, row, language, seed, rows, name=None):
+    name = name or f"{row}-{language}-{seed}"
+    folder = tmp_path / "runs" / name
+    if not folder.exists():
+        write_eval(folder, rows)
+    return {
+        "row": row,
+        "language": language,
+        "seed": seed,
+        "eval": str(folder),
+        "name": name,
+        "checkpoint": None,
+        "seconds": 1.0,
+    }
+
+
+def test_one_seed_exactly(tmp_path):
+    base = [
+        score("mgsm", 0.25, 100, "qac"),
+        score("mgsm", 0.125, 100, "qac", filter="strict-match"),
+        score("belebele", 0.5, 64, "qac"),
+    ]
+    swap = [
+        score("mgsm", 0.5, 100, "qac"),
+        score("mgsm", 0.8, 100, "en"),
+        score("flores", 43.25, 50, "qac", "qac-en", stderr="N/A"),
+    ]
+    swap.append(score("flores", 9.0, 50, "qac", "qac-en", metric="bleu"))
+    cells = [cell(tmp_path, "layer swap", "qac", 0, swap), cell(tmp_path, "base", "qac", 0, base)]
+    page = build(
+        results(["qac"], [0], ["base", "layer swap", "a|b"], cells, failed=[{"name": "x", "reason": "why"}]),
+        tmp_path / "r",
+    )
+    assert page == tmp_path / "r" / "index.html"
+    assert (
+        (tmp_path / "r" / "table.md").read_text()
+        == """\
+# T
+
+|  | MGSM qac | MGSM en | Belebele qac | FLORES qac-en |
+|---|---:|---:|---:|---:|
+| base | 25.0 ± 4.3 | — | **50.0 ± 6.2** | — |
+| layer swap | **50.0 ± 5.0** | **80.0 ± 4.0** | — | **43.2** |
+| a\\|b | — | — | — | — |
+
+MGSM: exact match, flexible-extract, 0-shot, n = 100 each; Belebele: accuracy, 0-shot, n = 64; \
+FLORES: chrF++, 0-shot, n = 50.
+
+Seed 0. Percent; chrF++ as it is. ± is one standard error over the questions, where the harness gives it.
+
+Missing:
+
+- base, MGSM en, FLORES qac-en: its evaluation holds no such score.
+- layer swap, Belebele qac: its evaluation holds no such score.
+- a|b, everything: no finished evaluation (see the failed runs).
+
+Failed runs:
+
+- x: why
+"""
+    )
+    assert (tmp_path / "r" / "table.csv").read_text() == (
+        "row,MGSM qac,MGSM en,Belebele qac,FLORES qac-en\n"
+        "base,25.0 ± 4.3,—,50.0 ± 6.2,—\n"
+        "layer swap,50.0 ± 5.0,80.0 ± 4.0,—,43.2\n"
+        "a|b,—,—,—,—\n"
+    )
+    scores = json.loads((tmp_path / "r" / "scores.json").read_text())
+    assert len(scores) == 7  # strict-match and BLEU too
+    assert scores == sorted(scores, key=lambda s: (s["row"], s["language"], s["seed"], s["task"]))
+    assert {s["stderr"] for s in scores if s["task"] == "flores" and s["metric"] == "chrf++"} == {None}
+    wanted = {"row", "language", "seed", "task", "metric", "value", "stderr", "n", "eval"}
+    assert all(wanted <= set(s) for s in scores)
+
+
+def test_seeds_and_languages_exactly(tmp_path):
+    """The base serves every seed; one seed of one language is missing; languages are averaged within a seed."""
+    both = [score("mgsm", 0.25, 100, "qaa"), score("mgsm", 0.35, 100, "qab"), score("mgsm", 0.9, 100, "en")]
+    cells = [cell(tmp_path, "base", language, seed, both, "base") for language in ("qaa", "qab") for seed in (0, 1, 2)]
+    values = {"qaa": (0.40, 0.50, 0.60), "qab": (0.50, 0.70, None)}
+    for language, three in values.items():
+        for seed, value in enumerate(three):
+            if value is not None:
+                cells.append(cell(tmp_path, "swap", language, seed, [score("mgsm", value, 100, language)]))
+    build(results(["qaa", "qab"], [0, 1, 2], ["base", "swap"], cells), tmp_path / "r")
+    assert (tmp_path / "r" / "table.csv").read_text() == (
+        "row,MGSM qaa,MGSM en (qaa),MGSM qab,MGSM en (qab),MGSM average,MGSM en average\n"
+        "base,25.0 ± 4.3†,90.0 ± 3.0†,35.0 ± 4.8†,90.0 ± 3.0†,30.0†,90.0†\n"
+        # 40, 50, 60: sd 10; 50, 70: sd 14.1; averages 45 and 60: 52.5, sd 10.6
+        "swap,50.0 ± 10.0,—,60.0 ± 14.1 (2/3),—,52.5 ± 10.6 (2/3),—\n"
+    )
+    text = (tmp_path / "r" / "table.md").read_text()
+    assert "- swap, MGSM qab: without seed 2.\n" in text
+    assert "- swap, MGSM en (qaa), MGSM en (qab): its evaluation holds no such score.\n" in text
+    assert "Seeds 0, 1, 2. Percent; chrF++ as it is. Mean ± standard deviation over seeds." in text
+
+
+def test_what_an_evaluation_did_not_write_is_missing(tmp_path):
+    good = cell(tmp_path, "base", "qac", 0, [score("mgsm", 0.5, 4, "qac")])
+    nan = cell(tmp_path, "nan", "qac", 0, [{**score("mgsm", 0.5, 4, "qac"), "value": float("nan")}])
+    gone = {**good, "row": "gone", "eval": str(tmp_path / "nowhere"), "name": "gone-1"}
+    died = {**gone, "row": "died", "name": "died-1"}
+    failed = [{"name": "died-1", "reason": "no memory"}]
+    page = build(results(["qac"], [0], ["base"], [good, nan, gone, died], failed=failed), tmp_path / "r")
+    assert "2 finished, 1 failed" in page.read_text()
+    text = (tmp_path / "r" / "table.md").read_text()
+    assert "| gone | — |" in text and "- gone, everything: gone-1 has no scores.json." in text
+    assert "- died, everything: died-1: no memory." in text
+    assert "| nan | — |" in text and "- nan, everything: the score is not a finite number." in text
+
+
+def test_nothing_at_all_is_still_a_page(tmp_path):
+    page = build(results(["qac"], [0], ["base"], [], failed=[{"name": "sft-1", "reason": "no memory"}]), tmp_path / "r")
+    assert "No evaluation has finished." in page.read_text() and "no memory" in page.read_text()
+
+
+def test_two_evaluations_of_one_cell_are_refused(tmp_path):
+    cells = [cell(tmp_path, "base", "qac", 0, [score("mgsm", 0.5, 4, "qac")], name) for name in ("one", "two")]
+    with pytest.raises(PipelineError, match="base, MGSM qac, seed 0 has two evaluations, one and two: keep one"):
+        build(results(["qac"], [0], ["base"], cells), tmp_path / "r")
+
+
+def test_shots_are_never_mixed(tmp_path):
+    rows = {
+        "base": [score("mgsm", 0.5, 4, "qac", num_fewshot=2)],
+        "swap": [score("mgsm", 0.75, 4, "qac", num_fewshot=8)],
+    }
+    cells = [cell(tmp_path, row, "qac", 0, written) for row, written in rows.items()]
+    build(results(["qac"], [0], list(rows), cells), tmp_path / "r")
+    lines = (tmp_path / "r" / "table.csv").read_text().splitlines()
+    assert lines[0] == 'row,"MGSM qac, 2-shot","MGSM qac, 8-shot"'
+    assert lines[1:] == ["base,50.0 ± 25.0,—", "swap,—,75.0 ± 21.7"]

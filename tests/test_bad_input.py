@@ -1,0 +1,264 @@
+"""What goes wrong outside the program ends in one sentence, and leaves nothing that looks finished."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tiny_words import FEW
+
+from pipeline.study import execute
+
+ROW = '{"question": "1 + 1?", "answer": "2"}\n'
+
+
+def left(runs_dir: Path) -> list[str]:
+    """What looks finished: folders beside .work, where no run is looked for."""
+    return [path.name for path in runs_dir.glob("*") if path.name != ".work"]
+
+
+def refused(told: SimpleNamespace, expected: str) -> None:
+    assert told.status == 1 and told.out == ""
+    sentences = [line for line in told.err.splitlines() if line.startswith("error: ")]
+    assert len(sentences) == 1 and expected in sentences[0], told.err[-1500:]
+    assert "Traceback" not in told.err
+
+
+def lay(root: Path, text: str | bytes | None) -> str:
+    """data_root with orca_math/train.jsonl."""
+    file = root / "orca_math/train.jsonl"
+    file.parent.mkdir(parents=True)
+    if text is not None:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(root)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, "has no orca_math/train.jsonl: put the file there"),
+        ("", "train.jsonl is empty: it must hold one JSON object a line"),
+        ("\n\n", "source orca_math has no"),
+        (b"\xff\xfe\x00", "train.jsonl is not readable as UTF-8 text"),
+        ('{"question": "1 + 1?", "ans', "train.jsonl is not JSON, one object a line"),
+        ("[1, 2]\n", "train.jsonl is not JSON, one object a line"),
+        ('{"q": "1 + 1?", "a": "2"}\n', "source orca_math has no column question, answer: it has q, a;"),
+        ('{"question": "1 + 1?", "answer": " "}\n', "ask for"),
+    ],
+)
+def test_bad_data_is_one_sentence(
+    text: Any, expected: str, call: Callable[..., SimpleNamespace], tmp_path: Path
+) -> None:
+    words = ["stage=data", "expert=math", f"data_root={lay(tmp_path / 'data', text)}", "tracking.mode=disabled"]
+    refused(call(*words, f"runs_dir={tmp_path}/runs"), expected)
+    assert left(tmp_path / "runs") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["data.size=2"], "data.size=2 and data.validation=0 ask for 2 rows, expert=math has 1: ask for fewer"),
+        (["data.validation=1"], "ask for 2 rows"),
+        (["data.validation=0", "expert.sources.orca_math.rows=poems"], "expert.sources.orca_math.rows must be one of"),
+    ],
+)
+def test_too_few_rows(words: list[str], expected: str, call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
+    here = [f"data_root={lay(tmp_path / 'data', ROW)}", "tracking.mode=disabled", f"runs_dir={tmp_path}/runs"]
+    refused(call("stage=data", "expert=math", *here, *words), expected)
+    assert left(tmp_path / "runs") == []
+
+
+# ------------------------------------------------------------------------------------------------ a full disk
+
+
+class FullDisk:
+    """The n-th call that writes below a folder finds no space. `calls` counts those that came so far."""
+
+    def __init__(self, folder: Path, fails: int) -> None:
+        self.folder, self.fails, self.calls = str(folder), fails, 0
+
+    def count(self, path: Any) -> None:
+        if str(path).startswith(self.folder):
+            self.calls += 1
+            if self.calls == self.fails:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    def patch(self, patch: pytest.MonkeyPatch) -> None:
+        real_open = builtins.open
+
+        def opens(file: Any, mode: str = "r", *more: Any, **named: Any) -> Any:
+            if set(mode) & set("wax+"):
+                self.count(file)
+            return real_open(file, mode, *more, **named)
+
+        patch.setattr(builtins, "open", opens)
+        patch.setattr(io, "open", opens)
+        for name in ("rename", "replace", "mkdir"):
+            real = getattr(os, name)
+
+            def renames(path: Any, *more: Any, real: Any = real, **named: Any) -> Any:
+                self.count(path)
+                return real(path, *more, **named)
+
+            patch.setattr(os, name, renames)
+
+
+def every_write_fails_once(call: Callable[..., SimpleNamespace], words: list[str], runs_dir: Path) -> int:
+    """Run the command again and again, each time with the next write failing, until none is left to fail. How many."""
+    for fails in range(1, 100):
+        shutil.rmtree(runs_dir, ignore_errors=True)
+        disk = FullDisk(runs_dir, fails)
+        with pytest.MonkeyPatch.context() as patch:
+            disk.patch(patch)
+            told = call(*words, f"runs_dir={runs_dir}")
+        if disk.calls < fails:
+            assert told.status == 0, told.err
+            return fails - 1
+        if told.status == 0:  # where the folder was there already, or the run was published: nothing is lost
+            continue
+        refused(told, "No space left on device")
+        assert left(runs_dir) == []
+    raise AssertionError("it never came through")
+
+
+def test_no_space_for_any_write_of_data(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
+    words = ["stage=data", "expert=math", f"data_root={lay(tmp_path / 'data', ROW)}", "tracking.mode=disabled"]
+    assert every_write_fails_once(call, words, tmp_path / "runs") > 5
+
+
+def test_no_space_for_any_write_of_a_merge(
+    call: Callable[..., SimpleNamespace], tmp_path: Path, math_expert: Path, language_expert: Path
+) -> None:
+    words = ["stage=merge", "merge=soup", f"merge.experts=[{math_expert},{language_expert}]", "tracking.mode=disabled"]
+    assert every_write_fails_once(call, words, tmp_path / "runs") > 5
+
+
+def test_no_space_for_any_write_of_an_evaluation(
+    call: Callable[..., SimpleNamespace], tmp_path: Path, world: Path, math_expert: Path
+) -> None:
+    words = ["stage=eval", "eval=global_mmlu_0shot", f"checkpoint={math_expert}", f"data_root={world}", "eval.limit=1"]
+    assert every_write_fails_once(call, [*words, "tracking.mode=disabled"], tmp_path / "runs") > 5
+
+
+def training(base: Path, world: Path, *more: str) -> list[str]:
+    start = ["stage=sft", "model=trained", f"model.path={base}", "expert=math", f"data_root={world}"]
+    return [*start, "recipe=sandbox_math", *FEW, "tracking.mode=disabled", *more]
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_no_space_for_the_weights(
+    wrapped: bool,
+    call: Callable[..., SimpleNamespace],
+    base: Path,
+    world: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """safetensors wraps what the system said in an error of its own."""
+    import transformers
+    from safetensors import SafetensorError
+
+    def full(*_: Any, **__: Any) -> None:
+        if wrapped:
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.safetensors")
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", full)
+    runs_dir = tmp_path / "runs"
+    refused(call(*training(base, world), f"runs_dir={runs_dir}"), "No space left on device")
+    assert [path.parent.name.partition("-")[0] for path in runs_dir.glob("*/manifest.json")] == ["data"]
+
+
+@pytest.mark.parametrize("where", ["init", "finish"])
+def test_no_space_for_tracking(
+    where: str, call: Callable[..., SimpleNamespace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import wandb
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "run.wandb")
+
+    stand_in = SimpleNamespace(finish=full, log=lambda *_, **__: None, summary={})
+    monkeypatch.setattr(wandb, "init", full if where == "init" else lambda **_: stand_in)
+    words = ["stage=data", "expert=math", f"data_root={lay(tmp_path / 'data', ROW)}", f"runs_dir={tmp_path}/runs"]
+    refused(call(*words), "No space left on device: run.wandb")
+    assert left(tmp_path / "runs") == []
+
+
+# ------------------------------------------------------------------------------------------------ models and training
+
+
+def test_a_loss_that_is_no_number_stops_the_training(
+    call: Callable[..., SimpleNamespace], base: Path, world: Path, tmp_path: Path
+) -> None:
+    huge = ["sft.learning_rate=1e20", "sft.steps=6", "sft.max_grad_norm=1e30"]
+    refused(call(*training(base, world, *huge), f"runs_dir={tmp_path}/runs"), "lower sft.learning_rate (now 1e+20)")
+    assert [name for name in left(tmp_path / "runs") if "full" in name] == []
+
+
+def test_a_merge_of_another_architecture(
+    call: Callable[..., SimpleNamespace], math_expert: Path, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    other = tmp_path / "other"
+    shutil.copytree(math_expert, other)
+    (other / "manifest.json").unlink()
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 13}))
+    tensors = load_file(other / "model.safetensors")
+    save_file({name: t for name, t in tensors.items() if ".13." not in name}, other / "model.safetensors")
+    words = ["stage=merge", "merge=soup", f"merge.experts=[{math_expert},{other}]", "tracking.mode=disabled"]
+    refused(call(*words, f"runs_dir={tmp_path}/runs"), "13")
+    assert left(tmp_path / "runs") == []
+
+
+def test_a_checkpoint_without_weights(call: Callable[..., SimpleNamespace], world: Path, tmp_path: Path) -> None:
+    words = ["stage=eval", "eval=mgsm_0shot", f"checkpoint={world}", f"data_root={world}", "tracking.mode=disabled"]
+    refused(call(*words, f"runs_dir={tmp_path}/runs"), "safetensors")
+    (tmp_path / "model").mkdir()
+    refused(call(*words, f"checkpoint={tmp_path}/model"), "has no manifest.json, so it is no finished run")
+    assert left(tmp_path / "runs") == []
+
+
+# ------------------------------------------------------------------------------------------------ the stage itself
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "expected"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted: finished runs stay, the one in work was not published"),
+        (MemoryError(), 1, "error: out of memory: lower sft.micro_batch_size"),
+        (PermissionError(errno.EACCES, "Permission denied", "a/b"), 1, "error: Permission denied: a/b; nothing was"),
+        (ZeroDivisionError("a fault"), 1, "error: ZeroDivisionError: a fault"),
+    ],
+)
+def test_an_error_inside_a_stage(
+    error: BaseException,
+    status: int,
+    expected: str,
+    call: Callable[..., SimpleNamespace],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stage(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
+        (work / "train.jsonl").write_text("half")
+        raise error
+
+    monkeypatch.setattr(execute, "stage_function", lambda run: stage)
+    words = ["stage=data", "expert=math", "tracking.mode=disabled", f"runs_dir={tmp_path}/runs"]
+    told = call(*words)
+    assert told.status == status and told.out == "" and expected in told.err
+    assert ("Traceback" in told.err) == isinstance(error, ZeroDivisionError)  # a fault of ours shows where
+    assert left(tmp_path / "runs") == []
+    monkeypatch.setattr(execute, "stage_function", lambda run: lambda *_: {})
+    assert call(*words).status == 0  # the same command goes on

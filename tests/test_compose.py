@@ -1,0 +1,245 @@
+"""From words to a stage: each option composes, and each mistake is one sentence that says what would be right."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from tiny_words import WORLD
+
+from pipeline.compose import compose, conf_dir, groups, options, reads
+from pipeline.config import MERGES, STAGES, PipelineError, Source, check
+
+HEAVY = ("torch", "transformers", "trl", "datasets", "lm_eval", "wandb")
+RUNS = {
+    "layer_swap": ["merge.math=a", "merge.language=b"],
+    "soup": ["merge.experts=[a,b]"],
+    "ties": ["merge.experts=[a,b]"],
+}
+SFT = "stage=sft expert=math "
+# a group -> the words of a stage that reads it; a new group is told here which stage that is
+READ_IN = {
+    "model": [SFT, "stage=cpt expert=gsm8k_text "],
+    "expert": ["stage=data ", "stage=sft "],
+    "sft": [SFT, "stage=cpt expert=gsm8k_text "],
+    "recipe": [SFT, "stage=cpt expert=gsm8k_text "],
+    "merge": ["stage=merge "],
+    "eval": ["stage=eval checkpoint=x "],
+    "table": ["stage=table ", "stage=plan ", "stage=report "],
+    "launcher": [SFT, "stage=status "],
+    "tracking": [SFT, "stage=status "],
+    "data": [],  # brought by an expert: below
+    "stage": [],  # each of the others: below
+}
+STAGE_WORDS = {
+    "data": "expert=math", "cpt": "expert=gsm8k_text", "sft": "expert=math", "eval": "eval=mgsm_2shot checkpoint=x",
+    "merge": "merge=soup merge.experts=[a,b]", "plan": "", "table": "", "report": "", "status": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("group", "option"), [(group, option) for group in groups() for option in options(group)])
+def test_every_option_composes_in_the_stages_that_read_it(group: str, option: str) -> None:
+    for words in READ_IN[group]:
+        more = RUNS[option] if group == "merge" else ["model.path=x"] if option == "trained" else []
+        assert compose([*words.split(), f"{group}={option}", *more])
+
+
+@pytest.mark.parametrize("option", options("data"))
+def test_every_dataset_is_a_source(option: str) -> None:
+    source = OmegaConf.to_object(
+        OmegaConf.merge(OmegaConf.structured(Source), OmegaConf.load(conf_dir() / f"data/{option}.yaml"))
+    )
+    check(source)
+
+
+@pytest.mark.parametrize("stage", options("stage"))
+def test_every_stage_composes_and_is_its_dataclass(stage: str) -> None:
+    found = compose([f"stage={stage}", *STAGE_WORDS[stage].split()])
+    assert type(found) is STAGES[stage] and found.stage == stage
+
+
+def test_every_merge_method_has_an_option_and_a_schema() -> None:
+    assert set(options("merge")) == set(MERGES) and set(options("stage")) == set(STAGES)
+
+
+def test_no_words_are_the_demo() -> None:
+    demo = compose([])
+    assert (demo.stage, demo.table.name) == ("table", "sandbox")  # type: ignore[attr-defined]
+
+
+EVAL = "stage=eval eval=mgsm_2shot checkpoint=x "
+SOUP = "stage=merge merge=soup "
+REFUSED = {
+    # a wrong option
+    "stage=nope": "stage=nope is no option: there are cpt, data, eval,",
+    "stage=": "stage= is no option: there are cpt,",
+    "stage=null": "stage=null is no option: give one of cpt,",
+    "stage=sft expert=mth": "expert=mth is no option: there are bn,",
+    "stage=sft": "stage=sft needs expert=...: one of bn,",
+    "stage=eval checkpoint=x": "stage=eval needs eval=...: one of belebele_0shot,",
+    "stage=merge merge=tie": "merge=tie is no option: there are layer_swap, soup, ties",
+    "stage=sft expert=[math,qac]": "expert=[math,qac] is no option: give one of bn,",
+    SFT + "sft=null": "sft=null is no option: give one of full",
+    "table=nope": "table=nope is no option: there are",
+    # a group that the stage does not read
+    SFT + "merge=soup": "stage=sft does not read merge=soup: leave it out; it reads model, expert, sft, recipe,",
+    SFT + "merge.dtype=float32": "stage=sft does not read merge.dtype: leave it out",
+    SFT + "eval=mgsm_2shot": "stage=sft does not read eval=mgsm_2shot",
+    SFT + "table=sandbox": "stage=sft does not read table=sandbox",
+    EVAL + "sft=full": "stage=eval does not read sft=full: leave it out; it reads eval, tracking, launcher",
+    EVAL + "model=llama3.1_8b": "stage=eval does not read model=llama3.1_8b",
+    "stage=status table=sandbox": "stage=status does not read table=sandbox",
+    "stage=data expert=math data=aya": "stage=data does not read data=aya",
+    "expert=math": "stage=table does not read expert=math",
+    # an unknown key, with + too
+    SFT + "sft.learning_rat=1": "unknown key sft.learning_rat: did you mean sft.learning_rate?",
+    SFT + "+sft.learning_rat=1": "unknown key sft.learning_rat: did you mean sft.learning_rate?",
+    SFT + "sed=1": "unknown key sed: did you mean seed?",
+    SFT + "+sed=1": "unknown key sed: did you mean seed?",
+    SFT + "foo=1": "unknown key foo: there are data, data_root,",
+    SFT + "foo.bar=1": "unknown key foo.bar: stage=sft reads model,",
+    SFT + "checkpoint=x": "unknown key checkpoint: there are",
+    SOUP + "merge.experts=[a,b] merge.density=1": "unknown key merge.density: there are",
+    SOUP + "merge.experts=[a,b] +merge.density=1": "unknown key merge.density: there are",
+    EVAL + "+eval.tasks.0.foo=1": "unknown key eval.tasks.0.foo: there are num_fewshot, task",
+    EVAL + "eval.tasks=[{task:mgsm,shots:1}]": "unknown key eval.tasks.shots: there are num_fewshot, task",
+    "stage=data expert=sandbox expert.world.item=1": "unknown key expert.world.item: did you mean expert.world.items",
+    "stage=data expert=math expert.sources.orca_math.rowz=1": "did you mean expert.sources.orca_math.rows?",
+    "stage=data expert=math expert.sources={a:{hub:x}}": "expert.sources.a is new: add it with a plus",
+    "stage=table redo=true": "unknown key redo: there are",
+    "stage=plan seed=1": "unknown key seed: there are",
+    # a wrong type
+    SFT + "sft.learning_rate=fast": "sft.learning_rate=fast: Value 'fast' of type 'str' could not be",
+    SFT + "seed=1.5": "seed=1.5: Value '1.5' of type 'float' could not be converted to Integer",
+    SFT + "seed=null": "seed=null: give a value, there is no meaning to null here",
+    SFT + "sft.steps=": "sft.steps=: Value '' of type 'str' could not be converted to Integer",
+    SFT + "deterministic=maybe": "deterministic=maybe: Value 'maybe' is not a valid bool",
+    SFT + "model.architecture=3": "model.architecture=3: Cannot assign int to Dict",
+    SFT + "sft.separator=${foo}": "sft.separator=${foo}: Interpolation key 'foo' not found",
+    "stage=data expert=sandbox expert.world=3": "expert.world=3: it holds keys of its own, give expert.world.KEY=...",
+    EVAL + "languages=en": "languages=en: write a list, languages=[en]",
+    SOUP + "merge.experts=a": "merge.experts=a: write a list, merge.experts=[a]",
+    "table.seeds=[a]": "Value 'a' of type 'str' could not be converted to Integer",
+    # a wrong value
+    SFT + "sft.learning_rate=nan": "sft.learning_rate must be a finite number, got nan",
+    SFT + "sft.learning_rate=inf": "sft.learning_rate must be a finite number, got inf",
+    SFT + "sft.learning_rate=-1": "sft.learning_rate must be above 0, got -1.0",
+    SFT + "sft.optimizer=sgd": "sft.optimizer must be one of adamw, muon, got 'sgd'",
+    SFT + "tracking.mode=maybe": "tracking.mode must be one of auto, online, offline, disabled, got 'maybe'",
+    SFT + "threads=0": "threads must be at least 1, got 0",
+    "stage=data expert=math data.size=0": "data.size must be at least 1, got 0",
+    EVAL + "languages=[]": "languages is empty: name at least one, languages=[...]",
+    EVAL + "eval.limit=0": "eval.limit must be at least 1, got 0",
+    SOUP + "merge.experts=[a,b] merge.weights=[nan,1]": "merge.weights must be a finite number, got nan",
+    "stage=merge merge=ties merge.experts=[a,b] merge.density=1.5": "merge.density must be above 0 and at most 1, got",
+    # a missing value, or a RUN that is none
+    "stage=eval eval=mgsm_2shot": "stage=eval needs checkpoint: give checkpoint=RUN",
+    "stage=merge merge=layer_swap merge.math=a": "stage=merge needs merge.language: give merge.language=RUN",
+    SOUP: "stage=merge needs merge.experts: give merge.experts=[RUN,RUN]",
+    EVAL: "checkpoint=x is no finished run of runs; there are none",
+    "stage=eval eval=mgsm_2shot checkpoint=": "checkpoint is empty: give checkpoint=RUN",
+    "stage=eval eval=mgsm_2shot checkpoint=/no/where": "checkpoint=/no/where is not a folder: name a finished run",
+    "stage=eval eval=mgsm_2shot checkpoint=x*": "checkpoint=x* is no finished run of runs",
+    "stage=eval eval=mgsm_2shot checkpoint=hub:": "checkpoint=hub: is no model of the hub: write hub:org/name",
+    SOUP + "merge.experts=[a]": "merge.experts=['a']: name two runs or more",
+    SFT + "model=trained": "give model.path=RUN",
+    SFT + "model=sandbox_random": "model.tokenizer=data_root needs data_root",
+    "stage=data expert=math data_root=/no/where": "data_root=/no/where is not a folder",
+    "table=real_smoke": "table=real_smoke needs data_root=DIR",
+    "table.base=null": "table=sandbox has an empty row and no table.base",
+    # no key=value at all
+    "expert": "'expert' is no override: write key=value",
+    "a=[": "'a=[' is no override: write key=value",
+    SFT + "~seed": "'~seed' takes a key away, and each has a meaning: give seed=value",
+    "~stage": "'~stage' takes a key away",
+    SFT + "seed=0,1": "seed=0,1 names several values: -m makes a run of each; a list is seed=[...]",
+    "stage=sft expert=math,qac": "expert=math,qac names several values: -m makes a run of each",
+    SFT + "hydra.run.dir=/x": "hydra's own settings are read with -m only",
+    "-m stage=sft expert=mth,math": "expert=mth is no option: there are bn,",
+    "-m stage=sft expert=math seed=0,1 sft.learning_rat=1": "did you mean sft.learning_rate?",
+    "-m stage=sft expert=math seed=0,-1": "seed must be at least 0, got -1",
+}  # fmt: skip
+
+
+TELL = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from pipeline.__main__ import main
+
+def tell(words):
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        status = main(words)
+    return [status, out.getvalue(), err.getvalue()]
+
+told = [tell(words) for words in json.loads(sys.argv[1])]
+print(json.dumps({"told": told, "imported": sorted(sys.modules)}))
+"""
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the program says to each mistake, in one fresh process; what it imported, and what it left behind."""
+    folder = tmp_path_factory.mktemp("refusals")
+    asked = json.dumps([words.split() for words in REFUSED])
+    command = [sys.executable, "-c", TELL, asked]
+    done = subprocess.run(command, cwd=folder, env=os.environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    return {**found, "told": dict(zip(REFUSED, found["told"], strict=True)), "left": list(folder.iterdir())}
+
+
+@pytest.mark.parametrize(("words", "expected"), REFUSED.items(), ids=REFUSED)
+def test_a_mistake_is_one_sentence(words: str, expected: str, refusals: dict[str, Any]) -> None:
+    status, out, err = refusals["told"][words]
+    assert status == 1 and out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert expected in err
+
+
+def test_refused_before_anything_heavy_is_imported_or_written(refusals: dict[str, Any]) -> None:
+    assert not set(HEAVY) & set(refusals["imported"])
+    assert refusals["left"] == []
+
+
+@pytest.mark.parametrize("stage", options("stage"))
+def test_the_groups_that_a_stage_names_exist(stage: str) -> None:
+    assert set(reads(stage)) <= set(groups())
+
+
+def test_stdout_is_the_folder_alone_and_a_sweep_prints_one_a_job(tmp_path: Path) -> None:
+    """In processes of their own: what libraries print goes to standard error."""
+    words = ["stage=data", *WORLD, "tracking.mode=disabled", "runs_dir=here"]
+
+    def run(*more: str) -> list[str]:
+        command = [sys.executable, "-m", "pipeline", *words, *more]
+        done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout.splitlines()
+
+    (folder,) = run()
+    assert (tmp_path / folder / "manifest.json").is_file()
+    again, other = run("-m", "expert.world.seed=0,1")
+    assert again == folder != other
+    assert (tmp_path / other / "manifest.json").is_file()
+
+
+def test_a_sweep_over_tables_composes_inside_its_jobs(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
+    """A table composes its rows while Hydra's own job is at work."""
+    words = ["stage=plan", "table=real_smoke", f"data_root={tmp_path}", f"runs_dir={tmp_path}/a,{tmp_path}/b"]
+    (tmp_path / "gsm8k").mkdir()
+    (tmp_path / "gsm8k/train.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
+    told = call("-m", *words, f"hydra.sweep.dir={tmp_path}/hydra")
+    assert (told.status, told.out.count("8 of 8 runs to make")) == (0, 2)
+
+
+def test_a_dataclass_error_names_the_key() -> None:
+    with pytest.raises(PipelineError, match=r"^unknown key sft\.learning_rat: did you mean sft\.learning_rate\?$"):
+        compose([*SFT.split(), "sft.learning_rat=1"])

@@ -1,0 +1,125 @@
+"""Bounds of knobs, what is missing, and what of a configuration decides results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, get_type_hints
+
+import pytest
+
+from pipeline import config
+from pipeline.config import (
+    STAGES,
+    VERSIONS,
+    DataStage,
+    Eval,
+    EvalStage,
+    EvalTask,
+    Expert,
+    PipelineError,
+    Sft,
+    Soup,
+    Ties,
+    World,
+    check,
+    identity,
+)
+
+DATACLASSES = [kind for kind in vars(config).values() if isinstance(kind, type) and is_dataclass(kind)]
+
+
+def bounded() -> Iterator[tuple[type, str, str, Any]]:
+    """(dataclass, field, bound, a value that is just outside) of each bound that is declared."""
+    for kind in DATACLASSES:
+        for item in fields(kind):
+            whole = "int" in str(get_type_hints(kind)[item.name])
+            step = 1 if whole else 1e-9
+            for bound, outside in (("low", -step), ("above", 0), ("high", step)):
+                limit = item.metadata.get(bound)
+                if limit is not None:
+                    yield kind, item.name, bound, limit + outside
+
+
+def made(kind: type, **values: Any) -> Any:
+    """The dataclass with something in each field that must be given."""
+    given = {item.name: "x" for item in fields(kind) if item.default == "???"}
+    given |= {item.name: item.metadata["options"][0] for item in fields(kind) if item.metadata.get("options")}
+    given |= {"num_fewshot": 0} if kind is EvalTask else {}
+    return kind(**given | values)
+
+
+@pytest.mark.parametrize(("kind", "name", "bound", "outside"), list(bounded()))
+def test_a_value_outside_its_bound_is_refused(kind: type, name: str, bound: str, outside: Any) -> None:
+    words = {"low": "at least", "above": "above", "high": "at most"}[bound]
+    with pytest.raises(PipelineError, match=rf"^{name} must be .*{words} .*got {outside}"):
+        check(made(kind, **{name: outside}))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (kind, item.name)
+        for kind in DATACLASSES
+        for item in fields(kind)
+        if get_type_hints(kind)[item.name] in (float, float | None)
+    ],
+)
+def test_every_number_must_be_finite(kind: type, name: str, value: float) -> None:
+    with pytest.raises(PipelineError, match=f"^{name} must be a finite number, got {value}$"):
+        check(made(kind, **{name: value}))
+
+
+def test_numbers_in_lists_are_checked_and_empty_lists_refused() -> None:
+    with pytest.raises(PipelineError, match="^weights must be a finite number, got nan$"):
+        check(Soup(experts=["a", "b"], weights=[0.5, float("nan")]))
+    with pytest.raises(PipelineError, match="^languages is empty"):
+        check(EvalStage(stage="eval", checkpoint="x", eval=Eval(name="x", tasks=[EvalTask("mgsm", 0)]), languages=[]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "options"),
+    [
+        (kind, item.name, item.metadata["options"])
+        for kind in DATACLASSES
+        for item in fields(kind)
+        if item.metadata.get("options")
+    ],
+)
+def test_a_value_that_is_no_option_is_refused(kind: type, name: str, options: tuple[str, ...]) -> None:
+    for option in options:
+        check(made(kind, **{name: option}))
+    with pytest.raises(PipelineError, match=f"^{name} must be one of {', '.join(options)}, got 'nonsense'$"):
+        check(made(kind, **{name: "nonsense"}))
+
+
+def test_nested_keys_are_named_in_full() -> None:
+    task = EvalTask("mgsm", -1)
+    with pytest.raises(PipelineError, match=r"^eval\.tasks\.0\.num_fewshot must be at least 0, got -1$"):
+        check(EvalStage(stage="eval", checkpoint="x", eval=Eval(name="x", tasks=[task])))
+    world = World(items=0)
+    with pytest.raises(PipelineError, match=r"^expert\.world\.items must be"):
+        check(DataStage(stage="data", expert=Expert(name="x", side="none", world=world)))
+
+
+def test_a_missing_value_is_named_with_its_options() -> None:
+    with pytest.raises(PipelineError, match=r"^side is missing: give side=\.\.\. \(one of math, language, none\)$"):
+        check(Expert(name="x"))
+
+
+def test_identity_is_what_differs_from_the_defaults() -> None:
+    assert identity(Sft(name="one")) == {"method": "full"}
+    assert identity(Sft(name="two", steps=3, seq_length=1024)) == {"method": "full", "steps": 3}
+    assert identity(Ties(experts=["a", "b"], density=0.5)) == {"method": "ties", "density": 0.5}
+    tasks = [EvalTask("mgsm", 2)]
+    assert identity(Eval(name="x", tasks=tasks, batch_size=7)) == {"tasks": [{"task": "mgsm", "num_fewshot": 2}]}
+
+
+def test_a_part_that_is_there_differs_from_none() -> None:
+    assert identity(Expert(name="x", side="none", world=World())) == {"world": {}}
+    assert identity(Expert(name="x", side="none")) == {}
+
+
+def test_each_stage_that_makes_a_run_has_a_version() -> None:
+    assert {name for name, kind in STAGES.items() if issubclass(kind, config.RunStage)} == set(VERSIONS)

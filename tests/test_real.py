@@ -1,0 +1,61 @@
+"""table=real_smoke on real MGSM and GSM8K: the same stages, real files, a base made from the data."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from pipeline import compose
+from pipeline.study import plan
+
+pytestmark = pytest.mark.real_data
+
+
+@pytest.fixture
+def smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The words of table=real_smoke as it is shipped, with two steps and two questions."""
+    conf = tmp_path / "conf"
+    shutil.copytree(compose.conf_dir(), conf)
+    table = conf / "table/real_smoke.yaml"
+    shipped = yaml.safe_load(table.read_text())
+    shipped["eval"] |= {"eval.limit": 2, "eval.max_gen_toks": 4}
+    table.write_text(yaml.safe_dump(shipped, sort_keys=False))
+    recipe = conf / "recipe/smoke.yaml"
+    recipe.write_text(re.sub(r"(?m)^steps: .*$", "steps: 2", recipe.read_text()))
+    monkeypatch.setattr(compose, "conf_dir", lambda: conf)
+    plan._composed.cache_clear()
+    data = os.environ["PIPELINE_TEST_DATA"]
+    return ["table=real_smoke", f"data_root={data}", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
+
+
+def test_real_files_pass_through_every_stage(smoke: list[str], call: Callable[..., SimpleNamespace], tmp_path: Path):
+    told = call("stage=table", *smoke)
+    assert told.status == 0, told.err
+    page = Path(told.out.strip())
+    assert page.is_file() and "Real data through every stage" in page.read_text()
+    manifests = {
+        folder.parent.name: json.loads(folder.read_text()) for folder in (tmp_path / "runs").glob("*/manifest.json")
+    }
+    base = next(one for name, one in manifests.items() if name.startswith("gsm8k_text-cpt"))
+    config = json.loads((tmp_path / "runs" / base["name"] / "config.json").read_text())
+    assert config["vocab_size"] == 4096 and config["max_position_embeddings"] == 16384
+    expert = next(one for name, one in manifests.items() if name.startswith("gsm8k-full"))
+    assert expert["facts"]["truncated"] > 0 and "truncates" in told.err  # said, not silent
+    assert base["facts"]["dataset_tokens"] > 1_000_000
+    samples = next((tmp_path / "runs").glob("eval-mgsm_2shot-gsm8k-full*/samples/*te*.jsonl"))
+    first = json.loads(samples.read_text().splitlines()[0])
+    problem = json.loads((Path(os.environ["PIPELINE_TEST_DATA"]) / "mgsm/te/test.jsonl").open().readline())
+    assert first["prompt"].count("ప్రశ్న:") == 3 and problem["question"] in first["prompt"]
+
+
+def test_real_smoke_without_data_is_refused(call: Callable[..., SimpleNamespace], tmp_path: Path):
+    told = call("stage=table", "table=real_smoke", f"runs_dir={tmp_path}/runs")
+    assert told.status == 1 and told.err.startswith("error: table=real_smoke needs data_root=DIR")

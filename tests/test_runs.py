@@ -1,0 +1,429 @@
+"""A run's identity, its folder and manifest, and finding it again."""
+
+from __future__ import annotations
+
+import copy
+import json
+import multiprocessing
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace, UnionType
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from pipeline import provenance, runs
+from pipeline.compose import compose
+from pipeline.config import VERSIONS, DataStage, Expert, PipelineError, RunStage, Source, Tracking, World
+from pipeline.runs import Foreign, Run, check_unchanged, find, make, read_manifest, why_not_finished
+from pipeline.study.plan import build, ordered, show, unfinished
+
+HASHES = Path(__file__).with_name("hashes.json")
+FULL = {  # a stage or a merge -> words
+    "data": "expert=math data.size=5",
+    "cpt": "expert=gsm8k_text model=small_bpe recipe=smoke",
+    "sft": "expert=math sft.separator=x",
+    "layer_swap": "stage=merge merge=layer_swap merge.math=hub:a/b merge.language=hub:a/c",
+    "soup": "stage=merge merge=soup merge.experts=[hub:a/b,hub:a/c] merge.weights=[0.5,0.5]",
+    "ties": "stage=merge merge=ties merge.experts=[hub:a/b,hub:a/c]",
+    "eval": "eval=mgsm_2shot checkpoint=hub:a/b",
+}
+
+
+def full(name: str) -> RunStage:
+    """A configuration with something in each part."""
+    words = FULL[name].split()
+    config: Any = compose(words if words[0].startswith("stage=") else [f"stage={name}", *words])
+    if name == "data":
+        config.expert.world = World()
+    return config
+
+
+# ------------------------------------------------------------------------------------------------ the hash
+
+
+def leaves(config: Any, path: tuple[Any, ...] = (), hashed: bool = True) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
+    """(path, type, whether it decides results) of each field, and of those inside it."""
+    hints = get_type_hints(type(config))
+    for item in fields(config):
+        value, counts = getattr(config, item.name), hashed and item.metadata.get("hashed", True)
+        here = (*path, item.name)
+        inside = [((), value)]
+        inside += [((key,), inner) for key, inner in value.items()] if isinstance(value, dict) else []
+        inside += [((key,), inner) for key, inner in enumerate(value)] if isinstance(value, list) else []
+        parts = [(key, inner) for key, inner in inside if is_dataclass(inner)]
+        for key, inner in parts:
+            yield from leaves(inner, here + key, counts)
+        if not parts:
+            yield here, hints[item.name], counts
+
+
+def other(value: Any, hint: Any) -> Any:
+    """Another value of the same type."""
+    if isinstance(hint, UnionType) and value is None:
+        hint = get_args(hint)[0]
+        return {int: 7, float: 0.7, str: "other"}.get(hint) or [0.7]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, list):
+        return [*value, value[0] if value else "other"]
+    return {**value, "other": 1} if isinstance(value, dict) else value + "other"
+
+
+def put(config: Any, path: tuple[Any, ...], change: Callable[[Any], Any]) -> Any:
+    """A copy of the config with one value changed."""
+    config = copy.deepcopy(config)
+    node = config
+    for key in path[:-1]:
+        node = node[key] if isinstance(node, dict | list) else getattr(node, key)
+    setattr(node, path[-1], change(getattr(node, path[-1])))
+    return config
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_the_hash_changes_exactly_with_what_decides_results(name: str) -> None:
+    config = full(name)
+    was, seen = Run(config, "x").hash, set()
+    for path, hint, hashed in leaves(config):
+        if path[-1] == "stage":
+            continue
+        changed = Run(put(config, path, lambda value, hint=hint: other(value, hint)), "x").hash
+        assert (changed != was) == hashed, ".".join(map(str, path))
+        assert not hashed or changed not in seen, f"{path} is confused with another field"
+        seen.add(changed if hashed else None)
+    assert len(seen) > 3
+
+
+@pytest.mark.parametrize(
+    ("name", "free"),
+    [
+        (
+            "data",
+            "runs_dir redo launcher threads group data_root expert.name expert.side expert.sources.orca_math.paper",
+        ),
+        ("sft", "runs_dir redo launcher tracking.mode model.path model.name sft.name data.size expert.name data_root"),
+        ("eval", "checkpoint data_root eval.name eval.batch_size"),
+        ("layer_swap", "merge.math merge.language"),
+        ("soup", "merge.experts"),
+    ],
+)
+def test_paths_labels_and_the_batch_size_of_evaluation_are_free(name: str, free: str) -> None:
+    unhashed = {".".join(map(str, path)) for path, _, hashed in leaves(full(name)) if not hashed}
+    assert set(free.split()) <= unhashed
+
+
+def test_a_knob_at_its_default_adds_nothing() -> None:
+    one = Run(compose(["stage=sft", "expert=math"]), "x")  # type: ignore[arg-type]
+    two = Run(compose(["stage=sft", "expert=math", "sft.epochs=1", "sft.max_grad_norm=1.0", "seed=0"]), "y")  # type: ignore[arg-type]
+    assert one.hash == two.hash
+    assert one.decided_by["config"]["sft"] == {"method": "full", "learning_rate": 1e-6}
+
+
+def test_parents_and_the_version_are_in_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = full("layer_swap")
+    parents = {role: Foreign("n", role * 9, Path("x")) for role in ("math", "language")}
+    one = Run(config, "x", dict(parents))
+    swapped = Run(config, "x", {"math": parents["language"], "language": parents["math"]})
+    renamed = Run(config, "x", {**parents, "math": replace(parents["math"], name="m", folder=Path("y"))})
+    assert one.hash != swapped.hash and one.hash == renamed.hash and one.hash != Run(config, "x").hash
+    monkeypatch.setitem(VERSIONS, "merge", VERSIONS["merge"] + 1)
+    assert Run(config, "x", dict(parents)).hash != one.hash
+
+
+def test_ten_committed_configs_keep_their_hashes() -> None:
+    """Where this fails, finished runs are orphaned. A new file: PIPELINE_WRITE_VALUES=1."""
+    kept = json.loads(HASHES.read_text())
+    assert len(kept) == 10
+    found = {words: build(compose(words.split())).hash for words in kept}  # type: ignore[arg-type]
+    if os.environ.get("PIPELINE_WRITE_VALUES"):
+        HASHES.write_text(json.dumps(found, indent=1) + "\n")
+    assert found == json.loads(HASHES.read_text())
+
+
+# ------------------------------------------------------------------------------------------------ making
+
+
+def a_run(runs_dir: Path, parents: dict[str, Any] | None = None, label: str = "data-x", **changes: Any) -> Run:
+    expert = Expert(name="x", side="none", sources={"x": Source(file="x", rows="text")})
+    config = DataStage(
+        stage="data", runs_dir=str(runs_dir), tracking=Tracking(mode="disabled"), expert=expert, **changes
+    )
+    return Run(config, label, parents or {})
+
+
+def writes(text: str = "rows\n", weights: str | None = None) -> Any:
+    """A stage that writes one file, and records the root of its weights."""
+
+    def stage(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
+        (work / "train.jsonl").write_text(text)
+        return {"weights": {"root": weights}} if weights else {}
+
+    return stage
+
+
+def never(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
+    raise AssertionError(f"{run.name} was made again")
+
+
+def test_a_finished_run_is_not_made_again(tmp_path: Path) -> None:
+    folder = make(a_run(tmp_path), writes())
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    assert make(a_run(tmp_path), never) == folder
+    assert (manifest["name"], manifest["attempt"], list(manifest["files"])) == (folder.name, 1, ["train.jsonl"])
+    assert manifest["hash"].startswith(folder.name[-8:])
+    keys = {"decided_by", "config", "parents", "facts", "git", "versions", "machine", "environment", "started", "cost"}
+    assert keys <= manifest.keys()
+    assert not list((tmp_path / ".work").glob("[0-9a-f]*[0-9a-f]"))  # only its lock is left
+
+
+def test_a_label_may_change(tmp_path: Path) -> None:
+    folder = make(a_run(tmp_path), writes())
+    assert make(a_run(tmp_path, label="another name"), never) == folder
+
+
+@pytest.mark.parametrize("label", ["eval-org/model", "../up", "a b:c\n", "x" * 300])
+def test_a_label_is_the_name_of_one_folder(label: str, tmp_path: Path) -> None:
+    folder = make(a_run(tmp_path / "runs", label=label), writes())
+    assert folder.parent == tmp_path / "runs" and len(folder.name) < 128 and not folder.name.startswith(".")
+
+
+def test_the_manifest_is_written_last_and_the_folder_appears_at_once(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+
+    def stage(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
+        assert work == tmp_path / ".work" / run.hash == run.work  # the same at each attempt
+        assert not list(work.iterdir()) and not list(tmp_path.glob("*/manifest.json"))
+        (work / "sub").mkdir()
+        (work / "sub/rows").write_text("x")
+        return {}
+
+    folder = make(run, stage)
+    times = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    assert max(times, key=lambda path: times[path]).name == "manifest.json"
+
+
+def test_work_that_failed_is_begun_anew(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+
+    def fails(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
+        (work / "half").write_text("x")
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        make(run, fails)
+    assert not run.folder.exists() and (run.work / "half").exists()
+    assert not (make(run, writes()) / "half").exists()
+
+
+def test_work_that_was_finished_and_not_renamed_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = a_run(tmp_path)
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(runs, "publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        make(run, writes())
+    assert not run.folder.exists()
+    assert (make(run, never) / "train.jsonl").is_file()
+
+
+def test_redo_is_a_new_attempt_that_takes_the_place_of_the_old(tmp_path: Path) -> None:
+    folder = make(a_run(tmp_path), writes("one\n"))
+    assert make(a_run(tmp_path, redo=True), writes("two\n")) == folder
+    assert (folder / "train.jsonl").read_text() == "two\n" and read_manifest(folder)["attempt"] == 2  # type: ignore[index]
+    assert not list((tmp_path / ".work").glob("*.replaced"))
+    with pytest.raises(RuntimeError):
+        make(a_run(tmp_path, redo=True), lambda *_: (_ for _ in ()).throw(RuntimeError))
+    assert (folder / "train.jsonl").read_text() == "two\n"  # a failed attempt takes nothing away
+
+
+def test_a_child_sees_that_its_parent_was_made_again(tmp_path: Path) -> None:
+    parent = a_run(tmp_path, label="parent", seed=1)
+    make(parent, writes(weights="one"))
+    child = a_run(tmp_path, {"model": parent}, label="child")
+    make(child, writes())
+    again = a_run(tmp_path, label="parent", seed=1, redo=True)
+    make(again, writes(weights="one"))
+    assert why_not_finished(child) is None  # the same weights: nothing to do
+    make(again, writes(weights="two"))
+    assert why_not_finished(child) == f"its model {parent.name} was made again with other weights"
+    grandchild = a_run(tmp_path, {"model": child}, label="grandchild", seed=2)
+    make(grandchild, writes())
+    reasons = unfinished(ordered([grandchild]))
+    assert reasons[grandchild.hash] == f"its parent {child.name} is made first"
+    assert make(child, writes()) == child.folder and why_not_finished(child) is None
+    assert read_manifest(child.folder)["attempt"] == 2  # type: ignore[index]
+    assert unfinished(ordered([grandchild])) == {}
+
+
+def test_a_run_that_changed_on_disk_is_refused(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    file = make(run, writes()) / "train.jsonl"
+    file.touch()  # another time, the same bytes
+    check_unchanged(run.folder)
+    file.write_text("rowz\n")
+    for use in (lambda: make(run, never), lambda: make(a_run(tmp_path, {"data": run}, label="child"), never)):
+        with pytest.raises(PipelineError, match=r"changed after it was finished: train.jsonl differs; .*redo=true"):
+            use()
+    file.unlink()
+    with pytest.raises(PipelineError, match=r"train.jsonl is gone"):
+        make(run, never)
+    make(a_run(tmp_path, redo=True), writes())
+    make(run, never)
+
+
+def test_a_folder_without_a_manifest_is_not_taken_for_a_run_nor_overwritten(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    folder = make(run, writes())
+    (folder / "manifest.json").unlink()
+    with pytest.raises(PipelineError, match=r"has no manifest.json, so no run made it: move it away"):
+        make(run, never)
+    assert (folder / "train.jsonl").is_file()
+    with pytest.raises(PipelineError, match=r"has no manifest.json, so it is no finished run, and no config.json"):
+        find(folder.name, tmp_path, "checkpoint")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"of": "another program"}'])
+def test_a_manifest_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(PipelineError, match=r"manifest.json is (not readable JSON|no manifest of this program)"):
+        read_manifest(tmp_path)
+
+
+def test_a_full_disk_is_seen_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
+    with pytest.raises(PipelineError, match=r"^runs_dir=.* is too full for data-x: 0.0 GB free, about 0.1 GB needed;"):
+        make(a_run(tmp_path), never)
+
+
+def slow(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
+    with open(run.runs_dir / "calls", "a") as calls:
+        calls.write(f"{os.getpid()}\n")
+    time.sleep(1)
+    return writes()(run, work, tracker)
+
+
+def in_a_process(runs_dir: str) -> None:
+    make(a_run(Path(runs_dir)), slow)
+
+
+def test_two_processes_that_ask_for_one_run_make_it_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    context = multiprocessing.get_context("spawn")
+    both = [context.Process(target=in_a_process, args=(str(tmp_path),)) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(60)
+    assert [process.exitcode for process in both] == [0, 0]
+    assert len((tmp_path / "calls").read_text().splitlines()) == 1
+    assert "another process is making it; waiting" in capfd.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------ finding
+
+
+def test_what_a_run_reference_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = (
+        make(a_run(tmp_path, label=label, seed=seed), writes()) for label, seed in (("math-a", 1), ("math-b", 2))
+    )
+    assert find(one.name, tmp_path, "x").folder == one
+    assert find("math-a", tmp_path, "x").hash == read_manifest(one)["hash"]  # type: ignore[index]
+    assert find(str(two), tmp_path, "x").folder == two
+    monkeypatch.chdir(tmp_path)
+    assert find(f"./{two.name}", Path("elsewhere"), "x").name == two.name
+    with pytest.raises(PipelineError) as refused:
+        find("math", tmp_path, "checkpoint")
+    assert one.name in str(refused.value) and two.name in str(refused.value)
+    assert "checkpoint=math means more than one run" in str(refused.value)
+    with pytest.raises(PipelineError, match=rf"mth-a is no finished run of .*; did you mean .*{one.name}"):
+        find("mth-a", tmp_path, "checkpoint")
+
+
+def test_an_exact_name_stands_above_a_prefix(tmp_path: Path) -> None:
+    short = make(a_run(tmp_path), writes())
+    shutil.copytree(short, tmp_path / f"{short.name}-copy")
+    assert find(short.name, tmp_path, "x").folder == short
+
+
+def test_a_model_on_the_hub_or_in_a_folder(tmp_path: Path) -> None:
+    found = find("hub:org/name", tmp_path, "model.path")
+    assert (found.name, str(found.folder)) == ("name", "org/name")
+    assert found.hash != find("hub:org/other", tmp_path, "model.path").hash
+    folder = tmp_path / "my model [1]"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(PipelineError, match="no config.json with safetensors, so it is no model"):
+        find(str(folder), tmp_path, "model.path")
+    (folder / "model.safetensors").write_bytes(b"0")
+    was = find(str(folder), tmp_path, "model.path")
+    assert was.name == folder.name and was.hash == find(f"{folder}/", tmp_path, "model.path").hash
+    (folder / "README.md").write_text("a note changes nothing")
+    assert find(str(folder), tmp_path, "model.path").hash == was.hash
+    (folder / "model.safetensors").write_bytes(b"1")
+    assert find(str(folder), tmp_path, "model.path").hash != was.hash
+    run = build(compose(["stage=eval", "eval=mgsm_2shot", f"checkpoint='{folder}'", f"runs_dir={tmp_path}"]))  # type: ignore[arg-type]
+    assert run.name.startswith("eval-mgsm_2shot-my-model-1") and why_not_finished(run) == "never made"
+
+
+# ------------------------------------------------------------------------------------------------ why, and provenance
+
+
+def test_the_plan_says_why_a_run_is_not_taken_from_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert show([]) == "run  stage  seconds  state\n0 of 0 runs to make, about 0 seconds here"
+    run, other_seed = a_run(tmp_path), a_run(tmp_path, seed=3)
+    assert "never made" in show([run])
+    make(run, writes())
+    assert "finished" in show([run]) and "0 of 1 runs to make" in show([run])
+    assert why_not_finished(other_seed) == "changed: seed default -> 3"
+    was = VERSIONS["data"]
+    with monkeypatch.context() as raised:
+        raised.setitem(VERSIONS, "data", 99)
+        assert why_not_finished(a_run(tmp_path)) == f"changed: version {was} -> 99"
+    parent = a_run(tmp_path, {"data_root": Foreign("w", "abc", tmp_path)})
+    assert why_not_finished(parent) == "changed: parents.data_root default -> abc"
+    assert "redo=true" in show([a_run(tmp_path, redo=True)])
+
+
+def test_credentials_are_taken_out_of_every_address() -> None:
+    nested = {"a": ["https://me:p@ss@host/x@y", "git+ssh://token@host"], "b": {"c": "me@host", "d": 1}}
+    assert provenance.without_credentials(nested) == {
+        "a": ["https://host/x@y", "git+ssh://host"],
+        "b": {"c": "me@host", "d": 1},
+    }
+
+
+def test_no_credential_reaches_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "sesame")
+    monkeypatch.setenv("HF_TOKEN", "sesame")
+    run = a_run(tmp_path)
+    run.config.expert.sources["x"].hub = "https://me:sesame@host/set"  # type: ignore[attr-defined]
+    folder = make(run, lambda run, work, tracker: {"from": "https://me:sesame@host"})
+    text = (folder / "manifest.json").read_text()
+    assert "sesame" not in text and "https://host/set" in text
+    assert set(json.loads(text)["environment"]) <= set(provenance.ENVIRONMENT)
+
+
+def test_results_do_not_make_a_commit_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> str:
+        who = ["-c", "user.name=x", "-c", "user.email=x@x"]
+        return subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    source = tmp_path / "src/pipeline/provenance.py"
+    for file in (source, tmp_path / "results/table.csv"):
+        file.parent.mkdir(parents=True)
+        file.write_text("1\n")
+    monkeypatch.setattr(provenance, "__file__", str(source))
+    assert provenance.git_state() == {"commit": None, "dirty": None}  # no checkout
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    commit = git("rev-parse", "HEAD").strip()
+    (tmp_path / "results/table.csv").write_text("2\n")
+    assert provenance.git_state() == {"commit": commit, "dirty": False}
+    source.write_text("2\n")
+    assert provenance.git_state() == {"commit": commit, "dirty": True}

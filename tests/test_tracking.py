@@ -1,0 +1,183 @@
+"""W&B: when it is online, how a run is tagged, that it finishes, and what an offline file holds."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline import tracking
+from pipeline.config import DataStage, Expert, PipelineError, Source, Tracking
+from pipeline.runs import Run, make
+from pipeline.tracking import Tracker, mode, open_run
+
+
+@pytest.fixture
+def no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Neither a key nor a mode in the environment; where NETRC will be read."""
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    return tmp_path / "netrc"
+
+
+def test_auto_is_online_with_a_key_and_offline_without(no_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert mode("auto") == "offline"
+    no_key.write_text("machine github.com login me password x\n")
+    assert mode("auto") == "offline"
+    no_key.write_text("machine api.wandb.ai login user password x\n")
+    assert mode("auto") == "online"
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.here.org")
+    assert mode("auto") == "offline"  # that host has no key
+    monkeypatch.setenv("WANDB_API_KEY", "x")
+    assert mode("auto") == "online"
+
+
+@pytest.mark.parametrize("asked", ["offline", "disabled"])
+def test_what_is_asked_for_stands_above_a_key_and_the_environment(
+    asked: str, no_key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "x")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    assert mode(asked) == asked
+
+
+def test_the_environment_stands_above_auto(no_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "x")
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert mode("auto") == "disabled"
+    monkeypatch.setenv("WANDB_MODE", "loud")
+    with pytest.raises(PipelineError, match="^WANDB_MODE must be one of online, offline, disabled, got 'loud'$"):
+        mode("auto")
+
+
+def test_online_without_a_key_is_refused_where_wandb_would_ask(no_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PipelineError, match="set WANDB_API_KEY, or give tracking.mode=offline"):
+        mode("online")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    with pytest.raises(PipelineError, match="set WANDB_API_KEY"):
+        mode("auto")
+
+
+class Recorded:
+    """Stands in for wandb.init: keeps its arguments and how the run ended."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import wandb
+
+        self.asked: dict[str, Any] = {}
+        self.exit_code: int | None = None
+        monkeypatch.setattr(wandb, "init", self.init)
+
+    def init(self, **asked: Any) -> Any:
+        self.asked = asked
+        return SimpleNamespace(finish=self.finish, log=lambda *_, **__: None, summary={})
+
+    def finish(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+
+
+def a_run(runs_dir: Path, **changes: Any) -> Run:
+    expert = Expert(name="x", side="none", sources={"x": Source(file="x", rows="text", hub="https://me:sesame@host/x")})
+    return Run(DataStage(stage="data", runs_dir=str(runs_dir), expert=expert, **changes), "data-x")
+
+
+def test_a_run_is_known_by_hash_and_attempt_and_tagged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Recorded(monkeypatch)
+    make(a_run(tmp_path, group="sandbox"), lambda *_: {})
+    run = a_run(tmp_path, group="sandbox")
+    asked = recorded.asked
+    assert asked["id"] == f"{run.hash[:32]}-1" and asked["name"] == run.name
+    assert (asked["group"], asked["job_type"], asked["mode"]) == ("sandbox", "data", "offline")
+    assert asked["dir"] == str(run.work) and asked["resume"] == "allow" and asked["project"] == Tracking().project
+    assert asked["config"]["seed"] == 0 and asked["config"]["parents"] == {}
+    assert "sesame" not in json.dumps(asked["config"])
+    assert recorded.exit_code == 0
+    make(a_run(tmp_path, redo=True), lambda *_: {})
+    assert recorded.asked["id"] == f"{run.hash[:32]}-2"
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, PipelineError, SystemExit])
+def test_a_run_finishes_as_failed_on_every_error(error: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Recorded(monkeypatch)
+
+    def fails(*_: Any) -> dict[str, Any]:
+        raise error("no")
+
+    with pytest.raises(error):
+        make(a_run(tmp_path), fails)
+    assert recorded.exit_code == 1
+
+
+def test_a_server_that_cannot_be_had_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    def refuses(**_: Any) -> None:
+        raise wandb.errors.CommError("no route")
+
+    monkeypatch.setattr(wandb, "init", refuses)
+    with (
+        pytest.raises(PipelineError, match=r"W&B opened no run \(no route\): tracking.mode=offline does without"),
+        open_run(tmp_path, Tracking(mode="offline")),
+    ):
+        pass
+
+
+def records(file: Path) -> Iterator[Any]:
+    """The records of a .wandb file: a header of 7 bytes, then LevelDB log blocks of 32 KiB."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, position, joined, block = file.read_bytes(), 7, b"", 32768
+    while position + 7 <= len(data):
+        left = block - position % block
+        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        if left < 7 or kind == 0:
+            position += left
+            continue
+        joined += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(joined)
+            joined = b""
+            yield record
+
+
+def items(entries: Any) -> dict[str, Any]:
+    return {entry.key or "/".join(entry.nested_key): json.loads(entry.value_json) for entry in entries}
+
+
+def test_an_offline_run_holds_what_the_stage_told(tmp_path: Path) -> None:
+    def stage(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
+        for step in (1, 2):
+            tracker.log({"train/loss": 1.5 / step}, step=step)
+        tracker.table("plan", ["where", "weight"], [["layer 0", 0.5]])
+        tracker.summary({"score": 0.25})
+        return {}
+
+    folder = make(a_run(tmp_path, group="sandbox", tracking=Tracking(mode="offline")), stage)
+    (file,) = folder.glob("wandb/offline-run-*/*.wandb")
+    found = list(records(file))
+    (opened,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]
+    run = a_run(tmp_path)
+    assert (opened.run_id, opened.display_name) == (f"{run.hash[:32]}-1", run.name)
+    assert (opened.run_group, opened.job_type, opened.project) == ("sandbox", "data", Tracking().project)
+    assert items(opened.config.update)["seed"] == 0
+    history = [items(record.history.item) for record in found if record.WhichOneof("record_type") == "history"]
+    assert [row["train/loss"] for row in history if "train/loss" in row] == [1.5, 0.75]
+    assert any("plan" in "".join(row) for row in history)
+    told = [items(record.summary.update) for record in found if record.WhichOneof("record_type") == "summary"]
+    assert any(row.get("score") == 0.25 for row in told)
+    assert [record.exit.exit_code for record in found if record.WhichOneof("record_type") == "exit"] == [0]
+    assert not any(name.startswith("wandb/") for name in json.loads((folder / "manifest.json").read_text())["files"])
+
+
+def test_nothing_else_imports_wandb() -> None:
+    source = Path(tracking.__file__).parent
+    users = [path.name for path in source.rglob("*.py") if "import wandb" in path.read_text(encoding="utf-8")]
+    assert users == ["tracking.py"]

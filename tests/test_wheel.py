@@ -1,0 +1,53 @@
+"""The wheel holds all that the program reads: conf/, the page, the tasks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BUILDERS = find_spec("build") is not None and find_spec("hatchling") is not None
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    isolation = ["--no-isolation"] if BUILDERS else []
+    command = [sys.executable, "-m", "build", "--wheel", *isolation, "--outdir", str(folder), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def test_the_wheel_holds_what_the_checkout_holds(wheel: Path) -> None:
+    held = set(zipfile.ZipFile(wheel).namelist())
+    wanted = {f"pipeline/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")}
+    package = ROOT / "src/pipeline"
+    files = (path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    wanted |= {f"pipeline/{path.relative_to(package)}" for path in files}
+    assert wanted <= held, sorted(wanted - held)
+    assert "pipeline/conf/__init__.py" not in held
+
+
+def test_it_composes_and_plans_from_elsewhere(wheel: Path, tmp_path: Path) -> None:
+    installed = tmp_path / "installed"
+    zipfile.ZipFile(wheel).extractall(installed)
+    code = (
+        "import pipeline.compose, sys; from pipeline.__main__ import main\n"
+        "assert str(pipeline.compose.conf_dir()).startswith(sys.argv[1]), pipeline.compose.conf_dir()\n"
+        "sys.exit(main(['stage=plan', 'table=real_smoke', 'data_root=.']))"
+    )
+    (tmp_path / "gsm8k").mkdir()
+    (tmp_path / "gsm8k/train.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
+    there = os.environ | {"PYTHONPATH": str(installed)}
+    command = [sys.executable, "-c", code, str(installed)]
+    done = subprocess.run(command, cwd=tmp_path, env=there, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "8 of 8 runs to make" in done.stdout

@@ -1,0 +1,16 @@
+"""Words of the command line that keep things tiny: a small world, a small Llama, a few steps."""
+
+from __future__ import annotations
+
+WORLD = [
+    "expert=sandbox",
+    *("expert.world.items=4", "expert.world.dev_items=4", "expert.world.math_rows=40"),
+    *("expert.world.language_rows=60", "expert.world.documents=150"),
+]
+TINY = [
+    "model=sandbox_random",
+    *("model.architecture.hidden_size=32", "model.architecture.intermediate_size=64"),
+    *("model.architecture.num_hidden_layers=14", "model.architecture.num_attention_heads=2"),
+    "model.architecture.num_key_value_heads=2",
+]
+FEW = ["sft.seq_length=96", "sft.batch_size=4", "sft.steps=2", "sft.warmup_steps=0"]

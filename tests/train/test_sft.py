@@ -1,0 +1,163 @@
+"""Stages sft and cpt: tokens, labels, counts, and what is refused. Whole runs are in test_pipeline.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from pipeline.config import Data, Expert, Model, PipelineError, Sft, TrainStage
+from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
+from pipeline.train.base import make_bpe, save
+from pipeline.train.optim import MuonWithAdamW, schedule
+from pipeline.train.sft import Trainer, arguments, dataset, measure, plan_steps, steps_of
+
+ROW = {"prompt": "Question: Mia has 3 cups.\nStep-by-Step Answer:", "completion": "3 + 1 = 4. The answer is 4."}
+
+
+def sft(**knobs: object) -> Sft:
+    return Sft(**{"name": "full", "separator": " ", "seq_length": 64, "batch_size": 2, **knobs})  # type: ignore[arg-type]
+
+
+def tiny() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=859, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=2, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, pad_token_id=3,
+        )
+    )  # fmt: skip
+
+
+def stage(recipe: Sft) -> TrainStage:
+    return TrainStage(stage="sft", model=Model(name="m"), expert=Expert(name="e", side="math"), data=Data(), sft=recipe)
+
+
+def trainer(tmp_path: Path, rows: list[dict[str, str]], recipe: Sft, steps: int = 2) -> Trainer:
+    args = arguments(stage(recipe), "text" in rows[0], False, tmp_path)
+    tokenizer = sandbox_tokenizer()
+    made = Trainer(model=tiny(), args=args, train_dataset=dataset(rows, recipe), processing_class=tokenizer)
+    plan_steps(made.args, recipe, steps)
+    made.sft = recipe
+    return made
+
+
+def test_same_example_same_tokens_in_training_and_in_the_harness(tmp_path: Path):
+    """One beginning of sequence, the same ids for prompt and answer, an end of sequence that only training adds."""
+    from lm_eval.models.huggingface import HFLM
+
+    batch = trainer(tmp_path, [ROW, ROW], sft()).get_train_dataloader().__iter__().__next__()
+    trained = batch["input_ids"][0].tolist()
+    lm = HFLM(pretrained=tiny(), tokenizer=sandbox_tokenizer(), batch_size=1)
+    context, answer = lm._encode_pair(ROW["prompt"], " " + ROW["completion"])
+    assert trained == [*context, *answer, 2]
+    assert trained.count(1) == 1 and trained[0] == 1
+
+
+def test_loss_is_on_the_completion_token_by_token(tmp_path: Path):
+    batch = trainer(tmp_path, [ROW, ROW], sft()).get_train_dataloader().__iter__().__next__()
+    ours = sandbox_tokenizer()
+    learnt = [token for token in batch["labels"][0].tolist() if token != -100]
+    words = ["▁3", "▁+", "▁1", "▁=", "▁4", ".", "▁The", "▁answer", "▁is", "▁4", ".", "</s>"]
+    assert ours.convert_ids_to_tokens(learnt) == words
+
+
+def test_loss_on_all_learns_the_prompt_too(tmp_path: Path):
+    batch = trainer(tmp_path, [ROW, ROW], sft(loss_on="all")).get_train_dataloader().__iter__().__next__()
+    assert (batch["labels"] == batch["input_ids"])[batch["attention_mask"].bool()].all()
+
+
+def test_packed_text_is_cut_into_full_rows_with_an_end_between_documents(tmp_path: Path):
+    rows = [{"text": "Mia has 3 cups."}] * 40  # 6 tokens with beginning and period, 7 with the end
+    recipe = sft(seq_length=14, packing=True)
+    assert measure(rows, sandbox_tokenizer(), recipe)["dataset_tokens"] == 40 * 7
+    batch = trainer(tmp_path, rows, recipe).get_train_dataloader().__iter__().__next__()
+    assert batch["input_ids"].shape == (2, 14)
+    assert batch["input_ids"][0].tolist()[:7] == batch["input_ids"][0].tolist()[7:]
+    assert batch["input_ids"][0].tolist()[6] == 2
+
+
+def test_truncated_and_dropped_rows_are_counted(capsys: pytest.CaptureFixture[str]):
+    long = {"prompt": "Mia " * 80, "completion": "3"}
+    found = measure([ROW, long], sandbox_tokenizer(), sft())
+    assert (found["truncated"], found["dropped"]) == (1, 1)
+    assert "truncates 1 of 2 rows" in capsys.readouterr().err
+    with pytest.raises(PipelineError, match="sft.seq_length=64 leaves no row with a loss"):
+        measure([long], sandbox_tokenizer(), sft())
+
+
+def test_steps_by_hand():
+    assert steps_of(sft(batch_size=4), 11) == 2  # two full batches; the last, incomplete one is left out
+    assert steps_of(sft(batch_size=4, epochs=2), 11) == 5
+    assert steps_of(sft(batch_size=4, steps=1), 11) == 1
+    with pytest.raises(PipelineError, match="sft.steps=3 of sft.batch_size=4 need more rows than there are"):
+        steps_of(sft(batch_size=4, steps=3), 11)
+    with pytest.raises(PipelineError, match="need more rows than there are"):
+        steps_of(sft(batch_size=4), 3)
+
+
+def test_accumulated_micro_batches_equal_one_batch(tmp_path: Path):
+    # equal lengths, so that one mean over tokens and the mean of micro-batches are the same number
+    rows = [{"prompt": f"Mia has {n}", "completion": f"{n} {n + 1}"} for n in range(8)]
+    whole = trainer(tmp_path / "a", rows, sft(batch_size=4, learning_rate=1e-2))
+    parts = trainer(tmp_path / "b", rows, sft(batch_size=4, micro_batch_size=2, learning_rate=1e-2))
+    whole.train(), parts.train()
+    for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
+
+
+def test_batch_size_must_be_a_multiple(tmp_path: Path):
+    with pytest.raises(PipelineError, match="sft.batch_size=5 is no multiple of sft.micro_batch_size=2"):
+        arguments(stage(sft(batch_size=5, micro_batch_size=2)), False, False, tmp_path)
+
+
+def test_muon_takes_the_matrices_of_layers_and_equals_torch(tmp_path: Path):
+    model, twin = tiny(), tiny()
+    ours = MuonWithAdamW(model, 1e-2, 0.1, (0.9, 0.98))
+    matrices = [p for name, p in twin.named_parameters() if ".layers." in name and p.ndim == 2]
+    others = [p for name, p in twin.named_parameters() if not (".layers." in name and p.ndim == 2)]
+    assert len(matrices) == 14 and len(others) == 6  # embedding, final norm, two norms a layer
+    muon = torch.optim.Muon(matrices, lr=1e-2, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW(others, lr=1e-2, betas=(0.9, 0.98), weight_decay=0.0)
+    ids = torch.arange(20).reshape(2, 10)
+    for _ in range(3):
+        for one, optimizers in ((model, [ours]), (twin, [muon, adamw])):
+            one(input_ids=ids, labels=ids).loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_schedules(tmp_path: Path):
+    assert schedule("wsd", 200, 0.1) == ("warmup_stable_decay", {"num_decay_steps": 20, "decay_type": "linear"})
+    recipe = sft(schedule="wsd", decay_share=0.5, learning_rate=1.0, batch_size=2)
+    made = trainer(tmp_path, [ROW] * 8, recipe, steps=4)
+    made.create_optimizer_and_scheduler(4)
+    rates = []
+    for _ in range(4):
+        rates.append(made.lr_scheduler.get_last_lr()[0])
+        made.optimizer.step(), made.lr_scheduler.step()
+    assert rates == pytest.approx([1.0, 1.0, 1.0, 0.5])
+
+
+def test_bpe_is_byte_level_and_lossless():
+    examples = [{"text": f"{n} apples cost ${n}.50 in Köln"} for n in range(200)]
+    made = make_bpe(examples, 300)
+    text = "7 apples\n日本 cost"
+    assert len(made) <= 300 and made.decode(made(text).input_ids, skip_special_tokens=True) == text
+    assert made("x").input_ids[0] == made.bos_token_id == 0
+
+
+def test_saved_as_trained_or_cast_with_the_loss_stated(tmp_path: Path):
+    model, expected = tiny(), tiny().to(torch.bfloat16)
+    facts = save(model, sandbox_tokenizer(), tmp_path, "bfloat16")
+    assert 1e-4 < facts["cast"]["relative_error"] < 2**-8  # bf16 keeps eight bits
+    again = LlamaForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    assert again.dtype == torch.bfloat16
+    for one, other in zip(again.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o644
