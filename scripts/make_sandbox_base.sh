@@ -7,10 +7,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
 shipped=src/pipeline/data/sandbox_base
-documents=150000
+documents=130000
 
 world=$($python -m pipeline stage=data expert=sandbox expert.world.documents=$documents)
-base=$($python -m pipeline stage=cpt expert=sandbox_text model=sandbox_random recipe=sandbox_base data_root="$world" threads=2)
+base=$($python -m pipeline stage=cpt expert=sandbox_text model=sandbox_random recipe=sandbox_base data.shuffle=false data_root="$world" threads=2)
 if [ "${1:-}" = --ship ]; then
   mkdir -p $shipped
   cp "$base"/{config.json,generation_config.json,model.safetensors,tokenizer.json,tokenizer_config.json,log.jsonl,manifest.json} $shipped/

@@ -28,16 +28,24 @@ def publish(report: Path) -> None:
 
 
 def main(names: list[str]) -> int:
-    reports = [REPORTS / name for name in names] if names else sorted(path.parent for path in REPORTS.glob("*/index.html"))
+    reports = (
+        [REPORTS / name for name in names] if names else sorted(path.parent for path in REPORTS.glob("*/index.html"))
+    )
     missing = [str(report) for report in reports if not (report / "index.html").is_file()]
     if missing or not reports:
-        print(f"error: no report at {', '.join(missing) or REPORTS}: make one with python -m pipeline stage=table", file=sys.stderr)
+        print(
+            f"error: no report at {', '.join(missing) or REPORTS}: make one with python -m pipeline stage=table",
+            file=sys.stderr,
+        )
         return 1
     for report in reports:
         publish(report)
     size = sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file())
     if size > LARGEST_BYTES:
-        print(f"error: results/ has {size / 2**20:.1f} MB, more than {LARGEST_BYTES / 2**20:.0f}: publish less", file=sys.stderr)
+        print(
+            f"error: results/ has {size / 2**20:.1f} MB, more than {LARGEST_BYTES / 2**20:.0f}: publish less",
+            file=sys.stderr,
+        )
         return 1
     return 0
 

@@ -68,7 +68,7 @@ def test_a_table_from_nothing_with_a_failure_and_again(
 ) -> None:
     runs_dir = tmp_path / "runs"
     planned = call("stage=plan", *table)
-    assert planned.status == 0 and planned.out.count("never made") == 14 and "14 of 14 runs to make" in planned.out
+    assert planned.status == 0 and planned.out.count("never made") == 16 and "16 of 16 runs to make" in planned.out
     refused = call("stage=report", *table)
     assert refused.status == 1 and "table=tiny has no finished run in" in refused.err
 
@@ -80,10 +80,10 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     assert "RuntimeError: injected by the test" in told.err and "Traceback" in told.err
     last = told.err.strip().splitlines()[-1]
     assert last.startswith("error: 2 runs failed (soup-") and "eval-sandbox-soup" in last
-    assert len(calls.made) == 13  # all but the evaluation of the soup
+    assert len(calls.made) == 15  # all but the evaluation of the soup
     page = runs_dir / "reports/tiny/index.html"
     assert page.is_file() and "injected by the test" in page.read_text(encoding="utf-8")
-    assert "2 of 14 runs to make" in call("stage=plan", *table).out
+    assert "2 of 16 runs to make" in call("stage=plan", *table).out
 
     # the same command makes the rest
     before = times(runs_dir)
@@ -105,18 +105,18 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     before, calls.made = times(runs_dir), []
     assert call("stage=table", *table).status == 0
     assert calls.made == [] and times(runs_dir) == before
-    assert "0 of 14 runs to make" in call("stage=plan", *table).out
+    assert "0 of 16 runs to make" in call("stage=plan", *table).out
     status = call("stage=status", f"runs_dir={runs_dir}")
-    assert status.out.splitlines()[-1] == "14 finished, unpublished work: none"
+    assert status.out.splitlines()[-1] == "16 finished, unpublished work: none"
 
-    # a parent that was made again with other weights: its children are to be made, their children too
+    # a parent that was made again with other contents: its children are to be made, their children too
     manifest = next(runs_dir.glob("math-*/manifest.json"))
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"facts": {"weights": {"root": "other"}}}))
     planned = call("stage=plan", *table)
-    assert planned.out.count("was made again with other weights") == 4  # its evaluation, and three merges
-    assert planned.out.count("is made first") == 3 and "7 of 14 runs to make" in planned.out
+    assert planned.out.count("was made again with other contents") == 5  # its evaluation, and four merges
+    assert planned.out.count("is made first") == 4 and "9 of 16 runs to make" in planned.out
     told = call("stage=report", *table)
-    assert (told.status, told.out.strip()) == (0, str(page)) and told.err.count("missing: ") == 7
+    assert (told.status, told.out.strip()) == (0, str(page)) and told.err.count("missing: ") == 9
 
 
 def test_a_run_that_changed_on_disk_stops_only_what_needs_it(
@@ -132,7 +132,7 @@ def test_a_run_that_changed_on_disk_stops_only_what_needs_it(
     (next((tmp_path / "runs").glob("math-*")) / "x").write_text("changed")
     failed = execute.execute(asked.targets)
     assert {name.partition("-")[0] for name in failed} == {"math", "layer_swap", "soup", "ties", "eval"}
-    assert len(failed) == 8 and sum("was changed after it was finished" in reason for reason in failed.values()) == 1
+    assert len(failed) == 10 and sum("was changed after it was finished" in reason for reason in failed.values()) == 1
 
 
 def test_a_failed_parent_of_one_run_is_the_reason(

@@ -56,6 +56,7 @@ def test_real_files_pass_through_every_stage(smoke: list[str], call: Callable[..
     assert first["prompt"].count("ప్రశ్న:") == 3 and problem["question"] in first["prompt"]
 
 
-def test_real_smoke_without_data_is_refused(call: Callable[..., SimpleNamespace], tmp_path: Path):
+def test_without_data_and_hub_it_says_what_to_do(call: Callable[..., SimpleNamespace], tmp_path: Path):
     told = call("stage=table", "table=real_smoke", f"runs_dir={tmp_path}/runs")
-    assert told.status == 1 and told.err.startswith("error: table=real_smoke needs data_root=DIR")
+    assert told.status == 1 and "data_root=FOLDER reads local files" in told.err
+    assert not list((tmp_path / "runs").glob("*/manifest.json"))

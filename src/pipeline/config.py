@@ -116,6 +116,7 @@ class Data:
 
     size: int | None = knob(None, low=1)  # training rows; null: all there are
     validation: int = knob(0, low=0)  # rows kept apart, besides `size`
+    shuffle: bool = True  # false: the sources' own order, for a set that is a curriculum
 
 
 @dataclass
@@ -141,6 +142,7 @@ class Sft:
     adam_beta1: float = knob(0.9, low=0, high=1)
     adam_beta2: float = knob(0.99, low=0, high=1)
     max_grad_norm: float = knob(1.0, above=0)
+    shuffle: bool = True  # false: the data run's order, once
     loss_on: str = knob("response", options=("response", "all"))
     template: str = knob("plain", options=("plain", "chat"))  # plain: prompt, separator, completion
     separator: str = "\n"
@@ -208,6 +210,7 @@ class Eval:
     split: str = knob("test", options=("test", "dev"))
     limit: int | None = knob(None, low=1)  # questions a task; null: all
     max_gen_toks: int | None = knob(None, low=1)  # null: the task's own
+    dtype: str = knob("auto", options=("auto", "float32", "bfloat16", "float16"))  # auto: as stored
     batch_size: int = knob(32, low=1, hashed=False)
 
 

@@ -42,7 +42,7 @@ LANGUAGES = {language.code: language for language in _TABLE}
 
 
 def language(code: str) -> Language:
-    """The language of a code. ISO 639's private-use codes, qaa to qtz, are constructed languages: Qaa is qaa everywhere.
+    """The language of a code. ISO 639's private-use codes, qaa to qtz, are constructed: Qaa is qaa everywhere.
 
     Raises PipelineError, naming near ones, for an unknown code.
     """
@@ -57,6 +57,8 @@ def language(code: str) -> Language:
     near = difflib.get_close_matches(code.lower(), spellings, n=3, cutoff=0.6)
     hint = ", ".join(dict.fromkeys(f"{spellings[word].code} ({spellings[word].name})" for word in near))
     raise PipelineError(
-        f"unknown language {code!r}: " + (f"did you mean {hint}? " if hint else "") + f"Known are {' '.join(LANGUAGES)} "
+        f"unknown language {code!r}: "
+        + (f"did you mean {hint}? " if hint else "")
+        + f"Known are {' '.join(LANGUAGES)} "
         "and the constructed qaa to qtz"
     )

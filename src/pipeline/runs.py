@@ -120,16 +120,22 @@ def why_not_finished(run: Run) -> str | None:
     if manifest is None:
         return _nearest(run) or "never made"
     for role, parent in run.parents.items():
-        current = weights_root(parent)
-        if current is not None and current != manifest["parents"][role]["weights"]:
-            return f"its {role} {parent.name} was made again with other weights"
+        current = content(parent)
+        if current is not None and current != manifest["parents"][role]["content"]:
+            return f"its {role} {parent.name} was made again with other contents"
     return None
 
 
-def weights_root(parent: Parent) -> str | None:
-    """The digest over all tensors that a finished parent recorded; None where it has no weights or is not made yet."""
+def content(parent: Parent) -> str | None:
+    """The second identity of a finished parent: the digest over its tensors, of a data run over its files.
+
+    None for what is not made yet, and for what no run of ours made, which is known by its content alone.
+    """
     manifest = read_manifest(parent.folder)
-    return manifest["facts"].get("weights", {}).get("root") if manifest else None
+    if manifest is None:
+        return None
+    files = "".join(f"{name} {file['sha256']}\n" for name, file in sorted(manifest["files"].items()))
+    return manifest["facts"].get("weights", {}).get("root") or f"sha256:{hashlib.sha256(files.encode()).hexdigest()}"
 
 
 def check_unchanged(folder: Path) -> None:
@@ -227,7 +233,7 @@ def _make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], attempt: 
         "decided_by": run.decided_by,
         "config": asdict(run.config),
         "parents": {
-            role: {"name": parent.name, "hash": parent.hash, "weights": weights_root(parent)}
+            role: {"name": parent.name, "hash": parent.hash, "content": content(parent)}
             for role, parent in run.parents.items()
         },
         "facts": facts,

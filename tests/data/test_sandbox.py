@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.config import World as WorldConfig
 from pipeline.data import sandbox
-from pipeline.data.sandbox.text import INSTRUCTIONS, MIX, document, instructions
+from pipeline.data.sandbox.text import INSTRUCTIONS, MIX, corpus, document, instructions
 from pipeline.data.sandbox.tokenizer import tokenizer
 from pipeline.data.sandbox.world import CLONES, POOL, World, lexicon, problem, reading, say, sentences
 
@@ -63,15 +63,22 @@ def test_a_problem_worked_by_hand():
     assert completion == "8 - 3 = 5. The answer is 5."
 
 
-def test_reading_has_one_right_option_told_in_the_passage():
+def test_reading_is_answered_by_the_statement_on_who_is_asked_for():
     draw = random.Random(4)
     for _ in range(300):
         told, question, options, right = reading(draw)
         assert len(set(options)) == 4
-        text = " ".join(told)
-        asked = [word for word in question if word[0].isupper()]
-        told_of = next(s for s in text.split(" . ") if all(word in s.split() for word in asked or question[1:-1]))
-        assert options[right] in told_of.replace(" .", "").split()
+        name = next(word for word in question if word[0].isupper())
+        statement = next(one.split() for one in " ".join(told).split(" . ") if one.startswith(name))
+        assert options[right] in statement
+        assert not set(options) - {options[right]} & set(told)
+
+
+def test_the_curriculum_begins_with_letters_then_reading():
+    texts = [row["prompt"] for row in corpus(World(0), 200)]
+    assert all(text.startswith("Q: ") and text.endswith("Answer:") for text in texts[:20])
+    assert {text[:2] for text in texts[20:30]} == {"Q:", "P:"}
+    assert any(text.startswith("Qac: ") or "\nQac:" in text for text in texts[30:])
 
 
 @pytest.mark.parametrize("language", CLONES)

@@ -37,7 +37,7 @@ def real_data() -> Path:
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    """A checkpoint with random weights that like digits: Llama of 2 layers and width 32, a token a byte, 8192 positions."""
+    """A checkpoint with random weights that like digits: Llama of 2 layers and width 32, a token a byte, 8192 long."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast

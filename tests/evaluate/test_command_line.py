@@ -36,7 +36,9 @@ def test_the_command_line_says_the_same(real_data: Path, tmp_path: Path, tiny: P
     command = ["-m", "lm_eval", "run", "--model", "hf", "--model_args", f"pretrained={tiny},dtype=float32"]
     command += ["--tasks", str(theirs / "stock.yaml"), "--device", "cpu", "--batch_size", "16"]
     command += ["--output_path", str(theirs / "out"), "--log_samples"]
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"}
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     (file,) = theirs.rglob("results_*.json")
     stock = json.loads(file.read_text())

@@ -16,7 +16,9 @@ from pipeline.config import PipelineError
 from pipeline.evaluate.definitions import task_definitions
 
 
-def build(data_root: Path | None, folder: Path, *tasks: Any, languages: tuple[str, ...] = ("qac",), **kwargs: Any) -> Any:
+def build(
+    data_root: Path | None, folder: Path, *tasks: Any, languages: tuple[str, ...] = ("qac",), **kwargs: Any
+) -> Any:
     return task_definitions(tasks, languages, data_root, folder, **kwargs)
 
 
@@ -32,7 +34,9 @@ def test_the_files_are_named_after_what_they_ask(data_root: Path, tmp_path: Path
     assert {one.file.name for one in found} >= {"mgsm.qac.yaml", "flores.qac-en.yaml"}
 
 
-def test_only_the_place_of_the_data_the_order_and_the_length_differ_from_the_stock_task(data_root: Path, tmp_path: Path) -> None:
+def test_only_the_place_of_the_data_the_order_and_the_length_differ_from_the_stock_task(
+    data_root: Path, tmp_path: Path
+) -> None:
     (one,) = build(data_root, tmp_path, asked("mgsm", 2))
     body = yaml.safe_load(one.file.read_text())
     stock = Path(body["include"][0])
@@ -72,7 +76,9 @@ def test_the_hub_keeps_the_stock_data(tmp_path: Path) -> None:
         (asked("global_mmlu", 0), ("th",), "no global_mmlu in Thai"),
     ],
 )
-def test_a_wrong_request_is_refused(data_root: Path, tmp_path: Path, task: Any, languages: tuple[str, ...], message: str) -> None:
+def test_a_wrong_request_is_refused(
+    data_root: Path, tmp_path: Path, task: Any, languages: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(PipelineError, match=message):
         build(data_root, tmp_path / "tasks", task, languages=languages)
 
@@ -129,7 +135,9 @@ def change(file: Path, number: int, **values: Any) -> None:
         ("flores", "flores/qac/devtest.jsonl", {"id": 0}, "has an id twice"),
     ],
 )
-def test_a_wrong_row_is_refused(data_root: Path, tmp_path: Path, task: str, file: str, values: Any, message: str) -> None:
+def test_a_wrong_row_is_refused(
+    data_root: Path, tmp_path: Path, task: str, file: str, values: Any, message: str
+) -> None:
     change(data_root / file, 2, **values)
     with pytest.raises(PipelineError, match=message):
         build(data_root, tmp_path / "tasks", asked(task, 1))

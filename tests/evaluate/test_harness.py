@@ -27,7 +27,11 @@ def scored(lm: Any, data_root: Path, folder: Path, task: Any, codes: tuple[str, 
 
 
 def value(scores: Any, metric: str, **keys: Any) -> Any:
-    (row,) = [row for row in scores.rows if row["metric"] == metric and all(row[key] == wanted for key, wanted in keys.items())]
+    (row,) = [
+        row
+        for row in scores.rows
+        if row["metric"] == metric and all(row[key] == wanted for key, wanted in keys.items())
+    ]
     return row["value"]
 
 
@@ -149,11 +153,15 @@ class Notes:
 
 def stage(data_root: Path, checkpoint: Path, *tasks: Any, **asks: Any) -> Any:
     asks = {"split": "test", "limit": None, "max_gen_toks": None, "batch_size": 4} | asks
-    config = SimpleNamespace(eval=SimpleNamespace(tasks=tasks, **asks), languages=["en", "qac"], data_root=str(data_root))
+    config = SimpleNamespace(
+        eval=SimpleNamespace(tasks=tasks, **asks), languages=["en", "qac"], data_root=str(data_root)
+    )
     return SimpleNamespace(config=config, parents={"checkpoint": SimpleNamespace(folder=checkpoint)})
 
 
-def test_a_stage_writes_scores_and_samples(data_root: Path, tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stage_writes_scores_and_samples(
+    data_root: Path, tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tasks = [asked("mgsm", 2), asked("belebele", 1), asked("global_mmlu", 1), asked("flores", 1)]
     run, notes = stage(data_root, tiny, *tasks, max_gen_toks=8), Notes()
     before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()

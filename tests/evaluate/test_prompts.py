@@ -67,7 +67,9 @@ def test_constructed_languages_have_the_english_words_around_them(tmp_path: Path
 def test_belebele_is_the_stock_task_without_its_exemplars(tmp_path: Path, data_root: Path, shots: int) -> None:
     files = {"test": str(data_root / "belebele/en/test.jsonl")}
     stock = "belebele/belebele_eng_Latn.yaml"
-    theirs = stock_prompts(tmp_path / "stock", stock, shots, list(range(shots, 9)), dataset_kwargs={"data_files": files})
+    theirs = stock_prompts(
+        tmp_path / "stock", stock, shots, list(range(shots, 9)), dataset_kwargs={"data_files": files}
+    )
     ours = our_prompts(tmp_path / "ours", "belebele", shots, "qac", data_root)
     assert len(ours) == 4 * (9 - shots) and ours == theirs
     assert all(prompt.startswith("P: Passage 0.\nQ: Which 0?\nA: option 0.1") for prompt in ours[:4])
@@ -77,7 +79,11 @@ def test_belebele_is_the_stock_task_without_its_exemplars(tmp_path: Path, data_r
 def test_global_mmlu_is_the_stock_task_of_the_subject(tmp_path: Path, data_root: Path, shots: int) -> None:
     folder = tmp_path / "virology"  # a subject's stock task keeps its own subject's rows
     for split in ("dev", "test"):
-        text = (data_root / f"global_mmlu/en/{split}.jsonl").read_text().replace('"subject": "homes"', '"subject": "virology"')
+        text = (
+            (data_root / f"global_mmlu/en/{split}.jsonl")
+            .read_text()
+            .replace('"subject": "homes"', '"subject": "virology"')
+        )
         (folder / "global_mmlu/en").mkdir(parents=True, exist_ok=True)
         (folder / f"global_mmlu/en/{split}.jsonl").write_text(text)
     files = {split: str(folder / f"global_mmlu/en/{split}.jsonl") for split in ("dev", "test")}

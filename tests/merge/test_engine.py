@@ -21,19 +21,13 @@ LAYERS = 14
 TWO_LAYERS = [
     "model.embed_tokens.weight",
     *(f"model.layers.{i}.{part}.weight" for i in (0, 1) for part in ("self_attn.q_proj", "mlp.up_proj")),
-    *(
-        f"model.layers.{i}.{part}.weight"
-        for i in (0, 1)
-        for part in ("input_layernorm", "post_attention_layernorm")
-    ),
+    *(f"model.layers.{i}.{part}.weight" for i in (0, 1) for part in ("input_layernorm", "post_attention_layernorm")),
     "model.norm.weight",
     "lm_head.weight",
 ]
 
 
-def by_hand(
-    folder: Path, values: dict[str, list[float]] | float, dtype=torch.float32, **config
-) -> Checkpoint:
+def by_hand(folder: Path, values: dict[str, list[float]] | float, dtype=torch.float32, **config) -> Checkpoint:
     """A two-layer checkpoint of two-number tensors; a number stands for all of them."""
     folder.mkdir()
     if not isinstance(values, dict):
@@ -267,9 +261,7 @@ def test_merges_that_are_refused(tmp_path):
         open_merge(Soup(experts=["a", "b"], dtype="int8"), {"0": one, "1": two})
     with pytest.raises(PipelineError, match="the model has 2"):
         open_merge(swap(), {"math": one, "language": two})
-    open_merge(
-        Ties(experts=["a", "b"]), {"0": one, "1": two}, half
-    )  # a base of other precision is no obstacle
+    open_merge(Ties(experts=["a", "b"]), {"0": one, "1": two}, half)  # a base of other precision is no obstacle
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -309,11 +301,7 @@ def test_the_stage(models, tmp_path, capsys, method):
 
     digests = digest_tensors(tmp_path)
     assert facts["weights"] == {"root": weights_root(digests), "digests": digests}
-    assert (
-        json.loads((tmp_path / "plan.json").read_text())
-        == facts["plan"]
-        == json.loads(json.dumps(facts["plan"]))
-    )
+    assert json.loads((tmp_path / "plan.json").read_text()) == facts["plan"] == json.loads(json.dumps(facts["plan"]))
     assert len(tracker.rows) == len(facts["plan"])
     assert all(len(row) == len(tracker.columns) for row in tracker.rows)
     card, said = (tmp_path / "README.md").read_text(), capsys.readouterr()

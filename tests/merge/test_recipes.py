@@ -64,9 +64,7 @@ def test_outside_parameters_have_their_own_keys():
     assert weights["model.embed_tokens.weight"] == MATH
     assert weights["model.norm.weight"] == LANGUAGE
     assert weights["lm_head.weight"] == AVERAGE
-    assert "lm_head.weight" not in swap(
-        4, own_head=False, bottom_layers=1, top_layers=1
-    )  # tied: once, as embedding
+    assert "lm_head.weight" not in swap(4, own_head=False, bottom_layers=1, top_layers=1)  # tied: once, as embedding
 
 
 def test_scaled_to_depth():
@@ -99,9 +97,7 @@ def test_soups():
         "x": {"0": 0.5, "1": 0.5},
         "y": {"0": 0.5, "1": 0.5},
     }
-    assert soup_weights(Soup(experts=["a", "b"], weights=[0.25, 0.75]), ["x"]) == {
-        "x": {"0": 0.25, "1": 0.75}
-    }
+    assert soup_weights(Soup(experts=["a", "b"], weights=[0.25, 0.75]), ["x"]) == {"x": {"0": 0.25, "1": 0.75}}
     assert soup_weights(Soup(experts=["a", "b"], weights=[0, 1]), ["x"]) == {"x": {"1": 1.0}}
     thirds = soup_weights(Soup(experts=["a", "b", "c"], weights=[0.3333333, 0.3333333, 0.3333333]), ["x"])
     assert sum(thirds["x"].values()) == pytest.approx(1, abs=1e-6)

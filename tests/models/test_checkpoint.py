@@ -49,9 +49,7 @@ def tiny(folder, kind, shard_size="5GB", **settings):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(1)
-    sizes = dict(
-        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=64
-    )
+    sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=64)
     config = AutoConfig.for_model(kind, **sizes, num_key_value_heads=1, **settings)
     network = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     network.save_pretrained(folder, max_shard_size=shard_size)
@@ -106,9 +104,7 @@ def test_a_stored_copy_of_a_tied_head_counts_once(tmp_path):
     other = tensors() | {"lm_head.weight": tensors()["model.embed_tokens.weight"] + 1}
     with pytest.raises(PipelineError, match="although the head is tied"):
         Checkpoint.open(write(tmp_path / "other", other))
-    assert (
-        "lm_head.weight" in Checkpoint.open(write(tmp_path / "own", other, tie_word_embeddings=False)).names
-    )
+    assert "lm_head.weight" in Checkpoint.open(write(tmp_path / "own", other, tie_word_embeddings=False)).names
     with pytest.raises(PipelineError, match="tie_word_embeddings is false"):
         Checkpoint.open(write(tmp_path / "none", tie_word_embeddings=False))
 

@@ -88,6 +88,18 @@ def test_truncated_and_dropped_rows_are_counted(capsys: pytest.CaptureFixture[st
         measure([long], sandbox_tokenizer(), sft())
 
 
+def test_a_curriculum_keeps_its_order(tmp_path: Path):
+    rows = [{"prompt": f"Mia has {n}", "completion": str(n)} for n in range(8)]
+    ours = sandbox_tokenizer()
+
+    def order(recipe: Sft) -> list[str]:
+        batches = trainer(tmp_path, rows, recipe).get_train_dataloader()
+        return [ours.decode(ids, skip_special_tokens=True).split()[-1] for one in batches for ids in one["input_ids"]]
+
+    assert order(sft(shuffle=False)) == [str(n) for n in range(8)]
+    assert order(sft()) != order(sft(shuffle=False)) and sorted(order(sft())) == sorted(order(sft(shuffle=False)))
+
+
 def test_steps_by_hand():
     assert steps_of(sft(batch_size=4), 11) == 2  # two full batches; the last, incomplete one is left out
     assert steps_of(sft(batch_size=4, epochs=2), 11) == 5

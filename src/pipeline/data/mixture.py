@@ -36,16 +36,15 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
 
 def build(config: DataStage, data_root: Path | None, work: Path) -> dict[str, Any]:
     """Read, deduplicate, shuffle, split, write. The order is a function of the seed."""
-    taken: dict[str, list[Example]] = {}
-    seen: set[tuple[str, ...]] = set()
+    distinct: dict[tuple[tuple[str, str], ...], Example] = {}
     counts: dict[str, Any] = {}
     for name, source in config.expert.sources.items():
-        rows = list(read(name, source, data_root))
-        kept = [row for row in rows if (key := tuple(row.values())) not in seen and not seen.add(key)]  # type: ignore[func-returns-value]
-        usable = [row for row in kept if (row.get("completion") or row.get("text") or "").strip()]
-        taken[name] = usable
-        counts[name] = {"rows": len(rows), "duplicates": len(rows) - len(kept), "empty": len(kept) - len(usable)}
-    examples = [row for rows in taken.values() for row in rows]
+        rows, before = list(read(name, source, data_root)), len(distinct)
+        usable = [row for row in rows if (row.get("completion") or row.get("text") or "").strip()]
+        distinct |= {tuple(row.items()): row for row in usable}
+        duplicates = len(usable) - (len(distinct) - before)
+        counts[name] = {"rows": len(rows), "duplicates": duplicates, "empty": len(rows) - len(usable)}
+    examples = list(distinct.values())
     if len({frozenset(row) for row in examples}) > 1:
         raise PipelineError(
             f"expert={config.expert.name} mixes plain text with prompts and completions: keep one kind an expert"
@@ -56,7 +55,8 @@ def build(config: DataStage, data_root: Path | None, work: Path) -> dict[str, An
             f"data.size={config.data.size} and data.validation={config.data.validation} ask for {wanted} rows, "
             f"expert={config.expert.name} has {len(examples)}: ask for fewer"
         )
-    random.Random(config.seed).shuffle(examples)
+    if config.data.shuffle:
+        random.Random(config.seed).shuffle(examples)
     validation, train = examples[: config.data.validation], examples[config.data.validation :][: config.data.size]
     write_jsonl(work / "train.jsonl", train)
     write_jsonl(work / "validation.jsonl", validation)

@@ -72,7 +72,7 @@ def task_definitions(
 ) -> list[Definition]:
     """Check the data of each task in each language and write a task file of the harness for each into `folder`.
 
-    `data_root`: the folder with the data, None for the hub. `split`: test, or dev for development items. `max_gen_toks`:
+    `data_root`: the folder with the data, None for the hub. `split`: test, or dev (development items). `max_gen_toks`:
     the longest answer in tokens, None for the task's own. FLORES gives two tasks a language, from and into English.
     Raises PipelineError for an unknown task or language, missing or broken data, and more exemplars than there are.
     """
@@ -141,7 +141,9 @@ def _global_mmlu(ask: _Ask) -> list[Definition]:
     if ask.data_root:
         dev, test = _files(ask, "global_mmlu", "dev", "test" if ask.split == "test" else "development")
         names = ("subject", "question", "option_a", "option_b", "option_c", "option_d")
-        exemplars, rows = (_rows(file, dict.fromkeys(names, str), {"answer": ("A", "B", "C", "D")}) for file in (dev, test))
+        exemplars, rows = (
+            _rows(file, dict.fromkeys(names, str), {"answer": ("A", "B", "C", "D")}) for file in (dev, test)
+        )
         shots = Counter(row["subject"] for row in exemplars)
         for subject in dict.fromkeys(row["subject"] for row in rows):
             _enough(ask, f"global_mmlu, {subject}", shots[subject], dev)
@@ -151,7 +153,9 @@ def _global_mmlu(ask: _Ask) -> list[Definition]:
 
 def _flores(ask: _Ask) -> list[Definition]:
     if not ask.data_root:
-        raise PipelineError("flores is gated on the hub: set data_root to a folder with flores/{language}/devtest.jsonl")
+        raise PipelineError(
+            "flores is gated on the hub: set data_root to a folder with flores/{language}/devtest.jsonl"
+        )
     english, other = language("en"), ask.language
     found = []
     for source, target in ((english, other), (other, english)):
@@ -190,7 +194,9 @@ def _stock(ask: _Ask, task: str, name: str) -> Path:
         raise PipelineError(f"{ask.language.code} is a constructed language and not on the hub: set data_root")
     file = Path(spec.submodule_search_locations[0]) / "tasks" / name
     if not file.is_file():
-        raise PipelineError(f"the harness has no {task} in {ask.language.name}: leave {ask.language.code} out of languages")
+        raise PipelineError(
+            f"the harness has no {task} in {ask.language.name}: leave {ask.language.code} out of languages"
+        )
     return file
 
 
@@ -237,7 +243,8 @@ def _rows(file: Path, columns: dict[str, type], options: dict[str, tuple[str, ..
         text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise PipelineError(
-            f"data_root has no readable {file}: put it there, point data_root elsewhere, or leave the task or language out"
+            f"data_root has no readable {file}: put it there, point data_root elsewhere, "
+            f"or leave the task or language out"
         ) from error
     except UnicodeDecodeError as error:
         raise PipelineError(f"{file} is not UTF-8: write it again as JSON lines in UTF-8") from error
@@ -267,11 +274,13 @@ def _rows(file: Path, columns: dict[str, type], options: dict[str, tuple[str, ..
 
 def _enough(ask: _Ask, what: str, have: int, file: Path) -> None:
     if ask.num_fewshot > have:
-        raise PipelineError(f"{what}: num_fewshot={ask.num_fewshot}, but {file} has {have} exemplars: ask for at most {have}")
+        raise PipelineError(
+            f"{what}: num_fewshot={ask.num_fewshot}, but {file} has {have} exemplars: ask for at most {have}"
+        )
 
 
 def _check_worked(file: Path, exemplars: list[Row], stock: Row) -> None:
-    """The stock task cuts a fixed count of characters off an exemplar's answer: the words that begin it must stand there."""
+    """The stock task cuts a fixed count of characters off an exemplar's answer: its first words must stand there."""
     found = re.search(r'question\+"\\n(.+?)"', stock["doc_to_text"])
     if not found:
         return
@@ -295,7 +304,8 @@ def _joined(ask: _Ask, source: Language, target: Language, split: str) -> list[R
     if sides[0].keys() != sides[1].keys():
         odd = sorted(sides[0].keys() ^ sides[1].keys())
         raise PipelineError(
-            f"flores {split} of {source.code} and {target.code} have different ids, {odd[0]} for one: take both files from the same release"
+            f"flores {split} of {source.code} and {target.code} have different ids, {odd[0]} for one: "
+            f"take both files from the same release"
         )
     names = {"source_name": source.name, "target_name": target.name}
     return [{"id": key, **names, "source": text, "target": sides[1][key]} for key, text in sides[0].items()]

@@ -68,24 +68,25 @@ def make(run: Run, work: Path, tracker: Tracker) -> Row:
     )
     with contextlib.redirect_stdout(sys.stderr), _harness_tamed():  # the harness and its libraries print
         tasks = load_tasks(definitions)
-        lm = load_model(run.parents["checkpoint"].folder, asked.batch_size)
+        lm = load_model(run.parents["checkpoint"].folder, asked.batch_size, asked.dtype)
         scores = score(lm, definitions, tasks, asked.limit)
     return write(scores, definitions, work, tracker)
 
 
-def load_model(folder: Path, batch_size: int) -> Answering:
-    """The model of a folder: safetensors, no code of its own, float32 on the CPU and as stored on a GPU."""
+def load_model(folder: Path, batch_size: int, dtype: str = "auto") -> Answering:
+    """The model of a folder: safetensors, no code of its own, in the dtype as stored unless told otherwise."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     safe = {"local_files_only": True, "trust_remote_code": False}
-    dtype = "auto" if device == "cuda" else torch.float32
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, **safe)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise PipelineError(f"checkpoint {folder} cannot be loaded ({reason}): it needs safetensors and a tokenizer") from error
+        raise PipelineError(
+            f"checkpoint {folder} cannot be loaded ({reason}): it needs safetensors and a tokenizer"
+        ) from error
     return Answering(pretrained=model.to(device), tokenizer=tokenizer, batch_size=batch_size)
 
 
@@ -126,7 +127,9 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
                 tasks += manager.load([str(definition.file)])["tasks"].values()
         except Exception as error:  # datasets raises whatever its readers and the network raise
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise PipelineError(f"the data of {definition.name} cannot be read ({reason}): see {definition.file}") from error
+            raise PipelineError(
+                f"the data of {definition.name} cannot be read ({reason}): see {definition.file}"
+            ) from error
     return tasks
 
 
@@ -204,7 +207,7 @@ def _refuse_long_prompts(lm: Answering, definition: Definition, task: Task, rows
     if too_long:
         answer = f" less eval.max_gen_toks={lm.max_length - room} for the answer" if room < lm.max_length else ""
         raise PipelineError(
-            f"{definition.name}: {len(too_long)} of {len(rows)} prompts do not fit, the longest of {longest} tokens into "
+            f"{definition.name}: {len(too_long)} of {len(rows)} prompts do not fit, the longest of {longest} tokens in "
             f"the model's {lm.max_length}{answer}: ask for fewer exemplars" + (" or shorter answers" if answer else "")
         )
 
@@ -297,6 +300,8 @@ def write(scores: Scores, definitions: Sequence[Definition], work: Path, tracker
     for row in scores.rows:
         parts = (row["task"], row["pair"] or row["language"], row["subject"], row["metric"])
         name = "/".join(part for part in parts if part)
-        named[name if row["filter"] in ("none", metrics.PRIMARY[row["task"]][1]) else f"{name},{row['filter']}"] = row["value"]
+        named[name if row["filter"] in ("none", metrics.PRIMARY[row["task"]][1]) else f"{name},{row['filter']}"] = row[
+            "value"
+        ]
     tracker.summary(named)
     return {"scores": named, "harness": scores.harness}

@@ -37,7 +37,7 @@ def is_unparsed(extracted: str) -> bool:
 def ran_out(tokens: Sequence[int], text: str, max_gen_toks: int, stop: Iterable[str], eos: int | None) -> bool:
     """Whether an answer ended because its tokens were used up: no end token and no stop string among them.
 
-    `tokens` are the generated ones, which a batch may carry on past the answer's own end; `text` is all of them decoded.
+    `tokens` are the generated ones, which a batch may carry on past the answer's end; `text` is all of them decoded.
     """
     return len(tokens) >= max_gen_toks and eos not in tokens and not any(word and word in text for word in stop)
 

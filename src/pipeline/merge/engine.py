@@ -109,9 +109,7 @@ class Merge:
         dtype = self.stored_dtype(name)
         tensor = self.formula(name).to(torch_dtype(dtype))
         if not bool(torch.isfinite(tensor).all()):
-            raise PipelineError(
-                f"{name} is not finite after merging as {dtype}: check sources and merge.dtype"
-            )
+            raise PipelineError(f"{name} is not finite after merging as {dtype}: check sources and merge.dtype")
         return tensor
 
     def plan_rows(self) -> list[Row]:
@@ -201,9 +199,7 @@ def open_merge(config: MergeConfig, sources: dict[str, Checkpoint], base: Checkp
     first = sources[roles[0]]
     for name in first.names:
         if first.info(name).dtype not in DTYPES.values():
-            raise PipelineError(
-                f"{first.folder}: {name} is stored as {first.info(name).dtype}, not as a float"
-            )
+            raise PipelineError(f"{first.folder}: {name} is stored as {first.info(name).dtype}, not as a float")
     for role in roles[1:]:
         same_architecture(first, sources[role], (_knob(roles[0]), _knob(role)))
     if base is not None:
@@ -284,9 +280,7 @@ def _grouped(weights: Weights) -> list[Row]:
             where = block[0]
             if isinstance(where, int):
                 where = f"layer {where}" if len(block) == 1 else f"layers {where}-{block[-1]}"
-            rows += [
-                {"where": where, "what": what, "weights": json.loads(row)} for what, row in told(block[0])
-            ]
+            rows += [{"where": where, "what": what, "weights": json.loads(row)} for what, row in told(block[0])]
     return rows
 
 

@@ -95,8 +95,6 @@ def soup_weights(config: Soup, names: Iterable[str]) -> Weights:
             f"merge.weights has {len(weights)} numbers for {count} merge.experts: give one for each expert"
         )
     if not abs(math.fsum(weights) - 1) <= 1e-6:  # "not <=" also catches NaN
-        raise PipelineError(
-            f"merge.weights must sum to 1, got {weights}, which sum to {math.fsum(weights):g}"
-        )
+        raise PipelineError(f"merge.weights must sum to 1, got {weights}, which sum to {math.fsum(weights):g}")
     row = {str(source): weight for source, weight in enumerate(weights) if weight}
     return {name: row for name in names}

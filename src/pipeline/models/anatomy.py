@@ -59,9 +59,7 @@ def anatomy(names: Iterable[str]) -> dict[str, Site]:
     sites = {name: _site(name) for name in names}
     split = {site.layer for site in sites.values() if site.kind == "mlp_norm"}
     return {
-        name: Site(site.layer, "shared_norm")
-        if site.kind == "attention_norm" and site.layer not in split
-        else site
+        name: Site(site.layer, "shared_norm") if site.kind == "attention_norm" and site.layer not in split else site
         for name, site in sites.items()
     }
 
@@ -73,9 +71,7 @@ def _site(name: str) -> Site:
     match = _LAYER.fullmatch(plain)
     if match and match[2] in _LAYER_KINDS:
         return Site(int(match[1]), _LAYER_KINDS[match[2]])
-    raise PipelineError(
-        f"parameter {name!r} is not one of Llama, Qwen2, Falcon3 or Cohere: teach models/anatomy.py"
-    )
+    raise PipelineError(f"parameter {name!r} is not one of Llama, Qwen2, Falcon3 or Cohere: teach models/anatomy.py")
 
 
 def num_layers(sites: Mapping[str, Site]) -> int:

@@ -159,9 +159,7 @@ class Checkpoint:
     def _settle_head(self) -> None:
         """Drop a stored copy of a tied head, so that no tensor is merged or counted twice."""
         if not self.tied_head and EMBEDDING in self.infos and HEAD not in self.infos:
-            raise PipelineError(
-                f"{self.folder} has no {HEAD} although tie_word_embeddings is false: copy it again"
-            )
+            raise PipelineError(f"{self.folder} has no {HEAD} although tie_word_embeddings is false: copy it again")
         if self.tied_head and EMBEDDING in self.infos and HEAD in self.infos:
             embedding, head = self.infos[EMBEDDING], self.infos[HEAD]
             same = (embedding.dtype, embedding.shape) == (head.dtype, head.shape)
@@ -179,20 +177,14 @@ def _weight_files(folder: Path) -> list[Path]:
         return [single]
     if not index.is_file():
         if any(folder.glob("adapter_model.*")):
-            raise PipelineError(
-                f"{folder} holds a LoRA adapter, not a whole model: merge it into its base first"
-            )
+            raise PipelineError(f"{folder} holds a LoRA adapter, not a whole model: merge it into its base first")
         if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
-            raise PipelineError(
-                f"{folder} holds pickled weights; only safetensors are read: convert it first"
-            )
+            raise PipelineError(f"{folder} holds pickled weights; only safetensors are read: convert it first")
         raise PipelineError(f"{folder} has no model.safetensors and no model.safetensors.index.json")
     shards = sorted(set(_read_json(index).get("weight_map", {}).values()))
     for shard in shards:
         if Path(shard).name != shard or not (folder / shard).is_file():
-            raise PipelineError(
-                f"{index} names the shard {shard!r}, which is not in the folder: copy it again"
-            )
+            raise PipelineError(f"{index} names the shard {shard!r}, which is not in the folder: copy it again")
     return [folder / shard for shard in shards]
 
 
@@ -201,9 +193,7 @@ def _read_tensors(folder: Path, files: list[Path]) -> dict[str, TensorInfo]:
     for file in files:
         for name, info in read_header(file).items():
             if name in infos:
-                raise PipelineError(
-                    f"{folder} stores {name} twice, in {infos[name].file.name} and {file.name}"
-                )
+                raise PipelineError(f"{folder} stores {name} twice, in {infos[name].file.name} and {file.name}")
             infos[name] = info
     index = folder / "model.safetensors.index.json"
     if files and files[0].name != "model.safetensors":
@@ -324,12 +314,7 @@ def same_architecture(
         if a != b and a is not None and b is not None:  # other versions of transformers leave keys out
             refuse(f"{key} {a}", f"{key} {b}")
     if first.tied_head != second.tied_head:
-        refuse(
-            *(
-                "a tied head" if checkpoint.tied_head else "a head of its own"
-                for checkpoint in (first, second)
-            )
-        )
+        refuse(*("a tied head" if checkpoint.tied_head else "a head of its own" for checkpoint in (first, second)))
     for name in sorted(first.infos.keys() | second.infos.keys()):
         if name not in first.infos or name not in second.infos:
             refuse(*(f"{'a' if name in checkpoint.infos else 'no'} {name}" for checkpoint in (first, second)))

@@ -49,9 +49,7 @@ def layer_counts(partition: Partition, num_layers: int) -> tuple[int, int]:
     """(bottom, top): the outer layers of a model of this depth. Raises PipelineError if they do not fit."""
     counts = (partition.bottom_layers, partition.top_layers)
     if min(counts) < 0:
-        raise PipelineError(
-            f"partition.bottom_layers and partition.top_layers must not be negative, got {counts}"
-        )
+        raise PipelineError(f"partition.bottom_layers and partition.top_layers must not be negative, got {counts}")
     if partition.scale_to_depth:
         counts = (scaled_count(counts[0], num_layers), scaled_count(counts[1], num_layers))
     if sum(counts) > num_layers:

@@ -219,8 +219,6 @@ def study(config: TableStage) -> Study:
     if table.data_root is not None:
         known["data_root"] = build(row_config(table.data_root, shared))
         data_root = "data_root"
-    elif data_root is None and table.name.startswith("real_"):
-        raise PipelineError(f"table={table.name} needs data_root=DIR: a folder laid out like mgsm/sw/test.jsonl")
     for language in table.languages:
         for seed in table.seeds:
             named = dict(known)

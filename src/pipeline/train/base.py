@@ -26,7 +26,7 @@ def load_tokenizer(run: Run, examples: list[Example]) -> Any:
         run.parents["data_root"].folder / "tokenizer" if model.tokenizer == "data_root" else run.parents["model"].folder
     )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, revision=model.revision or "main")
     except (OSError, ValueError) as error:
         raise PipelineError(
             f"{folder} has no tokenizer: put tokenizer.json and tokenizer_config.json beside the weights"
@@ -66,7 +66,9 @@ def load_model(run: Run, tokenizer: Any) -> Any:
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32, **attention)
     folder = run.parents["model"].folder
     try:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, use_safetensors=True, **attention)
+        return AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, use_safetensors=True, revision=model.revision or "main", **attention
+        )
     except (OSError, ValueError, RuntimeError) as error:
         raise PipelineError(f"model.path={folder} could not be loaded: {error}") from error
 

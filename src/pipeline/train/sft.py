@@ -42,15 +42,16 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     model = load_model(run, tokenizer)
     lengths = measure(examples, tokenizer, config.sft)
 
+    args = arguments(config, text="text" in examples[0], validated=bool(validation), output=work / "trainer")
     trainer = Trainer(
         model=model,
-        args=arguments(config, text="text" in examples[0], validated=bool(validation), output=work / "trainer"),
+        args=args,
         train_dataset=dataset(examples, config.sft),
         eval_dataset=dataset(validation, config.sft) if validation else None,
         processing_class=tokenizer,
     )
-    steps = steps_of(config.sft, rows=len(trainer.train_dataset))
-    plan_steps(trainer.args, config.sft, steps)
+    steps = steps_of(config.sft, rows=len(trainer.train_dataset))  # type: ignore[arg-type]
+    plan_steps(trainer.args, config.sft, steps)  # type: ignore[arg-type]
     progress = Progress(work / "log.jsonl", tracker, run.name, steps, config.sft)
     trainer.add_callback(progress)
     trainer.remove_callback(PrinterCallback)
@@ -105,6 +106,7 @@ def arguments(config: TrainStage, text: bool, validated: bool, output: Path) -> 
         completion_only_loss=None if text else sft.loss_on == "response",
         bf16=sft.precision == "bf16", use_cpu=not torch.cuda.is_available(),
         activation_checkpointing=sft.gradient_checkpointing,
+        train_sampling_strategy="random" if sft.shuffle else "sequential",
         eval_strategy="steps" if validated else "no", logging_nan_inf_filter=False, disable_tqdm=True,
     )  # fmt: skip
 

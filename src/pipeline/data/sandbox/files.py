@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.data.sandbox.text import MIX, corpus, instructions
+from pipeline.data.sandbox.text import LESSONS, MIX, corpus, instructions
 from pipeline.data.sandbox.tokenizer import tokenizer
 from pipeline.data.sandbox.world import (
     CLONES,
@@ -171,11 +171,13 @@ language. Facts are what is to be learnt: they are the same in all splits, asked
 def card(config: Any, counts: dict[str, int]) -> str:
     """The data card: sizes, where math stands, what is kept apart."""
     total = sum(MIX.values())
-    shares = {one: sum(share for (of, _), share in MIX.items() if of == one) / total for one in ("en", *CLONES)}
+    mixed = 1 - sum(share for share, _ in LESSONS)
+    shares = {one: mixed * sum(share for (of, _), share in MIX.items() if of == one) / total for one in CLONES}
+    shares = {"en": 1 - sum(shares.values()), **shares}
     return CARD.format(
         seed=config.seed,
-        en=MIX["en", "problem"] / total,
-        qaa=MIX["qaa", "problem"] / total,
+        en=mixed * MIX["en", "problem"] / total,
+        qaa=mixed * MIX["qaa", "problem"] / total,
         shares=", ".join(f"{name} {share:.1%}" for name, share in shares.items()),
         rows="\n".join(f"- {name}: {size}" for name, size in counts.items()),
     )

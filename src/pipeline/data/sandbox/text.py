@@ -84,23 +84,27 @@ def document(world: World, kind: str, language: str, draw: random.Random) -> Doc
     return {"sum": sum_of_two, "chain": chain}[kind](draw)
 
 
-# Share of each kind among the documents of the base's text. Word problems stand in English and qaa only; qac, the
-# low-resource target, has one document in forty.
+# The curriculum: to name the letter of a word, then to read, are learnt in a few hundred steps on their own, and not at
+# all in thousands of steps among everything else. Share of the documents, and kinds in equal parts, English only.
+LESSONS: list[tuple[float, list[str]]] = [(0.1, ["letters"]), (0.05, ["letters", "reading", "reading"])]
+
+# Share of each kind among the documents after the lessons. Word problems stand in English and qaa only; qac, the
+# low-resource target, has one document in thirty.
 MIX: dict[tuple[str, str], float] = {
     **{("en", kind): share for kind, share in {
-        "story": 0.5, "echo": 1, "reading": 10, "reply": 5, "letters": 20, "fact": 2, "fact_statement": 0.5,
-        "lookup": 2, "sum": 4, "chain": 5, "problem": 0.8,
+        "story": 0.5, "echo": 1, "reading": 7, "reply": 2, "letters": 4, "fact": 3, "fact_statement": 0.5,
+        "lookup": 2, "sum": 4, "chain": 6, "problem": 2.5,
     }.items()},
     **{("qaa", kind): share for kind, share in {
-        "story": 0.3, "reading": 6, "reply": 3, "letters": 3, "fact": 1, "translation": 5, "switched": 3, "lookup": 1,
-        "problem": 0.3,
+        "story": 0.3, "reading": 4, "reply": 1, "letters": 1, "fact": 1, "translation": 6, "switched": 4, "lookup": 1,
+        "problem": 1,
     }.items()},
     **{("qab", kind): share for kind, share in {
-        "story": 0.3, "reading": 3, "reply": 2, "letters": 1, "fact": 0.5, "translation": 3, "switched": 2,
+        "story": 0.3, "reading": 2, "reply": 0.5, "letters": 0.5, "fact": 0.5, "translation": 4, "switched": 3,
         "lookup": 0.5,
     }.items()},
     **{("qac", kind): share for kind, share in {
-        "story": 0.2, "reading": 0.4, "reply": 0.2, "letters": 0.1, "fact": 0.1, "translation": 0.6, "switched": 0.4,
+        "story": 0.2, "reading": 0.3, "reply": 0.1, "letters": 0.1, "fact": 0.1, "translation": 0.6, "switched": 0.5,
         "lookup": 0.1,
     }.items()},
 }  # fmt: skip
@@ -110,9 +114,11 @@ INSTRUCTIONS = {"reading": 30, "fact": 12, "to_english": 26, "from_english": 26,
 
 
 def corpus(world: World, size: int) -> Iterator[dict[str, str]]:
-    """The text that makes the base: prompts and completions, with the loss on completions; plain text all through."""
+    """The text that makes the base: prompts and completions, in the order of the curriculum."""
     draw = random.Random(f"{world.seed} corpus")
-    for language, kind in draw.choices(list(MIX), list(MIX.values()), k=size):
+    kinds = [("en", draw.choice(lesson)) for share, lesson in LESSONS for _ in range(round(share * size))]
+    kinds += draw.choices(list(MIX), list(MIX.values()), k=size - len(kinds))
+    for language, kind in kinds:
         prompt, completion = document(world, kind, language, draw)
         yield {"prompt": prompt, "completion": completion}
 
