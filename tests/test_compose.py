@@ -153,7 +153,6 @@ REFUSED = {
     SFT + "model=trained": "give model.path=RUN",
     SFT + "model=sandbox_random": "model.tokenizer=data_root needs data_root",
     "stage=data expert=math data_root=/no/where": "data_root=/no/where is not a folder",
-    "table=real_smoke": "table=real_smoke needs data_root=DIR",
     "table.base=null": "table=sandbox has an empty row and no table.base",
     # no key=value at all
     "expert": "'expert' is no override: write key=value",

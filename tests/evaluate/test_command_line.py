@@ -45,7 +45,9 @@ def test_the_command_line_says_the_same(real_data: Path, tmp_path: Path, tiny: P
     (file,) = theirs.rglob("samples_*.jsonl")
     samples = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
 
-    choice = SimpleNamespace(tasks=[asked("mgsm", 2)], split="test", limit=None, max_gen_toks=16, batch_size=16)
+    choice = SimpleNamespace(
+        tasks=[asked("mgsm", 2)], split="test", limit=None, max_gen_toks=16, batch_size=16, dtype="auto"
+    )
     config = SimpleNamespace(eval=choice, languages=["sw"], data_root=str(real_data))
     run = SimpleNamespace(config=config, parents={"checkpoint": SimpleNamespace(folder=tiny)})
     harness.make(run, tmp_path / "ours", SimpleNamespace(summary=lambda found: None))

@@ -152,7 +152,7 @@ class Notes:
 
 
 def stage(data_root: Path, checkpoint: Path, *tasks: Any, **asks: Any) -> Any:
-    asks = {"split": "test", "limit": None, "max_gen_toks": None, "batch_size": 4} | asks
+    asks = {"split": "test", "limit": None, "max_gen_toks": None, "batch_size": 4, "dtype": "auto"} | asks
     config = SimpleNamespace(
         eval=SimpleNamespace(tasks=tasks, **asks), languages=["en", "qac"], data_root=str(data_root)
     )
