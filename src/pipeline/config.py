@@ -94,9 +94,9 @@ class World:
 
     seed: int = knob(0, low=0)  # lexicons and facts; the shipped base knows those of seed 0
     items: int = knob(100, low=1, high=2000)  # test items a benchmark and language
-    dev_items: int = knob(100, low=1, high=2000)
+    dev_items: int = knob(250, low=1, high=2000)
     math_rows: int = knob(6000, low=1)
-    language_rows: int = knob(6000, low=1)  # a clone language
+    language_rows: int = knob(16000, low=1)  # a clone language
     documents: int = knob(0, low=0)  # plain text to make a base from; 0: none is written
 
 

@@ -176,3 +176,15 @@ def test_training_skips_what_is_held_out():
 def test_say_spaces_words_as_english_does():
     assert say(["how", "many", "?"], {}) == "how many?"
     assert say(["the", "fox", "is", "red", "."], {"the": "a", "fox": "b", "is": "c", "red": "d"}) == "a b c d."
+
+
+def test_the_shipped_base_is_whole_small_and_of_this_world():
+    """Its manifest's digests hold, it is at most 10 MB, and it speaks with the world's tokenizer."""
+    from pipeline.runs import check_unchanged, find
+
+    base = find("package:data/sandbox_base", Path("runs"), "model.path")
+    check_unchanged(base.folder)
+    assert sum(path.stat().st_size for path in base.folder.iterdir()) < 10_000_000
+    ours = json.loads(tokenizer().backend_tokenizer.to_str())
+    shipped = json.loads((base.folder / "tokenizer.json").read_text())
+    assert shipped["model"] == ours["model"] and shipped["normalizer"] == ours["normalizer"]

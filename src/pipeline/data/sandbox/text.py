@@ -110,7 +110,7 @@ MIX: dict[tuple[str, str], float] = {
 }  # fmt: skip
 
 # What a language expert is taught, in the clone: reading, facts and translation; no numbers are asked for.
-INSTRUCTIONS = {"reading": 30, "fact": 12, "to_english": 26, "from_english": 26, "reply": 6}
+INSTRUCTIONS = {"reading": 50, "letters": 25, "fact": 5, "to_english": 8, "from_english": 12}
 
 
 def corpus(world: World, size: int) -> Iterator[dict[str, str]]:
