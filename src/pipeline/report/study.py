@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from pipeline.study.plan import Study, ordered, study, unfinished
 
 def make_table(config: TableStage) -> Path:
     """Make what the table needs, then its report. Failed runs stand in the report, and the stage fails after it."""
-    asked, begun = study(config), time.perf_counter()
+    asked = study(config)
     failed = execute(asked.targets)
-    page = build_report(config, asked, failed, time.perf_counter() - begun)
+    page = build_report(config, asked, failed)
     if failed:
         raise PipelineError(f"{len(failed)} runs failed ({', '.join(failed)}); the report {page} shows what there is")
     return page
@@ -36,19 +35,19 @@ def report_table(config: TableStage) -> Path:
         )
     for name, reason in missing.items():
         print(f"missing: {name}: {reason}", file=sys.stderr)
-    return build_report(config, asked, missing, None)
+    return build_report(config, asked, missing)
 
 
-def build_report(config: TableStage, asked: Study, failed: dict[str, str], seconds: float | None) -> Path:
+def build_report(config: TableStage, asked: Study, failed: dict[str, str]) -> Path:
     from pipeline.report.tables import build
 
     folder = Path(config.runs_dir) / "reports" / config.table.name
-    page = build(gather(config, asked, failed, seconds), folder)
+    page = build(gather(config, asked, failed), folder)
     track(config, folder)
     return page
 
 
-def gather(config: TableStage, asked: Study, failed: dict[str, str], seconds: float | None) -> dict[str, Any]:
+def gather(config: TableStage, asked: Study, failed: dict[str, str]) -> dict[str, Any]:
     """What the report is made of: cells with their folders, trainings, failures, provenance."""
     runs = ordered(asked.targets)
     manifests = {run.hash: manifest for run in runs if (manifest := read_manifest(run.folder))}
@@ -70,7 +69,7 @@ def gather(config: TableStage, asked: Study, failed: dict[str, str], seconds: fl
         "cells": cells,
         "trainings": [{"label": run.label, "folder": str(run.folder), "name": run.name} for run in trainings],
         "failed": [{"name": name, "reason": reason} for name, reason in failed.items()],
-        "seconds": seconds if seconds is not None else sum(one["cost"]["seconds"] for one in manifests.values()),
+        "seconds": sum(one["cost"]["seconds"] for one in manifests.values()),
         "versions": versions(), "machine": machine(), "git": git_state(),
     }  # fmt: skip
 
