@@ -20,7 +20,7 @@ import pytest
 from pipeline import provenance, runs
 from pipeline.compose import compose
 from pipeline.config import VERSIONS, DataStage, Expert, PipelineError, RunStage, Source, Tracking, World
-from pipeline.runs import Foreign, Run, check_unchanged, find, make, read_manifest, why_not_finished
+from pipeline.runs import Found, Run, check_unchanged, find, make, read_manifest, why_not_finished
 from pipeline.study.plan import build, ordered, show, unfinished
 
 HASHES = Path(__file__).with_name("hashes.json")
@@ -128,7 +128,7 @@ def test_a_knob_at_its_default_adds_nothing() -> None:
 
 def test_parents_and_the_version_are_in_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     config = full("layer_swap")
-    parents = {role: Foreign("n", role * 9, Path("x")) for role in ("math", "language")}
+    parents = {role: Found("n", role * 9, Path("x")) for role in ("math", "language")}
     one = Run(config, "x", dict(parents))
     swapped = Run(config, "x", {"math": parents["language"], "language": parents["math"]})
     renamed = Run(config, "x", {**parents, "math": replace(parents["math"], name="m", folder=Path("y"))})
@@ -384,7 +384,7 @@ def test_the_plan_says_why_a_run_is_not_taken_from_before(tmp_path: Path, monkey
     with monkeypatch.context() as raised:
         raised.setitem(VERSIONS, "data", 99)
         assert why_not_finished(a_run(tmp_path)) == f"changed: version {was} -> 99"
-    parent = a_run(tmp_path, {"data_root": Foreign("w", "abc", tmp_path)})
+    parent = a_run(tmp_path, {"data_root": Found("w", "abc", tmp_path)})
     assert why_not_finished(parent) == "changed: parents.data_root default -> abc"
     assert "redo=true" in show([a_run(tmp_path, redo=True)])
 

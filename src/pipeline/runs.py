@@ -44,8 +44,8 @@ class Parent(Protocol):
 
 
 @dataclass(frozen=True)
-class Foreign:
-    """A folder that no run of ours made, known by its content, or a model on the hub, known by its revision."""
+class Found:
+    """A parent that is there: a finished run, known by its hash; any other folder, by its content; a model of the hub."""
 
     name: str
     hash: str
@@ -341,7 +341,7 @@ def find(reference: str, runs_dir: Path, knob: str) -> Parent:
         name = reference.removeprefix("hub:")
         if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
             raise PipelineError(f"{knob}={reference} is no model of the hub: write hub:org/name")
-        return Foreign(Path(name).name, hashlib.sha256(reference.encode()).hexdigest(), Path(name))
+        return Found(Path(name).name, hashlib.sha256(reference.encode()).hexdigest(), Path(name))
     if reference.startswith("package:"):
         return from_folder(Path(__file__).parent / reference.removeprefix("package:"), knob)
     if "/" in reference or reference.startswith("."):
@@ -369,29 +369,20 @@ def near(word: str, known: list[str]) -> str:
     return f"; did you mean {', '.join(close)}" if close else f"; there are {', '.join(known[:8]) or 'none'}"
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A finished run as a parent: known by the hash in its manifest."""
-
-    name: str
-    hash: str
-    folder: Path
-
-
 def from_folder(folder: Path, knob: str) -> Parent:
     folder = Path(os.path.normpath(folder))
     if not folder.is_dir():
         raise PipelineError(f"{knob}={folder} is not a folder: name a finished run, or a folder with a model")
     manifest = read_manifest(folder)
     if manifest is not None:
-        return Finished(manifest["name"], manifest["hash"], folder)
+        return Found(manifest["name"], manifest["hash"], folder)
     files = [path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".model", ".jinja")]
     if not (folder / "config.json").is_file() or not any(path.suffix == ".safetensors" for path in files):
         raise PipelineError(
             f"{knob}={folder} has no {MANIFEST}, so it is no finished run, "
             "and no config.json with safetensors, so it is no model"
         )
-    return Foreign(folder.resolve().name, content_hash(files, folder), folder)
+    return Found(folder.resolve().name, content_hash(files, folder), folder)
 
 
 def finished(runs_dir: Path) -> Iterator[dict[str, Any]]:

@@ -98,8 +98,16 @@ def write_jsonl(path: Path, rows: list[Any]) -> None:
 
 
 def read_jsonl(path: Path) -> list[Any]:
-    with open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+    """Every line of a JSONL file. PipelineError names the file and line that is not JSON."""
+    rows = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                where = f"{path.parent.name}/{path.name}, line {number}"
+                raise PipelineError(f"{where} is not JSON: make the run again with redo=true") from None
+    return rows
 
 
 def files_read(sources: dict[str, Source], data_root: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import PipelineError
+from pipeline.data.mixture import read_jsonl
 from pipeline.report.scores import Record
 from pipeline.report.statistics import mean, paired_bootstrap, standard_error
 
@@ -27,19 +27,6 @@ def read_samples(folder: Path, task: str, where: str) -> list[dict[str, Any]] | 
     if not path.is_file():
         return None
     return sorted(read_jsonl(path), key=lambda sample: sample["doc_id"])
-
-
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Every line of a JSONL file. PipelineError names the file and line that is not JSON."""
-    rows = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                where = f"{path.parent.name}/{path.name}, line {number}"
-                raise PipelineError(f"{where} is not JSON: make the run again with redo=true") from None
-    return rows
 
 
 # ------------------------------------------------------------------------------------------- paired comparisons

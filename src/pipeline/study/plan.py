@@ -28,7 +28,7 @@ from pipeline.config import (
     TrainStage,
 )
 from pipeline.runs import (
-    Foreign,
+    Found,
     Parent,
     Run,
     content_hash,
@@ -82,7 +82,7 @@ def data_parents(config: DataStage, known: Known) -> dict[str, Parent]:
     from pipeline.data.mixture import files_read
 
     folder = Path(config.data_root)
-    return {"data_root": Foreign(folder.name, content_hash(files_read(config.expert.sources, folder), folder), folder)}
+    return {"data_root": Found(folder.name, content_hash(files_read(config.expert.sources, folder), folder), folder)}
 
 
 def root(reference: str, config: RunStage, known: Known) -> Parent | None:
@@ -107,7 +107,7 @@ def eval_root(config: EvalStage, known: Known) -> Parent:
     folder = Path(config.data_root)
     asked = [(task.task, language) for task in config.eval.tasks for language in {*config.languages, "en"}]
     files = {path for task, language in asked for path in folder.glob(f"{task}/{language}/*.jsonl")}
-    return Foreign(folder.name, content_hash(sorted(files), folder), folder)
+    return Found(folder.name, content_hash(sorted(files), folder), folder)
 
 
 def train_parents(config: TrainStage, known: Known) -> dict[str, Parent]:
@@ -129,14 +129,14 @@ def train_parents(config: TrainStage, known: Known) -> dict[str, Parent]:
     return parents
 
 
-def with_tokenizer(folder: Path) -> Foreign:
+def with_tokenizer(folder: Path) -> Found:
     """A plain data_root of which only tokenizer/ is read."""
     files = list((folder / "tokenizer").glob("*.json"))
     if not files:
         raise PipelineError(
             f"model.tokenizer=data_root: data_root={folder} has no tokenizer/tokenizer.json; put it there"
         )
-    return Foreign(folder.name, content_hash(files, folder), folder)
+    return Found(folder.name, content_hash(files, folder), folder)
 
 
 def build_merge(config: MergeStage, known: Known) -> Run:
