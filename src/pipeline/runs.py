@@ -45,7 +45,7 @@ class Parent(Protocol):
 
 @dataclass(frozen=True)
 class Found:
-    """A parent that is there: a finished run, known by its hash; any other folder, by its content; a model of the hub."""
+    """What is there: a finished run, known by its hash; any other folder, by its content; a model of the hub."""
 
     name: str
     hash: str
