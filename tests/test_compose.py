@@ -16,7 +16,8 @@ from omegaconf import OmegaConf
 from tiny_words import WORLD
 
 from pipeline.compose import compose, conf_dir, groups, options, reads
-from pipeline.config import MERGES, STAGES, PipelineError, Source, check
+from pipeline.config import MERGES, STAGES, Source
+from pipeline.knobs import PipelineError, check
 
 HEAVY = ("torch", "transformers", "trl", "datasets", "lm_eval", "wandb")
 RUNS = {

@@ -9,22 +9,8 @@ from typing import Any, get_type_hints
 import pytest
 
 from pipeline import config
-from pipeline.config import (
-    STAGES,
-    VERSIONS,
-    DataStage,
-    Eval,
-    EvalStage,
-    EvalTask,
-    Expert,
-    PipelineError,
-    Sft,
-    Soup,
-    Ties,
-    World,
-    check,
-    identity,
-)
+from pipeline.config import STAGES, VERSIONS, DataStage, Eval, EvalStage, EvalTask, Expert, Sft, Soup, Ties, World
+from pipeline.knobs import PipelineError, check, identity
 
 DATACLASSES = [kind for kind in vars(config).values() if isinstance(kind, type) and is_dataclass(kind)]
 

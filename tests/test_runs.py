@@ -19,9 +19,11 @@ import pytest
 
 from pipeline import provenance, runs
 from pipeline.compose import compose
-from pipeline.config import VERSIONS, DataStage, Expert, PipelineError, RunStage, Source, Tracking, World
+from pipeline.config import VERSIONS, DataStage, Expert, RunStage, Source, Tracking, World
+from pipeline.knobs import PipelineError
 from pipeline.runs import Found, Run, check_unchanged, find, make, read_manifest, why_not_finished
-from pipeline.study.plan import build, ordered, show, unfinished
+from pipeline.study.build import build
+from pipeline.study.plan import ordered, show, unfinished
 
 HASHES = Path(__file__).with_name("hashes.json")
 FULL = {  # a stage or a merge -> words

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from pipeline import tracking
-from pipeline.config import DataStage, Expert, PipelineError, Source, Tracking
+from pipeline.config import DataStage, Expert, Source, Tracking
+from pipeline.knobs import PipelineError
 from pipeline.runs import Run, make
 from pipeline.tracking import Tracker, mode, open_run
 

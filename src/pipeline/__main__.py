@@ -13,7 +13,8 @@ from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 from pipeline.compose import compose, conf_dir, jobs, register, to_stage
-from pipeline.config import PipelineError, RunStage, StatusStage, TableStage
+from pipeline.config import RunStage, StatusStage, TableStage
+from pipeline.knobs import PipelineError
 from pipeline.study.execute import one, sentence
 from pipeline.study.plan import ordered, show, study
 

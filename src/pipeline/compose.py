@@ -22,7 +22,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config import MERGES, STAGES, PipelineError, Stage, check
+from pipeline.config import MERGES, STAGES, Stage
+from pipeline.knobs import PipelineError, check
 
 
 def conf_dir() -> Path:

@@ -6,7 +6,7 @@ import difflib
 import re
 from dataclasses import dataclass
 
-from pipeline.config import PipelineError
+from pipeline.knobs import PipelineError
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline.config import VERSIONS, PipelineError, RunStage, identity
+from pipeline.config import VERSIONS, RunStage
+from pipeline.knobs import PipelineError, identity
 from pipeline.provenance import environment, git_state, machine, versions, without_credentials
 
 MANIFEST = "manifest.json"

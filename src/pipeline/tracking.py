@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from pipeline.config import PipelineError
+from pipeline.knobs import PipelineError
 
 if TYPE_CHECKING:
     from pipeline.runs import Run

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import Data, DataStage, Expert, PipelineError, Source
+from pipeline.config import Data, DataStage, Expert, Source
 from pipeline.data.mixture import build, read_jsonl
 from pipeline.data.sources import read
+from pipeline.knobs import PipelineError
 
 MATH = Source(file="orca_math/train.jsonl", rows="orca_math")
 

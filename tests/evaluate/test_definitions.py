@@ -12,8 +12,8 @@ import pytest
 import yaml
 from made_up import asked, fact, passage, write_rows
 
-from pipeline.config import PipelineError
 from pipeline.evaluate.definitions import task_definitions
+from pipeline.knobs import PipelineError
 
 
 def build(

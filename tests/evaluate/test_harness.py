@@ -15,9 +15,9 @@ import sacrebleu
 import torch
 from made_up import Scripted, asked, needs_real_data
 
-from pipeline.config import PipelineError
 from pipeline.evaluate import harness, metrics
 from pipeline.evaluate.definitions import task_definitions
+from pipeline.knobs import PipelineError
 
 
 def scored(lm: Any, data_root: Path, folder: Path, task: Any, codes: tuple[str, ...] = ("qac",), **kwargs: Any) -> Any:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.config import PipelineError
+from pipeline.knobs import PipelineError
 from pipeline.languages import LANGUAGES, language
 
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pipeline.config import LayerSwap, MergeStage, PipelineError, Soup, Ties
+from pipeline.config import LayerSwap, MergeStage, Soup, Ties
+from pipeline.knobs import PipelineError
 from pipeline.merge.engine import make, open_merge
 from pipeline.models.checkpoint import Checkpoint, digest_tensors, weights_root
 

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from pipeline.config import LayerSwap, PipelineError, Soup
+from pipeline.config import LayerSwap, Soup
+from pipeline.knobs import PipelineError
 from pipeline.merge.recipes import layer_swap_weights, soup_weights
 from pipeline.models.anatomy import Site, anatomy
 

@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-from pipeline.config import PipelineError
+from pipeline.knobs import PipelineError
 from pipeline.merge.ties import disjoint_mean, elect_sign, kept_count, kth_largest, majority_sign, trim
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.config import PipelineError
+from pipeline.knobs import PipelineError
 from pipeline.models.anatomy import Site, anatomy, num_layers, parameter_counts
 
 LAYER = [

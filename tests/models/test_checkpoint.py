@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pipeline.config import PipelineError
+from pipeline.knobs import PipelineError
 from pipeline.models.checkpoint import (
     Checkpoint,
     digest_tensors,

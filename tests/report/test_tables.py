@@ -7,7 +7,7 @@ import json
 import pytest
 from conftest import score, write_eval
 
-from pipeline.config import PipelineError
+from pipeline.knobs import PipelineError
 from pipeline.report.tables import build
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pipeline.config import Data, Expert, Model, PipelineError, Sft, TrainStage
+from pipeline.config import Data, Expert, Model, Sft, TrainStage
 from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
+from pipeline.knobs import PipelineError
 from pipeline.train.base import make_bpe, save
 from pipeline.train.optim import MuonWithAdamW, schedule
 from pipeline.train.sft import Trainer, arguments, dataset, measure, plan_steps, steps_of

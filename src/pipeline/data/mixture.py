@@ -11,8 +11,9 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config import DataStage, PipelineError, Source
+from pipeline.config import DataStage, Source
 from pipeline.data.sources import Example, read
+from pipeline.knobs import PipelineError
 
 if TYPE_CHECKING:
     from pipeline.runs import Run

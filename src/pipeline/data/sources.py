@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import PipelineError, Source
+from pipeline.config import Source
+from pipeline.knobs import PipelineError
 from pipeline.languages import language
 
 Row = dict[str, Any]

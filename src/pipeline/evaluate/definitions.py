@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import yaml
 
-from pipeline.config import PipelineError
+from pipeline.knobs import PipelineError
 from pipeline.languages import Language, language
 
 OURS = Path(__file__).parent / "tasks"

@@ -29,9 +29,9 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import env as templates
 from lm_eval.utils import hash_string
 
-from pipeline.config import PipelineError
 from pipeline.evaluate import metrics
 from pipeline.evaluate.definitions import Definition, task_definitions
+from pipeline.knobs import PipelineError
 
 if TYPE_CHECKING:
     from pipeline.runs import Run

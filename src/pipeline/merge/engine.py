@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import torch
 
-from pipeline.config import PipelineError
+from pipeline.knobs import PipelineError
 from pipeline.merge import ties
 from pipeline.merge.recipes import Weights, layer_swap_weights, soup_weights
 from pipeline.models.anatomy import anatomy

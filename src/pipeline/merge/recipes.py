@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from pipeline.config import PipelineError
+from pipeline.knobs import PipelineError
 from pipeline.models.anatomy import NORMS, Site, num_layers
 from pipeline.models.partition import is_outer, scaled_count
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import torch
 
-from pipeline.config import PipelineError
+from pipeline.knobs import PipelineError
 
 _INFINITY_BITS = 0x7F80  # the high half of float32 infinity; anything at or above it is not a finite number
 _CHUNK = 2**24  # entries looked at together: bounds the memory of a pass, not its result

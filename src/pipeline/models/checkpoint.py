@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config import PipelineError
+from pipeline.knobs import PipelineError
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.config import PipelineError
+from pipeline.knobs import PipelineError
 from pipeline.models.anatomy import OUTSIDE, Site, num_layers
 
 Side = Literal["math", "language", "outside", "frozen"]

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import PipelineError, StatusStage, TableStage, TrainStage
+from pipeline.config import StatusStage, TableStage, TrainStage
+from pipeline.knobs import PipelineError
 from pipeline.provenance import git_state, machine, versions
 from pipeline.runs import finished, read_manifest
 from pipeline.study.execute import execute

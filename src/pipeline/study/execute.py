@@ -12,9 +12,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import PipelineError, RunStage
+from pipeline.config import RunStage
+from pipeline.knobs import PipelineError
 from pipeline.runs import Run, check_unchanged, finished, make, read_manifest, why_not_finished
-from pipeline.study.plan import build, ordered, predict, unfinished
+from pipeline.study.build import build
+from pipeline.study.plan import ordered, predict, unfinished
 
 MAKERS = {
     "data": "pipeline.data.mixture", "cpt": "pipeline.train.sft", "sft": "pipeline.train.sft",

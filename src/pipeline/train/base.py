@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from pipeline.config import PipelineError
 from pipeline.data.sources import Example
+from pipeline.knobs import PipelineError
 from pipeline.models.checkpoint import digest_tensors, weights_root
 
 if TYPE_CHECKING:

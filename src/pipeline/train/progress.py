@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-from pipeline.config import PipelineError, Sft
+from pipeline.config import Sft
+from pipeline.knobs import PipelineError
 
 if TYPE_CHECKING:
     from pipeline.tracking import Tracker

@@ -16,9 +16,10 @@ import torch
 from transformers import PrinterCallback, set_seed
 from trl import SFTConfig, SFTTrainer
 
-from pipeline.config import PipelineError, Sft, TrainStage
+from pipeline.config import Sft, TrainStage
 from pipeline.data.mixture import read_jsonl
 from pipeline.data.sources import Example
+from pipeline.knobs import PipelineError
 from pipeline.train.base import load_model, load_tokenizer, save
 from pipeline.train.optim import MuonWithAdamW, schedule
 from pipeline.train.progress import Progress
