@@ -57,6 +57,7 @@ class Source:
     file: str = MISSING  # below data_root
     rows: str = MISSING  # the function of data/sources.py that reads a row
     language: str | None = None  # our code; only rows of it
+    side: str | None = knob(None, options=("math", "language"))  # which of the two, in an expert of both
 
 
 @dataclass
@@ -73,10 +74,13 @@ class World:
 
 @dataclass
 class Expert:
-    """What is taught, and from which sets. side: whose layers it gives to a swap (none: text that makes a base)."""
+    """What is taught, and from which sets.
+
+    side: whose layers it gives to a swap; both: a joint set, whose rows say their side; none: text that makes a base.
+    """
 
     name: str = knob(hashed=False)
-    side: str = knob(MISSING, options=("math", "language", "none"), hashed=False)
+    side: str = knob(MISSING, options=("math", "language", "both", "none"), hashed=False)
     sources: dict[str, Source] = field(default_factory=dict)
     world: World | None = None  # set: the data run writes the small world instead of a training set
 

@@ -77,3 +77,13 @@ def test_kinds_of_rows_are_not_mixed(tmp_path: Path):
     put(tmp_path, "text.jsonl", [{"text": "plain"}])
     with pytest.raises(PipelineError, match="mixes plain text with prompts"):
         build(stage(Data(), a=MATH, b=Source(file="text.jsonl", rows="text")), tmp_path, tmp_path)
+
+
+def test_rows_of_a_joint_set_say_their_side(tmp_path: Path):
+    put(tmp_path, "orca_math/train.jsonl", problems(2))
+    put(tmp_path, "more.jsonl", [{"question": "habari", "answer": "nzuri"}])
+    math = Source(file="orca_math/train.jsonl", rows="orca_math", side="math")
+    other = Source(file="more.jsonl", rows="gsm8k", side="language")
+    build(stage(Data(), math=math, other=other), tmp_path, tmp_path)
+    sides = {row["prompt"]: row["side"] for row in read_jsonl(tmp_path / "train.jsonl")}
+    assert sides == {"q0": "math", "q1": "math", "habari": "language"}

@@ -41,6 +41,8 @@ def build(config: DataStage, data_root: Path | None, work: Path) -> dict[str, An
     counts: dict[str, Any] = {}
     for name, source in config.expert.sources.items():
         rows, before = list(read(name, source, data_root)), len(distinct)
+        if source.side is not None:
+            rows = [row | {"side": source.side} for row in rows]
         usable = [row for row in rows if (row.get("completion") or row.get("text") or "").strip()]
         distinct |= {tuple(row.items()): row for row in usable}
         duplicates = len(usable) - (len(distinct) - before)
