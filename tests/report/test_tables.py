@@ -128,7 +128,7 @@ def test_what_an_evaluation_did_not_write_is_missing(tmp_path):
     died = {**gone, "row": "died", "name": "died-1"}
     failed = [{"name": "died-1", "reason": "no memory"}]
     page = build(results(["qac"], [0], ["base"], [good, nan, gone, died], failed=failed), tmp_path / "r")
-    assert "2 finished, 1 failed" in page.read_text()
+    assert "2 trainings and evaluations finished, 1 failed" in page.read_text()
     text = (tmp_path / "r" / "table.md").read_text()
     assert "| gone | — |" in text and "- gone, everything: gone-1 has no scores.json." in text
     assert "- died, everything: died-1: no memory." in text
