@@ -220,13 +220,14 @@ def make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], predicted_
 
 
 def _make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], attempt: int, predicted: float | None) -> None:
+    from pipeline import resume
     from pipeline.tracking import tracked
 
-    shutil.rmtree(run.work, ignore_errors=True)
-    run.work.mkdir(parents=True)
+    resume.begin(run)
     begun, started = time.perf_counter(), datetime.now(UTC)
     with tracked(run, attempt) as tracker:
         facts = stage(run, run.work, tracker)
+    resume.forget(run.work)
     manifest = {
         "name": f"{run.label}-{run.hash[:8]}",
         "hash": run.hash,

@@ -74,18 +74,22 @@ def load_model(run: Run, tokenizer: Any) -> Any:
 
 
 def save(model: Any, tokenizer: Any, folder: Path, dtype: str | None) -> dict[str, Any]:
-    """Weights, tokenizer and configs, and the digests of the weights. A cast is stated with its relative error."""
+    """Weights, tokenizer and configs, and the digests of the weights. A cast is stated with its relative error.
+
+    The model stays as it is, so that it can be saved while it trains.
+    """
     facts: dict[str, Any] = {}
+    state, trained = model.state_dict(), model.dtype
     if dtype not in (None, "float32"):
-        before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        model.to(getattr(torch, dtype))
-        error = sum(float(((p.detach().float() - before[name]) ** 2).sum()) for name, p in model.named_parameters())
-        facts["cast"] = {
-            "to": dtype,
-            "relative_error": math.sqrt(error / sum(float((p**2).sum()) for p in before.values())),
-        }
-    model.config.dtype = model.dtype
-    model.save_pretrained(folder)
+        cast = {tensor.data_ptr(): tensor.to(getattr(torch, dtype)) for tensor in state.values()}  # a tied head once
+        changes = [(p.detach(), cast[p.data_ptr()].float()) for p in model.parameters()]
+        error = sum(float(((now - was) ** 2).sum()) for was, now in changes)
+        relative = math.sqrt(error / sum(float((was**2).sum()) for was, _ in changes))
+        facts["cast"] = {"to": dtype, "relative_error": relative}
+        state = {name: cast[tensor.data_ptr()] for name, tensor in state.items()}
+    model.config.dtype = next(iter(state.values())).dtype
+    model.save_pretrained(folder, state_dict=state)
+    model.config.dtype = trained
     tokenizer.save_pretrained(folder)
     for path in folder.iterdir():
         if path.is_file():

@@ -21,6 +21,7 @@ from pipeline.data.mixture import read_jsonl
 from pipeline.data.sources import Example
 from pipeline.knobs import PipelineError
 from pipeline.train.base import load_model, load_tokenizer, save
+from pipeline.train.life import alive
 from pipeline.train.optim import MuonWithAdamW, schedule
 from pipeline.train.progress import Progress
 
@@ -57,13 +58,14 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     trainer.add_callback(progress)
     trainer.remove_callback(PrinterCallback)
     trainer.sft = config.sft
-    result = trainer.train()
+    with alive(trainer, run, tracker, lambda folder: save(model, tokenizer, folder, config.sft.save_dtype)) as life:
+        result = trainer.train(resume_from_checkpoint=life.resume_from)
 
     shutil.rmtree(work / "trainer", ignore_errors=True)
     weights = save(model, tokenizer, work, config.sft.save_dtype)
     return {
         "weights": weights, "steps": steps, "loss": result.training_loss, "tokens": progress.tokens,
-        "tokens_per_second": round(progress.tokens / result.metrics["train_runtime"], 1), **lengths,
+        "tokens_per_second": round(progress.tokens / life.seconds, 1), **lengths, **life.facts,
     }  # fmt: skip
 
 
