@@ -55,7 +55,7 @@ def load(folder: Path, base: Path | None, device: Any) -> Any:
     if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < bytes_needed:
         device = torch.device("cpu")
     dtype = "auto" if weights == folder else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(weights, dtype=dtype, use_safetensors=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(weights, dtype=dtype, use_safetensors=True)
     if weights != folder:
         from peft import PeftModel
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import logging
 import os
 import random
 import shutil
@@ -66,6 +67,8 @@ class Life(TrainerCallback):
         self.begun = self.beat = self.saved = time.monotonic()
         if self.record:
             self._refuse_other_processes(self.record)
+            tied = "There were missing keys"  # the trainer says so of a tied head
+            logging.getLogger("transformers.trainer").addFilter(lambda told: tied not in told.getMessage())
 
     @property
     def resume_from(self) -> str | None:
@@ -102,7 +105,7 @@ class Life(TrainerCallback):
         self.resumed.append({"step": self.record["step"], "made_with": self.record["made_with"]})
         if args.process_index == 0:
             self._restore_log(folder / "log.jsonl")
-            print(f"{self.run.name}: goes on after step {self.record['step']}", file=sys.stderr)
+            tell(f"{self.run.name}: goes on after step {self.record['step']}")
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.beat = time.monotonic()
@@ -150,7 +153,7 @@ class Life(TrainerCallback):
         self.beat = self.saved = time.monotonic()
         if self.asked_to_stop:
             told = f"{self.asked_to_stop}: {self.run.name} stopped after step {state.global_step}"
-            print(f"{told}, its resume point is written; the same command goes on", file=sys.stderr)
+            tell(f"{told}, its resume point is written; the same command goes on")
             raise SystemExit(UNFINISHED)
 
     # ------------------------------------------------------------------------------------------ what they do
@@ -214,7 +217,14 @@ class Life(TrainerCallback):
         was, now = record["made_with"], made_with()
         changed = [f"{key} {was.get(key)} -> {now[key]}" for key in now if now[key] != was.get(key)]
         if changed:
-            print(f"{self.run.name} goes on with another {', '.join(changed)}: bits may differ", file=sys.stderr)
+            tell(f"{self.run.name} goes on with another {', '.join(changed)}: bits may differ")
+
+
+def tell(what: str) -> None:
+    """To standard error, above the bar."""
+    from tqdm import tqdm
+
+    tqdm.write(what, file=sys.stderr)
 
 
 def made_with() -> dict[str, Any]:
@@ -260,6 +270,10 @@ def alive(trainer: Any, run: Run, tracker: Tracker, save: Save) -> Iterator[Life
             if record is None:
                 raise
             raise PipelineError(f"{error}; the resume point after step {record['step']} stays in {run.work}") from error
+        finally:
+            for bar in (getattr(callback, "bar", None) for callback in trainer.callback_handler.callbacks):
+                if bar is not None:
+                    bar.close()  # so that what is said next begins a line
 
 
 @contextmanager
@@ -288,14 +302,12 @@ def watched(life: Life, stacks: Path) -> Iterator[None]:
         assert minutes is not None
         while not over.wait(min(60 * minutes, 10)):
             if time.monotonic() - life.beat > 60 * minutes:
-                print(
+                tell(
                     f"{life.run.name}: no step for sft.stall_minutes={minutes}; the stacks of all threads are in "
-                    f"{stacks}; the same command goes on from its resume point",
-                    file=sys.stderr,
+                    f"{stacks}; the same command goes on from its resume point"
                 )
                 with open(stacks, "w") as file:
                     faulthandler.dump_traceback(file, all_threads=True)
-                faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
                 os._exit(UNFINISHED)  # a thread that hangs in a library hears nothing softer
 
     if minutes is not None:

@@ -24,7 +24,19 @@ class MuonWithAdamW(torch.optim.Optimizer):
         adamw = torch.optim.AdamW(others, lr=learning_rate, betas=betas, weight_decay=0.0)
         super().__init__(muon.param_groups + adamw.param_groups, {})
         self.parts = (muon, adamw)
-        self.param_groups = muon.param_groups + adamw.param_groups  # shared, so that a schedule reaches both
+        self.param_groups = muon.param_groups + adamw.param_groups
+        self._share()
+
+    def _share(self) -> None:
+        """One state and the same groups, so that a schedule and a resume point reach both parts."""
+        muon, adamw = self.parts
+        count = len(muon.param_groups)
+        muon.param_groups, adamw.param_groups = self.param_groups[:count], self.param_groups[count:]
+        muon.state = adamw.state = self.state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._share()
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for optimizer in self.parts:
