@@ -86,7 +86,7 @@ def results(folder: Path) -> dict[str, str]:
 WAYS = {
     "full": ["data.size=28", "data.validation=8", "sft.snapshot_every=9"],
     "accumulated over a short epoch": ["data.size=14", "sft.epochs=2", "sft.micro_batch_size=2"],
-    "muon": ["sft.optimizer=muon"],
+    "muon": ["sft.optimizer=muon_adamw"],
     "rare log": ["sft.schedule=wsd"],
 }
 KILLED = {"full": range(1, STEPS + 1)}  # of the others, two steps

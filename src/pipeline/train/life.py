@@ -38,7 +38,10 @@ if TYPE_CHECKING:
     from pipeline.tracking import Tracker
 
 UNFINISHED = 75  # exit status (EX_TEMPFAIL): the same command goes on. Slurm scripts requeue on it
-BETWEEN_LOGS = ("_total_loss_scalar", "_globalstep_last_logged", "_total_train_tokens", "current_flos")
+BETWEEN_LOGS = (  # of the trainer: its own sums since the last log, and those of a side
+    *("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_total_train_tokens", "current_flos"),
+    *("sums", "counts", "measured"),
+)
 Save = Callable[[Path], dict[str, Any]]  # weights, tokenizer and configs into a folder; their root and digests
 
 
@@ -97,8 +100,10 @@ class Life(TrainerCallback):
         folder = resume.point(self.run.work, self.record)
         held = torch.load(folder / f"between_logs_{args.process_index}.pt", weights_only=True, map_location=args.device)
         for name, value in held["numbers"].items():
-            setattr(self.trainer, name, value)
-        self.trainer._tr_loss = held["loss"]
+            if isinstance(value, dict):
+                getattr(self.trainer, name).update(value)
+            else:
+                setattr(self.trainer, name, value)
         self.trainer._initial_global_step = 0
         for mode, metrics in held["metrics"].items():
             self.trainer._metrics[mode].update(metrics)
@@ -133,9 +138,9 @@ class Life(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The trainer has written its checkpoint: make it the resume point."""
         beside = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        numbers = {name: getattr(self.trainer, name) for name in BETWEEN_LOGS}
         held = {
-            "numbers": {name: getattr(self.trainer, name) for name in BETWEEN_LOGS if hasattr(self.trainer, name)},
-            "loss": self.trainer._tr_loss,
+            "numbers": {name: dict(value) if isinstance(value, dict) else value for name, value in numbers.items()},
             "metrics": {mode: dict(metrics) for mode, metrics in self.trainer._metrics.items()},
         }
         torch.save(held, beside / f"between_logs_{args.process_index}.pt")

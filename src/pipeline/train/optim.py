@@ -1,10 +1,67 @@
-"""Optimizers and schedules that the trainer does not bring by name."""
+"""Optimizers and schedules that the trainer does not bring by name.
+
+Bytes a trained parameter, of weight, gradient and the two moments:
+
+| sft.weights | sft.optimizer | bytes | rounding of an update |
+|---|---|---|---|
+| float32 | adamw (the default) | 4 + 4 + 4 + 4 = 16 | fp32 |
+| float32 | adamw_8bit | 4 + 4 + 1 + 1 = 10 | fp32 |
+| bfloat16 | adamw | 2 + 2 + 2 + 2 = 8 | to nearest: below a learning rate of about 1e-5 most are lost |
+| bfloat16 | adamw_bf16 | 2 + 2 + 2 + 2 = 8 | stochastic: right in the mean |
+| bfloat16 | adamw_8bit | 2 + 2 + 1 + 1 = 6 | stochastic: right in the mean |
+
+adamw_bf16 and adamw_8bit are torchao's (extra `memory`); eight-bit moments carry a scale a block of 256, 1.6 % more.
+With gradients accumulated over micro-batches nothing is added: the gradient is there once. LoRA holds the base's weights
+alone (4 or 2 bytes), and 16 bytes for each of the few parameters of its adapters, which stay float32.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+
+from pipeline.config import Sft
+from pipeline.knobs import PipelineError
+
+BYTES = {  # (weights, optimizer) -> bytes a trained parameter
+    ("float32", "adamw"): 16, ("float32", "muon_adamw"): 12, ("float32", "adamw_8bit"): 10,
+    ("bfloat16", "adamw"): 8, ("bfloat16", "adamw_bf16"): 8, ("bfloat16", "adamw_8bit"): 6,
+}  # fmt: skip
+
+
+def bytes_per_parameter(sft: Sft) -> int:
+    """Of a trained parameter: weight, gradient and moments. Raises PipelineError for a pair that has no meaning."""
+    weights = "float32" if sft.adapter == "lora" else sft.weights  # adapters stay float32
+    if (weights, sft.optimizer) not in BYTES:
+        pairs = ", ".join(f"{one} with {other}" for one, other in BYTES)
+        raise PipelineError(f"sft.weights={weights} with sft.optimizer={sft.optimizer} is no choice: there are {pairs}")
+    return BYTES[weights, sft.optimizer]
+
+
+def rounds_stochastically(sft: Sft) -> bool:
+    return sft.weights == "bfloat16" and sft.adapter == "none" and sft.optimizer in ("adamw_bf16", "adamw_8bit")
+
+
+def of_torchao(sft: Sft) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """torchao's AdamW with moments of 8 bits (Dettmers et al. 2022), or of bfloat16, and its settings.
+
+    Its steps are compiled, a kernel a shape; on a CPU they run as they are, as compiling costs more than they do.
+    """
+    try:
+        from torchao.optim import AdamW8bit
+        from torchao.optim.adam import _AdamW  # the same step with moments in the weights' dtype
+    except ImportError as error:
+        raise PipelineError(
+            f"sft.optimizer={sft.optimizer} is torchao's, which is not installed: pip install 'pipeline[memory]'"
+        ) from error
+    if not torch.cuda.is_available():
+        torch.compiler.set_stance("force_eager")
+    kind = AdamW8bit if sft.optimizer == "adamw_8bit" else _AdamW
+    return kind, {
+        "lr": sft.learning_rate, "betas": (sft.adam_beta1, sft.adam_beta2), "eps": 1e-8,
+        "bf16_stochastic_round": rounds_stochastically(sft),
+    }  # fmt: skip
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -23,19 +80,20 @@ class MuonWithAdamW(torch.optim.Optimizer):
         muon = torch.optim.Muon(matrices, lr=learning_rate, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
         adamw = torch.optim.AdamW(others, lr=learning_rate, betas=betas, weight_decay=0.0)
         super().__init__(muon.param_groups + adamw.param_groups, {})
-        self.parts = (muon, adamw)
+        self.parts, self.state = (muon, adamw), muon.state
         self.param_groups = muon.param_groups + adamw.param_groups
         self._share()
 
     def _share(self) -> None:
-        """One state and the same groups, so that a schedule and a resume point reach both parts."""
+        """Groups and state are the same objects here and in the two, so that a schedule reaches them, and one
+        state_dict holds all."""
         muon, adamw = self.parts
         count = len(muon.param_groups)
         muon.param_groups, adamw.param_groups = self.param_groups[:count], self.param_groups[count:]
         muon.state = adamw.state = self.state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
+        super().load_state_dict(state_dict)  # which makes new groups and a new state; accelerate calls it too
         self._share()
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
