@@ -83,13 +83,21 @@ def results(folder: Path) -> dict[str, str]:
     return found | {step: (one["root"], one["validation_loss"]) for step, one in facts.get("snapshots", {}).items()}
 
 
+JOINT = ["expert=math_qac", "data.size=60", "data.validation=8", "sft.snapshot_every=9", "sft.snapshot_keep=1"]
 WAYS = {
     "full": ["data.size=28", "data.validation=8", "sft.snapshot_every=9"],
     "accumulated over a short epoch": ["data.size=14", "sft.epochs=2", "sft.micro_batch_size=2"],
     "muon": ["sft.optimizer=muon_adamw"],
     "rare log": ["sft.schedule=wsd"],
+    "partial": ["sft=partial", "partition=B"],
+    "lora": ["sft=lora", "sft.lora_dropout=0.1"],
+    "partial_lora": ["sft=partial_lora", "partition=C"],
+    "mixed": ["sft=mixed", *JOINT],
+    "mixed_lora": ["sft=mixed_lora", *JOINT],
+    "simultaneous": ["sft=simultaneous", "partition=own", "partition.bottom_layers=2", "partition.top_layers=1", *JOINT],
+    "simultaneous_lora": ["sft=simultaneous_lora", "partition=A", "sft.steps_per_switch=2", *JOINT],
 }
-KILLED = {"full": range(1, STEPS + 1)}  # of the others, two steps
+KILLED = {"full": range(1, STEPS + 1), "rare log": (3, 6), "simultaneous": (2, 5)}  # of the others, one step
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -97,7 +105,7 @@ def test_killed_at_any_step_it_ends_with_the_same_bits_and_log(
     way: str, words: Callable[..., list[str]], killed_at: Callable[[int | None], None], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    if way == "rare log":  # sums behind the mean loss are held over steps
+    if way in ("rare log", "simultaneous"):  # sums behind the mean loss are held over steps
         from pipeline.train import sft
 
         plan = sft.plan_steps
@@ -108,7 +116,7 @@ def test_killed_at_any_step_it_ends_with_the_same_bits_and_log(
 
         monkeypatch.setattr(sft, "plan_steps", rarely)
     expected = results(made(words(tmp_path / "whole", *WAYS[way])))
-    for step in KILLED.get(way, (3, 6)):
+    for step in KILLED.get(way, (4,)):
         killed_at(step)
         command = words(tmp_path / f"killed-{step}", *WAYS[way])
         with pytest.raises(Killed):

@@ -21,6 +21,7 @@ from pipeline.study.plan import ordered, predict, unfinished
 MAKERS = {
     "data": "pipeline.data.mixture", "cpt": "pipeline.train.sft", "sft": "pipeline.train.sft",
     "merge": "pipeline.merge.engine", "eval": "pipeline.evaluate.harness",
+    "select": "pipeline.study.select",
 }  # fmt: skip
 
 
