@@ -12,8 +12,8 @@ from pipeline.config import Data, Expert, Model, Sft, TrainStage
 from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
 from pipeline.knobs import PipelineError
 from pipeline.train.base import make_bpe, save
-from pipeline.train.optim import MuonWithAdamW, schedule
 from pipeline.train.examples import dataset, measure
+from pipeline.train.optim import MuonWithAdamW, schedule
 from pipeline.train.sft import arguments, plan_steps, steps_of
 from pipeline.train.trainer import Trainer
 

@@ -21,6 +21,7 @@ from pipeline.config import (
 from pipeline.knobs import PipelineError
 from pipeline.models.partition import resolved
 from pipeline.runs import Found, Parent, Run, Snapshot, content_hash, find, from_folder, read_manifest
+from pipeline.train.numbers import bytes_per_parameter, micro_batches
 
 Known = dict[str, Parent]  # runs that a RUN may name before they are finished
 
@@ -101,15 +102,13 @@ def build_training(config: TrainStage, known: Known) -> Run:
     parents = train_parents(config, known)
     if config.sft.method == "partial" and config.sft.side is None:
         config = replace(config, sft=replace(config.sft, side=config.expert.side))
-    if config.partition is not None and config.partition.scale_to_depth:
-        config = replace(config, partition=resolved(config.partition, depth(config, parents)))
-    words = [] if config.stage == "cpt" and config.sft.name == "full" else [config.sft.name]
-    words = [
-        *(["cpt"] if config.stage == "cpt" else []),
-        *words,
-        *([config.partition.name] if config.partition else []),
-    ]
-    return Run(config, f"{config.expert.name}-{'-'.join(words)}-s{config.seed}", parents)
+    base = parents.get("model")
+    told = not isinstance(base, Found) or base.folder.is_dir()  # a model of the hub is asked only where it must be
+    if config.partition is not None and (config.partition.scale_to_depth or told):
+        config = replace(config, partition=resolved(config.partition, depth(config, parents)))  # or refused
+    way = {"sft": config.sft.name, "cpt": f"cpt-{config.sft.name}".removesuffix("-full")}[config.stage]
+    way += f"-{config.partition.name}" if config.partition else ""
+    return Run(config, f"{config.expert.name}-{way}-s{config.seed}", parents)
 
 
 def check_method(config: TrainStage) -> None:
@@ -135,6 +134,8 @@ def check_method(config: TrainStage) -> None:
         raise PipelineError(f"sft.side={sft.side} is read by sft=partial alone: leave it out with sft={sft.name}")
     if sft.method == "partial" and sft.side is None and expert.side == "none":
         raise PipelineError(f"expert={expert.name} is of no side: say which one sft={sft.name} trains, sft.side=math")
+    bytes_per_parameter(sft)
+    micro_batches(sft)
     if sft.adapter == "lora" and config.partition is not None and config.partition.outside != "frozen":
         raise PipelineError(
             f"partition.outside={config.partition.outside}: adapters sit on attention and MLP alone; leave it frozen"

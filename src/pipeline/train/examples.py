@@ -9,6 +9,7 @@ from pipeline.config import Sft
 from pipeline.data.sources import Example
 from pipeline.knobs import PipelineError
 
+
 def columns(row: Example, sft: Sft) -> dict[str, Any]:
     """An example in the trainer's columns. The separator belongs to the completion: no token spans the two."""
     if "text" in row:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -38,7 +38,7 @@ class Sample:
         terms = [moved.square(), stayed, self.asked]
         return torch.stack([(self.shares * term).sum() for term in terms])
 
-    def read(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+    def read(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         pairs = zip(tensors, self.strides, strict=True)
         return torch.cat([local(t.detach()).reshape(-1)[::stride].float() for t, stride in pairs])
 

@@ -1,19 +1,4 @@
-"""Optimizers and schedules that the trainer does not bring by name.
-
-Bytes a trained parameter, of weight, gradient and the two moments:
-
-| sft.weights | sft.optimizer | bytes | rounding of an update |
-|---|---|---|---|
-| float32 | adamw (the default) | 4 + 4 + 4 + 4 = 16 | fp32 |
-| float32 | adamw_8bit | 4 + 4 + 1 + 1 = 10 | fp32 |
-| bfloat16 | adamw | 2 + 2 + 2 + 2 = 8 | to nearest: below a learning rate of about 1e-5 most are lost |
-| bfloat16 | adamw_bf16 | 2 + 2 + 2 + 2 = 8 | stochastic: right in the mean |
-| bfloat16 | adamw_8bit | 2 + 2 + 1 + 1 = 6 | stochastic: right in the mean |
-
-adamw_bf16 and adamw_8bit are torchao's (extra `memory`); eight-bit moments carry a scale a block of 256, 1.6 % more.
-With gradients accumulated over micro-batches nothing is added: the gradient is there once. LoRA holds the base's weights
-alone (4 or 2 bytes), and 16 bytes for each of the few parameters of its adapters, which stay float32.
-"""
+"""Optimizers and schedules that the trainer does not bring by name."""
 
 from __future__ import annotations
 
@@ -23,24 +8,7 @@ import torch
 
 from pipeline.config import Sft
 from pipeline.knobs import PipelineError
-
-BYTES = {  # (weights, optimizer) -> bytes a trained parameter
-    ("float32", "adamw"): 16, ("float32", "muon_adamw"): 12, ("float32", "adamw_8bit"): 10,
-    ("bfloat16", "adamw"): 8, ("bfloat16", "adamw_bf16"): 8, ("bfloat16", "adamw_8bit"): 6,
-}  # fmt: skip
-
-
-def bytes_per_parameter(sft: Sft) -> int:
-    """Of a trained parameter: weight, gradient and moments. Raises PipelineError for a pair that has no meaning."""
-    weights = "float32" if sft.adapter == "lora" else sft.weights  # adapters stay float32
-    if (weights, sft.optimizer) not in BYTES:
-        pairs = ", ".join(f"{one} with {other}" for one, other in BYTES)
-        raise PipelineError(f"sft.weights={weights} with sft.optimizer={sft.optimizer} is no choice: there are {pairs}")
-    return BYTES[weights, sft.optimizer]
-
-
-def rounds_stochastically(sft: Sft) -> bool:
-    return sft.weights == "bfloat16" and sft.adapter == "none" and sft.optimizer in ("adamw_bf16", "adamw_8bit")
+from pipeline.train.numbers import rounds_stochastically
 
 
 def of_torchao(sft: Sft) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:

@@ -77,11 +77,5 @@ def pattern(modules: list[str]) -> str:
         before, _, rest = module.partition(".layers.")
         layer, _, inner = rest.partition(".")
         layers.setdefault(f"{before}.layers.#.{inner}", []).append(layer)
-    by_layers: dict[tuple[str, ...], list[str]] = {}
-    for inner, numbers in layers.items():
-        by_layers.setdefault(tuple(numbers), []).append(inner)
-    alternatives = []
-    for numbers, inners in by_layers.items():
-        for inner in inners:
-            alternatives.append(inner.replace(".", r"\.").replace("#", f"({'|'.join(numbers)})"))
-    return "|".join(alternatives)
+    dotted = {inner.replace(".", r"\."): "|".join(numbers) for inner, numbers in layers.items()}
+    return "|".join(inner.replace("#", f"({numbers})") for inner, numbers in dotted.items())

@@ -21,7 +21,8 @@ from pipeline.knobs import PipelineError
 from pipeline.train.base import load_model, load_tokenizer, save
 from pipeline.train.examples import by_side, dataset, halves, measure
 from pipeline.train.life import alive
-from pipeline.train.optim import bytes_per_parameter, schedule
+from pipeline.train.numbers import bytes_per_parameter, micro_batches
+from pipeline.train.optim import schedule
 from pipeline.train.parts import choose
 from pipeline.train.progress import Progress
 from pipeline.train.simultaneous import Alternating, steps_of_sides
@@ -102,10 +103,13 @@ def size_of(model: Any, sft: Sft) -> dict[str, int]:
 
 
 def quiet() -> None:
-    """One bar of ours in place of a dozen of the libraries'."""
+    """One bar of ours in place of a dozen of the libraries', and no warning of what is theirs to mend."""
+    import warnings
+
     import datasets
     from transformers.utils import logging
 
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
     datasets.disable_progress_bars()
     logging.disable_progress_bar()
 
@@ -113,15 +117,11 @@ def quiet() -> None:
 def arguments(config: TrainStage, text: bool, validated: bool, output: Path) -> SFTConfig:
     """Our recipe in the trainer's words. All that differs between its defaults and ours is set here."""
     sft, seed = config.sft, config.seed
-    bytes_per_parameter(sft)  # refuses a pair of dtype and optimizer that has no meaning
-    micro = sft.micro_batch_size or max(1, sft.batch_size // sft.processes)
-    if sft.batch_size % (micro * sft.processes):
-        times = f" x sft.processes={sft.processes}" if sft.processes > 1 else ""
-        raise PipelineError(f"sft.batch_size={sft.batch_size} is no multiple of sft.micro_batch_size={micro}{times}")
+    micro, passes = micro_batches(sft)
     return SFTConfig(
         output_dir=str(output), seed=seed, data_seed=seed, save_strategy="no", report_to="none",
         per_device_train_batch_size=micro, per_device_eval_batch_size=micro,
-        gradient_accumulation_steps=sft.batch_size // (micro * sft.processes),
+        gradient_accumulation_steps=passes,
         learning_rate=sft.learning_rate, warmup_steps=sft.warmup_steps, weight_decay=sft.weight_decay,
         adam_beta1=sft.adam_beta1, adam_beta2=sft.adam_beta2, max_grad_norm=sft.max_grad_norm,
         max_length=sft.seq_length, packing=sft.packing, packing_strategy="wrapped",

@@ -24,14 +24,14 @@ SIDES = ("math", "language")
 class Alternating(Trainer):
     """Trainer whose steps take turns between two sets and the parts that learn from them."""
 
-    def __init__(self, *args: Any, train_dataset: dict[str, Any], **keywords: Any) -> None:
+    def __init__(self, *given: Any, train_dataset: dict[str, Any], **keywords: Any) -> None:
         """`train_dataset`: side -> its examples, kept apart also when rows are packed."""
         first, second = SIDES
-        super().__init__(*args, train_dataset=train_dataset[first], **keywords)
+        super().__init__(*given, train_dataset=train_dataset[first], **keywords)
         refuse_parallel(self)
-        other = self._prepare_dataset(
-            train_dataset[second], self.processing_class, self.args, self.args.packing, None, second
-        )
+        args: Any = self.args
+        tokenizer: Any = self.processing_class
+        other = self._prepare_dataset(train_dataset[second], tokenizer, args, args.packing, None, second)
         self.sets = {first: self.train_dataset, second: other}
         self.active: dict[str, list[torch.nn.Parameter]] = {}
         self.add_callback(Toggle(self))
@@ -51,7 +51,8 @@ class Alternating(Trainer):
 
         both = concatenate_datasets([self._remove_unused_columns(self.sets[side]) for side in SIDES])
         rows = {side: len(self.sets[side]) for side in SIDES}
-        batches = Turns(rows, self.sft, self.args.per_device_train_batch_size, self.args.max_steps, self.args.data_seed)
+        args = self.args
+        batches = Turns(rows, self.sft, args.per_device_train_batch_size, args.max_steps, args.seed)
         return self.accelerator.prepare(DataLoader(both, batch_sampler=batches, collate_fn=self.data_collator))
 
 

@@ -12,7 +12,8 @@ from trl import SFTTrainer
 
 from pipeline.config import Sft
 from pipeline.train.movement import Sample
-from pipeline.train.optim import MuonWithAdamW, of_torchao, rounds_stochastically
+from pipeline.train.numbers import rounds_stochastically
+from pipeline.train.optim import MuonWithAdamW, of_torchao
 from pipeline.train.parts import ALL, Parts
 
 
@@ -33,6 +34,10 @@ class Trainer(SFTTrainer):
         super().__init__(*args, **keywords)
         self.sft = sft
         assert self.model is not None
+        if hasattr(self.model, "peft_config") and self.args.activation_checkpointing:
+            # TRL makes the embeddings' output need a gradient, for checkpointing as it once was: without, the backward
+            # pass ends at the lowest adapter
+            self.model.disable_input_require_grads()  # type: ignore[operator]
         self.parts = parts or {ALL: [name for name, p in self.model.named_parameters() if p.requires_grad]}
         self.add_callback(Look(self))
         self.samples: dict[str, Sample] = {}
