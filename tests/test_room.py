@@ -17,15 +17,21 @@ from pipeline.knobs import PipelineError
 from pipeline.room import bytes_needed, check_room
 from pipeline.runs import Found, Run
 
-PARAMETERS = 6 * 4 + 10
+LAYERS, WIDTH = 4, 4
+PARAMETERS = 6 * WIDTH + LAYERS * (WIDTH * WIDTH + 2 * WIDTH)  # embeddings; an attention matrix and two norms a layer
 
 
 @pytest.fixture
 def parents(tmp_path: Path) -> dict[str, Any]:
-    """A base of 34 parameters in bfloat16, and a data run of 40 rows."""
+    """A base in bfloat16, and a data run of 40 rows."""
     model, data = tmp_path / "model", tmp_path / "data"
     model.mkdir(), data.mkdir()
-    weights = {"model.embed_tokens.weight": torch.zeros(6, 4, dtype=torch.bfloat16), "x": torch.zeros(10).bfloat16()}
+    shapes = {"model.embed_tokens.weight": (6, WIDTH)}
+    for layer in range(LAYERS):
+        shapes[f"model.layers.{layer}.self_attn.q_proj.weight"] = (WIDTH, WIDTH)
+        shapes[f"model.layers.{layer}.input_layernorm.weight"] = (WIDTH,)
+        shapes[f"model.layers.{layer}.post_attention_layernorm.weight"] = (WIDTH,)
+    weights = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     (model / "config.json").write_text('{"tie_word_embeddings": true}')
     (data / "manifest.json").write_text(json.dumps({"facts": {"counts": {"train": 40}}}))
@@ -42,6 +48,16 @@ def test_weights_in_fp32_and_two_resume_points_with_both_moments(tmp_path: Path,
     assert needs == {"weights": 4 * PARAMETERS, "resume points": 2 * 12 * PARAMETERS, "snapshots": 0}
     only_when_stopped = bytes_needed(training(tmp_path, parents, "sft.resume_minutes=null"))
     assert only_when_stopped["resume points"] == 12 * PARAMETERS
+
+
+def test_of_a_side_only_its_moments_and_of_adapters_only_they(tmp_path: Path, parents: dict[str, Any]) -> None:
+    own = "sft.side=math partition=own partition.bottom_layers=1 partition.top_layers=0".split()
+    side = (LAYERS - 1) * (WIDTH * WIDTH + 2 * WIDTH)  # all layers but the first
+    needs = bytes_needed(training(tmp_path, parents, "sft=partial", *own))
+    assert needs["weights"] == 4 * PARAMETERS and needs["resume points"] == 2 * (4 * PARAMETERS + 8 * side)
+    adapters = LAYERS * 2 * (WIDTH + WIDTH)  # two matrices of rank 2 on each
+    needs = bytes_needed(training(tmp_path, parents, "sft=lora", "sft.lora_rank=2"))
+    assert needs == {"weights": 4 * adapters, "resume points": 2 * 12 * adapters, "snapshots": 0}
 
 
 @pytest.mark.parametrize(
@@ -61,7 +77,7 @@ def test_snapshots(words: str, count: int, tmp_path: Path, parents: dict[str, An
 def test_what_does_not_fit_is_refused_with_what_it_is_for(
     tmp_path: Path, parents: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.room.parameters", lambda run: 8 * 10**9)
+    monkeypatch.setattr("pipeline.room.parameters", lambda run: (8 * 10**9, 8 * 10**9))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100 * 2**30))
     with pytest.raises(PipelineError, match=r"100.0 GB free, about 208.7 GB needed \(29.8 weights, 178.8 resume poi"):
         check_room(training(tmp_path, parents))

@@ -8,12 +8,14 @@ from typing import Any
 
 from pipeline.config import TrainStage
 from pipeline.knobs import PipelineError
+from pipeline.models.anatomy import anatomy
 from pipeline.models.checkpoint import Checkpoint
+from pipeline.models.partition import sides
 from pipeline.runs import Run, read_manifest
+from pipeline.train.numbers import bytes_per_parameter
 from pipeline.train.snapshots import snapshot_steps
 
 SPARE_BYTES = 64 * 2**20  # logs, tables, W&B's files
-MASTER_BYTES, STATE_BYTES = 4, 8  # a parameter: fp32 weights; AdamW's two moments
 
 
 def check_room(run: Run) -> None:
@@ -40,21 +42,36 @@ def bytes_needed(run: Run) -> dict[str, int]:
     if not isinstance(run.config, TrainStage):
         return {}
     sft = run.config.sft
-    whole = parameters(run)
-    weights = whole * (2 if sft.save_dtype == "bfloat16" else MASTER_BYTES)
+    whole, trained = parameters(run)
+    held = 2 if sft.weights == "bfloat16" and sft.adapter == "none" else 4  # bytes of a trained weight
+    kept = trained if sft.adapter == "lora" else whole  # an expert of adapters is them alone
+    weights = kept * (2 if sft.save_dtype == "bfloat16" else held)
+    states = trained * (bytes_per_parameter(sft) - 2 * held)  # what is neither weight nor gradient
     points = 1 if sft.resume_minutes is None else 2
     return {
         "weights": weights,
-        "resume points": points * whole * (MASTER_BYTES + STATE_BYTES),
+        "resume points": points * (kept * held + states),
         "snapshots": weights * snapshots(run),
     }
 
 
-def parameters(run: Run) -> int:
-    """Of the model that is trained, by the headers of its files; 0 where it is not on this disk yet."""
+def parameters(run: Run) -> tuple[int, int]:
+    """(of the whole model, of what is trained), by the headers of its files; 0 where it is not on this disk yet."""
+    config = run.config
+    assert isinstance(config, TrainStage)
     if "model" not in run.parents or not (run.parents["model"].folder / "config.json").is_file():
-        return 0
-    return sum(math.prod(info.shape) for info in Checkpoint.open(run.parents["model"].folder).infos.values())
+        return 0, 0
+    infos = Checkpoint.open(run.parents["model"].folder).infos
+    sizes = {name: math.prod(info.shape) for name, info in infos.items()}
+    sft, trained = config.sft, set(sizes)
+    if config.partition is not None:
+        side_of = sides(config.partition, anatomy(sizes))
+        wanted = (sft.side,) if sft.method == "partial" else ("math", "language")
+        trained = {name for name, side in side_of.items() if side in wanted}
+    if sft.adapter == "none":
+        return sum(sizes.values()), sum(sizes[name] for name in trained)
+    modules = [name for name in trained if name.endswith(tuple(f".{target}.weight" for target in sft.lora_targets))]
+    return sum(sizes.values()), sum(sft.lora_rank * sum(infos[name].shape) for name in modules)
 
 
 def snapshots(run: Run) -> int:
