@@ -31,6 +31,7 @@ READ_IN = {
     "model": [SFT, "stage=cpt expert=gsm8k_text "],
     "expert": ["stage=data ", "stage=sft "],
     "sft": [SFT, "stage=cpt expert=gsm8k_text "],
+    "partition": [SFT + "sft=partial ", "stage=cpt expert=bn "],
     "recipe": [SFT, "stage=cpt expert=gsm8k_text "],
     "merge": ["stage=merge "],
     "eval": ["stage=eval checkpoint=x "],
@@ -50,6 +51,7 @@ STAGE_WORDS = {
 def test_every_option_composes_in_the_stages_that_read_it(group: str, option: str) -> None:
     for words in READ_IN[group]:
         more = RUNS[option] if group == "merge" else ["model.path=x"] if option == "trained" else []
+        more += ["partition.bottom_layers=4", "partition.top_layers=2"] if option == "own" else []
         assert compose([*words.split(), f"{group}={option}", *more])
 
 
@@ -89,9 +91,13 @@ REFUSED = {
     "stage=merge merge=tie": "merge=tie is no option: there are layer_swap, soup, ties",
     "stage=sft expert=[math,qac]": "expert=[math,qac] is no option: give one of bn,",
     SFT + "sft=null": "sft=null is no option: give one of full",
+    SFT + "partition=D": "partition=D is no option: there are A, B, C, Z, own",
+    SFT + "partition.bottom_layers=3": "partition.bottom_layers needs partition=... beside it: one of A, B, C, Z, own",
+    SFT + "partition=own": "stage=sft needs partition.bottom_layers",
+    SFT + "partition=A partition.bottom=3": "unknown key partition.bottom: did you mean partition.bottom_layers",
     "table=nope": "table=nope is no option: there are",
     # a group that the stage does not read
-    SFT + "merge=soup": "stage=sft does not read merge=soup: leave it out; it reads model, expert, sft, recipe,",
+    SFT + "merge=soup": "stage=sft does not read merge=soup: leave it out; it reads model, expert, sft, partition,",
     SFT + "merge.dtype=float32": "stage=sft does not read merge.dtype: leave it out",
     SFT + "eval=mgsm_2shot": "stage=sft does not read eval=mgsm_2shot",
     SFT + "table=sandbox": "stage=sft does not read table=sandbox",
@@ -133,7 +139,7 @@ REFUSED = {
     SFT + "sft.learning_rate=nan": "sft.learning_rate must be a finite number, got nan",
     SFT + "sft.learning_rate=inf": "sft.learning_rate must be a finite number, got inf",
     SFT + "sft.learning_rate=-1": "sft.learning_rate must be above 0, got -1.0",
-    SFT + "sft.optimizer=sgd": "sft.optimizer must be one of adamw, muon, got 'sgd'",
+    SFT + "sft.optimizer=sgd": "sft.optimizer must be one of adamw, muon_adamw, adamw_bf16, adamw_8bit, got",
     SFT + "tracking.mode=maybe": "tracking.mode must be one of auto, online, offline, disabled, got 'maybe'",
     SFT + "threads=0": "threads must be at least 1, got 0",
     "stage=data expert=math data.size=0": "data.size must be at least 1, got 0",

@@ -95,21 +95,45 @@ class Data:
 
 
 @dataclass
+class Partition:
+    """A split of the transformer layers into a language and a math side.
+
+    The first `bottom_layers` and the last `top_layers` are language, the rest math. `all_attention` (A) or `all_mlp`
+    gives that part of every layer to language too; `inverse` exchanges the sides (Z). `outside` is the side of
+    embeddings, final norm and head; frozen: trained on neither.
+    """
+
+    name: str = knob(hashed=False)
+    bottom_layers: int = knob(low=0)
+    top_layers: int = knob(low=0)
+    all_attention: bool = False
+    all_mlp: bool = False
+    inverse: bool = False
+    outside: str = knob("frozen", options=("frozen", "math", "language"))
+    scale_to_depth: bool = False  # counts as of 32 layers: max(1, floor(count x layers / 32))
+
+
+@dataclass
 class Sft:
     """A way to train, and its recipe. Batch sizes are sequences an optimizer step; lengths are tokens."""
 
     name: str = knob(hashed=False)
-    method: str = knob("full", options=("full",))
+    method: str = knob("full", options=("full", "partial", "mixed", "simultaneous"))
+    adapter: str = knob("none", options=("none", "lora"))
+    side: str | None = knob(None, options=("math", "language"))  # partial: what is trained; null: the expert's side
+    steps_per_switch: int = knob(1, low=1)  # simultaneous: optimizer steps on one side before the other's turn
     learning_rate: float = knob(1e-5, above=0)
-    batch_size: int = knob(32, low=1)
-    micro_batch_size: int | None = knob(None, low=1)  # null: all at once; else batch_size is accumulated from these
+    batch_size: int = knob(32, low=1)  # over all processes and accumulated micro-batches
+    micro_batch_size: int | None = knob(None, low=1)  # a process and pass; null: all at once
+    processes: int = knob(1, low=1)  # one a GPU
+    parallel: str = knob("ddp", options=("ddp", "fsdp2"))  # with processes > 1: whole copies, or shards
     seq_length: int = knob(1024, low=8)
     packing: bool = False  # cpt: string plain text together and cut it into rows of seq_length
     epochs: int = knob(1, low=1)  # passes over the set
     steps: int | None = knob(
         None, low=1
-    )  # optimizer steps; null: all that the passes give, a last incomplete batch left out
-    optimizer: str = knob("adamw", options=("adamw", "muon"))
+    )  # optimizer steps, both sides counted; null: all that the passes give, a last incomplete batch left out
+    optimizer: str = knob("adamw", options=("adamw", "muon_adamw", "adamw_bf16", "adamw_8bit"))
     schedule: str = knob("linear", options=("linear", "wsd", "constant"))  # warm-up first, in each
     warmup_steps: int = knob(0, low=0)  # optimizer steps
     decay_share: float = knob(0.1, low=0, high=1)  # wsd: the share of steps that decays, linearly
@@ -121,9 +145,20 @@ class Sft:
     loss_on: str = knob("response", options=("response", "all"))
     template: str = knob("plain", options=("plain", "chat"))  # plain: prompt, separator, completion
     separator: str = "\n"
-    precision: str = knob("fp32", options=("fp32", "bf16"))  # bf16: autocast over fp32 master weights
+    precision: str = knob("fp32", options=("fp32", "bf16"))  # bf16: matrix products by autocast
+    weights: str = knob("float32", options=("float32", "bfloat16"))  # the dtype that weights and gradients have
     gradient_checkpointing: bool = False
-    save_dtype: str | None = knob(None, options=("float32", "bfloat16"))  # null: as trained, float32
+    save_dtype: str | None = knob(None, options=("float32", "bfloat16"))  # null: as trained
+    lora_rank: int = knob(64, low=1)
+    lora_alpha: float = knob(16.0, above=0)  # adapters are scaled by alpha / sqrt(rank)
+    lora_dropout: float = knob(0.0, low=0, high=1)
+    lora_targets: list[str] = knob(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
+    snapshot_every: int | None = knob(None, low=1)  # samples; weights kept at the first step at or after each so many
+    snapshot_keep: int | None = knob(None, low=1)  # snapshots that stay; null: all
+    snapshot_keep_by: str = knob("last", options=("last", "validation_loss"))  # which: the last, or the lowest
+    resume_minutes: float | None = knob(30.0, low=0, hashed=False)  # between resume points; null: only when stopped
+    stall_minutes: float | None = knob(30.0, above=0, hashed=False)  # no step for so long ends it; null: never
+    check_saved: bool = knob(True, hashed=False)  # after the first step: save, reload, compare
 
 
 @dataclass
@@ -190,6 +225,37 @@ class Eval:
 
 
 @dataclass
+class Measure:
+    """One number of a model: its score on a task, in its primary metric, over the questions in one language."""
+
+    task: str = MISSING
+    language: str | None = None  # null: the mean over `languages`
+
+
+@dataclass
+class Select:
+    """Which snapshot of which run stands for all: the best in primary measures among those that keep to the guards."""
+
+    name: str = knob(hashed=False)
+    by: str = knob("scores", options=("scores", "validation_loss"))
+    snapshots: str = knob("all", options=("all", "last"))  # last: each run's final weights alone
+    primary: list[Measure] | None = None  # ordered by the mean of the ranks in these
+    guards: list[Measure] | None = None  # not below the base's score
+    guard_slack: float = knob(0.0, low=0)  # by more than this
+    place: int = knob(1, low=1)  # 2: the second best run's best, and so on: one snapshot a run
+    eval: Eval | None = None  # what scores the snapshots; it holds the measures' tasks
+
+
+@dataclass
+class Clean:
+    """What stage=clean frees, and what it leaves."""
+
+    dry_run: bool = True  # only tell
+    hours: float = knob(24.0, low=0)  # work untouched for less is left
+    resume_points: bool = False  # free also what an interrupted training would go on from
+
+
+@dataclass
 class Table:
     """A table: rows that are command lines.
 
@@ -248,6 +314,7 @@ class TrainStage(RunStage):
     data: Data = part(Data, hashed=False)
     data_root: str | None = knob(None, run=True)
     sft: Sft = MISSING
+    partition: Partition | None = None  # partial and simultaneous training need one
 
 
 @dataclass
@@ -259,6 +326,14 @@ class MergeStage(RunStage):
 class EvalStage(RunStage):
     checkpoint: str = knob(run=True)  # RUN, a folder with a model, or package:folder
     eval: Eval = MISSING
+    languages: list[str] = knob(["en"])
+    data_root: str | None = knob(None, run=True)
+
+
+@dataclass
+class SelectStage(RunStage):
+    checkpoints: list[str] = knob(run=True)  # finished trainings, or rows of a table
+    select: Select = MISSING
     languages: list[str] = knob(["en"])
     data_root: str | None = knob(None, run=True)
 
@@ -277,11 +352,17 @@ class StatusStage(Stage):
     pass
 
 
+@dataclass
+class CleanStage(Stage):
+    clean: Clean = part(Clean)
+
+
 STAGES: dict[str, type[Stage]] = {
     "data": DataStage, "cpt": TrainStage, "sft": TrainStage, "merge": MergeStage, "eval": EvalStage,
-    "plan": TableStage, "table": TableStage, "report": TableStage, "status": StatusStage,
+    "select": SelectStage,
+    "plan": TableStage, "table": TableStage, "report": TableStage, "status": StatusStage, "clean": CleanStage,
 }  # fmt: skip
 MERGES: dict[str, type[Merge]] = {"layer_swap": LayerSwap, "soup": Soup, "ties": Ties}
 
 # Raised when the stage's code changes its results; a test holds a tiny run of each to its values.
-VERSIONS = {"data": 1, "cpt": 1, "sft": 1, "merge": 1, "eval": 1}
+VERSIONS = {"data": 1, "cpt": 1, "sft": 1, "merge": 1, "eval": 1, "select": 1}

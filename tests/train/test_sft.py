@@ -12,8 +12,10 @@ from pipeline.config import Data, Expert, Model, Sft, TrainStage
 from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
 from pipeline.knobs import PipelineError
 from pipeline.train.base import make_bpe, save
+from pipeline.train.examples import dataset, measure
 from pipeline.train.optim import MuonWithAdamW, schedule
-from pipeline.train.sft import Trainer, arguments, dataset, measure, plan_steps, steps_of
+from pipeline.train.sft import arguments, plan_steps, steps_of
+from pipeline.train.trainer import Trainer
 
 ROW = {"prompt": "Question: Mia has 3 cups.\nStep-by-Step Answer:", "completion": "3 + 1 = 4. The answer is 4."}
 
@@ -39,9 +41,9 @@ def stage(recipe: Sft) -> TrainStage:
 def trainer(tmp_path: Path, rows: list[dict[str, str]], recipe: Sft, steps: int = 2) -> Trainer:
     args = arguments(stage(recipe), "text" in rows[0], False, tmp_path)
     tokenizer = sandbox_tokenizer()
-    made = Trainer(model=tiny(), args=args, train_dataset=dataset(rows, recipe), processing_class=tokenizer)
+    rows = dataset(rows, recipe)
+    made = Trainer(model=tiny(), args=args, train_dataset=rows, processing_class=tokenizer, sft=recipe)
     plan_steps(made.args, recipe, steps)
-    made.sft = recipe
     return made
 
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config import DataStage, EvalStage, LayerSwap, MergeStage, RunStage, Soup, Ties, TrainStage
+from pipeline.config import (
+    DataStage,
+    EvalStage,
+    LayerSwap,
+    MergeStage,
+    RunStage,
+    SelectStage,
+    Soup,
+    Ties,
+    TrainStage,
+)
 from pipeline.knobs import PipelineError
-from pipeline.runs import Found, Parent, Run, content_hash, find, from_folder, read_manifest
+from pipeline.models.partition import resolved
+from pipeline.runs import Found, Parent, Run, Snapshot, content_hash, find, from_folder, read_manifest
+from pipeline.train.numbers import bytes_per_parameter, micro_batches
 
 Known = dict[str, Parent]  # runs that a RUN may name before they are finished
 
@@ -22,10 +36,13 @@ def build(config: RunStage, known: Known | None = None) -> Run:
     if isinstance(config, DataStage):
         return Run(config, f"data-{config.expert.name}", data_parents(config, known))
     if isinstance(config, TrainStage):
-        way = "cpt" if config.stage == "cpt" else config.sft.name
-        return Run(config, f"{config.expert.name}-{way}-s{config.seed}", train_parents(config, known))
+        return build_training(config, known)
     if isinstance(config, MergeStage):
         return build_merge(config, known)
+    if isinstance(config, SelectStage):
+        from pipeline.study.select import build_select
+
+        return build_select(config, known)
     assert isinstance(config, EvalStage)
     parents = {"checkpoint": parent(config.checkpoint, config, "checkpoint", known)}
     if config.data_root is not None:
@@ -34,6 +51,10 @@ def build(config: RunStage, known: Known | None = None) -> Run:
 
 
 def parent(reference: str, config: RunStage, knob: str, known: Known) -> Parent:
+    """What RUN or RUN@STEP means, a run that is known before it is made included."""
+    name, at, step = reference.rpartition("@")
+    if reference not in known and at and step.isdigit() and isinstance(run := known.get(name), Run):
+        return Snapshot(run, int(step))
     return known[reference] if reference in known else find(reference, Path(config.runs_dir), knob)
 
 
@@ -73,6 +94,86 @@ def eval_root(config: EvalStage, known: Known) -> Parent:
     asked = [(task.task, language) for task in config.eval.tasks for language in {*config.languages, "en"}]
     files = {path for task, language in asked for path in folder.glob(f"{task}/{language}/*.jsonl")}
     return Found(folder.name, content_hash(sorted(files), folder), folder)
+
+
+def build_training(config: TrainStage, known: Known) -> Run:
+    """What decides a training stands in its config by value: the side that partial trains, a partition's counts."""
+    check_method(config)
+    parents = train_parents(config, known)
+    if config.sft.method == "partial" and config.sft.side is None:
+        config = replace(config, sft=replace(config.sft, side=config.expert.side))
+    base = parents.get("model")
+    told = not isinstance(base, Found) or base.folder.is_dir()  # a model of the hub is asked only where it must be
+    if config.partition is not None and (config.partition.scale_to_depth or told):
+        config = replace(config, partition=resolved(config.partition, depth(config, parents)))  # or refused
+    way = {"sft": config.sft.name, "cpt": f"cpt-{config.sft.name}".removesuffix("-full")}[config.stage]
+    way += f"-{config.partition.name}" if config.partition else ""
+    return Run(config, f"{config.expert.name}-{way}-s{config.seed}", parents)
+
+
+def check_method(config: TrainStage) -> None:
+    """Refuse a way to train that does not fit its expert or its partition."""
+    sft, expert = config.sft, config.expert
+    two, joint = sft.method in ("mixed", "simultaneous"), expert.side == "both"
+    if two and not joint:
+        raise PipelineError(
+            f"sft={sft.name} trains on two sets, expert={expert.name} is one: give a joint set, such as expert=math_sw"
+        )
+    if joint and not two:
+        raise PipelineError(
+            f"sft={sft.name} trains on one set, expert={expert.name} is two: use sft=mixed or sft=simultaneous"
+        )
+    needs = sft.method in ("partial", "simultaneous")
+    if needs and config.partition is None:
+        raise PipelineError(f"sft={sft.name} needs a partition: give partition=A, B, C, Z, or own with counts of yours")
+    if config.partition is not None and not needs:
+        raise PipelineError(
+            f"sft={sft.name} reads no partition: leave partition={config.partition.name} out, or use sft=partial"
+        )
+    if sft.side is not None and sft.method != "partial":
+        raise PipelineError(f"sft.side={sft.side} is read by sft=partial alone: leave it out with sft={sft.name}")
+    if sft.method == "partial" and sft.side is None and expert.side == "none":
+        raise PipelineError(f"expert={expert.name} is of no side: say which one sft={sft.name} trains, sft.side=math")
+    bytes_per_parameter(sft)
+    micro_batches(sft)
+    if sft.adapter == "lora" and config.partition is not None and config.partition.outside != "frozen":
+        raise PipelineError(
+            f"partition.outside={config.partition.outside}: adapters sit on attention and MLP alone; leave it frozen"
+        )
+    if sft.adapter == "lora" and sft.optimizer == "muon_adamw":
+        raise PipelineError("sft.optimizer=muon_adamw makes bases from nothing: use sft.optimizer=adamw with adapters")
+
+
+def depth(config: TrainStage, parents: dict[str, Parent]) -> int:
+    """The number of layers of the base, made or not. PipelineError where nothing on this machine tells it."""
+    if config.model.init == "random":
+        return int(config.model.architecture["num_hidden_layers"])
+    base = parents["model"]
+    if isinstance(base, Run) and isinstance(base.config, TrainStage):
+        return depth(base.config, base.parents)
+    if isinstance(base, Run):  # a merge has the depth of what it merges
+        return next(depth(config, {"model": one}) for role, one in base.parents.items() if role != "data_root")
+    path = base.folder / "config.json"
+    if not base.folder.is_dir():
+        path = Path(hub_file(str(base.folder), config.model.revision))
+    elif not path.is_file():  # an expert that is adapters: its base is in its manifest
+        manifest = read_manifest(base.folder)
+        if manifest is None or "model" not in manifest["parents"]:
+            raise PipelineError(f"model.path={base.folder} has no config.json: name a folder with a model")
+        return depth(config, {"model": base_of(base, config)})
+    return int(json.loads(path.read_bytes())["num_hidden_layers"])
+
+
+def hub_file(name: str, revision: str | None) -> str:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return hf_hub_download(name, "config.json", revision=revision)
+    except Exception as error:
+        raise PipelineError(
+            f"partition.scale_to_depth=true needs the depth of {name}, which could not be read from the hub: "
+            "give the counts themselves"
+        ) from error
 
 
 def train_parents(config: TrainStage, known: Known) -> dict[str, Parent]:
@@ -129,6 +230,7 @@ def build_merge(config: MergeStage, known: Known) -> Run:
 
 def base_of(expert: Parent, config: RunStage) -> Parent:
     """The base that an expert was trained from, by its plan or its manifest."""
+    expert = expert.run if isinstance(expert, Snapshot) else expert
     if isinstance(expert, Run) and "model" in expert.parents:
         return expert.parents["model"]
     manifest = read_manifest(expert.folder) if expert.folder.is_dir() else None
@@ -140,7 +242,8 @@ def base_of(expert: Parent, config: RunStage) -> Parent:
     ours = sorted(Path(config.runs_dir).glob(f"*-{recorded['hash'][:8]}"))
     if ours:
         return from_folder(ours[0], "merge.experts")
-    return find(manifest["config"]["model"]["path"], Path(config.runs_dir), "merge.experts")
+    path = manifest["facts"].get("base") or manifest["config"]["model"]["path"]  # the first: of a select run
+    return find(path, Path(config.runs_dir), "merge.experts")
 
 
 def label_of(of: Parent) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.data.sources import Example
 from pipeline.knobs import PipelineError
-from pipeline.models.checkpoint import digest_tensors, weights_root
+from pipeline.models.checkpoint import digest, digest_tensors, read_header, weights_root
 
 if TYPE_CHECKING:
     from pipeline.runs import Run
@@ -56,39 +58,77 @@ def make_bpe(examples: list[Example], vocab_size: int) -> Any:
 
 
 def load_model(run: Run, tokenizer: Any) -> Any:
-    """fp32 master weights: the parent's, or drawn anew from the seed (model.init=random)."""
+    """The parent's weights in sft.weights (fp32 master weights by default), or drawn from the seed (init=random)."""
+    weights = run.config.sft.weights  # type: ignore[attr-defined]
     model = run.config.model  # type: ignore[attr-defined]
     attention = {"attn_implementation": model.attn_implementation}
     if model.init == "random":
         fields = dict(model.architecture)
         ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
         config = AutoConfig.for_model(fields.pop("model_type"), vocab_size=len(tokenizer), **ids, **fields)
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, **attention)
+        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, weights), **attention)
     folder = run.parents["model"].folder
     try:
         return AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, use_safetensors=True, revision=model.revision or "main", **attention
+            folder, dtype=getattr(torch, weights), use_safetensors=True, revision=model.revision or "main", **attention
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise PipelineError(f"model.path={folder} could not be loaded: {error}") from error
 
 
 def save(model: Any, tokenizer: Any, folder: Path, dtype: str | None) -> dict[str, Any]:
-    """Weights, tokenizer and configs, and the digests of the weights. A cast is stated with its relative error."""
-    facts: dict[str, Any] = {}
-    if dtype not in (None, "float32"):
-        before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        model.to(getattr(torch, dtype))
-        error = sum(float(((p.detach().float() - before[name]) ** 2).sum()) for name, p in model.named_parameters())
-        facts["cast"] = {
-            "to": dtype,
-            "relative_error": math.sqrt(error / sum(float((p**2).sum()) for p in before.values())),
-        }
-    model.config.dtype = model.dtype
-    model.save_pretrained(folder)
+    """Weights (of adapters: theirs alone), tokenizer and configs, and the digests of the weights.
+
+    dtype None keeps what was trained. A cast is stated with its relative error. The model stays as it is, so that it
+    can be saved while it trains.
+    """
+    adapters = hasattr(model, "peft_config")
+    kept = {name: p for name, p in model.named_parameters() if not adapters or ".lora_" in name}
+    with cast(kept, getattr(torch, dtype) if dtype and dtype not in _dtypes(kept) else None) as facts:
+        if adapters:
+            model.peft_config["default"].base_model_name_or_path = None  # the manifest names the base
+            model.save_pretrained(folder)
+            (folder / "README.md").unlink(missing_ok=True)  # PEFT's model card, unfilled
+            model.generation_config.save_pretrained(folder)
+        else:
+            model.config.dtype = model.dtype
+            model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     for path in folder.iterdir():
         if path.is_file():
             path.chmod(0o644)  # shards are written for their owner alone, and clusters share folders
-    digests = digest_tensors(folder)
+    digests = adapter_digests(folder) if adapters else digest_tensors(folder)
     return {"root": weights_root(digests), "digests": digests, **facts}
+
+
+def _dtypes(named: dict[str, Any]) -> set[str]:
+    return {str(p.dtype).removeprefix("torch.") for p in named.values()}
+
+
+@contextmanager
+def cast(named: dict[str, Any], dtype: torch.dtype | None) -> Iterator[dict[str, Any]]:
+    """Inside, the parameters are cast, on the CPU. Gives the dtype and the relative error of the whole."""
+    if dtype is None:
+        yield {}
+        return
+    error = size = 0.0
+    before = {name: parameter.data for name, parameter in named.items()}
+    try:
+        for name, parameter in named.items():
+            parameter.data = before[name].to("cpu", dtype)
+            was = before[name].float().cpu()
+            error += float(((parameter.data.float() - was) ** 2).sum())
+            size += float((was**2).sum())
+        yield {"cast": {"to": str(dtype).removeprefix("torch."), "relative_error": math.sqrt(error / size)}}
+    finally:
+        for name, parameter in named.items():
+            parameter.data = before[name]
+
+
+def adapter_digests(folder: Path) -> dict[str, str]:
+    """The digest of every tensor of a LoRA adapter, by name. Refuses NaN and infinite values."""
+    file = folder / "adapter_model.safetensors"
+    return {
+        name: digest(info.dtype, info.shape, info.pieces(), f"{folder}: {name}")
+        for name, info in sorted(read_header(file).items())
+    }

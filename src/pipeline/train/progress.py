@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 NAMES = {
     "loss": "loss", "learning_rate": "learning_rate", "grad_norm": "grad_norm",
     "num_tokens": "tokens", "eval_loss": "validation_loss",
+    "update_norm": "update_norm", "updates_lost": "updates_lost", "updates_unchanged": "updates_unchanged",
 }  # fmt: skip
+for _name in ("loss", "grad_norm", "update_norm", "updates_lost", "updates_unchanged", "eval_{}_loss"):
+    for _side in ("math", "language"):
+        _key = _name.format(_side) if "{}" in _name else f"{_name}_{_side}"
+        NAMES[_key] = f"validation_loss_{_side}" if "{}" in _name else _key
 
 
 class Progress(TrainerCallback):

@@ -1,0 +1,77 @@
+"""Examples as the trainer takes them: columns, chat template, sides; and their lengths, counted before training."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from pipeline.config import Sft
+from pipeline.data.sources import Example
+from pipeline.knobs import PipelineError
+
+
+def columns(row: Example, sft: Sft) -> dict[str, Any]:
+    """An example in the trainer's columns. The separator belongs to the completion: no token spans the two."""
+    if "text" in row:
+        return {"text": row["text"]}
+    if sft.template == "plain":
+        separator = sft.separator if row["prompt"] else ""
+        return {"prompt": row["prompt"], "completion": separator + row["completion"]}
+    return {
+        "prompt": [{"role": "user", "content": row["prompt"]}],
+        "completion": [{"role": "assistant", "content": row["completion"]}],
+    }
+
+
+def dataset(examples: list[Example], sft: Sft) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_list([columns(row, sft) for row in examples])
+
+
+def by_side(examples: list[Example], sft: Sft) -> dict[str, Any]:
+    """The sets of a joint expert, each in the data run's order. PipelineError where a row does not say its side."""
+    found: dict[str, list[Example]] = {"math": [], "language": []}
+    for number, row in enumerate(examples, 1):
+        if row.get("side") not in found:
+            raise PipelineError(
+                f"sft={sft.name} needs rows that say their side, and row {number} does not: make the data again with a "
+                "joint expert, such as expert=math_sw"
+            )
+        found[row["side"]].append(row)
+    for side, rows in found.items():
+        if not rows:
+            raise PipelineError(f"sft={sft.name} found no row of side {side}: give data.size room for both sets")
+    return {side: dataset(rows, sft) for side, rows in found.items()}
+
+
+def halves(validation: list[Example], sft: Sft) -> dict[str, Any]:
+    """The first validation rows of each side, as many of one as of the other."""
+    sets = by_side(validation, sft)
+    count = min(len(rows) for rows in sets.values())
+    return {side: rows.select(range(count)) for side, rows in sets.items()}
+
+
+def measure(examples: list[Example], tokenizer: Any, sft: Sft) -> dict[str, int]:
+    """Tokens of the set, and how many rows seq_length cuts (truncated) or leaves without any loss (dropped)."""
+    if "text" in examples[0]:
+        ids = tokenizer([row["text"] for row in examples]).input_ids
+        return {"dataset_tokens": sum(len(row) + 1 for row in ids), "truncated": 0, "dropped": 0}
+    if sft.template == "chat" and not tokenizer.chat_template:
+        raise PipelineError("sft.template=chat: the model's tokenizer has no chat template; use sft.template=plain")
+    rows = [columns(row, sft) for row in examples]
+    if sft.template == "chat":
+        prompts = [tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True).input_ids for row in rows]
+        whole = [tokenizer.apply_chat_template(row["prompt"] + row["completion"]).input_ids for row in rows]
+    else:
+        prompts = tokenizer([row["prompt"] for row in rows]).input_ids
+        joined = tokenizer([row["prompt"] + row["completion"] for row in rows]).input_ids
+        whole = [[*ids, tokenizer.eos_token_id] for ids in joined]
+    dropped = sum(len(ids) >= sft.seq_length for ids in prompts) if sft.loss_on == "response" else 0
+    truncated = sum(len(ids) > sft.seq_length for ids in whole)
+    if truncated:
+        print(f"sft.seq_length={sft.seq_length} truncates {truncated} of {len(whole)} rows", file=sys.stderr)
+    if dropped == len(whole):
+        raise PipelineError(f"sft.seq_length={sft.seq_length} leaves no row with a loss: raise it above the prompts")
+    tokens = sum(min(len(ids), sft.seq_length) for ids in whole)
+    return {"dataset_tokens": tokens, "truncated": truncated, "dropped": dropped}

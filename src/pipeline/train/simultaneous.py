@@ -1,0 +1,144 @@
+"""Simultaneous training (unreasonable, section 4.5): two sides of a partition learn from two sets, turn by turn.
+
+A step on a batch of the math set moves the math side, a step on a batch of the language set the language side. One
+AdamW holds the moments of both; those of the side whose turn it is not stand still, because its gradients are None and
+not zero (with zeros AdamW would move it by momentum and decay). One schedule counts all steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Sampler
+from transformers import TrainerCallback
+
+from pipeline.config import Sft
+from pipeline.knobs import PipelineError
+from pipeline.train.trainer import Trainer
+
+SIDES = ("math", "language")
+
+
+class Alternating(Trainer):
+    """Trainer whose steps take turns between two sets and the parts that learn from them."""
+
+    def __init__(self, *given: Any, train_dataset: dict[str, Any], **keywords: Any) -> None:
+        """`train_dataset`: side -> its examples, kept apart also when rows are packed."""
+        first, second = SIDES
+        super().__init__(*given, train_dataset=train_dataset[first], **keywords)
+        refuse_parallel(self)
+        args: Any = self.args
+        tokenizer: Any = self.processing_class
+        other = self._prepare_dataset(train_dataset[second], tokenizer, args, args.packing, None, second)
+        self.sets = {first: self.train_dataset, second: other}
+        self.active: dict[str, list[torch.nn.Parameter]] = {}
+        self.add_callback(Toggle(self))
+
+    def part_of(self, step: int) -> str:
+        return side_of_step(step, self.sft.steps_per_switch)
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """One optimizer over both sides, whichever was left frozen."""
+        for side in SIDES:
+            for parameter in self.parameters_of(side):
+                parameter.requires_grad_(True)
+        return super().create_optimizer(model)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        from datasets import concatenate_datasets
+
+        both = concatenate_datasets([self._remove_unused_columns(self.sets[side]) for side in SIDES])
+        rows = {side: len(self.sets[side]) for side in SIDES}
+        args = self.args
+        batches = Turns(rows, self.sft, args.per_device_train_batch_size, args.max_steps, args.seed)
+        return self.accelerator.prepare(DataLoader(both, batch_sampler=batches, collate_fn=self.data_collator))
+
+
+class Toggle(TrainerCallback):
+    """Before each step, lets gradients reach the side whose turn it is, by the number of the step alone."""
+
+    def __init__(self, trainer: Alternating) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer.active = {side: self.trainer.parameters_of(side) for side in SIDES}
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        turn = self.trainer.part_of(state.global_step)
+        for side, parameters in self.trainer.active.items():
+            for parameter in parameters:
+                parameter.requires_grad_(side == turn)
+
+
+class Turns(Sampler[list[int]]):
+    """Micro-batches of row numbers: those of a step all from one side's set. A pure function of seed and step.
+
+    Row numbers count the math set first, then the language set. Each set is shuffled by the seed, anew for each pass.
+    Processes take every n-th micro-batch, so a step's are the same rows however many processes share them.
+    """
+
+    def __init__(self, rows: dict[str, int], sft: Sft, micro: int, steps: int, seed: int) -> None:
+        self.rows, self.sft, self.steps, self.seed = rows, sft, steps, seed
+        self.batch_size, self.drop_last = micro, False  # accelerate reads them
+
+    def __len__(self) -> int:
+        return self.steps * self.sft.batch_size // self.batch_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        orders = {side: self.order(side) for side in SIDES}
+        size, done = self.sft.batch_size, dict.fromkeys(SIDES, 0)
+        for step in range(self.steps):
+            side = side_of_step(step, self.sft.steps_per_switch)
+            batch = orders[side][done[side] * size : (done[side] + 1) * size]
+            done[side] += 1
+            yield from (batch[start : start + self.batch_size] for start in range(0, size, self.batch_size))
+
+    def order(self, side: str) -> list[int]:
+        """The rows of one set in the order in which they are learnt."""
+        first = 0 if side == SIDES[0] else self.rows[SIDES[0]]
+        generator = torch.Generator().manual_seed(self.seed * len(SIDES) + SIDES.index(side))
+        passes: list[int] = []
+        for _ in range(self.sft.epochs):
+            count = self.rows[side]
+            passes += torch.randperm(count, generator=generator).tolist() if self.sft.shuffle else range(count)
+        return [first + row for row in passes]
+
+
+def side_of_step(step: int, steps_per_switch: int) -> str:
+    """Math first, from step 0, and the other side's turn after each `steps_per_switch` steps."""
+    return SIDES[step // steps_per_switch % len(SIDES)]
+
+
+def steps_of_sides(sft: Sft, rows: dict[str, int]) -> tuple[int, dict[str, int]]:
+    """Optimizer steps over both sides, and the rows of each that are left out: all stops with the shorter set.
+
+    Without sft.steps each side takes its last turn whole, so both learn the same number of steps.
+    """
+    turns = {side: count * sft.epochs // sft.batch_size // sft.steps_per_switch for side, count in rows.items()}
+    most = min(turns.values()) * sft.steps_per_switch * len(SIDES)
+    if most == 0 or (sft.steps or 0) > most:
+        told = " and ".join(f"{rows[side]} {side}" for side in SIDES)
+        raise PipelineError(
+            f"sft.steps={sft.steps or len(SIDES) * sft.steps_per_switch} of sft.batch_size={sft.batch_size}, "
+            f"sft.steps_per_switch={sft.steps_per_switch}, need more than the {told} rows in each of "
+            f"sft.epochs={sft.epochs}: ask for fewer"
+        )
+    steps = sft.steps or most
+    taken = dict.fromkeys(SIDES, 0)
+    for step in range(steps):
+        taken[side_of_step(step, sft.steps_per_switch)] += sft.batch_size
+    return steps, {side: max(0, rows[side] * sft.epochs - taken[side]) for side in SIDES}
+
+
+def refuse_parallel(trainer: Alternating) -> None:
+    """Settings of several processes under which turns go wrong, most of them in silence."""
+    args = trainer.args
+    if args.world_size > 1 and not trainer.is_fsdp_enabled and not args.ddp_find_unused_parameters:
+        raise PipelineError(
+            "sft=simultaneous with several processes needs ddp_find_unused_parameters=True: without it the first step "
+            "uses gradients that were not averaged"
+        )
+    if args.ddp_static_graph:
+        raise PipelineError("sft=simultaneous needs ddp_static_graph=False: each switch changes the graph")

@@ -1,0 +1,150 @@
+"""SFTTrainer with our optimizers, which tells of each side its loss, gradient norm and movement."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+from trl import SFTTrainer
+
+from pipeline.config import Sft
+from pipeline.train.movement import Sample
+from pipeline.train.numbers import rounds_stochastically
+from pipeline.train.optim import MuonWithAdamW, of_torchao
+from pipeline.train.parts import ALL, Parts
+
+
+class Look(TrainerCallback):
+    """Tells the trainer that the optimizer has stepped."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer.look_after_step()
+
+
+class Trainer(SFTTrainer):
+    """Knows its parts: the names of the parameters that move in a step of each. Here there is one, in all steps."""
+
+    def __init__(self, *args: Any, sft: Sft, parts: Parts | None = None, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self.sft = sft
+        assert self.model is not None
+        if hasattr(self.model, "peft_config") and self.args.activation_checkpointing:
+            # TRL makes the embeddings' output need a gradient, for checkpointing as it once was: without, the backward
+            # pass ends at the lowest adapter
+            self.model.disable_input_require_grads()  # type: ignore[operator]
+        self.parts = parts or {ALL: [name for name, p in self.model.named_parameters() if p.requires_grad]}
+        self.add_callback(Look(self))
+        self.samples: dict[str, Sample] = {}
+        self.sums: dict[str, torch.Tensor] = {}
+        self.counts: dict[str, int] = defaultdict(int)
+        self.measured: dict[str, torch.Tensor] = {}
+        self.warned: set[str] = set()
+
+    # ------------------------------------------------------------------------------------------------ what moves
+
+    def part_of(self, step: int) -> str:
+        """The part that optimizer step `step`, from 0, moves."""
+        return next(iter(self.parts))
+
+    def parameters_of(self, part: str) -> list[torch.nn.Parameter]:
+        assert self.model is not None
+        named = dict(self.model.named_parameters())
+        return [named[name] for name in self.parts[part]]
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        sft = self.sft
+        if sft.optimizer == "muon_adamw":
+            assert self.model is not None
+            betas = (sft.adam_beta1, sft.adam_beta2)
+            self.optimizer = MuonWithAdamW(self.model, sft.learning_rate, sft.weight_decay, betas)
+            return self.optimizer
+        if sft.optimizer != "adamw":
+            self.optimizer_cls_and_kwargs = of_torchao(sft)
+        return super().create_optimizer(model)
+
+    # ------------------------------------------------------------------------------------------------ what is told
+
+    def training_step(self, *args: Any, **keywords: Any) -> torch.Tensor:
+        loss = super().training_step(*args, **keywords)
+        self._add(f"loss_{self.part_of(self.state.global_step)}", loss)
+        return loss
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        """Also where a step's gradients are complete: counts the step, and looks at its part once between two logs."""
+        norm = super()._clip_grad_norm(model)
+        part = self.part_of(self.state.global_step)
+        self.counts[part] += 1
+        self._add(f"grad_norm_{part}", norm.detach() if isinstance(norm, torch.Tensor) else torch.tensor(norm))
+        if part not in self.measured and self._get_learning_rate() > 0:
+            if part not in self.samples:
+                self.samples[part] = Sample(self.parameters_of(part))
+            self.samples[part].before()
+            self.measured[part] = torch.empty(0)
+        return norm
+
+    def look_after_step(self) -> None:
+        """When the optimizer has stepped."""
+        part = self.part_of(self.state.global_step)
+        if part in self.measured and not self.measured[part].numel():
+            self.measured[part] = self.samples[part].after()
+
+    def _add(self, key: str, value: torch.Tensor) -> None:
+        self.sums[key] = self.sums[key] + value if key in self.sums else value.clone()
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            logs |= self.told()
+        super().log(logs, start_time)
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **keywords: Any) -> dict[str, float]:
+        """Of a joint set: each side's loss, and their mean as the loss of both."""
+        metrics = super().evaluate(eval_dataset, *args, **keywords)
+        if eval_dataset is None and isinstance(self.eval_dataset, dict):
+            losses = {f"eval_{side}_loss": metrics[f"eval_{side}_loss"] for side in self.eval_dataset}
+            metrics["eval_loss"] = sum(losses.values()) / len(losses)
+            self.log(losses | {"eval_loss": metrics["eval_loss"]})
+        return metrics
+
+    def told(self) -> dict[str, float]:
+        """Means over the steps since the last log, and the movement of one of them, with the part's name where there
+        are two. All processes come here together."""
+        found: dict[str, float] = {}
+        ends = {part: f"_{part}" if len(self.parts) > 1 else "" for part in self.parts}
+        for part, end in ends.items():
+            if self.counts[part] and end:
+                loss = self.accelerator.gather(self.sums[f"loss_{part}"].reshape(1)).mean()
+                found[f"loss{end}"] = loss.item() / self.counts[part]
+                found[f"grad_norm{end}"] = self.sums[f"grad_norm_{part}"].item() / self.counts[part]
+            if part in self.measured and self.measured[part].numel():
+                sums = self.measured[part]
+                if self.is_fsdp_enabled:
+                    sums = self.accelerator.reduce(sums, "sum")
+                moved, stayed, asked = sums.tolist()
+                found[f"update_norm{end}"] = moved**0.5
+                share = stayed / asked if asked else 0.0
+                if rounds_stochastically(self.sft):
+                    found[f"updates_unchanged{end}"] = share  # by chance, with the right mean: none is lost
+                else:
+                    found[f"updates_lost{end}"] = share
+                    self.warn_of_loss(part, share)
+        self.sums, self.measured = {}, {}
+        self.counts.clear()
+        return found
+
+    def warn_of_loss(self, part: str, share: float) -> None:
+        if share <= 0.5 or part in self.warned or not self.is_world_process_zero():
+            return
+        self.warned.add(part)
+        whose = "the" if part == ALL else f"the {part} side's"
+        print(
+            f"warning: {share:.0%} of {whose} updates are lost in rounding (sft.weights={self.sft.weights}, "
+            f"sft.learning_rate={self.sft.learning_rate}, step {self.state.global_step}): use sft.weights=float32, "
+            "or sft.optimizer=adamw_bf16 or adamw_8bit with bfloat16",
+            file=sys.stderr,
+        )

@@ -1,0 +1,207 @@
+"""Simultaneous training against two AdamW optimizers of its own, by hand, in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import TrainerCallback
+
+from pipeline.config import Partition
+from pipeline.knobs import PipelineError
+from pipeline.models.anatomy import anatomy
+from pipeline.models.partition import sides
+from pipeline.train import sft as stage
+from pipeline.train.simultaneous import Alternating, Turns, side_of_step, steps_of_sides
+
+RATE, WARMUP, CLIP = 1e-2, 2, 0.5
+WORDS = dict(
+    method="simultaneous", schedule="constant", warmup_steps=WARMUP, max_grad_norm=CLIP, weight_decay=0.1,
+    micro_batch_size=2, learning_rate=RATE,
+)  # fmt: skip
+
+
+def pure_loss(model: Any, inputs: Any, tokens: Any) -> torch.Tensor:
+    """Cross entropy in the model's own dtype: the fused head of TRL computes in float32."""
+    logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits[:, :-1]
+    return cross_entropy(logits.flatten(0, 1), inputs["labels"][:, 1:].flatten(), reduction="sum") / tokens
+
+
+class Pure(Alternating):
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, num_items_in_batch: Any = None) -> Any:
+        return pure_loss(model, inputs, num_items_in_batch)
+
+
+class Record(TrainerCallback):
+    """After each step: weights, moments, gradients' norm as the optimizer saw it."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer, self.states, self.seen = trainer, [], []
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.seen.append([p.grad.norm() for p in self.trainer.model.parameters() if p.grad is not None])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        named = dict(self.trainer.model.named_parameters())
+        optimizer = self.trainer.optimizer.optimizer
+        moments = {
+            (name, key): value.clone() for name, p in named.items() for key, value in optimizer.state.get(p, {}).items()
+        }
+        self.states.append((tiny.snapshot(self.trainer.model), moments))
+
+
+def sides_of(model: Any, partition: Partition) -> dict[str, list[torch.nn.Parameter]]:
+    found = sides(partition, anatomy([name for name, _ in model.named_parameters()]))
+    return {side: [p for name, p in model.named_parameters() if found[name] == side] for side in ("math", "language")}
+
+
+@pytest.mark.parametrize("kind", list(tiny.ARCHITECTURES))
+@pytest.mark.parametrize("turn", [1, 2])
+def test_equals_two_independent_optimizers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, turn: int
+) -> None:
+    monkeypatch.setattr(stage, "Alternating", Pure)
+    recipe = tiny.recipe(**WORDS, steps_per_switch=turn, gradient_checkpointing=turn == 2)
+    made = tiny.trainer(tmp_path, recipe, tiny.joint(16), tiny.B, of=tiny.model(kind, dtype=torch.float64))
+    record = Record(made)
+    made.add_callback(record)
+    batches = [made._prepare_inputs(batch) for batch in made.get_train_dataloader()]
+    made.train()
+
+    # TRL patches the forward pass of a model that it is given, which moves a gradient by 3e-20: patched here too
+    twin = tiny.trainer(tmp_path, recipe, tiny.joint(16), tiny.B, of=tiny.model(kind, dtype=torch.float64)).model
+    parts = sides_of(twin, tiny.B)
+    assert len(parts["math"]) + len(parts["language"]) < len(list(twin.parameters()))  # embeddings and norm are neither
+    decays = {p for name, p in twin.named_parameters() if "norm" not in name and "bias" not in name}
+    for p in twin.parameters():
+        p.requires_grad_(any(p is one for part in parts.values() for one in part))
+    optimizers = {
+        side: torch.optim.AdamW(
+            [
+                {"params": [p for p in part if p in decays], "weight_decay": 0.1},
+                {"params": [p for p in part if p not in decays], "weight_decay": 0.0},
+            ],
+            lr=RATE, betas=(0.9, 0.99), eps=1e-8, fused=True,
+        )
+        for side, part in parts.items()
+    }  # fmt: skip
+    logged = [row for row in made.state.log_history if "grad_norm" in row]
+    for step in range(8):
+        side = ("math", "language")[step // turn % 2]
+        pair = batches[2 * step : 2 * step + 2]
+        tokens = sum((one["labels"][:, 1:] != -100).sum() for one in pair)
+        for one in pair:
+            (pure_loss(twin, one, tokens)).backward()
+        norm = torch.nn.utils.clip_grad_norm_(parts[side], CLIP)  # that of the active side alone
+        for group in optimizers[side].param_groups:
+            group["lr"] = RATE * min(1.0, step / WARMUP)
+        optimizers[side].step()
+        twin.zero_grad()
+        weights = record.states[step][0]
+        for name, p in twin.named_parameters():
+            assert torch.equal(weights[name], p), (step, name)
+        assert logged[step]["grad_norm"] == norm.item() == logged[step][f"grad_norm_{side}"]
+        assert torch.stack(record.seen[step]).norm().item() == pytest.approx(min(CLIP, norm.item()), rel=1e-4)
+
+
+def test_the_other_side_stands_still_weights_and_moments(tmp_path: Path) -> None:
+    made = tiny.trainer(tmp_path, tiny.recipe(**WORDS), tiny.joint(16), tiny.B)
+    parts = {side: set(names) for side, names in made.parts.items()}
+    before = tiny.snapshot(made.model)
+    record = Record(made)
+    made.add_callback(record)
+    made.train()
+    outside = {name for name in before if not any(name in part for part in parts.values())}
+    assert outside == {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
+    for step, (weights, moments) in enumerate(record.states):
+        idle = parts["language" if step % 2 == 0 else "math"]
+        earlier = record.states[step - 1] if step else (before, {})
+        for name in idle | outside:
+            assert torch.equal(weights[name], earlier[0][name])
+        for (name, key), value in moments.items():
+            if name in idle:
+                assert torch.equal(value, earlier[1][name, key])
+        if step > 0:  # the first has rate 0, as the warm-up begins there
+            active = parts["math" if step % 2 == 0 else "language"]
+            assert all(not torch.equal(weights[name], earlier[0][name]) for name in active)
+    counts = {key: value.item() for key, value in record.states[-1][1].items() if key[1] == "step"}
+    assert set(counts.values()) == {4.0}  # bias is corrected by each side's own steps
+
+
+def test_losses_norms_and_movement_are_told_of_each_side(tmp_path: Path) -> None:
+    made = tiny.trainer(tmp_path, tiny.recipe(**WORDS), tiny.joint(16), tiny.B, validation=tiny.joint(5)[:-1])
+    made.train()
+    rows = [row for row in made.state.log_history if "loss" in row]
+    for row in rows:
+        side = ("math", "language")[(row["step"] - 1) % 2]
+        other = ("language", "math")[(row["step"] - 1) % 2]
+        assert row[f"loss_{side}"] == pytest.approx(row["loss"], rel=1e-6) and f"loss_{other}" not in row
+        if row["learning_rate"] > 0:
+            assert row[f"update_norm_{side}"] > 0 and row[f"updates_lost_{side}"] < 0.5
+    told = [row for row in made.state.log_history if "eval_loss" in row]
+    sides_told = [row for row in told if "eval_math_loss" in row]
+    assert sides_told and all(
+        row["eval_loss"] == pytest.approx((row["eval_math_loss"] + row["eval_language_loss"]) / 2) for row in sides_told
+    )
+    assert {side: len(rows) for side, rows in made.eval_dataset.items()} == {"math": 4, "language": 4}  # of 5 and 4
+
+
+def test_update_norm_by_hand(tmp_path: Path) -> None:
+    """Tensors of up to 1024 elements are read whole, so that of a tiny model is exact."""
+    made = tiny.trainer(tmp_path, tiny.recipe(**WORDS), tiny.joint(16), tiny.B)
+    before = tiny.snapshot(made.model)
+    record = Record(made)
+    made.add_callback(record)
+    made.train()
+    rows = {row["step"]: row for row in made.state.log_history if "loss" in row}
+    for step in (3, 4):
+        was, now = record.states[step - 2][0], record.states[step - 1][0]
+        norm = torch.stack([(now[name] - was[name]).norm() for name in before]).norm().item()
+        side = ("math", "language")[(step - 1) % 2]
+        assert rows[step][f"update_norm_{side}"] == pytest.approx(norm, rel=1e-5)
+
+
+def test_turns_are_a_function_of_seed_and_step() -> None:
+    recipe = tiny.recipe(method="simultaneous", steps_per_switch=2)
+    rows = {"math": 9, "language": 8}
+    steps, left = steps_of_sides(recipe, rows)
+    assert (steps, left) == (4, {"math": 1, "language": 0})
+    batches = list(Turns(rows, recipe, 2, steps, seed=3))
+    assert batches == list(Turns(rows, recipe, 2, steps, seed=3)) != list(Turns(rows, recipe, 2, steps, seed=4))
+    flat = [row for batch in batches for row in batch]
+    assert all(row < 9 for row in flat[:8]) and sorted(flat[8:]) == list(range(9, 17))  # two steps each
+    assert len(set(flat)) == 16  # no row twice
+    whole = [row for batch in Turns(rows, recipe, 4, steps, seed=3) for row in batch]
+    assert whole == flat  # however the batch is cut
+    assert [side_of_step(step, 2) for step in range(5)] == ["math", "math", "language", "language", "math"]
+    twice = tiny.recipe(method="simultaneous", epochs=2)
+    order = Turns({"math": 4, "language": 8}, twice, 4, 4, seed=0).order("math")
+    assert sorted(order[:4]) == sorted(order[4:]) == [0, 1, 2, 3] and order[:4] != order[4:]
+
+
+def test_steps_stop_with_the_shorter_set() -> None:
+    recipe = tiny.recipe(method="simultaneous")
+    assert steps_of_sides(recipe, {"math": 40, "language": 11}) == (4, {"math": 32, "language": 3})
+    some = tiny.recipe(method="simultaneous", steps=3)
+    assert steps_of_sides(some, {"math": 40, "language": 40}) == (3, {"math": 32, "language": 36})
+    with pytest.raises(PipelineError, match="sft.steps=6 of sft.batch_size=4.*the 40 math and 11 language rows"):
+        steps_of_sides(tiny.recipe(method="simultaneous", steps=6), {"math": 40, "language": 11})
+
+
+def test_wrong_settings_of_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline.train.simultaneous import refuse_parallel
+
+    made = tiny.trainer(tmp_path, tiny.recipe(**WORDS), tiny.joint(16), tiny.B)
+    refuse_parallel(made)
+    monkeypatch.setattr(type(made.args), "world_size", 2)
+    refuse_parallel(made)  # ours finds unused parameters
+    made.args.ddp_find_unused_parameters = None
+    with pytest.raises(PipelineError, match="needs ddp_find_unused_parameters=True: without it the first step"):
+        refuse_parallel(made)
+    made.args.ddp_find_unused_parameters, made.args.ddp_static_graph = True, True
+    with pytest.raises(PipelineError, match="needs ddp_static_graph=False"):
+        refuse_parallel(made)

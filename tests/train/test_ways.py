@@ -1,0 +1,83 @@
+"""What each way to train is asked for with, and what of it decides a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.compose import compose
+from pipeline.knobs import PipelineError, identity
+from pipeline.runs import Run
+from pipeline.study.build import build
+
+SANDBOX = "model=sandbox"  # eight layers
+C = "partition=C partition.scale_to_depth=true"
+
+
+def made(words: str) -> Run:
+    return build(compose(f"stage=sft {SANDBOX} {words}".split()))  # type: ignore[arg-type]
+
+
+REFUSED = {
+    "expert=math sft=partial": "sft=partial needs a partition: give partition=A, B, C, Z, or own",
+    "expert=math_sw sft=simultaneous": "sft=simultaneous needs a partition: give partition=A, B, C, Z",
+    "expert=math partition=B": "sft=full reads no partition: leave partition=B out, or use sft=partial",
+    "expert=math_sw sft=mixed partition=B": "sft=mixed reads no partition",
+    "expert=math_sw": "sft=full trains on one set, expert=math_sw is two: use sft=mixed or sft=simultaneous",
+    "expert=math_sw sft=partial_lora partition=A": "sft=partial_lora trains on one set, expert=math_sw is two",
+    "expert=sw sft=mixed": "sft=mixed trains on two sets, expert=sw is one: give a joint set, such as expert=math_sw",
+    "expert=sw sft=simultaneous_lora partition=C": "sft=simultaneous_lora trains on two sets, expert=sw is one",
+    "expert=gsm8k_text sft=partial partition=B partition.scale_to_depth=true": "say which one sft=partial trains",
+    "expert=math sft.side=language": "sft.side=language is read by sft=partial alone",
+    f"expert=math sft=partial_lora {C} partition.outside=math": "partition.outside=math: adapters sit on attention and",
+    "expert=math sft=lora sft.optimizer=muon_adamw": "sft.optimizer=muon_adamw makes bases from nothing",
+    "expert=math sft=partial partition=B": "takes the first 8 and the last 4 layers, but the model has 8",
+    "expert=math sft.weights=bfloat16 sft.optimizer=muon_adamw": "sft.weights=bfloat16 with sft.optimizer=muon",
+    "expert=math sft.optimizer=adamw_bf16": "sft.weights=float32 with sft.optimizer=adamw_bf16 is no choice",
+    "expert=math sft.batch_size=6 sft.micro_batch_size=4": "sft.batch_size=6 is no multiple of sft.micro_batch_size=4",
+    "expert=math sft.batch_size=6 sft.processes=4": "sft.batch_size=6 is no multiple of sft.micro_batch_size=1 x",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_refused_before_anything_is_loaded(words: str) -> None:
+    with pytest.raises(PipelineError, match=r"^[^\n]*$") as told:
+        made(words)
+    assert REFUSED[words] in str(told.value)
+
+
+def test_a_partition_is_hashed_by_the_numbers_it_comes_to() -> None:
+    scaled = made("expert=math sft=partial partition=B partition.scale_to_depth=true")
+    numbers = "partition=own partition.bottom_layers=2 partition.top_layers=1"
+    assert scaled.hash == made(f"expert=math sft=partial {numbers}").hash
+    assert identity(scaled.config)["partition"] == {"bottom_layers": 2, "top_layers": 1}
+    assert scaled.hash != made(f"expert=math sft=partial {numbers} partition.inverse=true").hash
+
+
+def test_the_side_that_partial_trains_is_hashed() -> None:
+    words = "sft=partial partition=own partition.bottom_layers=2 partition.top_layers=1"
+    math = made(f"expert=math {words}")
+    assert identity(math.config)["sft"]["side"] == "math" and math.label == "math-partial-own-s0"
+    other = made(f"expert=math {words} sft.side=language")
+    assert math.hash == made(f"expert=math {words} sft.side=math").hash != other.hash
+
+
+def test_depth_of_a_base_that_is_not_made_yet(tmp_path: Path) -> None:
+    base = build(compose(["stage=cpt", "model=sandbox_random", "expert=gsm8k_text", "model.tokenizer=bpe"]))  # type: ignore[arg-type]
+    words = "stage=sft model=trained model.path=row expert=math sft=partial partition=B partition.scale_to_depth=true"
+    run = build(compose(words.split()), {"row": base})  # type: ignore[arg-type]
+    assert identity(run.config)["partition"] == {"bottom_layers": 2, "top_layers": 1}
+
+
+def test_ways_have_names_of_their_own() -> None:
+    ways = {
+        "sft=full": "math-full-s0", "sft=lora": "math-lora-s0",
+        "sft=partial_lora partition=C partition.scale_to_depth=true": "math-partial_lora-C-s0",
+    }  # fmt: skip
+    for words, label in ways.items():
+        assert made(f"expert=math {words}").label == label
+    joint = "expert=math_qac sft=simultaneous partition=B partition.scale_to_depth=true"
+    assert made(joint).label == "math_qac-simultaneous-B-s0"
+    assert made(f"{joint} sft.steps_per_switch=2").hash != made(joint).hash
+    assert made("expert=math sft.processes=2").hash != made("expert=math").hash
