@@ -73,9 +73,20 @@ def compose(words: list[str]) -> Stage:
         parse(word)
     try:
         with hydra():
+            refuse_unasked(words)
             return to_stage(hydra_compose("config", overrides=words))
     except (HydraException, OmegaConfBaseException) as error:
         raise PipelineError(explain(error, words)) from error
+
+
+def refuse_unasked(words: list[str]) -> None:
+    """A key of a group that its stage brings only when asked, without the group: OmegaConf has no sentence for it."""
+    asked = _asked(words)
+    named = [group for group, option in _defaults(asked.get("stage", "table")) if option is None]
+    for key in asked:
+        group = key.partition(".")[0]
+        if group in named and group != key and group not in asked:
+            raise PipelineError(f"{key} needs {group}=... beside it: one of {', '.join(options(group))}")
 
 
 def to_stage(config: DictConfig) -> Stage:
@@ -187,12 +198,18 @@ def _inside(kind: Any, name: str) -> Any:
 
 def reads(stage: str) -> list[str]:
     """The groups that a stage brings."""
+    named = [group for group, _ in _defaults(stage)]
+    return [*named, "tracking", "launcher"] if (conf_dir() / "stage" / f"{stage}.yaml").is_file() else []
+
+
+def _defaults(stage: str) -> list[tuple[str, str | None]]:
+    """The groups that a stage brings, each with its option; None: brought only when asked for."""
     path = conf_dir() / "stage" / f"{stage}.yaml"
     if not path.is_file():
         return []
     defaults = OmegaConf.to_container(OmegaConf.load(path))["defaults"]  # type: ignore[index,call-overload]
-    named = [next(iter(item)) for item in defaults if isinstance(item, dict)]
-    return [name.removeprefix("/").partition("@")[0] for name in named] + ["tracking", "launcher"]
+    named = [next(iter(item.items())) for item in defaults if isinstance(item, dict)]
+    return [(name.removeprefix("/").partition("@")[0], option) for name, option in named]
 
 
 def parse(word: str, several: bool = False) -> Override:

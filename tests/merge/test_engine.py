@@ -53,13 +53,15 @@ def models(tmp_path_factory):
     for kind in ("llama", "qwen2", "cohere"):
         sizes = dict(hidden_size=16, intermediate_size=24, num_attention_heads=2, num_key_value_heads=1)
         config = AutoConfig.for_model(kind, **sizes, num_hidden_layers=LAYERS, vocab_size=64)
-        folders = []
+        folders, start = [], {}
         for seed, role in enumerate(("base", "math", "language")):
             torch.manual_seed(seed)
             folder = tmp_path_factory.mktemp(kind) / role
             network = AutoModelForCausalLM.from_config(config)
-            for parameter in network.parameters():  # norms too: a constant would hide a wrong owner
-                parameter.data = torch.randn_like(parameter) * 0.1
+            for name, parameter in network.named_parameters():  # norms too: a constant would hide a wrong owner
+                start.setdefault(name, torch.randn_like(parameter) * 0.1)
+                moved = 0 if role == "base" else torch.randn_like(parameter) * 0.05
+                parameter.data = start[name] + moved
             network.to(torch.bfloat16).save_pretrained(folder)
             (folder / "tokenizer.json").write_text(f'{{"of": "{role}"}}')
             (folder / "chat_template.jinja").write_text(role)
@@ -262,7 +264,8 @@ def test_merges_that_are_refused(tmp_path):
         open_merge(Soup(experts=["a", "b"], dtype="int8"), {"0": one, "1": two})
     with pytest.raises(PipelineError, match="the model has 2"):
         open_merge(swap(), {"math": one, "language": two})
-    open_merge(Ties(experts=["a", "b"]), {"0": one, "1": two}, half)  # a base of other precision is no obstacle
+    narrow = by_hand(tmp_path / "narrow", 1.5, torch.bfloat16)
+    open_merge(Ties(experts=["a", "b"]), {"0": one, "1": two}, narrow)  # a base of other precision is no obstacle
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -275,8 +278,9 @@ def test_values_that_are_not_finite_are_refused(tmp_path, value):
         config = swap(bottom_layers=bottom, top_layers=0, bottom_transition=2 - bottom)
         with pytest.raises(PipelineError, match="up_proj"):
             open_merge(config, {"math": good, "language": bad}).write(tmp_path / "out")
+    base = by_hand(tmp_path / "base", 0.5)
     with pytest.raises(PipelineError, match="NaN or infinite"):
-        open_merge(Ties(experts=["a", "b"]), {"0": good, "1": bad}, good)
+        open_merge(Ties(experts=["a", "b"]), {"0": good, "1": bad}, base).write(tmp_path / "out")
     large = by_hand(tmp_path / "large", 1e6)
     with pytest.raises(PipelineError, match="not finite after merging as F16"):
         open_merge(Soup(experts=["a"], dtype="float16"), {"0": large}).merged("model.norm.weight")

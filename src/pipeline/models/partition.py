@@ -6,33 +6,15 @@ Partitions A, B, C (`unreasonable`, section 3.3) and Z, the inverse of B, are se
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Literal
 
+from pipeline.config import Partition
 from pipeline.knobs import PipelineError
 from pipeline.models.anatomy import OUTSIDE, Site, num_layers
 
 Side = Literal["math", "language", "outside", "frozen"]
 REFERENCE_LAYERS = 32  # the depth of the model for which the papers chose their layer counts
-
-
-@dataclass(frozen=True)
-class Partition:
-    """A split of the transformer layers into a language and a math side.
-
-    The first `bottom_layers` and the last `top_layers` are language, the rest math. `all_attention` gives the
-    attention of every layer to language (A); `inverse` exchanges the sides (Z). `outside` is the side of
-    embeddings, final norm and head: `frozen` (neither), `math` or `language`. `scale_to_depth` reads the
-    counts as those of a 32-layer model.
-    """
-
-    name: str
-    bottom_layers: int
-    top_layers: int
-    all_attention: bool = False
-    inverse: bool = False
-    outside: str = "frozen"
-    scale_to_depth: bool = False
 
 
 def is_outer(layer: int, bottom_layers: int, top_layers: int, num_layers: int) -> bool:
@@ -60,6 +42,12 @@ def layer_counts(partition: Partition, num_layers: int) -> tuple[int, int]:
     return counts
 
 
+def resolved(partition: Partition, num_layers: int) -> Partition:
+    """The same partition by its numbers alone: layer counts of a model of this depth, not scaled any more."""
+    bottom, top = layer_counts(partition, num_layers)
+    return replace(partition, bottom_layers=bottom, top_layers=top, scale_to_depth=False)
+
+
 def side(partition: Partition, site: Site, num_layers: int) -> Side:
     """The side of one parameter; `frozen` is trained on neither (papers/decisions.md, norms and biases).
 
@@ -71,10 +59,12 @@ def side(partition: Partition, site: Site, num_layers: int) -> Side:
     if site.kind in OUTSIDE or site.layer is None:
         return "outside" if partition.outside == "frozen" else partition.outside  # type: ignore[return-value]
     language = is_outer(site.layer, bottom, top, num_layers)
+    if partition.all_attention != partition.all_mlp and site.kind == "shared_norm" and not language:
+        return "frozen"  # it feeds the language side's attention and the math side's MLP at once, or the reverse
     if partition.all_attention:
-        if site.kind == "shared_norm" and not language:
-            return "frozen"  # it feeds the language side's attention and the math side's MLP at once
         language = language or site.kind in ("attention", "attention_norm")
+    if partition.all_mlp:
+        language = language or site.kind in ("mlp", "mlp_norm")
     return "language" if language != partition.inverse else "math"
 
 
