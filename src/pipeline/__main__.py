@@ -13,7 +13,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 from pipeline.compose import compose, conf_dir, jobs, register, to_stage
-from pipeline.config import RunStage, StatusStage, TableStage
+from pipeline.config import RunStage, StatusStage, SweepStage, TableStage
 from pipeline.knobs import PipelineError
 from pipeline.study.execute import one, sentence
 from pipeline.study.plan import ordered, show, study
@@ -33,6 +33,12 @@ def table(config: TableStage) -> str:
     return str(make_table(config))
 
 
+def sweep_merges(config: SweepStage) -> str:
+    from pipeline.study.sweep import make_sweep
+
+    return str(make_sweep(config))
+
+
 def report(config: TableStage) -> str:
     from pipeline.report.study import report_table
 
@@ -47,7 +53,7 @@ def status(config: StatusStage) -> str:
 
 STAGES: dict[str, Callable[[Any], str]] = {
     "data": make_one, "cpt": make_one, "sft": make_one, "merge": make_one, "eval": make_one,
-    "plan": plan, "table": table, "report": report, "status": status,
+    "analyze": make_one, "sweep": sweep_merges, "plan": plan, "table": table, "report": report, "status": status,
 }  # fmt: skip
 
 

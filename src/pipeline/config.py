@@ -289,7 +289,10 @@ MERGES: dict[str, type[Merge]] = {
 Sweep: Any = make_dataclass(
     "Sweep",
     [
-        *((name, list[Any] | None, knob(None)) for name in sorted({f.name for m in MERGES.values() for f in fields(m)} - set(NOT_SWEPT))),
+        *(
+            (name, list[Any] | None, knob(None))
+            for name in sorted({f.name for m in MERGES.values() for f in fields(m)} - set(NOT_SWEPT))
+        ),
         ("shard", str, knob("1/1", hashed=False)),
     ],
     namespace={"__doc__": "sweep.<knob of the merge>=[...]: a list each; shard i/n scores each n-th point."},

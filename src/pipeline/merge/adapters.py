@@ -132,18 +132,33 @@ def local(folder: Path) -> Path:
         ) from error
 
 
+def manifest_of(folder: Path) -> tuple[dict[str, Any], Path]:
+    """The manifest of the run that made a model and the run's folder, a snapshot's too; nothing for other folders."""
+    home = folder.parents[1] if folder.parent.name == "snapshots" else folder
+    return read_manifest(home) or {}, home
+
+
+def digests_on_record(folder: Path) -> dict[str, str]:
+    """The digests that were recorded when the weights of a folder were written; none for what no run made."""
+    manifest, home = manifest_of(folder)
+    facts = manifest.get("facts") or {}
+    if home != folder:
+        facts = {"weights": (facts.get("snapshots") or {}).get(folder.name.removeprefix("step-"))}
+    return (facts.get("weights") or {}).get("digests") or {}
+
+
 def base_folder(folder: Path) -> Path:
     """Where the base of an adapter is: by the manifest of its run, else by its adapter_config.json."""
-    manifest = read_manifest(folder)
-    if manifest is not None:
+    manifest, home = manifest_of(folder)
+    if manifest:
         recorded = manifest["parents"].get("model") or manifest["parents"].get("base")
         if recorded:
-            ours = sorted(folder.parent.glob(f"*-{recorded['hash'][:8]}/manifest.json"))
+            ours = sorted(home.parent.glob(f"*-{recorded['hash'][:8]}/manifest.json"))
             if ours:
                 return ours[0].parent
         model = manifest["config"].get("model") or {}
         if model.get("path"):
-            found = find(model["path"], folder.parent, f"the base of {folder.name}").folder
+            found = find(model["path"], home.parent, f"the base of {folder.name}").folder
             return found if found.is_dir() or not model.get("revision") else Path(f"{found}@{model['revision']}")
     named = Path(_settings(folder).get("base_model_name_or_path") or "")
     for path in (named, folder / named):
@@ -166,7 +181,9 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
     settings = _settings(folder)
     if settings.get("peft_type") != "LORA" or any(settings.get(key) for key in _REFUSED):
         told = next((key for key in _REFUSED if settings.get(key)), f"peft_type={settings.get('peft_type')}")
-        raise PipelineError(f"{folder} is an adapter with {told}: only plain LoRA is read; merge it into its base first")
+        raise PipelineError(
+            f"{folder} is an adapter with {told}: only plain LoRA is read; merge it into its base first"
+        )
     if not (folder / WEIGHTS).is_file():
         raise PipelineError(f"{folder} has no {WEIGHTS}: only safetensors are read; save it again")
     whole = Checkpoint.open(base)
@@ -250,7 +267,9 @@ def combined(sources: Mapping[str, Source], changes: Mapping[str, Mapping[str, f
 def _sum(parts: list[tuple[float, Factors]]) -> Factors:
     if len(parts) == 1 and parts[0][0] == 1:
         only = parts[0][1]
-        return Factors(only.rank, only.scale * only.rank / only.rank, only.a, only.b)  # rounded as on disk: alpha / rank
+        return Factors(
+            only.rank, only.scale * only.rank / only.rank, only.a, only.b
+        )  # rounded as on disk: alpha / rank
     return Factors(
         sum(part.rank for _, part in parts),
         1.0,

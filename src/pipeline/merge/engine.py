@@ -20,7 +20,7 @@ import numpy as np
 
 from pipeline.knobs import PipelineError
 from pipeline.merge import formulas, recipes
-from pipeline.merge.adapters import Adapted, Source, combined, open_source, why_dense, write_adapter
+from pipeline.merge.adapters import Adapted, Source, combined, digests_on_record, open_source, why_dense, write_adapter
 from pipeline.merge.checks import check_sources, refuse_unmoved
 from pipeline.merge.formulas import Formula
 from pipeline.merge.recipes import Weights
@@ -28,7 +28,6 @@ from pipeline.merge.writing import copy_files, readable, write_index, write_weig
 from pipeline.models import floats
 from pipeline.models.anatomy import anatomy
 from pipeline.models.checkpoint import DTYPES, TensorInfo, weights_root
-from pipeline.runs import read_manifest
 
 if TYPE_CHECKING:
     import torch
@@ -116,10 +115,11 @@ class Merge:
 
     def signature(self, name: str) -> Any:
         """What decides a tensor: two merges of the same sources that agree here agree on the tensor."""
+        dtype = self.stored_dtype(name)
         if self.adapter is None and name in self.weights:
-            return tuple((str(self.sources[role].folder), weight) for role, weight in self.weights[name].items())
+            return tuple((str(self.sources[role].folder), weight) for role, weight in self.weights[name].items()), dtype
         folders = {role: str(source.folder) for role, source in self.sources.items()}
-        return json.dumps([dataclasses.asdict(self.config), folders, self.rows], sort_keys=True, default=str)
+        return json.dumps([dataclasses.asdict(self.config), folders, self.rows], sort_keys=True, default=str), dtype
 
     def ready(self, threads: int | None = None) -> None:
         """Find what the method needs to know of whole models, once."""
@@ -145,7 +145,9 @@ class Merge:
 
         self.ready()
         dtype, shape = self.stored_dtype(name), self.layout.info(name).shape
-        whole = np.concatenate([np.empty(0, floats.STORED[dtype]), *(part.reshape(-1).copy() for part in self.pieces(name))])
+        whole = np.concatenate(
+            [np.empty(0, floats.STORED[dtype]), *(part.reshape(-1).copy() for part in self.pieces(name))]
+        )
         return torch.from_numpy(whole).view(torch_dtype(dtype)).reshape(shape)
 
     def plan_rows(self) -> list[Row]:
@@ -280,7 +282,9 @@ def _task_arithmetic(config: TaskArithmetic, sources: dict[str, Source], base: S
 
 def _ties(config: Ties, sources: dict[str, Source], base: Source, *_: Any) -> Merge:
     ties = formulas.TiesFormula(config, sources, base)
-    said = f"base + {config.scale:g} x TIES of {len(sources)} task vectors, density {config.density:g}, trim {config.trim}"
+    said = (
+        f"base + {config.scale:g} x TIES of {len(sources)} task vectors, density {config.density:g}, trim {config.trim}"
+    )
     if config.weights:
         told = " ".join(f"{weight:g}" for weight in config.weights)
         said += f", weights {told} {config.weigh} the election, mean over {config.divisor}"
@@ -350,7 +354,9 @@ def _grouped(weights: Weights) -> list[Row]:
 
 
 def _order(item: tuple[str, Any]) -> tuple[int, str, int]:
-    side, _, index = item[0].partition(".")  # experts by number; math, whose files the merge takes over, before language
+    side, _, index = item[0].partition(
+        "."
+    )  # experts by number; math, whose files the merge takes over, before language
     places = {"math": 0, "language": 1, "expert": 2}
     return (int(side) if side.isdigit() else places.get(side, sys.maxsize), side, int(index or 0))
 
@@ -365,8 +371,7 @@ def known_digests(merge: Merge, parents: Mapping[str, Parent]) -> dict[str, dict
     found = {}
     for role, source in merge.sources.items():
         folder = source.base.folder if isinstance(source, Adapted) else source.folder
-        facts = (read_manifest(folder) or {}).get("facts") or {}
-        found[role] = (facts.get("weights") or {}).get("digests") or {}
+        found[role] = digests_on_record(folder)
     return found
 
 

@@ -7,6 +7,7 @@ threads wait for nothing but the end. Nothing here imports torch.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import hashlib
 import numpy as np
 
 from pipeline.knobs import PipelineError
@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from pipeline.merge.engine import Merge
 
 Known = Mapping[str, Mapping[str, str]]  # source -> tensor -> digest on record
-_NO_RANGES = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)  # this system cannot; others mean it
+_NO_RANGES = (
+    errno.EXDEV,
+    errno.ENOSYS,
+    errno.EINVAL,
+    errno.EOPNOTSUPP,
+    errno.EPERM,
+)  # this system cannot; others mean it
 COPIED = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
     *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
@@ -184,7 +190,9 @@ def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -
         config = {key: value for key, value in source.config.items() if key != "torch_dtype"} | {"dtype": dtype}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     if not adapter and hasattr(source, "base"):
-        (folder / "config.json").write_text(json.dumps(source.config | ({"dtype": dtype} if dtype else {}), indent=2) + "\n")
+        (folder / "config.json").write_text(
+            json.dumps(source.config | ({"dtype": dtype} if dtype else {}), indent=2) + "\n"
+        )
 
 
 def readable(folder: Path) -> None:

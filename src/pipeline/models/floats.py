@@ -20,7 +20,11 @@ from pipeline.knobs import PipelineError
 T = TypeVar("T")
 PIECE = 2**17  # entries worked on together: a handful of such buffers stays in a core's cache
 STORED = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}  # bfloat16 as its bits: NumPy has no such type
-_LARGEST_BITS = {"F32": 0x7F800000, "BF16": 0x7F7F8000, "F16": 0x477FF000}  # of float32: from here on stored as infinite
+_LARGEST_BITS = {
+    "F32": 0x7F800000,
+    "BF16": 0x7F7F8000,
+    "F16": 0x477FF000,
+}  # of float32: from here on stored as infinite
 
 
 class Buffers(threading.local):
