@@ -85,7 +85,9 @@ def load_model(what: Run | Path, batch_size: int, dtype: str = "auto") -> Answer
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     safe = {"local_files_only": True, "trust_remote_code": False}
-    folder = what if isinstance(what, Path) else what.parents["checkpoint"].folder if "checkpoint" in what.parents else None
+    folder = (
+        what if isinstance(what, Path) else what.parents["checkpoint"].folder if "checkpoint" in what.parents else None
+    )
     merge = merge_of(what) if folder is None else alone(folder) if is_adapter(folder) else None  # type: ignore[arg-type]
     told = f"checkpoint {folder}" if folder is not None else f"the merge's source {merge.layout.folder}"  # type: ignore[union-attr]
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +25,19 @@ def knob(role: str) -> str:
     return f"merge.experts[{role}]" if role.isdigit() else f"merge.{side}[{index}]" if index else f"merge.{role}"
 
 
-def check_sources(sources: Mapping[str, Source], base: Source | None) -> None:
+def check_sources(sources: Mapping[str, Source], base: Source | None, named: Callable[[str], str] = knob) -> None:
     """Refuse sources that do not fit each other, and experts that moved from `base` not at all or to another model."""
     (role, first), *others = sources.items()
     for name in first.names:
         if first.info(name).dtype not in DTYPES.values():
             raise PipelineError(f"{first.folder}: {name} is stored as {first.info(name).dtype}, not as a float")
     for other, source in others:
-        same_architecture(first, source, (knob(role), knob(other)))
-        same_tokenizer(first, source, (knob(role), knob(other)))
+        same_architecture(first, source, (named(role), named(other)))
+        same_tokenizer(first, source, (named(role), named(other)))
     if base is not None:
-        same_architecture(first, base, (knob(role), "merge.base"), dtypes=False)
+        same_architecture(first, base, (named(role), named("base")), dtypes=False)
         for one, source in sources.items():
-            check_descent(source, base, knob(one))
+            check_descent(source, base, named(one))
 
 
 def tokenizer_folder(source: Source) -> Path:

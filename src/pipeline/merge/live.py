@@ -119,7 +119,13 @@ def model_of(merge: Merge, dtype: str, device: str, threads: int | None = None) 
     cannot be loaded.
     """
     giver = merge.sources[merge.config.files_from] if merge.config.files_from else merge.layout
-    key = (*sorted(str(source.folder) for source in merge.sources.values()), str(giver.folder), merge.dtype, dtype, device)
+    key = (
+        *sorted(str(source.folder) for source in merge.sources.values()),
+        str(giver.folder),
+        merge.dtype,
+        dtype,
+        device,
+    )
     found = next((live for live in _kept if live.sources == key), None)
     if found is None:
         _kept.clear()  # before the next takes its room

@@ -105,7 +105,9 @@ def base_of(expert: Parent, config: RunStage, key: str = "merge.experts") -> Par
         return from_folder(ours[0], key)
     model = manifest["config"].get("model") or {}
     if not model.get("path"):
-        raise PipelineError(f"{key}: the base {recorded['name']} of {expert.name} is not in runs_dir: give merge.base=RUN")
+        raise PipelineError(
+            f"{key}: the base {recorded['name']} of {expert.name} is not in runs_dir: give merge.base=RUN"
+        )
     found = find(model["path"], Path(config.runs_dir), key)
     if isinstance(found, Found) and model.get("revision") and not found.folder.is_dir():
         return replace(found, folder=Path(f"{found.folder}@{model['revision']}"))
