@@ -6,69 +6,17 @@ import json
 import os
 import shutil
 import stat
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from small_models import LAYERS, TWO_LAYERS, by_hand, swap
 
-from pipeline.config import LayerSwap, MergeStage, Soup, Ties
+from pipeline.config import MergeStage, Soup, Ties
 from pipeline.knobs import PipelineError
 from pipeline.merge.engine import make, open_merge
 from pipeline.models.checkpoint import Checkpoint, digest_tensors, weights_root
-
-LAYERS = 14
-TWO_LAYERS = [
-    "model.embed_tokens.weight",
-    *(f"model.layers.{i}.{part}.weight" for i in (0, 1) for part in ("self_attn.q_proj", "mlp.up_proj")),
-    *(f"model.layers.{i}.{part}.weight" for i in (0, 1) for part in ("input_layernorm", "post_attention_layernorm")),
-    "model.norm.weight",
-    "lm_head.weight",
-]
-
-
-def by_hand(folder: Path, values: dict[str, list[float]] | float, dtype=torch.float32, **config) -> Checkpoint:
-    """A two-layer checkpoint of two-number tensors; a number stands for all of them."""
-    folder.mkdir()
-    if not isinstance(values, dict):
-        values = {name: [values, values] for name in TWO_LAYERS}
-    tensors = {name: torch.tensor(value, dtype=dtype) for name, value in values.items()}
-    save_file(tensors, folder / "model.safetensors")
-    facts = {"model_type": "llama", "num_hidden_layers": 2, "tie_word_embeddings": False, **config}
-    (folder / "config.json").write_text(json.dumps(facts))
-    return Checkpoint.open(folder)
-
-
-def swap(**settings) -> LayerSwap:
-    return LayerSwap(math="m", language="l", **settings)
-
-
-@pytest.fixture(scope="session")
-def models(tmp_path_factory):
-    """kind -> (base, math, language): folders of random tiny models in bfloat16."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    made = {}
-    for kind in ("llama", "qwen2", "cohere"):
-        sizes = dict(hidden_size=16, intermediate_size=24, num_attention_heads=2, num_key_value_heads=1)
-        config = AutoConfig.for_model(kind, **sizes, num_hidden_layers=LAYERS, vocab_size=64)
-        folders, start = [], {}
-        for seed, role in enumerate(("base", "math", "language")):
-            torch.manual_seed(seed)
-            folder = tmp_path_factory.mktemp(kind) / role
-            network = AutoModelForCausalLM.from_config(config)
-            for name, parameter in network.named_parameters():  # norms too: a constant would hide a wrong owner
-                start.setdefault(name, torch.randn_like(parameter) * 0.1)
-                moved = 0 if role == "base" else torch.randn_like(parameter) * 0.05
-                parameter.data = start[name] + moved
-            network.to(torch.bfloat16).save_pretrained(folder)
-            (folder / "tokenizer.json").write_text(f'{{"of": "{role}"}}')
-            (folder / "chat_template.jinja").write_text(role)
-            folders.append(folder)
-        made[kind] = folders
-    return made
-
 
 def test_a_two_layer_swap_by_hand(tmp_path):
     math, language = by_hand(tmp_path / "m", 2.0), by_hand(tmp_path / "l", 5.0)
