@@ -15,7 +15,7 @@ import pytest
 from omegaconf import OmegaConf
 from tiny_words import WORLD
 
-from pipeline.compose import compose, conf_dir, groups, options, reads
+from pipeline.compose import compose, conf_dir, groups, options, presets, reads
 from pipeline.config import MERGES, STAGES, Source
 from pipeline.knobs import PipelineError, check
 
@@ -24,6 +24,10 @@ RUNS = {
     "layer_swap": ["merge.math=a", "merge.language=b"],
     "soup": ["merge.experts=[a,b]"],
     "ties": ["merge.experts=[a,b]"],
+    "ties_mergekit": ["merge.experts=[a,b]"],
+    "ties_peft": ["merge.experts=[a,b]"],
+    "task_arithmetic": ["merge.experts=[a,b]"],
+    "reset": ["merge.expert=a", "merge.layers=[0]"],
 }
 SFT = "stage=sft expert=math "
 # a group -> the words of a stage that reads it; a new group is told here which stage that is
@@ -33,7 +37,8 @@ READ_IN = {
     "sft": [SFT, "stage=cpt expert=gsm8k_text "],
     "partition": [SFT + "sft=partial ", "stage=cpt expert=bn "],
     "recipe": [SFT, "stage=cpt expert=gsm8k_text "],
-    "merge": ["stage=merge "],
+    "merge": ["stage=merge ", "stage=eval eval=mgsm_2shot ", "stage=sweep eval=mgsm_2shot "],
+    "partition": ["stage=merge merge=layer_swap merge.math=a merge.language=b "],
     "eval": ["stage=eval checkpoint=x "],
     "table": ["stage=table ", "stage=plan ", "stage=report "],
     "launcher": [SFT, "stage=status "],
@@ -43,7 +48,8 @@ READ_IN = {
 }
 STAGE_WORDS = {
     "data": "expert=math", "cpt": "expert=gsm8k_text", "sft": "expert=math", "eval": "eval=mgsm_2shot checkpoint=x",
-    "merge": "merge=soup merge.experts=[a,b]", "plan": "", "table": "", "report": "", "status": "",
+    "merge": "merge=soup merge.experts=[a,b]", "sweep": "merge=soup merge.experts=[a,b] eval=mgsm_2shot",
+    "analyze": "checkpoint=x", "plan": "", "table": "", "report": "", "status": "",
 }  # fmt: skip
 
 
@@ -70,7 +76,8 @@ def test_every_stage_composes_and_is_its_dataclass(stage: str) -> None:
 
 
 def test_every_merge_method_has_an_option_and_a_schema() -> None:
-    assert set(options("merge")) == set(MERGES) and set(options("stage")) == set(STAGES)
+    assert set(options("merge")) == {name for one in MERGES for name in (one, *presets(one))}
+    assert set(options("stage")) == set(STAGES)
 
 
 def test_no_words_are_the_demo() -> None:
@@ -82,13 +89,13 @@ EVAL = "stage=eval eval=mgsm_2shot checkpoint=x "
 SOUP = "stage=merge merge=soup "
 REFUSED = {
     # a wrong option
-    "stage=nope": "stage=nope is no option: there are cpt, data, eval,",
-    "stage=": "stage= is no option: there are cpt,",
-    "stage=null": "stage=null is no option: give one of cpt,",
+    "stage=nope": "stage=nope is no option: there are analyze, cpt, data, eval,",
+    "stage=": "stage= is no option: there are analyze, cpt,",
+    "stage=null": "stage=null is no option: give one of analyze, cpt,",
     "stage=sft expert=mth": "expert=mth is no option: there are bn,",
     "stage=sft": "stage=sft needs expert=...: one of bn,",
     "stage=eval checkpoint=x": "stage=eval needs eval=...: one of belebele_0shot,",
-    "stage=merge merge=tie": "merge=tie is no option: there are layer_swap, soup, ties",
+    "stage=merge merge=tie": "merge=tie is no option: there are layer_swap, reset, soup, task_arithmetic, ties,",
     "stage=sft expert=[math,qac]": "expert=[math,qac] is no option: give one of bn,",
     SFT + "sft=null": "sft=null is no option: give one of full",
     SFT + "partition=D": "partition=D is no option: there are A, B, C, Z, own",
@@ -101,7 +108,7 @@ REFUSED = {
     SFT + "merge.dtype=float32": "stage=sft does not read merge.dtype: leave it out",
     SFT + "eval=mgsm_2shot": "stage=sft does not read eval=mgsm_2shot",
     SFT + "table=sandbox": "stage=sft does not read table=sandbox",
-    EVAL + "sft=full": "stage=eval does not read sft=full: leave it out; it reads eval, tracking, launcher",
+    EVAL + "sft=full": "stage=eval does not read sft=full: leave it out; it reads merge, partition, eval,",
     EVAL + "model=llama3.1_8b": "stage=eval does not read model=llama3.1_8b",
     "stage=status table=sandbox": "stage=status does not read table=sandbox",
     "stage=data expert=math data=aya": "stage=data does not read data=aya",

@@ -13,7 +13,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 from pipeline.compose import compose, conf_dir, jobs, register, to_stage
-from pipeline.config import CleanStage, RunStage, StatusStage, TableStage
+from pipeline.config import CleanStage, RunStage, StatusStage, SweepStage, TableStage
 from pipeline.knobs import PipelineError
 from pipeline.study.execute import one, sentence
 from pipeline.study.plan import ordered, show, study
@@ -31,6 +31,12 @@ def table(config: TableStage) -> str:
     from pipeline.report.study import make_table
 
     return str(make_table(config))
+
+
+def sweep_merges(config: SweepStage) -> str:
+    from pipeline.study.sweep import make_sweep
+
+    return str(make_sweep(config))
 
 
 def report(config: TableStage) -> str:
@@ -53,7 +59,8 @@ def clean(config: CleanStage) -> str:
 
 STAGES: dict[str, Callable[[Any], str]] = {
     "data": make_one, "cpt": make_one, "sft": make_one, "merge": make_one, "eval": make_one,
-    "select": make_one, "plan": plan, "table": table, "report": report, "status": status, "clean": clean,
+    "select": make_one, "analyze": make_one, "sweep": sweep_merges, "plan": plan, "table": table, "report": report,
+    "status": status, "clean": clean,
 }  # fmt: skip
 
 

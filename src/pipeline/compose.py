@@ -22,7 +22,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config import MERGES, STAGES, Stage
+from pipeline.config import MERGES, STAGES, EvalStage, Stage
 from pipeline.knobs import PipelineError, check
 
 
@@ -94,7 +94,7 @@ def to_stage(config: DictConfig) -> Stage:
     refuse_strays(config)
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
-        runs = missing[0] in ("checkpoint", "merge.math", "merge.language", "model.path")
+        runs = missing[0] in ("checkpoint", "merge.math", "merge.language", "merge.expert", "model.path")
         value = "RUN" if runs else "[RUN,RUN]" if missing[0] in ("merge.experts", "checkpoints") else "..."
         raise PipelineError(f"stage={config.stage} needs {missing[0]}: give {missing[0]}={value}")
     try:
@@ -102,6 +102,9 @@ def to_stage(config: DictConfig) -> Stage:
     except OmegaConfBaseException as error:
         raise PipelineError(explain(error, [])) from error
     check(stage)
+    if isinstance(stage, EvalStage) and (stage.checkpoint is None) == (stage.merge is None):
+        both = "" if stage.checkpoint is None else ", not both"
+        raise PipelineError(f"stage=eval needs checkpoint: give checkpoint=RUN, or merge=...{both}")
     return stage
 
 
@@ -180,12 +183,18 @@ def _explain_key(key: str, stage: str, merge: str | None) -> str:
     if key.partition(".")[0] in groups() and key.partition(".")[0] not in reads(stage):
         return f"stage={stage} does not read {key}: leave it out; it reads {', '.join(reads(stage))}"
     kind: Any = STAGES.get(stage)
+    method = next((name for name in MERGES if merge in (name, *presets(name))), None)
     for name in key.split(".")[:-1]:
-        kind = MERGES[merge] if name == "merge" and merge in MERGES else _inside(kind, name)
+        kind = MERGES[method] if name == "merge" and method else _inside(kind, name)
     if not is_dataclass(kind) and get_args(kind):
         kind = get_args(kind)[-1]
     known = sorted(getattr(kind, "__dataclass_fields__", {}))
     return _unknown(key, known) if known else f"unknown key {key}: stage={stage} reads {', '.join(reads(stage))}"
+
+
+def presets(method: str) -> list[str]:
+    """The options of merge= that are a method with other settings: ties_mergekit of ties."""
+    return [option for option in options("merge") if option.startswith(f"{method}_") and option not in MERGES]
 
 
 def _inside(kind: Any, name: str) -> Any:

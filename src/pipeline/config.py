@@ -9,7 +9,7 @@ field at its declared default adds nothing, so a new knob leaves old runs valid.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any
 
 from omegaconf import MISSING
@@ -163,20 +163,28 @@ class Sft:
 
 @dataclass
 class Merge:
+    """What all merges have. A LoRA expert is its base and its adapter, read as float32."""
+
     method: str = MISSING
     dtype: str | None = knob(None, options=("float32", "bfloat16", "float16"))  # null: the sources' dtype
+    base: str | None = knob(None, run=True)  # null: from the experts' manifests, where the merge needs it
+    files_from: str | None = None  # whose tokenizer, template and configs: a role of the plan; null: the first
+    form: str = knob("auto", options=("auto", "dense", "adapter"))  # auto: of adapters an adapter, where it is exact
 
 
-OWNERS = ("average", "math", "language")
+OWNERS = ("average", "magnitude", "math", "language")
 
 
 @dataclass
 class LayerSwap(Merge):
-    """Layer Swapping, Algorithm 1: the language expert's bottom and top layers in the math expert."""
+    """Layer Swapping, Algorithm 1: the language expert's bottom and top layers in the math expert.
+
+    `math` and `language` are a RUN, or a list that is souped first. With `partition=` its sides stand in place of counts.
+    """
 
     method: str = "layer_swap"
-    math: str = knob(run=True)
-    language: str = knob(run=True)
+    math: Any = knob(run=True)
+    language: Any = knob(run=True)
     bottom_layers: int = knob(5, low=0)
     top_layers: int = knob(2, low=0)
     bottom_transition: int = knob(0, low=0)
@@ -186,25 +194,61 @@ class LayerSwap(Merge):
     embeddings: str = knob("average", options=OWNERS)
     final_norm: str = knob("average", options=OWNERS)
     head: str = knob("average", options=OWNERS)
-    layer_norms: str = knob("with_layer", options=("with_layer", "average"))
+    layer_norms: str = knob("with_layer", options=("with_layer", *OWNERS))
 
 
 @dataclass
 class Soup(Merge):
     method: str = "soup"
     experts: list[str] = knob(run=True)
-    weights: list[float] | None = None  # null: uniform
+    weights: Any = None  # uniform, magnitude, or a number an expert; null: uniform
+
+    def __post_init__(self) -> None:
+        if self.weights == "uniform":
+            self.weights = None
+        if isinstance(self.weights, list) and all(type(weight) is int for weight in self.weights):
+            self.weights = [float(weight) for weight in self.weights]
 
 
 @dataclass
 class Ties(Merge):
-    """TIES as its paper defines it: trim, elect by the sum of signs, mean of those that agree."""
+    """TIES as its paper defines it: trim, elect by the sum of signs, mean of those that agree.
+
+    merge=ties_mergekit and merge=ties_peft set the four switches to the definitions of those programs.
+    """
 
     method: str = "ties"
     experts: list[str] = knob(run=True)
     density: float = knob(0.2, above=0, high=1)
     scale: float = knob(1.0, above=0)
     trim: str = knob("model", options=("model", "tensor"))
+    weights: list[float] | None = None  # a number an expert; null: 1 each
+    weigh: str = knob("after", options=("before", "after"))  # the election of signs
+    divisor: str = knob("count", options=("count", "weights"))  # of the experts that agree
+    zero_sum: str = knob("majority", options=("majority", "plus"))  # the sign elected where the sum is exactly 0
+
+
+@dataclass
+class TaskArithmetic(Merge):
+    """base + scale x the weighted sum of task vectors."""
+
+    method: str = "task_arithmetic"
+    experts: list[str] = knob(run=True)
+    scale: float = 1.0
+    weights: list[float] | None = None  # a number an expert; null: 1 each
+
+
+@dataclass
+class Reset(Merge):
+    """Gives back the base's values to one of: a side of `partition=`, layers, rows that changed less than a threshold."""
+
+    method: str = "reset"
+    expert: str = knob(run=True)
+    side: str | None = knob(None, options=("math", "language"))
+    layers: list[int] | None = knob(None, low=0)  # from 0, next to the embeddings
+    threshold: float | None = knob(None, low=0)  # mean absolute change of a row
+    axis: str = knob("input", options=("input", "output"))  # what a row is, as in analyze.axis
+    outside: str | None = knob(None, options=("reset", "keep"))  # null: reset with a side, else keep
 
 
 @dataclass
@@ -274,6 +318,34 @@ class Table:
     eval: dict[str, Any] = MISSING
 
 
+@dataclass
+class Analyze:
+    """The map of what training changed: mean absolute change of a row, a row being an input or an output feature."""
+
+    axis: str = knob("input", options=("input", "output"))  # input: as in the published figures
+    threshold: float | None = knob(None, low=0)  # null: the published one of the expert's side, below
+    threshold_math: float = knob(1.0e-5, low=0)  # layer_swapping figure 2; which is whose is ours
+    threshold_language: float = knob(1.9e-5, low=0)
+    compare_unlike: bool = False  # one scale for experts of different dtypes or optimizers: rounding is in them
+
+
+NOT_SWEPT = ("method", "base", "math", "language", "experts", "expert", "form", "files_from")
+MERGES: dict[str, type[Merge]] = {
+    "layer_swap": LayerSwap, "soup": Soup, "ties": Ties, "task_arithmetic": TaskArithmetic, "reset": Reset,
+}  # fmt: skip
+Sweep: Any = make_dataclass(
+    "Sweep",
+    [
+        *(
+            (name, list[Any] | None, knob(None))
+            for name in sorted({f.name for m in MERGES.values() for f in fields(m)} - set(NOT_SWEPT))
+        ),
+        ("shard", str, knob("1/1", hashed=False)),
+    ],
+    namespace={"__doc__": "sweep.<knob of the merge>=[...]: a list each; shard i/n scores each n-th point."},
+)
+
+
 # ---------------------------------------------------------------------------------------------------- stages
 
 
@@ -320,11 +392,16 @@ class TrainStage(RunStage):
 @dataclass
 class MergeStage(RunStage):
     merge: Merge = MISSING
+    partition: Partition | None = None  # layer_swap: in place of counts; reset: what merge.side is of
 
 
 @dataclass
 class EvalStage(RunStage):
-    checkpoint: str = knob(run=True)  # RUN, a folder with a model, or package:folder
+    """One of `checkpoint` and `merge`: a merge is scored in memory, without being written."""
+
+    checkpoint: str | None = knob(None, run=True)  # RUN, a folder with a model, or package:folder
+    merge: Merge | None = None
+    partition: Partition | None = None
     eval: Eval = MISSING
     languages: list[str] = knob(["en"])
     data_root: str | None = knob(None, run=True)
@@ -336,6 +413,29 @@ class SelectStage(RunStage):
     select: Select = MISSING
     languages: list[str] = knob(["en"])
     data_root: str | None = knob(None, run=True)
+
+
+@dataclass
+class AnalyzeStage(RunStage):
+    checkpoint: Any = knob(run=True)  # an expert, or a list of experts of one base
+    base: str | None = knob(None, run=True)  # null: from the experts' manifests
+    analyze: Analyze = part(Analyze)
+
+
+@dataclass
+class SweepStage(Stage):
+    """One merge over a grid of its knobs, scored on one loaded model. Each point is a run of stage=eval merge=..."""
+
+    merge: Merge = MISSING
+    partition: Partition | None = None
+    sweep: Sweep = part(Sweep)
+    eval: Eval = MISSING
+    languages: list[str] = knob(["en"])
+    data_root: str | None = knob(None, run=True)
+    seed: int = knob(0, low=0)
+    deterministic: bool = False
+    threads: int | None = knob(None, low=1, hashed=False)
+    redo: bool = knob(False, hashed=False)
 
 
 @dataclass
@@ -359,10 +459,9 @@ class CleanStage(Stage):
 
 STAGES: dict[str, type[Stage]] = {
     "data": DataStage, "cpt": TrainStage, "sft": TrainStage, "merge": MergeStage, "eval": EvalStage,
-    "select": SelectStage,
+    "select": SelectStage, "analyze": AnalyzeStage, "sweep": SweepStage,
     "plan": TableStage, "table": TableStage, "report": TableStage, "status": StatusStage, "clean": CleanStage,
 }  # fmt: skip
-MERGES: dict[str, type[Merge]] = {"layer_swap": LayerSwap, "soup": Soup, "ties": Ties}
 
 # Raised when the stage's code changes its results; a test holds a tiny run of each to its values.
-VERSIONS = {"data": 1, "cpt": 1, "sft": 1, "merge": 1, "eval": 1, "select": 1}
+VERSIONS = {"data": 1, "cpt": 1, "sft": 1, "merge": 1, "eval": 1, "select": 1, "analyze": 1}

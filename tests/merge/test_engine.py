@@ -6,67 +6,17 @@ import json
 import os
 import shutil
 import stat
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from small_models import LAYERS, TWO_LAYERS, by_hand, swap
 
-from pipeline.config import LayerSwap, MergeStage, Soup, Ties
+from pipeline.config import MergeStage, Soup, Ties
 from pipeline.knobs import PipelineError
 from pipeline.merge.engine import make, open_merge
 from pipeline.models.checkpoint import Checkpoint, digest_tensors, weights_root
-
-LAYERS = 14
-TWO_LAYERS = [
-    "model.embed_tokens.weight",
-    *(f"model.layers.{i}.{part}.weight" for i in (0, 1) for part in ("self_attn.q_proj", "mlp.up_proj")),
-    *(f"model.layers.{i}.{part}.weight" for i in (0, 1) for part in ("input_layernorm", "post_attention_layernorm")),
-    "model.norm.weight",
-    "lm_head.weight",
-]
-
-
-def by_hand(folder: Path, values: dict[str, list[float]] | float, dtype=torch.float32, **config) -> Checkpoint:
-    """A two-layer checkpoint of two-number tensors; a number stands for all of them."""
-    folder.mkdir()
-    if not isinstance(values, dict):
-        values = {name: [values, values] for name in TWO_LAYERS}
-    tensors = {name: torch.tensor(value, dtype=dtype) for name, value in values.items()}
-    save_file(tensors, folder / "model.safetensors")
-    facts = {"model_type": "llama", "num_hidden_layers": 2, "tie_word_embeddings": False, **config}
-    (folder / "config.json").write_text(json.dumps(facts))
-    return Checkpoint.open(folder)
-
-
-def swap(**settings) -> LayerSwap:
-    return LayerSwap(math="m", language="l", **settings)
-
-
-@pytest.fixture(scope="session")
-def models(tmp_path_factory):
-    """kind -> (base, math, language): folders of random tiny models in bfloat16."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    made = {}
-    for kind in ("llama", "qwen2", "cohere"):
-        sizes = dict(hidden_size=16, intermediate_size=24, num_attention_heads=2, num_key_value_heads=1)
-        config = AutoConfig.for_model(kind, **sizes, num_hidden_layers=LAYERS, vocab_size=64)
-        folders = []
-        for seed, role in enumerate(("base", "math", "language")):
-            torch.manual_seed(seed)
-            folder = tmp_path_factory.mktemp(kind) / role
-            network = AutoModelForCausalLM.from_config(config)
-            for parameter in network.parameters():  # norms too: a constant would hide a wrong owner
-                parameter.data = torch.randn_like(parameter) * 0.1
-            network.to(torch.bfloat16).save_pretrained(folder)
-            (folder / "tokenizer.json").write_text(f'{{"of": "{role}"}}')
-            (folder / "chat_template.jinja").write_text(role)
-            folders.append(folder)
-        made[kind] = folders
-    return made
-
 
 def test_a_two_layer_swap_by_hand(tmp_path):
     math, language = by_hand(tmp_path / "m", 2.0), by_hand(tmp_path / "l", 5.0)
@@ -262,7 +212,8 @@ def test_merges_that_are_refused(tmp_path):
         open_merge(Soup(experts=["a", "b"], dtype="int8"), {"0": one, "1": two})
     with pytest.raises(PipelineError, match="the model has 2"):
         open_merge(swap(), {"math": one, "language": two})
-    open_merge(Ties(experts=["a", "b"]), {"0": one, "1": two}, half)  # a base of other precision is no obstacle
+    narrow = by_hand(tmp_path / "narrow", 1.5, torch.bfloat16)
+    open_merge(Ties(experts=["a", "b"]), {"0": one, "1": two}, narrow)  # a base of other precision is no obstacle
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -275,8 +226,9 @@ def test_values_that_are_not_finite_are_refused(tmp_path, value):
         config = swap(bottom_layers=bottom, top_layers=0, bottom_transition=2 - bottom)
         with pytest.raises(PipelineError, match="up_proj"):
             open_merge(config, {"math": good, "language": bad}).write(tmp_path / "out")
+    base = by_hand(tmp_path / "base", 0.5)
     with pytest.raises(PipelineError, match="NaN or infinite"):
-        open_merge(Ties(experts=["a", "b"]), {"0": good, "1": bad}, good)
+        open_merge(Ties(experts=["a", "b"]), {"0": good, "1": bad}, base).write(tmp_path / "out")
     large = by_hand(tmp_path / "large", 1e6)
     with pytest.raises(PipelineError, match="not finite after merging as F16"):
         open_merge(Soup(experts=["a"], dtype="float16"), {"0": large}).merged("model.norm.weight")

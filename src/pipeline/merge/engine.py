@@ -1,6 +1,7 @@
-"""Merges checkpoints: each method becomes a formula for one named tensor, and the result streams to disk.
+"""Merges: decided from headers, told as a plan, then computed a piece of a tensor at a time, to disk or into a model.
 
-Nothing here needs a whole model in memory: sources are mapped, and one parameter at a time is computed.
+One object serves both: `Merge.pieces(name)` is what a tensor becomes, whoever asks. Nothing needs a whole model in memory,
+and nothing here imports torch: a layer swap is over before torch would be loaded.
 """
 
 from __future__ import annotations
@@ -13,73 +14,80 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
 from pipeline.knobs import PipelineError
-from pipeline.merge import ties
-from pipeline.merge.recipes import Weights, layer_swap_weights, soup_weights
+from pipeline.merge import formulas, recipes
+from pipeline.merge.adapters import Adapted, Source, combined, digests_on_record, open_source, why_dense, write_adapter
+from pipeline.merge.checks import check_sources, refuse_unmoved
+from pipeline.merge.formulas import Formula
+from pipeline.merge.recipes import Weights
+from pipeline.merge.writing import copy_files, readable, write_index, write_weights
+from pipeline.models import floats
 from pipeline.models.anatomy import anatomy
-from pipeline.models.checkpoint import (
-    DTYPES,
-    PIECE_BYTES,
-    Checkpoint,
-    digest,
-    header_bytes,
-    read_header,
-    same_architecture,
-    torch_dtype,
-    weights_root,
-)
-from pipeline.runs import read_manifest
+from pipeline.models.checkpoint import DTYPES, TensorInfo, weights_root
 
 if TYPE_CHECKING:
-    from pipeline.config import LayerSwap, MergeStage, Soup, Ties
+    import torch
+
+    from pipeline.config import LayerSwap, Partition, Reset, Soup, TaskArithmetic, Ties
     from pipeline.config import Merge as MergeConfig
     from pipeline.runs import Parent, Run
     from pipeline.tracking import Tracker
 
 Row = dict[str, Any]
-_COPIED = (
-    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
-    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
-    *("chat_template.jinja", "chat_template.json"),
-)
 
 
 def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     """The merge stage: open the parents, state the plan, write the merged checkpoint and its card."""
-    config = cast("MergeStage", run.config).merge
-    sources = {role: Checkpoint.open(parent.folder) for role, parent in run.parents.items()}
-    base = sources.pop("base", None)
-    merge = open_merge(config, sources, base)
-
-    rows = merge.plan_rows()
-    _print_plan(config, run.parents, rows)
+    merge = merge_of(run)
+    config, rows, size = merge.config, merge.plan_rows(), merge.bytes()
+    tell(config, run.parents, rows, size)
+    free = shutil.disk_usage(work).free
+    if free < size["written"]:
+        raise PipelineError(f"{work.parent} has {free:,} bytes free, the merge is of {size['written']:,}: free some")
     tracker.table("merge_plan", ["where", "what", "weights"], [_cells(row) for row in rows])
     (work / "plan.json").write_text(json.dumps(rows, indent=2) + "\n")
-    (work / "README.md").write_text(_card(config, run.parents, rows))
+    (work / "README.md").write_text(_card(config, run.parents, rows, size))
+    digests = merge.write(work, config.files_from, known_digests(merge, run.parents), run.config.threads)
+    return {"weights": {"root": weights_root(digests), "digests": digests}, "plan": rows, "bytes": size}
 
-    digests = merge.write(work, known={role: _on_record(parent) for role, parent in run.parents.items()})
-    return {"weights": {"root": weights_root(digests), "digests": digests}, "plan": rows}
+
+def merge_of(run: Run) -> Merge:
+    """The merge that a run of stage=merge, or of stage=eval with a merge, asks for: headers read, nothing computed."""
+    config: Any = run.config
+    parents = {role: parent for role, parent in run.parents.items() if role != "data_root"}
+    refuse_unmoved(parents)
+    sources = {role: open_source(parent.folder) for role, parent in parents.items()}
+    return open_merge(config.merge, sources, sources.pop("base", None), config.partition, config.threads)
 
 
 @dataclasses.dataclass
 class Merge:
-    """A merge that is decided but not computed: `merged(name)` computes one tensor, `write` all of them.
+    """A merge that is decided but not computed.
 
-    `weights` holds the linear weights of every parameter and is empty for TIES; `rows` is the plan to show.
+    `weights` holds the linear weights of the parameters that have some; `formula` computes rows of any parameter; `rows`
+    is the plan to show; `adapter` is set where the result is one. `prepare` finds what whole-model methods need first.
     """
 
-    sources: dict[str, Checkpoint]
-    dtype: str | None  # torch's name; None stores every tensor in the dtype of the sources
-    formula: Callable[[str], torch.Tensor]  # parameter name -> float32 tensor
+    config: MergeConfig
+    sources: dict[str, Source]
+    formula: Formula
     weights: Weights
     rows: list[Row]
+    prepare: Callable[[int | None], None] | None = None
+    passes: int = 1  # over the sources of a computed tensor
+    adapter: Adapted | None = None
 
     @property
-    def layout(self) -> Checkpoint:
+    def dtype(self) -> str | None:
+        """torch's name; None stores every tensor in the dtype of the sources."""
+        return self.config.dtype
+
+    @property
+    def layout(self) -> Source:
         """The source whose tensor names and files the result takes over: the first."""
         return next(iter(self.sources.values()))
 
@@ -91,174 +99,235 @@ class Merge:
         """The safetensors dtype in which a tensor of the result is stored."""
         return DTYPES[self.dtype] if self.dtype else self.layout.info(name).dtype
 
-    def copied_from(self, name: str) -> Checkpoint | None:
+    def stored_info(self, name: str) -> TensorInfo:
+        """A tensor of the result as it will be stored; its place is not decided."""
+        dtype, info = self.stored_dtype(name), self.layout.info(name)
+        return TensorInfo(dtype, info.shape, math.prod(info.shape) * (4 if dtype == "F32" else 2), info.file, 0)
+
+    def copied_from(self, name: str) -> str | None:
         """The one source whose tensor this is, unchanged, or None where it has to be computed."""
         weights = self.weights.get(name, {})
-        if list(weights.values()) != [1.0]:
+        if list(weights.values()) != [1.0] or self.adapter:
             return None
-        source = self.sources[next(iter(weights))]
-        return source if source.info(name).dtype == self.stored_dtype(name) else None
+        role = next(iter(weights))
+        info = self.sources[role].stored(name)
+        return role if info is not None and info.dtype == self.stored_dtype(name) else None
+
+    def signature(self, name: str) -> Any:
+        """What decides a tensor: two merges of the same sources that agree here agree on the tensor."""
+        dtype = self.stored_dtype(name)
+        if self.adapter is None and name in self.weights:
+            return tuple((str(self.sources[role].folder), weight) for role, weight in self.weights[name].items()), dtype
+        folders = {role: str(source.folder) for role, source in self.sources.items()}
+        return json.dumps([dataclasses.asdict(self.config), folders, self.rows], sort_keys=True, default=str), dtype
+
+    def ready(self, threads: int | None = None) -> None:
+        """Find what the method needs to know of whole models, once."""
+        if self.prepare:
+            prepare, self.prepare = self.prepare, None
+            prepare(threads)
+
+    def pieces(self, name: str) -> Iterator[np.ndarray]:
+        """One tensor of the result as stored, (rows, columns) by (rows, columns); a piece lasts until the next.
+
+        Computed in float32 and cast once. Raises PipelineError where the result is not finite, as when a source is not
+        or float16 overflows.
+        """
+        dtype = self.stored_dtype(name)
+        for start, stop in floats.pieces(self.layout.info(name).shape):
+            yield floats.narrow(self.formula(name, start, stop), dtype, name)
 
     def merged(self, name: str) -> torch.Tensor:
-        """One tensor of the result, computed in float32 and cast to the stored dtype.
+        """One tensor of the result, whole."""
+        import torch
 
-        Raises PipelineError where the result is not finite, as when a source is not or float16 overflows.
-        """
-        if source := self.copied_from(name):
-            return source.tensor(name)
-        dtype = self.stored_dtype(name)
-        tensor = self.formula(name).to(torch_dtype(dtype))
-        if not bool(torch.isfinite(tensor).all()):
-            raise PipelineError(f"{name} is not finite after merging as {dtype}: check sources and merge.dtype")
-        return tensor
+        from pipeline.models.checkpoint import torch_dtype
+
+        self.ready()
+        dtype, shape = self.stored_dtype(name), self.layout.info(name).shape
+        whole = np.concatenate(
+            [np.empty(0, floats.STORED[dtype]), *(part.reshape(-1).copy() for part in self.pieces(name))]
+        )
+        return torch.from_numpy(whole).view(torch_dtype(dtype)).reshape(shape)
 
     def plan_rows(self) -> list[Row]:
         """The plan: `where` (layers a-b, embedding, ...), `what` (kinds), `weights` (source -> weight)."""
         return self.rows
 
+    def bytes(self) -> dict[str, int]:
+        """Bytes to copy as they are, to read for what is computed, and to write."""
+        found = {"copied": 0, "read": 0, "written": 0}
+        if self.adapter:
+            entries = [part.rank * sum(self.adapter.base.info(n).shape) for n, part in self.adapter.factors.items()]
+            return {"copied": 0, "read": 4 * sum(entries), "written": 4 * sum(entries)}
+        for name in self.names:
+            size = self.stored_info(name).nbytes
+            found["written"] += size
+            if self.copied_from(name):
+                found["copied"] += size
+            else:
+                roles = self.weights.get(name, self.sources)
+                found["read"] += self.passes * sum(self.sources[role].info(name).nbytes for role in roles)
+        return found
+
     def write(
-        self, folder: Path, files_from: str | None = None, known: dict[str, dict[str, str]] | None = None
+        self,
+        folder: Path,
+        files_from: str | None = None,
+        known: Mapping[str, Mapping[str, str]] | None = None,
+        threads: int | None = None,
     ) -> dict[str, str]:
-        """Write the merged checkpoint into an existing folder, tensor by tensor; returns {name: digest}.
+        """Write the merged checkpoint, or adapter, into an existing folder; returns {tensor: digest}.
 
         Shards are laid out as in the first source. Config, generation config, tokenizer and chat template
         come from the source `files_from` (default: the first). `known` holds digests of sources on record,
-        source -> name -> digest: a tensor copied from one inherits it, and is then not hashed again.
+        source -> name -> digest: a tensor copied from one inherits it, and is then not read at all.
         """
-        digests: dict[str, str] = {}
-        for file, names in self.layout.files.items():
-            with open(folder / file.name, "wb") as stream:
-                shapes = {name: self.layout.info(name).shape for name in names}
-                stream.write(header_bytes({name: (self.stored_dtype(name), shapes[name]) for name in names}))
-                for name in names:
-                    digests[name] = self._write_tensor(name, stream, known or {})
-        self._write_index(folder)
-        self._copy_files(folder, self.sources[files_from] if files_from else self.layout)
-        for path in folder.iterdir():
-            if path.is_file():
-                path.chmod(0o644)  # readable by a group that shares the runs
-        return dict(sorted(digests.items()))
-
-    def _write_tensor(self, name: str, stream: BinaryIO, known: dict[str, dict[str, str]]) -> str:
-        def written(pieces: Iterator[memoryview]) -> Iterator[memoryview]:
-            for piece in pieces:
-                stream.write(piece)
-                yield piece
-
-        if source := self.copied_from(name):
-            info = source.info(name)
-            on_record = known.get(next(iter(self.weights[name])), {}).get(name)
-            if on_record:
-                for _ in written(info.pieces()):
-                    pass
-                return on_record
-            return digest(info.dtype, info.shape, written(info.pieces()), f"{source.folder}: {name}")
-        tensor = self.merged(name).contiguous()
-        data = tensor.reshape(-1).view(torch.uint8).numpy().data
-        pieces = (data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES))
-        return digest(self.stored_dtype(name), tuple(tensor.shape), written(pieces), name)
-
-    def _write_index(self, folder: Path) -> None:
-        if len(self.layout.files) == 1:
-            return
-        headers = [read_header(folder / file.name) for file in self.layout.files]
-        index = {
-            "metadata": {"total_size": sum(info.nbytes for header in headers for info in header.values())},
-            "weight_map": {name: self.layout.info(name).file.name for name in self.names},
-        }
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-
-    def _copy_files(self, folder: Path, source: Checkpoint) -> None:
-        for name in _COPIED:
-            if (source.folder / name).is_file():
-                shutil.copyfile(source.folder / name, folder / name)
-        if self.dtype and (source.config.get("dtype") or source.config.get("torch_dtype")) != self.dtype:
-            # transformers loads in the dtype that config.json names: a stale one would round the merge again
-            config = {key: value for key, value in source.config.items() if key != "torch_dtype"}
-            (folder / "config.json").write_text(json.dumps(config | {"dtype": self.dtype}, indent=2) + "\n")
+        if files_from is not None and files_from not in self.sources:
+            raise PipelineError(f"merge.files_from={files_from} is no source: there are {', '.join(self.sources)}")
+        self.ready(threads)
+        if self.adapter:
+            digests = write_adapter(self.adapter, folder)
+        else:
+            digests = write_weights(self, folder, known or {}, threads)
+            write_index(self, folder)
+        copy_files(self.sources[files_from] if files_from else self.layout, folder, self.dtype, bool(self.adapter))
+        readable(folder)
+        return digests
 
 
-def open_merge(config: MergeConfig, sources: dict[str, Checkpoint], base: Checkpoint | None = None) -> Merge:
-    """Decide a merge from headers (TIES also reads the weights, for its thresholds and majority).
+def open_merge(
+    config: MergeConfig,
+    sources: Mapping[str, Source],
+    base: Source | None = None,
+    partition: Partition | None = None,
+    threads: int | None = None,
+) -> Merge:
+    """Decide a merge from headers; weights by magnitude then also read the experts.
 
-    `sources` by role: `math` and `language` for layer_swap; "0", "1", ... for soup and ties, which alone
-    needs `base`. Raises PipelineError where sources do not fit each other or the method.
+    `sources` by role: see `recipes.roles`. Raises PipelineError where sources do not fit each other or the method.
     """
     if config.method not in METHODS:
         raise PipelineError(f"merge.method must be one of {', '.join(METHODS)}, got {config.method!r}")
     if config.dtype is not None and config.dtype not in DTYPES:
         raise PipelineError(f"merge.dtype must be one of {', '.join(DTYPES)}, got {config.dtype!r}")
-    roles = ["math", "language"]
-    if config.method != "layer_swap":
-        roles = [str(index) for index in range(len(config.experts))]  # type: ignore[attr-defined]
+    roles = recipes.roles(config)
     if not roles:
         raise PipelineError("merge.experts is empty: give at least one run")
     if set(sources) != set(roles):
         raise PipelineError(f"merge={config.method} needs the sources {roles}, got {list(sources)}")
     sources = {role: sources[role] for role in roles}
-    first = sources[roles[0]]
-    for name in first.names:
-        if first.info(name).dtype not in DTYPES.values():
-            raise PipelineError(f"{first.folder}: {name} is stored as {first.info(name).dtype}, not as a float")
-    for role in roles[1:]:
-        same_architecture(first, sources[role], (_knob(roles[0]), _knob(role)))
-    if base is not None:
-        same_architecture(first, base, (_knob(roles[0]), "merge.base"), dtypes=False)
-    return METHODS[config.method](config, sources, base)
-
-
-def _layer_swap(config: LayerSwap, sources: dict[str, Checkpoint], base: Checkpoint | None) -> Merge:
-    return _linear(config, sources, layer_swap_weights(config, anatomy(sources["math"].names)))
-
-
-def _soup(config: Soup, sources: dict[str, Checkpoint], base: Checkpoint | None) -> Merge:
-    return _linear(config, sources, soup_weights(config, sources["0"].names))
-
-
-def _linear(config: MergeConfig, sources: dict[str, Checkpoint], weights: Weights) -> Merge:
-    def formula(name: str) -> torch.Tensor:
-        parts = (weight * sources[source].tensor(name).float() for source, weight in weights[name].items())
-        total = next(parts)
-        for part in parts:
-            total += part
-        return total
-
-    return Merge(sources, config.dtype, formula, weights, _grouped(weights))
-
-
-def _ties(config: Ties, sources: dict[str, Checkpoint], base: Checkpoint | None) -> Merge:
     if base is None:
-        raise PipelineError("merge=ties needs merge.base, the model that the experts were trained from")
-    if config.trim not in ("model", "tensor"):
-        raise PipelineError(f"merge.trim must be model or tensor, got {config.trim!r}")
-    names = base.names
-
-    def task_vector(source: str, name: str) -> torch.Tensor:
-        return sources[source].tensor(name).float() - base.tensor(name).float()
-
-    def threshold(source: str, over: list[str]) -> float:
-        k = ties.kept_count(config.density, sum(math.prod(base.info(name).shape) for name in over))
-        return ties.kth_largest(lambda: (task_vector(source, name) for name in over), k)
-
-    of_model = {source: threshold(source, names) for source in sources} if config.trim == "model" else {}
-
-    def trimmed(name: str) -> torch.Tensor:  # (E, *shape)
-        limits = of_model or {source: threshold(source, [name]) for source in sources}
-        return torch.stack([ties.trim(task_vector(source, name), limits[source]) for source in sources])
-
-    majority = ties.majority_sign(trimmed(name) for name in names)
-
-    def formula(name: str) -> torch.Tensor:
-        vectors = trimmed(name)
-        mean = ties.disjoint_mean(vectors, ties.elect_sign(vectors, majority))
-        return base.tensor(name).float() + config.scale * mean
-
-    said = f"base + {config.scale:g} x TIES of {len(sources)} task vectors, density {config.density:g}"
-    rows = [{"where": "everywhere", "what": "all", "weights": {}, "formula": f"{said}, trim {config.trim}"}]
-    return Merge(sources, config.dtype, formula, {}, rows)
+        base = next((source.base for source in sources.values() if isinstance(source, Adapted)), None)
+    if base is None and (config.method in NEED_BASE or recipes.needs_magnitudes(config)):
+        raise PipelineError(f"merge={config.method} needs merge.base, the model that the experts were trained from")
+    if partition is not None and config.method not in ("layer_swap", "reset"):
+        raise PipelineError(f"merge={config.method} reads no partition: leave partition={partition.name} out")
+    check_sources(sources, base)
+    merge = METHODS[config.method](config, sources, base, partition, threads)
+    return _as_adapter(merge, base)
 
 
-METHODS: dict[str, Callable[..., Merge]] = {"layer_swap": _layer_swap, "soup": _soup, "ties": _ties}
+def _layer_swap(
+    config: LayerSwap, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
+) -> Merge:
+    sites = anatomy(next(iter(sources.values())).names)
+    magnitudes = None
+    even = recipes.layer_swap_weights(config, sites, partition, dict.fromkeys(recipes.SIDES, 1.0))  # refuses first
+    if recipes.needs_magnitudes(config):
+        assert base is not None
+        magnitudes = {}
+        for side in recipes.SIDES:
+            own = [source for role, source in sources.items() if role.partition(".")[0] == side]
+            magnitudes[side] = formulas.mean_change([(1 / len(own), one) for one in own], base, threads)
+        even = recipes.layer_swap_weights(config, sites, partition, magnitudes)
+    return _linear(config, sources, even)
+
+
+def _soup(config: Soup, sources: dict[str, Source], base: Source | None, _: Any, threads: int | None) -> Merge:
+    magnitudes = None
+    if config.weights == "magnitude":
+        assert base is not None
+        magnitudes = {role: formulas.mean_change([(1.0, one)], base, threads) for role, one in sources.items()}
+    return _linear(config, sources, recipes.soup_weights(config, sources["0"].names, magnitudes))
+
+
+def _linear(config: MergeConfig, sources: dict[str, Source], weights: Weights) -> Merge:
+    return Merge(config, sources, formulas.linear(sources, weights), weights, _grouped(weights))
+
+
+def _reset(config: Reset, sources: dict[str, Source], base: Source, partition: Partition | None, _: Any) -> Merge:
+    sites = anatomy(base.names)
+    weights = recipes.reset_weights(config, sites, partition)
+    both = {**sources, "base": base}
+    whole, by_row = formulas.linear(both, weights), formulas.reset_rows(config, sources["expert"], base)
+    rows = _grouped(weights)
+    if config.threshold is not None:
+        told = f"expert, but base in rows ({config.axis} features) that changed by {config.threshold:g} or less"
+        rows.insert(1, {"where": "all layers", "what": "all", "weights": {}, "formula": told})
+
+    def formula(name: str, start: int, stop: int) -> np.ndarray:
+        return whole(name, start, stop) if name in weights else by_row(name, start, stop)
+
+    return Merge(config, both, formula, weights, rows, passes=2)
+
+
+def _task_arithmetic(config: TaskArithmetic, sources: dict[str, Source], base: Source, *_: Any) -> Merge:
+    numbers = recipes.expert_weights(config.weights, len(sources))
+    sum_ = " + ".join(f"{number:g} task vector {role}" for role, number in zip(sources, numbers, strict=True))
+    rows = [{"where": "everywhere", "what": "all", "weights": {}, "formula": f"base + {config.scale:g} x ({sum_})"}]
+    formula = formulas.task_arithmetic(config, sources, base)
+    return Merge(config, {**sources, "base": base}, formula, {}, rows)
+
+
+def _ties(config: Ties, sources: dict[str, Source], base: Source, *_: Any) -> Merge:
+    ties = formulas.TiesFormula(config, sources, base)
+    said = (
+        f"base + {config.scale:g} x TIES of {len(sources)} task vectors, density {config.density:g}, trim {config.trim}"
+    )
+    if config.weights:
+        told = " ".join(f"{weight:g}" for weight in config.weights)
+        said += f", weights {told} {config.weigh} the election, mean over {config.divisor}"
+    rows = [{"where": "everywhere", "what": "all", "weights": {}, "formula": said}]
+    passes = 2 + (config.zero_sum == "majority")
+    return Merge(config, {**sources, "base": base}, ties, {}, rows, prepare=ties.prepare, passes=passes)
+
+
+METHODS: dict[str, Callable[..., Merge]] = {
+    "layer_swap": _layer_swap, "soup": _soup, "ties": _ties, "task_arithmetic": _task_arithmetic, "reset": _reset,
+}  # fmt: skip
+NEED_BASE = ("ties", "task_arithmetic", "reset")
+
+
+def _as_adapter(merge: Merge, base: Source | None) -> Merge:
+    """The same merge as an adapter on the base, where that is exact and wanted."""
+    form, changes = merge.config.form, None
+    if merge.config.method == "task_arithmetic":
+        config: Any = merge.config
+        numbers = recipes.expert_weights(config.weights, len(config.experts))
+        shares = {str(index): config.scale * number for index, number in enumerate(numbers)}
+        changes = dict.fromkeys(merge.names, shares)
+    elif len(merge.weights) == len(merge.names):
+        changes = merge.weights
+    why = why_dense(merge.sources, changes) or (f"merge.dtype={merge.dtype} is given" if merge.dtype else None)
+    if form == "adapter" and why:
+        raise PipelineError(f"merge.form=adapter is not possible: {why}; leave it out, or give merge.form=dense")
+    if form == "dense" or why:
+        return merge
+    assert changes is not None
+    adapter = combined(merge.sources, changes)
+    if not adapter.factors:
+        raise PipelineError("the merge is the base itself: no adapter is left in it; choose fewer layers")
+
+    def formula(name: str, start: int, stop: int) -> np.ndarray:
+        out = floats.buffers("sum", (stop - start, floats.matrix(adapter.info(name).shape)[1]))
+        adapter.rows(name, start, stop, out)
+        return out
+
+    return dataclasses.replace(merge, formula=formula, adapter=adapter)
+
+
+# ---------------------------------------------------------------------------------------------------- what is told
 
 
 def _grouped(weights: Weights) -> list[Row]:
@@ -284,13 +353,12 @@ def _grouped(weights: Weights) -> list[Row]:
     return rows
 
 
-def _knob(role: str) -> str:
-    return f"merge.experts[{role}]" if role.isdigit() else f"merge.{role}"
-
-
-def _order(item: tuple[str, Any]) -> tuple[int, str]:
-    role = item[0]  # experts by number; math, whose files and layout the merge takes over, before language
-    return (int(role) if role.isdigit() else {"math": 0, "language": 1}.get(role, sys.maxsize), role)
+def _order(item: tuple[str, Any]) -> tuple[int, str, int]:
+    side, _, index = item[0].partition(
+        "."
+    )  # experts by number; math, whose files the merge takes over, before language
+    places = {"math": 0, "language": 1, "expert": 2}
+    return (int(side) if side.isdigit() else places.get(side, sys.maxsize), side, int(index or 0))
 
 
 def _cells(row: Row) -> list[str]:
@@ -298,22 +366,33 @@ def _cells(row: Row) -> list[str]:
     return [row["where"], row["what"], row.get("formula", sum_)]
 
 
-def _on_record(parent: Parent) -> dict[str, str]:
-    """The digests that a parent's manifest holds; none for what no run made."""
-    return ((read_manifest(parent.folder) or {}).get("facts") or {}).get("weights", {}).get("digests", {})
+def known_digests(merge: Merge, parents: Mapping[str, Parent]) -> dict[str, dict[str, str]]:
+    """The digests that manifests hold of each source, an adapter's base's for what it leaves alone."""
+    found = {}
+    for role, source in merge.sources.items():
+        folder = source.base.folder if isinstance(source, Adapted) else source.folder
+        found[role] = digests_on_record(folder)
+    return found
 
 
-def _print_plan(config: MergeConfig, parents: Mapping[str, Parent], rows: list[Row]) -> None:
+def tell(config: MergeConfig, parents: Mapping[str, Parent], rows: list[Row], size: Mapping[str, int]) -> None:
+    """The plan, on standard error."""
     names = ", ".join(f"{role} = {parent.name}" for role, parent in sorted(parents.items(), key=_order))
     print(f"merge {config.method}: {names}", file=sys.stderr)
     for where, what, weights in map(_cells, rows):
         print(f"  {where:<14} {what:<24} {weights}", file=sys.stderr)
+    print(f"  {_bytes(size)}", file=sys.stderr)
 
 
-def _card(config: MergeConfig, parents: Mapping[str, Parent], rows: list[Row]) -> str:
+def _bytes(size: Mapping[str, int]) -> str:
+    gb = {key: f"{value / 1e9:.3g} GB" for key, value in size.items()}
+    return f"{gb['copied']} copied, {gb['read']} read to compute, {gb['written']} written"
+
+
+def _card(config: MergeConfig, parents: Mapping[str, Parent], rows: list[Row], size: Mapping[str, int]) -> str:
     """A model card: the recipe, the parents, and the plan."""
     settings = dataclasses.asdict(config)
-    for role in ("math", "language", "experts", "base"):  # the parents' names stand below, without paths
+    for role in ("math", "language", "experts", "expert", "base"):  # the parents' names stand below, without paths
         settings.pop(role, None)
     lines = [f"# A merge by {config.method}", "", "| setting | value |", "|---|---|"]
     lines += [f"| merge.{key} | {value} |" for key, value in settings.items()]
@@ -321,4 +400,4 @@ def _card(config: MergeConfig, parents: Mapping[str, Parent], rows: list[Row]) -
     lines += [f"| {role} | {parent.name} |" for role, parent in sorted(parents.items(), key=_order)]
     lines += ["", "| where | what | weights |", "|---|---|---|"]
     lines += [f"| {' | '.join(_cells(row))} |" for row in rows]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", _bytes(size)]) + "\n"

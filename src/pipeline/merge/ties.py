@@ -1,21 +1,21 @@
-"""TIES merging (Yadav et al., 2023) as pure functions on tensors: trim, elect sign, disjoint mean.
+"""TIES merging (Yadav et al., 2023) as pure functions on arrays: trim, elect sign, disjoint mean.
 
-Shapes: a task vector is expert - base, in float32, of any shape `S`; E experts are stacked to (E, *S).
-The definitions are the paper's: no weights per expert, one scale at the end.
+A task vector is expert - base, in float32. The definitions are the paper's where nothing is said: no weights per expert,
+one scale at the end. Other programs weigh before the election, or divide by weights: those are arguments.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 
-import torch
+import numpy as np
 
 from pipeline.knobs import PipelineError
+from pipeline.models.floats import buffers
 
-_INFINITY_BITS = 0x7F80  # the high half of float32 infinity; anything at or above it is not a finite number
-_CHUNK = 2**24  # entries looked at together: bounds the memory of a pass, not its result
+Stream = Callable[[], Iterable[np.ndarray]]  # starts the magnitudes of a task vector anew for each pass
 
 
 def kept_count(density: float, size: int) -> int:
@@ -25,62 +25,131 @@ def kept_count(density: float, size: int) -> int:
     return max(1, int(Fraction(str(density)) * size))
 
 
-def kth_largest(vectors: Callable[[], Iterable[torch.Tensor]], k: int) -> float:
-    """The exact k-th largest magnitude over all entries of a stream of float32 tensors.
+def kth_largest(magnitudes: Stream, k: int, sample: np.ndarray | None = None, size: int = 0) -> float:
+    """The exact k-th largest of a stream of float32 magnitudes (0 or more).
 
-    Magnitudes of float32 sort like their bit patterns, so two passes of counting find it: the high 16 bits
-    of the answer, then the low 16 bits among the entries that share them. Memory is two tables of 65,536
-    counts, whatever the size of the model. `vectors` starts the stream anew for each pass.
+    A sample, (rows, entries), of `size` entries in all, brackets it; one pass counts what is above the bracket and collects what is inside. Where
+    the sample was not like the whole, or the answer stands on an edge of the bracket as entries tied with it do, more
+    passes count: magnitudes sort like their bits, so 31 halvings always find it. Memory is that of the bracket.
     Raises PipelineError for NaN and infinite entries, and where there are fewer than k.
     """
-    high, above = _select(vectors, k, _finite_high_bits)
-    low, _ = _select(vectors, k - above, lambda bits: bits[(bits >> 16) == high] & 0xFFFF)
-    return float(struct.unpack("<f", struct.pack("<I", high << 16 | low))[0])
+    low, high = _bracket(k, sample, size) if sample is not None else (-1.0, math.inf)
+    above, found, inside = 0, 0, []
+    for part in magnitudes():
+        flat = part.reshape(-1)
+        over, reach = flat > low, flat >= high
+        found += flat.size
+        more, top = int(np.count_nonzero(over)), int(np.count_nonzero(reach))
+        above += top
+        if more > top:
+            inside.append(flat[np.logical_xor(over, reach)])
+        if flat.size and not np.isfinite(flat.max()):  # NaN is the largest
+            raise PipelineError("a task vector holds NaN or infinite values: an expert or the base is broken")
+    if k > found:
+        raise PipelineError(f"asked for the {k}-th largest of {found} entries")
+    within = np.concatenate(inside) if inside else np.empty(0, np.float32)
+    if above < k <= above + within.size:
+        place = within.size - (k - above)
+        return float(np.partition(within, place)[place])
+    del inside, within
+
+    def at_least(value: float) -> int:
+        return sum(int(np.count_nonzero(part >= np.float32(value))) for part in magnitudes())
+
+    edge = high if k <= above else low
+    if at_least(edge) >= k > at_least(np.nextafter(np.float32(edge), np.float32(np.inf))):
+        return edge
+    first, last = 0, 0x7F7FFFFF  # bits of 0 and of the largest finite number
+    while first < last:
+        middle = (first + last + 1) // 2
+        if at_least(float(np.uint32(middle).view(np.float32))) >= k:
+            first = middle
+        else:
+            last = middle - 1
+    return float(np.uint32(first).view(np.float32))
 
 
-def _finite_high_bits(bits: torch.Tensor) -> torch.Tensor:
-    high = bits >> 16
-    if high.numel() and int(high.max()) >= _INFINITY_BITS:
-        raise PipelineError("a task vector holds NaN or infinite values: an expert or the base is broken")
-    return high
+def _bracket(k: int, sample: np.ndarray, size: int) -> tuple[float, float]:
+    """Two magnitudes between which the k-th largest almost surely lies; (-1, infinity) holds all.
 
-
-def _select(
-    vectors: Callable[[], Iterable[torch.Tensor]], k: int, key: Callable[[torch.Tensor], torch.Tensor]
-) -> tuple[int, int]:
-    """(the key of the k-th largest entry, how many entries have a larger key), for keys below 65,536."""
-    counts = torch.zeros(2**16, dtype=torch.int64)
-    for vector in vectors():
-        for chunk in vector.reshape(-1).split(_CHUNK):
-            counts += torch.bincount(key(chunk.float().abs().view(torch.int32)), minlength=2**16)
-    at_least = counts.flip(0).cumsum(0).flip(0)  # at_least[v]: entries with key v or more
-    if k > int(at_least[0]):
-        raise PipelineError(f"asked for the {k}-th largest of {int(at_least[0])} entries")
-    selected = int((at_least >= k).nonzero().max())
-    return selected, int(at_least[selected] - counts[selected])
-
-
-def trim(vector: torch.Tensor, threshold: float) -> torch.Tensor:
-    """Step 1: entries of magnitude at or above the threshold stay, ties at it included; the rest become 0."""
-    return torch.where(vector.abs() >= threshold, vector, 0.0)
-
-
-def majority_sign(trimmed: Iterable[torch.Tensor]) -> float:
-    """The sign, 1 or -1, that most entries of the whole model elect, from (E, *S) for each parameter.
-
-    It decides where an entry's sum over the experts is exactly 0. An even split is taken as 1.
+    How much the share of entries above it varies from row to row of the sample says how wide the bracket must be.
     """
-    balance = sum(int(vectors.sum(0).sign().sum(dtype=torch.float64)) for vectors in trimmed)
-    return 1.0 if balance >= 0 else -1.0
+    if not np.isfinite(sample).all():
+        return -1.0, math.inf
+    ordered, share = np.sort(sample.reshape(-1)), k / size
+    middle = ordered[max(0, ordered.size - max(1, round(share * ordered.size)))]
+    above = (sample >= middle).mean(axis=1)  # of each row
+    wide = 6 * float(above.std()) / math.sqrt(len(above)) + 8 / ordered.size
+
+    def value(at: float) -> float:
+        return float(ordered[ordered.size - 1 - round(at * (ordered.size - 1))])
+
+    return (-1.0 if share + wide >= 1 else value(share + wide)), (math.inf if share <= wide else value(share - wide))
 
 
-def elect_sign(trimmed: torch.Tensor, majority: float) -> torch.Tensor:
-    """Step 2: the sign of the sum over experts, (E, *S) to (*S); where it is 0, the model's majority sign."""
-    sign = trimmed.sum(0).sign()
-    return torch.where(sign == 0, majority, sign)
+def trim(vector: np.ndarray, threshold: float) -> np.ndarray:
+    """Step 1, in place: entries of magnitude at or above the threshold stay, ties at it included; the rest become 0."""
+    size, kept = buffers("size", vector.shape), buffers("kept", vector.shape, np.bool_)
+    np.greater_equal(np.abs(vector, out=size), np.float32(threshold), out=kept)
+    return np.multiply(vector, kept, out=vector)
 
 
-def disjoint_mean(trimmed: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
-    """Step 3: the mean over the experts whose entry is not 0 and agrees with the sign; (E, *S) to (*S)."""
-    agrees = trimmed * sign > 0
-    return torch.where(agrees, trimmed, 0.0).sum(0) / agrees.sum(0).clamp(min=1)
+def total(vectors: Sequence[np.ndarray]) -> np.ndarray:
+    """The sum over experts, in their order; a buffer."""
+    found = buffers("total", vectors[0].shape)
+    np.copyto(found, vectors[0])
+    for vector in vectors[1:]:
+        np.add(found, vector, out=found)
+    return found
+
+
+def balance(vectors: Sequence[np.ndarray]) -> int:
+    """Entries whose sum over the (trimmed) experts is above 0, less those below: the model's elects the majority."""
+    found = total(vectors)
+    return int(np.count_nonzero(found > 0)) - int(np.count_nonzero(found < 0))
+
+
+def elect(vectors: Sequence[np.ndarray], majority: float) -> np.ndarray:
+    """Step 2: whether the sign of the sum over experts is +; where it is 0, the model's majority sign (1 or -1)."""
+    found, positive = total(vectors), buffers("positive", vectors[0].shape, np.bool_)
+    return (np.greater_equal if majority > 0 else np.greater)(found, 0, out=positive)
+
+
+def disjoint_mean(
+    vectors: Sequence[np.ndarray],
+    positive: np.ndarray,
+    weights: Sequence[float] | None = None,
+    divisor: str = "count",
+    multiplied: bool = False,
+) -> np.ndarray:
+    """Step 3: the mean over the experts whose entry is not 0 and has the elected sign; overwrites `vectors`.
+
+    `weights`: numbers to multiply the entries with before they are added up, unless they are `multiplied` already.
+    divisor: `count` of the experts that agree, or the sum of their `weights` (of 1 each where None).
+    """
+    shape = vectors[0].shape
+    numbers = weights or [1.0] * len(vectors)
+    agrees, minus = buffers("agrees", shape, np.bool_), buffers("minus", shape, np.bool_)
+    count, share = buffers("count", shape), buffers("share", shape)
+    members, negative = buffers("members", shape, np.uint8), buffers("negative", shape, np.bool_)
+    np.logical_not(positive, out=negative)
+    members[:] = 0
+    count[:] = 0
+    for vector, number in zip(vectors, numbers, strict=True):
+        np.logical_and(np.greater(vector, 0, out=agrees), positive, out=agrees)
+        np.logical_and(np.less(vector, 0, out=minus), negative, out=minus)
+        np.logical_or(agrees, minus, out=agrees)
+        np.multiply(vector, agrees, out=vector)
+        if number != 1 and not multiplied:
+            np.multiply(vector, np.float32(number), out=vector)
+        if divisor == "count":
+            np.add(members, agrees.view(np.uint8), out=members)
+        else:
+            np.add(count, np.multiply(agrees, np.float32(number), out=share), out=count)
+    if divisor == "count":
+        np.copyto(count, np.maximum(members, 1, out=members))
+    else:
+        np.equal(count, 0, out=agrees)
+        np.add(count, agrees, out=count)
+    mean = total(vectors)
+    return np.divide(mean, count, out=mean)

@@ -10,15 +10,17 @@ import hashlib
 import json
 import math
 import mmap
+import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pipeline.knobs import PipelineError
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # torch's name -> safetensors' name
@@ -42,7 +44,7 @@ _EXPONENT = {  # item type and the bits that are all ones in infinities and NaNs
     "F16": ("<u2", 0x7C00),
     "BF16": ("<u2", 0x7F80),
 }
-PIECE_BYTES = 8 * 2**20  # a multiple of every item size: no value is cut in two
+PIECE_BYTES = 256 * 2**10  # stays in the cache; a multiple of every item size: no value is cut in two
 _TIED_BY_CLASS = ("cohere", "cohere2")  # CohereConfig ties by default; Aya's config.json does not say so
 _FIELDS = (
     *("model_type", "hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads"),
@@ -68,7 +70,7 @@ class TensorInfo:
     offset: int  # bytes from the start of the file
 
     def pieces(self) -> Iterator[memoryview]:
-        """The raw bytes in pieces of at most 8 MB; a piece is valid until the next one is asked for."""
+        """The raw bytes in pieces of at most 256 KB; a piece is valid until the next one is asked for."""
         buffer = memoryview(bytearray(min(PIECE_BYTES, self.nbytes)))
         left = self.nbytes
         with open(self.file, "rb") as stream:
@@ -89,6 +91,7 @@ class Checkpoint:
     config: dict[str, Any]
     infos: dict[str, TensorInfo]
     _maps: dict[Path, mmap.mmap] = field(default_factory=dict, repr=False)
+    _streams: dict[Path, BinaryIO] = field(default_factory=dict, repr=False)
 
     @classmethod
     def open(cls, folder: str | Path) -> Checkpoint:
@@ -136,6 +139,37 @@ class Checkpoint:
         count, data = math.prod(info.shape), self._maps[info.file]
         flat = torch.frombuffer(data, dtype=torch_dtype(info.dtype), count=count, offset=info.offset)
         return flat.view(info.shape)
+
+    def stored(self, name: str) -> TensorInfo | None:
+        """Where the tensor's bytes are; None, for a model that is composed, where they are nowhere."""
+        return self.info(name)
+
+    def rows(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
+        """Rows of a tensor seen as a matrix (`floats.matrix`) as float32 into `out`, (stop - start, columns).
+
+        Read, not mapped: threads may read at once, and memory stays that of `out`.
+        """
+        from pipeline.models.floats import STORED, buffers, widen
+
+        info = self.info(name)
+        if info.dtype not in DTYPES.values():
+            raise PipelineError(f"{self.folder}: {name} is {info.dtype}, not one of {', '.join(DTYPES)}")
+        into = out if info.dtype == "F32" else buffers("stored", out.shape, STORED[info.dtype])
+        self.read(info, start * out.shape[1] * into.itemsize, into)
+        if into is not out:
+            widen(into, info.dtype, out)
+
+    def read(self, info: TensorInfo, offset: int, into: np.ndarray) -> None:
+        """Bytes of a tensor from `offset` on, as many as fill the contiguous array `into`."""
+        stream = self._streams.get(info.file)
+        if stream is None:  # setdefault: where two threads come at once, both take the same one
+            stream = self._streams.setdefault(info.file, open(info.file, "rb", buffering=0))  # noqa: SIM115
+        left, position = memoryview(into.reshape(-1).view("u1")), info.offset + offset
+        while left:
+            count = os.preadv(stream.fileno(), [left], position)
+            if not count:
+                raise PipelineError(f"{info.file} became shorter while it was read: copy it again")
+            left, position = left[count:], position + count
 
     @property
     def files(self) -> dict[Path, list[str]]:

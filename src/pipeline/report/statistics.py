@@ -49,3 +49,18 @@ def paired_bootstrap(
     )
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(difference.mean()), float(low), float(high)
+
+
+def split_half(scores: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, float]]:
+    """What choosing the best configuration is worth on questions that it was not chosen on.
+
+    scores: a list of tasks a configuration, a list of questions a task; the same questions in the same order for each
+    configuration. The score of a half is the mean over tasks of the mean over its questions, so each task needs two.
+    Gives (chosen configuration, its score on the other half), chosen on the first, third, ... question and scored on
+    the second, fourth, ..., then the other way round. The first of several equally good ones is chosen.
+    """
+    if any(len(questions) < 2 for tasks in scores for questions in tasks):
+        return []
+    halves = [[mean([mean(questions[half::2]) for questions in tasks]) for tasks in scores] for half in (0, 1)]
+    chosen = [max(range(len(scores)), key=lambda index, half=half: half[index]) for half in halves]  # type: ignore[misc]
+    return [(chosen[0], halves[1][chosen[0]]), (chosen[1], halves[0][chosen[1]])]

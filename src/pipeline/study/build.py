@@ -7,20 +7,11 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config import (
-    DataStage,
-    EvalStage,
-    LayerSwap,
-    MergeStage,
-    RunStage,
-    SelectStage,
-    Soup,
-    Ties,
-    TrainStage,
-)
+from pipeline.config import AnalyzeStage, DataStage, EvalStage, MergeStage, RunStage, SelectStage, TrainStage
 from pipeline.knobs import PipelineError
 from pipeline.models.partition import resolved
-from pipeline.runs import Found, Parent, Run, Snapshot, content_hash, find, from_folder, read_manifest
+from pipeline.runs import Found, Parent, Run, Snapshot, content_hash, find, read_manifest
+from pipeline.study.merges import base_of, merge_label, merge_parents
 from pipeline.train.numbers import bytes_per_parameter, micro_batches
 
 Known = dict[str, Parent]  # runs that a RUN may name before they are finished
@@ -38,16 +29,22 @@ def build(config: RunStage, known: Known | None = None) -> Run:
     if isinstance(config, TrainStage):
         return build_training(config, known)
     if isinstance(config, MergeStage):
-        return build_merge(config, known)
+        return Run(config, *merge_of(config, known))
+    if isinstance(config, AnalyzeStage):
+        return build_analysis(config, known)
     if isinstance(config, SelectStage):
         from pipeline.study.select import build_select
 
         return build_select(config, known)
     assert isinstance(config, EvalStage)
-    parents = {"checkpoint": parent(config.checkpoint, config, "checkpoint", known)}
+    if config.checkpoint is None:
+        label, parents = merge_of(config, known)
+    else:
+        parents = {"checkpoint": parent(config.checkpoint, config, "checkpoint", known)}
+        label = label_of(parents["checkpoint"])
     if config.data_root is not None:
         parents["data_root"] = eval_root(config, known)
-    return Run(config, f"eval-{config.eval.name}-{label_of(parents['checkpoint'])}", parents)
+    return Run(config, f"eval-{config.eval.name}-{label}", parents)
 
 
 def parent(reference: str, config: RunStage, knob: str, known: Known) -> Parent:
@@ -205,45 +202,28 @@ def with_tokenizer(folder: Path) -> Found:
     return Found(folder.name, content_hash(files, folder), folder)
 
 
-def build_merge(config: MergeStage, known: Known) -> Run:
-    merge = config.merge
-    if isinstance(merge, LayerSwap):
-        named = {"math": merge.math, "language": merge.language}
-        sizes = f"-{merge.bottom_layers}-{merge.top_layers}"
-    elif isinstance(merge, Soup | Ties):
-        if len(merge.experts) < 2:
-            raise PipelineError(f"merge.experts={merge.experts}: name two runs or more")
-        named, sizes = {str(index): expert for index, expert in enumerate(merge.experts)}, ""
-    else:
-        raise PipelineError(f"merge.method={merge.method} is not known")
-    knobs = {role: f"merge.{role}" if isinstance(merge, LayerSwap) else "merge.experts" for role in named}
-    parents = {role: parent(reference, config, knobs[role], known) for role, reference in named.items()}
-    label = f"{merge.method}{sizes}-" + "-".join(label_of(expert) for expert in parents.values())
-    if isinstance(merge, Ties):
-        bases = {role: base_of(expert, config) for role, expert in parents.items()}
-        if len({base.hash for base in bases.values()}) > 1:
-            told = ", ".join(f"{parents[role].name} from {base.name}" for role, base in bases.items())
-            raise PipelineError(f"merge.experts have different bases ({told}): merge experts of one base")
-        parents["base"] = next(iter(bases.values()))
-    return Run(config, label, parents)
+def merge_of(config: MergeStage | EvalStage, known: Known) -> tuple[str, dict[str, Parent]]:
+    """Label and parents of the merge that a stage writes, or scores in memory."""
+    assert config.merge is not None
+    parents = merge_parents(config.merge, config, lambda reference, key: parent(reference, config, key, known))
+    names = [label_of(expert) for role, expert in parents.items() if role != "base"]
+    return merge_label(config.merge, config.partition, names), parents
 
 
-def base_of(expert: Parent, config: RunStage) -> Parent:
-    """The base that an expert was trained from, by its plan or its manifest."""
-    expert = expert.run if isinstance(expert, Snapshot) else expert
-    if isinstance(expert, Run) and "model" in expert.parents:
-        return expert.parents["model"]
-    manifest = read_manifest(expert.folder) if expert.folder.is_dir() else None
-    recorded = (manifest or {"parents": {}})["parents"].get("model")
-    if manifest is None or recorded is None:
-        raise PipelineError(
-            f"merge.experts: {expert.name} does not say which base it was trained from; name an sft run"
-        )
-    ours = sorted(Path(config.runs_dir).glob(f"*-{recorded['hash'][:8]}"))
-    if ours:
-        return from_folder(ours[0], "merge.experts")
-    path = manifest["facts"].get("base") or manifest["config"]["model"]["path"]  # the first: of a select run
-    return find(path, Path(config.runs_dir), "merge.experts")
+def build_analysis(config: AnalyzeStage, known: Known) -> Run:
+    """The experts, by number, and the base that all of them have."""
+    listed = config.checkpoint if isinstance(config.checkpoint, list) else [config.checkpoint]
+    if not listed or not all(isinstance(one, str) for one in listed):
+        raise PipelineError(f"checkpoint={config.checkpoint} is no RUN: give checkpoint=RUN, or checkpoint=[RUN,RUN]")
+    parents = {str(index): parent(one, config, "checkpoint", known) for index, one in enumerate(listed)}
+    label = "analyze-" + "-".join(label_of(one) for one in parents.values())
+    if config.base is not None:
+        return Run(config, label, {**parents, "base": parent(config.base, config, "base", known)})
+    bases = {role: base_of(expert, config, "checkpoint") for role, expert in parents.items()}
+    if len({base.hash for base in bases.values()}) > 1:
+        told = ", ".join(f"{parents[role].name} from {base.name}" for role, base in bases.items())
+        raise PipelineError(f"checkpoint: the experts have different bases ({told}): analyze experts of one base")
+    return Run(config, label, {**parents, "base": next(iter(bases.values()))})
 
 
 def label_of(of: Parent) -> str:

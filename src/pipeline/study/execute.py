@@ -20,14 +20,15 @@ from pipeline.study.plan import ordered, predict, unfinished
 
 MAKERS = {
     "data": "pipeline.data.mixture", "cpt": "pipeline.train.sft", "sft": "pipeline.train.sft",
-    "merge": "pipeline.merge.engine", "eval": "pipeline.evaluate.harness",
+    "merge": "pipeline.merge.engine", "eval": "pipeline.evaluate.harness", "analyze": "pipeline.merge.delta",
     "select": "pipeline.study.select",
 }  # fmt: skip
+WITHOUT_TORCH = ("data", "merge", "analyze")  # NumPy, with threads of their own
 
 
 def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
     """The stage's `make`, imported when it is needed."""
-    if run.config.stage != "data":
+    if run.config.stage not in WITHOUT_TORCH:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads on shared cores cost twenty times
         import torch
 

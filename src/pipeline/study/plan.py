@@ -19,7 +19,7 @@ from pipeline.runs import Parent, Run, finished, read_manifest, runs_behind, why
 from pipeline.study.build import Known, build, parent
 
 FIRST_GUESS_SECONDS = {  # until there is a history
-    "data": 10.0, "cpt": 1500.0, "sft": 90.0, "merge": 2.0, "eval": 20.0, "select": 2.0,
+    "data": 10.0, "cpt": 1500.0, "sft": 90.0, "merge": 2.0, "eval": 20.0, "select": 2.0, "analyze": 10.0,
 }  # fmt: skip
 
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config import EvalStage, Measure, SelectStage, TrainStage
 from pipeline.knobs import PipelineError, identity
 from pipeline.runs import MANIFEST, Parent, Run, Snapshot, check_unchanged, read_manifest, snapshot
-from pipeline.study.build import Known, base_of, build, parent
+from pipeline.study.build import Known, build, parent
+from pipeline.study.merges import base_of
 from pipeline.train.snapshots import snapshot_steps
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def shared_base(trainings: list[Parent], config: SelectStage) -> Parent | None:
         run = training.run if isinstance(training, Snapshot) else training
         manifest = read_manifest(run.folder)
         there = "model" in run.parents if isinstance(run, Run) else "model" in (manifest or {}).get("parents", {})
-        bases[training.name] = base_of(training, config) if there else None
+        bases[training.name] = base_of(training, config, "checkpoints") if there else None
     if len({base.hash if base else None for base in bases.values()}) > 1:
         told = ", ".join(f"{name} from {base.name if base else 'nothing'}" for name, base in bases.items())
         raise PipelineError(f"checkpoints have different bases ({told}): select among trainings of one base")

@@ -1,0 +1,311 @@
+"""LoRA experts: a base and its adapter as one checkpoint of float32 tensors, and merges that are adapters themselves.
+
+`base + scale x B A`, row by row, as PEFT adds it (tuners/lora/layer.py): neither the model nor a factor's product is ever
+whole in memory. Choosing layers keeps factors as they are; a weighted sum of adapters concatenates their ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.knobs import PipelineError
+from pipeline.models.anatomy import plain_name
+from pipeline.models.checkpoint import Checkpoint, TensorInfo, digest, header_bytes, read_header
+from pipeline.models.floats import buffers, matrix
+from pipeline.runs import find, read_manifest
+
+if TYPE_CHECKING:
+    import torch
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_REFUSED = ("use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "target_parameters")  # other arithmetic
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Of one parameter: `a()` is (rank, columns), `b(start, stop)` rows of (rows, rank), both float32."""
+
+    rank: int
+    scale: float
+    a: Callable[[], np.ndarray]
+    b: Callable[[int, int], np.ndarray]
+
+
+@dataclass
+class Adapted:
+    """A base and an adapter, read as a `Checkpoint` is. `replaced`: tensors that the adapter holds whole."""
+
+    folder: Path
+    base: Checkpoint
+    factors: dict[str, Factors]
+    replaced: Checkpoint | None = None
+    settings: dict[str, Any] = field(default_factory=dict)  # adapter_config.json
+    _held: threading.local = field(default_factory=threading.local, repr=False)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {key: value for key, value in self.base.config.items() if key != "torch_dtype"} | {"dtype": "float32"}
+
+    @property
+    def names(self) -> list[str]:
+        return self.base.names
+
+    @property
+    def infos(self) -> dict[str, TensorInfo]:
+        return {name: self.info(name) for name in self.names}
+
+    @property
+    def files(self) -> dict[Path, list[str]]:
+        return self.base.files
+
+    @property
+    def tied_head(self) -> bool:
+        return self.base.tied_head
+
+    def info(self, name: str) -> TensorInfo:
+        info = self.base.info(name)
+        return TensorInfo("F32", info.shape, 4 * math.prod(info.shape), info.file, info.offset)
+
+    def stored(self, name: str) -> TensorInfo | None:
+        """The base's bytes, of a float32 base's tensor that the adapter leaves alone."""
+        if name in self.factors or (self.replaced and name in self.replaced.infos):
+            return None
+        info = self.base.info(name)
+        return info if info.dtype == "F32" else None
+
+    def rows(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
+        if self.replaced and name in self.replaced.infos:
+            self.replaced.rows(name, start, stop, out)
+            return
+        self.base.rows(name, start, stop, out)
+        if name in self.factors:
+            factors = self.factors[name]
+            if getattr(self._held, "name", None) != name:
+                self._held.name, self._held.a = name, factors.a()
+            change = np.matmul(factors.b(start, stop), self._held.a, out=buffers("change", out.shape))
+            np.add(out, np.multiply(change, np.float32(factors.scale), out=change), out=out)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        import torch
+
+        out = np.empty(matrix(self.info(name).shape), np.float32)
+        self.rows(name, 0, len(out), out)
+        return torch.from_numpy(out.reshape(self.info(name).shape))
+
+
+Source = Checkpoint | Adapted
+
+
+def is_adapter(folder: Path) -> bool:
+    return (folder / CONFIG).is_file() and not (folder / "model.safetensors").is_file()
+
+
+def open_source(folder: str | Path) -> Source:
+    """A checkpoint, or an adapter on its base, by headers alone. A name of the hub is looked up there."""
+    folder = local(Path(folder))
+    return open_adapter(folder, local(base_folder(folder))) if is_adapter(folder) else Checkpoint.open(folder)
+
+
+def local(folder: Path) -> Path:
+    """The folder itself, or the snapshot of a model of the hub that org/name (org/name@revision) stands for."""
+    if folder.is_dir() or folder.is_absolute() or len(folder.parts) > 2:
+        return folder
+    from huggingface_hub import snapshot_download
+
+    name, _, revision = str(folder).partition("@")
+    kinds = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+    try:
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=kinds))
+    except Exception as error:  # the hub's client raises whatever the network and the hub do
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise PipelineError(
+            f"hub:{folder} cannot be fetched ({reason}): log in, or name a folder that holds it"
+        ) from error
+
+
+def manifest_of(folder: Path) -> tuple[dict[str, Any], Path]:
+    """The manifest of the run that made a model and the run's folder, a snapshot's too; nothing for other folders."""
+    home = folder.parents[1] if folder.parent.name == "snapshots" else folder
+    return read_manifest(home) or {}, home
+
+
+def digests_on_record(folder: Path) -> dict[str, str]:
+    """The digests that were recorded when the weights of a folder were written; none for what no run made."""
+    manifest, home = manifest_of(folder)
+    facts = manifest.get("facts") or {}
+    if home != folder:
+        facts = {"weights": (facts.get("snapshots") or {}).get(folder.name.removeprefix("step-"))}
+    return (facts.get("weights") or {}).get("digests") or {}
+
+
+def base_folder(folder: Path) -> Path:
+    """Where the base of an adapter is: by the manifest of its run, else by its adapter_config.json."""
+    manifest, home = manifest_of(folder)
+    if manifest:
+        recorded = manifest["parents"].get("model") or manifest["parents"].get("base")
+        if recorded:
+            ours = sorted(home.parent.glob(f"*-{recorded['hash'][:8]}/manifest.json"))
+            if ours:
+                return ours[0].parent
+        model = manifest["config"].get("model") or {}
+        if model.get("path"):
+            found = find(model["path"], home.parent, f"the base of {folder.name}").folder
+            return found if found.is_dir() or not model.get("revision") else Path(f"{found}@{model['revision']}")
+    named = Path(_settings(folder).get("base_model_name_or_path") or "")
+    for path in (named, folder / named):
+        if str(named) != "." and (path / "config.json").is_file():
+            return path
+    if len(named.parts) == 2 and not named.is_absolute():
+        return named
+    raise PipelineError(f"{folder} is an adapter whose base {named} is not here: put it there, or name a run of ours")
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder / CONFIG).read_bytes())
+    except ValueError as error:
+        raise PipelineError(f"{folder / CONFIG} is not valid JSON ({error}): copy it again") from error
+
+
+def open_adapter(folder: Path, base: Path) -> Adapted:
+    """A PEFT LoRA adapter on its base, by headers. Raises PipelineError for what is no plain LoRA, or does not fit."""
+    settings = _settings(folder)
+    if settings.get("peft_type") != "LORA" or any(settings.get(key) for key in _REFUSED):
+        told = next((key for key in _REFUSED if settings.get(key)), f"peft_type={settings.get('peft_type')}")
+        raise PipelineError(
+            f"{folder} is an adapter with {told}: only plain LoRA is read; merge it into its base first"
+        )
+    if not (folder / WEIGHTS).is_file():
+        raise PipelineError(f"{folder} has no {WEIGHTS}: only safetensors are read; save it again")
+    whole = Checkpoint.open(base)
+    held = Checkpoint(folder, settings, read_header(folder / WEIGHTS))
+    pairs: dict[str, dict[str, str]] = {}
+    replaced: dict[str, TensorInfo] = {}
+    for stored, info in held.infos.items():
+        name = plain_name(stored).replace(".modules_to_save.", ".")
+        part = re.search(r"\.lora_([AB])(?:\.\w+)?\.weight$", stored)
+        if name not in whole.infos or ("lora_" in stored and not part):
+            raise PipelineError(f"{folder}: {stored} changes no parameter of {base}: it is of another base")
+        if part:
+            pairs.setdefault(name, {})[part[1]] = stored
+        else:
+            replaced[name] = info
+    return Adapted(
+        folder,
+        whole,
+        {name: _factors(held, whole, name, pair, settings) for name, pair in pairs.items()},
+        Checkpoint(folder, {}, replaced) if replaced else None,
+        settings,
+    )
+
+
+def _factors(held: Checkpoint, base: Checkpoint, name: str, pair: dict[str, str], settings: dict[str, Any]) -> Factors:
+    if set(pair) != {"A", "B"}:
+        raise PipelineError(f"{held.folder} holds one factor of {name} without the other: copy it again")
+    a, b = held.infos[pair["A"]], held.infos[pair["B"]]
+    if a.shape[0] != b.shape[1] or (b.shape[0], a.shape[1]) != base.info(name).shape:
+        raise PipelineError(
+            f"{held.folder}: factors of {name} are {list(b.shape)} and {list(a.shape)}, "
+            f"its base's is {list(base.info(name).shape)}: it is of another base"
+        )
+    rank, module = a.shape[0], name.removesuffix(".weight")
+    alpha = _pattern(settings.get("alpha_pattern") or {}, module, settings.get("lora_alpha", rank))
+    scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+
+    def read(stored: str, start: int, stop: int) -> np.ndarray:
+        out = np.empty((stop - start, held.infos[stored].shape[1]), np.float32)
+        held.rows(stored, start, stop, out)
+        return out
+
+    return Factors(rank, scale, lambda: read(pair["A"], 0, rank), lambda start, stop: read(pair["B"], start, stop))
+
+
+def _pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
+    """PEFT's rule: the first pattern that matches the end of the module's name."""
+    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+
+
+# ---------------------------------------------------------------------------------------------------- adapter out
+
+
+def why_dense(sources: Mapping[str, Source], changes: Mapping[str, Mapping[str, float]] | None) -> str | None:
+    """Why a merge of these is no adapter; None where it is one exactly. `changes`: parameter -> source -> weight."""
+    if any(not isinstance(source, Adapted) for role, source in sources.items() if role != "base"):
+        return "not all experts are adapters"
+    if changes is None:
+        return "the method is not a weighted sum of adapters"
+    if any(isinstance(source, Adapted) and source.replaced for source in sources.values()):
+        return "an adapter holds whole tensors"
+    return None
+
+
+def combined(sources: Mapping[str, Source], changes: Mapping[str, Mapping[str, float]]) -> Adapted:
+    """The weighted sum of adapters on one base as an adapter: each parameter's ranks side by side.
+
+    A single adapter with weight 1 keeps its factors as they are, whatever its rank.
+    """
+    adapted = {role: source for role, source in sources.items() if isinstance(source, Adapted)}
+    first = next(iter(adapted.values()))
+    factors = {}
+    for name, weights in changes.items():
+        found = [(weight, adapted[role].factors[name]) for role, weight in weights.items() if weight and role in adapted
+                 and name in adapted[role].factors]  # fmt: skip
+        if found:
+            factors[name] = _sum(found)
+    return Adapted(first.folder, first.base, factors, None, first.settings)
+
+
+def _sum(parts: list[tuple[float, Factors]]) -> Factors:
+    if len(parts) == 1 and parts[0][0] == 1:
+        only = parts[0][1]
+        return Factors(
+            only.rank, only.scale * only.rank / only.rank, only.a, only.b
+        )  # rounded as on disk: alpha / rank
+    return Factors(
+        sum(part.rank for _, part in parts),
+        1.0,
+        lambda: np.concatenate([part.a() for _, part in parts]),
+        lambda start, stop: np.concatenate(
+            [part.b(start, stop) * np.float32(weight * part.scale) for weight, part in parts], axis=1
+        ),
+    )
+
+
+def write_adapter(adapter: Adapted, folder: Path) -> dict[str, str]:
+    """adapter_model.safetensors and adapter_config.json as PEFT reads them, in float32; {tensor: digest}."""
+    shapes = {}
+    for name, part in sorted(adapter.factors.items()):
+        rows, columns = adapter.base.info(name).shape
+        module = "base_model.model." + name.removesuffix(".weight")
+        shapes[f"{module}.lora_A.weight"] = (name, (part.rank, columns))
+        shapes[f"{module}.lora_B.weight"] = (name, (rows, part.rank))
+    digests = {}
+    with open(folder / WEIGHTS, "wb") as stream:
+        stream.write(header_bytes({stored: ("F32", shape) for stored, (_, shape) in shapes.items()}))
+        for stored, (name, shape) in shapes.items():
+            part = adapter.factors[name]
+            values = part.a() if ".lora_A." in stored else part.b(0, shape[0])
+            data = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8).data
+            digests[stored] = digest("F32", shape, [data], stored)
+            stream.write(data)
+    modules = {name.removesuffix(".weight"): part for name, part in sorted(adapter.factors.items())}
+    rank = max(part.rank for part in modules.values())
+    settings = {
+        **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "inference_mode": True, "bias": "none", "lora_dropout": 0.0},
+        **{"use_rslora": False, "use_dora": False, "fan_in_fan_out": False, "r": rank, "lora_alpha": rank},
+        "base_model_name_or_path": adapter.settings.get("base_model_name_or_path"),
+        "target_modules": list(modules),
+        "rank_pattern": {module: part.rank for module, part in modules.items()},
+        "alpha_pattern": {module: part.scale * part.rank for module, part in modules.items()},
+    }
+    (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
+    return digests

@@ -1,0 +1,158 @@
+"""A merge in a model in memory: what differs from what the model holds is copied in place, nothing else is touched.
+
+Parameters are copied into, never rebound: a tensor mapped from a file is read-only memory, and to write there ends the
+process. Going back is applying another merge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline.config import Soup
+from pipeline.knobs import PipelineError
+from pipeline.merge import formulas
+from pipeline.merge.adapters import Adapted, open_source
+from pipeline.merge.checks import tokenizer_folder
+from pipeline.merge.engine import Merge
+from pipeline.models.checkpoint import DTYPES, torch_dtype
+from pipeline.models.floats import STORED, buffers, in_threads
+
+COPY = 2**23  # entries that go to another device at once
+
+
+@dataclass
+class Live:
+    """A model in memory, and for each parameter what it holds. `sources`: the folders it was made for."""
+
+    model: Any
+    tokenizer: Any
+    sources: tuple[Any, ...] = ()
+    holds: dict[str, Any] = field(default_factory=dict)
+
+    def apply(self, merge: Merge, threads: int | None = None) -> list[str]:
+        """Make the model the merge; gives the names of the parameters that changed.
+
+        Where it fails midway, what was half copied is not taken for anything, and the next merge copies it anew.
+        """
+        merge.ready(threads)
+        parameters = {name: parameter.data for name, parameter in self.model.named_parameters()}
+        if set(parameters) != set(merge.names):
+            other = sorted(set(parameters) ^ set(merge.names))
+            raise PipelineError(f"the model in memory has other parameters than {merge.layout.folder}: {other[0]}")
+        changed = [name for name in merge.names if self.holds.get(name) != merge.signature(name)]
+
+        def put(name: str) -> None:
+            self.holds.pop(name, None)
+            _put(merge, name, parameters[name])
+            self.holds[name] = merge.signature(name)
+
+        largest_first = sorted(changed, key=lambda name: -parameters[name].numel())
+        in_threads([lambda name=name: put(name) for name in largest_first], threads)  # type: ignore[misc]
+        if changed and merge.layout.tied_head:
+            self.model.tie_weights()
+        return changed
+
+
+def _put(merge: Merge, name: str, target: torch.Tensor) -> None:
+    """One tensor of a merge into a parameter, bit for bit where the dtypes agree, else as torch casts."""
+    dtype, flat, place = torch_dtype(merge.stored_dtype(name)), target.view(-1), 0
+    for piece in _stored_pieces(merge, name, flat):
+        part = torch.from_numpy(piece.reshape(-1).view(np.uint8)).view(dtype)
+        flat[place : place + part.numel()].copy_(part)
+        place += part.numel()
+
+
+def _stored_pieces(merge: Merge, name: str, flat: torch.Tensor) -> Iterator[np.ndarray]:
+    role = merge.copied_from(name)
+    if role is None:
+        yield from merge.pieces(name)
+        return
+    source = merge.sources[role]
+    info, kind = source.stored(name), STORED[merge.stored_dtype(name)]
+    reader = source.base if isinstance(source, Adapted) else source
+    assert info is not None
+    if flat.device.type == "cpu" and flat.dtype == torch_dtype(info.dtype):  # read to where it belongs
+        reader.read(info, 0, flat.view(torch.uint8).numpy())
+        return
+    for start in range(0, flat.numel(), COPY):
+        part = buffers("copied", (min(COPY, flat.numel() - start),), kind)
+        reader.read(info, start * part.itemsize, part)
+        yield part
+
+
+def alone(folder: Path) -> Merge:
+    """A checkpoint or adapter by itself, as a merge of one."""
+    sources = {"0": open_source(folder)}
+    weights = {name: {"0": 1.0} for name in sources["0"].names}
+    return Merge(Soup(experts=[str(folder)]), sources, formulas.linear(sources, weights), weights, [])
+
+
+# ---------------------------------------------------------------------------------------------------- a model to apply to
+
+_kept: list[Live] = []
+_keeping = False
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Inside, models stay in memory between merges of the same sources, as in a sweep."""
+    global _keeping
+    _keeping = True
+    try:
+        yield
+    finally:
+        _keeping = False
+        _kept.clear()
+
+
+def model_of(merge: Merge, dtype: str, device: str, threads: int | None = None) -> Live:
+    """The merge as a model in memory, with the tokenizer and generation config of the side that gives them.
+
+    dtype: `auto` is that of the written merge; torch's name else. Raises PipelineError where the files of the source
+    cannot be loaded.
+    """
+    giver = merge.sources[merge.config.files_from] if merge.config.files_from else merge.layout
+    key = (
+        *sorted(str(source.folder) for source in merge.sources.values()),
+        str(giver.folder),
+        merge.dtype,
+        dtype,
+        device,
+    )
+    found = next((live for live in _kept if live.sources == key), None)
+    if found is None:
+        _kept.clear()  # before the next takes its room
+        found = _load(merge, giver, dtype, device)
+        found.sources = key
+        if _keeping:
+            _kept.append(found)
+    found.apply(merge, threads)
+    return found
+
+
+def _load(merge: Merge, giver: Any, dtype: str, device: str) -> Live:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    folder = giver.base.folder if isinstance(giver, Adapted) else giver.folder
+    wanted = (merge.dtype or ("float32" if isinstance(giver, Adapted) else "auto")) if dtype == "auto" else dtype
+    safe = {"local_files_only": True, "trust_remote_code": False}
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder(giver), **safe)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=wanted, use_safetensors=True, **safe)
+    if (giver.folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(giver.folder)
+    for parameter in model.parameters():  # memory of our own: what was loaded may be mapped
+        parameter.data = parameter.data.to(device) if device != "cpu" else parameter.data.clone()
+    model.to(device)
+    model.tie_weights()
+    holds: dict[str, Any] = {}
+    if not isinstance(giver, Adapted):
+        holds = {name: (((str(folder), 1.0),), giver.info(name).dtype) for name in giver.names}
+    assert set(DTYPES) >= {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
+    return Live(model, tokenizer, (), holds)

@@ -1,0 +1,203 @@
+"""A merge to disk: what is one source's is copied by the kernel, the rest computed a piece at a time.
+
+Files are laid out as the first source's. Each tensor is a task of its own, written to its own place in its file, so that
+threads wait for nothing but the end. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.knobs import PipelineError
+from pipeline.models.checkpoint import PIECE_BYTES, TensorInfo, digest, header_bytes, read_header
+from pipeline.models.floats import in_threads
+
+if TYPE_CHECKING:
+    from pipeline.merge.adapters import Source
+    from pipeline.merge.engine import Merge
+
+Known = Mapping[str, Mapping[str, str]]  # source -> tensor -> digest on record
+_NO_RANGES = (
+    errno.EXDEV,
+    errno.ENOSYS,
+    errno.EINVAL,
+    errno.EOPNOTSUPP,
+    errno.EPERM,
+)  # this system cannot; others mean it
+COPIED = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
+    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+    *("chat_template.jinja", "chat_template.json"),
+)
+
+
+@dataclass
+class _Range:
+    """Bytes that go from one file to another as they are."""
+
+    source: Path
+    start: int
+    target: Path
+    place: int
+    count: int
+
+
+def write_weights(merge: Merge, folder: Path, known: Known, threads: int | None = None) -> dict[str, str]:
+    """The weight files of a merge into an existing folder; {tensor: digest}.
+
+    A copied tensor inherits the digest on record, which also says that it is finite; one without a record is read
+    and checked. Raises PipelineError for values that are not finite.
+    """
+    computed: list[tuple[int, str, Path, int]] = []
+    ranges: list[_Range] = []
+    digests: dict[str, str] = {}
+    checks: list[tuple[str, TensorInfo]] = []
+    for file, names in merge.layout.files.items():
+        target = folder / file.name
+        stored = {name: (merge.stored_dtype(name), merge.layout.info(name).shape) for name in names}
+        with open(target, "wb") as stream:
+            stream.write(header_bytes(stored))
+            place = stream.tell()
+            infos = [merge.stored_info(name) for name in names]
+            stream.truncate(place + sum(info.nbytes for info in infos))
+        for name, result in zip(names, infos, strict=True):
+            role = merge.copied_from(name)
+            if role is None:
+                computed.append((result.nbytes, name, target, place))
+            else:
+                info = merge.sources[role].stored(name)
+                assert info is not None
+                _add(ranges, _Range(info.file, info.offset, target, place, info.nbytes))
+                if name in known.get(role, {}):
+                    digests[name] = known[role][name]
+                else:
+                    checks.append((name, info))
+            place += result.nbytes
+
+    def compute(name: str, target: Path, place: int) -> tuple[str, str]:
+        return name, _write_computed(merge, name, target, place)
+
+    def check(name: str, info: TensorInfo) -> tuple[str, str]:
+        return name, digest(info.dtype, info.shape, info.pieces(), f"{info.file.parent}: {name}")
+
+    tasks: list[Callable[[], tuple[str, str] | None]] = []
+    tasks += [lambda one=one: compute(*one[1:]) for one in sorted(computed, reverse=True)]  # type: ignore[misc]
+    tasks += [lambda one=one: _copy(one) for one in ranges]  # type: ignore[misc]
+    tasks += [lambda one=one: check(*one) for one in checks]  # type: ignore[misc]
+    digests |= dict(found for found in in_threads(tasks, threads) if found is not None)
+    return dict(sorted(digests.items()))
+
+
+def _add(ranges: list[_Range], new: _Range) -> None:
+    """Neighbours in both files are one range."""
+    last = ranges[-1] if ranges else None
+    if (
+        last
+        and (last.source, last.target) == (new.source, new.target)
+        and (last.start + last.count, last.place + last.count) == (new.start, new.place)
+    ):
+        last.count += new.count
+    elif new.count:
+        ranges.append(new)
+
+
+def _copy(one: _Range) -> None:
+    """By copy_file_range, in the kernel (and by reference where the file system can); by reading where there is none."""
+    with open(one.source, "rb") as source, open(one.target, "r+b") as target:
+        done = 0
+        while done < one.count:
+            try:
+                count = os.copy_file_range(
+                    source.fileno(), target.fileno(), one.count - done, one.start + done, one.place + done
+                )
+            except (OSError, AttributeError) as error:
+                if isinstance(error, OSError) and error.errno not in _NO_RANGES:
+                    raise OSError(error.errno, error.strerror, str(one.target)) from error
+                return _copy_by_reading(one, done)
+            if not count:
+                raise PipelineError(f"{one.source} became shorter while it was read: copy it again")
+            done += count
+    return None
+
+
+def _copy_by_reading(one: _Range, done: int) -> None:
+    with open(one.source, "rb", buffering=0) as source, open(one.target, "r+b", buffering=0) as target:
+        buffer = memoryview(bytearray(PIECE_BYTES))
+        while done < one.count:
+            count = os.preadv(source.fileno(), [buffer[: one.count - done]], one.start + done)
+            if not count:
+                raise PipelineError(f"{one.source} became shorter while it was read: copy it again")
+            _write(target.fileno(), buffer[:count], one.place + done, one.target)
+            done += count
+
+
+def _write_computed(merge: Merge, name: str, target: Path, place: int) -> str:
+    """One computed tensor to its place; its digest, made of what was written while it is in the cache."""
+    dtype, shape = merge.stored_dtype(name), merge.layout.info(name).shape
+    found = hashlib.sha256(f"{dtype} {list(shape)}\n".encode())  # as checkpoint.digest has it
+    with open(target, "r+b", buffering=0) as stream:
+        for part in merge.pieces(name):
+            data = part.reshape(-1).view(np.uint8).data
+            found.update(data)
+            _write(stream.fileno(), data, place, target)
+            place += len(data)
+    return f"sha256:{found.hexdigest()}"
+
+
+def _write(descriptor: int, data: memoryview, place: int, target: Path) -> None:
+    try:
+        while data:
+            count = os.pwrite(descriptor, data, place)
+            data, place = data[count:], place + count
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from error
+
+
+def write_index(merge: Merge, folder: Path) -> None:
+    """The index of a checkpoint of several files, as transformers reads it."""
+    if len(merge.layout.files) == 1:
+        return
+    headers = [read_header(folder / file.name) for file in merge.layout.files]
+    index = {
+        "metadata": {"total_size": sum(info.nbytes for header in headers for info in header.values())},
+        "weight_map": {name: merge.layout.info(name).file.name for name in merge.names},
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -> None:
+    """Config, generation config, tokenizer and chat template of one source; an adapter has no config.json.
+
+    `dtype`: torch's name of the merge's. transformers loads in the dtype that config.json names: a stale one would round
+    the merge again.
+    """
+    folders = [source.folder, *([source.base.folder] if hasattr(source, "base") else [])]
+    for name in COPIED:
+        there = next((one / name for one in folders if (one / name).is_file()), None)
+        if there and not (adapter and name == "config.json"):
+            shutil.copyfile(there, folder / name)
+    if dtype and not adapter and (source.config.get("dtype") or source.config.get("torch_dtype")) != dtype:
+        config = {key: value for key, value in source.config.items() if key != "torch_dtype"} | {"dtype": dtype}
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    if not adapter and hasattr(source, "base"):
+        (folder / "config.json").write_text(
+            json.dumps(source.config | ({"dtype": dtype} if dtype else {}), indent=2) + "\n"
+        )
+
+
+def readable(folder: Path) -> None:
+    """Let a group that shares the runs read them: safetensors and umasks leave files to their owner alone."""
+    folder.chmod(folder.stat().st_mode | 0o055)
+    for path in folder.iterdir():
+        if path.is_file():
+            path.chmod(0o644)

@@ -1,0 +1,137 @@
+"""The page of a sweep: a heat map of score over configuration, and what the best is worth on questions not chosen on."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import SweepStage
+from pipeline.report.maps import Map, png_of_maps, svg_of_maps
+from pipeline.report.scores import PRIMARY, family
+from pipeline.report.statistics import mean, split_half
+from pipeline.runs import Run, read_manifest, write_atomically
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title><style>
+body {{ max-width: 1160px; margin: 0 auto; padding: 40px 28px; font: 15px/1.5 system-ui, sans-serif; color: #1f2328; }}
+table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }} th, td {{ padding: .3rem .8rem; text-align: right;
+border-top: 1px solid #d5d9df; }} svg {{ max-width: 100%; height: auto; }} .muted {{ color: #656d77; }}
+</style></head><body><h1>{title}</h1>{body}</body></html>
+"""
+
+
+def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> Path:
+    """index.html, scores.csv and map.png of the finished points; those of other shards count as they finish."""
+    found = {index: score for index, run in enumerate(runs) if (score := scored(run)) is not None}
+    folder.mkdir(parents=True, exist_ok=True)
+    title = f"{config.merge.method} · {config.eval.name} · {', '.join(config.languages)}"
+    body = f"<p>{len(found)} of {len(points)} points finished.</p>"
+    if found:
+        means = {index: mean([mean(each) for each in score]) for index, score in found.items()}
+        best = max(means, key=lambda index: means[index])
+        maps = maps_of(points, means, best)
+        scale = (min(means.values()), max(means.values()))
+        body += svg_of_maps(maps, "sweep", f"score over configuration: {title}", scale)
+        body += told(points, found, means, best) + table(points, runs, means)
+        (folder / "map.png").write_bytes(png_of_maps(maps, scale))
+        write_atomically(folder / "scores.csv", as_csv(points, runs, means))
+    write_atomically(folder / "index.html", PAGE.format(title=escape(title), body=body))
+    return folder / "index.html"
+
+
+def scored(run: Run) -> list[list[float]] | None:
+    """The scores of a finished point in percent, a list of questions for each task and language; None where it has none."""
+    if read_manifest(run.folder) is None:
+        return None
+    found = []
+    for path in sorted((run.folder / "samples").glob("*.jsonl")):
+        samples = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        samples.sort(key=lambda sample: sample["doc_id"])
+        metric, _ = PRIMARY.get(family(path.name.partition(".")[0]), (None, None))
+        found.append([_percent(sample, metric) for sample in samples])
+    return found
+
+
+def _percent(sample: Mapping[str, Any], metric: str | None) -> float:
+    """One question's: right or wrong, else its own score of the task's metric, which is in percent already."""
+    if sample.get("correct") is not None:
+        return 100.0 * sample["correct"]
+    return float(sample["scores"].get(metric, next(iter(sample["scores"].values()))))
+
+
+def maps_of(points: Sequence[Mapping[str, Any]], means: Mapping[int, float], best: int) -> list[Map]:
+    """A map for the first two knobs that vary, one a combination of the others."""
+    knobs = [key for key in points[0] if len({repr(point[key]) for point in points}) > 1] or list(points[0])[:1]
+    down, across = [None, knobs[0]] if len(knobs) == 1 else knobs[:2]
+    values = {key: list({repr(point[key]): point[key] for point in points}.values()) for key in points[0]}
+    rows = values[down] if down else [""]
+    panels: dict[str, dict[tuple[int, int], int]] = {}
+    for index, point in enumerate(points):
+        rest = ", ".join(f"{key} = {point[key]}" for key in knobs[2:])
+        place = (rows.index(point[down]) if down else 0, values[across].index(point[across]))
+        panels.setdefault(rest, {})[place] = index
+    return [
+        Map(
+            rest or "mean score",
+            [str(value) for value in rows],
+            [str(value) for value in values[across]],
+            [[means.get(cells.get((y, x), -1)) for x in range(len(values[across]))] for y in range(len(rows))],
+            down or "",
+            across,
+            next((place for place, index in cells.items() if index == best), None),
+        )
+        for rest, cells in panels.items()
+    ]
+
+
+def told(
+    points: Sequence[Mapping[str, Any]],
+    found: Mapping[int, list[list[float]]],
+    means: Mapping[int, float],
+    best: int,
+) -> str:
+    """The best point, and what choosing on one half of the questions is worth on the other."""
+    indices = list(found)
+    halves = split_half([found[index] for index in indices])
+    named = [("odd", "even"), ("even", "odd")]
+    lines = [
+        f"Chosen on {on} questions: {point_name(points[indices[chosen]])}, {score:.1f} on the {off} ones."
+        for (on, off), (chosen, score) in zip(named, halves, strict=True)
+    ]
+    lines += [f"Split-half score, the mean of both: {mean([score for _, score in halves]):.1f}."] if halves else []
+    first = f"Best of {len(found)}: {point_name(points[best])}, {means[best]:.1f}. It was chosen on the questions that score it."
+    return "".join(f"<p>{escape(line)}</p>" for line in [first, *lines])
+
+
+def point_name(point: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in point.items())
+
+
+def table(points: Sequence[Mapping[str, Any]], runs: Sequence[Run], means: Mapping[int, float]) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in [*points[0], "score", "run"])
+    rows = [
+        "".join(
+            f"<td>{escape(str(cell))}</td>" for cell in [*point.values(), score_of(means.get(index)), runs[index].name]
+        )
+        for index, point in enumerate(points)
+    ]
+    return f"<table><tr>{head}</tr>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
+
+
+def as_csv(points: Sequence[Mapping[str, Any]], runs: Sequence[Run], means: Mapping[int, float]) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow([*points[0], "score", "run"])
+    for index, point in enumerate(points):
+        writer.writerow([*point.values(), means.get(index, ""), runs[index].name])
+    return stream.getvalue()
+
+
+def score_of(value: float | None) -> str:
+    return "not finished" if value is None else f"{value:.1f}"

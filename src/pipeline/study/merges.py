@@ -1,0 +1,115 @@
+"""The parents of a merge: its experts, and the base where the method, the weights or an adapter needs one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import LayerSwap, Merge, MergeStage, Partition, Reset, RunStage, TrainStage
+from pipeline.knobs import PipelineError
+from pipeline.merge.recipes import needs_magnitudes, roles
+from pipeline.runs import Found, Parent, Run, Snapshot, find, from_folder
+
+LIMIT = 60  # characters of a label that names many experts
+
+
+def merge_parents(merge: Merge, config: RunStage, named: Callable[[str, str], Parent]) -> dict[str, Parent]:
+    """Parents by the role that they have in the merge; `named(RUN, key)` finds one.
+
+    Raises:
+        PipelineError: too few experts, experts of different bases, or no base to be found where one is needed.
+    """
+    experts = references(merge)
+    if not all(isinstance(reference, str) for _, reference in experts.values()):
+        told = next(f"{key}={reference}" for key, reference in experts.values() if not isinstance(reference, str))
+        raise PipelineError(f"{told} is no RUN: give the name of a finished run, or a list of them")
+    parents = {role: named(reference, key) for role, (key, reference) in experts.items()}
+    if merge.base is not None:
+        parents["base"] = named(merge.base, "merge.base")
+        return parents
+    adapters = [role for role, one in parents.items() if gives_adapter(one)]
+    if adapters or needs_magnitudes(merge) or merge.method in ("ties", "task_arithmetic", "reset"):
+        of = {role: parents[role] for role in adapters} or parents
+        bases = {role: base_of(expert, config, experts[role][0]) for role, expert in of.items()}
+        if len({base.hash for base in bases.values()}) > 1:
+            told = ", ".join(f"{of[role].name} from {base.name}" for role, base in bases.items())
+            raise PipelineError(f"merge.experts have different bases ({told}): merge experts of one base")
+        parents["base"] = next(iter(bases.values()))
+    return parents
+
+
+def references(merge: Merge) -> dict[str, tuple[str, Any]]:
+    """role -> (key, RUN) of each expert."""
+    if isinstance(merge, LayerSwap):
+        values = [(key, one) for key in ("math", "language") for one in _listed(getattr(merge, key))]
+        return {role: (f"merge.{key}", one) for role, (key, one) in zip(roles(merge), values, strict=True)}
+    if isinstance(merge, Reset):
+        return {"expert": ("merge.expert", merge.expert)}
+    experts = getattr(merge, "experts", None)
+    if experts is None:
+        raise PipelineError(f"merge.method={merge.method} is not known")
+    if len(experts) < 2 and merge.method != "task_arithmetic":
+        raise PipelineError(f"merge.experts={experts}: name two runs or more")
+    return {str(index): ("merge.experts", expert) for index, expert in enumerate(experts)}
+
+
+def _listed(value: Any) -> list[Any]:
+    if isinstance(value, list) and not value:
+        raise PipelineError("merge.math and merge.language name at least one run each: give merge.language=RUN")
+    return value if isinstance(value, list) else [value]
+
+
+def merge_label(merge: Merge, partition: Partition | None, names: list[str]) -> str:
+    """layer_swap-5-2-<math>-<language>; many experts are counted."""
+    sizes = ""
+    if isinstance(merge, LayerSwap):
+        sizes = f"-{partition.name}" if partition else f"-{merge.bottom_layers}-{merge.top_layers}"
+    if isinstance(merge, Reset):
+        what = partition.name + "-" + str(merge.side) if partition else "layers" if merge.layers else "rows"
+        sizes = f"-{what}"
+    joined = "-".join(names)
+    return f"{merge.method}{sizes}-" + (joined if len(joined) <= LIMIT or len(names) < 3 else f"{len(names)}-experts")
+
+
+def gives_adapter(expert: Parent) -> bool:
+    """Whether a run holds, or will hold, a LoRA adapter and no whole model."""
+    if isinstance(expert, Run) and isinstance(expert.config, TrainStage):
+        return getattr(expert.config.sft, "adapter", "none") != "none"
+    if isinstance(expert, Run) and isinstance(expert.config, MergeStage):
+        merge = expert.config.merge
+        exact = merge.method != "ties" and not getattr(merge, "threshold", None) and merge.dtype is None
+        experts = [one for role, one in expert.parents.items() if role != "base"]
+        return merge.form != "dense" and exact and all(map(gives_adapter, experts))
+    return (expert.folder / "adapter_config.json").is_file()
+
+
+def base_of(expert: Parent, config: RunStage, key: str = "merge.experts") -> Parent:
+    """The base that an expert was trained from, by its plan or its manifest."""
+    expert = expert.run if isinstance(expert, Snapshot) else expert
+    if isinstance(expert, Run):
+        planned = expert.parents.get("model") or expert.parents.get("base")
+        if planned is not None:
+            return planned
+    from pipeline.merge.adapters import manifest_of
+
+    manifest, _ = manifest_of(expert.folder) if expert.folder.is_dir() else ({}, None)
+    parents = manifest.get("parents") or {}
+    recorded = parents.get("model") or parents.get("base")
+    if recorded is None:
+        raise PipelineError(
+            f"{key}: {expert.name} does not say which base it was trained from; name an sft run, or give merge.base=RUN"
+        )
+    ours = sorted(Path(config.runs_dir).glob(f"*-{recorded['hash'][:8]}"))
+    if ours:
+        return from_folder(ours[0], key)
+    model = manifest["config"].get("model") or {"path": manifest["facts"].get("base")}  # the latter: of a select run
+    if not model.get("path"):
+        raise PipelineError(
+            f"{key}: the base {recorded['name']} of {expert.name} is not in runs_dir: give merge.base=RUN"
+        )
+    found = find(model["path"], Path(config.runs_dir), key)
+    if isinstance(found, Found) and model.get("revision") and not found.folder.is_dir():
+        return replace(found, folder=Path(f"{found.folder}@{model['revision']}"))
+    return found

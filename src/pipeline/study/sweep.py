@@ -1,0 +1,108 @@
+"""The sweep stage: one merge over a grid of its knobs, scored on one model in memory.
+
+Each point is the run that stage=eval merge=... would make, by the same hash, so that either finds the other's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.config import EvalStage, Merge, SweepStage
+from pipeline.knobs import PipelineError, check
+from pipeline.runs import Run
+from pipeline.study.build import build
+
+Point = dict[str, Any]  # swept knob -> its value
+
+
+def make_sweep(config: SweepStage) -> Path:
+    """Score this shard's points, then draw all that are finished. Gives the page.
+
+    Raises:
+        PipelineError: a point that is no merge (before any is scored), or points that failed (after the page is there).
+    """
+    from pipeline.merge.engine import merge_of
+    from pipeline.merge.live import kept
+    from pipeline.report.sweep import write_page
+    from pipeline.study.execute import execute
+
+    points = grid(config)
+    runs = [build(stage_of(config, point)) for point in points]
+    for run in runs:
+        refuse_unfinished(run)
+    for run in runs:  # by headers; weights by magnitude are found once, as sources are opened once
+        merge_of(run)
+    first, count = shard(config.sweep.shard)
+    mine = runs[first::count]
+    print(f"sweep of {len(points)} points, {len(mine)} in shard {config.sweep.shard}", file=sys.stderr)
+    with kept():
+        failed = execute(mine)
+    name = hashlib.sha256("".join(run.hash for run in runs).encode()).hexdigest()[:8]
+    label = f"{config.merge.method}-{config.eval.name}"
+    page = write_page(Path(config.runs_dir) / "reports" / f"sweep-{label}-{name}", config, points, runs)
+    if failed:
+        told, reason = next(iter(failed.items()))
+        raise PipelineError(f"{len(failed)} points failed, the first {told} ({reason}); the rest is in {page}")
+    return page
+
+
+def shard(text: str) -> tuple[int, int]:
+    """`i/n`, counted from 1, as (index from 0, n)."""
+    part, _, count = text.partition("/")
+    if not (part.isdigit() and count.isdigit() and 1 <= int(part) <= int(count)):
+        raise PipelineError(f"sweep.shard={text}: write i/n, the i-th of n shards, 1/4 to 4/4")
+    return int(part) - 1, int(count)
+
+
+def grid(config: SweepStage) -> list[Point]:
+    """All combinations of the swept values, the last knob changing fastest. Refuses knobs that the merge does not have."""
+    swept = {item.name: getattr(config.sweep, item.name) for item in fields(config.sweep) if item.name != "shard"}
+    swept = {key: values for key, values in swept.items() if values is not None}
+    known = {item.name for item in fields(config.merge)}
+    for key, values in swept.items():
+        if key not in known:
+            knobs = sorted(known & {item.name for item in fields(config.sweep)})
+            raise PipelineError(f"sweep.{key}: merge={config.merge.method} has no such knob; it has {', '.join(knobs)}")
+        if len(values) != len({repr(value) for value in values}):
+            raise PipelineError(f"sweep.{key}={values} names a value twice: name each once")
+    if not swept:
+        raise PipelineError(
+            "stage=sweep needs values: give sweep.<knob of the merge>=[...], sweep.bottom_layers=[3,4,5]"
+        )
+    return [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
+
+
+def stage_of(config: SweepStage, point: Point) -> EvalStage:
+    """The evaluation of one point, as stage=eval merge=... composes it."""
+    shared = {item.name for item in fields(EvalStage)} & {item.name for item in fields(SweepStage)} - {"stage", "merge"}
+    return EvalStage(
+        stage="eval", merge=with_values(config.merge, point), **{name: getattr(config, name) for name in shared}
+    )
+
+
+def with_values(merge: Merge, point: Point) -> Merge:
+    """The merge with some knobs set, types and bounds checked as on the command line."""
+    node = OmegaConf.structured(replace(merge))
+    for key, value in point.items():
+        try:
+            OmegaConf.update(node, key, value)
+        except OmegaConfBaseException as error:
+            raise PipelineError(f"sweep.{key}: {str(error).splitlines()[0]}") from error
+    found: Any = OmegaConf.to_object(node)
+    check(found, "merge.")
+    return found
+
+
+def refuse_unfinished(run: Run) -> None:
+    """A sweep starts from experts that are there."""
+    for role, one in run.parents.items():
+        if isinstance(one, Run):
+            raise PipelineError(f"{role} {one.name} is not finished: make it first")

@@ -1,0 +1,165 @@
+"""A merge in a model in memory: the same bits as on disk, in place, and back again."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_models import stacked
+
+from pipeline.config import LayerSwap, Partition, Reset, Soup, TaskArithmetic, Ties
+from pipeline.knobs import PipelineError
+from pipeline.merge.engine import open_merge
+from pipeline.merge.live import Live, kept, model_of
+from pipeline.models.checkpoint import Checkpoint
+
+METHODS = ["layer_swap", "soup", "ties", "task_arithmetic", "reset"]
+OWNERS = ["average", "magnitude", "math", "language"]
+
+
+def any_recipe(number: int, choose: random.Random):
+    """(config, roles of the sources, partition) of a merge; each method has its turn, all else is drawn."""
+    method, partition = METHODS[number % len(METHODS)], None
+    dtype = choose.choice([None, None, "float32", "float16"])
+    weights = [choose.uniform(-1, 2), choose.uniform(0.1, 2)]
+    if method == "layer_swap":
+        keys = ("zones", "embeddings", "final_norm", "head")
+        settings = {key: choose.choice(OWNERS) for key in keys}
+        settings["layer_norms"] = choose.choice(["with_layer", *OWNERS])
+        if choose.random() < 0.3:
+            letter = choose.choice("ABZ")
+            sizes = {"bottom_layers": choose.randint(1, 5), "top_layers": choose.randint(1, 3)}
+            partition = Partition(letter, **sizes, all_attention=letter == "A", inverse=letter == "Z")
+        else:
+            keys = ("bottom_layers", "top_layers", "bottom_transition", "top_transition")
+            settings |= {key: choose.randint(0, 3) for key in keys}
+        return LayerSwap(math="a", language="b", dtype=dtype, **settings), ["math", "language"], partition
+    two = {"experts": ["a", "b"], "dtype": dtype}
+    if method == "soup":
+        share = choose.random()
+        given = choose.choice([None, "magnitude", [share, 1 - share]])
+        return Soup(**two, weights=given), ["0", "1"], None
+    if method == "ties":
+        switches = {"trim": ["model", "tensor"], "weigh": ["before", "after"], "divisor": ["count", "weights"]}
+        settings = {key: choose.choice(values) for key, values in switches.items()}
+        zero, given = choose.choice(["majority", "plus"]), choose.choice([None, weights])
+        return Ties(**two, **settings, zero_sum=zero, weights=given, density=choose.random()), ["0", "1"], None
+    if method == "task_arithmetic":
+        return TaskArithmetic(**two, scale=choose.random(), weights=choose.choice([None, weights])), ["0", "1"], None
+    what = choose.choice(["side", "layers", "threshold"])
+    partition = Partition("C", 3, 1) if what == "side" else None
+    value = {"side": "math", "layers": [0, 5], "threshold": 0.039}[what]
+    outside, axis = choose.choice([None, "reset", "keep"]), choose.choice(["input", "output"])
+    return Reset(expert="a", **{what: value}, outside=outside, axis=axis, dtype=dtype), ["expert"], partition
+
+
+def open_any(models, kind, number):
+    config, roles, partition = any_recipe(number, random.Random(f"{kind} {number}"))
+    base, *experts = (Checkpoint.open(folder) for folder in models[kind])
+    return open_merge(config, dict(zip(roles, experts, strict=False)), base, partition, 1)
+
+
+def parameters(live: Live) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in live.model.named_parameters()}
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """model_of without a tokenizer: the small models have none."""
+    from transformers import AutoTokenizer
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: None)
+    return lambda merge, dtype="auto": model_of(merge, dtype, "cpu", 1)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "cohere"])
+def test_disk_and_live_agree_bit_for_bit_whatever_the_recipe(models, load, tmp_path, kind):
+    """One model in memory goes from recipe to recipe; what it holds is what each writes."""
+    lives = {}
+    for number in range(12):
+        merge = open_any(models, kind, number)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        merge.write(folder, threads=2 if number % 2 else 1)
+        written = load_file(folder / "model.safetensors")
+        again = open_any(models, kind, number)
+        if merge.dtype not in lives:
+            lives[merge.dtype] = load(again)
+        live = lives[merge.dtype]
+        live.apply(again, threads=1 if number % 2 else 2)
+        for name, parameter in live.model.named_parameters():
+            assert parameter.dtype == written[name].dtype and torch.equal(parameter, written[name]), (name, merge.config)
+            assert torch.equal(again.merged(name), written[name])
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "cohere"])
+def test_only_what_changes_is_copied_and_there_is_a_way_back(models, load, kind):
+    def swap(**counts):
+        _, *experts = (Checkpoint.open(folder) for folder in models[kind])
+        settings = {"embeddings": "math", "final_norm": "math", "head": "math", **counts}
+        config = LayerSwap(math="a", language="b", **settings)
+        return open_merge(config, dict(zip(("math", "language"), experts, strict=True)))
+
+    start = swap(bottom_layers=3, top_layers=0)
+    live = load(start)
+    was, places = parameters(live), {name: one.data_ptr() for name, one in live.model.named_parameters()}
+    changed = live.apply(swap(bottom_layers=4, top_layers=0))
+    assert {name.split(".")[2] for name in changed} == {"3"}
+    assert not torch.equal(parameters(live)["model.layers.3.mlp.up_proj.weight"], was["model.layers.3.mlp.up_proj.weight"])
+    changed = live.apply(swap(bottom_layers=4, top_layers=0, embeddings="language", head="language"))
+    assert set(changed) <= {"model.embed_tokens.weight", "lm_head.weight"} and changed
+    if kind == "cohere":
+        assert live.model.lm_head.weight.data_ptr() == live.model.model.embed_tokens.weight.data_ptr()
+    assert live.apply(start) and live.apply(start) == []
+    assert all(torch.equal(one, was[name]) for name, one in parameters(live).items())
+    assert places == {name: one.data_ptr() for name, one in live.model.named_parameters()}
+
+
+def test_another_dtype_in_memory_is_the_written_merge_cast(models, load, tmp_path):
+    merge = open_any(models, "llama", 1)
+    merge.write(tmp_path)
+    live = load(open_any(models, "llama", 1), "float32")
+    written = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(one, written[name].float()) for name, one in live.model.named_parameters())
+
+
+def test_models_are_kept_only_where_asked(models, load):
+    def soup(*weights):
+        experts = {str(index): Checkpoint.open(folder) for index, folder in enumerate(models["llama"][1:])}
+        return open_merge(Soup(experts=["a", "b"], weights=list(weights)), experts)
+
+    with kept():
+        first = load(soup(0.5, 0.5))
+        assert load(soup(0.25, 0.75)) is first and load(soup(0.5, 0.5), "float32") is not first
+    assert load(soup(0.5, 0.5)) is not first
+
+
+def test_a_failure_midway_is_made_good_by_the_next_merge(models, load):
+    good = open_any(models, "llama", 0)
+    live = load(good)
+    was = parameters(live)
+    broken = open_merge(
+        Soup(experts=["a", "b"]), {str(i): Checkpoint.open(folder) for i, folder in enumerate(models["llama"][1:])}
+    )
+    real = broken.formula
+
+    def formula(name, start, stop):
+        if name == "model.layers.7.mlp.up_proj.weight":
+            raise PipelineError("broken")
+        return real(name, start, stop)
+
+    broken.formula = formula
+    with pytest.raises(PipelineError, match="broken"):
+        live.apply(broken, 1)
+    live.apply(good, 1)
+    assert all(torch.equal(one, was[name]) for name, one in parameters(live).items())
+
+
+def test_another_model_in_memory_is_refused(models, load, tmp_path):
+    live = load(open_any(models, "llama", 1))
+    shallow = Checkpoint.open(stacked(tmp_path / "shallow", 2, 0))
+    merge = open_merge(Soup(experts=["a", "b"]), {"0": shallow, "1": shallow})
+    with pytest.raises(PipelineError, match="has other parameters"):
+        live.apply(merge)
