@@ -25,7 +25,7 @@ def groups(prompts: Sequence[Sequence[int]], longest: Sequence[int] | None = Non
     `longest`: at most so many tokens of each prompt may be in a prefix; by default all but the last.
     """
     caps = [len(prompt) - 1 for prompt in prompts] if longest is None else longest
-    order = sorted(range(len(prompts)), key=lambda place: prompts[place])
+    order = sorted(range(len(prompts)), key=lambda place: tuple(prompts[place]))
     arrays = [np.asarray(prompts[place]) for place in order]
     # common[i]: tokens that the sorted prompts i and i + 1 share
     common = np.array([_common(one, two) for one, two in zip(arrays, arrays[1:], strict=False)], dtype=int)
@@ -63,7 +63,7 @@ def _cheapest(common: np.ndarray, lengths: Sequence[int], first: int, last: int)
 
 
 class _Layer(CacheLayerMixin):
-    """Keys and values of one layer, [rows, heads, prefix + room, width]: the prefix in every row, then each row's own."""
+    """Keys and values of one layer, [rows, heads, prefix + room, width]: the prefix in every row, then its own."""
 
     is_sliding = False  # windows are left to the masks
     supports_early_init = False
@@ -118,7 +118,7 @@ class Prefix(Cache):
 
 
 def laid_out(prefix: Sequence[int], rests: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and attention mask, both [rests, tokens]: the prefix, padding, then each rest, so that all end alike."""
+    """Token ids and attention mask, [rests, tokens] each: the prefix, padding, then the rest, so that all end alike."""
     width = max(map(len, rests))
     ids = [[*prefix, *[pad] * (width - len(rest)), *rest] for rest in rests]
     mask = [[1] * len(prefix) + [0] * (width - len(rest)) + [1] * len(rest) for rest in rests]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.config import DataStage, EvalStage, LayerSwap, MergeStage, RunStage, Soup, Ties, TrainStage
 from pipeline.knobs import PipelineError
-from pipeline.runs import Found, Parent, Run, content_hash, find, from_folder, read_manifest
+from pipeline.runs import Found, Parent, Run, content_hash, find, from_folder, read_manifest, sha256
 
 Known = dict[str, Parent]  # runs that a RUN may name before they are finished
 
@@ -30,6 +30,13 @@ def build(config: RunStage, known: Known | None = None) -> Run:
     parents = {"checkpoint": parent(config.checkpoint, config, "checkpoint", known)}
     if config.data_root is not None:
         parents["data_root"] = eval_root(config, known)
+    if config.eval.spm_model is not None:
+        file = Path(config.eval.spm_model)
+        if not file.is_file():
+            raise PipelineError(
+                f"eval.spm_model={file} is no file: give the SentencePiece model of spBLEU, or leave it out"
+            )
+        parents["spm_model"] = Found(file.name, sha256(file), file)
     return Run(config, f"eval-{config.eval.name}-{label_of(parents['checkpoint'])}", parents)
 
 
@@ -71,7 +78,12 @@ def eval_root(config: EvalStage, known: Known) -> Parent:
         return found
     folder = Path(config.data_root)
     asked = [(task.task, language) for task in config.eval.tasks for language in {*config.languages, "en"}]
-    files = {path for task, language in asked for path in folder.glob(f"{task}/{language}/*.jsonl")}
+    places = [(re.sub("^mgsm_.*", "mgsm", task), language) for task, language in asked]
+    files = {path for task, language in places for path in folder.glob(f"{task}/{language}/*.jsonl")}
+    if any(task == "flores" for task, _ in asked):
+        files |= {
+            path for kind in ("*/*.txt", "dev/*.dev", "devtest/*.devtest") for path in folder.glob(f"flores/{kind}")
+        }
     return Found(folder.name, content_hash(sorted(files), folder), folder)
 
 
