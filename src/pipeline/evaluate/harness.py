@@ -66,6 +66,7 @@ def make(run: Run, work: Path, tracker: Tracker) -> Row:
         print(f"left out: {one['task']} in {one['language']}: {one['reason']}", file=sys.stderr)
     if any(definition.task == "mbpp" for definition in definitions):
         check_confinement()
+    refuse_without_tokenizer(run.parents["checkpoint"].folder)
     with contextlib.redirect_stdout(sys.stderr), _harness_tamed():  # the harness and its libraries print
         tasks = load_tasks(definitions)
         kept = kept_scores(run)
@@ -91,6 +92,12 @@ def answering(asked: Eval, checkpoint: Path, load: Callable[[], Answering]) -> L
     lm = load()
     lm.helpers = helpers
     return lm
+
+
+def refuse_without_tokenizer(checkpoint: Path) -> None:
+    known = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
+    if checkpoint.is_dir() and not any((checkpoint / name).is_file() for name in known):
+        raise PipelineError(f"checkpoint {checkpoint} has no tokenizer: copy that of its base into the folder")
 
 
 def vllm_model(checkpoint: Path, asked: Eval) -> LM:
