@@ -1,6 +1,6 @@
 """What the harness' own command line says of the same checkpoint and questions, one task of each kind.
 
-The slowest test of the room. It answers from prefixes computed once, where the command line computes all of each prompt.
+The slowest test of the room. It answers from prefixes computed once, where the command line computes each prompt whole.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from tqdm import tqdm
 
 from pipeline.evaluate import metrics
-from pipeline.evaluate.prefix import Prefix, batches, groups, laid_out, last_logits
+from pipeline.evaluate.prefix import Prefix, batches, groups, laid_out, last_logits, shareable
 
 if TYPE_CHECKING:
     from pipeline.evaluate.shards import Helpers
@@ -52,12 +52,12 @@ class Answering(HFLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         if self.helpers:
             return self.helpers.answer(self, "generate_until", requests)
-        if self.share_prefix:
+        if self.share_prefix and shareable(self.model.config):
             return self._generate_shared(requests, disable_tqdm)
         return self.halving(lambda: HFLM.generate_until(self, requests, disable_tqdm))
 
     def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None) -> list:
-        if self.share_prefix:
+        if self.share_prefix and shareable(self.model.config):
             return self._loglikelihood_shared(requests, disable_tqdm)
         return self.halving(lambda: HFLM._loglikelihood_tokens(self, requests, disable_tqdm, override_bs))
 

@@ -210,6 +210,7 @@ def score(
             one = score_one(lm, definition, task, fitting[definition.name], asked)
             one.too_long = len(chosen[definition.name]) - len(fitting[definition.name])
             found[definition.name] = one
+            _tell_of_endless_answers(definition, one, asked)
             if kept:
                 kept.keep(keys[definition.name], one)
         if isinstance(lm, Answering) and lm.helpers:
@@ -226,6 +227,17 @@ def score(
     }
     rows = [row for name in names for row in found[name].rows]
     return Scores(rows, {name: found[name].samples for name in names}, harness)
+
+
+def _tell_of_endless_answers(definition: Definition, one: Scored, asked: Eval) -> None:
+    cut_off = sum(bool(sample.get("cut_off")) for sample in one.samples)
+    if cut_off > len(one.samples) / 2:
+        print(
+            f"{definition.name}: {cut_off} of {len(one.samples)} answers ran out of eval.max_gen_toks"
+            f"{'' if asked.max_gen_toks is None else f'={asked.max_gen_toks}'} and were scored as they stood: "
+            "the model does not stop, or needs more",
+            file=sys.stderr,
+        )
 
 
 def _rows(definition: Definition, task: Task, asked: Eval) -> range:

@@ -3,7 +3,7 @@
 transformers' continuous batching also shares prefixes, in blocks of its paged cache. It is not used: it generates but
 gives no likelihoods of given continuations, it knows no stop strings of several tokens, and without a GPU its blocks
 make it slower than a plain batch (scripts/bench_eval.py measures it beside). What is here is plain attention over a
-plain cache, so that every model that transformers generates with is scored as it is without sharing.
+plain cache, so that a model is scored as it is without sharing.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def groups(prompts: Sequence[Sequence[int]], longest: Sequence[int] | None = Non
     common = np.array([_common(one, two) for one, two in zip(arrays, arrays[1:], strict=False)], dtype=int)
     found: list[tuple[int, list[int]]] = []
     alone: list[int] = []
-    for shared, first, last in _cheapest(common, [len(one) for one in arrays], 0, len(order))[1]:
-        places = order[first:last]
+    for shared, members in _cheapest(common, [len(one) for one in arrays], 0, len(order))[1] if order else ():
+        places = [order[member] for member in members]
         shared = min(shared, *(caps[place] for place in places)) if len(places) > 1 else 0
         if shared >= LEAST:
             found.append((int(shared), places))
@@ -48,24 +48,43 @@ def _common(one: np.ndarray, two: np.ndarray) -> int:
 
 
 def _cheapest(common: np.ndarray, lengths: Sequence[int], first: int, last: int) -> tuple[int, list]:
-    """Tokens to compute for the sorted prompts first..last-1, and the groups (shared, first, last) that need so few."""
+    """Tokens to compute for the sorted prompts first..last-1, and the groups (shared, members) that need so few.
+
+    The prompts are cut where they have least in common; each part stays with what it has in common itself, or joins
+    the others that have no more than all have.
+    """
     if last - first == 1:
-        return lengths[first], [(0, first, last)]
+        return lengths[first], [(0, [first])]
     inside = common[first : last - 1]
     shared = int(inside.min())
-    together = shared + sum(lengths[first:last]) - shared * (last - first)
     cuts = [first, *(first + 1 + int(at) for at in np.flatnonzero(inside == shared)), last]
-    parts = [_cheapest(common, lengths, start, end) for start, end in zip(cuts, cuts[1:], strict=False)]
-    apart = sum(cost for cost, _ in parts)
-    if together <= apart:
-        return together, [(shared, first, last)]
-    return apart, [group for _, found in parts for group in found]
+    apart, together, groups_apart, pool = 0, shared, [], []
+    for start, end in zip(cuts, cuts[1:], strict=False):
+        cost, found = _cheapest(common, lengths, start, end)
+        joining = sum(lengths[start:end]) - shared * (end - start)
+        apart, together = apart + cost, together + min(cost, joining)
+        if joining < cost:
+            pool.append((range(start, end), found))
+        else:
+            groups_apart += found
+    if together < apart:
+        return together, [(shared, [one for members, _ in pool for one in members]), *groups_apart]
+    return apart, [*groups_apart, *(group for _, found in pool for group in found)]
+
+
+def shareable(config: Any) -> bool:
+    """Whether all layers attend to all that came before. A window would count the padding after the prefix too."""
+    config = config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or [
+        "sliding" if getattr(config, "sliding_window", None) else "full_attention"
+    ]
+    return set(kinds) == {"full_attention"}
 
 
 class _Layer(CacheLayerMixin):
     """Keys and values of one layer, [rows, heads, prefix + room, width]: the prefix in every row, then its own."""
 
-    is_sliding = False  # windows are left to the masks
+    is_sliding = False
     supports_early_init = False
 
     def __init__(self, rows: int, room: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.data.mixture import read_jsonl
 from pipeline.evaluate.metrics import share_in
-from pipeline.languages import language
+from pipeline.languages import language as language_of
 from pipeline.report.scores import Record
 from pipeline.report.statistics import mean, paired_bootstrap, standard_error
 
@@ -173,7 +173,7 @@ def _in_another_script(record: Record, samples: Sequence[Mapping[str, Any]]) -> 
     """
     if record["task"] == "mbpp" or not samples:
         return 0
-    spoken = language("en" if record["task"] == "mgsm_en_cot" else record["where"].split("-")[-1])
+    spoken = language_of("en" if record["task"] == "mgsm_en_cot" else record["where"].split("-")[-1])
     shares = [share_in(spoken.scripts, str(sample.get("response") or "")) for sample in samples]
     strange = sum(share is not None and share < 0.5 for share in shares)
     return strange if strange > len(samples) / 2 else 0
