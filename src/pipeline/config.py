@@ -255,6 +255,7 @@ class Reset(Merge):
 class EvalTask:
     task: str = MISSING
     num_fewshot: int = knob(MISSING, low=0)
+    where_possible: bool = False  # of a bundle: where its data is not there it is shown as missing, not refused
 
 
 @dataclass
@@ -265,7 +266,14 @@ class Eval:
     limit: int | None = knob(None, low=1)  # questions a task; null: all
     max_gen_toks: int | None = knob(None, low=1)  # null: the task's own
     dtype: str = knob("auto", options=("auto", "float32", "bfloat16", "float16"))  # auto: as stored
-    batch_size: int = knob(32, low=1, hashed=False)
+    backend: str = knob("hf", options=("hf", "vllm"))  # vllm: handed to the harness' own model class
+    chat_template: bool = False  # the exemplars as turns of a conversation
+    run_code: bool = False  # mbpp runs programs that the model writes, each confined
+    too_long: int = knob(0, low=0)  # prompts a task that may not fit: they leave the score; more are refused
+    spm_model: str | None = knob(None, hashed=False)  # SentencePiece model of spBLEU; its content enters as a parent
+    batch_size: int = knob(32, low=1, hashed=False)  # prompts at once; halved where memory runs out
+    share_prefix: bool = knob(True, hashed=False)  # exemplars are computed once, not once a question
+    shards: int = knob(1, low=1, hashed=False)  # GPUs that share the questions of a task, a process each
 
 
 @dataclass

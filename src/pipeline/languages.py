@@ -19,6 +19,7 @@ class Language:
     aya: str  # the column `language` of the Aya dataset
     aya_codes: tuple[str, ...]  # the column `language_code`, which is not the same in every release
     constructed: bool = False
+    scripts: tuple[str, ...] = ("LATIN",)  # as Unicode names its letters
 
     @property
     def stock(self) -> str:
@@ -28,17 +29,20 @@ class Language:
 _TABLE = (
     Language("en", "English", "eng_Latn", "English", ("eng",)),
     Language("sw", "Swahili", "swh_Latn", "Swahili", ("swh", "swa")),
-    Language("bn", "Bengali", "ben_Beng", "Bengali", ("ben",)),
-    Language("te", "Telugu", "tel_Telu", "Telugu", ("tel",)),
-    Language("ja", "Japanese", "jpn_Jpan", "Japanese", ("jpn",)),
+    Language("bn", "Bengali", "ben_Beng", "Bengali", ("ben",), scripts=("BENGALI",)),
+    Language("te", "Telugu", "tel_Telu", "Telugu", ("tel",), scripts=("TELUGU",)),
+    Language(
+        "ja", "Japanese", "jpn_Jpan", "Japanese", ("jpn",), scripts=("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "CJK")
+    ),
     Language("de", "German", "deu_Latn", "German", ("deu",)),
     Language("fr", "French", "fra_Latn", "French", ("fra",)),
-    Language("zh", "Chinese", "zho_Hans", "Simplified Chinese", ("zho",)),
-    Language("ru", "Russian", "rus_Cyrl", "Russian", ("rus",)),
+    Language("zh", "Chinese", "zho_Hans", "Simplified Chinese", ("zho",), scripts=("CJK",)),
+    Language("ru", "Russian", "rus_Cyrl", "Russian", ("rus",), scripts=("CYRILLIC",)),
     Language("es", "Spanish", "spa_Latn", "Spanish", ("spa",)),
-    Language("th", "Thai", "tha_Thai", "Thai", ("tha",)),
+    Language("th", "Thai", "tha_Thai", "Thai", ("tha",), scripts=("THAI",)),
 )
 LANGUAGES = {language.code: language for language in _TABLE}
+TEN = ("en", "de", "fr", "zh", "ru", "es", "ja", "bn", "sw", "te")  # MGSM's average in the papers: all but Thai
 
 
 def language(code: str) -> Language:

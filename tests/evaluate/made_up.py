@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from lm_eval.api.model import LM
+
+from pipeline.config import Eval, EvalStage, EvalTask
+from pipeline.runs import Found, Run
 
 REAL_DATA = os.environ.get("PIPELINE_TEST_DATA")
 
@@ -45,8 +48,29 @@ class Scripted(LM):
         raise NotImplementedError
 
 
-def asked(task: str, num_fewshot: int) -> Any:
-    return SimpleNamespace(task=task, num_fewshot=num_fewshot)
+def asked(task: str, num_fewshot: int, where_possible: bool = False) -> EvalTask:
+    return EvalTask(task, num_fewshot, where_possible)
+
+
+def choice(*tasks: EvalTask, **knobs: Any) -> Eval:
+    return Eval(name="made up", tasks=list(tasks), **({"batch_size": 4} | knobs))
+
+
+def run_of(folder: Path, checkpoint: Path, data_root: Path, *tasks: EvalTask, **knobs: Any) -> Run:
+    """An eval run as the stage gets it. `languages` and `redo` are the stage's own knobs."""
+    own = {name: knobs.pop(name) for name in ("languages", "redo") if name in knobs}
+    config = EvalStage(
+        stage="eval", runs_dir=str(folder / "runs"), eval=choice(*tasks, **knobs), data_root=str(data_root)
+    )
+    config = replace(config, **({"languages": ["en", "qac"]} | own))
+    return Run(config, "eval", {"checkpoint": Found(checkpoint.name, "hash", checkpoint)})
+
+
+class Notes:
+    """A tracker that keeps what it is told."""
+
+    def summary(self, found: dict[str, float]) -> None:
+        self.found = found
 
 
 def write_rows(file: Path, rows: list[dict[str, Any]]) -> None:
@@ -78,6 +102,11 @@ def fact(number: int, subject: str, right: str) -> dict[str, Any]:
         "question": f"What {number}?",
     }
     return row | options | {"answer": right}
+
+
+def problem(number: int) -> dict[str, Any]:
+    tests = [f"assert add({one}, {number}) == {one + number}" for one in range(3)]
+    return {"task_id": number, "text": f"Add {number}.", "code": "def add(a, b): return a + b", "test_list": tests}
 
 
 def sentence(number: int, text: str) -> dict[str, Any]:

@@ -6,14 +6,13 @@ import json
 import random
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
 import sacrebleu
 import torch
-from made_up import Scripted, asked, needs_real_data
+from made_up import Notes, Scripted, asked, choice, needs_real_data, run_of
 
 from pipeline.evaluate import harness, metrics
 from pipeline.evaluate.definitions import task_definitions
@@ -23,7 +22,7 @@ from pipeline.knobs import PipelineError
 def scored(lm: Any, data_root: Path, folder: Path, task: Any, codes: tuple[str, ...] = ("qac",), **kwargs: Any) -> Any:
     limit = kwargs.pop("limit", None)
     definitions = task_definitions([task], codes, data_root, folder, **kwargs)
-    return harness.score(lm, definitions, harness.load_tasks(definitions), limit)
+    return harness.score(lambda: lm, definitions, harness.load_tasks(definitions), choice(task, limit=limit))
 
 
 def value(scores: Any, metric: str, **keys: Any) -> Any:
@@ -146,24 +145,11 @@ def test_an_answer_that_ran_out_of_tokens(tokens: list[int], text: str, cut_off:
 # ------------------------------------------------------------------------------------------------- with weights
 
 
-class Notes:
-    def summary(self, found: dict[str, float]) -> None:
-        self.found = found
-
-
-def stage(data_root: Path, checkpoint: Path, *tasks: Any, **asks: Any) -> Any:
-    asks = {"split": "test", "limit": None, "max_gen_toks": None, "batch_size": 4, "dtype": "auto"} | asks
-    config = SimpleNamespace(
-        eval=SimpleNamespace(tasks=tasks, **asks), languages=["en", "qac"], data_root=str(data_root)
-    )
-    return SimpleNamespace(config=config, parents={"checkpoint": SimpleNamespace(folder=checkpoint)})
-
-
 def test_a_stage_writes_scores_and_samples(
     data_root: Path, tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = [asked("mgsm", 2), asked("belebele", 1), asked("global_mmlu", 1), asked("flores", 1)]
-    run, notes = stage(data_root, tiny, *tasks, max_gen_toks=8), Notes()
+    run, notes = run_of(tmp_path, tiny, data_root, *tasks, max_gen_toks=8), Notes()
     before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     facts = harness.make(run, tmp_path / "work", notes)
     assert before == (random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
@@ -191,22 +177,22 @@ def test_a_stage_writes_scores_and_samples(
 
 
 def test_a_prompt_that_does_not_fit_is_counted_and_refused(data_root: Path, tmp_path: Path, tiny: Path) -> None:
-    run = stage(data_root, tiny, asked("mgsm", 8), max_gen_toks=8000)
+    run = run_of(tmp_path, tiny, data_root, asked("mgsm", 8), max_gen_toks=8000)
     with pytest.raises(PipelineError, match=r"mgsm_en_8shot: 10 of 10 prompts do not fit, .*eval.max_gen_toks=8000"):
         harness.make(run, tmp_path / "work", Notes())
     config = json.loads((tiny / "config.json").read_text()) | {"max_position_embeddings": 200}
     (tiny / "config.json").write_text(json.dumps(config))
     with pytest.raises(PipelineError, match=r"belebele_en_5shot: 4 of 4 prompts do not fit, .* fewer exemplars$"):
-        harness.make(stage(data_root, tiny, asked("belebele", 5)), tmp_path / "work2", Notes())
+        harness.make(run_of(tmp_path, tiny, data_root, asked("belebele", 5)), tmp_path / "work2", Notes())
 
 
 def test_data_is_checked_before_weights_are_read(data_root: Path, tmp_path: Path) -> None:
     (data_root / "mgsm/qac/test.jsonl").unlink()
     with pytest.raises(PipelineError, match=r"qac/test.jsonl: put it there"):
-        harness.make(stage(data_root, tmp_path / "no weights", asked("mgsm", 0)), tmp_path / "work", Notes())
+        harness.make(run_of(tmp_path, tmp_path / "no weights", data_root, asked("mgsm", 0)), tmp_path / "work", Notes())
 
 
 def test_a_folder_without_safetensors_is_refused(data_root: Path, tmp_path: Path, tiny: Path) -> None:
     (tiny / "model.safetensors").rename(tiny / "pytorch_model.bin")
-    with pytest.raises(PipelineError, match="needs safetensors"):
-        harness.make(stage(data_root, tiny, asked("mgsm", 0)), tmp_path / "work", Notes())
+    with pytest.raises(PipelineError, match="only safetensors are read"):
+        harness.make(run_of(tmp_path, tiny, data_root, asked("mgsm", 0)), tmp_path / "work", Notes())

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
-from made_up import Scripted, asked, needs_real_data
+from made_up import Scripted, asked, choice, needs_real_data
 
 from pipeline.evaluate.definitions import task_definitions
 from pipeline.evaluate.harness import _harness_tamed, load_tasks, score
@@ -35,7 +35,7 @@ def stock_prompts(folder: Path, stock: str, shots: int, rows: Any = None, **chan
 def our_prompts(folder: Path, task: str, shots: int, code: str, data_root: Path, limit: int | None = None) -> list[str]:
     lm = Scripted()
     definitions = task_definitions([asked(task, shots)], [code], data_root, folder)
-    score(lm, definitions, load_tasks(definitions), limit)
+    score(lambda: lm, definitions, load_tasks(definitions), choice(limit=limit))
     return lm.prompts
 
 

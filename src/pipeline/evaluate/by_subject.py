@@ -19,6 +19,7 @@ class BySubject(ConfigurableTask):
         subjects: dict[str, list[dict[str, Any]]] = {}
         for doc in self.fewshot_docs():
             subjects.setdefault(doc["subject"], []).append(doc)
+        self.exemplars = subjects
         self._samplers = {subject: FirstNSampler(docs) for subject, docs in subjects.items()}
 
     def fewshot_context(self, doc: dict[str, Any], *args: Any, **kwargs: Any) -> str | list[str]:

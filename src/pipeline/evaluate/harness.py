@@ -1,21 +1,20 @@
-"""The eval stage: one model, some tasks, some languages, one call of the evaluation harness.
+"""The eval stage: one model, some tasks, some languages, each put to the evaluation harness.
 
 Scores are the harness' own; what is added stands beside them (standard errors, a row a subject, the share of answers
-that held no number or ran out of tokens). A prompt that does not fit is refused, where the harness would cut its
-beginning off with no more than a warning.
+that held no number or ran out of tokens). A prompt that does not fit is counted and refused, where the harness would
+cut its beginning off with no more than a warning. What was scored before is found again (store.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import logging
 import random
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,29 +23,23 @@ from lm_eval import evaluate
 from lm_eval.api import task as harness_task
 from lm_eval.api.model import LM
 from lm_eval.api.task import Task
-from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import env as templates
 from lm_eval.utils import hash_string
 
-from pipeline.evaluate import metrics
-from pipeline.evaluate.definitions import Definition, task_definitions
+from pipeline.config import Eval
+from pipeline.evaluate import metrics, scored, store
+from pipeline.evaluate.answering import Answering
+from pipeline.evaluate.definitions import task_definitions
+from pipeline.evaluate.programs import check_confinement
+from pipeline.evaluate.scored import Row, Scored, Scores
+from pipeline.evaluate.shards import Helpers
+from pipeline.evaluate.task_files import Definition
 from pipeline.knobs import PipelineError
 
 if TYPE_CHECKING:
     from pipeline.runs import Run
     from pipeline.tracking import Tracker
-
-Row = dict[str, Any]
-
-
-@dataclass
-class Scores:
-    """`rows` as in scores.json, `samples` a list of records for each definition's name, `harness` what scored them."""
-
-    rows: list[Row]
-    samples: dict[str, list[Row]]
-    harness: Row
 
 
 def make(run: Run, work: Path, tracker: Tracker) -> Row:
@@ -56,8 +49,9 @@ def make(run: Run, work: Path, tracker: Tracker) -> Row:
     weights are read), and for prompts that are longer than the model takes.
     """
     stage: Any = run.config  # an EvalStage
-    asked = stage.eval
+    asked: Eval = stage.eval
     root = run.parents["data_root"].folder if "data_root" in run.parents else stage.data_root
+    left_out: list[Row] = []
     definitions = task_definitions(
         asked.tasks,
         stage.languages,
@@ -65,12 +59,60 @@ def make(run: Run, work: Path, tracker: Tracker) -> Row:
         work / "tasks",
         split=asked.split,
         max_gen_toks=asked.max_gen_toks,
+        run_code=asked.run_code,
+        left_out=left_out,
     )
+    for one in left_out:
+        print(f"left out: {one['task']} in {one['language']}: {one['reason']}", file=sys.stderr)
+    if any(definition.task == "mbpp" for definition in definitions):
+        check_confinement()
+    if "checkpoint" in run.parents:
+        refuse_without_tokenizer(run.parents["checkpoint"].folder)
     with contextlib.redirect_stdout(sys.stderr), _harness_tamed():  # the harness and its libraries print
         tasks = load_tasks(definitions)
-        lm = load_model(run, asked.batch_size, asked.dtype)
-        scores = score(lm, definitions, tasks, asked.limit)
-    return write(scores, definitions, work, tracker)
+        kept = kept_scores(run)
+        load = functools.partial(load_model, run, asked.batch_size, asked.dtype)
+        scores = score(lambda: answering(run, load), definitions, tasks, asked, kept)
+    spm_model = Path(asked.spm_model) if asked.spm_model else None
+    scores.beside = scored.beside(definitions, scores.rows, scores.samples, spm_model)
+    scores.beside += map(scored.missing_row, left_out)
+    named = scored.write(scores, definitions, work)
+    tracker.summary(named)
+    return {"scores": named, "harness": scores.harness}
+
+
+# ------------------------------------------------------------------------------------------------- the model
+
+
+def answering(run: Run, load: Callable[[], Answering]) -> LM:
+    """The model that answers: `load()`, with helpers on other GPUs where shards are asked for, or the harness' vLLM."""
+    asked: Eval = run.config.eval  # type: ignore[attr-defined]
+    if asked.backend == "vllm":
+        if "checkpoint" not in run.parents:
+            raise PipelineError("eval.backend=vllm reads folders: write the merge with stage=merge, and score that run")
+        return vllm_model(run.parents["checkpoint"].folder, asked)
+    helpers = Helpers(load, asked.shards - 1) if asked.shards > 1 else None
+    lm = load()
+    lm.helpers = helpers
+    return lm
+
+
+def refuse_without_tokenizer(checkpoint: Path) -> None:
+    known = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
+    if checkpoint.is_dir() and not any((checkpoint / name).is_file() for name in known):
+        raise PipelineError(f"checkpoint {checkpoint} has no tokenizer: copy that of its base into the folder")
+
+
+def vllm_model(checkpoint: Path, asked: Eval) -> LM:
+    """The harness' own vLLM model of a folder. It shares prefixes by itself, and tells not which answers ran out."""
+    if not find_spec("vllm"):
+        raise PipelineError(
+            "eval.backend=vllm needs vLLM, which is not installed: pip install vllm, or eval.backend=hf"
+        )
+    from lm_eval.models.vllm_causallms import VLLM
+
+    gpus = {"data_parallel_size": asked.shards} if asked.shards > 1 else {}
+    return VLLM(pretrained=str(checkpoint), dtype=asked.dtype, batch_size="auto", enable_prefix_caching=True, **gpus)
 
 
 def load_model(what: Run | Path, batch_size: int, dtype: str = "auto") -> Answering:
@@ -105,31 +147,7 @@ def load_model(what: Run | Path, batch_size: int, dtype: str = "auto") -> Answer
     return Answering(pretrained=model.to(device), tokenizer=tokenizer, batch_size=batch_size)
 
 
-class Answering(HFLM):
-    """The harness' model, which also remembers which answers ended because max_gen_toks ran out."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.ran_out: dict[tuple[str, str], bool] = {}  # by prompt and generation settings
-        self._batch: list[bool] = []
-        self.set_cache_hook(self)  # the harness tells its cache each answer, in the order of the batch
-
-    def _model_generate(self, context: Any, max_length: int, stop: list[str], **kwargs: Any) -> Any:
-        rows = super()._model_generate(context, max_length, stop, **kwargs)
-        start = context.shape[1]
-        self._batch = [
-            metrics.ran_out(tokens, self.tok_decode(tokens), max_length - start, stop, self.eot_token_id)
-            for tokens in (row[start:].tolist() for row in rows)
-        ]
-        return rows
-
-    def add_partial(self, attr: str, request: Any, response: Any) -> None:
-        if attr == "generate_until":
-            self.ran_out[_key(request)] = self._batch.pop(0)
-
-
-def _key(request: Sequence[Any]) -> tuple[str, str]:
-    return request[0], json.dumps(request[1], sort_keys=True)
+# ------------------------------------------------------------------------------------------------- the tasks
 
 
 def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
@@ -142,45 +160,134 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
                 tasks += manager.load([str(definition.file)])["tasks"].values()
         except Exception as error:  # datasets raises whatever its readers and the network raise
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise PipelineError(
-                f"the data of {definition.name} cannot be read ({reason}): see {definition.file}"
-            ) from error
+            remedy = f"see {definition.file}"
+            if definition.task == "flores" and "data_files" not in definition.file.read_text(encoding="utf-8"):
+                remedy = (
+                    "accept the conditions of FLORES+ on the hub and log in, or set data_root to a folder with flores/"
+                )
+            raise PipelineError(f"the data of {definition.name} cannot be read ({reason}): {remedy}") from error
+        _refuse_too_many_shots(definition, tasks[-1])
     return tasks
 
 
-def score(lm: LM, definitions: Sequence[Definition], tasks: Sequence[Task], limit: int | None = None) -> Scores:
-    """Put each task to a model and gather the harness' scores. `limit`: at most this many questions a task.
+def _refuse_too_many_shots(definition: Definition, task: Any) -> None:
+    """What is checked of local files before, of the hub's."""
+    if definition.num_fewshot:
+        subjects = getattr(task, "exemplars", {"": list(task.fewshot_docs())})
+        subject, fewest = min(((name, len(docs)) for name, docs in subjects.items()), key=lambda one: one[1])
+        if fewest < definition.num_fewshot:
+            raise PipelineError(
+                f"{definition.name}: num_fewshot={definition.num_fewshot}, but there are {fewest} exemplars"
+                + (f" of {subject}" if subject else "")
+                + f": ask for at most {fewest}"
+            )
 
-    Raises PipelineError, with the count, if prompts do not fit; checked for an `Answering` before anything is scored.
+
+# ------------------------------------------------------------------------------------------------- scoring
+
+
+def kept_scores(run: Run) -> store.Kept | None:
+    """Where scores of this model are kept from one evaluation to the next."""
+    if "checkpoint" not in run.parents:
+        return None
+    model = store.model_key(run.parents["checkpoint"])
+    return store.Kept(run.runs_dir / ".scores", model, fresh=run.config.redo)
+
+
+def score(
+    load: Callable[[], LM],
+    definitions: Sequence[Definition],
+    tasks: Sequence[Task],
+    asked: Eval,
+    kept: store.Kept | None = None,
+) -> Scores:
+    """Put each task to the model of `load()` and gather the harness' scores; what is kept already is taken as it is.
+
+    Raises PipelineError, with the count, if prompts do not fit; checked for all tasks before anything is scored.
     """
-    chosen = {}  # ranges, not lists: the harness asks `row in rows` for each row
-    for definition, task in zip(definitions, tasks, strict=True):
-        end = len(task.eval_docs)
-        chosen[definition.name] = range(definition.first, end if limit is None else min(end, definition.first + limit))
-    # The inner half of simple_evaluate. The outer half reseeds the global generators and asks pip and git about the
-    # machine, which takes ten times as long as scoring a small task does.
-    asked: Any = {"tasks": {definition.name: task for definition, task in zip(definitions, tasks, strict=True)}}
+    settings = {"backend": asked.backend, "chat_template": asked.chat_template, "dtype": asked.dtype}
+    put = list(zip(definitions, tasks, strict=True))
+    chosen = {definition.name: _rows(definition, task, asked) for definition, task in put}
+    keys: dict[str, store.Key] = {}
+    found: dict[str, Scored] = {}
+    if kept:
+        for definition, task in put:
+            asks = store.task_key(definition, task, chosen[definition.name])
+            keys[definition.name] = store.whole_key(kept.model, asks, settings)
+            again = kept.look_up(keys[definition.name])
+            if again and again.too_long <= asked.too_long:
+                found[definition.name] = again
+                print(f"{definition.name}: found again, scored before on these weights", file=sys.stderr)
+    found_again = list(found)
+    left = [(definition, task) for definition, task in put if definition.name not in found]
     with _harness_tamed():
-        if isinstance(lm, Answering):
-            for definition, task in zip(definitions, tasks, strict=True):
-                _refuse_long_prompts(lm, definition, task, chosen[definition.name])
-        found = evaluate(lm=lm, task_dict=asked, samples=chosen, bootstrap_iters=0, log_samples=True)
-    rows, samples, hashes = [], {}, {}
-    for definition in definitions:
-        records = found["samples"][definition.name]
-        hashes[definition.name] = hash_string(  # as the harness' command line makes it
-            "".join(record["doc_hash"] + record["prompt_hash"] + record["target_hash"] for record in records)
-        )
-        _, chief = metrics.PRIMARY[definition.task]
-        samples[definition.name] = [_sample(definition, lm, record) for record in records if record["filter"] == chief]
-        rows += _rows(definition, found["results"][definition.name], records, samples[definition.name])
+        lm = load() if left else None
+        fitting = {d.name: _fitting(lm, d, task, chosen[d.name], asked) for d, task in left if lm}
+        for definition, task in left:
+            assert lm
+            one = score_one(lm, definition, task, fitting[definition.name], asked)
+            one.too_long = len(chosen[definition.name]) - len(fitting[definition.name])
+            found[definition.name] = one
+            _tell_of_endless_answers(definition, one, asked)
+            if kept:
+                kept.keep(keys[definition.name], one)
+        if isinstance(lm, Answering) and lm.helpers:
+            lm.helpers.close()
     packages = ("lm_eval", "transformers", "torch", "datasets", "sacrebleu")
+    names = [definition.name for definition in definitions]
     harness = {
         "packages": {package: version(package) for package in packages},
-        "versions": {name: found["versions"].get(name) for name in hashes},
-        "task_hashes": hashes,
+        "versions": {name: found[name].version for name in names},
+        "task_hashes": {name: found[name].task_hash for name in names},
+        **settings,
+        "found_again": found_again,
+        "too_long": {name: found[name].too_long for name in names if found[name].too_long},
     }
-    return Scores(rows, samples, harness)
+    rows = [row for name in names for row in found[name].rows]
+    return Scores(rows, {name: found[name].samples for name in names}, harness)
+
+
+def _tell_of_endless_answers(definition: Definition, one: Scored, asked: Eval) -> None:
+    cut_off = sum(bool(sample.get("cut_off")) for sample in one.samples)
+    if cut_off > len(one.samples) / 2:
+        print(
+            f"{definition.name}: {cut_off} of {len(one.samples)} answers ran out of eval.max_gen_toks"
+            f"{'' if asked.max_gen_toks is None else f'={asked.max_gen_toks}'} and were scored as they stood: "
+            "the model does not stop, or needs more",
+            file=sys.stderr,
+        )
+
+
+def _rows(definition: Definition, task: Task, asked: Eval) -> range:
+    """The rows to score. A range, not a list: the harness asks `row in rows` for each row."""
+    end = len(task.eval_docs)
+    return range(definition.first, end if asked.limit is None else min(end, definition.first + asked.limit))
+
+
+def score_one(lm: LM, definition: Definition, task: Task, rows: Sequence[int], asked: Eval) -> Scored:
+    """One task put to a model: the inner half of the harness' simple_evaluate.
+
+    The outer half reseeds the global generators and asks pip and git about the machine, which takes ten times as long
+    as scoring a small task does.
+    """
+    if isinstance(lm, Answering):
+        lm.share_prefix = asked.share_prefix and definition.num_fewshot > 0
+    put: Any = {"tasks": {definition.name: task}}
+    samples: Any = {definition.name: rows}
+    how = {"apply_chat_template": asked.chat_template, "fewshot_as_multiturn": asked.chat_template}
+    found = evaluate(lm=lm, task_dict=put, samples=samples, bootstrap_iters=0, log_samples=True, **how)
+    records = found["samples"][definition.name]
+    _, chief = metrics.PRIMARY[definition.task]
+    ran_out = lm.ran_out if isinstance(lm, Answering) else {}
+    kept = [scored.sample_of(definition, record, ran_out) for record in records if record["filter"] == chief]
+    return Scored(
+        rows=scored.rows_of(definition, found["results"][definition.name], records, kept),
+        samples=kept,
+        task_hash=hash_string(  # as the harness' command line makes it
+            "".join(record["doc_hash"] + record["prompt_hash"] + record["target_hash"] for record in records)
+        ),
+        version=found["versions"].get(definition.name),
+    )
 
 
 @contextlib.contextmanager
@@ -204,8 +311,17 @@ def _harness_tamed() -> Iterator[None]:
         random.setstate(state)
 
 
-def _refuse_long_prompts(lm: Answering, definition: Definition, task: Task, rows: range) -> None:
-    task.build_all_requests(samples=rows)
+def _fitting(lm: Any, definition: Definition, task: Task, rows: range, asked: Eval) -> Sequence[int]:
+    """The rows whose prompts fit the model. Raises PipelineError where more than eval.too_long do not."""
+    if not hasattr(lm, "max_length"):
+        return rows
+    how: dict[str, Any] = {}
+    if asked.chat_template:
+        if not getattr(lm.tokenizer, "chat_template", None):
+            raise PipelineError("eval.chat_template=true, but the checkpoint's tokenizer has none: leave it off")
+        how = {"apply_chat_template": True, "fewshot_as_multiturn": True}
+        how |= {"chat_template": lm.apply_chat_template, "tokenizer_name": lm.tokenizer_name}
+    task.build_all_requests(samples=rows, **how)  # type: ignore[arg-type]
     longest, too_long, room = 0, set(), lm.max_length
     for request in task.instances:
         if request.request_type == "generate_until":
@@ -218,105 +334,14 @@ def _refuse_long_prompts(lm: Answering, definition: Definition, task: Task, rows
             length = len(lm.tok_encode("".join(request.args))) - 1  # the last token is only predicted
         longest = max(longest, length)
         if length > room:
-            too_long.add(request.doc_id)
-    if too_long:
+            too_long.add(rows[request.doc_id])
+    if len(too_long) > asked.too_long or len(too_long) == len(rows):
         answer = f" less eval.max_gen_toks={lm.max_length - room} for the answer" if room < lm.max_length else ""
         raise PipelineError(
             f"{definition.name}: {len(too_long)} of {len(rows)} prompts do not fit, the longest of {longest} tokens in "
             f"the model's {lm.max_length}{answer}: ask for fewer exemplars" + (" or shorter answers" if answer else "")
         )
-
-
-def _rows(definition: Definition, results: Row, records: list[Row], samples: list[Row]) -> list[Row]:
-    """The score rows of one task: the harness' metrics, then ours."""
-
-    def row(metric: str, chosen: str, value: float, each: Sequence[Any], subject: str | None = None) -> Row:
-        single = all(isinstance(one, int | float) for one in each)  # not so for corpus scores
-        return {
-            **{
-                "task": definition.task,
-                "language": definition.language,
-                "pair": definition.pair,
-                "subject": subject,
-            },
-            **{
-                "num_fewshot": definition.num_fewshot,
-                "metric": metric,
-                "filter": chosen,
-                "value": float(value),
-            },
-            **{"stderr": metrics.mean_stderr(each) if single else None, "n": len(each)},
-        }
-
-    primary = metrics.PRIMARY[definition.task]
-    found = []
-    for key, value in results.items():
-        metric, _, chosen = key.partition(",")
-        if chosen and not metric.endswith("_stderr"):
-            each = [record[metric] for record in records if record["filter"] == chosen]
-            found.append(row(metric, chosen, value, each))
-    found.sort(key=lambda one: (one["metric"], one["filter"]) != primary)
-    if definition.task == "mgsm":
-        lost = [metrics.is_unparsed(sample["extracted"]) for sample in samples]
-        found.append(row("unparsed", primary[1], metrics.mean(lost), lost))
-    cut_off = [sample["cut_off"] for sample in samples if "cut_off" in sample]
-    if cut_off:
-        found.append(row("cut_off", primary[1], metrics.mean(cut_off), cut_off))
-    if definition.task == "global_mmlu":
-        for subject in sorted({sample["subject"] for sample in samples}):
-            each = [sample["scores"]["acc"] for sample in samples if sample["subject"] == subject]
-            found.append(row("acc", "none", metrics.mean(each), each, subject))
-    return found
-
-
-def _sample(definition: Definition, lm: LM, record: Row) -> Row:
-    """One question as it is kept: what was asked, what came back, what was read from it, whether it is right."""
-    request, answer = record["arguments"][0], record["filtered_resps"]
-    sample: Row = {"doc_id": record["doc_id"], "prompt": request[0]}
-    scores = {name: record[name] for name in record["metrics"]}
-    if definition.task in ("belebele", "global_mmlu"):
-        letters = [continuation.strip() for _, continuation in record["arguments"]]
-        likelihoods = [float(likelihood) for likelihood, _ in answer]
-        best = letters[likelihoods.index(max(likelihoods))]
-        target = record["target"]
-        sample |= {
-            "target": letters[target] if isinstance(target, int) else target,
-            "response": best,
-            "extracted": best,
-        }
-        sample |= {
-            "correct": bool(scores["acc"]),
-            "loglikelihoods": dict(zip(letters, likelihoods, strict=True)),
-        }
-        if definition.task == "global_mmlu":
-            sample["subject"] = record["doc"]["subject"]
-    else:
-        sample |= {"target": str(record["target"]), "response": record["resps"][0][0], "extracted": answer[0]}
-        if definition.task == "mgsm":
-            sample["correct"] = bool(scores["exact_match"])
-        else:
-            sample |= {"extracted": answer[0].strip(), "correct": None}
-            scores = {"chrf++": metrics.sentence_chrf(record["target"], answer[0])}
-        if isinstance(lm, Answering):
-            sample["cut_off"] = lm.ran_out[_key(request)]
-    return sample | {"filter": record["filter"], "prompt_hash": record["prompt_hash"], "scores": scores}
-
-
-def write(scores: Scores, definitions: Sequence[Definition], work: Path, tracker: Tracker) -> Row:
-    """scores.json and samples/<task>.<language or pair>.jsonl; gives back the primary scores for the manifest."""
-    (work / "samples").mkdir(parents=True, exist_ok=True)
-    for definition in definitions:
-        lines = (json.dumps(sample, ensure_ascii=False) + "\n" for sample in scores.samples[definition.name])
-        file = work / "samples" / f"{definition.task}.{definition.pair or definition.language}.jsonl"
-        file.write_text("".join(lines), encoding="utf-8")
-    report = {"rows": scores.rows, "harness": scores.harness}
-    (work / "scores.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    named = {}
-    for row in scores.rows:
-        parts = (row["task"], row["pair"] or row["language"], row["subject"], row["metric"])
-        name = "/".join(part for part in parts if part)
-        named[name if row["filter"] in ("none", metrics.PRIMARY[row["task"]][1]) else f"{name},{row['filter']}"] = row[
-            "value"
-        ]
-    tracker.summary(named)
-    return {"scores": named, "harness": scores.harness}
+    if too_long:
+        print(f"{definition.name}: {len(too_long)} prompts that do not fit leave the score", file=sys.stderr)
+        return [row for row in rows if row not in too_long]
+    return rows

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.data.mixture import read_jsonl
+from pipeline.evaluate.metrics import share_in
+from pipeline.languages import language as language_of
 from pipeline.report.scores import Record
 from pipeline.report.statistics import mean, paired_bootstrap, standard_error
 
@@ -95,7 +97,10 @@ def _difference(first: Mapping[Any, float], second: Mapping[Any, float]) -> dict
 
 
 def sanity(primary: Sequence[Record], folders: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """Scores that deserve a look, as {mark, row, label, seed, detail}: exactly 0, at chance, unparsed, identical."""
+    """Scores that deserve a look, as {mark, row, label, seed, detail}.
+
+    Exactly 0, at chance, mostly unparsed, cut off, in the wrong script, identical to another row's.
+    """
     marks = []
     answers: dict[tuple, dict[str, list[Record]]] = {}
     seen: dict[tuple, Record] = {}  # the base serves every seed, its English every language: one mark
@@ -136,6 +141,8 @@ def sanity(primary: Sequence[Record], folders: Mapping[str, Path]) -> list[dict[
 
 def _marks(record: Record, folders: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
     value, n = record["value"], record["n"]
+    if record.get("reason"):
+        return  # never asked: the table says why
     if value is None:
         yield "no number", "the score is not a finite number"
     elif value == 0:
@@ -155,6 +162,21 @@ def _marks(record: Record, folders: Mapping[str, Path]) -> Iterator[tuple[str, s
             yield "mostly unparsed", f"nothing extracted from {unparsed} of {len(samples)} answers"
         if cut_off := sum(bool(sample.get("cut_off")) for sample in samples):
             yield "cut off", f"{cut_off} of {len(samples)} answers ran out of tokens (eval.max_gen_toks)"
+        if strange := _in_another_script(record, samples):
+            yield "wrong script", f"{strange} of {len(samples)} answers are mostly in letters of another script"
+
+
+def _in_another_script(record: Record, samples: Sequence[Mapping[str, Any]]) -> int:
+    """How many answers are mostly not in the letters of their language, where these are more than half; else 0.
+
+    Seen between scripts only: English where Swahili is asked for is not.
+    """
+    if record["task"] == "mbpp" or not samples:
+        return 0
+    spoken = language_of("en" if record["task"] == "mgsm_en_cot" else record["where"].split("-")[-1])
+    shares = [share_in(spoken.scripts, str(sample.get("response") or "")) for sample in samples]
+    strange = sum(share is not None and share < 0.5 for share in shares)
+    return strange if strange > len(samples) / 2 else 0
 
 
 # -------------------------------------------------------------------------------------------------- generations

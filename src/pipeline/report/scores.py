@@ -35,11 +35,13 @@ def load(results: Mapping[str, Any]) -> tuple[list[Record], dict[tuple[str, str]
 
     A record is a row of scores.json plus row, target (the language the model was made for), seed, eval (run name),
     where (pair or language), label (its column's title) and primary (whether the table shows it). An evaluation of
-    several target languages gives each target its own scores, and English to all.
+    several target languages gives each target its own scores, and English to all. Raises PipelineError where the
+    evaluations were not scored alike: by one backend, all with a chat template or all without.
     """
     records: list[Record] = []
     problems: dict[tuple[str, str], list[str]] = {}
     several = len(results["languages"]) > 1
+    ways: dict[tuple[str, bool], str] = {}
     failed = {run["name"]: f": {run['reason']}" for run in results.get("failed") or []}
     for cell in results["cells"]:
         path = Path(cell["eval"]) / "scores.json"
@@ -48,9 +50,12 @@ def load(results: Mapping[str, Any]) -> tuple[list[Record], dict[tuple[str, str]
             problems.setdefault((cell["row"], cell["language"]), []).append(reason)
             continue
         try:
-            written = json.loads(path.read_text(encoding="utf-8"))["rows"]
+            told = json.loads(path.read_text(encoding="utf-8"))
+            written = [*told["rows"], *told.get("beside", [])]
         except (json.JSONDecodeError, KeyError):
             raise PipelineError(f"scores.json of {cell['name']} cannot be read: make it again with redo=true") from None
+        how = told.get("harness", {})
+        ways.setdefault((how.get("backend", "hf"), how.get("chat_template", False)), cell["name"])
         others = set(results["languages"]) - {cell["language"]}
         written = [row for row in written if not others & set(_where(row).split("-"))]
         for row in written:
@@ -67,6 +72,9 @@ def load(results: Mapping[str, Any]) -> tuple[list[Record], dict[tuple[str, str]
             }
             record["label"] = label(record["task"], record["where"], cell["language"], several)
             records.append(record)
+    if len(ways) > 1:
+        told = ", ".join(f"{name} (eval.backend={way[0]}, eval.chat_template={way[1]})" for way, name in ways.items())
+        raise PipelineError(f"{told} were not scored alike, so that no table compares them: score all of them one way")
     keys = ("row", "language", "target", "seed", "task", "where", "subject", "num_fewshot", "metric", "filter", "eval")
     records.sort(key=lambda record: [str(record.get(key) or "") for key in keys])
     return records, problems

@@ -216,7 +216,8 @@ def _cell(by_seed: Mapping[int, Record], seeds: int, column: Column) -> Cell:
     distinct = list({record["eval"]: record for record in by_seed.values()}.values())  # the base serves every seed
     values = [scale * record["value"] for record in distinct if record["value"] is not None]
     if not values:
-        return Cell(reason="the score is not a finite number")
+        reasons = dict.fromkeys(record["reason"] for record in distinct if record.get("reason"))
+        return Cell(reason="; ".join(reasons) or "the score is not a finite number")
     if len(values) > 1:
         return Cell(mean(values), standard_deviation(values))
     error = next(record["stderr"] for record in distinct if record["value"] is not None)

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config import AnalyzeStage, DataStage, EvalStage, MergeStage, RunStage, SelectStage, TrainStage
+from pipeline.files import content_hash, sha256
 from pipeline.knobs import PipelineError
 from pipeline.models.partition import resolved
-from pipeline.runs import Found, Parent, Run, Snapshot, content_hash, find, read_manifest
+from pipeline.runs import Found, Parent, Run, Snapshot, find, read_manifest
 from pipeline.study.merges import base_of, merge_label, merge_parents
 from pipeline.train.numbers import bytes_per_parameter, micro_batches
 
@@ -44,6 +45,13 @@ def build(config: RunStage, known: Known | None = None) -> Run:
         label = label_of(parents["checkpoint"])
     if config.data_root is not None:
         parents["data_root"] = eval_root(config, known)
+    if config.eval.spm_model is not None:
+        file = Path(config.eval.spm_model)
+        if not file.is_file():
+            raise PipelineError(
+                f"eval.spm_model={file} is no file: give the SentencePiece model of spBLEU, or leave it out"
+            )
+        parents["spm_model"] = Found(file.name, sha256(file), file)
     return Run(config, f"eval-{config.eval.name}-{label}", parents)
 
 
@@ -89,7 +97,12 @@ def eval_root(config: EvalStage, known: Known) -> Parent:
         return found
     folder = Path(config.data_root)
     asked = [(task.task, language) for task in config.eval.tasks for language in {*config.languages, "en"}]
-    files = {path for task, language in asked for path in folder.glob(f"{task}/{language}/*.jsonl")}
+    places = [(re.sub("^mgsm_.*", "mgsm", task), language) for task, language in asked]
+    files = {path for task, language in places for path in folder.glob(f"{task}/{language}/*.jsonl")}
+    if any(task == "flores" for task, _ in asked):
+        files |= {
+            path for kind in ("*/*.txt", "dev/*.dev", "devtest/*.devtest") for path in folder.glob(f"flores/{kind}")
+        }
     return Found(folder.name, content_hash(sorted(files), folder), folder)
 
 

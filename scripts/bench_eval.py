@@ -1,0 +1,238 @@
+"""Scoring and generation after shared exemplars, against the harness' own HFLM on the same model in the same run.
+
+    python scripts/bench_eval.py --data_root DIR                    # a small Llama on this machine, minutes
+    python scripts/bench_eval.py --data_root DIR --size tiny        # seconds: does it work
+    python scripts/bench_eval.py --data_root DIR --size 8b          # the shape of an 8B model in bfloat16, for a GPU
+
+DIR holds mgsm/te: the prompts are the real Telugu problems with 8 exemplars, asked for four letters (scoring: a prefix
+of more than 10 questions' length) and for up to 64 new tokens (generation). Weights are random; what is computed does
+not depend on them. A ceiling is what the count of tokens allows: scoring, tokens without sharing over tokens with it;
+generation, the same for the prefill seconds of HFLM, with its decode seconds as they are. Writes results/bench/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the pipeline has it
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from pipeline.config import EvalTask
+from pipeline.evaluate.answering import Answering
+from pipeline.evaluate.definitions import task_definitions
+from pipeline.evaluate.harness import load_tasks
+from pipeline.evaluate.prefix import groups
+from pipeline.provenance import git_state, machine, versions
+
+SIZES = {  # layers, width, MLP width, heads, key and value heads, dtype, questions, batch size
+    "tiny": (2, 64, 128, 4, 2, torch.float32, 6, 3),
+    "small": (4, 512, 1408, 8, 4, torch.float32, 32, 8),
+    "8b": (32, 4096, 14336, 32, 8, torch.bfloat16, 250, 50),
+}
+VOCABULARY, NEW_TOKENS, SHOTS = 1024, 64, 8
+
+
+def tokenizer_of(data_root: Path) -> PreTrainedTokenizerFast:
+    """A small byte-level BPE of the Telugu exemplars and of English, which cuts Telugu as finely as large ones do."""
+    exemplars = [(data_root / f"mgsm/{code}/train.jsonl").read_text(encoding="utf-8") for code in ("te", "en")]
+    text = [*exemplars, " A B C D" * 100]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special, letters = ["<pad>", "<s>", "</s>"], pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=special, initial_alphabet=letters, show_progress=False
+    )
+    tokenizer.train_from_iterator(text, trainer)
+    names = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+
+
+def model_of(size: str, device: str) -> LlamaForCausalLM:
+    layers, width, mlp, heads, shared_heads, dtype, _, _ = SIZES[size]
+    config = LlamaConfig(
+        vocab_size=128256 if size == "8b" else VOCABULARY,
+        hidden_size=width,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=shared_heads,
+        max_position_embeddings=16384,
+        initializer_range=0.02 if size == "8b" else 0.1,  # wider: answers that differ from prompt to prompt
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        dtype=dtype,
+    )
+    torch.manual_seed(0)
+    with torch.device(device):
+        return LlamaForCausalLM(config).to(dtype).eval()
+
+
+class Watch:
+    """Seconds and tokens of a model's forward passes: prefill (several tokens a row) and decode (one) apart."""
+
+    def __init__(self, model: Any) -> None:
+        self.hooks = [
+            model.register_forward_pre_hook(self.begin, with_kwargs=True),
+            model.register_forward_hook(self.end, with_kwargs=True),
+        ]
+        self.seconds = {"prefill": 0.0, "decode": 0.0}
+        self.tokens = {"prefill": 0, "decode": 0}
+        self.started = 0.0
+
+    def begin(self, module: Any, args: Any, kwargs: Any) -> None:
+        _wait()
+        self.started = time.perf_counter()
+
+    def end(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        _wait()
+        ids = args[0] if args else kwargs["input_ids"]
+        kind = "prefill" if ids.shape[1] > 1 else "decode"
+        self.seconds[kind] += time.perf_counter() - self.started
+        self.tokens[kind] += ids.numel()
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def timed(lm: Any, method: str, requests: list[Instance]) -> tuple[list[Any], dict[str, Any]]:
+    """Answers, and {seconds, prefill_seconds, decode_seconds, prefill_tokens (padding included)}."""
+    watch, begun = Watch(lm.model), time.perf_counter()
+    answers = getattr(lm, method)(requests, disable_tqdm=True)
+    _wait()
+    total = time.perf_counter() - begun
+    for hook in watch.hooks:
+        hook.remove()
+    seconds = {"seconds": total} | {f"{kind}_seconds": spent for kind, spent in watch.seconds.items()}
+    tokens = {"prefill_tokens": watch.tokens["prefill"]}
+    return answers, {kind: round(spent, 3) for kind, spent in seconds.items()} | tokens
+
+
+def tokens_of(prompts: list[list[int]]) -> dict[str, int]:
+    found = groups(prompts)
+    shared = sum(length + sum(len(prompts[one]) - length for one in members) for length, members in found)
+    longest = max(length for length, _ in found)
+    questions = [len(prompt) - longest for prompt in prompts]
+    return {
+        "prefix": longest,
+        "question": round(sum(questions) / len(questions)),
+        "without_sharing": sum(map(len, prompts)),
+        "with_sharing": shared,
+    }
+
+
+def scoring(ours: Answering, stock: HFLM, prompts: list[str]) -> dict[str, Any]:
+    pairs = [(prompt, f" {letter}") for prompt in prompts for letter in "ABCD"]
+    requests = [Instance(request_type="loglikelihood", doc={}, arguments=pair, idx=0) for pair in pairs]
+    theirs, stock_time = timed(stock, "loglikelihood", requests)
+    found, our_time = timed(ours, "loglikelihood", requests)
+    tokens = tokens_of([ours.tok_encode(prompt) for prompt in prompts])
+    speedup, ceiling = stock_time["seconds"] / our_time["seconds"], tokens["without_sharing"] / tokens["with_sharing"]
+    far = max(abs(one[0] - two[0]) for one, two in zip(found, theirs, strict=True))
+    return {
+        "tokens": tokens, "stock": stock_time, "ours": our_time, "speedup": round(speedup, 2),
+        "ceiling": round(ceiling, 2), "of_ceiling": round(speedup / ceiling, 3), "largest_difference": far,
+    }  # fmt: skip
+
+
+def generation(ours: Answering, stock: HFLM, prompts: list[str]) -> dict[str, Any]:
+    settings = {"until": ["ప్రశ్న:"], "do_sample": False, "max_gen_toks": NEW_TOKENS}
+    requests = [
+        Instance(request_type="generate_until", doc={}, arguments=(prompt, settings), idx=0) for prompt in prompts
+    ]
+    theirs, stock_time = timed(stock, "generate_until", requests)
+    found, our_time = timed(ours, "generate_until", requests)
+    tokens = tokens_of([ours.tok_encode(prompt) for prompt in prompts])
+    share = tokens["with_sharing"] / tokens["without_sharing"]
+    least = stock_time["seconds"] - stock_time["prefill_seconds"] * (1 - share)
+    speedup, ceiling = stock_time["seconds"] / our_time["seconds"], stock_time["seconds"] / least
+    gaps = [_gap(ours, prompt, one, two) for prompt, one, two in zip(prompts, found, theirs, strict=True) if one != two]
+    return {
+        "tokens": tokens, "stock": stock_time, "ours": our_time, "speedup": round(speedup, 2),
+        "ceiling": round(ceiling, 2), "of_ceiling": round(speedup / ceiling, 3),
+        "other_answers": len(gaps), "largest_logit_gap_where_they_part": max(gaps, default=0.0),
+        "continuous_batching_seconds": continuous(ours, prompts),
+    }  # fmt: skip
+
+
+def _gap(lm: Answering, prompt: str, one: str, two: str) -> float:
+    """How far apart the two best logits are where two answers part: a tie, where it is no more than rounding."""
+    same = next((place for place, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+    with torch.no_grad():
+        logits = lm.model(torch.tensor([lm.tok_encode(prompt + one[:same])], device=lm.device), logits_to_keep=1).logits
+    best = logits[0, -1].float().topk(2).values
+    return float(best[0] - best[1])
+
+
+def continuous(lm: Answering, prompts: list[str]) -> float:
+    """Seconds that transformers' continuous batching, which shares prefixes in blocks, takes for the same tokens."""
+    inputs = [lm.tok_encode(prompt) for prompt in prompts]
+    config = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=2, pad_token_id=0)
+    blocks = None if torch.cuda.is_available() else 64 + len(prompts) * (max(map(len, inputs)) + NEW_TOKENS) // 256
+    batching = ContinuousBatchingConfig(num_blocks=blocks, max_batch_tokens=None if blocks is None else 4096)
+    copied = copy.deepcopy(lm.model) if blocks else lm.model  # it changes the model's attention
+    begun = time.perf_counter()
+    with torch.no_grad():
+        copied.generate_batch(inputs=inputs, generation_config=config, continuous_batching_config=batching)
+    _wait()
+    return round(time.perf_counter() - begun, 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data_root", type=Path, required=True)
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--out", type=Path, default=Path("results/bench"))
+    asked = parser.parse_args()
+    *_, questions, batch_size = SIZES[asked.size]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model, tokenizer = model_of(asked.size, device), tokenizer_of(asked.data_root)
+    ours = Answering(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
+    ours.share_prefix = True
+    stock = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
+    with tempfile.TemporaryDirectory() as folder:
+        definitions = task_definitions([EvalTask("mgsm", SHOTS)], ["te"], asked.data_root, Path(folder))
+        (task,) = load_tasks(definitions)
+        task.build_all_requests(limit=questions)
+    prompts = [instance.args[0] for instance in task.instances]
+    for lm in (ours, stock):  # what is done once is not measured
+        timed(lm, "loglikelihood", [Instance(request_type="loglikelihood", doc={}, arguments=("a", " b"), idx=0)])
+    record = {
+        "what": "shared few-shot prefixes", "size": asked.size, "device": device, "dtype": str(model.dtype),
+        "parameters": model.num_parameters(), "questions": len(prompts), "batch_size": batch_size, "shots": SHOTS,
+        "new_tokens": NEW_TOKENS,
+        "scoring": scoring(ours, stock, prompts), "generation": generation(ours, stock, prompts),
+        "machine": machine(), "versions": versions(), "git": git_state(),
+    }  # fmt: skip
+    asked.out.mkdir(parents=True, exist_ok=True)
+    file = asked.out / f"eval_{asked.size}_{device}.json"
+    file.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    for name in ("scoring", "generation"):
+        one = record[name]
+        print(f"{name}: {one['speedup']} times faster than HFLM, {100 * one['of_ceiling']:.0f} % of what tokens allow")
+    print(file)
+
+
+if __name__ == "__main__":
+    main()

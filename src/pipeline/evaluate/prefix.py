@@ -1,0 +1,165 @@
+"""Prompts that begin alike: which to take together, and keys and values of what they share, computed once.
+
+transformers' continuous batching also shares prefixes, in blocks of its paged cache. It is not used: it generates but
+gives no likelihoods of given continuations, it knows no stop strings of several tokens, and without a GPU its blocks
+make it slower than a plain batch (scripts/bench_eval.py measures it beside). What is here is plain attention over a
+plain cache, so that a model is scored as it is without sharing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+LEAST = 16  # tokens: what is shorter is not worth a forward pass of its own
+
+
+def groups(prompts: Sequence[Sequence[int]], longest: Sequence[int] | None = None) -> list[tuple[int, list[int]]]:
+    """Places of prompts (token ids) taken together, with the length of the prefix that they share; 0: none.
+
+    Chosen for the fewest tokens to compute, a prefix counting once: the exemplars of a task, or those of each subject.
+    `longest`: at most so many tokens of each prompt may be in a prefix; by default all but the last.
+    """
+    caps = [len(prompt) - 1 for prompt in prompts] if longest is None else longest
+    order = sorted(range(len(prompts)), key=lambda place: tuple(prompts[place]))
+    arrays = [np.asarray(prompts[place]) for place in order]
+    # common[i]: tokens that the sorted prompts i and i + 1 share
+    common = np.array([_common(one, two) for one, two in zip(arrays, arrays[1:], strict=False)], dtype=int)
+    found: list[tuple[int, list[int]]] = []
+    alone: list[int] = []
+    for shared, members in _cheapest(common, [len(one) for one in arrays], 0, len(order))[1] if order else ():
+        places = [order[member] for member in members]
+        shared = min(shared, *(caps[place] for place in places)) if len(places) > 1 else 0
+        if shared >= LEAST:
+            found.append((int(shared), places))
+        else:
+            alone += places
+    return [*found, (0, sorted(alone))] if alone else found
+
+
+def _common(one: np.ndarray, two: np.ndarray) -> int:
+    short = min(len(one), len(two))
+    differs = one[:short] != two[:short]
+    return int(differs.argmax()) if differs.any() else short
+
+
+def _cheapest(common: np.ndarray, lengths: Sequence[int], first: int, last: int) -> tuple[int, list]:
+    """Tokens to compute for the sorted prompts first..last-1, and the groups (shared, members) that need so few.
+
+    The prompts are cut where they have least in common; each part stays with what it has in common itself, or joins
+    the others that have no more than all have.
+    """
+    if last - first == 1:
+        return lengths[first], [(0, [first])]
+    inside = common[first : last - 1]
+    shared = int(inside.min())
+    cuts = [first, *(first + 1 + int(at) for at in np.flatnonzero(inside == shared)), last]
+    apart, together, groups_apart, pool = 0, shared, [], []
+    for start, end in zip(cuts, cuts[1:], strict=False):
+        cost, found = _cheapest(common, lengths, start, end)
+        joining = sum(lengths[start:end]) - shared * (end - start)
+        apart, together = apart + cost, together + min(cost, joining)
+        if joining < cost:
+            pool.append((range(start, end), found))
+        else:
+            groups_apart += found
+    if together < apart:
+        return together, [(shared, [one for members, _ in pool for one in members]), *groups_apart]
+    return apart, [*groups_apart, *(group for _, found in pool for group in found)]
+
+
+def shareable(config: Any) -> bool:
+    """Whether all layers attend to all that came before. A window would count the padding after the prefix too."""
+    config = config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or [
+        "sliding" if getattr(config, "sliding_window", None) else "full_attention"
+    ]
+    return set(kinds) == {"full_attention"}
+
+
+class _Layer(CacheLayerMixin):
+    """Keys and values of one layer, [rows, heads, prefix + room, width]: the prefix in every row, then its own."""
+
+    is_sliding = False
+    supports_early_init = False
+
+    def __init__(self, rows: int, room: int) -> None:
+        super().__init__()
+        self.rows, self.room, self.length = rows, room, 0
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        def empty(like: torch.Tensor) -> torch.Tensor:
+            return like.new_empty(self.rows, like.shape[1], like.shape[2] + self.room, like.shape[3])
+
+        self.keys, self.values = empty(key_states), empty(value_states)
+        self.is_initialized = True
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
+        rows = slice(len(key_states) if self.is_initialized else None)  # the prefix is written to all rows
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None
+        start, self.length = self.length, self.length + key_states.shape[2]
+        self.keys[rows, :, start : self.length] = key_states
+        self.values[rows, :, start : self.length] = value_states
+        return self.keys[: len(key_states), :, : self.length], self.values[: len(value_states), :, : self.length]
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class Prefix(Cache):
+    """The keys and values of a shared prefix, in each of `rows` rows, with `room` tokens more for what follows.
+
+    Serves batch after batch: `again()` forgets what followed.
+    """
+
+    def __init__(self, model: Any, tokens: Sequence[int], rows: int, room: int) -> None:
+        layers = model.config.get_text_config().num_hidden_layers
+        super().__init__(layers=[_Layer(rows, room) for _ in range(layers)])
+        self.tokens = list(tokens)
+        model(input_ids=torch.tensor([self.tokens], device=model.device), past_key_values=self, logits_to_keep=1)
+
+    def again(self) -> Prefix:
+        for layer in self.layers:
+            layer.length = len(self.tokens)  # type: ignore[union-attr]
+        return self
+
+
+def laid_out(prefix: Sequence[int], rests: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask, [rests, tokens] each: the prefix, padding, then the rest, so that all end alike."""
+    width = max(map(len, rests))
+    ids = [[*prefix, *[pad] * (width - len(rest)), *rest] for rest in rests]
+    mask = [[1] * len(prefix) + [0] * (width - len(rest)) + [1] * len(rest) for rest in rests]
+    return torch.tensor(ids), torch.tensor(mask)
+
+
+def last_logits(model: Any, prefix: Prefix, rests: Sequence[Sequence[int]], pad: int, keep: int) -> torch.Tensor:
+    """Logits [rests, keep, vocabulary] of the last `keep` places of each rest after the prefix, as without sharing."""
+    ids, mask = laid_out(prefix.tokens, rests, pad)
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    start, device = len(prefix.tokens), model.device
+    return model(
+        input_ids=ids[:, start:].to(device),
+        attention_mask=mask.to(device),
+        position_ids=places[:, start:].to(device),
+        past_key_values=prefix.again(),
+        logits_to_keep=keep,
+    ).logits
+
+
+def batches(places: Sequence[int], lengths: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Places in batches of `size`, the longest prompts first: what runs out of memory does so at once."""
+    order = sorted(places, key=lambda place: -lengths[place])
+    for start in range(0, len(order), size):
+        yield order[start : start + size]

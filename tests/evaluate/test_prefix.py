@@ -1,0 +1,214 @@
+"""Shared prefixes: the same answers as without, from fewer tokens."""
+
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lm_eval.models.huggingface import HFLM
+from made_up import asked, choice, needs_real_data, run_of
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from pipeline.evaluate import harness, prefix
+from pipeline.evaluate.answering import Answering
+from pipeline.evaluate.definitions import task_definitions
+from pipeline.knobs import PipelineError
+
+
+def computed(prompts: list[list[int]], found: list[tuple[int, list[int]]]) -> int:
+    assert sorted(place for _, places in found for place in places) == list(range(len(prompts)))
+    for shared, places in found:
+        assert len({tuple(prompts[place][:shared]) for place in places}) == 1 or not shared
+    return sum(shared + sum(len(prompts[place]) - shared for place in places) for shared, places in found)
+
+
+def test_what_is_taken_together() -> None:
+    shots, other = list(range(100)), list(range(500, 560))
+    prompts = [[*shots, 900 + i, 7] for i in range(5)] + [[*other, 900 + i] for i in range(3)] + [[1, 2, 3]]
+    found = prefix.groups(prompts)
+    assert sorted((shared, sorted(places)) for shared, places in found) == [
+        (0, [8]),
+        (60, [5, 6, 7]),
+        (100, [0, 1, 2, 3, 4]),
+    ]
+    # Two questions of one passage do not leave the exemplars that all share.
+    pairs = [[*shots, *range(i * 50, i * 50 + 40), 901, k] for i in range(20, 25) for k in (1, 2)]
+    ((shared, places),) = prefix.groups(pairs)
+    assert shared == 100 and len(places) == 10
+    # Single questions share their short beginning; the questions with exemplars keep theirs.
+    mixed = [[*shots, 900 + i] for i in range(30)] + [[*shots[:20], 700 + i] for i in range(5)]
+    assert sorted(shared for shared, _ in prefix.groups(mixed)) == [20, 100]
+    assert prefix.groups([[1, 2], [1, 3]]) == [(0, [0, 1])]  # too short to be worth it
+    assert prefix.groups([]) == []
+
+
+def test_a_prefix_leaves_what_is_to_be_predicted() -> None:
+    prompts = [list(range(50)), list(range(50)), [*range(49), 99]]
+    assert [shared for shared, _ in prefix.groups(prompts)] == [49]
+    assert [shared for shared, _ in prefix.groups(prompts, [45, 40, 48])] == [40]
+
+
+def test_no_choice_needs_more_tokens_than_none() -> None:
+    draw = random.Random(0)
+    for _ in range(200):
+        heads = [[draw.randrange(3) for _ in range(draw.randrange(40))] for _ in range(3)]
+        prompts = [draw.choice(heads) + [draw.randrange(3) for _ in range(draw.randrange(1, 30))] for _ in range(12)]
+        assert computed(prompts, prefix.groups(prompts)) <= sum(map(len, prompts))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "cohere"])
+def test_the_logits_are_those_of_the_whole_prompt(kind: str) -> None:
+    sizes: dict[str, Any] = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3, "pad_token_id": 0}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes)).double().eval()
+    draw = random.Random(0)
+    shots = [draw.randrange(1, 97) for _ in range(60)]
+    rests = [[draw.randrange(1, 97) for _ in range(length)] for length in (3, 11, 7)]
+    with torch.no_grad():
+        shared = prefix.Prefix(model, shots, rows=2, room=11)
+        for batch in prefix.batches(range(3), [len(rest) for rest in rests], 2):
+            found = prefix.last_logits(model, shared, [rests[one] for one in batch], 0, keep=3)
+            for one, row in zip(batch, found, strict=True):
+                whole = model(torch.tensor([shots + rests[one]])).logits[0, -3:]
+                assert (whole - row).abs().max() < 1e-6  # norms and rotations are float32 in a float64 model too
+    assert prefix.shareable(model.config) and not prefix.shareable(AutoConfig.for_model("gemma2"))
+
+
+# ------------------------------------------------------------------------------------------------- the model class
+
+
+def both(tiny: Path, double: bool = True) -> tuple[Answering, HFLM]:
+    ours = harness.load_model(tiny, batch_size=4)
+    if double:
+        ours.model.double()
+    ours.share_prefix = True
+    return ours, HFLM(pretrained=copy.deepcopy(ours.model), tokenizer=ours.tokenizer, batch_size=4)
+
+
+def requests(data_root: Path, folder: Path, task: Any, code: str = "qac", limit: int = 30, **more: Any) -> list[Any]:
+    definitions = task_definitions([task], [code], data_root, folder, **more)
+    (loaded, *_) = harness.load_tasks(definitions[:1])
+    loaded.build_all_requests(samples=range(definitions[0].first, min(limit, len(loaded.eval_docs))))
+    return loaded.instances
+
+
+class Counter:
+    """Counts the tokens that go through a model."""
+
+    def __init__(self, model: Any) -> None:
+        self.tokens = 0
+        model.register_forward_pre_hook(self, with_kwargs=True)
+
+    def __call__(self, module: Any, args: Any, kwargs: Any) -> None:
+        self.tokens += (args[0] if args else kwargs["input_ids"]).numel()
+
+
+@pytest.mark.parametrize("task", ["belebele", "global_mmlu"])
+def test_likelihoods_are_the_harness_own_from_fewer_tokens(
+    data_root: Path, tmp_path: Path, tiny: Path, task: str
+) -> None:
+    asks = requests(data_root, tmp_path / "tasks", asked(task, 3))
+    ours, stock = both(tiny)
+    counts = Counter(ours.model), Counter(stock.model)
+    found, theirs = ours.loglikelihood(asks), stock.loglikelihood(asks)
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in theirs]
+    assert [value for value, _ in found] == pytest.approx([value for value, _ in theirs], abs=1e-6)
+    assert counts[0].tokens < counts[1].tokens / 1.5
+
+
+def test_continuations_of_several_tokens(tiny: Path) -> None:
+    from lm_eval.api.instance import Instance
+
+    pairs = [
+        (f"An example that all begin with. Question {i}?", f" answer {j}" * j) for i in range(4) for j in (1, 2, 3)
+    ]
+    asks = [Instance(request_type="loglikelihood", doc={}, arguments=pair, idx=0) for pair in pairs]
+    ours, stock = both(tiny)
+    found, theirs = ours.loglikelihood(asks), stock.loglikelihood(asks)
+    assert [value for value, _ in found] == pytest.approx([value for value, _ in theirs], abs=1e-6)
+
+
+@needs_real_data
+def test_greedy_answers_are_the_same(real_data: Path, tmp_path: Path, tiny: Path) -> None:
+    """Real Telugu problems: none differs in float64, and in float32 none where the two logits are not within 1e-4."""
+    asks = requests(real_data, tmp_path / "tasks", asked("mgsm", 1), "te", limit=12, max_gen_toks=12)
+    ours, stock = both(tiny)
+    counts = Counter(ours.model), Counter(stock.model)
+    found = ours.generate_until(asks)
+    assert found == stock.generate_until(asks) and len(set(found)) > 6
+    assert counts[0].tokens < counts[1].tokens / 1.5
+    assert len(ours.ran_out) == len(asks)
+    ours, stock = both(tiny, double=False)
+    for ask, one, two in zip(asks, ours.generate_until(asks), stock.generate_until(asks), strict=True):
+        if one != two:
+            same = next(i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b)
+            tokens = torch.tensor([ours.tok_encode(ask.args[0] + one[:same])])
+            top = ours.model(tokens).logits[0, -1].topk(2).values
+            assert top[0] - top[1] < 1e-4
+
+
+def test_without_exemplars_nothing_is_shared(
+    data_root: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.evaluate.answering.Prefix", None)  # would be called
+    run = run_of(tmp_path, tiny, data_root, asked("belebele", 0), asked("mgsm", 0), max_gen_toks=4)
+    assert harness.make(run, tmp_path / "work", type("Notes", (), {"summary": lambda *_: None})())
+
+
+class Full:
+    """A forward hook that lets no more than `rows` prompts through, as a full GPU would."""
+
+    def __init__(self, model: Any, rows: int) -> None:
+        self.rows = rows
+        model.register_forward_pre_hook(self, with_kwargs=True)
+
+    def __call__(self, module: Any, args: Any, kwargs: Any) -> None:
+        if len(args[0] if args else kwargs["input_ids"]) > self.rows:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7 GiB.")
+
+
+@pytest.mark.parametrize(("task", "shots"), [("mgsm", 2), ("mgsm", 0), ("belebele", 2), ("belebele", 0)])
+def test_out_of_memory_halves_the_batch_and_goes_on(
+    data_root: Path, tmp_path: Path, tiny: Path, task: str, shots: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asks = requests(data_root, tmp_path / "tasks", asked(task, shots), max_gen_toks=4)
+    ours, stock = both(tiny)
+    ours.batch_size_per_gpu, ours.share_prefix = 8, shots > 0
+    Full(ours.model, 2)
+    method = "generate_until" if task == "mgsm" else "loglikelihood"
+    found, theirs = getattr(ours, method)(asks), getattr(stock, method)(asks)
+    assert ours.batch_size == 2 and "going on with eval.batch_size=2" in capsys.readouterr().err
+    assert found == theirs if task == "mgsm" else found == [pytest.approx(one, abs=1e-6) for one in theirs]
+
+
+def test_what_one_prompt_cannot_have_is_told(data_root: Path, tmp_path: Path, tiny: Path) -> None:
+    asks = requests(data_root, tmp_path / "tasks", asked("belebele", 2))
+    ours, _ = both(tiny)
+    Full(ours.model, 0)
+    with pytest.raises(torch.OutOfMemoryError):
+        ours.loglikelihood(asks)
+
+
+def test_shards_answer_as_one(data_root: Path, tmp_path: Path, tiny: Path) -> None:
+    """Two processes, a half of the questions each. The stage's own scores, and one sentence for too many."""
+    tasks = [asked("mgsm", 2), asked("belebele", 2)]
+    made = []
+    for shards in (1, 2):
+        run = run_of(tmp_path, tiny, data_root, *tasks, shards=shards, max_gen_toks=4, languages=["en"])
+        facts = harness.make(run, tmp_path / f"work{shards}", type("Notes", (), {"summary": lambda *_: None})())
+        made.append((facts["scores"], (tmp_path / f"work{shards}/samples/mgsm.en.jsonl").read_text()))
+        for file in (tmp_path / "runs/.scores").iterdir():
+            file.unlink()  # the second is to be scored, not found again
+    assert made[0] == made[1]
+
+
+def test_more_shards_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(PipelineError, match="eval.shards=3, but 2 GPUs are visible: ask for at most 2"):
+        harness.answering(choice(shards=3), tiny, lambda: None)  # type: ignore[arg-type,return-value]
