@@ -34,7 +34,8 @@ READ_IN = {
     "recipe": [SFT, "stage=cpt expert=gsm8k_text "],
     "merge": ["stage=merge "],
     "eval": ["stage=eval checkpoint=x "],
-    "table": ["stage=table ", "stage=plan ", "stage=report "],
+    "table": ["stage=table ", "stage=plan ", "stage=report ", "stage=prefetch "],
+    "mixture": [SFT, "stage=data expert=math ", "stage=cpt expert=gsm8k_text "],
     "launcher": [SFT, "stage=status "],
     "tracking": [SFT, "stage=status "],
     "data": [],  # brought by an expert: below
@@ -43,6 +44,7 @@ READ_IN = {
 STAGE_WORDS = {
     "data": "expert=math", "cpt": "expert=gsm8k_text", "sft": "expert=math", "eval": "eval=mgsm_2shot checkpoint=x",
     "merge": "merge=soup merge.experts=[a,b]", "plan": "", "table": "", "report": "", "status": "",
+    "prefetch": "",
 }  # fmt: skip
 
 

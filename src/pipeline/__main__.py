@@ -13,7 +13,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 from pipeline.compose import compose, conf_dir, jobs, register, to_stage
-from pipeline.config import RunStage, StatusStage, TableStage
+from pipeline.config import PrefetchStage, RunStage, StatusStage, TableStage
 from pipeline.knobs import PipelineError
 from pipeline.study.execute import one, sentence
 from pipeline.study.plan import ordered, show, study
@@ -45,9 +45,15 @@ def status(config: StatusStage) -> str:
     return show_status(config)
 
 
+def prefetch(config: PrefetchStage) -> str:
+    from pipeline.study.prefetch import fetch
+
+    return str(fetch(ordered(study(config).targets), config))
+
+
 STAGES: dict[str, Callable[[Any], str]] = {
     "data": make_one, "cpt": make_one, "sft": make_one, "merge": make_one, "eval": make_one,
-    "plan": plan, "table": table, "report": report, "status": status,
+    "plan": plan, "table": table, "report": report, "status": status, "prefetch": prefetch,
 }  # fmt: skip
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import Data, DataStage, Expert, Source
+from pipeline.data.load import read
 from pipeline.data.mixture import build, read_jsonl
-from pipeline.data.sources import read
 from pipeline.knobs import PipelineError
 
 MATH = Source(file="orca_math/train.jsonl", rows="orca_math")
@@ -33,9 +33,10 @@ def test_duplicates_and_empty_rows_are_dropped_and_counted(tmp_path: Path):
     put(tmp_path, "more.jsonl", [*problems(6)])
     more = Source(file="more.jsonl", rows="gsm8k")
     counts = build(stage(Data(), first=MATH, second=more), tmp_path, tmp_path)
+    none = {"contaminated": 0, "word_problems": 0, "shared": {}}
     assert counts == {
-        "first": {"rows": 8, "duplicates": 2, "empty": 1},
-        "second": {"rows": 6, "duplicates": 5, "empty": 0},
+        "first": {"rows": 8, "empty": 1, "duplicates": 2, "left": 5, **none},
+        "second": {"rows": 6, "empty": 0, "duplicates": 5, "left": 1, **none},
         "train": 6,
         "validation": 0,
     }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config import DataStage, EvalStage, LayerSwap, MergeStage, RunStage, Soup, Ties, TrainStage
 from pipeline.knobs import PipelineError
+from pipeline.lock import digest, read_lock
 from pipeline.runs import Found, Parent, Run, content_hash, find, from_folder, read_manifest
 
 Known = dict[str, Parent]  # runs that a RUN may name before they are finished
@@ -20,6 +22,7 @@ def build(config: RunStage, known: Known | None = None) -> Run:
     """
     known = known or {}
     if isinstance(config, DataStage):
+        config = at_locked_revisions(config)
         return Run(config, f"data-{config.expert.name}", data_parents(config, known))
     if isinstance(config, TrainStage):
         way = "cpt" if config.stage == "cpt" else config.sft.name
@@ -30,24 +33,67 @@ def build(config: RunStage, known: Known | None = None) -> Run:
     parents = {"checkpoint": parent(config.checkpoint, config, "checkpoint", known)}
     if config.data_root is not None:
         parents["data_root"] = eval_root(config, known)
+    else:
+        parents |= locked_benchmarks(config)
     return Run(config, f"eval-{config.eval.name}-{label_of(parents['checkpoint'])}", parents)
 
 
-def parent(reference: str, config: RunStage, knob: str, known: Known) -> Parent:
-    return known[reference] if reference in known else find(reference, Path(config.runs_dir), knob)
+def parent(reference: str, config: RunStage, knob: str, known: Known, revision: str | None = None) -> Parent:
+    return known[reference] if reference in known else find(reference, Path(config.runs_dir), knob, revision)
+
+
+def at_locked_revisions(config: DataStage) -> DataStage:
+    """The sources of the hub at the revisions that stage=prefetch locked, so that these enter the hash."""
+    if config.data_root is not None or config.expert.world is not None:
+        return config
+    lock = read_lock(Path(config.runs_dir))
+    sources = {name: lock.pinned(source) for name, source in config.expert.sources.items()}
+    return replace(config, expert=replace(config.expert, sources=sources))
 
 
 def data_parents(config: DataStage, known: Known) -> dict[str, Parent]:
-    """A finished data run or a folder; of a folder, the files that are read make its identity."""
-    if config.data_root is None or config.expert.world is not None:
+    """A finished data run or a folder; of a folder, the files that are read make its identity.
+
+    `benchmarks`, what rows are compared with, is a parent of its own where a folder is named or the hub's are locked.
+    """
+    if config.expert.world is not None:
         return {}
-    found = root(config.data_root, config, known)
-    if found is not None:
-        return {"data_root": found}
+    from pipeline.data import benchmarks
     from pipeline.data.mixture import files_read
 
-    folder = Path(config.data_root)
-    return {"data_root": Found(folder.name, content_hash(files_read(config.expert.sources, folder), folder), folder)}
+    parents: dict[str, Parent] = {}
+    if config.data.benchmarks is not None:
+        folder = Path(config.data.benchmarks)
+        files = [path for paths in benchmarks.files(folder).values() for path in paths]
+        if not files:
+            raise PipelineError(
+                f"data.benchmarks={folder} holds no file like mgsm/sw/test.jsonl: name a folder with some"
+            )
+        parents["benchmarks"] = Found(folder.name, content_hash(files, folder), folder)
+    elif config.data_root is None:
+        parents |= locked_benchmarks(config)
+    if config.data_root is None:
+        return parents
+    found = root(config.data_root, config, known)
+    if found is None:
+        folder = Path(config.data_root)
+        files = files_read(config.expert.sources, folder)
+        if config.data.benchmarks is None:
+            files += [path for paths in benchmarks.files(folder).values() for path in paths]
+        found = Found(folder.name, content_hash(files, folder), folder)
+    return {"data_root": found, **parents}
+
+
+def locked_benchmarks(config: DataStage | EvalStage) -> dict[str, Parent]:
+    """The benchmark sets of the hub that a run reads, as a parent known by its locked revisions; none until then."""
+    lock = read_lock(Path(config.runs_dir))
+    if not lock.datasets:
+        return {}
+    from pipeline.study.prefetch import benchmark_sources
+
+    entries = [(source.hub, lock.entry(source)) for source in benchmark_sources(config)]
+    pins = sorted({f"{hub}@{entry['revision']}" for hub, entry in entries if entry})
+    return {"benchmarks": Found("benchmarks of the hub", digest(pins), Path("hub"))} if pins else {}
 
 
 def root(reference: str, config: RunStage, known: Known) -> Parent | None:
@@ -76,15 +122,18 @@ def eval_root(config: EvalStage, known: Known) -> Parent:
 
 
 def train_parents(config: TrainStage, known: Known) -> dict[str, Parent]:
+    expert = config.expert
+    if config.stage == "cpt" and expert.text:  # the same words, stage=cpt expert=bn, read the set of plain text
+        expert = replace(expert, name=f"{expert.name}_text", sources=expert.text, text={}, size=None)
     data = DataStage(
         stage="data", runs_dir=config.runs_dir, tracking=config.tracking, seed=config.seed, group=config.group,
-        expert=config.expert, data=config.data, data_root=config.data_root,
+        expert=expert, data=config.data, data_root=config.data_root,
     )  # fmt: skip
     parents: dict[str, Parent] = {"data": build(data, known)}
     if config.model.init == "pretrained":
         if config.model.path is None:
             raise PipelineError(f"model={config.model.name} has no path: give model.path=RUN, or model.init=random")
-        parents["model"] = parent(config.model.path, config, "model.path", known)
+        parents["model"] = parent(config.model.path, config, "model.path", known, config.model.revision)
     if config.model.tokenizer == "data_root":
         if config.data_root is None:
             raise PipelineError(
