@@ -128,7 +128,7 @@ def of_folder(root: Path) -> Iterator[tuple[str, str]]:
                             yield from ((name, text) for text in TEXTS[name](json.loads(line)))
             except (ValueError, KeyError, TypeError) as error:
                 raise PipelineError(
-                    f"{path} cannot be compared with ({type(error).__name__} {error}): it must look like the hub's {name}"
+                    f"{path} cannot be compared with ({type(error).__name__} {error}): give the hub's {name}"
                 ) from error
 
 

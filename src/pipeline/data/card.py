@@ -16,7 +16,7 @@ DONE = {"drop": "dropped", "count": "counted and kept"}
 
 def card(config: DataStage, counts: dict[str, Any], known: Known, vouched: bool) -> str:
     """Markdown. counts: of each source its rows, each reason, and what is left and taken; then train, validation."""
-    data, sources = config.data, config.expert.sources
+    sources = config.expert.sources
     head = (*HEAD, "word problems", "left")
     lines = [
         f"# Training set of expert {config.expert.name}",
@@ -46,8 +46,8 @@ def _compared(config: DataStage, counts: dict[str, Any], known: Known, vouched: 
         f"with a benchmark, in any language. They are {fate}. Benchmark texts: {texts}; too short to compare: "
         f"{known.short}. Rows that share with each: {'; '.join(told) or 'none'}.",
         "",
-        f"Word problems in language sets are {DONE[config.data.word_problems]}. Dropping either departs from the papers' "
-        "letter.",
+        f"Word problems in language sets are {DONE[config.data.word_problems]}. Dropping either departs from the "
+        "papers' letter.",
     ]
 
 

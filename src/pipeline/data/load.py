@@ -34,9 +34,16 @@ class Rows:
 
 
 def read(
-    name: str, source: Source, data_root: Path | None, seed: int = 0, locked: list[Path] | None = None
+    name: str,
+    source: Source,
+    data_root: Path | None,
+    seed: int = 0,
+    locked: list[Path] | None = None,
+    counts: dict[str, int] | None = None,
 ) -> Iterator[Example | None]:
     """The examples of a source, in its order (a stream's is shuffled by the seed); None for a row without any.
+
+    locked: its files in the hub's cache. counts: gets sampled_from, the rows there are, where only a sample is read.
 
     Raises:
         PipelineError: what is asked for is not there, unreadable or empty, or lacks a column.
@@ -50,6 +57,8 @@ def read(
                 f"source {name} has no column {', '.join(missing)}: it has {', '.join(found.columns)}; "
                 f"it must look like {source.hub or source.rows}"
             )
+        if found.sampled_from and counts is not None:
+            counts["sampled_from"] = found.sampled_from
         reader, any_row = READERS[source.rows], False
         for row in found.rows:
             if wanted(row, source):

@@ -101,7 +101,7 @@ def examples_of(
     """
     source, files = lock.source(source) if lock and data_root is None else (source, None)
     script, written = SCRIPTS.get(source.language or ""), 0
-    for example in read(name, source, data_root, seed, files):
+    for example in read(name, source, data_root, seed, files, counts):
         counts["rows"] += 1
         words = "\n".join(value or "" for value in example.values()) if example else ""
         if example is None or not (example.get("completion") or example.get("text") or "").strip():

@@ -234,9 +234,7 @@ def columns(name: str, source: Source) -> list[str]:
             raise PipelineError(f"{where}: a template has a stray brace ({error}); write {{{{ for one") from error
         empty = [knob for knob in names if not names[knob]]
         if empty:
-            raise PipelineError(
-                f"{where}.{empty[0]} names no column: write for example {where}.{empty[0]}='{{answer}}'"
-            )
+            raise PipelineError(f"{where}.{empty[0]} names no column: give one in braces, as {{answer}}")
         odd = [one for found in names.values() for one in found if not re.fullmatch(r"[^.\[\]]+", one)]
         if odd:
             raise PipelineError(f"{where}: a template names a column in braces, {{{odd[0]}}} is none")
