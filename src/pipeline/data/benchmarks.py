@@ -118,6 +118,13 @@ def known(n: int, root: Path | None, lock: Lock | None) -> Known:
     )
 
 
+def texts_of(name: str, row: Row) -> Iterator[tuple[str, str]]:
+    for text in TEXTS[name](row):
+        if not isinstance(text, str):
+            raise TypeError(f"a text is {text!r}")
+        yield name, text
+
+
 def of_folder(root: Path) -> Iterator[tuple[str, str]]:
     for name, paths in files(root).items():
         for path in paths:
@@ -125,7 +132,7 @@ def of_folder(root: Path) -> Iterator[tuple[str, str]]:
                 with open(path, encoding="utf-8") as lines:
                     for line in lines:
                         if line.strip():
-                            yield from ((name, text) for text in TEXTS[name](json.loads(line)))
+                            yield from texts_of(name, json.loads(line))
             except (ValueError, KeyError, TypeError) as error:
                 raise PipelineError(
                     f"{path} cannot be compared with ({type(error).__name__} {error}): give the hub's {name}"
@@ -139,6 +146,6 @@ def of_hub(lock: Lock | None) -> Iterator[tuple[str, str]]:
             source, files = lock.source(source) if lock else (source, None)
             with told(label, source):
                 for row in open_rows(label, source, None, 0, files).rows:
-                    yield from ((name, text) for text in TEXTS[name](row))
+                    yield from texts_of(name, row)
         except PipelineError as error:
             raise PipelineError(f"{error}; or give data.benchmarks, a folder with the benchmark files") from error

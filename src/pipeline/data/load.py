@@ -21,6 +21,7 @@ from pipeline.knobs import PipelineError
 
 MOST_CANDIDATES = 10_000_000  # rows looked at: their digests and places stay below 2 GB; of more, a sample is drawn
 SHUFFLE_BUFFER = 10_000  # rows of a stream that are shuffled at a time, besides the order of its files
+KNOWN = (OSError, RuntimeError, ValueError, TypeError, EOFError, StopIteration)  # what datasets lets through
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
 
 
@@ -195,7 +196,10 @@ def told(name: str, source: Source) -> Iterator[None]:
         yield
     except PipelineError:
         raise
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:
+        theirs = type(error).__module__.partition(".")[0] in ("datasets", "huggingface_hub", "httpx", "pyarrow", "zlib")
+        if not theirs and not isinstance(error, KNOWN):
+            raise
         raise PipelineError(sentence(name, source, error)) from error
 
 
@@ -231,7 +235,7 @@ def sentence(name: str, source: Source, error: BaseException) -> str:
         return f"{what} is not UTF-8 text: convert the file, or leave the source out"
     if "DatasetNotFoundError" in kinds:
         return f"{what} is not on the hub, or hidden from you: {words[:200]}"
-    if kinds & {"FileNotFoundError", "DataFilesNotFoundError", "EmptyDatasetError"}:
+    if kinds & {"FileNotFoundError", "DataFilesNotFoundError", "EmptyDatasetError", "StopIteration"}:
         return f"{what} has no such files: check {where}.hub, {where}.files and {where}.file ({words[:200]})"
     if kinds & {"ArrowInvalid", "DatasetGenerationError", "BadGzipFile", "EOFError", "CastError"}:
         return f"{what} could not be read, as a half-written file cannot: fetch it again ({words[:200]})"

@@ -75,6 +75,8 @@ def build(
     counts |= {name: len(rows) for name, rows in taken.items()}
     (work / "data_card.md").write_text(card(config, counts, known, vouched), encoding="utf-8")
     print(summary(config, counts), file=sys.stderr)
+    if not known.texts:
+        print("no benchmark files were found to compare with: give data.benchmarks=FOLDER", file=sys.stderr)
     return counts
 
 

@@ -91,7 +91,10 @@ def locked_benchmarks(config: DataStage | EvalStage) -> dict[str, Parent]:
         return {}
     from pipeline.study.prefetch import benchmark_sources
 
-    entries = [(source.hub, lock.entry(source)) for source in benchmark_sources(config)]
+    try:
+        entries = [(source.hub, lock.entry(source)) for source in benchmark_sources(config)]
+    except PipelineError:  # a task that the hub has no data for: the evaluation itself refuses it
+        return {}
     pins = sorted({f"{hub}@{entry['revision']}" for hub, entry in entries if entry})
     return {"benchmarks": Found("benchmarks of the hub", digest(pins), Path("hub"))} if pins else {}
 

@@ -35,6 +35,7 @@ class Needs:
 
     models: list[str] = field(default_factory=list)
     sources: dict[str, Source] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)  # what cannot be had of the hub at all
 
     def not_pinned(self, lock: Lock) -> list[str]:
         missing = [name for name in self.models if name not in lock.models]
@@ -54,8 +55,11 @@ def needs(runs: list[Run]) -> Needs:
             for name, source in config.expert.sources.items():
                 found.sources.setdefault(_label(name, source), source)
         if isinstance(config, DataStage | EvalStage):
-            for source in benchmark_sources(config):
-                found.sources.setdefault(_label("benchmark", source), source)
+            try:
+                for source in benchmark_sources(config):
+                    found.sources.setdefault(_label("benchmark", source), source)
+            except PipelineError as error:
+                found.problems += [str(error)] if str(error) not in found.problems else []
     return found
 
 
@@ -126,7 +130,7 @@ def fetch(runs: list[Run], config: PrefetchStage) -> Path:
     for label, source in wanted.sources.items():
         one = fetch_url if source.url else fetch_dataset
         steps.append((label, lambda one=one, source=source: one(lock, source, config.prefetch.update)))  # type: ignore[misc]
-    failed = []
+    failed = list(wanted.problems)
     for number, (label, step) in enumerate(steps, start=1):
         print(f"[{number}/{len(steps)}] {label}", file=sys.stderr)
         try:
@@ -139,7 +143,8 @@ def fetch(runs: list[Run], config: PrefetchStage) -> Path:
         write_lock(path, lock)
     if failed:
         raise PipelineError(
-            f"{len(failed)} of {len(steps)} could not be fetched, the others are locked in {path}; first: {failed[0]}"
+            f"{len(failed)} of {len(steps) + len(wanted.problems)} could not be fetched, the others are locked in {path}; "
+            f"first: {failed[0]}"
         )
     write_lock(path, lock)
     return path
