@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import repositories
 from omegaconf import OmegaConf
 
 from pipeline.compose import compose, conf_dir, options
@@ -14,7 +15,6 @@ from pipeline.config import DataStage, Source
 from pipeline.data.load import read, sentence
 from pipeline.data.sources import INSTRUCTIONS, Example, turns
 from pipeline.knobs import PipelineError
-import repositories
 
 
 @pytest.fixture(autouse=True)
@@ -46,21 +46,27 @@ def pair(prompt: str, completion: str) -> Example:
     return {"prompt": prompt, "completion": completion}
 
 
+NAIROBI, DODOMA = pair("Mji mkuu wa Kenya ni upi?", "Nairobi."), pair("Mji mkuu wa Tanzania ni upi?", "Dodoma.")
+TELUGU = [pair("ఒక పండు పేరు చెప్పండి.", "మామిడి"), pair("అనువదించండి.\nనీరు", "జలం"), None]
+WATER, NAME, THIS = pair("জল কোথা থেকে আসে?", "মেঘ থেকে।"), pair("নাম কী?", "আমি সহায়ক।"), pair("কী?", "এটা।")
+HOME = pair("নাম কী?\n\nআমি সহায়ক।\n\nবাড়ি কোথায়?", "ঢাকায়।")
+RICE = pair("নিচের বাক্যটি ইংরেজিতে অনুবাদ করো\nআমি ভাত খাই।", "I eat rice.")
+CLIPS = pair("Natalia sold 48 and 24 clips. How many?", "48+24=<<48+24=72>>72\n#### 72")
 EXPECTED: list[tuple[str, dict[str, Any], list[Example | None]]] = [
-    ("aya", {"language": "sw"}, [pair("Mji mkuu wa Kenya ni upi?", "Nairobi."), pair("Mji mkuu wa Tanzania ni upi?", "Dodoma.")]),
+    ("aya", {"language": "sw"}, [NAIROBI, DODOMA]),
     ("aya", {"language": "te"}, [pair("తెలంగాణ రాజధాని ఏది?", "హైదరాబాద్.")]),
-    ("telugu_alpaca", {}, [pair("ఒక పండు పేరు చెప్పండి.", "మామిడి"), pair("అనువదించండి.\nనీరు", "జలం"), None]),
-    ("telugu_gpteacher", {}, [pair("ఒక పండు పేరు చెప్పండి.", "మామిడి"), pair("అనువదించండి.\nనీరు", "జలం"), None]),
-    ("indic_sharellama", {"language": "bn"}, [pair("জল কোথা থেকে আসে?", "মেঘ থেকে।"), pair("নাম কী?", "আমি সহায়ক।"), None, None, pair("কী?", "এটা।")]),
-    ("indic_sharellama", {"language": "bn", "turns": None}, [pair("জল কোথা থেকে আসে?", "মেঘ থেকে।"), pair("নাম কী?\n\nআমি সহায়ক।\n\nবাড়ি কোথায়?", "ঢাকায়।"), None, None, pair("কী?", "এটা।")]),
-    ("bongchat", {}, [pair("নিচের বাক্যটি ইংরেজিতে অনুবাদ করো\nআমি ভাত খাই।", "I eat rice."), pair("একটি ফলের নাম বলো", "আম")]),
+    ("telugu_alpaca", {}, TELUGU),
+    ("telugu_gpteacher", {}, TELUGU),
+    ("indic_sharellama", {"language": "bn"}, [WATER, NAME, None, None, THIS]),
+    ("indic_sharellama", {"language": "bn", "turns": None}, [WATER, HOME, None, None, THIS]),
+    ("bongchat", {}, [RICE, pair("একটি ফলের নাম বলো", "আম")]),
     ("inkuba", {}, [pair("Tafsiri kwa Kiingereza.\n\nHabari yako?", "How are you?")]),
     ("xp3mt", {"language": "sw"}, [pair("Andika muhtasari (sw): rais", "Rais alisema.")]),
     ("ichikara", {}, [pair("日本で一番高い山は？", "富士山です。")]),
     ("dolly_ja", {}, [pair("いつですか？\n航空は", "8月31日")]),
     ("bn_wikisource", {}, [{"text": "আমার সোনার বাংলা"}]),
-    ("gsm8k", {}, [pair("Natalia sold 48 and 24 clips. How many?", "48+24=<<48+24=72>>72\n#### 72")]),
-]  # fmt: skip
+    ("gsm8k", {}, [CLIPS]),
+]
 
 
 @pytest.mark.parametrize(("name", "more", "expected"), EXPECTED)

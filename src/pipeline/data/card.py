@@ -66,5 +66,4 @@ def summary(config: DataStage, counts: dict[str, Any]) -> str:
     """The same in a line, for the log."""
     sums = {key: sum(counts[name][key] for name in config.expert.sources) for key in ("rows", *REASONS)}
     told = ", ".join(f"{count} {key.replace('_', ' ')}" for key, count in sums.items())
-    done = f"contaminated {DONE[config.data.decontaminate]}, word problems {DONE[config.data.word_problems]}"
-    return f"data of {config.expert.name}: {counts['train']} rows taken of {told} ({done})"
+    return f"data of {config.expert.name}: {counts['train']} rows taken of {told}; see data_card.md"

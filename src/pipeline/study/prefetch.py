@@ -35,6 +35,7 @@ class Needs:
 
     models: list[str] = field(default_factory=list)
     sources: dict[str, Source] = field(default_factory=dict)
+    scored: list[tuple[str, str | None]] = field(default_factory=list)  # sets that the harness loads by their names
     problems: list[str] = field(default_factory=list)  # what cannot be had of the hub at all
 
     def not_pinned(self, lock: Lock) -> list[str]:
@@ -58,13 +59,16 @@ def needs(runs: list[Run]) -> Needs:
             try:
                 for source in benchmark_sources(config):
                     found.sources.setdefault(_label("benchmark", source), source)
+                    named = (source.hub or "", source.hub_config)
+                    if isinstance(config, EvalStage) and named not in found.scored:
+                        found.scored.append(named)
             except PipelineError as error:
                 found.problems += [str(error)] if str(error) not in found.problems else []
     return found
 
 
 def _label(name: str, source: Source) -> str:
-    return f"{name} ({source.url or f'{source.hub} {part_of(source)}'})"
+    return f"{name}: {source.url or f'{source.hub} {part_of(source)}'}"
 
 
 def benchmark_sources(config: DataStage | EvalStage) -> list[Source]:
@@ -126,15 +130,18 @@ def fetch(runs: list[Run], config: PrefetchStage) -> Path:
     path = runs_dir / LOCK
     steps: list[tuple[str, Callable[[], None]]] = []
     for name in wanted.models:
-        steps.append((f"model {name}", lambda name=name: fetch_model(lock, name, config.prefetch.update)))  # type: ignore[misc]
+        steps.append((f"model: {name}", lambda name=name: fetch_model(lock, name, config.prefetch.update)))  # type: ignore[misc]
     for label, source in wanted.sources.items():
         one = fetch_url if source.url else fetch_dataset
         steps.append((label, lambda one=one, source=source: one(lock, source, config.prefetch.update)))  # type: ignore[misc]
+    for hub, part in wanted.scored:
+        steps.append((f"harness: {hub} {part or ''}", lambda hub=hub, part=part: prepare(lock, hub, part)))  # type: ignore[misc]
     failed = list(wanted.problems)
     for number, (label, step) in enumerate(steps, start=1):
         print(f"[{number}/{len(steps)}] {label}", file=sys.stderr)
         try:
-            with told(label, wanted.sources.get(label) or Source(hub=label, rows="", file="")):
+            name, _, where = label.partition(": ")
+            with told(name, wanted.sources.get(label) or Source(hub=where, rows="", file="")):
                 step()
         except PipelineError as error:
             print(f"{label} failed: {error}", file=sys.stderr)
@@ -143,8 +150,8 @@ def fetch(runs: list[Run], config: PrefetchStage) -> Path:
         write_lock(path, lock)
     if failed:
         raise PipelineError(
-            f"{len(failed)} of {len(steps) + len(wanted.problems)} could not be fetched, the others are locked in {path}; "
-            f"first: {failed[0]}"
+            f"{len(failed)} of {len(steps) + len(wanted.problems)} could not be fetched, the others are locked in "
+            f"{path}; first: {failed[0]}"
         )
     write_lock(path, lock)
     return path
@@ -209,6 +216,13 @@ def fetch_dataset(lock: Lock, source: Source, update: bool) -> None:
         "revision": revision,
         "parts": {**parts, part_of(source): {"format": kind, "files": sizes}},
     }
+
+
+def prepare(lock: Lock, hub: str, name: str | None) -> None:
+    """A set as `datasets` keeps it, which is where the harness finds it when the hub is off."""
+    from datasets import load_dataset
+
+    load_dataset(hub, name, revision=lock.datasets[hub]["revision"])
 
 
 def _names(lock: Lock, source: Source) -> Iterator[str]:
