@@ -39,7 +39,8 @@ READ_IN = {
     "recipe": [SFT, "stage=cpt expert=gsm8k_text "],
     "merge": ["stage=merge ", "stage=eval eval=mgsm_2shot ", "stage=sweep eval=mgsm_2shot "],
     "eval": ["stage=eval checkpoint=x "],
-    "table": ["stage=table ", "stage=plan ", "stage=report "],
+    "table": ["stage=table ", "stage=plan ", "stage=report ", "stage=prefetch "],
+    "mixture": [SFT, "stage=data expert=math ", "stage=cpt expert=gsm8k_text "],
     "launcher": [SFT, "stage=status "],
     "tracking": [SFT, "stage=status "],
     "data": [],  # brought by an expert: below
@@ -48,7 +49,7 @@ READ_IN = {
 STAGE_WORDS = {
     "data": "expert=math", "cpt": "expert=gsm8k_text", "sft": "expert=math", "eval": "eval=mgsm_2shot checkpoint=x",
     "merge": "merge=soup merge.experts=[a,b]", "sweep": "merge=soup merge.experts=[a,b] eval=mgsm_2shot",
-    "analyze": "checkpoint=x", "plan": "", "table": "", "report": "", "status": "",
+    "analyze": "checkpoint=x", "plan": "", "table": "", "report": "", "status": "", "prefetch": "",
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 from pipeline.compose import compose, conf_dir, jobs, register, to_stage
-from pipeline.config import CleanStage, RunStage, StatusStage, SweepStage, TableStage
+from pipeline.config import CleanStage, PrefetchStage, RunStage, StatusStage, SweepStage, TableStage
 from pipeline.knobs import PipelineError
 from pipeline.study.execute import one, sentence
 from pipeline.study.plan import ordered, show, study
@@ -57,10 +57,16 @@ def clean(config: CleanStage) -> str:
     return clean_up(config)
 
 
+def prefetch(config: PrefetchStage) -> str:
+    from pipeline.study.prefetch import fetch
+
+    return str(fetch(ordered(study(config).targets), config))
+
+
 STAGES: dict[str, Callable[[Any], str]] = {
     "data": make_one, "cpt": make_one, "sft": make_one, "merge": make_one, "eval": make_one,
     "select": make_one, "analyze": make_one, "sweep": sweep_merges, "plan": plan, "table": table, "report": report,
-    "status": status, "clean": clean,
+    "status": status, "prefetch": prefetch, "clean": clean,
 }  # fmt: skip
 
 

@@ -46,18 +46,34 @@ class Model:
 
 @dataclass
 class Source:
-    """One dataset: where it is on the hub, or below data_root, and which rows are taken."""
+    """One dataset: where it is on the hub, or below data_root, which rows are taken, and how many.
 
-    hub: str | None = None
+    How many: `count` rows, or a `share` of what data.size leaves to shares, or neither: all there are.
+    """
+
+    hub: str | None = None  # id of the repository, or a folder that is a copy of one
     hub_config: str | None = None
     split: str = "train"
-    revision: str | None = None
+    revision: str | None = None  # null: what stage=prefetch locked, until then the newest
+    files: str | None = None  # a pattern of files inside the repository, read as they are: around a script, or a part
+    url: str | None = None  # one file that is on no hub
+    format: str | None = knob(None, options=("json", "csv", "parquet", "text"))  # of files and url; null: by their name
     licence: str = knob("", hashed=False)
     paper: str = knob("", hashed=False)  # where the papers name it
-    file: str = MISSING  # below data_root
+    file: str = MISSING  # below data_root: JSONL, CSV or parquet, or raw bitext
     rows: str = MISSING  # the function of data/sources.py that reads a row
     language: str | None = None  # our code; only rows of it
     side: str | None = knob(None, options=("math", "language"))  # which of the two, in an expert of both
+    column: str | None = None  # rows=text, conversation: the column; null: text, the language's FLORES code
+    prompt: str | None = None  # rows=template, bitext (the English side): text with {column}s
+    completion: str | None = None  # rows=template, bitext (the other side)
+    turns: int | None = knob(None, low=1)  # rows=conversation: turns kept from its beginning; null: all
+    min_score: float | None = None  # rows=nllb: LASER margin
+    without: list[str] | None = None  # benchmarks whose items are dropped even where data.decontaminate=count
+    stream: bool = False  # read only as far as `candidates`, in an order shuffled by the seed, without fetching all
+    candidates: int | None = knob(None, low=1)  # rows that are looked at; null: all, 10 million at most
+    count: int | None = knob(None, low=1)
+    share: float | None = knob(None, above=0)
 
 
 @dataclass
@@ -82,16 +98,23 @@ class Expert:
     name: str = knob(hashed=False)
     side: str = knob(MISSING, options=("math", "language", "both", "none"), hashed=False)
     sources: dict[str, Source] = field(default_factory=dict)
+    text: dict[str, Source] = knob({}, hashed=False)  # what stage=cpt reads in place of sources, where there is any
+    size: int | None = knob(None, low=1)  # training rows where data.size does not say
     world: World | None = None  # set: the data run writes the small world instead of a training set
 
 
 @dataclass
 class Data:
-    """The mixture drawn from an expert's sources."""
+    """The mixture drawn from an expert's sources. Dropping departs from the papers' letter; the card counts either."""
 
-    size: int | None = knob(None, low=1)  # training rows; null: all there are
+    size: int | None = knob(None, low=1)  # training rows; null: the expert's own, else all there are
     validation: int = knob(0, low=0)  # rows kept apart, besides `size`
     shuffle: bool = True  # false: the sources' own order, for a set that is a curriculum
+    allow_fewer: bool = False  # take what there is where a source has fewer rows than asked
+    decontaminate: str = knob("drop", options=("drop", "count"))  # rows that share an n-gram with a benchmark
+    ngram: int = knob(13, low=4)  # words; twice as many characters where a script has no spaces
+    benchmarks: str | None = knob(None, run=True)  # a folder laid out as data_root; null: data_root, else the hub
+    word_problems: str = knob("drop", options=("drop", "count"))  # of language sets
 
 
 @dataclass
@@ -456,6 +479,16 @@ class TableStage(Stage):
 
 
 @dataclass
+class Prefetch:
+    update: bool = False  # take what the hub has now in place of what is locked: the hashes of runs change with it
+
+
+@dataclass
+class PrefetchStage(TableStage):
+    prefetch: Prefetch = part(Prefetch)
+
+
+@dataclass
 class StatusStage(Stage):
     pass
 
@@ -468,7 +501,8 @@ class CleanStage(Stage):
 STAGES: dict[str, type[Stage]] = {
     "data": DataStage, "cpt": TrainStage, "sft": TrainStage, "merge": MergeStage, "eval": EvalStage,
     "select": SelectStage, "analyze": AnalyzeStage, "sweep": SweepStage,
-    "plan": TableStage, "table": TableStage, "report": TableStage, "status": StatusStage, "clean": CleanStage,
+    "plan": TableStage, "table": TableStage, "report": TableStage, "status": StatusStage,
+    "prefetch": PrefetchStage, "clean": CleanStage,
 }  # fmt: skip
 
 # Raised when the stage's code changes its results; a test holds a tiny run of each to its values.

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 from pipeline.config import VERSIONS, RunStage
 from pipeline.files import content_hash, fingerprints, sha256, write_atomically
 from pipeline.knobs import PipelineError, identity
+from pipeline.lock import key, read_lock
 from pipeline.provenance import environment, git_state, machine, versions, without_credentials
 
 MANIFEST = "manifest.json"
@@ -50,6 +51,7 @@ class Found:
     name: str
     hash: str
     folder: Path
+    hub: str | None = None  # of a model of the hub: its id, and the revision asked for, as the lock file has them
 
 
 @dataclass(frozen=True)
@@ -260,6 +262,8 @@ def make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], predicted_
             )
         for parent in run.parents.values():
             check_unchanged(parent.folder)
+            if isinstance(parent, Found) and parent.hub in read_lock(run.runs_dir).models:
+                read_lock(run.runs_dir).check_model(parent.hub)
         check_room(run)
         attempt = (read_manifest(run.folder) or {"attempt": 0})["attempt"] + 1
         _make(run, stage, attempt, predicted_seconds)
@@ -317,10 +321,11 @@ def publish(work: Path, folder: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- finding one
 
 
-def find(reference: str, runs_dir: Path, knob: str) -> Parent:
+def find(reference: str, runs_dir: Path, knob: str, revision: str | None = None) -> Parent:
     """What RUN means: a folder (has a / or starts with .), a run's exact name, or a unique prefix of one.
 
-    hub:org/name is a model on the hub, package:folder one that is shipped with this package, RUN@STEP a snapshot.
+    hub:org/name is a model on the hub, package:folder one that is shipped with this package, RUN@STEP a snapshot. A
+    model that stage=prefetch locked is known by its revision, and is its folder in the hub's cache.
 
     Raises:
         PipelineError: nothing or more than one thing is meant, or the folder is no finished run and no model.
@@ -331,7 +336,10 @@ def find(reference: str, runs_dir: Path, knob: str) -> Parent:
         name = reference.removeprefix("hub:")
         if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
             raise PipelineError(f"{knob}={reference} is no model of the hub: write hub:org/name")
-        return Found(Path(name).name, hashlib.sha256(reference.encode()).hexdigest(), Path(name))
+        hub = key(name, revision)
+        pinned, folder = read_lock(runs_dir).model(hub) or (None, Path(name))
+        identity = f"{reference}@{pinned}" if pinned else reference
+        return Found(Path(name).name, hashlib.sha256(identity.encode()).hexdigest(), folder, hub)
     if reference.startswith("package:"):
         return from_folder(Path(__file__).parent / reference.removeprefix("package:"), knob)
     name, at, step = reference.rpartition("@")

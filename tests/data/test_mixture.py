@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipeline.compose import compose
 from pipeline.config import Data, DataStage, Expert, Source
-from pipeline.data.mixture import build, read_jsonl
-from pipeline.data.sources import read
+from pipeline.data import load
+from pipeline.data.load import read
+from pipeline.data.mixture import apportioned, build, read_jsonl
+from pipeline.data.word_problems import is_word_problem
 from pipeline.knobs import PipelineError
+from pipeline.study.build import build as run_of
 
 MATH = Source(file="orca_math/train.jsonl", rows="orca_math")
 
@@ -33,9 +40,10 @@ def test_duplicates_and_empty_rows_are_dropped_and_counted(tmp_path: Path):
     put(tmp_path, "more.jsonl", [*problems(6)])
     more = Source(file="more.jsonl", rows="gsm8k")
     counts = build(stage(Data(), first=MATH, second=more), tmp_path, tmp_path)
+    none = {"contaminated": 0, "word_problems": 0, "shared": {}}
     assert counts == {
-        "first": {"rows": 8, "duplicates": 2, "empty": 1},
-        "second": {"rows": 6, "duplicates": 5, "empty": 0},
+        "first": {"rows": 8, "empty": 1, "duplicates": 2, "left": 5, **none},
+        "second": {"rows": 6, "empty": 0, "duplicates": 5, "left": 1, **none},
         "train": 6,
         "validation": 0,
     }
@@ -87,3 +95,241 @@ def test_rows_of_a_joint_set_say_their_side(tmp_path: Path):
     build(stage(Data(), math=math, other=other), tmp_path, tmp_path)
     sides = {row["prompt"]: row["side"] for row in read_jsonl(tmp_path / "train.jsonl")}
     assert sides == {"q0": "math", "q1": "math", "habari": "language"}
+
+
+# ------------------------------------------------------------------------------------------------ counts and shares
+
+
+def numbered(root: Path, sizes: dict[str, int]) -> None:
+    for name, size in sizes.items():
+        put(root, f"{name}.jsonl", [{"question": f"{name} {n}", "answer": "a"} for n in range(size)])
+
+
+def of(name: str, **more: Any) -> Source:
+    return Source(file=f"{name}.jsonl", rows="gsm8k", **more)
+
+
+def taken(folder: Path, split: str = "train") -> Counter[str]:
+    return Counter(row["prompt"].split()[0] for row in read_jsonl(folder / f"{split}.jsonl"))
+
+
+def test_counts_first_then_the_whole_ones_then_shares(tmp_path: Path):
+    numbered(tmp_path, {"counted": 50, "whole": 7, "one": 100, "three": 100})
+    sources = {
+        "counted": of("counted", count=20),
+        "whole": of("whole"),
+        "one": of("one", share=1),
+        "three": of("three", share=3),
+    }
+    build(stage(Data(size=90, validation=17), **sources), tmp_path, tmp_path)
+    both = taken(tmp_path) + taken(tmp_path, "validation")
+    assert both == {"counted": 20, "whole": 7, "one": 20, "three": 60}
+    assert taken(tmp_path, "validation").total() == 17
+    first = read_jsonl(tmp_path / "train.jsonl")
+    build(stage(Data(size=90, validation=17), **sources), tmp_path, tmp_path)
+    assert read_jsonl(tmp_path / "train.jsonl") == first
+    build(stage(Data(size=90, validation=17), 1, **sources), tmp_path, tmp_path)
+    assert read_jsonl(tmp_path / "train.jsonl") != first and taken(tmp_path).total() == 90
+
+
+def test_a_joint_set_is_half_of_each_side_in_training_and_validation(tmp_path: Path):
+    numbered(tmp_path, {"math": 200, "small": 11, "large": 200})
+    sources = {
+        "math": of("math", side="math", share=1),
+        "small": of("small", side="language"),
+        "large": of("large", side="language", share=1),
+    }
+    config = DataStage(stage="data", expert=Expert("e", "both", sources, size=100), data=Data(validation=20))
+    build(config, tmp_path, tmp_path)
+    for split, size in (("train", 50), ("validation", 10)):
+        assert Counter(row["side"] for row in read_jsonl(tmp_path / f"{split}.jsonl")) == {
+            "math": size,
+            "language": size,
+        }
+    assert (taken(tmp_path) + taken(tmp_path, "validation"))["small"] == 11
+
+
+@pytest.mark.parametrize(
+    ("size", "sources", "expected"),
+    [
+        (None, {"a": {"share": 1}}, "has shares (a) of no size: give data.size, or mixture=layer_swapping"),
+        (20, {"a": {"count": 50}}, "data.size=20: the sources without a share (a) give 50 rows, more than 20"),
+        (50, {"a": {"count": 50}}, "expert=e: a has 30 rows of 50 asked: ask for fewer, or take those with data.allow"),
+        (99, {"a": {"share": 2}, "b": {"share": 1}}, "a has 30 rows of 66 asked; b has 30 rows of 33 asked"),
+        (50, {"a": {"count": 20}, "b": {}}, None),
+        (70, {"a": {"count": 20}, "b": {}}, "ask for 70 rows of a, b, which give 50: ask for fewer"),
+    ],
+)
+def test_what_sources_cannot_give(size: int | None, sources: dict[str, Any], expected: str | None, tmp_path: Path):
+    numbered(tmp_path, {"a": 30, "b": 30})
+    asked = {name: of(name, **more) for name, more in sources.items()}
+    if expected is None:
+        assert build(stage(Data(size=size), **asked), tmp_path, tmp_path)["train"] == size
+        return
+    with pytest.raises(PipelineError) as caught:
+        build(stage(Data(size=size), **asked), tmp_path, tmp_path)
+    assert expected in str(caught.value) and not list(tmp_path.glob("candidates*"))
+
+
+def test_fewer_rows_are_taken_where_that_is_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    numbered(tmp_path, {"a": 30, "b": 30})
+    asked = {"a": of("a", share=2), "b": of("b", share=1)}
+    counts = build(stage(Data(size=60, allow_fewer=True), **asked), tmp_path, tmp_path)
+    assert counts["train"] == 50 and taken(tmp_path) == {"a": 30, "b": 20}
+    assert "a has 30 rows of 40 asked; taken as they are" in capsys.readouterr().err
+    assert build(stage(Data(size=99, validation=5, allow_fewer=True), a=of("a")), tmp_path, tmp_path)["train"] == 25
+
+
+def test_shares_are_whole_numbers_that_add_up():
+    assert apportioned(10, {"a": 1, "b": 1, "c": 1}) == {"a": 4, "b": 3, "c": 3}
+    assert apportioned(7, {"a": 0.5, "b": 0.25, "c": 0.25}) == {"a": 3, "b": 2, "c": 2}
+    assert apportioned(0, {}) == {}
+    assert sum(apportioned(39_999, {"a": 1, "b": 2, "c": 4}).values()) == 39_999
+
+
+# ------------------------------------------------------------------------------------------------ what is dropped
+
+PROBLEM = "Janet's ducks lay 16 eggs per day and she eats three for breakfast every single morning of the week"
+
+
+def with_benchmark(root: Path) -> None:
+    put(root, "mgsm/en/test.jsonl", [{"question": PROBLEM + " . How many?", "answer": None, "answer_number": 18}])
+    flores = "The quick brown fox of the old village jumps over the lazy dog near the river bank today"
+    put(root, "flores/en/devtest.jsonl", [{"id": 1, "sentence": flores}])
+    leaked = [{"question": f"Solve: {PROBLEM}!", "answer": "9"}, {"question": f"Say: {flores}", "answer": "x"}]
+    put(root, "a.jsonl", [*leaked, *problems(4)])
+
+
+def test_rows_of_benchmarks_are_dropped_or_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with_benchmark(tmp_path)
+    counts = build(stage(Data(), a=of("a")), tmp_path, tmp_path)
+    assert (
+        counts["train"] == 4 and counts["a"]["contaminated"] == 2 and counts["a"]["shared"] == {"mgsm": 1, "flores": 1}
+    )
+    card = (tmp_path / "data_card.md").read_text()
+    assert "They are dropped." in card and "a: mgsm 1, flores 1" in card and "Benchmark texts: mgsm 1, flores 1" in card
+    assert "2 contaminated" in capsys.readouterr().err
+    counts = build(stage(Data(decontaminate="count"), a=of("a")), tmp_path, tmp_path)
+    assert counts["train"] == 6 and counts["a"]["contaminated"] == 2
+    assert "They are counted and kept." in (tmp_path / "data_card.md").read_text()
+    counts = build(stage(Data(decontaminate="count"), a=of("a", without=["flores"])), tmp_path, tmp_path)
+    assert counts["train"] == 5  # as the papers do with xP3mt
+    assert build(stage(Data(ngram=40), a=of("a")), tmp_path, tmp_path)["train"] == 6
+
+
+def test_benchmarks_may_be_in_a_folder_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with_benchmark(tmp_path)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "a.jsonl").rename(tmp_path / "here/a.jsonl")
+    build(stage(Data(), a=of("a")), tmp_path / "here", tmp_path)
+    assert "no benchmark files were found to compare with" in capsys.readouterr().err
+    counts = build(stage(Data(benchmarks=str(tmp_path)), a=of("a")), tmp_path / "here", tmp_path)
+    assert counts["a"]["contaminated"] == 2
+
+
+def test_benchmark_files_below_data_root_decide_the_set(tmp_path: Path):
+    """They enter the hash of a plain folder; a folder without any keeps the hash it had."""
+    numbered(tmp_path, {"a": 3})
+    words = ["stage=data", "expert=gsm8k", "expert.sources.gsm8k.file=a.jsonl", f"data_root={tmp_path}"]
+    bare = run_of(compose(words)).hash  # type: ignore[arg-type]
+    with_benchmark(tmp_path)
+    numbered(tmp_path, {"a": 3})
+    there = run_of(compose(words)).hash  # type: ignore[arg-type]
+    put(tmp_path, "mgsm/en/test.jsonl", [{"question": "another"}])
+    assert len({bare, there, run_of(compose(words)).hash}) == 3  # type: ignore[arg-type]
+    with pytest.raises(PipelineError, match="holds no file like mgsm/sw/test.jsonl"):
+        run_of(compose([*words, f"data.benchmarks={tmp_path}/mgsm"]))  # type: ignore[arg-type]
+
+
+def test_what_a_data_run_vouches_for_is_kept(tmp_path: Path):
+    with_benchmark(tmp_path)
+    counts = build(stage(Data(), a=of("a")), tmp_path, tmp_path, vouched=True)
+    assert counts["train"] == 6 and counts["a"]["contaminated"] == 2
+    assert "which keeps its items apart" in (tmp_path / "data_card.md").read_text()
+
+
+WORD_PROBLEMS = [
+    ("Roger ana mipira 5. Ananunua makopo 2 ya mipira 3. Ana mipira mingapi?", "5 + 6 = 11. Jibu ni 11."),
+    ("রজারের 5টি বল আছে। তিনি 2 ক্যান কিনলেন, প্রতিটিতে 3টি। তার কাছে কতগুলি বল আছে?", "তাঁর 11টি বল আছে।"),
+    ("రోజర్ వద్ద 5 బంతులు ఉన్నాయి. 2 క్యాన్‌లు కొన్నాడు. ఎన్ని బంతులు ఉన్నాయి?", "సమాధానం 11."),
+    ("ロジャーは5個のボールがあります。3個入りの缶を2つ買いました。ボールはいくつですか？", "答えは11です。"),
+    ("১৫টি আম থেকে ৬টি খেলে কতটি থাকে?", "৯টি"),
+    ("Leah had 32 chocolates and ate 7. How many are left?", "Leah had 32-7 = 25 left."),
+]
+OTHERS = [
+    ("Mji mkuu wa Kenya ni upi?", "Nairobi."),
+    ("Translate: There were 12 people and 3 cars.", "Kulikuwa na watu 12 na magari 3."),
+    ("The war began in 1939 and ended in 1945. When did it begin?", "In 1939."),
+    ("Kenya ilipata uhuru 12 Desemba 1963. Ilikuwa na majimbo 8. Ilikuwa na majimbo mangapi?", "Majimbo 8."),
+    ("Write 3 tips in 2 lines.", "Sleep well.\nEat well."),
+    ("東京タワーは何年にできましたか。高さは333メートルで、1958年に完成しました。", "1958年です。"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "completion"), WORD_PROBLEMS)
+def test_word_problems_are_seen(prompt: str, completion: str):
+    assert is_word_problem({"prompt": prompt, "completion": completion})
+
+
+@pytest.mark.parametrize(("prompt", "completion"), OTHERS)
+def test_other_rows_with_numbers_are_not_taken_for_word_problems(prompt: str, completion: str):
+    assert not is_word_problem({"prompt": prompt, "completion": completion})
+    assert not is_word_problem({"text": f"{prompt} {completion}"})
+
+
+def test_word_problems_are_dropped_from_language_sets_alone(tmp_path: Path):
+    put(tmp_path, "a.jsonl", [{"question": q, "answer": a} for q, a in [WORD_PROBLEMS[0], *OTHERS]])
+    swahili, math = of("a", language="sw"), of("a")
+    counts = build(stage(Data(), a=swahili), tmp_path, tmp_path)
+    assert counts["train"] == len(OTHERS) and counts["a"]["word_problems"] == 1
+    assert build(stage(Data(word_problems="count"), a=swahili), tmp_path, tmp_path)["train"] == len(OTHERS) + 1
+    assert build(stage(Data(), a=math), tmp_path, tmp_path)["a"]["word_problems"] == 0
+
+
+def test_english_columns_in_place_of_a_language(tmp_path: Path):
+    put(tmp_path, "a.jsonl", [{"instruction": "Name a fruit.", "input": "", "output": "Mango", "te": "మామిడి"}])
+    english = Source(file="a.jsonl", rows="alpaca", language="te")
+    with pytest.raises(PipelineError, match="source a: 0 of 1 rows hold a letter of the script of language=te"):
+        build(stage(Data(), a=english), tmp_path, tmp_path)
+
+
+def test_nothing_left_says_why(tmp_path: Path):
+    with_benchmark(tmp_path)
+    put(tmp_path, "a.jsonl", [{"question": PROBLEM, "answer": "9"}] * 2 + [{"question": "q", "answer": None}])
+    with pytest.raises(PipelineError) as caught:
+        build(stage(Data(), a=of("a")), tmp_path, tmp_path)
+    assert "nothing is left of 3 rows (1 empty, 1 duplicates, 1 contaminated, 0 word problems)" in str(caught.value)
+
+
+def test_half_a_character_is_refused(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text('{"question": "\\ud83d", "answer": "b"}\n')
+    with pytest.raises(PipelineError, match="source a: row 0 of the set holds half a character"):
+        build(stage(Data(), a=of("a")), tmp_path, tmp_path)
+
+
+def test_a_sample_is_drawn_where_there_are_more_than_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    numbered(tmp_path, {"a": 50})
+    monkeypatch.setattr(load, "MOST_CANDIDATES", 20)
+    counts = build(stage(Data(shuffle=False), a=of("a")), tmp_path, tmp_path)
+    rows = [int(row["prompt"].split()[1]) for row in read_jsonl(tmp_path / "train.jsonl")]
+    assert len(rows) == 20 and rows == sorted(set(rows)) and rows != list(range(20))
+    assert counts["a"]["sampled_from"] == 50
+    assert "a sample was drawn before they were looked at: a 50" in (tmp_path / "data_card.md").read_text()
+
+
+@pytest.mark.parametrize(("expert", "text"), [("bn", "bn_text"), ("math", "math_text")])
+def test_continual_pretraining_reads_the_plain_text_of_an_expert(expert: str, text: str):
+    by_expert = run_of(compose(["stage=cpt", f"expert={expert}"])).parents["data"]  # type: ignore[arg-type]
+    assert by_expert.hash == run_of(compose(["stage=data", f"expert={text}"])).hash  # type: ignore[arg-type]
+    assert f"data-{text}" in by_expert.name
+    both = run_of(compose(["stage=cpt", "expert=math_bn"])).parents["data"].config  # type: ignore[arg-type, attr-defined]
+    assert {source.side for source in both.expert.sources.values()} == {"math", "language"}
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("code", ["en", "sw", "bn", "te", "ja"])
+def test_most_of_mgsm_is_seen_by_its_questions_and_bare_answers(code: str):
+    """The hardest form, without a worked solution; with one, nine of ten GSM8K problems are."""
+    rows = read_jsonl(Path(os.environ["PIPELINE_TEST_DATA"]) / f"mgsm/{code}/test.jsonl")
+    seen = [is_word_problem({"prompt": row["question"], "completion": str(row["answer_number"])}) for row in rows]
+    assert sum(seen) > 0.75 * len(seen)

@@ -1,13 +1,16 @@
-"""The datasets: a short function a dataset turns its rows into (prompt, completion), or into text.
+"""The datasets: a short function a dataset turns a row into a prompt and a completion, or into text.
 
-Schemas are those of the published repositories; a folder given as data_root holds the same columns as JSONL.
+Schemas are those of the published repositories; a file below data_root holds the same columns. A function gives None
+for a row with nothing to learn from (a null, a conversation without an answer, a broken line): it is counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import re
+from collections.abc import Callable
+from string import Formatter
 from typing import Any
+from zlib import crc32
 
 from pipeline.config import Source
 from pipeline.knobs import PipelineError
@@ -16,107 +19,232 @@ from pipeline.languages import language
 Row = dict[str, Any]
 Example = dict[str, str]  # prompt and completion, or text
 
+# Ours: one is drawn for each pair of sentences, so that translation is not tied to one wording.
+INSTRUCTIONS = (
+    "Translate from {source} to {target}.\n{text}",
+    "Translate this {source} text into {target}: {text}",
+    "{text}\nSay this in {target}.",
+    "How would you put this in {target}?\n{text}",
+    "Give the {target} translation of the {source} sentence.\n{text}",
+    "{source}: {text}\nWrite it in {target}.",
+)
+SCRIPTS = {  # letters that text in the language must hold; the others here are written in Latin letters
+    "bn": re.compile("[\u0980-\u09ff]"), "te": re.compile("[\u0c00-\u0c7f]"), "th": re.compile("[\u0e00-\u0e7f]"),
+    "ja": re.compile("[\u3040-\u30ff\u4e00-\u9fff]"), "zh": re.compile("[\u4e00-\u9fff]"),
+    "ru": re.compile("[\u0400-\u04ff]"),
+}  # fmt: skip
 
-def orca_math(row: Row) -> Example:
+
+# ---------------------------------------------------------------------------------------------------- the datasets
+
+
+def orca_math(row: Row, _: Source) -> Example | None:
     """microsoft/orca-math-word-problems-200k: question, answer (a worked solution in prose)."""
-    return {"prompt": row["question"], "completion": row["answer"]}
+    return pair(row["question"], row["answer"])
 
 
-def gsm8k(row: Row) -> Example:
+def gsm8k(row: Row, _: Source) -> Example | None:
     """openai/gsm8k: question, answer with <<a*b=c>> marks and a last line '#### n'. The papers do not use it."""
-    return {"prompt": row["question"], "completion": row["answer"]}
+    return pair(row["question"], row["answer"])
 
 
-def gsm8k_text(row: Row) -> Example:
+def gsm8k_text(row: Row, _: Source) -> Example | None:
     """The same as plain text, for a base made from nothing."""
     return {"text": f"{row['question']}\n{row['answer']}"}
 
 
-def aya(row: Row) -> Example:
+def aya(row: Row, _: Source) -> Example | None:
     """CohereLabs/aya_dataset: inputs, targets, language (the English name), language_code."""
-    return {"prompt": row["inputs"], "completion": row["targets"]}
+    return pair(row["inputs"], row["targets"])
 
 
-def pairs(row: Row) -> Example:
+def alpaca(row: Row, _: Source) -> Example | None:
+    """instruction, input (may be empty), output: BongChat, llm-japanese-dataset, Dolly in Japanese."""
+    return pair(joined(row["instruction"], row["input"]), row["output"])
+
+
+def telugu_alpaca(row: Row, _: Source) -> Example | None:
+    """Telugu-LLM-Labs' sets: nine columns, of which instruction, input and output are the English originals."""
+    return pair(joined(row["telugu_instruction"], row["telugu_input"]), row["telugu_output"])
+
+
+def inkuba(row: Row, _: Source) -> Example | None:
+    """lelapa/Inkuba-instruct: instruction, inputs, targets; its splits are language and part, as swahili_train."""
+    return pair(joined(row["instruction"], row["inputs"], "\n\n"), row["targets"])
+
+
+def xp3mt(row: Row, _: Source) -> Example | None:
+    """bigscience/xP3mt: inputs, targets."""
+    return pair(row["inputs"], row["targets"])
+
+
+def ichikara(row: Row, _: Source) -> Example | None:
+    """p1atdev/ichikara-instruction: ID, text (the instruction), output."""
+    return pair(row["text"], row["output"])
+
+
+def nllb(row: Row, source: Source) -> Example | None:
+    """Raw bitext of allenai/nllb, a line a pair, tabs between: AllenAI's 9 columns (text, text, score, language scores,
+    sources) or CCMatrix' 3 (score, text, text). The languages stand in the order of their codes.
+    """
+    parts = (row["text"] or "").split("\t")
+    score_at = {9: 2, 3: 0}.get(len(parts))
+    if score_at is None or source.language is None:
+        return None
+    first, second = parts[:2] if score_at else parts[1:]
+    english, other = (first, second) if source.language > "en" else (second, first)
+    return translation(english, other, source.language)
+
+
+def nllb_score(row: Row) -> float:
+    """LASER's margin of a line; below any limit where it is none."""
+    parts = (row["text"] or "").split("\t")
+    try:
+        return float(parts[{9: 2, 3: 0}[len(parts)]])
+    except (KeyError, ValueError):
+        return float("-inf")
+
+
+def conversation(row: Row, source: Source) -> Example | None:
+    """A column of turns: [[prompt, response], ...], a flat list of them, or messages with role and content.
+
+    One example a conversation: the last answer that is kept, after all that was said before. Cut at the first turn
+    that has no answer.
+    """
+    said = turns(row[source.column or language(source.language or "").flores])[: source.turns]
+    if not said:
+        return None
+    before = [text for turn in said[:-1] for text in turn]
+    return pair("\n\n".join([*before, said[-1][0]]), said[-1][1])
+
+
+def pairs(row: Row, _: Source) -> Example | None:
     """Prompts and completions as they are. An empty prompt is plain text: the loss is on all of it."""
     return {"prompt": row["prompt"], "completion": row["completion"]}
 
 
-def text(row: Row) -> Example:
-    """Plain text."""
-    return {"text": row["text"]}
+def text(row: Row, source: Source) -> Example | None:
+    """Plain text: OpenWebMath, Wikisource."""
+    return {"text": row[source.column or "text"]}
 
 
-READERS: dict[str, Callable[[Row], Example]] = {
-    "orca_math": orca_math, "gsm8k": gsm8k, "gsm8k_text": gsm8k_text, "aya": aya, "pairs": pairs, "text": text,
+def template(row: Row, source: Source) -> Example | None:
+    """Anyone's data: a prompt and a completion with the names of columns in braces."""
+    return pair(fill(source.prompt or "", row), fill(source.completion or "", row))
+
+
+def bitext(row: Row, source: Source) -> Example | None:
+    """Anyone's sentence pairs: `prompt` names the English side, `completion` the other."""
+    return translation(fill(source.prompt or "", row), fill(source.completion or "", row), source.language or "")
+
+
+READERS: dict[str, Callable[[Row, Source], Example | None]] = {
+    "orca_math": orca_math, "gsm8k": gsm8k, "gsm8k_text": gsm8k_text, "aya": aya, "alpaca": alpaca,
+    "telugu_alpaca": telugu_alpaca, "inkuba": inkuba, "xp3mt": xp3mt, "ichikara": ichikara, "nllb": nllb,
+    "conversation": conversation, "pairs": pairs, "text": text, "template": template, "bitext": bitext,
 }  # fmt: skip
 COLUMNS = {
     "orca_math": ("question", "answer"), "gsm8k": ("question", "answer"), "gsm8k_text": ("question", "answer"),
-    "aya": ("inputs", "targets", "language"), "pairs": ("prompt", "completion"), "text": ("text",),
+    "aya": ("inputs", "targets", "language"), "alpaca": ("instruction", "input", "output"),
+    "telugu_alpaca": ("telugu_instruction", "telugu_input", "telugu_output"),
+    "inkuba": ("instruction", "inputs", "targets"), "xp3mt": ("inputs", "targets"), "ichikara": ("text", "output"),
+    "nllb": ("text",), "pairs": ("prompt", "completion"),
 }  # fmt: skip
 
 
-def read(name: str, source: Source, data_root: Path | None) -> Iterator[Example]:
-    """The examples of a source, in its order; from data_root/<file> where one is given, else from the hub.
+# ---------------------------------------------------------------------------------------------------- their parts
+
+
+def pair(prompt: Any, completion: Any) -> Example | None:
+    """None unless both are there."""
+    if not (prompt and str(prompt).strip()) or completion is None:
+        return None
+    return {"prompt": str(prompt), "completion": str(completion)}
+
+
+def joined(instruction: Any, more: Any, between: str = "\n") -> str | None:
+    if not instruction:
+        return None
+    return f"{instruction}{between}{more}" if more and str(more).strip() else str(instruction)
+
+
+def translation(english: str, other: str, code: str) -> Example | None:
+    """One direction of a pair and one wording, both drawn by the pair itself: half of the pairs go each way."""
+    english, other = english.strip(), other.strip()
+    if not english or not other:
+        return None
+    drawn = crc32(f"{english}\t{other}".encode("utf-8", "replace"))
+    names, texts = ("English", language(code).name), (english, other)
+    source, target = (0, 1) if drawn & 1 else (1, 0)
+    wording = INSTRUCTIONS[(drawn >> 1) % len(INSTRUCTIONS)]
+    prompt = wording.format(source=names[source], target=names[target], text=texts[source])
+    return {"prompt": prompt, "completion": texts[target]}
+
+
+def turns(cell: Any) -> list[tuple[str, str]]:
+    """Whole turns from the beginning, as far as each has a prompt and an answer."""
+    if not isinstance(cell, list) or not cell:
+        return []
+    if isinstance(cell[0], dict):
+        cell = [
+            str(said.get("content") or said.get("value") or "")
+            for said in cell
+            if (said.get("role") or said.get("from")) != "system"
+        ]
+    if isinstance(cell[0], str):
+        cell = [cell[at : at + 2] for at in range(0, len(cell), 2)]
+    found = []
+    for turn in cell:
+        if not turn or len(turn) < 2 or not all(isinstance(said, str) and said.strip() for said in turn[:2]):
+            break
+        found.append((turn[0], turn[1]))
+    return found
+
+
+def fill(words: str, row: Row) -> str:
+    """A template with its columns filled in; a null is empty."""
+    return words.format_map({name: "" if row.get(name) is None else row[name] for name in fields(words)})
+
+
+def fields(words: str) -> list[str]:
+    return [name for _, name, _, _ in Formatter().parse(words) if name is not None]
+
+
+def columns(name: str, source: Source) -> list[str]:
+    """The columns that a source's function reads.
 
     Raises:
-        PipelineError: the file is missing, unreadable or empty, or lacks a column.
+        PipelineError: an unknown function, or one that lacks a knob.
     """
+    where = f"expert.sources.{name}"
     if source.rows not in READERS:
-        raise PipelineError(f"expert.sources.{name}.rows must be one of {', '.join(READERS)}, got {source.rows!r}")
-    rows = _load(name, source, data_root)
-    missing = [column for column in COLUMNS[source.rows] if column not in rows.column_names]
-    if missing:
-        raise PipelineError(
-            f"source {name} has no column {', '.join(missing)}: it has {', '.join(rows.column_names)}; "
-            f"it must look like {source.hub or source.rows}"
-        )
-    if source.language is not None:
-        wanted = language(source.language).aya
-        rows = rows.select([index for index, value in enumerate(rows["language"]) if value == wanted])
-    if len(rows) == 0:
-        where = f" in language {source.language}" if source.language else ""
-        raise PipelineError(f"source {name} has no rows{where}: give another file under data_root, or another expert")
-    read_row = READERS[source.rows]
-    for row in rows:
-        yield read_row(row)
-
-
-def local_file(source: Source, data_root: Path) -> Path:
-    """The file of a source below data_root, checked to be there and readable."""
-    path = data_root / source.file
-    if not path.is_file():
-        raise PipelineError(
-            f"data_root={data_root} has no {source.file}: put the file there, or leave data_root out to use the hub"
-        )
-    try:
-        with open(path, encoding="utf-8") as file:
-            empty = not file.read(1)
-    except (OSError, UnicodeDecodeError) as error:
-        raise PipelineError(f"{path} is not readable as UTF-8 text: {error}") from error
-    if empty:
-        raise PipelineError(f"{path} is empty: it must hold one JSON object a line")
-    return path
-
-
-def _load(name: str, source: Source, data_root: Path | None) -> Any:
-    from datasets import Dataset, load_dataset
-    from datasets.exceptions import DatasetNotFoundError
-
-    if data_root is not None:
-        import json
-
-        path = local_file(source, data_root)
+        raise PipelineError(f"{where}.rows must be one of {', '.join(READERS)}, got {source.rows!r}")
+    if source.rows in ("nllb", "bitext") and source.language is None:
+        raise PipelineError(f"{where}.rows={source.rows} needs {where}.language, such as sw")
+    if source.rows == "text":
+        return [source.column or "text"]
+    if source.rows == "conversation":
+        if source.column is None and source.language is None:
+            raise PipelineError(f"{where}.rows=conversation needs {where}.column, the column that holds the turns")
+        return [source.column or language(source.language or "").flores]
+    if source.rows in ("template", "bitext"):
         try:
-            with open(path, encoding="utf-8") as file:
-                return Dataset.from_list([json.loads(line) for line in file if line.strip()])
-        except (ValueError, TypeError, AttributeError) as error:
-            raise PipelineError(f"{path} is not JSON, one object a line: {error}") from error
-    if source.hub is None:
-        raise PipelineError(f"source {name} is on no hub: give data_root, a folder that holds {source.file}")
-    try:
-        return load_dataset(source.hub, source.hub_config, split=source.split, revision=source.revision)
-    except (DatasetNotFoundError, ConnectionError, FileNotFoundError, RuntimeError) as error:
-        raise PipelineError(
-            f"source {name} ({source.hub}) could not be loaded: {error}; data_root=FOLDER reads local files"
-        ) from error
+            names = {knob: fields(getattr(source, knob) or "") for knob in ("prompt", "completion")}
+        except ValueError as error:
+            raise PipelineError(f"{where}: a template has a stray brace ({error}); write {{{{ for one") from error
+        empty = [knob for knob in names if not names[knob]]
+        if empty:
+            raise PipelineError(f"{where}.{empty[0]} names no column: give one in braces, as {{answer}}")
+        odd = [one for found in names.values() for one in found if not re.fullmatch(r"[^.\[\]]+", one)]
+        if odd:
+            raise PipelineError(f"{where}: a template names a column in braces, {{{odd[0]}}} is none")
+        return sorted({one for found in names.values() for one in found})
+    return list(COLUMNS[source.rows])
+
+
+def wanted(row: Row, source: Source) -> bool:
+    """Whether a row is of the language and of the quality asked for; the others are not counted as rows."""
+    if source.rows == "aya" and source.language is not None:
+        of = language(source.language)
+        return row["language"] == of.aya or row.get("language_code") in of.aya_codes
+    return source.min_score is None or source.rows != "nllb" or nllb_score(row) >= source.min_score

@@ -58,7 +58,8 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
 def merge_of(run: Run) -> Merge:
     """The merge that a run of stage=merge, or of stage=eval with a merge, asks for: headers read, nothing computed."""
     config: Any = run.config
-    parents = {role: parent for role, parent in run.parents.items() if role not in ("data_root", "spm_model")}
+    wanted = (*recipes.roles(config.merge), "base")  # an evaluation has other parents too
+    parents = {role: parent for role, parent in run.parents.items() if role in wanted}
     refuse_unmoved(parents)
     sources = {role: open_source(parent.folder) for role, parent in parents.items()}
     return open_merge(config.merge, sources, sources.pop("base", None), config.partition, config.threads)

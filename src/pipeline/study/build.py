@@ -10,6 +10,7 @@ from pathlib import Path
 from pipeline.config import AnalyzeStage, DataStage, EvalStage, MergeStage, RunStage, SelectStage, TrainStage
 from pipeline.files import content_hash, sha256
 from pipeline.knobs import PipelineError
+from pipeline.lock import digest, read_lock
 from pipeline.models.partition import resolved
 from pipeline.runs import Found, Parent, Run, Snapshot, find, read_manifest
 from pipeline.study.merges import base_of, merge_label, merge_parents
@@ -26,6 +27,7 @@ def build(config: RunStage, known: Known | None = None) -> Run:
     """
     known = known or {}
     if isinstance(config, DataStage):
+        config = at_locked_revisions(config)
         return Run(config, f"data-{config.expert.name}", data_parents(config, known))
     if isinstance(config, TrainStage):
         return build_training(config, known)
@@ -45,6 +47,8 @@ def build(config: RunStage, known: Known | None = None) -> Run:
         label = label_of(parents["checkpoint"])
     if config.data_root is not None:
         parents["data_root"] = eval_root(config, known)
+    else:
+        parents |= locked_benchmarks(config)
     if config.eval.spm_model is not None:
         file = Path(config.eval.spm_model)
         if not file.is_file():
@@ -55,25 +59,69 @@ def build(config: RunStage, known: Known | None = None) -> Run:
     return Run(config, f"eval-{config.eval.name}-{label}", parents)
 
 
-def parent(reference: str, config: RunStage, knob: str, known: Known) -> Parent:
+def parent(reference: str, config: RunStage, knob: str, known: Known, revision: str | None = None) -> Parent:
     """What RUN or RUN@STEP means, a run that is known before it is made included."""
     name, at, step = reference.rpartition("@")
     if reference not in known and at and step.isdigit() and isinstance(run := known.get(name), Run):
         return Snapshot(run, int(step))
-    return known[reference] if reference in known else find(reference, Path(config.runs_dir), knob)
+    return known[reference] if reference in known else find(reference, Path(config.runs_dir), knob, revision)
+
+
+def at_locked_revisions(config: DataStage) -> DataStage:
+    """The sources of the hub at the revisions that stage=prefetch locked, so that these enter the hash."""
+    if config.data_root is not None or config.expert.world is not None:
+        return config
+    lock = read_lock(Path(config.runs_dir))
+    sources = {name: lock.pinned(source) for name, source in config.expert.sources.items()}
+    return replace(config, expert=replace(config.expert, sources=sources))
 
 
 def data_parents(config: DataStage, known: Known) -> dict[str, Parent]:
-    """A finished data run or a folder; of a folder, the files that are read make its identity."""
-    if config.data_root is None or config.expert.world is not None:
+    """A finished data run or a folder; of a folder, the files that are read make its identity.
+
+    `benchmarks`, what rows are compared with, is a parent of its own where a folder is named or the hub's are locked.
+    """
+    if config.expert.world is not None:
         return {}
-    found = root(config.data_root, config, known)
-    if found is not None:
-        return {"data_root": found}
+    from pipeline.data import benchmarks
     from pipeline.data.mixture import files_read
 
-    folder = Path(config.data_root)
-    return {"data_root": Found(folder.name, content_hash(files_read(config.expert.sources, folder), folder), folder)}
+    parents: dict[str, Parent] = {}
+    if config.data.benchmarks is not None:
+        folder = Path(config.data.benchmarks)
+        files = [path for paths in benchmarks.files(folder).values() for path in paths]
+        if not files:
+            raise PipelineError(
+                f"data.benchmarks={folder} holds no file like mgsm/sw/test.jsonl: name a folder with some"
+            )
+        parents["benchmarks"] = Found(folder.name, content_hash(files, folder), folder)
+    elif config.data_root is None:
+        parents |= locked_benchmarks(config)
+    if config.data_root is None:
+        return parents
+    found = root(config.data_root, config, known)
+    if found is None:
+        folder = Path(config.data_root)
+        files = files_read(config.expert.sources, folder)
+        if config.data.benchmarks is None:
+            files += [path for paths in benchmarks.files(folder).values() for path in paths]
+        found = Found(folder.name, content_hash(files, folder), folder)
+    return {"data_root": found, **parents}
+
+
+def locked_benchmarks(config: DataStage | EvalStage) -> dict[str, Parent]:
+    """The benchmark sets of the hub that a run reads, as a parent known by its locked revisions; none until then."""
+    lock = read_lock(Path(config.runs_dir))
+    if not lock.datasets:
+        return {}
+    from pipeline.study.prefetch import benchmark_sources
+
+    try:
+        entries = [(source.hub, lock.entry(source)) for source in benchmark_sources(config)]
+    except PipelineError:  # a task that the hub has no data for: the evaluation itself refuses it
+        return {}
+    pins = sorted({f"{hub}@{entry['revision']}" for hub, entry in entries if entry})
+    return {"benchmarks": Found("benchmarks of the hub", digest(pins), Path("hub"))} if pins else {}
 
 
 def root(reference: str, config: RunStage, known: Known) -> Parent | None:
@@ -187,15 +235,18 @@ def hub_file(name: str, revision: str | None) -> str:
 
 
 def train_parents(config: TrainStage, known: Known) -> dict[str, Parent]:
+    expert = config.expert
+    if config.stage == "cpt" and expert.text:  # the same words, stage=cpt expert=bn, read the set of plain text
+        expert = replace(expert, name=f"{expert.name}_text", sources=expert.text, text={}, size=None)
     data = DataStage(
         stage="data", runs_dir=config.runs_dir, tracking=config.tracking, seed=config.seed, group=config.group,
-        expert=config.expert, data=config.data, data_root=config.data_root,
+        expert=expert, data=config.data, data_root=config.data_root,
     )  # fmt: skip
     parents: dict[str, Parent] = {"data": build(data, known)}
     if config.model.init == "pretrained":
         if config.model.path is None:
             raise PipelineError(f"model={config.model.name} has no path: give model.path=RUN, or model.init=random")
-        parents["model"] = parent(config.model.path, config, "model.path", known)
+        parents["model"] = parent(config.model.path, config, "model.path", known, config.model.revision)
     if config.model.tokenizer == "data_root":
         if config.data_root is None:
             raise PipelineError(

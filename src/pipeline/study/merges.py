@@ -109,7 +109,7 @@ def base_of(expert: Parent, config: RunStage, key: str = "merge.experts") -> Par
         raise PipelineError(
             f"{key}: the base {recorded['name']} of {expert.name} is not in runs_dir: give merge.base=RUN"
         )
-    found = find(model["path"], Path(config.runs_dir), key)
+    found = find(model["path"], Path(config.runs_dir), key, model.get("revision"))
     if isinstance(found, Found) and model.get("revision") and not found.folder.is_dir():
         return replace(found, folder=Path(f"{found.folder}@{model['revision']}"))
     return found

@@ -15,8 +15,10 @@ from typing import Any
 from pipeline.compose import compose
 from pipeline.config import RunStage, Table, TableStage, TrainStage
 from pipeline.knobs import PipelineError
+from pipeline.lock import read_lock
 from pipeline.runs import Parent, Run, finished, read_manifest, runs_behind, why_not_finished
 from pipeline.study.build import Known, build, parent
+from pipeline.study.prefetch import needs
 
 FIRST_GUESS_SECONDS = {  # until there is a history
     "data": 10.0, "cpt": 1500.0, "sft": 90.0, "merge": 2.0, "eval": 20.0, "select": 2.0, "analyze": 10.0,
@@ -172,4 +174,9 @@ def show(runs: list[Run]) -> str:
             rows.append((run.name, run.config.stage, f"{seconds:.0f}", "finished"))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = ["  ".join([*map(str.ljust, row[:3], widths), row[3]]) for row in rows]
+    if runs:
+        wanted = needs(runs)
+        missing = wanted.not_pinned(read_lock(runs[0].runs_dir))
+        lines += [f"not pinned: {', '.join(missing)}; stage=prefetch locks their revisions"] if missing else []
+        lines += wanted.problems
     return "\n".join([*lines, f"{len(reasons)} of {len(runs)} runs to make, about {left:.0f} seconds here"])

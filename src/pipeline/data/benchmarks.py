@@ -1,0 +1,151 @@
+"""The benchmarks that training rows are compared with: MGSM, Belebele, FLORES, Global MMLU and MBPP.
+
+Their texts come from a folder laid out as a data_root (each language and split that is there, exemplars aside), else
+from the hub, in each language of this program that they have. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.config import Source
+from pipeline.data.load import open_rows, told
+from pipeline.data.sources import Row
+from pipeline.knobs import PipelineError
+from pipeline.languages import LANGUAGES
+
+if TYPE_CHECKING:
+    from pipeline.lock import Lock
+
+EXEMPLARS = {"mgsm": "train.jsonl", "global_mmlu": "dev.jsonl"}  # shown in prompts, never scored
+
+
+def mgsm(row: Row) -> list[str]:
+    return [row["question"]]
+
+
+def belebele(row: Row) -> list[str]:
+    options = [row[f"mc_answer{number}"] for number in range(1, 5)]
+    return [row["flores_passage"], "\n".join([row["question"], *options])]
+
+
+def flores(row: Row) -> list[str]:
+    return [row["text"] if "text" in row else row["sentence"]]
+
+
+def global_mmlu(row: Row) -> list[str]:
+    return ["\n".join([row["question"], *(row[f"option_{letter}"] for letter in "abcd")])]
+
+
+def mbpp(row: Row) -> list[str]:
+    return [row.get("text") or row.get("prompt") or "", row["code"]]
+
+
+TEXTS: dict[str, Callable[[Row], list[str]]] = {
+    "mgsm": mgsm, "belebele": belebele, "flores": flores, "global_mmlu": global_mmlu, "mbpp": mbpp,
+}  # fmt: skip
+
+
+def hub_sources() -> Iterator[tuple[str, Source]]:
+    """(benchmark, where it is) of each language and split on the hub. The original of MBPP is the only one there is."""
+
+    def source(hub: str, config: str, split: str = "test") -> Source:
+        return Source(hub=hub, hub_config=config, split=split, rows="text", file="")
+
+    for language in LANGUAGES.values():
+        flores_plus = "cmn_Hans" if language.code == "zh" else language.flores
+        yield "mgsm", source("juletxara/mgsm", language.code)
+        yield "belebele", source("facebook/belebele", language.flores)
+        yield "flores", source("openlanguagedata/flores_plus", flores_plus, "dev")
+        yield "flores", source("openlanguagedata/flores_plus", flores_plus, "devtest")
+        if language.code != "th":  # Global MMLU has no Thai
+            yield "global_mmlu", source("CohereLabs/Global-MMLU", language.code)
+    yield "mbpp", source("google-research-datasets/mbpp", "full")
+
+
+def files(root: Path) -> dict[str, list[Path]]:
+    """The benchmark files below a data_root, exemplars aside."""
+    found = {name: sorted(root.glob(f"{name}/*/*.jsonl")) for name in TEXTS}
+    return {name: [path for path in paths if path.name != EXEMPLARS.get(name)] for name, paths in found.items()}
+
+
+@dataclass
+class Known:
+    """The n-grams of all benchmarks, and what the card says of them."""
+
+    n: int
+    ngrams: Any  # NgramSet
+    texts: dict[str, int] = field(default_factory=dict)  # texts of each benchmark
+    short: int = 0  # texts with no whole n-gram, which no row can be compared with
+
+    def shared(self, texts: list[str]) -> Any:
+        """The benchmarks that each text shares an n-gram with, as bits in the order of TEXTS."""
+        from pipeline.data.ngrams import ngrams
+
+        return self.ngrams.marks_of(*ngrams(texts, self.n), len(texts))
+
+
+def known(n: int, root: Path | None, lock: Lock | None) -> Known:
+    """The n-grams of the benchmarks below `root`, or of those on the hub.
+
+    Raises:
+        PipelineError: a file that is broken, or a benchmark that the hub does not give.
+    """
+    import numpy as np
+
+    from pipeline.data.ngrams import NgramSet, ngrams
+
+    found: dict[str, list[str]] = {name: [] for name in TEXTS}
+    for name, text in of_folder(root) if root is not None else of_hub(lock):
+        found[name].append(text)
+    numbers, short = [], 0
+    for texts in found.values():
+        parts = [np.empty(0, dtype=np.uint64)]
+        for at in range(0, len(texts), 1000):
+            batch, owner = ngrams(texts[at : at + 1000], n)
+            short += len(texts[at : at + 1000]) - len(np.unique(owner))
+            parts.append(np.unique(batch))
+        numbers.append(np.concatenate(parts))
+    return Known(
+        n,
+        NgramSet(numbers, [1 << bit for bit in range(len(TEXTS))]),
+        {name: len(texts) for name, texts in found.items() if texts},
+        short,
+    )
+
+
+def texts_of(name: str, row: Row) -> Iterator[tuple[str, str]]:
+    for text in TEXTS[name](row):
+        if not isinstance(text, str):
+            raise TypeError(f"a text is {text!r}")
+        yield name, text
+
+
+def of_folder(root: Path) -> Iterator[tuple[str, str]]:
+    for name, paths in files(root).items():
+        for path in paths:
+            try:
+                with open(path, encoding="utf-8") as lines:
+                    for line in lines:
+                        if line.strip():
+                            yield from texts_of(name, json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                raise PipelineError(
+                    f"{path} cannot be compared with ({type(error).__name__} {error}): give the hub's {name}"
+                ) from error
+
+
+def of_hub(lock: Lock | None) -> Iterator[tuple[str, str]]:
+    for name, source in hub_sources():
+        label = f"{name} ({source.hub_config}), which training rows are compared with"
+        try:
+            source, files = lock.source(source) if lock else (source, None)
+            with told(label, source):
+                for row in open_rows(label, source, None, 0, files).rows:
+                    yield from texts_of(name, row)
+        except PipelineError as error:
+            raise PipelineError(f"{error}; or give data.benchmarks, a folder with the benchmark files") from error

@@ -1,0 +1,242 @@
+"""Where the rows of a source come from: a file below data_root, a repository of the hub, or one file elsewhere.
+
+Everything that can be wrong with them is told in one sentence. `datasets` refuses repositories that hold a loading
+script, whatever files are asked for; `files` of a source reads their raw files, past the script.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import Source
+from pipeline.data.sources import READERS, Example, Row, columns, wanted
+from pipeline.knobs import PipelineError
+
+MOST_CANDIDATES = 10_000_000  # rows looked at: their digests and places stay below 2 GB; of more, a sample is drawn
+SHUFFLE_BUFFER = 10_000  # rows of a stream that are shuffled at a time, besides the order of its files
+KNOWN = (OSError, RuntimeError, ValueError, TypeError, EOFError, StopIteration)  # what datasets lets through
+FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
+
+
+@dataclass
+class Rows:
+    """An iteration over rows, and how many of how many are looked at (None: not known before the end)."""
+
+    rows: Iterator[Row]
+    columns: list[str]
+    sampled_from: int | None = None  # rows there are, where only a sample is looked at
+
+
+def read(
+    name: str,
+    source: Source,
+    data_root: Path | None,
+    seed: int = 0,
+    locked: list[Path] | None = None,
+    counts: dict[str, int] | None = None,
+) -> Iterator[Example | None]:
+    """The examples of a source, in its order (a stream's is shuffled by the seed); None for a row without any.
+
+    locked: its files in the hub's cache. counts: gets sampled_from, the rows there are, where only a sample is read.
+
+    Raises:
+        PipelineError: what is asked for is not there, unreadable or empty, or lacks a column.
+    """
+    needed = columns(name, source)
+    with told(name, source):
+        found = open_rows(name, source, data_root, seed, locked)
+        missing = [column for column in needed if column not in found.columns]
+        if missing and found.columns:
+            raise PipelineError(
+                f"source {name} has no column {', '.join(missing)}: it has {', '.join(found.columns)}; "
+                f"it must look like {source.hub or source.rows}"
+            )
+        if found.sampled_from and counts is not None:
+            counts["sampled_from"] = found.sampled_from
+        reader, any_row = READERS[source.rows], False
+        for row in found.rows:
+            if wanted(row, source):
+                any_row = True
+                yield reader(row, source)
+    if not any_row:
+        where = f" in language {source.language}" if source.language else ""
+        raise PipelineError(f"source {name} has no rows{where}: give another file under data_root, or another expert")
+
+
+def open_rows(name: str, source: Source, data_root: Path | None, seed: int, locked: list[Path] | None) -> Rows:
+    most = min(source.candidates or MOST_CANDIDATES, MOST_CANDIDATES)
+    if data_root is not None:
+        path = local_file(source, data_root)
+        if path.suffix == ".jsonl":
+            return json_lines(path, most, seed)
+        return of_dataset(packaged(source, [str(path)], stream=source.stream), most, seed)
+    if locked is not None:
+        return of_dataset(packaged(source, [str(path) for path in locked], stream=source.stream), most, seed)
+    if source.url is not None:
+        return of_dataset(packaged(source, [source.url], stream=source.stream), most, seed)
+    if source.hub is None:
+        raise PipelineError(f"source {name} is on no hub: give data_root, a folder that holds {source.file}")
+    if source.files is not None:
+        return of_dataset(packaged(source, [raw_files(source)], stream=source.stream), most, seed)
+    from datasets import load_dataset
+
+    config, split = source.hub_config, source.split
+    loaded = load_dataset(source.hub, config, split=split, revision=source.revision, streaming=source.stream)
+    return of_dataset(loaded, most, seed)
+
+
+def raw_files(source: Source) -> str:
+    """Where the files of a repository are, past its loading script: of the hub, or below a folder."""
+    assert source.hub is not None
+    if Path(source.hub).is_dir():
+        return f"{source.hub}/{source.files}"
+    return f"hf://datasets/{source.hub}{f'@{source.revision}' if source.revision else ''}/{source.files}"
+
+
+def packaged(source: Source, files: list[str], stream: bool) -> Any:
+    """Files through the builder of their format. Bitext is read as lines: a lone quote is a letter in it."""
+    from datasets import load_dataset
+
+    kind = "text" if source.rows == "nllb" else source.format or format_of(files[0])
+    options = {"delimiter": "\t"} if kind == "csv" and ".tsv" in files[0] else {}
+    return load_dataset(kind, data_files={source.split: files}, split=source.split, streaming=stream, **options)
+
+
+def format_of(file: str) -> str:
+    found = [FORMATS[suffix] for suffix in Path(file).suffixes if suffix in FORMATS]
+    if not found:
+        raise PipelineError(f"{file} says no format by its name: give format=json, csv, parquet or text of its source")
+    return found[-1]
+
+
+def of_dataset(loaded: Any, most: int, seed: int) -> Rows:
+    """Rows of a `datasets` object: a stream is shuffled and cut, a set at hand is sampled without order lost."""
+    import datasets
+
+    if isinstance(loaded, datasets.IterableDataset):
+        shuffled = loaded.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)
+        names = loaded.column_names or list(next(iter(loaded.take(1)), {}))
+        return Rows(islice(unbatched(shuffled), most), list(names))
+    there = len(loaded)
+    if there > most:
+        loaded = loaded.select(drawn(there, most, seed))
+    return Rows(unbatched(loaded), loaded.column_names, there if there > most else None)
+
+
+def unbatched(loaded: Any) -> Iterator[Row]:
+    for batch in loaded.iter(batch_size=1000):
+        names = list(batch)
+        yield from (dict(zip(names, values, strict=True)) for values in zip(*batch.values(), strict=True))
+
+
+def drawn(there: int, most: int, seed: int) -> Any:
+    """`most` of `there` indices, each as likely, in order."""
+    import numpy as np
+
+    return np.sort(np.random.default_rng(seed).choice(there, size=most, replace=False))
+
+
+def json_lines(path: Path, most: int, seed: int) -> Rows:
+    with open(path, "rb") as file:
+        there = sum(1 for line in file if line.strip())
+    keep = iter(drawn(there, most, seed).tolist()) if there > most else None
+    first = next(_json_rows(path, None), {})
+    return Rows(_json_rows(path, keep), list(first), there if keep is not None else None)
+
+
+def _json_rows(path: Path, keep: Iterator[int] | None) -> Iterator[Row]:
+    """The rows of a JSONL file, or those numbered by `keep`. A column that a row lacks is null."""
+    index, next_kept, names = -1, next(keep, None) if keep is not None else None, None
+    try:
+        with open(path, encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                index += 1
+                if keep is not None and index != next_kept:
+                    continue
+                next_kept = next(keep, None) if keep is not None else None
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise ValueError(f"line {number} is a {type(row).__name__}")
+                names = names or dict.fromkeys(row)
+                yield {**names, **row}
+    except UnicodeDecodeError as error:
+        raise PipelineError(f"{path} is not readable as UTF-8 text: {error}") from error
+    except ValueError as error:
+        raise PipelineError(f"{path} is not JSON, one object a line: {error}") from error
+
+
+def local_file(source: Source, data_root: Path) -> Path:
+    """The file of a source below data_root, checked to be there and readable."""
+    path = data_root / source.file
+    if not path.is_file():
+        raise PipelineError(
+            f"data_root={data_root} has no {source.file}: put the file there, or leave data_root out to use the hub"
+        )
+    if path.stat().st_size == 0:
+        raise PipelineError(f"{path} is empty: it must hold one JSON object a line")
+    return path
+
+
+# ---------------------------------------------------------------------------------------------------- what goes wrong
+
+
+@contextmanager
+def told(name: str, source: Source) -> Iterator[None]:
+    """What `datasets` and the hub raise, as one sentence that says what to do."""
+    try:
+        yield
+    except PipelineError:
+        raise
+    except Exception as error:
+        theirs = type(error).__module__.partition(".")[0] in ("datasets", "huggingface_hub", "httpx", "pyarrow", "zlib")
+        if not theirs and not isinstance(error, KNOWN):
+            raise
+        raise PipelineError(sentence(name, source, error)) from error
+
+
+def sentence(name: str, source: Source, error: BaseException) -> str:
+    """Why a source could not be read, and the remedy."""
+    what, where = f"source {name} ({source.hub or source.url or source.file})", f"expert.sources.{name}"
+    chain = [error]
+    while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None and len(chain) < 8:
+        chain.append(inner)
+    words = " ".join(" ".join(str(one) for one in chain).split())
+    kinds = {type(one).__name__ for one in chain}
+    if "Dataset scripts are no longer supported" in words:
+        return (
+            f"{what} holds a loading script, which datasets refuses: give {where}.files, a pattern of its raw files, "
+            f"or {where}.revision=refs/convert/parquet"
+        )
+    if "gated dataset" in words or "GatedRepoError" in kinds:
+        return f"{what} is gated: accept its terms on its page and log in (hf auth login, or HF_TOKEN), then again"
+    if match := re.search(r"BuilderConfig '([^']*)' not found. Available: (\[[^\]]*\])", words):
+        hint = f"; if {match[1]} is a split, give {where}.split={match[1]}"
+        return f"{what} has no configuration {match[1]}: there are {match[2]}{hint}"
+    if "Config name is missing" in words:
+        return f"{what} has several configurations: give {where}.hub_config ({words[:200]})"
+    if match := re.search(r"Unknown split \"([^\"]*)\"\. Should be one of (\[[^\]]*\])", words):
+        return f"{what} has no split {match[1]}: there are {match[2]}; give {where}.split"
+    if "Bad split" in words:
+        return f"{what} has no split {source.split}: {words[:200]}; give {where}.split"
+    if match := re.search(r"Revision '([^']*)' doesn't exist", words):
+        return f"{what} has no revision {match[1]} any more: run stage=prefetch again with prefetch.update=true"
+    if kinds & {"OfflineModeIsEnabled", "ConnectionError", "ConnectError"} or "OfflineMode" in words:
+        return f"{what} cannot be reached: run stage=prefetch where the hub is, or give data_root=FOLDER"
+    if "UnicodeDecodeError" in kinds or "codec can't decode" in words or "invalid UTF" in words.lower():
+        return f"{what} is not UTF-8 text: convert the file, or leave the source out"
+    if "DatasetNotFoundError" in kinds:
+        return f"{what} is not on the hub, or hidden from you: {words[:200]}"
+    if kinds & {"FileNotFoundError", "DataFilesNotFoundError", "EmptyDatasetError", "StopIteration"}:
+        return f"{what} has no such files: check {where}.hub, {where}.files and {where}.file ({words[:200]})"
+    if kinds & {"ArrowInvalid", "DatasetGenerationError", "BadGzipFile", "EOFError", "CastError"}:
+        return f"{what} could not be read, as a half-written file cannot: fetch it again ({words[:200]})"
+    return f"{what} could not be loaded: {words[:300]}; data_root=FOLDER reads local files"

@@ -1,0 +1,162 @@
+"""N-grams of texts as 64-bit numbers, and sets of them: fast enough for millions of rows on one core.
+
+Text is compared by its letters and digits alone, in lower case and Unicode's compatibility form. A word is a run of
+letters, marks and digits; in scripts without spaces each character is one, at half the weight. An n-gram begins at each
+word and holds n words, twice as many characters of such a script, or a mix of the weight.
+
+Everything is arithmetic modulo 2^64 on whole batches: a word is a polynomial of its characters, an n-gram one of its
+words, and both come from prefix sums. Two different n-grams share a number with a chance of 2^-64 a pair.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+Numbers = Any  # numpy arrays of uint64
+BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
+INVERSE = pow(BASE, -1, 2**64)
+END = "\x00"  # between texts
+NONE, WORD, CHARACTER = 0, 1, 2
+UNSPACED = (  # scripts written without spaces between words
+    (0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x2E80, 0x2FDF), (0x3005, 0x3007), (0x3040, 0x30FF),
+    (0x31F0, 0x31FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF),
+)  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def kinds() -> Any:
+    """For each code point below 2^16 whether it is part of a word, a word of its own, or neither."""
+    table = np.array([unicodedata.category(chr(code))[0] in "LMN" for code in range(0x10000)], dtype=np.uint8)
+    for low, high in UNSPACED:
+        table[low : high + 1] *= CHARACTER
+    return table
+
+
+def kind_of(codes: Any) -> Any:
+    """NONE, WORD or CHARACTER of each code point. Beyond 2^16 Han is CHARACTER, the rest (emoji) NONE."""
+    if codes.size and int(codes.max()) >= 0x10000:
+        low = kinds()[np.minimum(codes, 0xFFFF)]
+        return np.where(codes < 0x10000, low, np.where(codes >> 16 == 2, CHARACTER, NONE).astype(np.uint8))
+    return kinds()[codes]
+
+
+_powers: list[Numbers] = []
+
+
+def powers(size: int) -> tuple[Numbers, Numbers]:
+    """BASE^0, BASE^1 ... and their inverses, modulo 2^64, at least `size` of each."""
+    if not _powers or len(_powers[0]) < size:
+        size = 1 << max(size - 1, 1).bit_length()
+        _powers[:] = []
+        for base in (BASE, INVERSE):
+            steps = np.full(size, base, dtype=np.uint64)
+            steps[0] = 1
+            _powers.append(np.cumprod(steps, dtype=np.uint64))
+    return _powers[0], _powers[1]
+
+
+def scrambled(values: Numbers) -> Numbers:
+    """Each number through a fixed bijection that spreads its bits, in place (Stafford's mix 13, from splitmix64)."""
+    values ^= values >> np.uint64(30)
+    values *= np.uint64(0xBF58476D1CE4E5B9)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(0x94D049BB133111EB)
+    values ^= values >> np.uint64(31)
+    return values
+
+
+@lru_cache(maxsize=1)
+def letters() -> Numbers:
+    """A number for each code point below 2^16."""
+    return scrambled(np.arange(1, 0x10001, dtype=np.uint64))
+
+
+def prefix_sums(values: Numbers) -> Numbers:
+    sums = np.empty(len(values) + 1, dtype=np.uint64)
+    sums[0] = 0
+    np.cumsum(values, out=sums[1:])
+    return sums
+
+
+def ngrams(texts: list[str], n: int) -> tuple[Numbers, Any]:
+    """The n-grams of a batch of texts, none across two: their numbers, and the index of the text of each."""
+    joined = END.join(text.replace(END, " ") for text in texts).lower()
+    if not joined.isascii():
+        joined = unicodedata.normalize("NFKC", joined)
+    codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    kind = kind_of(codes)
+    is_word = kind == WORD
+    single = kind == CHARACTER
+    opens, closes = is_word.copy(), is_word.copy()
+    opens[1:] &= ~is_word[:-1]
+    closes[:-1] &= ~is_word[1:]
+    starts, ends = np.flatnonzero(opens | single), np.flatnonzero(closes | single) + 1
+    if len(starts) == 0:
+        return np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.int64)
+
+    power, inverse = powers(len(codes) + 1)
+    high = codes >= 0x10000
+    numbers = letters()[np.minimum(codes, 0xFFFF)]
+    if high.any():
+        numbers[high] = scrambled(codes[high].astype(np.uint64) + np.uint64(1))
+    numbers *= power[: len(codes)]
+    sums = prefix_sums(numbers)
+    words = scrambled((sums[ends] - sums[starts]) * inverse[starts])
+
+    ends_of_texts = np.flatnonzero(codes == 0)
+    owner = np.searchsorted(ends_of_texts, starts)
+    weight = np.zeros(len(words) + 1, dtype=np.int64)
+    np.cumsum(np.where(single[starts], 1, 2), out=weight[1:])
+    first = np.arange(len(words))
+    after = np.searchsorted(weight, weight[:-1] + 2 * n) if single.any() else first + n
+    whole = after <= len(words)
+    first, after = first[whole], after[whole]
+    same = owner[first] == owner[after - 1]
+    first, after = first[same], after[same]
+    sums = prefix_sums(words * power[: len(words)])
+    return scrambled((sums[after] - sums[first]) * inverse[first]), owner[first]
+
+
+class NgramSet:
+    """Which n-grams are known, and to which of a few sets each belongs, as bits."""
+
+    def __init__(self, numbers: list[Numbers], bits: list[int]) -> None:
+        """numbers: an array for each set; bits: the bit of each set."""
+        every = np.concatenate(numbers) if numbers else np.empty(0, dtype=np.uint64)
+        marks = np.concatenate([np.full(len(one), bit, np.uint8) for one, bit in zip(numbers, bits, strict=True)] or [
+            np.empty(0, np.uint8)
+        ])  # fmt: skip
+        order = np.argsort(every, kind="stable")
+        every, marks = every[order], marks[order]
+        if len(every):
+            begins = np.flatnonzero(np.concatenate(([True], every[1:] != every[:-1])))
+            every, marks = every[begins], np.bitwise_or.reduceat(marks, begins)
+        self.numbers, self.marks = every, marks
+        # A bit a number in a table 16 times as large says of most others that they are none, without a search.
+        self.shift = np.uint64(64 - max(16, (16 * max(len(every), 1)).bit_length()))
+        self.table = np.zeros(1 << (64 - int(self.shift) - 3), dtype=np.uint8)
+        places = every >> self.shift
+        np.bitwise_or.at(self.table, places >> np.uint64(3), bit_in_byte(places))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def marks_of(self, numbers: Numbers, owner: Any, texts: int) -> Any:
+        """The bits of the sets that each of `texts` texts shares an n-gram with: uint8, one a text."""
+        found = np.zeros(texts, dtype=np.uint8)
+        if len(self) == 0 or len(numbers) == 0:
+            return found
+        places = numbers >> self.shift
+        likely = np.flatnonzero(self.table[places >> np.uint64(3)] & bit_in_byte(places))
+        at = np.minimum(np.searchsorted(self.numbers, numbers[likely]), len(self) - 1)
+        there = self.numbers[at] == numbers[likely]
+        np.bitwise_or.at(found, owner[likely[there]], self.marks[at[there]])
+        return found
+
+
+def bit_in_byte(places: Numbers) -> Any:
+    return np.left_shift(np.uint8(1), (places & np.uint64(7)).astype(np.uint8))

@@ -1,0 +1,273 @@
+"""Stage prefetch: fetch every model and data set that a table needs, and lock the revision of each.
+
+The lock file, runs_dir/hub.lock.json, then enters the hashes of runs, and compute nodes run with HF_HUB_OFFLINE=1. What
+is locked stays so when the hub moves on: prefetch.update=true takes what is new.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+from pipeline.config import DataStage, EvalStage, PrefetchStage, Source
+from pipeline.data.benchmarks import hub_sources
+from pipeline.data.load import told
+from pipeline.knobs import PipelineError
+from pipeline.lock import LOCK, Lock, digest, key, part_of, read_lock, snapshot
+from pipeline.runs import Found, Run, sha256, write_atomically
+
+MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt", "vocab.txt")  # no pickles
+
+
+@dataclass
+class Needs:
+    """What runs read of the hub. models: id or id@asked. sources: what it is for -> where it is, once each."""
+
+    models: list[str] = field(default_factory=list)
+    sources: dict[str, Source] = field(default_factory=dict)
+    scored: list[tuple[str, str | None]] = field(default_factory=list)  # sets that the harness loads by their names
+    problems: list[str] = field(default_factory=list)  # what cannot be had of the hub at all
+
+    def not_pinned(self, lock: Lock) -> list[str]:
+        missing = [name for name in self.models if name not in lock.models]
+        missing += [source.hub or source.url or "" for source in self.sources.values() if lock.entry(source) is None]
+        return list(dict.fromkeys(missing))
+
+
+def needs(runs: list[Run]) -> Needs:
+    """What these runs read of the hub, finished or not."""
+    found = Needs()
+    for run in runs:
+        for parent in run.parents.values():
+            if isinstance(parent, Found) and parent.hub and parent.hub not in found.models:
+                found.models.append(parent.hub)
+        config = run.config
+        if isinstance(config, DataStage) and config.data_root is None and config.expert.world is None:
+            for name, source in config.expert.sources.items():
+                found.sources.setdefault(_label(name, source), source)
+        if isinstance(config, DataStage | EvalStage):
+            try:
+                for source in benchmark_sources(config):
+                    found.sources.setdefault(_label("benchmark", source), source)
+                    named = (source.hub or "", source.hub_config)
+                    if isinstance(config, EvalStage) and named not in found.scored:
+                        found.scored.append(named)
+            except PipelineError as error:
+                found.problems += [str(error)] if str(error) not in found.problems else []
+    return found
+
+
+def _label(name: str, source: Source) -> str:
+    return f"{name}: {source.url or f'{source.hub} {part_of(source)}'}"
+
+
+def benchmark_sources(config: DataStage | EvalStage) -> list[Source]:
+    """The benchmark sets of the hub that a run reads: what training rows are compared with, or what is scored."""
+    if config.data_root is not None:
+        return []
+    if isinstance(config, DataStage):
+        there = config.expert.world is not None or config.data.benchmarks is not None
+        return [] if there else [source for _, source in hub_sources()]
+    tasks = tuple((task.task, task.num_fewshot) for task in config.eval.tasks)
+    return [
+        Source(hub=hub, hub_config=name, split=split, rows="text", file="")
+        for hub, name, split in _evaluated(tasks, tuple(config.languages))
+    ]
+
+
+def _evaluated(tasks: tuple[tuple[str, int], ...], languages: tuple[str, ...]) -> list[tuple[str, str | None, str]]:
+    """(repository, configuration, split) of each set that the harness' task files name."""
+    from pipeline.config import EvalTask
+    from pipeline.evaluate.definitions import task_definitions
+
+    asked = [EvalTask(task, shots) for task, shots in tasks]
+    found: list[tuple[str, str | None, str]] = []
+    with TemporaryDirectory() as folder:
+        for definition in task_definitions(asked, languages, None, Path(folder)):
+            body = _task_file(definition.file)
+            splits = {body.get(f"{kind}_split") for kind in ("test", "training", "fewshot", "validation")}
+            found += [(body["dataset_path"], body.get("dataset_name"), split) for split in sorted(filter(None, splits))]
+    return list(dict.fromkeys(found))
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML of the harness, whose !function tags name code that is not needed here."""
+
+
+_Loader.add_constructor("!function", lambda loader, node: None)
+
+
+def _task_file(path: Path) -> dict[str, Any]:
+    """A task file of the harness with what it includes."""
+    body = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506
+    includes = body.pop("include", [])
+    merged: dict[str, Any] = {}
+    for include in [includes] if isinstance(includes, str) else includes:
+        merged |= _task_file(path.parent / include)
+    return merged | body
+
+
+# ---------------------------------------------------------------------------------------------------- fetching
+
+
+def fetch(runs: list[Run], config: PrefetchStage) -> Path:
+    """Fetch what the runs need and lock it. Gives the lock file; it is written after each set, so that a prefetch that
+    was stopped goes on where it was.
+    """
+    runs_dir, wanted = Path(config.runs_dir), needs(runs)
+    runs_dir.mkdir(parents=True, exist_ok=True)
+    lock = read_lock(runs_dir)
+    path = runs_dir / LOCK
+    steps: list[tuple[str, Callable[[], None]]] = []
+    for name in wanted.models:
+        steps.append((f"model: {name}", lambda name=name: fetch_model(lock, name, config.prefetch.update)))  # type: ignore[misc]
+    for label, source in wanted.sources.items():
+        one = fetch_url if source.url else fetch_dataset
+        steps.append((label, lambda one=one, source=source: one(lock, source, config.prefetch.update)))  # type: ignore[misc]
+    for hub, part in wanted.scored:
+        steps.append((f"harness: {hub} {part or ''}", lambda hub=hub, part=part: prepare(lock, hub, part)))  # type: ignore[misc]
+    failed = list(wanted.problems)
+    for number, (label, step) in enumerate(steps, start=1):
+        print(f"[{number}/{len(steps)}] {label}", file=sys.stderr)
+        try:
+            name, _, where = label.partition(": ")
+            with told(name, wanted.sources.get(label) or Source(hub=where, rows="", file="")):
+                step()
+        except PipelineError as error:
+            print(f"{label} failed: {error}", file=sys.stderr)
+            failed.append(str(error))
+            continue
+        write_lock(path, lock)
+    if failed:
+        raise PipelineError(
+            f"{len(failed)} of {len(steps) + len(wanted.problems)} could not be fetched, the others are locked in "
+            f"{path}; first: {failed[0]}"
+        )
+    write_lock(path, lock)
+    return path
+
+
+def write_lock(path: Path, lock: Lock) -> None:
+    kept = {"models": lock.models, "datasets": lock.datasets, "urls": lock.urls}
+    write_atomically(path, json.dumps(kept, indent=1, sort_keys=True) + "\n")
+
+
+def _hub() -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi()
+
+
+def resolved(info: Callable[..., Any], name: str, was: str | None, update: bool) -> str:
+    """The revision to fetch: what is locked, unless there is none or the new one is asked for."""
+    repository, _, asked = name.partition("@")
+    now = info(repository, revision=asked or None).sha
+    if was is None or update:
+        return now
+    if was != now:
+        print(
+            f"{name} has moved on the hub since it was locked ({was[:8]} -> {now[:8]}): the locked one is kept; "
+            "prefetch.update=true takes the new one, and other hashes with it",
+            file=sys.stderr,
+        )
+    return was
+
+
+def fetch_model(lock: Lock, name: str, update: bool) -> None:
+    """Weights, tokenizer and configuration of a model into the hub's cache, safetensors only."""
+    hub, entry = _hub(), lock.models.get(name, {})
+    revision = resolved(hub.model_info, name, entry.get("revision"), update)
+    repository = name.partition("@")[0]
+    hub.snapshot_download(repository, revision=revision, allow_patterns=list(MODEL_FILES))
+    folder = snapshot("model", repository, revision)
+    files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in _files(folder)}
+    if not any(file.endswith(".safetensors") for file in files):
+        raise PipelineError(f"hub:{name} has no safetensors: convert it, weights in pickles are not read")
+    lock.models[name] = {"revision": revision, "files": files}
+
+
+def fetch_dataset(lock: Lock, source: Source, update: bool) -> None:
+    """The files of one configuration and split, or of a pattern, into the hub's cache."""
+    hub = _hub()
+    assert source.hub is not None
+    if Path(source.hub).is_dir():
+        return  # a copy that is here already, as the tests have
+    name = next((name for name in _names(lock, source) if lock.datasets[name]["revision"] == source.revision), None)
+    name = name or key(source.hub, source.revision)
+    entry = lock.datasets.get(name, {"revision": None, "parts": {}})
+    revision = resolved(hub.dataset_info, name, entry["revision"], update)
+    kind, paths = data_files(hub, source, revision)
+    sizes = {}
+    for path in paths:
+        there = hub.hf_hub_download(source.hub, path, repo_type="dataset", revision=revision)
+        sizes[path] = Path(there).stat().st_size
+    parts = entry["parts"] if entry["revision"] == revision else {}
+    lock.datasets[name] = {
+        "revision": revision,
+        "parts": {**parts, part_of(source): {"format": kind, "files": sizes}},
+    }
+
+
+def prepare(lock: Lock, hub: str, name: str | None) -> None:
+    """A set as `datasets` keeps it, which is where the harness finds it when the hub is off."""
+    from datasets import load_dataset
+
+    load_dataset(hub, name, revision=lock.datasets[hub]["revision"])
+
+
+def _names(lock: Lock, source: Source) -> Iterator[str]:
+    return (name for name in lock.datasets if name.partition("@")[0] == source.hub)
+
+
+def data_files(hub: Any, source: Source, revision: str) -> tuple[str | None, list[str]]:
+    """The format and the files of a part of a repository, as `datasets` itself resolves them."""
+    assert source.hub is not None
+    if source.files is not None:
+        names = hub.list_repo_files(source.hub, repo_type="dataset", revision=revision)
+        found = sorted(name for name in names if fnmatch(name, source.files))
+        if not found:
+            raise PipelineError(
+                f"{source.hub} has no file like {source.files}: look at its files and give another pattern"
+            )
+        return source.format, found
+    from datasets import load_dataset_builder
+
+    builder = load_dataset_builder(source.hub, source.hub_config, revision=revision)
+    files = builder.config.data_files or {}
+    if source.split not in files:
+        raise PipelineError(f"{source.hub} has no split {source.split}: there are {', '.join(files)}")
+    return type(builder).__module__.rpartition(".")[2], [
+        str(file).split(f"@{revision}/", 1)[1] for file in files[source.split]
+    ]
+
+
+def fetch_url(lock: Lock, source: Source, update: bool) -> None:
+    """One file that is on no hub, below runs_dir/.hub; what identifies it is the digest of its content."""
+    assert source.url is not None
+    path = Path(".hub") / f"{digest([source.url])[:8]}-{source.url.rpartition('/')[2]}"
+    target = lock.folder / path
+    if source.url in lock.urls and target.is_file() and not update:
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.with_name(target.name + ".part")
+    try:
+        with urllib.request.urlopen(source.url) as response, open(beside, "wb") as file:
+            shutil.copyfileobj(response, file)
+        beside.replace(target)
+    finally:
+        beside.unlink(missing_ok=True)
+    lock.urls[source.url] = {"sha256": sha256(target), "bytes": target.stat().st_size, "path": path.as_posix()}
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,128 @@
+"""N-grams against a plain reference, and what counts as a shared one."""
+
+from __future__ import annotations
+
+import random
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+import repositories
+
+from pipeline.data.benchmarks import files, known
+from pipeline.data.ngrams import UNSPACED, NgramSet, ngrams
+from pipeline.knobs import PipelineError
+
+
+def reference(text: str, n: int) -> list[tuple[str, ...]]:
+    """The n-grams of one text by the definition, word by word."""
+    words: list[tuple[str, int]] = []
+    inside = False
+    for letter in unicodedata.normalize("NFKC", text.lower()):
+        code = ord(letter)
+        if any(low <= code <= high for low, high in UNSPACED) and unicodedata.category(letter)[0] in "LMN":
+            words.append((letter, 1))
+            inside = False
+        elif unicodedata.category(letter)[0] in "LMN":
+            if inside:
+                words[-1] = (words[-1][0] + letter, 2)
+            else:
+                words.append((letter, 2))
+            inside = True
+        else:
+            inside = False
+    found = []
+    for start in range(len(words)):
+        weight, end = 0, start
+        while weight < 2 * n and end < len(words):
+            weight += words[end][1]
+            end += 1
+        if weight >= 2 * n:
+            found.append(tuple(word for word, _ in words[start:end]))
+    return found
+
+
+ALPHABETS = (
+    "abcdef  ,.",
+    "ABCé0123  -",
+    "কখগািীু ।",
+    "తెలుగు ం  ",
+    "日本語かなカナ、。",
+    "ａｂｃ１２　",
+    "a日 本b語 c ",
+    "ไทย กข ",
+)
+
+
+def made_up(draw: random.Random) -> str:
+    return "".join(draw.choices(draw.choice(ALPHABETS), k=draw.randint(0, 120)))
+
+
+@pytest.mark.parametrize("n", [2, 4, 13])
+def test_ngrams_are_those_of_the_definition(n: int) -> None:
+    """As many in each text, equal where the reference's are equal and different where they differ."""
+    draw = random.Random(n)
+    texts = [made_up(draw) for _ in range(400)]
+    numbers, owner = ngrams(texts, n)
+    expected = [gram for text in texts for gram in reference(text, n)]
+    assert owner.tolist() == [index for index, text in enumerate(texts) for _ in reference(text, n)]
+    meaning = dict(zip(numbers.tolist(), expected, strict=True))
+    assert [meaning[number] for number in numbers.tolist()] == expected
+    assert len(meaning) == len(set(expected))
+
+
+def test_numbers_do_not_depend_on_the_batch_or_on_what_lies_between_words() -> None:
+    text = "Janet's ducks lay 16 eggs per day, and she eats three for breakfast every morning."
+    alone, _ = ngrams([text], 4)
+    numbers, owner = ngrams(["x " * 50, text, "", "emoji 😀 and Han 𠀀𠀁"], 4)
+    assert numbers[owner == 1].tolist() == alone.tolist()
+    other, _ = ngrams(["JANET S DUCKS — lay: 16 eggs\nper day; and she eats three for breakfast every   morning"], 4)
+    assert other.tolist() == alone.tolist()
+    assert len(ngrams([], 4)[0]) == len(ngrams(["", "\x00"], 4)[0]) == 0
+
+
+def test_a_set_says_which_sets_a_text_shares_with() -> None:
+    draw = random.Random(0)
+    vocabulary = [f"word{n}" for n in range(2000)]
+    texts = [" ".join(draw.choices(vocabulary, k=60)) for _ in range(300)]
+    sets = NgramSet([ngrams(texts[:100], 5)[0], ngrams(texts[50:150], 5)[0]], [1, 2])
+    marks = sets.marks_of(*ngrams(texts, 5), len(texts))
+    assert marks.tolist() == [1] * 50 + [3] * 50 + [2] * 50 + [0] * 150
+    inside = f"before it {' '.join(texts[3].split()[20:25])} after it"
+    assert sets.marks_of(*ngrams([inside, "before it"], 5), 2).tolist() == [1, 0]
+    nothing = NgramSet([], [])
+    assert nothing.marks_of(*ngrams(texts[:2], 5), 2).tolist() == [0, 0]
+    assert len(np.unique(sets.numbers)) == len(sets)
+
+
+def lay_benchmarks(root: Path) -> None:
+    """One item of each benchmark, in the hub's columns."""
+    words = " ".join(f"w{n}" for n in range(20))
+    options = {f"mc_answer{n}": f"{n}" for n in range(1, 5)}
+    repositories.jsonl(root / "mgsm/sw/test.jsonl", [{"question": f"mgsm {words}"}])
+    repositories.jsonl(root / "mgsm/sw/train.jsonl", [{"question": f"shown {words[::-1]}"}])
+    repositories.jsonl(root / "belebele/te/test.jsonl", [{"flores_passage": f"b {words}", "question": "q?", **options}])
+    repositories.jsonl(root / "flores/bn/devtest.jsonl", [{"sentence": f"flores {words}"}])
+    row = {"question": "short?", **{f"option_{letter}": letter for letter in "abcd"}}
+    repositories.jsonl(root / "global_mmlu/ja/test.jsonl", [row])
+    repositories.jsonl(root / "global_mmlu/ja/dev.jsonl", [row])
+    repositories.jsonl(root / "mbpp/en/test.jsonl", [{"text": f"mbpp {words}", "code": f"code {words}"}])
+
+
+def test_benchmarks_of_a_folder_are_all_languages_without_exemplars(tmp_path: Path) -> None:
+    lay_benchmarks(tmp_path)
+    assert {name: len(paths) for name, paths in files(tmp_path).items()} == dict.fromkeys(files(tmp_path), 1)
+    found = known(13, tmp_path, None)
+    assert found.texts == {"mgsm": 1, "belebele": 2, "flores": 1, "global_mmlu": 1, "mbpp": 2}
+    assert found.short == 2  # a question with its options, in words
+    words = " ".join(f"w{n}" for n in range(12))
+    assert found.shared([f"x mgsm {words} y", f"flores {words}", words, "shown"]).tolist() == [1, 4, 0, 0]
+
+
+@pytest.mark.parametrize("line", ["not json", '{"answer": 1}', '{"question": null}', "[]"])
+def test_a_benchmark_that_cannot_be_read_is_named(line: str, tmp_path: Path) -> None:
+    (tmp_path / "mgsm/sw").mkdir(parents=True)
+    (tmp_path / "mgsm/sw/test.jsonl").write_text(line + "\n")
+    with pytest.raises(PipelineError, match="mgsm/sw/test.jsonl cannot be compared with"):
+        known(13, tmp_path, None)

@@ -1,0 +1,296 @@
+"""stage=prefetch against a hub on this machine, and the table's runs afterwards with the hub off."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import repositories
+import yaml
+from fake_hub import Hub, serving
+
+from pipeline.compose import conf_dir
+from pipeline.config import Source
+from pipeline.knobs import PipelineError
+from pipeline.lock import Lock, cache, read_lock
+from pipeline.runs import find, read_manifest
+
+MODEL = "hub:tiny/base"
+TABLE: dict[str, Any] = {
+    "name": "fetched",
+    "title": "A table of the test",
+    "languages": ["sw"],
+    "rows": {
+        "base": {},
+        "expert": {
+            "stage": "sft", "model": "trained", "model.path": MODEL, "expert": "{language}",
+            "recipe": "sandbox_language", "data.size": 8, "data.allow_fewer": True,
+            "sft.steps": 1, "sft.batch_size": 2, "sft.seq_length": 96,
+            "sft.warmup_steps": 0,
+        },
+    },
+    "base": {"model": "trained", "model.path": MODEL},
+    "eval": {"eval": "mgsm_2shot", "languages": ["{language}"], "eval.limit": 1, "eval.max_gen_toks": 2},
+}  # fmt: skip
+# The program with a conf/ of the test, and one language of the benchmarks: a process of its own, as HF_ENDPOINT is read
+# when huggingface_hub is imported.
+PROGRAM = """
+import sys
+from pathlib import Path
+from pipeline import compose
+from pipeline.data import benchmarks
+compose.conf_dir = lambda: Path(sys.argv[1])
+benchmarks.LANGUAGES = {"sw": benchmarks.LANGUAGES["sw"]}
+from pipeline import __main__
+__main__.conf_dir = compose.conf_dir
+sys.exit(__main__.main(sys.argv[2:]))
+"""
+
+
+@dataclass
+class Place:
+    hub: Hub
+    folder: Path
+
+    def run(self, *words: str, offline: bool = False) -> SimpleNamespace:
+        online = "1" if offline else "0"
+        env = {
+            **os.environ,
+            "HF_ENDPOINT": self.hub.address,
+            "HF_HOME": str(self.folder / "home"),
+            "NO_PROXY": "127.0.0.1",
+        }
+        env |= {
+            "HF_HUB_OFFLINE": online,
+            "HF_DATASETS_OFFLINE": online,
+            "HF_HUB_DISABLE_XET": "1",
+            "WANDB_MODE": "disabled",
+        }
+        env.pop("HF_TOKEN", None)
+        here = [f"runs_dir={self.folder / 'runs'}", "tracking.mode=disabled"]
+        command = [sys.executable, "-c", PROGRAM, str(self.folder / "conf"), *words, *here]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+        return SimpleNamespace(status=done.returncode, out=done.stdout, err=done.stderr)
+
+    def lock(self) -> dict[str, Any]:
+        return json.loads((self.folder / "runs/hub.lock.json").read_text())
+
+
+def benchmarks(hub: Hub, folder: Path) -> None:
+    """The benchmark sets in Swahili. A row of Inkuba repeats a question of MGSM."""
+    worked = {
+        "question": "Swali: Roger ana mipira 5.",
+        "answer": "Jibu la Hatua kwa Hatua: 5 ni 5. Jibu ni 5.",
+        "answer_number": 5,
+        "equation_solution": "5",
+    }
+    asked = {"question": LEAKED, "answer": None, "answer_number": 18, "equation_solution": None}
+    repositories.jsonl(folder / "mgsm/sw/train.jsonl", [worked] * 8)
+    repositories.jsonl(folder / "mgsm/sw/test.jsonl", [asked])
+    repositories.readme(folder / "mgsm", {"sw": {"train": "sw/train.jsonl", "test": "sw/test.jsonl"}})
+    options = {f"mc_answer{n}": f"jibu {n}" for n in range(1, 5)}
+    repositories.jsonl(
+        folder / "belebele/data/swh_Latn.jsonl", [{"flores_passage": "kifungu", "question": "nini?", **options}]
+    )
+    repositories.readme(folder / "belebele", {"swh_Latn": {"test": "data/swh_Latn.jsonl"}})
+    for split in ("dev", "devtest"):
+        repositories.jsonl(folder / f"flores_plus/{split}/swh_Latn.jsonl", [{"id": 0, "text": "sentensi"}])
+    repositories.readme(
+        folder / "flores_plus", {"swh_Latn": {split: f"{split}/swh_Latn.jsonl" for split in ("dev", "devtest")}}
+    )
+    row = {"question": "nini?", **{f"option_{letter}": letter for letter in "abcd"}}
+    repositories.parquet(folder / "Global-MMLU/sw/test-00000-of-00001.parquet", [row])
+    repositories.readme(folder / "Global-MMLU", {"sw": {"test": "sw/test-*"}})
+    repositories.parquet(
+        folder / "mbpp/full/test-00000-of-00001.parquet", [{"text": "Write it.", "code": "def f(): ..."}]
+    )
+    repositories.readme(folder / "mbpp", {"full": {"test": "full/test-*"}})
+    names = (
+        "juletxara/mgsm",
+        "facebook/belebele",
+        "openlanguagedata/flores_plus",
+        "CohereLabs/Global-MMLU",
+        "google-research-datasets/mbpp",
+    )
+    for name in names:
+        hub.push(f"datasets/{name}", folder / name.partition("/")[2])
+
+
+LEAKED = "Bata wa Janet hutaga mayai kumi na sita kila siku naye hula matatu kila asubuhi kwa kifungua kinywa"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("prefetch")
+    shutil.copytree(conf_dir(), folder / "conf")
+    with serving() as hub:
+        model = folder / "model"
+        shutil.copytree(base, model, ignore=shutil.ignore_patterns("manifest.json", "*.jsonl", "*.md"))
+        (model / "pytorch_model.bin").write_bytes(b"a pickle")
+        hub.push("models/tiny/base", model)
+        benchmarks(hub, folder)
+        repositories.aya(folder / "aya_dataset")
+        hub.push("datasets/CohereLabs/aya_dataset", folder / "aya_dataset")
+        inkuba = folder / "Inkuba-instruct"
+        repositories.inkuba(inkuba)
+        leaked = {"instruction": "Jibu.", "inputs": LEAKED, "targets": "9", "task": "qa", "data_source": "x"}
+        whole = {"instruction": "Sema.", "inputs": "Habari", "targets": "Nzuri", "task": "qa", "data_source": "x"}
+        repositories.parquet(inkuba / "data/swahili_train-00000-of-00001.parquet", [leaked, whole])
+        hub.push("datasets/lelapa/Inkuba-instruct", inkuba, "a417af0dd9fff92950f037857b0cfa6980cfc743")
+        repositories.xp3mt(folder / "xP3mt")
+        hub.push("datasets/bigscience/xP3mt", folder / "xP3mt")
+        repositories.raw_bitext(folder / "pairs.gz", "sw", 9)
+        hub.files["/nllb/eng_Latn-swh_Latn.gz"] = (folder / "pairs.gz").read_bytes()
+        nllb = folder / "conf/data/nllb_sw.yaml"
+        shipped = yaml.safe_load(nllb.read_text()) | {"url": f"{hub.address}/nllb/eng_Latn-swh_Latn.gz"}
+        nllb.write_text(yaml.safe_dump(shipped))
+        (folder / "conf/table/fetched.yaml").write_text(yaml.safe_dump(TABLE, sort_keys=False))
+        yield Place(hub, folder)
+
+
+def test_a_table_is_fetched_locked_and_made_with_the_hub_off(place: Place) -> None:
+    """plan says what is not pinned; prefetch locks it; the same table then runs without one request."""
+    before = place.run("stage=plan", "table=fetched", offline=True)
+    assert before.status == 0, before.err
+    missing = next(line for line in before.out.splitlines() if line.startswith("not pinned: "))
+    named = missing.removeprefix("not pinned: ").partition(";")[0].split(", ")
+    assert {"tiny/base", "CohereLabs/aya_dataset", "bigscience/xP3mt", "juletxara/mgsm"} <= set(named)
+    assert len(named) == 10  # one model, three sets and one file for training, five benchmarks
+
+    fetched = place.run("stage=prefetch", "table=fetched")
+    assert fetched.status == 0, fetched.err
+    assert fetched.out.strip() == str(place.folder / "runs/hub.lock.json")
+    lock, heads = place.lock(), place.hub.heads
+    assert lock["models"]["tiny/base"]["revision"] == heads["models/tiny/base"]
+    assert "model.safetensors" in lock["models"]["tiny/base"]["files"]
+    assert not any("pytorch_model.bin" in asked for asked in place.hub.asked)
+    inkuba = lock["datasets"]["lelapa/Inkuba-instruct@a417af0dd9fff92950f037857b0cfa6980cfc743"]
+    assert list(inkuba["parts"]["default/swahili_train"]["files"]) == ["data/swahili_train-00000-of-00001.parquet"]
+    xp3mt = lock["datasets"]["bigscience/xP3mt"]
+    assert list(xp3mt["parts"]["sw/*.jsonl"]["files"]) == ["sw/xp3_GEM_xlsum_sw_train_docsummary_swmt.jsonl"]
+    assert len(next(iter(lock["urls"].values()))["sha256"]) == 64
+
+    place.hub.asked.clear()
+    after = place.run("stage=plan", "table=fetched", offline=True)
+    assert "not pinned" not in after.out
+    names = [
+        {line.split()[0] for line in told.out.splitlines()[1:] if line.split()[0].startswith(("data-", "sw-", "eval-"))}
+        for told in (before, after)
+    ]
+    assert len(names[0]) == len(names[1]) == 4 and not names[0] & names[1]  # every hash has the revisions in it
+
+    made = place.run("stage=table", "table=fetched", offline=True)
+    assert made.status == 0, made.err
+    assert place.hub.asked == []
+    data = next((place.folder / "runs").glob("data-sw-*"))
+    card, manifest = (data / "data_card.md").read_text(), read_manifest(data)
+    assert manifest is not None
+    assert (
+        manifest["facts"]["counts"]["inkuba"]["shared"] == {"mgsm": 1} and "Nzuri" in (data / "train.jsonl").read_text()
+    )
+    assert manifest["facts"]["counts"]["nllb"]["rows"] == 2
+    assert f"| aya | CohereLabs/aya_dataset | {heads['datasets/CohereLabs/aya_dataset']} |" in card
+    assert "Benchmark texts: mgsm 1, belebele 2, flores 2, global_mmlu 1, mbpp 2" in card
+
+
+def test_what_moves_on_the_hub_stays_locked_until_an_update(place: Place) -> None:
+    locked = place.lock()["datasets"]["CohereLabs/aya_dataset"]["revision"]
+    (place.folder / "aya_dataset/NEWS").write_text("a new revision")
+    moved = place.hub.push("datasets/CohereLabs/aya_dataset", place.folder / "aya_dataset")
+    kept = place.run("stage=prefetch", "table=fetched")
+    assert kept.status == 0, kept.err
+    assert f"CohereLabs/aya_dataset has moved on the hub since it was locked ({locked[:8]} -> {moved[:8]})" in kept.err
+    assert place.lock()["datasets"]["CohereLabs/aya_dataset"]["revision"] == locked
+    new = place.run("stage=prefetch", "table=fetched", "prefetch.update=true")
+    assert new.status == 0, new.err
+    assert place.lock()["datasets"]["CohereLabs/aya_dataset"]["revision"] == moved
+
+
+def test_what_cannot_be_fetched_is_told_and_the_rest_is_locked(place: Place, tmp_path: Path) -> None:
+    place.hub.gated.add("datasets/lelapa/Inkuba-instruct")
+    del place.hub.repositories["datasets/bigscience/xP3mt"]
+    shutil.copytree(place.folder / "conf", tmp_path / "conf")
+    told = Place(place.hub, tmp_path).run("stage=prefetch", "table=fetched")
+    assert told.status == 1 and "Traceback" not in told.err
+    assert "\nerror: 2 of 1" in told.err and "first: source inkuba (lelapa/Inkuba-instruct) is gated" in told.err
+    assert "2 of " in told.err and "could not be fetched, the others are locked in" in told.err
+    assert "CohereLabs/aya_dataset" in json.loads((tmp_path / "runs/hub.lock.json").read_text())["datasets"]
+
+
+# ------------------------------------------------------------------------------------------------ the lock file
+
+
+def test_a_locked_model_is_its_folder_in_the_cache_and_has_another_hash(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    free = find("hub:org/name", tmp_path, "checkpoint")
+    lock = {"models": {"org/name": {"revision": "abc", "files": {"config.json": 2}}}, "datasets": {}, "urls": {}}
+    (tmp_path / "hub.lock.json").write_text(json.dumps(lock))
+    locked = find("hub:org/name", tmp_path, "checkpoint")
+    assert free.folder == Path("org/name") and free.name == locked.name == "name"
+    assert locked.folder == tmp_path / "hub/models--org--name/snapshots/abc" and locked.hash != free.hash
+    with pytest.raises(
+        PipelineError, match="org/name is locked, but config.json is not there in .*: run stage=prefetch"
+    ):
+        read_lock(tmp_path).check_model("org/name")
+    locked.folder.mkdir(parents=True)
+    (locked.folder / "config.json").write_text("{")
+    with pytest.raises(PipelineError, match="config.json has 1 of 2 bytes"):
+        read_lock(tmp_path).check_model("org/name")
+    (locked.folder / "config.json").write_text("{}")
+    read_lock(tmp_path).check_model("org/name")
+
+
+def test_a_cache_half_written_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    parts = {"default/train": {"format": "parquet", "files": {"data/a.parquet": 10}}}
+    lock = Lock(datasets={"org/set@1.0": {"revision": "abc", "parts": parts}})
+    source = Source(hub="org/set", revision="1.0", rows="text", file="x")
+    assert lock.pinned(source).revision == "abc" and lock.entry(lock.pinned(source)) is lock.entry(source)
+    file = tmp_path / "datasets--org--set/snapshots/abc/data/a.parquet"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"half")
+    with pytest.raises(PipelineError, match="org/set is locked, but a.parquet has 4 of 10 bytes"):
+        lock.source(source)
+    file.write_bytes(b"0123456789")
+    found, files = lock.source(source)
+    assert files == [file] and found.format == "parquet"
+    other = Source(hub="org/set", rows="text", file="x")
+    assert lock.pinned(other) == other and lock.source(other) == (other, None)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"models": {}}'])
+def test_a_broken_lock_file_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "hub.lock.json").write_text(text)
+    with pytest.raises(PipelineError, match="is no lock file of this program: remove it and run stage=prefetch"):
+        read_lock(tmp_path)
+
+
+def test_the_cache_is_where_huggingface_hub_has_it(monkeypatch: Any) -> None:
+    program = "import huggingface_hub.constants as c; print(c.HF_HUB_CACHE)"
+    for env in ({}, {"HF_HOME": "/a/home"}, {"XDG_CACHE_HOME": "/a/b"}, {"HF_HUB_CACHE": "~/h", "HF_HOME": "/no"}):
+        for key in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
+            monkeypatch.delenv(key, raising=False)
+        for key, value in env.items():
+            monkeypatch.setenv(key, value)
+        theirs = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        assert cache() == Path(theirs)
+
+
+def test_nothing_of_the_hub_is_needed_in_the_small_world(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
+    told = call("stage=prefetch", "table=sandbox", f"runs_dir={tmp_path}")
+    assert told.status == 0 and json.loads(Path(told.out.strip()).read_text()) == {
+        "datasets": {},
+        "models": {},
+        "urls": {},
+    }

@@ -1,0 +1,270 @@
+"""Every source, read from a folder with its repository's layout through the call that reads the hub."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import repositories
+from omegaconf import OmegaConf
+
+from pipeline.compose import compose, conf_dir, options
+from pipeline.config import DataStage, Source
+from pipeline.data.load import read, sentence
+from pipeline.data.sources import INSTRUCTIONS, Example, turns
+from pipeline.knobs import PipelineError
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)  # 5 s after each stream of parquet
+
+
+def source(name: str, **more: Any) -> Source:
+    """A source as conf/data has it."""
+    shipped = OmegaConf.load(conf_dir() / f"data/{name}.yaml")
+    found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Source), shipped, more))
+    assert isinstance(found, Source)
+    return found
+
+
+def rows(name: str, folder: Path, **more: Any) -> list[Example | None]:
+    """The rows of a source, its repository made below `folder` under the name it has on the hub."""
+    found = source(name, **more)
+    assert found.hub is not None
+    here = folder / found.hub.partition("/")[2]
+    repositories.MADE[name](here)
+    return list(read(name, replace(found, hub=str(here), revision=None), None))
+
+
+def pair(prompt: str, completion: str) -> Example:
+    return {"prompt": prompt, "completion": completion}
+
+
+NAIROBI, DODOMA = pair("Mji mkuu wa Kenya ni upi?", "Nairobi."), pair("Mji mkuu wa Tanzania ni upi?", "Dodoma.")
+TELUGU = [pair("ఒక పండు పేరు చెప్పండి.", "మామిడి"), pair("అనువదించండి.\nనీరు", "జలం"), None]
+WATER, NAME, THIS = pair("জল কোথা থেকে আসে?", "মেঘ থেকে।"), pair("নাম কী?", "আমি সহায়ক।"), pair("কী?", "এটা।")
+HOME = pair("নাম কী?\n\nআমি সহায়ক।\n\nবাড়ি কোথায়?", "ঢাকায়।")
+RICE = pair("নিচের বাক্যটি ইংরেজিতে অনুবাদ করো\nআমি ভাত খাই।", "I eat rice.")
+CLIPS = pair("Natalia sold 48 and 24 clips. How many?", "48+24=<<48+24=72>>72\n#### 72")
+EXPECTED: list[tuple[str, dict[str, Any], list[Example | None]]] = [
+    ("aya", {"language": "sw"}, [NAIROBI, DODOMA]),
+    ("aya", {"language": "te"}, [pair("తెలంగాణ రాజధాని ఏది?", "హైదరాబాద్.")]),
+    ("telugu_alpaca", {}, TELUGU),
+    ("telugu_gpteacher", {}, TELUGU),
+    ("indic_sharellama", {"language": "bn"}, [WATER, NAME, None, None, THIS]),
+    ("indic_sharellama", {"language": "bn", "turns": None}, [WATER, HOME, None, None, THIS]),
+    ("bongchat", {}, [RICE, pair("একটি ফলের নাম বলো", "আম")]),
+    ("inkuba", {}, [pair("Tafsiri kwa Kiingereza.\n\nHabari yako?", "How are you?")]),
+    ("xp3mt", {"language": "sw"}, [pair("Andika muhtasari (sw): rais", "Rais alisema.")]),
+    ("ichikara", {}, [pair("日本で一番高い山は？", "富士山です。")]),
+    ("dolly_ja", {}, [pair("いつですか？\n航空は", "8月31日")]),
+    ("bn_wikisource", {}, [{"text": "আমার সোনার বাংলা"}]),
+    ("gsm8k", {}, [CLIPS]),
+]
+
+
+@pytest.mark.parametrize(("name", "more", "expected"), EXPECTED)
+def test_a_repository_gives_its_pairs(
+    name: str, more: dict[str, Any], expected: list[Example | None], tmp_path: Path
+) -> None:
+    assert rows(name, tmp_path, **more) == expected
+
+
+def test_streams_give_every_row_in_an_order_of_the_seed(tmp_path: Path) -> None:
+    found = rows("llm_japanese", tmp_path)
+    assert sorted(row["prompt"] for row in found if row) == [
+        "次の日本語を英語に翻訳してください。\n猫が好きです。",
+        "首都は？",
+    ]
+    pages = rows("open_web_math", tmp_path / "two")
+    assert sorted(row["text"] for row in pages if row) == ["# Proof 0", "# Proof 1", "# Proof 2"]
+    some = rows("open_web_math", tmp_path / "three", candidates=2)
+    assert len(some) == 2
+
+
+def test_all_of_orca_is_read_and_a_part_is_a_sample(tmp_path: Path) -> None:
+    assert rows("orca_math", tmp_path)[3] == pair("What is 3 + 1?", "It is 4.")
+    some = rows("orca_math", tmp_path / "two", candidates=5)
+    assert len(some) == 5 and some != rows("orca_math", tmp_path / "three")[:5]
+
+
+def test_every_shipped_source_is_tried_here() -> None:
+    tried = {name for name, _, _ in EXPECTED} | {"llm_japanese", "open_web_math", "orca_math"}
+    assert set(options("data")) == tried | {"nllb_sw", "nllb_bn", "nllb_te", "nllb_ja", "gsm8k_text", "pairs", "own"}
+
+
+@pytest.mark.parametrize("columns", [9, 3])
+@pytest.mark.parametrize("code", ["sw", "bn", "te", "ja"])
+def test_both_layouts_of_raw_bitext(code: str, columns: int, tmp_path: Path) -> None:
+    """Pairs of enough score, one direction each, a lone quote kept; lines that are broken have no score."""
+    path = tmp_path / "pairs.gz"
+    repositories.raw_bitext(path, code, columns)
+    found = list(read("nllb", source(f"nllb_{code}", url=str(path)), None))
+    assert len(found) == 2
+    for row in found:
+        assert row is not None
+        english, other = next(one for one in repositories.PAIRS[code] if one[0] in "".join(row.values()))
+        into_english = row["completion"] == english
+        assert into_english or row["completion"] == other
+        assert (other if into_english else english) in row["prompt"] and "English" in row["prompt"]
+
+
+def test_directions_and_wordings_vary(tmp_path: Path) -> None:
+    from pipeline.data.sources import translation
+
+    drawn = [translation(f"word {n}", f"neno {n}", "sw") for n in range(600)]
+    into_english = sum(row is not None and row["completion"].startswith("word") for row in drawn)
+    assert 240 < into_english < 360
+    wordings = {
+        row["prompt"].replace(str(n), "").replace("word", "").replace("neno", "") for n, row in enumerate(drawn) if row
+    }
+    assert len(wordings) == 2 * len(INSTRUCTIONS)
+    assert drawn[7] == translation("word 7", "neno 7", "sw")
+    assert translation(" ", "neno", "sw") is None
+
+
+def test_turns_in_each_form() -> None:
+    whole = [("a", "b"), ("c", "d")]
+    assert turns([["a", "b"], ["c", "d"]]) == whole == turns(["a", "b", "c", "d", "e"])
+    said = [("system", "be kind"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
+    assert turns([{"role": role, "content": text} for role, text in said]) == whole
+    assert turns([{"from": role, "value": text} for role, text in said]) == whole
+    assert turns([["a", "b"], ["c"], ["e", "f"]]) == [("a", "b")]
+    assert turns(None) == turns([]) == turns([[]]) == turns([["a", None]]) == turns("a text") == []
+
+
+# ------------------------------------------------------------------------------------------------ anyone's own rows
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet", "tsv"])
+def test_own_rows_of_each_format_through_a_template(form: str, tmp_path: Path) -> None:
+    import pandas
+
+    table = pandas.DataFrame({"q": ["Mji?", "Jina?"], "a": ["Nairobi", 'Jina ni "Ali"'], "note": [None, "x"]})
+    path = tmp_path / f"mine.{form}"
+    if form == "jsonl":
+        path.write_text(table.to_json(orient="records", lines=True))
+    elif form == "parquet":
+        table.to_parquet(path)
+    else:
+        table.to_csv(path, index=False, sep="\t" if form == "tsv" else ",")
+    words = ["stage=data", "expert=own", f"expert.sources.own.file=mine.{form}", f"data_root={tmp_path}"]
+    config = compose([*words, "expert.sources.own.prompt='Swali: {q} {note}'", "expert.sources.own.completion='{a}'"])
+    assert isinstance(config, DataStage)
+    found = list(read("own", config.expert.sources["own"], tmp_path))
+    assert found == [pair("Swali: Mji? ", "Nairobi"), pair("Swali: Jina? x", 'Jina ni "Ali"')]
+
+
+def test_own_bitext_conversations_and_text(tmp_path: Path) -> None:
+    repositories.jsonl(tmp_path / "b.jsonl", [{"en": "Water", "sw": "Maji"}])
+    bitext = source("own", file="b.jsonl", rows="bitext", language="sw", prompt="{en}", completion="{sw}")
+    (row,) = read("own", bitext, tmp_path)
+    assert row is not None and {"Water", "Maji"} >= {row["completion"]} and "Swahili" in row["prompt"]
+    repositories.jsonl(tmp_path / "c.jsonl", [{"talk": [["a", "b"], ["c", "d"]]}])
+    (row,) = read("own", source("own", file="c.jsonl", rows="conversation", column="talk"), tmp_path)
+    assert row == pair("a\n\nb\n\nc", "d")
+    repositories.jsonl(tmp_path / "d.jsonl", [{"body": "plain"}])
+    assert list(read("own", source("own", file="d.jsonl", rows="text", column="body"), tmp_path)) == [{"text": "plain"}]
+
+
+# ------------------------------------------------------------------------------------------------ what goes wrong
+
+
+def refused(name: str, folder: Path, expected: str, **more: Any) -> None:
+    with pytest.raises(PipelineError, match=expected) as caught:
+        rows(name, folder, **more)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_loading_script_is_told_of_with_the_way_round(tmp_path: Path) -> None:
+    refused("xp3mt", tmp_path, r"xP3mt\) holds a loading script, .* give expert.sources.xp3mt.files", files=None)
+
+
+def test_a_split_where_a_configuration_is_expected(tmp_path: Path) -> None:
+    hint = r"no configuration swahili_train: there are \['default'\]; if swahili_train is a split, give .*split=swahili"
+    refused("inkuba", tmp_path, hint, hub_config="swahili_train", split="train")
+
+
+def test_an_unknown_split_or_configuration(tmp_path: Path) -> None:
+    refused("inkuba", tmp_path, "no split swahili_test: ", split="swahili_test", stream=False)
+    refused("inkuba", tmp_path / "two", "no split swahili_test: ", split="swahili_test")
+    refused("ichikara", tmp_path / "three", "no configuration 2023: there are", hub_config="2023")
+
+
+def test_a_missing_column_names_those_there_are(tmp_path: Path) -> None:
+    refused("gsm8k", tmp_path, r"source gsm8k has no column inputs, targets: it has question, answer", rows="xp3mt")
+
+
+def test_other_repositories_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match=r"source a \(no/such\) cannot be reached: run stage=prefetch"):
+        list(read("a", source("aya", hub="no/such"), None))
+    with pytest.raises(PipelineError, match="has no such files"):
+        list(read("x", source("xp3mt", hub=str(tmp_path), language="sw"), None))
+    with pytest.raises(PipelineError, match="is on no hub: give data_root"):
+        list(read("x", source("pairs"), None))
+    with pytest.raises(PipelineError, match="says no format by its name"):
+        (tmp_path / "a.bin").write_text("a")
+        list(read("x", source("own", file="a.bin", prompt="{q}", completion="{a}"), tmp_path))
+
+
+def test_a_gated_repository_asks_for_a_login() -> None:
+    from datasets.exceptions import DatasetNotFoundError
+
+    error = DatasetNotFoundError(
+        "Dataset 'lelapa/Inkuba-instruct' is a gated dataset on the Hub. You must be authenticated to access it."
+    )
+    told = sentence("inkuba", source("inkuba"), error)
+    assert told.startswith("source inkuba (lelapa/Inkuba-instruct) is gated: accept its terms on its page and log in")
+
+
+def test_a_revision_that_is_gone() -> None:
+    from datasets.exceptions import DatasetNotFoundError
+
+    error = DatasetNotFoundError(
+        "Revision '1.0.3' doesn't exist for dataset 'izumi-lab/llm-japanese-dataset' on the Hub."
+    )
+    assert "has no revision 1.0.3 any more: run stage=prefetch" in sentence("x", source("llm_japanese"), error)
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "txt"])
+def test_broken_utf8(form: str, tmp_path: Path) -> None:
+    (tmp_path / f"a.{form}").write_bytes(b'{"q": "a"}\nq,a\n\xff\xfe,b\n')
+    words = {"rows": "text", "column": "text"} if form == "txt" else {"prompt": "{q}", "completion": "{q}"}
+    with pytest.raises(PipelineError, match="UTF-8 text"):
+        list(read("own", source("own", file=f"a.{form}", **words), tmp_path))
+
+
+def test_a_file_that_was_only_half_written(tmp_path: Path) -> None:
+    repositories.bongchat(tmp_path / "whole")
+    path = tmp_path / "half.parquet"
+    path.write_bytes((tmp_path / "whole/data/train-00000-of-00001.parquet").read_bytes()[:900])
+    with pytest.raises(PipelineError, match="as a half-written file cannot: fetch it again"):
+        list(read("b", source("bongchat", file="half.parquet"), tmp_path))
+    repositories.raw_bitext(tmp_path / "a.gz", "sw", 9)
+    (tmp_path / "half.gz").write_bytes((tmp_path / "a.gz").read_bytes()[:80])
+    with pytest.raises(PipelineError, match="as a half-written file cannot: fetch it again"):
+        list(read("nllb", source("nllb_sw", url=str(tmp_path / "half.gz")), None))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "expected"),
+    [
+        ({"rows": "poems"}, "rows must be one of orca_math,"),
+        ({"rows": "bitext", "prompt": "{a}", "completion": "{b}"}, "rows=bitext needs expert.sources.own.language"),
+        ({"rows": "conversation"}, "needs expert.sources.own.column"),
+        ({"prompt": "{q}"}, "completion names no column"),
+        ({"prompt": "{q", "completion": "{a}"}, "has a stray brace"),
+        ({"prompt": "{q.__class__}", "completion": "{a}"}, "names a column in braces, {q.__class__} is none"),
+        ({"prompt": "{q}", "completion": "{b}"}, "source own has no column b: it has q, a"),
+    ],
+)
+def test_knobs_of_own_rows_are_checked(knobs: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    repositories.jsonl(tmp_path / "a.jsonl", [{"q": "1", "a": "2"}])
+    with pytest.raises(PipelineError, match=expected):
+        list(read("own", source("own", file="a.jsonl", **knobs), tmp_path))
