@@ -57,7 +57,7 @@ STAGE_WORDS = {
 def test_every_option_composes_in_the_stages_that_read_it(group: str, option: str) -> None:
     for words in READ_IN[group]:
         more = RUNS[option] if group == "merge" else ["model.path=x"] if option == "trained" else []
-        more += ["partition.bottom_layers=4", "partition.top_layers=2"] if option == "own" else []
+        more += ["partition.bottom_layers=4", "partition.top_layers=2"] if (group, option) == ("partition", "own") else []
         assert compose([*words.split(), f"{group}={option}", *more])
 
 
