@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 from pipeline.runs import Run, content, read_manifest, write_atomically
 
+UNFINISHED = 75  # exit status (EX_TEMPFAIL): the same command goes on. Slurm scripts requeue on it
+STOPPING = (signal.SIGTERM, signal.SIGUSR1)  # what asks a training to stop with a resume point
 RECORD, FOLDER, SNAPSHOTS = "resume.json", "resume", "snapshots"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -205,3 +206,7 @@ def test_wrong_settings_of_several_processes_are_refused(tmp_path: Path, monkeyp
     made.args.ddp_find_unused_parameters, made.args.ddp_static_graph = True, True
     with pytest.raises(PipelineError, match="needs ddp_static_graph=False"):
         refuse_parallel(made)
+    made.is_fsdp_enabled, made.accelerator.state.fsdp_plugin = True, SimpleNamespace(fsdp_version=1)
+    with pytest.raises(PipelineError, match="FSDP1 strings the parameters of a layer together"):
+        refuse_parallel(made)
+    made.accelerator.state.fsdp_plugin = None

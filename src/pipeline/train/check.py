@@ -17,24 +17,26 @@ TOKENS = 64
 def check_saved(trainer: Any, folder: Path, base: Path | None) -> None:
     """Load what was saved into `folder` and compare it with the model in training, on the first row of the set.
 
+    All processes come here together, as shards answer together; the first compares.
+
     Args:
         base: where an adapter's base is.
 
     Raises:
         PipelineError: other logits, other tokens, another chat template, or no generation config.
     """
-    tokenizer, again = trainer.processing_class, AutoTokenizer.from_pretrained(folder)
+    tokenizer, model = trainer.processing_class, trainer.model
     ids = list(trainer.train_dataset[0]["input_ids"])[:TOKENS]
-    text = tokenizer.decode(ids)
+    ours = logits(model, ids, trainer.args.bf16)
+    if trainer.args.process_index or not torch.isfinite(ours).all():
+        return  # a training that diverged is told of by its loss
+    again, text = AutoTokenizer.from_pretrained(folder), tokenizer.decode(ids)
     if again(text).input_ids != tokenizer(text).input_ids or again.chat_template != tokenizer.chat_template:
         refuse("its tokenizer cuts text otherwise, or has another chat template")
     if not (folder / "generation_config.json").is_file():
         refuse("it has no generation_config.json")
-    model = trainer.model
     saved = load(folder, base, model.device)
-    ours, theirs = logits(model, ids, trainer.args.bf16), logits(saved, ids, trainer.args.bf16)
-    if not torch.isfinite(ours).all():
-        return  # the training diverged, which its loss tells better
+    theirs = logits(saved, ids, trainer.args.bf16)
     error, largest = float((ours - theirs).abs().max()), float(ours.abs().max())
     if not error <= TOLERANCE.get(saved.dtype, 0.1) * largest:
         refuse(f"its logits differ by {error:.2g}, the largest is {largest:.2g}")
