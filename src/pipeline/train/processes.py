@@ -1,6 +1,6 @@
 """Several processes that train together, one a GPU: started here, or by torchrun, accelerate or srun, one each.
 
-Rank 0 writes and answers; the others only train. What they write to the terminal is dropped, what they fail with is not.
+Rank 0 writes and answers; the others only train. What they tell the terminal is dropped, what they fail with is not.
 """
 
 from __future__ import annotations

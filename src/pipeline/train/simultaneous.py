@@ -39,6 +39,10 @@ class Alternating(Trainer):
     def part_of(self, step: int) -> str:
         return side_of_step(step, self.sft.steps_per_switch)
 
+    def own_step(self, step: int) -> int:
+        turn = self.sft.steps_per_switch
+        return step // (len(SIDES) * turn) * turn + step % turn
+
     def create_optimizer(self, model: Any = None) -> Any:
         """One optimizer over both sides, whichever was left frozen."""
         for side in SIDES:
