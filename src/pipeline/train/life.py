@@ -199,9 +199,10 @@ class Life(TrainerCallback):
     def _check(self) -> None:
         folder = self.run.work / "check"
         base = self.run.parents["model"].folder if "model" in self.run.parents else None
+        revision = self.run.config.model.revision or "main"  # type: ignore[attr-defined]
         with same_random_numbers():
             self.save(folder)
-            check_saved(self.trainer, folder, base)
+            check_saved(self.trainer, folder, base, revision)
         if self.first:
             shutil.rmtree(folder)
         self.beat = time.monotonic()
@@ -269,7 +270,7 @@ def alive(trainer: Any, run: Run, tracker: Tracker, save: Save) -> Iterator[Life
     """
     life = Life(trainer, run, tracker, save)
     trainer.add_callback(life)
-    with stopped_by_signals(life), watched(life, run.work / "stalled.txt"):
+    with stopped_by_signals(life), watched(life, run.work / f"stalled-{trainer.args.process_index}.txt"):
         try:
             yield life
         except PipelineError as error:
