@@ -39,6 +39,7 @@ READ_IN = {
     "recipe": [SFT, "stage=cpt expert=gsm8k_text "],
     "merge": ["stage=merge ", "stage=eval eval=mgsm_2shot ", "stage=sweep eval=mgsm_2shot "],
     "eval": ["stage=eval checkpoint=x "],
+    "select": ["stage=select checkpoints=[x] "],
     "table": ["stage=table ", "stage=plan ", "stage=report ", "stage=prefetch "],
     "mixture": [SFT, "stage=data expert=math ", "stage=cpt expert=gsm8k_text "],
     "launcher": [SFT, "stage=status "],
@@ -50,6 +51,7 @@ STAGE_WORDS = {
     "data": "expert=math", "cpt": "expert=gsm8k_text", "sft": "expert=math", "eval": "eval=mgsm_2shot checkpoint=x",
     "merge": "merge=soup merge.experts=[a,b]", "sweep": "merge=soup merge.experts=[a,b] eval=mgsm_2shot",
     "analyze": "checkpoint=x", "plan": "", "table": "", "report": "", "status": "", "prefetch": "",
+    "select": "select=unreasonable checkpoints=[x]", "clean": "",
 }  # fmt: skip
 
 
@@ -89,9 +91,9 @@ EVAL = "stage=eval eval=mgsm_2shot checkpoint=x "
 SOUP = "stage=merge merge=soup "
 REFUSED = {
     # a wrong option
-    "stage=nope": "stage=nope is no option: there are analyze, cpt, data, eval,",
-    "stage=": "stage= is no option: there are analyze, cpt,",
-    "stage=null": "stage=null is no option: give one of analyze, cpt,",
+    "stage=nope": "stage=nope is no option: there are analyze, clean, cpt, data, eval,",
+    "stage=": "stage= is no option: there are analyze, clean, cpt,",
+    "stage=null": "stage=null is no option: give one of analyze, clean, cpt,",
     "stage=sft expert=mth": "expert=mth is no option: there are bn,",
     "stage=sft": "stage=sft needs expert=...: one of bn,",
     "stage=eval checkpoint=x": "stage=eval needs eval=...: one of belebele_0shot,",
@@ -156,6 +158,15 @@ REFUSED = {
     "stage=merge merge=ties merge.experts=[a,b] merge.density=1.5": "merge.density must be above 0 and at most 1, got",
     # a missing value, or a RUN that is none
     "stage=eval eval=mgsm_2shot": "stage=eval needs checkpoint: give checkpoint=RUN",
+    "stage=select select=unreasonable": "stage=select needs checkpoints: give checkpoints=[RUN,RUN]",
+    "stage=select checkpoints=[a]": "stage=select needs select=...: one of layer_swapping_language,",
+    "stage=select select=unreasonable checkpoints=[a]": "checkpoints=a is no finished run of runs",
+    "stage=select select=unreasonable checkpoints=[a@3]": "checkpoints=a is no finished run of runs",
+    "stage=select select=unreasonable checkpoints=[a] select.place=0": "select.place must be at least 1, got 0",
+    "stage=clean clean.dry_run=maybe": "clean.dry_run=maybe: Value 'maybe' is not a valid bool",
+    "stage=clean redo=true": "unknown key redo",
+    SFT + "sft.snapshot_every=0": "sft.snapshot_every must be at least 1, got 0",
+    SFT + "sft.stall_minutes=0": "sft.stall_minutes must be above 0, got 0",
     "stage=merge merge=layer_swap merge.math=a": "stage=merge needs merge.language: give merge.language=RUN",
     SOUP: "stage=merge needs merge.experts: give merge.experts=[RUN,RUN]",
     EVAL: "checkpoint=x is no finished run of runs; there are none",

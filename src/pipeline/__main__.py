@@ -17,6 +17,7 @@ from pipeline.config import CleanStage, PrefetchStage, RunStage, StatusStage, Sw
 from pipeline.knobs import PipelineError
 from pipeline.study.execute import one, sentence
 from pipeline.study.plan import ordered, show, study
+from pipeline.train.processes import is_follower, launched
 
 
 def make_one(config: RunStage) -> str:
@@ -89,8 +90,12 @@ def run_stage(compose_stage: Callable[[], Any]) -> int:
     """Compose, run, print; every refusal is one sentence and no traceback. Gives the exit status."""
     try:
         config = compose_stage()
+        if launched() is not None and config.stage not in ("sft", "cpt"):
+            raise PipelineError(f"stage={config.stage} is of one process: start it without torchrun or accelerate")
         with results_alone_on_stdout() as result:
-            result(STAGES[config.stage](config))
+            answer = STAGES[config.stage](config)
+            if not is_follower():
+                result(answer)
     except Exception as error:
         told = sentence(error)
         if told is None:

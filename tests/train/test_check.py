@@ -34,7 +34,7 @@ def trainer(model: Any) -> Any:
     tokenizer = sandbox_tokenizer()
     row = {"input_ids": tokenizer("Mia has 3 cups.").input_ids}
     return SimpleNamespace(
-        model=model, processing_class=tokenizer, train_dataset=[row], args=SimpleNamespace(bf16=False)
+        model=model, processing_class=tokenizer, train_dataset=[row], args=SimpleNamespace(bf16=False, process_index=0)
     )
 
 

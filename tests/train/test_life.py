@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -105,6 +106,7 @@ WAYS = {
     "full": ["data.size=28", "data.validation=8", "sft.snapshot_every=9", "sft.save_dtype=bfloat16"],
     "accumulated over a short epoch": ["data.size=14", "sft.epochs=2", "sft.micro_batch_size=2"],
     "muon": ["sft.optimizer=muon_adamw"],
+    "8 bits": ["sft.optimizer=adamw_8bit", "sft.weights=bfloat16"],  # rounded by chance
     "partial": ["sft=partial", "partition=B"],
     "lora": ["sft=lora", "sft.lora_dropout=0.1"],
     "partial_lora": ["sft=partial_lora", "partition=C"],
@@ -113,6 +115,7 @@ WAYS = {
     "simultaneous": ["sft=simultaneous", "partition=A", *JOINT],
     "simultaneous_lora": ["sft=simultaneous_lora", "partition=B", "sft.steps_per_switch=2", *JOINT],
 }
+JOINED = ("mixed", "mixed_lora", "simultaneous", "simultaneous_lora")  # of which one snapshot is kept
 KILLED = {"full": range(1, STEPS + 1), "simultaneous": (2, 5)}  # of the others, one step
 RARELY_LOGGED = ("full", "simultaneous")  # sums behind the mean loss are held over steps
 
@@ -135,6 +138,7 @@ def test_killed_at_any_step_it_ends_with_the_same_bits_and_log(
     if way in RARELY_LOGGED:
         log_rarely(monkeypatch)
     expected = results(made(words(tmp_path / "whole", *WAYS[way])))
+    assert {"3", "5"} & expected.keys() == ({"full": {"3", "5"}} | dict.fromkeys(JOINED, {"5"})).get(way, set())
     for step in KILLED.get(way, (4,)):
         at_step(step)
         command = words(tmp_path / f"killed-{step}", *WAYS[way])
@@ -182,7 +186,7 @@ def test_a_signal_stops_it_with_a_resume_point_and_a_status_of_its_own(
     at_step(3, lambda model: os.kill(os.getpid(), number))
     with pytest.raises(SystemExit) as stopped:
         call(*command)
-    assert stopped.value.code == life.UNFINISHED == 75
+    assert stopped.value.code == resume.UNFINISHED == 75
     assert f"{number.name}: math-full-s0" in capfd.readouterr().err
     assert signal.getsignal(number) == signal.SIG_DFL  # outside of a training it does what it always does
     record = resume.read(build(compose(command)).work)  # type: ignore[arg-type]
@@ -191,6 +195,28 @@ def test_a_signal_stops_it_with_a_resume_point_and_a_status_of_its_own(
     told = call(*command)
     assert told.status == 0 and "goes on after step 3" in told.err
     assert results(Path(told.out.strip())) == whole
+
+
+def test_two_processes_stop_together_and_go_on_together(words: Callable[..., list[str]], tmp_path: Path) -> None:
+    """Each process has its own sums and generators."""
+    way = [*WAYS["simultaneous"], "sft.processes=2", "sft.steps=14", "sft.epochs=2"]
+    expected = results(made(words(tmp_path / "whole", *way)))
+    command = words(tmp_path / "stopped", *way)
+    run: Any = build(compose(command))  # type: ignore[arg-type]
+
+    def stop() -> None:
+        deadline = time.monotonic() + 120
+        while (resume.read(run.work) or {"step": 0})["step"] < 3 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop, daemon=True).start()
+    with pytest.raises(SystemExit) as stopped:
+        made(command)
+    assert stopped.value.code == resume.UNFINISHED
+    folder = made(command)
+    (taken_up,) = read_manifest(folder)["facts"]["resumed"]  # type: ignore[index]
+    assert 3 <= taken_up["step"] < 14 and results(folder) == expected
 
 
 # ------------------------------------------------------------------------------------------------ what is not used
@@ -290,6 +316,6 @@ def test_no_step_for_long_ends_it_with_the_stacks_of_all_threads(
     monkeypatch.setattr(os, "_exit", ended.append)
     at_step(3, sleepy)
     folder = made(words(tmp_path / "runs", "sft.stall_minutes=0.05"))
-    assert set(ended) == {life.UNFINISHED}
-    assert "sleepy" in (folder / "stalled.txt").read_text()
+    assert set(ended) == {resume.UNFINISHED}
+    assert "sleepy" in (folder / "stalled-0.txt").read_text()
     assert "no step for sft.stall_minutes=0.05" in capfd.readouterr().err

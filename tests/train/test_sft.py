@@ -113,12 +113,16 @@ def test_steps_by_hand():
         steps_of(sft(batch_size=4), 3)
 
 
-def test_accumulated_micro_batches_equal_one_batch(tmp_path: Path):
-    # equal lengths, so that one mean over tokens and the mean of micro-batches are the same number
-    rows = [{"prompt": f"Mia has {n}", "completion": f"{n} {n + 1}"} for n in range(8)]
-    whole = trainer(tmp_path / "a", rows, sft(batch_size=4, learning_rate=1e-2))
-    parts = trainer(tmp_path / "b", rows, sft(batch_size=4, micro_batch_size=2, learning_rate=1e-2))
+def test_four_micro_batches_of_two_equal_a_batch_of_eight(tmp_path: Path):
+    """Of unequal lengths: the mean is over the response tokens of the step, not over those of each micro-batch."""
+    rows = [{"prompt": f"Mia has {n}", "completion": " ".join([str(n)] * (1 + n % 5))} for n in range(16)]
+    whole = trainer(tmp_path / "a", rows, sft(batch_size=8, learning_rate=1e-3))
+    parts = trainer(tmp_path / "b", rows, sft(batch_size=8, micro_batch_size=2, learning_rate=1e-3))
     whole.train(), parts.train()
+    logged = [[row for row in made.state.log_history if "grad_norm" in row] for made in (whole, parts)]
+    for one, other in zip(*logged, strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-6)
+        assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-6)
     for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from pipeline.knobs import PipelineError
 from pipeline.models.anatomy import anatomy
 from pipeline.models.partition import sides
 from pipeline.train import sft as stage
+from pipeline.train import trainer
 from pipeline.train.simultaneous import Alternating, Turns, side_of_step, steps_of_sides
 
 RATE, WARMUP, CLIP = 1e-2, 2, 0.5
@@ -132,7 +134,8 @@ def test_the_other_side_stands_still_weights_and_moments(tmp_path: Path) -> None
     assert set(counts.values()) == {4.0}  # bias is corrected by each side's own steps
 
 
-def test_losses_norms_and_movement_are_told_of_each_side(tmp_path: Path) -> None:
+def test_losses_norms_and_movement_are_told_of_each_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "LOOK_EVERY", 1)
     made = tiny.trainer(tmp_path, tiny.recipe(**WORDS), tiny.joint(16), tiny.B, validation=tiny.joint(5)[:-1])
     made.train()
     rows = [row for row in made.state.log_history if "loss" in row]
@@ -150,8 +153,9 @@ def test_losses_norms_and_movement_are_told_of_each_side(tmp_path: Path) -> None
     assert {side: len(rows) for side, rows in made.eval_dataset.items()} == {"math": 4, "language": 4}  # of 5 and 4
 
 
-def test_update_norm_by_hand(tmp_path: Path) -> None:
+def test_update_norm_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors of up to 1024 elements are read whole, so that of a tiny model is exact."""
+    monkeypatch.setattr(trainer, "LOOK_EVERY", 1)
     made = tiny.trainer(tmp_path, tiny.recipe(**WORDS), tiny.joint(16), tiny.B)
     before = tiny.snapshot(made.model)
     record = Record(made)
@@ -205,3 +209,17 @@ def test_wrong_settings_of_several_processes_are_refused(tmp_path: Path, monkeyp
     made.args.ddp_find_unused_parameters, made.args.ddp_static_graph = True, True
     with pytest.raises(PipelineError, match="needs ddp_static_graph=False"):
         refuse_parallel(made)
+    made.is_fsdp_enabled, made.accelerator.state.fsdp_plugin = True, SimpleNamespace(fsdp_version=1)
+    with pytest.raises(PipelineError, match="FSDP1 strings the parameters of a layer together"):
+        refuse_parallel(made)
+    made.accelerator.state.fsdp_plugin = None
+
+
+@pytest.mark.parametrize("turn", [1, 2, 3])
+def test_own_steps_count_each_side_alone(tmp_path: Path, turn: int) -> None:
+    made = tiny.trainer(tmp_path, tiny.recipe(method="simultaneous", steps_per_switch=turn), tiny.joint(16), tiny.B)
+    seen = {"math": 0, "language": 0}
+    for step in range(20):
+        side = made.part_of(step)
+        assert made.own_step(step) == seen[side]
+        seen[side] += 1

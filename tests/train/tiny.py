@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PrinterCallback
 
 from pipeline.config import Data, Expert, Model, Partition, Sft, TrainStage
 from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
@@ -62,7 +62,11 @@ def trainer(
 ) -> Any:
     """A trainer as the stage makes it, ready to train."""
     chosen, parts = choose(model() if of is None else of, sft, partition)
-    return trainer_of(stage(sft, partition), chosen, parts, sandbox_tokenizer(), examples, list(validation), folder)[0]
+    made, _, _ = trainer_of(
+        stage(sft, partition), chosen, parts, sandbox_tokenizer(), examples, list(validation), folder
+    )
+    made.remove_callback(PrinterCallback)
+    return made
 
 
 def snapshot(of: Any) -> dict[str, torch.Tensor]:

@@ -17,6 +17,7 @@ from pipeline.knobs import PipelineError
 from pipeline.runs import Run, check_unchanged, finished, make, read_manifest, runs_behind, why_not_finished
 from pipeline.study.build import build
 from pipeline.study.plan import ordered, predict, unfinished
+from pipeline.train.processes import Relay, is_follower
 
 MAKERS = {
     "data": "pipeline.data.mixture", "cpt": "pipeline.train.sft", "sft": "pipeline.train.sft",
@@ -76,8 +77,15 @@ def execute(targets: list[Run]) -> dict[str, str]:
 
 
 def one(config: RunStage) -> Path:
-    """A stage that makes one run, with the parents that it needs. Gives its folder."""
+    """A stage that makes one run, with the parents that it needs. Gives its folder.
+
+    Where a launcher started several processes, the first does this, and the others train with it.
+    """
     run = build(config)
+    if is_follower():
+        if config.redo or why_not_finished(run) is not None:
+            stage_function(run)(run, run.work, Relay(None))
+        return run.folder
     failed = execute([run])
     if failed:
         name, reason = next(iter(failed.items()))  # what failed after it, failed because of it

@@ -76,23 +76,27 @@ def load_model(run: Run, tokenizer: Any) -> Any:
         raise PipelineError(f"model.path={folder} could not be loaded: {error}") from error
 
 
-def save(model: Any, tokenizer: Any, folder: Path, dtype: str | None) -> dict[str, Any]:
+def save(
+    model: Any, tokenizer: Any, folder: Path, dtype: str | None, whole: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Weights (of adapters: theirs alone), tokenizer and configs, and the digests of the weights.
 
-    dtype None keeps what was trained. A cast is stated with its relative error. The model stays as it is, so that it
-    can be saved while it trains.
+    dtype None keeps what was trained. A cast is stated with its relative error. `whole`: the weights by name, where
+    the model holds shards of them. The model stays as it is, so that it can be saved while it trains.
     """
-    adapters = hasattr(model, "peft_config")
-    kept = {name: p for name, p in model.named_parameters() if not adapters or ".lora_" in name}
+    adapters, trained = hasattr(model, "peft_config"), model.dtype
+    there = whole or dict(model.named_parameters())
+    kept = {name: p for name, p in there.items() if not adapters or ".lora_" in name}
     with cast(kept, getattr(torch, dtype) if dtype and dtype not in _dtypes(kept) else None) as facts:
         if adapters:
             model.peft_config["default"].base_model_name_or_path = None  # the manifest names the base
-            model.save_pretrained(folder)
+            model.save_pretrained(folder, state_dict=whole)
             (folder / "README.md").unlink(missing_ok=True)  # PEFT's model card, unfilled
             model.generation_config.save_pretrained(folder)
         else:
-            model.config.dtype = model.dtype
-            model.save_pretrained(folder)
+            model.config.dtype = next(iter(kept.values())).dtype
+            model.save_pretrained(folder, state_dict=whole)
+            model.config.dtype = trained
     tokenizer.save_pretrained(folder)
     for path in folder.iterdir():
         if path.is_file():

@@ -14,27 +14,29 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}  # of the largest logit; 
 TOKENS = 64
 
 
-def check_saved(trainer: Any, folder: Path, base: Path | None) -> None:
+def check_saved(trainer: Any, folder: Path, base: Path | None, revision: str = "main") -> None:
     """Load what was saved into `folder` and compare it with the model in training, on the first row of the set.
 
+    All processes come here together, as shards answer together; the first compares.
+
     Args:
-        base: where an adapter's base is.
+        base: where an adapter's base is, or its name on the hub; `revision` is of that.
 
     Raises:
         PipelineError: other logits, other tokens, another chat template, or no generation config.
     """
-    tokenizer, again = trainer.processing_class, AutoTokenizer.from_pretrained(folder)
+    tokenizer, model = trainer.processing_class, trainer.model
     ids = list(trainer.train_dataset[0]["input_ids"])[:TOKENS]
-    text = tokenizer.decode(ids)
+    ours = logits(model, ids, trainer.args.bf16)
+    if trainer.args.process_index or not torch.isfinite(ours).all():
+        return  # a training that diverged is told of by its loss
+    again, text = AutoTokenizer.from_pretrained(folder), tokenizer.decode(ids)
     if again(text).input_ids != tokenizer(text).input_ids or again.chat_template != tokenizer.chat_template:
         refuse("its tokenizer cuts text otherwise, or has another chat template")
     if not (folder / "generation_config.json").is_file():
         refuse("it has no generation_config.json")
-    model = trainer.model
-    saved = load(folder, base, model.device)
-    ours, theirs = logits(model, ids, trainer.args.bf16), logits(saved, ids, trainer.args.bf16)
-    if not torch.isfinite(ours).all():
-        return  # the training diverged, which its loss tells better
+    saved = load(folder, base, model.device, revision)
+    theirs = logits(saved, ids, trainer.args.bf16)
     error, largest = float((ours - theirs).abs().max()), float(ours.abs().max())
     if not error <= TOLERANCE.get(saved.dtype, 0.1) * largest:
         refuse(f"its logits differ by {error:.2g}, the largest is {largest:.2g}")
@@ -47,7 +49,7 @@ def refuse(what: str) -> None:
     )
 
 
-def load(folder: Path, base: Path | None, device: Any) -> Any:
+def load(folder: Path, base: Path | None, device: Any, revision: str) -> Any:
     """A whole model, or an adapter on its base; beside the model in training where there is room, else on the CPU."""
     weights = folder
     if (folder / "adapter_config.json").is_file():
@@ -57,7 +59,7 @@ def load(folder: Path, base: Path | None, device: Any) -> Any:
     if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < bytes_needed:
         device = torch.device("cpu")
     dtype = "auto" if weights == folder else torch.float32
-    model: Any = AutoModelForCausalLM.from_pretrained(weights, dtype=dtype, use_safetensors=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(weights, dtype=dtype, use_safetensors=True, revision=revision)
     if weights != folder:
         from peft import PeftModel
 

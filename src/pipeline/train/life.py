@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +31,13 @@ from pipeline.config import Sft, TrainStage
 from pipeline.knobs import PipelineError
 from pipeline.provenance import machine, versions
 from pipeline.train.check import check_saved
+from pipeline.train.movement import local
 from pipeline.train.snapshots import kept, snapshot_steps
 
 if TYPE_CHECKING:
     from pipeline.runs import Run
     from pipeline.tracking import Tracker
 
-UNFINISHED = 75  # exit status (EX_TEMPFAIL): the same command goes on. Slurm scripts requeue on it
 BETWEEN_LOGS = (  # of the trainer: its own sums since the last log, and those of a side
     *("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_total_train_tokens", "current_flos"),
     *("sums", "counts", "measured"),
@@ -58,6 +58,7 @@ class Life(TrainerCallback):
         assert isinstance(config, TrainStage)
         self.trainer, self.run, self.tracker, self.save = trainer, run, tracker, save
         self.sft: Sft = config.sft
+        self.first = trainer.args.process_index == 0
         self.validated = trainer.eval_dataset is not None
         self.steps = snapshot_steps(self.sft.snapshot_every, self.sft.batch_size, trainer.args.max_steps)
         if self.sft.snapshot_keep and self.sft.snapshot_keep_by == "validation_loss" and not self.validated:
@@ -82,12 +83,16 @@ class Life(TrainerCallback):
         """Of training, those before an interruption included."""
         return self.before + time.monotonic() - self.begun
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """For the manifest: the snapshots that stayed, and where the training was taken up again."""
-        gone = [step for step in self.snapshots if not self._folder(step).is_dir()]
-        if gone:
-            raise PipelineError(f"{self.run.work}/snapshots lost step {gone[0]}: remove {self.run.work}, run it again")
+    def finish(self, weights: dict[str, Any]) -> dict[str, Any]:
+        """For the manifest: the snapshots that stayed, and where the training was taken up again.
+
+        A snapshot of the last step shares its files with the run's own weights.
+        """
+        for step, entry in self.snapshots.items():
+            if not self._folder(step).is_dir():
+                raise PipelineError(f"{self.run.work} lost snapshots/step-{step}: remove that folder and run it again")
+            if entry["root"] == weights["root"]:
+                share(self._folder(step), self.run.work)
         found = {"snapshots": self.snapshots} if self.steps else {}
         return {**found, **({"resumed": self.resumed} if self.resumed else {})}
 
@@ -98,7 +103,8 @@ class Life(TrainerCallback):
         if not self.record:
             return
         folder = resume.point(self.run.work, self.record)
-        held = torch.load(folder / f"between_logs_{args.process_index}.pt", weights_only=True, map_location=args.device)
+        here = "cpu" if args.device.type == "cpu" else args.device  # torch cannot restore to cpu:0, as gloo calls it
+        held = torch.load(folder / f"between_logs_{args.process_index}.pt", weights_only=True, map_location=here)
         for name, value in held["numbers"].items():
             if isinstance(value, dict):
                 getattr(self.trainer, name).update(value)
@@ -108,7 +114,7 @@ class Life(TrainerCallback):
         for mode, metrics in held["metrics"].items():
             self.trainer._metrics[mode].update(metrics)
         self.resumed.append({"step": self.record["step"], "made_with": self.record["made_with"]})
-        if args.process_index == 0:
+        if self.first:
             self._restore_log(folder / "log.jsonl")
             tell(f"{self.run.name}: goes on after step {self.record['step']}")
 
@@ -119,21 +125,21 @@ class Life(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.beat, step = time.monotonic(), state.global_step
-        if step == 1 and self.sft.check_saved and args.process_index == 0:
+        if step == 1 and self.sft.check_saved:
             self._check()
         if step in self.steps:
             if self.validated:
                 control.should_evaluate = True  # the snapshot is taken with its loss
             else:
-                self._snapshot(step, args.process_index)
+                self._snapshot(step)
         if self._is_due() and step < args.max_steps:
             refuse_broken(self.trainer.model, step)
             control.should_save = True
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
-        step, loss = state.global_step, (metrics or {}).get("eval_loss")
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        step, loss = state.global_step, (logs or {}).get("eval_loss")
         if step in self.steps and str(step) not in self.snapshots and loss is not None:
-            self._snapshot(step, args.process_index, loss)
+            self._snapshot(step, loss)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The trainer has written its checkpoint: make it the resume point."""
@@ -145,7 +151,7 @@ class Life(TrainerCallback):
         }
         torch.save(held, beside / f"between_logs_{args.process_index}.pt")
         self.trainer.accelerator.wait_for_everyone()
-        if args.process_index == 0:
+        if self.first:
             (beside / "training_args.bin").unlink(missing_ok=True)
             log = self.run.work / "log.jsonl"
             (beside / "log.jsonl").write_bytes(log.read_bytes() if log.is_file() else b"")
@@ -158,8 +164,9 @@ class Life(TrainerCallback):
         self.beat = self.saved = time.monotonic()
         if self.asked_to_stop:
             told = f"{self.asked_to_stop}: {self.run.name} stopped after step {state.global_step}"
-            tell(f"{told}, its resume point is written; the same command goes on")
-            raise SystemExit(UNFINISHED)
+            if self.first:
+                tell(f"{told}, its resume point is written; the same command goes on")
+            raise SystemExit(resume.UNFINISHED)
 
     # ------------------------------------------------------------------------------------------ what they do
 
@@ -179,29 +186,29 @@ class Life(TrainerCallback):
     def _folder(self, step: int | str) -> Path:
         return self.run.work / resume.SNAPSHOTS / f"step-{step}"
 
-    def _snapshot(self, step: int, process: int, loss: float | None = None) -> None:
+    def _snapshot(self, step: int, loss: float | None = None) -> None:
+        """All processes come here together; the first writes."""
         refuse_broken(self.trainer.model, step)
         entry: dict[str, Any] = {"step": step, "samples": step * self.sft.batch_size, "validation_loss": loss}
-        if process == 0:
-            shutil.rmtree(self._folder(step), ignore_errors=True)
-            self._folder(step).mkdir(parents=True)
-            with same_random_numbers():
-                entry |= self.save(self._folder(step))
+        with same_random_numbers():
+            entry |= self.save(self._folder(step))
         self.snapshots[str(step)] = entry
         stay = kept(self.snapshots, self.sft.snapshot_keep, self.sft.snapshot_keep_by)
         for gone in self.snapshots.keys() - stay:
             del self.snapshots[gone]
-            if process == 0:
+            if self.first:
                 shutil.rmtree(self._folder(gone), ignore_errors=True)
         self.beat = time.monotonic()
 
     def _check(self) -> None:
         folder = self.run.work / "check"
         base = self.run.parents["model"].folder if "model" in self.run.parents else None
+        revision = self.run.config.model.revision or "main"  # type: ignore[attr-defined]
         with same_random_numbers():
             self.save(folder)
-            check_saved(self.trainer, folder, base)
-        shutil.rmtree(folder)
+            check_saved(self.trainer, folder, base, revision)
+        if self.first:
+            shutil.rmtree(folder)
         self.beat = time.monotonic()
 
     def _restore_log(self, kept_log: Path) -> None:
@@ -241,8 +248,19 @@ def made_with() -> dict[str, Any]:
 def refuse_broken(model: Any, step: int) -> None:
     """Raise for the first parameter that is not finite, so that nothing broken is kept."""
     for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter.detach()).all():
+        if not torch.isfinite(local(parameter.detach())).all():
             raise PipelineError(f"{name} is not finite after step {step}: lower sft.learning_rate or sft.max_grad_norm")
+
+
+def share(folder: Path, twin: Path) -> None:
+    """Make the weight files of two folders with the same weights one, where the file system has links."""
+    for path in folder.glob("*.safetensors"):
+        other = twin / path.name
+        if other.is_file() and other.stat().st_size == path.stat().st_size:
+            beside = path.with_suffix(".link")
+            with suppress(OSError):
+                os.link(other, beside)
+                os.replace(beside, path)
 
 
 @contextmanager
@@ -263,11 +281,11 @@ def alive(trainer: Any, run: Run, tracker: Tracker, save: Save) -> Iterator[Life
     """A training that is looked after: train inside, with `resume_from_checkpoint=life.resume_from`.
 
     SIGTERM and SIGUSR1 (as Slurm sends them before the end) stop it after the step with a resume point and
-    the exit status UNFINISHED; no step for sft.stall_minutes ends it likewise, with the stacks of all threads.
+    the exit status resume.UNFINISHED; no step for sft.stall_minutes ends it likewise, with the stacks of all threads.
     """
     life = Life(trainer, run, tracker, save)
     trainer.add_callback(life)
-    with stopped_by_signals(life), watched(life, run.work / "stalled.txt"):
+    with stopped_by_signals(life), watched(life, run.work / f"stalled-{trainer.args.process_index}.txt"):
         try:
             yield life
         except PipelineError as error:
@@ -290,7 +308,7 @@ def stopped_by_signals(life: Life) -> Iterator[None]:
     def ask(number: int, frame: Any) -> None:
         life.asked_to_stop = signal.Signals(number).name
 
-    kept_handlers = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    kept_handlers = {number: signal.signal(number, ask) for number in resume.STOPPING}
     try:
         yield
     finally:
@@ -313,7 +331,7 @@ def watched(life: Life, stacks: Path) -> Iterator[None]:
                 )
                 with open(stacks, "w") as file:
                     faulthandler.dump_traceback(file, all_threads=True)
-                os._exit(UNFINISHED)  # a thread that hangs in a library hears nothing softer
+                os._exit(resume.UNFINISHED)  # a thread that hangs in a library hears nothing softer
 
     if minutes is not None:
         threading.Thread(target=watch, daemon=True).start()

@@ -24,8 +24,9 @@ from pipeline.train.life import alive
 from pipeline.train.numbers import bytes_per_parameter, micro_batches
 from pipeline.train.optim import schedule
 from pipeline.train.parts import choose
+from pipeline.train.processes import together
 from pipeline.train.progress import Progress
-from pipeline.train.simultaneous import Alternating, steps_of_sides
+from pipeline.train.simultaneous import Alternating, refuse_flat_shards, steps_of_sides
 from pipeline.train.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
 
 def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     """The sft or cpt stage. Gives weights, token and step counts, what was truncated, and the losses."""
+    return together(train, run, work, tracker)
+
+
+def train(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
+    """The stage in one of its processes; the first saves and answers."""
     config = run.config
     assert isinstance(config, TrainStage)
     quiet()
@@ -49,18 +55,27 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     numbers = size_of(model, config.sft)
 
     trainer, steps, sides = trainer_of(config, model, parts, tokenizer, examples, validation, work / "trainer")
+    first = trainer.is_world_process_zero()
     progress = Progress(work / "log.jsonl", tracker, run.name, steps, config.sft)
-    trainer.add_callback(progress)
+    for callback in (progress,) if first else ():
+        trainer.add_callback(callback)
     trainer.remove_callback(PrinterCallback)
-    with alive(trainer, run, tracker, lambda folder: save(model, tokenizer, folder, config.sft.save_dtype)) as life:
-        result = trainer.train(resume_from_checkpoint=life.resume_from)
 
+    def save_to(folder: Path) -> dict[str, Any]:
+        """By all processes together, as shards are gathered; the first writes."""
+        whole = trainer.accelerator.get_state_dict(trainer.model) if trainer.is_fsdp_enabled else None
+        return save(model, tokenizer, folder, config.sft.save_dtype, whole) if first else {}
+
+    with alive(trainer, run, tracker, save_to) as life:
+        result = trainer.train(resume_from_checkpoint=life.resume_from)
+    weights = save_to(work)
+    if not first:
+        return {}
     shutil.rmtree(work / "trainer", ignore_errors=True)
-    weights = save(model, tokenizer, work, config.sft.save_dtype)
     return {
         "weights": weights, "steps": steps, "loss": result.training_loss, "tokens": progress.tokens,
         "tokens_per_second": round(progress.tokens / life.seconds, 1),
-        **lengths, **numbers, **sides, **life.facts,
+        **lengths, **numbers, **sides, **life.finish(weights),
     }  # fmt: skip
 
 
@@ -87,6 +102,8 @@ def trainer_of(
         plan_steps(args, sft, steps)
         return alternating, steps, {"steps_a_side": steps // 2, "rows_left_out": left_out}
     trainer = Trainer(train_dataset=dataset(examples, sft), **shared)
+    if config.partition is not None:
+        refuse_flat_shards(trainer)
     steps = steps_of(sft, rows=len(trainer.train_dataset))  # type: ignore[arg-type]
     plan_steps(args, sft, steps)
     return trainer, steps, {}
@@ -127,11 +144,21 @@ def arguments(config: TrainStage, text: bool, validated: bool, output: Path) -> 
         max_length=sft.seq_length, packing=sft.packing, packing_strategy="wrapped",
         completion_only_loss=None if text else sft.loss_on == "response",
         bf16=sft.precision == "bf16", use_cpu=not torch.cuda.is_available(),
-        activation_checkpointing=sft.gradient_checkpointing,
+        activation_checkpointing=sft.gradient_checkpointing and not shards(sft),
         train_sampling_strategy="random" if sft.shuffle else "sequential",
         eval_strategy="steps" if validated else "no", logging_nan_inf_filter=False, disable_tqdm=True,
-        ddp_find_unused_parameters=sft.method == "simultaneous",
+        ddp_find_unused_parameters=sft.method == "simultaneous", **shards(sft),
     )  # fmt: skip
+
+
+def shards(sft: Sft) -> dict[str, Any]:
+    """FSDP2 in the trainer's words. PipelineError where accelerate would use whole copies instead, in silence."""
+    if sft.parallel != "fsdp2" or sft.processes == 1:
+        return {}
+    if not torch.cuda.is_available():
+        raise PipelineError("sft.parallel=fsdp2 needs GPUs: on a CPU accelerate falls back to sft.parallel=ddp")
+    settings = {"version": 2, "reshard_after_forward": True, "activation_checkpointing": sft.gradient_checkpointing}
+    return {"fsdp": True, "fsdp_config": settings}
 
 
 def plan_steps(args: SFTConfig, sft: Sft, steps: int) -> None:

@@ -39,6 +39,10 @@ class Alternating(Trainer):
     def part_of(self, step: int) -> str:
         return side_of_step(step, self.sft.steps_per_switch)
 
+    def own_step(self, step: int) -> int:
+        turn = self.sft.steps_per_switch
+        return step // (len(SIDES) * turn) * turn + step % turn
+
     def create_optimizer(self, model: Any = None) -> Any:
         """One optimizer over both sides, whichever was left frozen."""
         for side in SIDES:
@@ -132,9 +136,10 @@ def steps_of_sides(sft: Sft, rows: dict[str, int]) -> tuple[int, dict[str, int]]
     return steps, {side: max(0, rows[side] * sft.epochs - taken[side]) for side in SIDES}
 
 
-def refuse_parallel(trainer: Alternating) -> None:
+def refuse_parallel(trainer: Trainer) -> None:
     """Settings of several processes under which turns go wrong, most of them in silence."""
     args = trainer.args
+    refuse_flat_shards(trainer)
     if args.world_size > 1 and not trainer.is_fsdp_enabled and not args.ddp_find_unused_parameters:
         raise PipelineError(
             "sft=simultaneous with several processes needs ddp_find_unused_parameters=True: without it the first step "
@@ -142,3 +147,13 @@ def refuse_parallel(trainer: Alternating) -> None:
         )
     if args.ddp_static_graph:
         raise PipelineError("sft=simultaneous needs ddp_static_graph=False: each switch changes the graph")
+
+
+def refuse_flat_shards(trainer: Trainer) -> None:
+    """FSDP1, which an accelerate configuration may ask for, with a partition."""
+    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    if trainer.is_fsdp_enabled and getattr(plugin, "fsdp_version", 2) == 1:
+        raise PipelineError(
+            "FSDP1 strings the parameters of a layer together, so that a part of them cannot be frozen: with a "
+            "partition use sft.parallel=fsdp2 or ddp, and no FSDP1 in accelerate's configuration"
+        )

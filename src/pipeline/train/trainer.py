@@ -16,6 +16,8 @@ from pipeline.train.numbers import rounds_stochastically
 from pipeline.train.optim import MuonWithAdamW, of_torchao
 from pipeline.train.parts import ALL, Parts
 
+LOOK_EVERY = 10  # own steps of a part, from its second: a look at how far it moves costs some milliseconds
+
 
 class Look(TrainerCallback):
     """Tells the trainer that the optimizer has stepped."""
@@ -52,6 +54,10 @@ class Trainer(SFTTrainer):
         """The part that optimizer step `step`, from 0, moves."""
         return next(iter(self.parts))
 
+    def own_step(self, step: int) -> int:
+        """How many steps before `step` moved the same part."""
+        return step
+
     def parameters_of(self, part: str) -> list[torch.nn.Parameter]:
         assert self.model is not None
         named = dict(self.model.named_parameters())
@@ -76,12 +82,13 @@ class Trainer(SFTTrainer):
         return loss
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        """Also where a step's gradients are complete: counts the step, and looks at its part once between two logs."""
+        """Also where a step's gradients are complete: counts the step, and looks at its part now and then."""
         norm = super()._clip_grad_norm(model)
-        part = self.part_of(self.state.global_step)
+        step = self.state.global_step
+        part = self.part_of(step)
         self.counts[part] += 1
         self._add(f"grad_norm_{part}", norm.detach() if isinstance(norm, torch.Tensor) else torch.tensor(norm))
-        if part not in self.measured and self._get_learning_rate() > 0:
+        if self.own_step(step) % LOOK_EVERY == 1 % LOOK_EVERY and self._get_learning_rate() > 0:
             if part not in self.samples:
                 self.samples[part] = Sample(self.parameters_of(part))
             self.samples[part].before()

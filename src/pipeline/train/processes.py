@@ -1,0 +1,157 @@
+"""Several processes that train together, one a GPU: started here, or by torchrun, accelerate or srun, one each.
+
+Rank 0 writes and answers; the others only train. What they tell the terminal is dropped, what they fail with is not.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.knobs import PipelineError
+from pipeline.resume import STOPPING, UNFINISHED
+
+if TYPE_CHECKING:
+    from pipeline.runs import Run
+    from pipeline.tracking import Tracker
+
+Train = Callable[..., dict[str, Any]]
+
+
+def launched() -> int | None:
+    """The number of processes that a launcher started, this one among them; None where there was no launcher."""
+    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else None
+
+
+def is_follower() -> bool:
+    """Whether a launcher started this process as another than the first."""
+    return launched() is not None and os.environ["RANK"] != "0"
+
+
+def check_launch(processes: int) -> None:
+    """Refuse a launcher's count that is not sft.processes, which is what the run's hash holds."""
+    there = launched()
+    if there is not None and there != processes:
+        raise PipelineError(
+            f"sft.processes={processes}, but {there} processes were launched: give sft.processes={there}"
+        )
+
+
+def meet() -> None:
+    """Wait for all that a launcher started: the first comes when the run's parents are made, which may take hours."""
+    import torch
+    from accelerate import PartialState
+
+    PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(hours=24))
+
+
+def together(train: Train, run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
+    """`train(run, work, tracker)` in sft.processes processes; what rank 0 gives.
+
+    Raises:
+        PipelineError: what any of them raised as one; other failures come with the traceback of their process.
+    """
+    count = run.config.sft.processes  # type: ignore[attr-defined]
+    check_launch(count)
+    if count == 1:
+        return train(run, work, tracker)
+    if launched() is not None:
+        meet()
+        return train(run, work, tracker)
+    import torch
+
+    context = torch.multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    started: Any = torch.multiprocessing.spawn(
+        _one_of, args=(count, _free_port(), answers, train, run, work), nprocs=count, join=False
+    )
+    facts, refused = None, None
+    failure: Exception | None = None
+    done = False
+    with stopped_together(started.pids()):
+        while not done or not answers.empty():
+            while not answers.empty():
+                kind, value = answers.get()
+                if kind == "log":
+                    tracker.log(*value)
+                elif kind == "facts":
+                    facts = value
+                else:
+                    refused = refused or value
+            try:
+                done = done or started.join(timeout=0.2)
+            except Exception as error:
+                failure, done = error, True
+    if refused is not None:
+        raise PipelineError(refused)
+    if getattr(failure, "exit_code", None) in (UNFINISHED, *(-number for number in STOPPING)):
+        raise SystemExit(UNFINISHED)
+    if failure is not None:
+        raise failure
+    assert facts is not None
+    return facts
+
+
+@contextmanager
+def stopped_together(pids: list[int]) -> Iterator[None]:
+    """What asks this process to stop asks those that it started."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def forward(number: int, frame: Any) -> None:
+        for pid in pids:
+            os.kill(pid, number)
+
+    before = {number: signal.signal(number, forward) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _one_of(rank: int, count: int, port: int, answers: Any, train: Train, run: Run, work: Path) -> None:
+    """One process: named to torch as a launcher would, with its share of the cores."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    import torch
+
+    torch.set_num_threads(run.config.threads or max(1, torch.get_num_threads() // count))
+    if rank:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+    try:
+        facts = train(run, work, Relay(answers if rank == 0 else None))
+    except PipelineError as error:
+        answers.put(("refused", str(error)))
+        raise
+    if rank == 0:
+        answers.put(("facts", facts))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+class Relay:
+    """The tracker of a process that trains: what rank 0 logs goes to the one that started it."""
+
+    def __init__(self, answers: Any) -> None:
+        self.answers = answers
+
+    def log(self, numbers: dict[str, float], step: int | None = None) -> None:
+        if self.answers is not None:
+            self.answers.put(("log", (numbers, step)))
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])

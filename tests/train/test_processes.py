@@ -1,0 +1,119 @@
+"""Two processes on the CPU (gloo) against one with the same global batch, every way to train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from refusing import refuses
+from test_simultaneous import pure_loss
+
+from pipeline.knobs import PipelineError
+from pipeline.train import sft as stage
+from pipeline.train.processes import Relay, together
+from pipeline.train.simultaneous import Alternating
+from pipeline.train.trainer import Trainer
+
+WAYS: dict[str, dict[str, Any]] = {
+    "full": {}, "partial": {"method": "partial", "side": "math"}, "mixed": {"method": "mixed"},
+    "simultaneous": {"method": "simultaneous"},
+    "simultaneous, checkpointing": {"method": "simultaneous", "gradient_checkpointing": True, "steps_per_switch": 2},
+    "lora": {"adapter": "lora"}, "partial_lora": {"method": "partial", "side": "language", "adapter": "lora"},
+    "mixed_lora": {"method": "mixed", "adapter": "lora"},
+    "simultaneous_lora": {"method": "simultaneous", "adapter": "lora"},
+}  # fmt: skip
+
+
+def loss(self: Any, model: Any, inputs: Any, *_: Any, num_items_in_batch: Any = None) -> Any:
+    return pure_loss(model, inputs, num_items_in_batch) * self.accelerator.num_processes  # DDP takes the mean
+
+
+class PureTrainer(Trainer):
+    compute_loss = loss
+
+
+class PureAlternating(Alternating):
+    compute_loss = loss
+
+
+def all_ways(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
+    """Train each way in float64, in these processes; rank 0 writes the weights and gives the logs."""
+    stage.Trainer, stage.Alternating = PureTrainer, PureAlternating  # type: ignore[misc]
+    stage.quiet()
+    logs: dict[str, Any] = {}
+    for way, words in WAYS.items():
+        processes = run.config.sft.processes
+        knobs = {"micro_batch_size": 2, "processes": processes, "lora_rank": 4, **words}
+        recipe = tiny.recipe(batch_size=8, learning_rate=1e-3, max_grad_norm=0.2, **knobs)
+        partition = tiny.B if recipe.method in ("partial", "simultaneous") else None
+        rows = tiny.joint(16) if recipe.method in ("mixed", "simultaneous") else tiny.rows(32)
+        made = tiny.trainer(work / "t", recipe, rows, partition, of=tiny.model(dtype=torch.float64).double())
+        made.model.double()  # adapters too
+        made.train()
+        logs[way] = [row for row in made.state.log_history if "loss" in row]
+        if made.is_world_process_zero():
+            torch.save({name: p.detach() for name, p in made.model.named_parameters()}, work / f"{way}.pt")
+    tracker.log({"ways": len(logs)}, 1)
+    return {"logs": logs, "world": made.args.world_size}
+
+
+def run_of(processes: int) -> Any:
+    return SimpleNamespace(config=SimpleNamespace(sft=SimpleNamespace(processes=processes), threads=1))
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The folders and logs of one process and of two."""
+    found = []
+    for processes in (1, 2):
+        folder = tmp_path_factory.mktemp(f"{processes}")
+        told: list[Any] = []
+        tracker: Any = SimpleNamespace(log=lambda numbers, step=None, told=told: told.append((numbers, step)))
+        with pytest.MonkeyPatch.context() as kept:
+            kept.setattr(stage, "Trainer", stage.Trainer), kept.setattr(stage, "Alternating", stage.Alternating)
+            facts = together(all_ways, run_of(processes), folder, tracker)
+        assert facts["world"] == processes
+        found.append((folder, facts["logs"], told))
+    assert found[1][2] == [({"ways": len(WAYS)}, 1)]  # what a child tells reaches the tracker of its parent
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_processes_equal_one(both: Any, way: str) -> None:
+    (one, one_logs, _), (two, two_logs, _) = both
+    first, second = torch.load(one / f"{way}.pt"), torch.load(two / f"{way}.pt")
+    start = tiny.model(dtype=torch.float64).state_dict()
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        torch.testing.assert_close(second[name], value, atol=1e-10, rtol=0)
+    assert any(
+        name in start and not torch.equal(start[name], p) or ".lora_B" in name and p.any() for name, p in first.items()
+    )
+    assert len(one_logs[way]) == 4
+    for row, other in zip(one_logs[way], two_logs[way], strict=True):
+        for key, value in row.items():
+            if key.startswith(("loss", "grad_norm", "update_norm")):
+                assert other[key] == pytest.approx(value, rel=1e-6), key
+
+
+def test_a_refusal_in_any_process_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match=r"^sft.learning_rate=9: lower it$"):
+        together(refuses, run_of(2), tmp_path, Relay(None))  # type: ignore[arg-type]
+
+
+def test_a_launcher_must_start_as_many_as_the_hash_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4"), monkeypatch.setenv("RANK", "0")
+    with pytest.raises(PipelineError, match="sft.processes=2, but 4 processes were launched: give sft.processes=4"):
+        together(refuses, run_of(2), tmp_path, Relay(None))  # type: ignore[arg-type]
+
+
+def test_fsdp2_on_a_cpu_is_refused(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("gpu: this machine has one")
+    recipe = tiny.recipe(processes=2, parallel="fsdp2", micro_batch_size=2)
+    with pytest.raises(PipelineError, match="sft.parallel=fsdp2 needs GPUs: on a CPU accelerate falls back"):
+        stage.arguments(tiny.stage(recipe), False, False, tmp_path)
