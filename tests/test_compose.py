@@ -35,6 +35,7 @@ READ_IN = {
     "recipe": [SFT, "stage=cpt expert=gsm8k_text "],
     "merge": ["stage=merge "],
     "eval": ["stage=eval checkpoint=x "],
+    "select": ["stage=select checkpoints=[x] "],
     "table": ["stage=table ", "stage=plan ", "stage=report "],
     "launcher": [SFT, "stage=status "],
     "tracking": [SFT, "stage=status "],
@@ -44,6 +45,7 @@ READ_IN = {
 STAGE_WORDS = {
     "data": "expert=math", "cpt": "expert=gsm8k_text", "sft": "expert=math", "eval": "eval=mgsm_2shot checkpoint=x",
     "merge": "merge=soup merge.experts=[a,b]", "plan": "", "table": "", "report": "", "status": "",
+    "select": "select=unreasonable checkpoints=[x]", "clean": "",
 }  # fmt: skip
 
 
@@ -82,9 +84,9 @@ EVAL = "stage=eval eval=mgsm_2shot checkpoint=x "
 SOUP = "stage=merge merge=soup "
 REFUSED = {
     # a wrong option
-    "stage=nope": "stage=nope is no option: there are cpt, data, eval,",
-    "stage=": "stage= is no option: there are cpt,",
-    "stage=null": "stage=null is no option: give one of cpt,",
+    "stage=nope": "stage=nope is no option: there are clean, cpt, data, eval,",
+    "stage=": "stage= is no option: there are clean, cpt,",
+    "stage=null": "stage=null is no option: give one of clean, cpt,",
     "stage=sft expert=mth": "expert=mth is no option: there are bn,",
     "stage=sft": "stage=sft needs expert=...: one of bn,",
     "stage=eval checkpoint=x": "stage=eval needs eval=...: one of belebele_0shot,",
@@ -149,6 +151,15 @@ REFUSED = {
     "stage=merge merge=ties merge.experts=[a,b] merge.density=1.5": "merge.density must be above 0 and at most 1, got",
     # a missing value, or a RUN that is none
     "stage=eval eval=mgsm_2shot": "stage=eval needs checkpoint: give checkpoint=RUN",
+    "stage=select select=unreasonable": "stage=select needs checkpoints: give checkpoints=[RUN,RUN]",
+    "stage=select checkpoints=[a]": "stage=select needs select=...: one of layer_swapping_language,",
+    "stage=select select=unreasonable checkpoints=[a]": "checkpoints=a is no finished run of runs",
+    "stage=select select=unreasonable checkpoints=[a@3]": "checkpoints=a is no finished run of runs",
+    "stage=select select=unreasonable checkpoints=[a] select.place=0": "select.place must be at least 1, got 0",
+    "stage=clean clean.dry_run=maybe": "clean.dry_run=maybe: Value 'maybe' is not a valid bool",
+    "stage=clean redo=true": "unknown key redo",
+    SFT + "sft.snapshot_every=0": "sft.snapshot_every must be at least 1, got 0",
+    SFT + "sft.stall_minutes=0": "sft.stall_minutes must be above 0, got 0",
     "stage=merge merge=layer_swap merge.math=a": "stage=merge needs merge.language: give merge.language=RUN",
     SOUP: "stage=merge needs merge.experts: give merge.experts=[RUN,RUN]",
     EVAL: "checkpoint=x is no finished run of runs; there are none",

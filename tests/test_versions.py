@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors import safe_open
+from tiny_words import FEW
 
 from pipeline.config import VERSIONS
 from pipeline.runs import read_manifest
@@ -99,6 +101,17 @@ def test_merge(swap: Path) -> None:
 
 def test_eval(scored: Path) -> None:
     held("eval", hash_of(scored), scores(scored))
+
+
+def test_select(make_run: Callable[..., Path], world: Path, base: Path) -> None:
+    start = ["model=trained", f"model.path={base}", f"data_root={world}", "expert=math", "recipe=sandbox_math"]
+    sets = ["data.size=20", "data.validation=4", "sft.steps=4", "sft.snapshot_every=6"]
+    training = make_run("stage=sft", *start, *FEW, *sets)
+    words = ["select=unreasonable", "select.snapshots=all", f"checkpoints=[{training.name}]"]
+    folder = make_run("stage=select", *words)
+    choice = json.loads((folder / "choice.json").read_text())
+    ranking = {str(one["step"]): [one["rank"], one["values"]["validation_loss"]] for one in choice["ranking"]}
+    held("select", hash_of(folder), {"chosen": [choice["chosen"]["step"]], **ranking})
 
 
 def test_what_moved_and_what_is_new_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """The command line: compose, to dataclass, run one stage.
 
-A stage that makes a run prints its folder as the only line on standard output; plan and status print their table; table
-and report print the path of index.html. All else goes to standard error.
+A stage that makes a run prints its folder as the only line on standard output; plan, status and clean print their
+table; table and report print the path of index.html. All else goes to standard error.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 from pipeline.compose import compose, conf_dir, jobs, register, to_stage
-from pipeline.config import RunStage, StatusStage, TableStage
+from pipeline.config import CleanStage, RunStage, StatusStage, TableStage
 from pipeline.knobs import PipelineError
 from pipeline.study.execute import one, sentence
 from pipeline.study.plan import ordered, show, study
@@ -46,9 +46,15 @@ def status(config: StatusStage) -> str:
     return show_status(config)
 
 
+def clean(config: CleanStage) -> str:
+    from pipeline.study.clean import clean_up
+
+    return clean_up(config)
+
+
 STAGES: dict[str, Callable[[Any], str]] = {
     "data": make_one, "cpt": make_one, "sft": make_one, "merge": make_one, "eval": make_one,
-    "plan": plan, "table": table, "report": report, "status": status,
+    "select": make_one, "plan": plan, "table": table, "report": report, "status": status, "clean": clean,
 }  # fmt: skip
 
 

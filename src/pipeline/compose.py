@@ -95,7 +95,7 @@ def to_stage(config: DictConfig) -> Stage:
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
         runs = missing[0] in ("checkpoint", "merge.math", "merge.language", "model.path")
-        value = "RUN" if runs else "[RUN,RUN]" if missing[0] == "merge.experts" else "..."
+        value = "RUN" if runs else "[RUN,RUN]" if missing[0] in ("merge.experts", "checkpoints") else "..."
         raise PipelineError(f"stage={config.stage} needs {missing[0]}: give {missing[0]}={value}")
     try:
         stage: Any = OmegaConf.to_object(config)

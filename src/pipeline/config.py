@@ -153,6 +153,12 @@ class Sft:
     lora_alpha: float = knob(16.0, above=0)  # adapters are scaled by alpha / sqrt(rank)
     lora_dropout: float = knob(0.0, low=0, high=1)
     lora_targets: list[str] = knob(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
+    snapshot_every: int | None = knob(None, low=1)  # samples; weights kept at the first step at or after each so many
+    snapshot_keep: int | None = knob(None, low=1)  # snapshots that stay; null: all
+    snapshot_keep_by: str = knob("last", options=("last", "validation_loss"))  # which: the last, or the lowest
+    resume_minutes: float | None = knob(30.0, low=0, hashed=False)  # between resume points; null: only when stopped
+    stall_minutes: float | None = knob(30.0, above=0, hashed=False)  # no step for so long ends it; null: never
+    check_saved: bool = knob(True, hashed=False)  # after the first step: save, reload, compare
 
 
 @dataclass
@@ -216,6 +222,37 @@ class Eval:
     max_gen_toks: int | None = knob(None, low=1)  # null: the task's own
     dtype: str = knob("auto", options=("auto", "float32", "bfloat16", "float16"))  # auto: as stored
     batch_size: int = knob(32, low=1, hashed=False)
+
+
+@dataclass
+class Measure:
+    """One number of a model: its score on a task, in its primary metric, over the questions in one language."""
+
+    task: str = MISSING
+    language: str | None = None  # null: the mean over `languages`
+
+
+@dataclass
+class Select:
+    """Which snapshot of which run stands for all: the best in primary measures among those that keep to the guards."""
+
+    name: str = knob(hashed=False)
+    by: str = knob("scores", options=("scores", "validation_loss"))
+    snapshots: str = knob("all", options=("all", "last"))  # last: each run's final weights alone
+    primary: list[Measure] | None = None  # ordered by the mean of the ranks in these
+    guards: list[Measure] | None = None  # not below the base's score
+    guard_slack: float = knob(0.0, low=0)  # by more than this
+    place: int = knob(1, low=1)  # 2: the second best run's best, and so on: one snapshot a run
+    eval: Eval | None = None  # what scores the snapshots; it holds the measures' tasks
+
+
+@dataclass
+class Clean:
+    """What stage=clean frees, and what it leaves."""
+
+    dry_run: bool = True  # only tell
+    hours: float = knob(24.0, low=0)  # work untouched for less is left
+    resume_points: bool = False  # free also what an interrupted training would go on from
 
 
 @dataclass
@@ -294,6 +331,14 @@ class EvalStage(RunStage):
 
 
 @dataclass
+class SelectStage(RunStage):
+    checkpoints: list[str] = knob(run=True)  # finished trainings, or rows of a table
+    select: Select = MISSING
+    languages: list[str] = knob(["en"])
+    data_root: str | None = knob(None, run=True)
+
+
+@dataclass
 class TableStage(Stage):
     """plan, table and report: many runs."""
 
@@ -307,11 +352,17 @@ class StatusStage(Stage):
     pass
 
 
+@dataclass
+class CleanStage(Stage):
+    clean: Clean = part(Clean)
+
+
 STAGES: dict[str, type[Stage]] = {
     "data": DataStage, "cpt": TrainStage, "sft": TrainStage, "merge": MergeStage, "eval": EvalStage,
-    "plan": TableStage, "table": TableStage, "report": TableStage, "status": StatusStage,
+    "select": SelectStage,
+    "plan": TableStage, "table": TableStage, "report": TableStage, "status": StatusStage, "clean": CleanStage,
 }  # fmt: skip
 MERGES: dict[str, type[Merge]] = {"layer_swap": LayerSwap, "soup": Soup, "ties": Ties}
 
 # Raised when the stage's code changes its results; a test holds a tiny run of each to its values.
-VERSIONS = {"data": 1, "cpt": 1, "sft": 1, "merge": 1, "eval": 1}
+VERSIONS = {"data": 1, "cpt": 1, "sft": 1, "merge": 1, "eval": 1, "select": 1}

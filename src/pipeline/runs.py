@@ -19,18 +19,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.config import VERSIONS, RunStage
+from pipeline.files import content_hash, fingerprints, sha256, write_atomically
 from pipeline.knobs import PipelineError, identity
 from pipeline.provenance import environment, git_state, machine, versions, without_credentials
 
 MANIFEST = "manifest.json"
 LABEL_LENGTH = 110
-SPARE_BYTES = 64 * 2**20  # logs, tables, W&B's files
-UNHASHED_FILES = ("wandb/",)  # tracking writes there; results are elsewhere
 
 
 class Parent(Protocol):
@@ -51,6 +50,26 @@ class Found:
     name: str
     hash: str
     folder: Path
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """RUN@STEP of a training that is asked for, made or not."""
+
+    run: Run
+    step: int
+
+    @property
+    def hash(self) -> str:
+        return snapshot_hash(self.run.hash, self.step)
+
+    @property
+    def name(self) -> str:
+        return f"{self.run.name}@{self.step}"
+
+    @property
+    def folder(self) -> Path:
+        return self.run.folder / "snapshots" / f"step-{self.step}"
 
 
 @dataclass
@@ -98,14 +117,27 @@ class Run:
         return self.runs_dir / ".work" / self.hash
 
 
+def snapshot_hash(run_hash: str, step: int) -> str:
+    return hashlib.sha256(f"{run_hash}@{step}".encode()).hexdigest()
+
+
+def runs_behind(parents: dict[str, Parent]) -> list[Run]:
+    """The parents that are made here when they are not finished: runs, and the trainings of snapshots."""
+    found = [parent.run if isinstance(parent, Snapshot) else parent for parent in parents.values()]
+    return [parent for parent in found if isinstance(parent, Run)]
+
+
 # ---------------------------------------------------------------------------------------------------- manifests
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a finished run, or None. A broken one is refused: nobody but us writes it."""
+    """The manifest of a finished run, or None. A broken one is refused: nobody but us writes it.
+
+    A snapshot's is that of its training, with the snapshot's own name, weights and files.
+    """
     path = folder / MANIFEST
     if not path.is_file():
-        return None
+        return _snapshot_manifest(folder) if folder.parent.name == "snapshots" else None
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -113,6 +145,18 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     if not isinstance(manifest, dict) or "facts" not in manifest:
         raise PipelineError(f"{path} is no manifest of this program: name another folder, or move this one away")
     return manifest
+
+
+def _snapshot_manifest(folder: Path) -> dict[str, Any] | None:
+    training, step = read_manifest(folder.parent.parent), folder.name.removeprefix("step-")
+    if training is None or step not in training["facts"].get("snapshots", {}):
+        return None
+    inside = f"{folder.parent.name}/{folder.name}/"
+    files = {name.removeprefix(inside): file for name, file in training["files"].items() if name.startswith(inside)}
+    return {
+        **training, "name": f"{training['name']}@{step}", "hash": snapshot_hash(training["hash"], int(step)),
+        "facts": {**training["facts"], "weights": training["facts"]["snapshots"][step]}, "files": files,
+    }  # fmt: skip
 
 
 def why_not_finished(run: Run) -> str | None:
@@ -142,7 +186,10 @@ def content(parent: Parent) -> str | None:
 def check_unchanged(folder: Path) -> None:
     """Refuse a finished run whose files are not those that its manifest lists."""
     remedy = "make it again with redo=true, or restore the file"
-    for name, was in (read_manifest(folder) or {"files": {}})["files"].items():
+    manifest = read_manifest(folder) or {"files": {}, "facts": {}}
+    if manifest["facts"].get("weights", {}).get("freed"):
+        raise PipelineError(f"{manifest['name']} was freed by stage=clean: train it again with redo=true")
+    for name, was in manifest["files"].items():
         path = folder / name
         if not path.is_file():
             raise PipelineError(f"{folder.name} was changed after it was finished: {name} is gone; {remedy}")
@@ -192,6 +239,8 @@ def make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], predicted_
     """
     from filelock import FileLock, Timeout
 
+    from pipeline.room import check_room
+
     run.work.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(str(run.work) + ".lock")
     try:
@@ -220,13 +269,14 @@ def make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], predicted_
 
 
 def _make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], attempt: int, predicted: float | None) -> None:
+    from pipeline import resume
     from pipeline.tracking import tracked
 
-    shutil.rmtree(run.work, ignore_errors=True)
-    run.work.mkdir(parents=True)
+    resume.begin(run)
     begun, started = time.perf_counter(), datetime.now(UTC)
     with tracked(run, attempt) as tracker:
         facts = stage(run, run.work, tracker)
+    resume.forget(run.work)
     manifest = {
         "name": f"{run.label}-{run.hash[:8]}",
         "hash": run.hash,
@@ -254,21 +304,6 @@ def _make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], attempt: 
     publish(run.work, run.folder)
 
 
-def check_room(run: Run) -> None:
-    """Refuse what the disk has no room for: a model weighs what its heaviest parent does; trained in fp32, twice it."""
-    needed = 0
-    if run.config.stage in ("cpt", "sft", "merge"):
-        parents = (parent.folder.glob("*.safetensors") for parent in run.parents.values())
-        needed = max((sum(path.stat().st_size for path in files) for files in parents), default=0)
-        needed *= 1 if run.config.stage == "merge" else 2
-    free = shutil.disk_usage(run.runs_dir).free
-    if free < needed + SPARE_BYTES:
-        told = f"{free / 2**30:.1f} GB free, about {(needed + SPARE_BYTES) / 2**30:.1f} GB needed"
-        raise PipelineError(
-            f"runs_dir={run.runs_dir} is too full for {run.label}: {told}; free some, or give another runs_dir"
-        )
-
-
 def publish(work: Path, folder: Path) -> None:
     """Rename the finished work folder to its place; what was there (an earlier attempt) goes first to the work side."""
     old = work.with_name(f"{work.name}.replaced")
@@ -279,59 +314,13 @@ def publish(work: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write beside, flush to disk, rename: a reader sees the old file or the new one, never half of it."""
-    beside = path.with_name(path.name + ".part")
-    try:
-        with open(beside, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-# ---------------------------------------------------------------------------------------------------- digests
-
-
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def fingerprints(folder: Path) -> dict[str, dict[str, Any]]:
-    """Size, time and sha256 of each file that counts as a result."""
-    found = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        name = path.relative_to(folder).as_posix()
-        if not name.startswith(UNHASHED_FILES):
-            stat = path.stat()
-            found[name] = {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": sha256(path)}
-    return found
-
-
-@lru_cache(maxsize=256)
-def _cached_sha256(path: Path, size: int, mtime_ns: int) -> str:
-    return sha256(path)
-
-
-def content_hash(paths: list[Path], root: Path) -> str:
-    """One digest over named files: the identity of what no run of ours made."""
-    digest = hashlib.sha256()
-    for path in sorted(paths):
-        stat = path.stat()
-        digest.update(f"{path.relative_to(root)} {_cached_sha256(path, stat.st_size, stat.st_mtime_ns)}\n".encode())
-    return digest.hexdigest()
-
-
 # ---------------------------------------------------------------------------------------------------- finding one
 
 
 def find(reference: str, runs_dir: Path, knob: str) -> Parent:
     """What RUN means: a folder (has a / or starts with .), a run's exact name, or a unique prefix of one.
 
-    hub:org/name is a model on the hub, package:folder one that is shipped with this package.
+    hub:org/name is a model on the hub, package:folder one that is shipped with this package, RUN@STEP a snapshot.
 
     Raises:
         PipelineError: nothing or more than one thing is meant, or the folder is no finished run and no model.
@@ -345,6 +334,9 @@ def find(reference: str, runs_dir: Path, knob: str) -> Parent:
         return Found(Path(name).name, hashlib.sha256(reference.encode()).hexdigest(), Path(name))
     if reference.startswith("package:"):
         return from_folder(Path(__file__).parent / reference.removeprefix("package:"), knob)
+    name, at, step = reference.rpartition("@")
+    if at and step.isdigit() and not Path(reference).is_dir():
+        return snapshot(find(name, runs_dir, knob), int(step), knob)
     if "/" in reference or reference.startswith("."):
         return from_folder(Path(reference), knob)
     names = [path.parent.name for path in sorted(runs_dir.glob(f"{glob.escape(reference)}*/{MANIFEST}"))]
@@ -360,6 +352,17 @@ def find(reference: str, runs_dir: Path, knob: str) -> Parent:
         return from_folder(runs_dir / reference, knob)
     known = [path.parent.name for path in sorted(runs_dir.glob(f"*/{MANIFEST}"))]
     raise PipelineError(f"{knob}={reference} is no finished run of {runs_dir}{near(reference, known)}")
+
+
+def snapshot(training: Parent, step: int, knob: str) -> Parent:
+    """RUN@STEP. One that stage=clean freed is still known by its weights' digests."""
+    folder = training.folder / "snapshots" / f"step-{step}"
+    manifest = read_manifest(folder)
+    if manifest is None:
+        there = (read_manifest(training.folder) or {"facts": {}})["facts"].get("snapshots", {})
+        told = f"there are {', '.join(there)}" if there else "it was trained without sft.snapshot_every"
+        raise PipelineError(f"{knob}={training.name}@{step}: {training.name} has no snapshot of that step; {told}")
+    return Found(manifest["name"], manifest["hash"], folder)
 
 
 def near(word: str, known: list[str]) -> str:

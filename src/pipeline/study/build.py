@@ -7,10 +7,20 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config import DataStage, EvalStage, LayerSwap, MergeStage, RunStage, Soup, Ties, TrainStage
+from pipeline.config import (
+    DataStage,
+    EvalStage,
+    LayerSwap,
+    MergeStage,
+    RunStage,
+    SelectStage,
+    Soup,
+    Ties,
+    TrainStage,
+)
 from pipeline.knobs import PipelineError
 from pipeline.models.partition import resolved
-from pipeline.runs import Found, Parent, Run, content_hash, find, from_folder, read_manifest
+from pipeline.runs import Found, Parent, Run, Snapshot, content_hash, find, from_folder, read_manifest
 from pipeline.train.numbers import bytes_per_parameter, micro_batches
 
 Known = dict[str, Parent]  # runs that a RUN may name before they are finished
@@ -29,6 +39,10 @@ def build(config: RunStage, known: Known | None = None) -> Run:
         return build_training(config, known)
     if isinstance(config, MergeStage):
         return build_merge(config, known)
+    if isinstance(config, SelectStage):
+        from pipeline.study.select import build_select
+
+        return build_select(config, known)
     assert isinstance(config, EvalStage)
     parents = {"checkpoint": parent(config.checkpoint, config, "checkpoint", known)}
     if config.data_root is not None:
@@ -37,6 +51,10 @@ def build(config: RunStage, known: Known | None = None) -> Run:
 
 
 def parent(reference: str, config: RunStage, knob: str, known: Known) -> Parent:
+    """What RUN or RUN@STEP means, a run that is known before it is made included."""
+    name, at, step = reference.rpartition("@")
+    if reference not in known and at and step.isdigit() and isinstance(run := known.get(name), Run):
+        return Snapshot(run, int(step))
     return known[reference] if reference in known else find(reference, Path(config.runs_dir), knob)
 
 
@@ -212,6 +230,7 @@ def build_merge(config: MergeStage, known: Known) -> Run:
 
 def base_of(expert: Parent, config: RunStage) -> Parent:
     """The base that an expert was trained from, by its plan or its manifest."""
+    expert = expert.run if isinstance(expert, Snapshot) else expert
     if isinstance(expert, Run) and "model" in expert.parents:
         return expert.parents["model"]
     manifest = read_manifest(expert.folder) if expert.folder.is_dir() else None
@@ -223,7 +242,8 @@ def base_of(expert: Parent, config: RunStage) -> Parent:
     ours = sorted(Path(config.runs_dir).glob(f"*-{recorded['hash'][:8]}"))
     if ours:
         return from_folder(ours[0], "merge.experts")
-    return find(manifest["config"]["model"]["path"], Path(config.runs_dir), "merge.experts")
+    path = manifest["facts"].get("base") or manifest["config"]["model"]["path"]  # the first: of a select run
+    return find(path, Path(config.runs_dir), "merge.experts")
 
 
 def label_of(of: Parent) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.config import RunStage
 from pipeline.knobs import PipelineError
-from pipeline.runs import Run, check_unchanged, finished, make, read_manifest, why_not_finished
+from pipeline.runs import Run, check_unchanged, finished, make, read_manifest, runs_behind, why_not_finished
 from pipeline.study.build import build
 from pipeline.study.plan import ordered, predict, unfinished
 from pipeline.train.processes import Relay, is_follower
@@ -22,6 +22,7 @@ from pipeline.train.processes import Relay, is_follower
 MAKERS = {
     "data": "pipeline.data.mixture", "cpt": "pipeline.train.sft", "sft": "pipeline.train.sft",
     "merge": "pipeline.merge.engine", "eval": "pipeline.evaluate.harness",
+    "select": "pipeline.study.select",
 }  # fmt: skip
 
 
@@ -47,7 +48,7 @@ def execute(targets: list[Run]) -> dict[str, str]:
     left = [run for run in runs if run.hash in reasons]
     failed: dict[str, str] = {}
     for number, run in enumerate(runs, start=1):
-        blocked = [one.name for one in run.parents.values() if names.get(one.hash) in failed]
+        blocked = [one.name for one in runs_behind(run.parents) if names.get(one.hash) in failed]
         if blocked:
             failed[run.name] = f"its parent {blocked[0]} failed"
             continue

@@ -15,10 +15,12 @@ from typing import Any
 from pipeline.compose import compose
 from pipeline.config import RunStage, Table, TableStage, TrainStage
 from pipeline.knobs import PipelineError
-from pipeline.runs import Parent, Run, finished, read_manifest, why_not_finished
+from pipeline.runs import Parent, Run, finished, read_manifest, runs_behind, why_not_finished
 from pipeline.study.build import Known, build, parent
 
-FIRST_GUESS_SECONDS = {"data": 10.0, "cpt": 1500.0, "sft": 90.0, "merge": 2.0, "eval": 20.0}  # until there is a history
+FIRST_GUESS_SECONDS = {  # until there is a history
+    "data": 10.0, "cpt": 1500.0, "sft": 90.0, "merge": 2.0, "eval": 20.0, "select": 2.0,
+}  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------- tables
@@ -127,7 +129,7 @@ def ordered(targets: list[Run]) -> list[Run]:
     def add(run: Run) -> None:
         if run.hash not in runs:
             runs[run.hash] = run
-            ours = [parent for parent in run.parents.values() if isinstance(parent, Run)]
+            ours = runs_behind(run.parents)
             graph[run.hash] = [parent.hash for parent in ours]
             for one in ours:
                 add(one)
@@ -149,7 +151,7 @@ def unfinished(runs: list[Run]) -> dict[str, str]:
     """run hash -> why it has to be made, of runs in order: a run is as unfinished as its parents are."""
     reasons: dict[str, str] = {}
     for run in runs:
-        waiting = [one.name for one in run.parents.values() if one.hash in reasons]
+        waiting = [one.name for one in runs_behind(run.parents) if one.hash in reasons]
         if reason := why_not_finished(run):
             reasons[run.hash] = reason
         elif waiting or run.config.redo:

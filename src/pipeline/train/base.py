@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,20 +82,21 @@ def save(
     """Weights (of adapters: theirs alone), tokenizer and configs, and the digests of the weights.
 
     dtype None keeps what was trained. A cast is stated with its relative error. `whole`: the weights by name, where
-    the model holds shards of them.
+    the model holds shards of them. The model stays as it is, so that it can be saved while it trains.
     """
-    adapters = hasattr(model, "peft_config")
+    adapters, trained = hasattr(model, "peft_config"), model.dtype
     there = whole or dict(model.named_parameters())
     kept = {name: p for name, p in there.items() if not adapters or ".lora_" in name}
-    facts = {"cast": cast(kept, getattr(torch, dtype))} if dtype and dtype not in _dtypes(kept) else {}
-    if adapters:
-        model.peft_config["default"].base_model_name_or_path = None  # the manifest names the base
-        model.save_pretrained(folder, state_dict=whole)
-        (folder / "README.md").unlink(missing_ok=True)  # PEFT's model card, unfilled
-        model.generation_config.save_pretrained(folder)
-    else:
-        model.config.dtype = next(iter(kept.values())).dtype
-        model.save_pretrained(folder, state_dict=whole)
+    with cast(kept, getattr(torch, dtype) if dtype and dtype not in _dtypes(kept) else None) as facts:
+        if adapters:
+            model.peft_config["default"].base_model_name_or_path = None  # the manifest names the base
+            model.save_pretrained(folder, state_dict=whole)
+            (folder / "README.md").unlink(missing_ok=True)  # PEFT's model card, unfilled
+            model.generation_config.save_pretrained(folder)
+        else:
+            model.config.dtype = next(iter(kept.values())).dtype
+            model.save_pretrained(folder, state_dict=whole)
+            model.config.dtype = trained
     tokenizer.save_pretrained(folder)
     for path in folder.iterdir():
         if path.is_file():
@@ -106,15 +109,24 @@ def _dtypes(named: dict[str, Any]) -> set[str]:
     return {str(p.dtype).removeprefix("torch.") for p in named.values()}
 
 
-def cast(named: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """Cast parameters in place, one at a time; the dtype and the relative error of the whole."""
+@contextmanager
+def cast(named: dict[str, Any], dtype: torch.dtype | None) -> Iterator[dict[str, Any]]:
+    """Inside, the parameters are cast, on the CPU. Gives the dtype and the relative error of the whole."""
+    if dtype is None:
+        yield {}
+        return
     error = size = 0.0
-    for parameter in named.values():
-        before = parameter.detach()
-        parameter.data = before.to(dtype)
-        error += float(((parameter.detach().float() - before.float()) ** 2).sum())
-        size += float((before.float() ** 2).sum())
-    return {"to": str(dtype).removeprefix("torch."), "relative_error": math.sqrt(error / size)}
+    before = {name: parameter.data for name, parameter in named.items()}
+    try:
+        for name, parameter in named.items():
+            parameter.data = before[name].to("cpu", dtype)
+            was = before[name].float().cpu()
+            error += float(((parameter.data.float() - was) ** 2).sum())
+            size += float((was**2).sum())
+        yield {"cast": {"to": str(dtype).removeprefix("torch."), "relative_error": math.sqrt(error / size)}}
+    finally:
+        for name, parameter in named.items():
+            parameter.data = before[name]
 
 
 def adapter_digests(folder: Path) -> dict[str, str]:

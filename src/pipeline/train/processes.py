@@ -6,13 +6,17 @@ Rank 0 writes and answers; the others only train. What they tell the terminal is
 from __future__ import annotations
 
 import os
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.knobs import PipelineError
+from pipeline.resume import STOPPING, UNFINISHED
 
 if TYPE_CHECKING:
     from pipeline.runs import Run
@@ -71,25 +75,47 @@ def together(train: Train, run: Run, work: Path, tracker: Tracker) -> dict[str, 
     facts, refused = None, None
     failure: Exception | None = None
     done = False
-    while not done or not answers.empty():
-        while not answers.empty():
-            kind, value = answers.get()
-            if kind == "log":
-                tracker.log(*value)
-            elif kind == "facts":
-                facts = value
-            else:
-                refused = refused or value
-        try:
-            done = done or started.join(timeout=0.2)
-        except Exception as error:
-            failure, done = error, True
+    with stopped_together(started.pids()):
+        while not done or not answers.empty():
+            while not answers.empty():
+                kind, value = answers.get()
+                if kind == "log":
+                    tracker.log(*value)
+                elif kind == "facts":
+                    facts = value
+                else:
+                    refused = refused or value
+            try:
+                done = done or started.join(timeout=0.2)
+            except Exception as error:
+                failure, done = error, True
     if refused is not None:
         raise PipelineError(refused)
+    if getattr(failure, "exit_code", None) in (UNFINISHED, *(-number for number in STOPPING)):
+        raise SystemExit(UNFINISHED)
     if failure is not None:
         raise failure
     assert facts is not None
     return facts
+
+
+@contextmanager
+def stopped_together(pids: list[int]) -> Iterator[None]:
+    """What asks this process to stop asks those that it started."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def forward(number: int, frame: Any) -> None:
+        for pid in pids:
+            os.kill(pid, number)
+
+    before = {number: signal.signal(number, forward) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _one_of(rank: int, count: int, port: int, answers: Any, train: Train, run: Run, work: Path) -> None:

@@ -20,6 +20,7 @@ from pipeline.data.mixture import read_jsonl
 from pipeline.knobs import PipelineError
 from pipeline.train.base import load_model, load_tokenizer, save
 from pipeline.train.examples import by_side, dataset, halves, measure
+from pipeline.train.life import alive
 from pipeline.train.numbers import bytes_per_parameter, micro_batches
 from pipeline.train.optim import schedule
 from pipeline.train.parts import choose
@@ -59,17 +60,22 @@ def train(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     for callback in (progress,) if first else ():
         trainer.add_callback(callback)
     trainer.remove_callback(PrinterCallback)
-    result = trainer.train()
 
-    whole = trainer.accelerator.get_state_dict(trainer.model) if trainer.is_fsdp_enabled else None
+    def save_to(folder: Path) -> dict[str, Any]:
+        """By all processes together, as shards are gathered; the first writes."""
+        whole = trainer.accelerator.get_state_dict(trainer.model) if trainer.is_fsdp_enabled else None
+        return save(model, tokenizer, folder, config.sft.save_dtype, whole) if first else {}
+
+    with alive(trainer, run, tracker, save_to) as life:
+        result = trainer.train(resume_from_checkpoint=life.resume_from)
+    weights = save_to(work)
     if not first:
         return {}
     shutil.rmtree(work / "trainer", ignore_errors=True)
-    weights = save(model, tokenizer, work, config.sft.save_dtype, whole)
     return {
         "weights": weights, "steps": steps, "loss": result.training_loss, "tokens": progress.tokens,
-        "tokens_per_second": round(progress.tokens / result.metrics["train_runtime"], 1),
-        **lengths, **numbers, **sides,
+        "tokens_per_second": round(progress.tokens / life.seconds, 1),
+        **lengths, **numbers, **sides, **life.facts,
     }  # fmt: skip
 
 

@@ -1,0 +1,125 @@
+"""Stage clean: free what no finished run needs. It only tells, until clean.dry_run=false.
+
+- Work folders of runs that nobody is making: what a killed run left. One with a resume point stays, unless
+  clean.resume_points=true.
+- Snapshots that nothing was made from but evaluations by which a select run ranked them: its choice lives on in its
+  own folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from pipeline import resume
+from pipeline.config import CleanStage
+from pipeline.runs import MANIFEST, finished, snapshot_hash, write_atomically
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something to free: a folder, why it may go, and its training where it is a snapshot."""
+
+    folder: Path
+    hash: str  # of the run that it is of
+    reason: str
+    step: str | None = None
+
+    @property
+    def bytes(self) -> int:
+        """What freeing it gives back: files that have another link stay on the disk."""
+        files = [path.lstat() for path in self.folder.rglob("*") if path.is_file()]
+        return sum(stat.st_size for stat in files if stat.st_nlink == 1)
+
+
+def clean_up(config: CleanStage) -> str:
+    """Free, or tell what would be freed; a table in text."""
+    runs_dir = Path(config.runs_dir)
+    items = [*stale_work(runs_dir, config.clean.hours, config.clean.resume_points), *idle_snapshots(runs_dir)]
+    rows = [(f"{item.bytes / 2**20:.1f} MB", str(item.folder), item.reason) for item in items]
+    total = sum(item.bytes for item in items)
+    if not config.clean.dry_run:
+        for item in items:
+            with lock(runs_dir, item.hash):
+                free(item)
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
+    lines = [f"{row[0].rjust(widths[0])}  {row[1].ljust(widths[1])}  {row[2]}" for row in rows]
+    said = "would be freed: nothing was touched, clean.dry_run=false frees it" if config.clean.dry_run else "freed"
+    return "\n".join([*lines, f"{total / 2**20:.1f} MB in {len(items)} folders {said}"])
+
+
+def stale_work(runs_dir: Path, hours: float, resume_points: bool) -> list[Item]:
+    """Work folders that were left behind: nobody holds their lock, and nothing in them is younger than `hours`."""
+    found = []
+    for folder in sorted(path for path in (runs_dir / ".work").glob("*") if path.is_dir()):
+        record = resume.read(folder)
+        age = (time.time() - last_touched(folder)) / 3600
+        of = folder.name.partition(".")[0]
+        if age < hours or (record is not None and not resume_points):
+            continue
+        try:
+            with lock(runs_dir, of):
+                pass
+        except Timeout:  # a process on this host is making it
+            continue
+        kind = f"an interrupted run, with a resume point after step {record['step']}" if record else "an unfinished run"
+        found.append(Item(folder, of, f"{kind}, untouched for {age:.0f} hours"))
+    return found
+
+
+def last_touched(folder: Path) -> float:
+    return max((path.lstat().st_mtime for path in [folder, *folder.rglob("*")]), default=0.0)
+
+
+def lock(runs_dir: Path, run_hash: str) -> Any:
+    """What a process holds while it makes the run; Timeout where one does."""
+    return FileLock(runs_dir / ".work" / f"{run_hash}.lock").acquire(timeout=0)
+
+
+def idle_snapshots(runs_dir: Path) -> list[Item]:
+    """Snapshots of finished trainings that no finished run needs any more."""
+    manifests = list(finished(runs_dir))
+    by_hash = {manifest["hash"]: manifest for manifest in manifests}
+    ranked, ranking = set(), set()  # snapshots that select runs compared; the evaluations that they did it by
+    for manifest in manifests:
+        if manifest["decided_by"]["stage"] == "select":
+            parents = {parent["hash"] for parent in manifest["parents"].values()}
+            ranking |= {manifest["hash"], *parents}
+            scored = [by_hash[parent]["parents"] for parent in parents if parent in by_hash]
+            ranked |= parents | {parent["hash"] for one in scored for parent in one.values()}
+    others = [manifest for manifest in manifests if manifest["hash"] not in ranking]
+    used = {parent["hash"] for manifest in others for parent in manifest["parents"].values()}
+    found = []
+    for training in manifests:
+        for step, entry in training["facts"].get("snapshots", {}).items():
+            here = snapshot_hash(training["hash"], int(step))
+            if not entry.get("freed") and here not in used:
+                folder = place_of(training, runs_dir) / resume.SNAPSHOTS / f"step-{step}"
+                reason = "a select run has ranked it" if here in ranked else "no run was made from it"
+                found.append(Item(folder, training["hash"], f"a snapshot: {reason}", step))
+    return found
+
+
+def place_of(manifest: dict[str, Any], runs_dir: Path) -> Path:
+    return next(iter(sorted(runs_dir.glob(f"*-{manifest['hash'][:8]}"))))
+
+
+def free(item: Item) -> None:
+    """Remove a folder; of a snapshot, tell its training's manifest first, so that nobody misses the files."""
+    if item.step is not None:
+        path = item.folder.parent.parent / MANIFEST
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        inside = f"{resume.SNAPSHOTS}/{item.folder.name}/"
+        manifest["files"] = {name: file for name, file in manifest["files"].items() if not name.startswith(inside)}
+        manifest["facts"]["snapshots"][item.step]["freed"] = True
+        write_atomically(path, json.dumps(manifest, indent=1))
+    aside = item.folder.with_name(f"{item.folder.name}.freed")
+    os.rename(item.folder, aside)  # so that what is half removed is not taken for whole
+    shutil.rmtree(aside)

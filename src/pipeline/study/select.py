@@ -1,0 +1,269 @@
+"""Stage select: of the snapshots of some trainings, the one that stands for them.
+
+Its parents are the evaluations of the snapshots (and of the base, where there are guards), made as runs of their own;
+by validation loss, the snapshots themselves. Its folder holds the chosen weights as hard links, which take no room, and
+choice.json with the whole ranking: so it is an expert as a training is, and stays one when snapshots are freed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.config import EvalStage, Measure, SelectStage, TrainStage
+from pipeline.knobs import PipelineError, identity
+from pipeline.runs import MANIFEST, Parent, Run, Snapshot, check_unchanged, read_manifest, snapshot
+from pipeline.study.build import Known, base_of, build, parent
+from pipeline.train.snapshots import snapshot_steps
+
+if TYPE_CHECKING:
+    from pipeline.tracking import Tracker
+
+CHOICE = "choice.json"
+MODEL_FILES = (".json", ".safetensors", ".model", ".jinja", ".txt")
+Row = dict[str, Any]
+
+
+# ---------------------------------------------------------------------------------------------------- what is compared
+
+
+def build_select(config: SelectStage, known: Known) -> Run:
+    """The run with its parents: `<training>@<step>` -> evaluation or snapshot, `model` -> the base they share."""
+    check_rule(config)
+    trainings = {one.hash: one for one in (parent(name, config, "checkpoints", known) for name in config.checkpoints)}
+    candidates = {
+        f"{index}@{step}": candidate
+        for index, (_, training) in enumerate(sorted(trainings.items()))
+        for step, candidate in snapshots_of(training, config.select.snapshots).items()
+    }
+    parents: dict[str, Parent] = dict(candidates)
+    base = shared_base(list(trainings.values()), config)
+    if config.select.by == "scores":
+        parents = {role: evaluation(config, candidate, known) for role, candidate in candidates.items()}
+        if config.select.guards:
+            if base is None:
+                raise PipelineError("select.guards compare with the base, and checkpoints= have none: leave them out")
+            parents["base"] = evaluation(config, base, known)
+    if base is not None:
+        parents["model"] = base
+    place = f"-{config.select.place}" if config.select.place > 1 else ""
+    return Run(config, f"select-{config.select.name}{place}", parents)
+
+
+def check_rule(config: SelectStage) -> None:
+    """Refuse a rule that cannot be followed."""
+    select = config.select
+    if select.by == "validation_loss":
+        if select.primary or select.guards or select.eval:
+            raise PipelineError("select.by=validation_loss scores nothing: leave out select.primary, guards and eval")
+        return
+    if not select.primary or select.eval is None:
+        raise PipelineError("select.by=scores needs select.primary=[{task: ...}] and select.eval with those tasks")
+    scored = [task.task for task in select.eval.tasks]
+    for measure in [*select.primary, *(select.guards or [])]:
+        if measure.task not in scored:
+            raise PipelineError(f"select.eval scores {', '.join(scored)}, not {measure.task}: add it to its tasks")
+
+
+def snapshots_of(training: Parent, which: str) -> dict[int, Parent]:
+    """Step -> snapshot, and the final weights under the last step where no snapshot is of it."""
+    if "@" in training.name:
+        return {int(training.name.rpartition("@")[2]): training}
+    manifest = read_manifest(training.folder)
+    if isinstance(training, Run) and isinstance(training.config, TrainStage) and training.config.sft.steps:
+        sft = training.config.sft
+        last, steps = sft.steps or 0, snapshot_steps(sft.snapshot_every, sft.batch_size, sft.steps or 0)
+        if sft.snapshot_keep and sft.snapshot_keep_by == "last":
+            steps = steps[-sft.snapshot_keep :]
+        planned = manifest is None and not (sft.snapshot_keep and sft.snapshot_keep_by == "validation_loss")
+    else:
+        planned = False
+    if not planned:
+        if manifest is None or manifest["decided_by"]["stage"] not in ("sft", "cpt"):
+            raise PipelineError(
+                f"checkpoints: the snapshots of {training.name} are not known yet: train it first, or give sft.steps "
+                "and no sft.snapshot_keep_by"
+                if manifest is None
+                else f"checkpoints: {training.name} is no training: name runs of stage=sft or stage=cpt"
+            )
+        last, steps = manifest["facts"]["steps"], [int(step) for step in manifest["facts"].get("snapshots", {})]
+    found: dict[int, Parent] = {last: training}
+    if which == "all":
+        made = isinstance(training, Run)
+        found |= {step: Snapshot(training, step) if made else snapshot(training, step, "checkpoints") for step in steps}  # type: ignore[arg-type]
+    return dict(sorted(found.items()))
+
+
+def shared_base(trainings: list[Parent], config: SelectStage) -> Parent | None:
+    """The base that all were trained from; None where they were made from nothing."""
+    bases = {}
+    for training in trainings:
+        run = training.run if isinstance(training, Snapshot) else training
+        manifest = read_manifest(run.folder)
+        there = "model" in run.parents if isinstance(run, Run) else "model" in (manifest or {}).get("parents", {})
+        bases[training.name] = base_of(training, config) if there else None
+    if len({base.hash if base else None for base in bases.values()}) > 1:
+        told = ", ".join(f"{name} from {base.name if base else 'nothing'}" for name, base in bases.items())
+        raise PipelineError(f"checkpoints have different bases ({told}): select among trainings of one base")
+    return next(iter(bases.values()))
+
+
+def evaluation(config: SelectStage, model: Parent, known: Known) -> Run:
+    select = config.select
+    assert select.eval is not None
+    named = [one.language for one in [*(select.primary or []), *(select.guards or [])] if one.language]
+    asked = EvalStage(
+        stage="eval", runs_dir=config.runs_dir, tracking=config.tracking, seed=config.seed, group=config.group,
+        threads=config.threads, deterministic=config.deterministic, checkpoint=model.name, eval=select.eval,
+        languages=list(dict.fromkeys([*config.languages, *named])), data_root=config.data_root,
+    )  # fmt: skip
+    return build(asked, {**known, model.name: model})
+
+
+# ---------------------------------------------------------------------------------------------------- the choice
+
+
+def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
+    """Measure each candidate, rank those that keep to the guards, and put the chosen weights into the run's folder."""
+    config = run.config
+    assert isinstance(config, SelectStage)
+    select = config.select
+    by_loss = select.by == "validation_loss"
+    candidates = {role: one for role, one in run.parents.items() if role not in ("base", "model")}
+    models = dict(candidates)
+    if not by_loss:
+        models = {role: one.parents["checkpoint"] for role, one in candidates.items() if isinstance(one, Run)}
+    values = validation_losses(models) if by_loss else {role: scores(one, config) for role, one in candidates.items()}
+    floor = guarded(scores(run.parents["base"], config), config) if "base" in run.parents else {}
+    rows = [
+        {
+            "checkpoint": models[role].name, "training": role.partition("@")[0], "step": int(role.partition("@")[2]),
+            "values": found, "below": [name for name, least in floor.items() if found[name] < least],
+        }
+        for role, found in values.items()
+    ]  # fmt: skip
+    keys = ["validation_loss"] if by_loss else [label(measure) for measure in select.primary or []]
+    ranking = ranked(rows, keys, lower_is_better=by_loss)
+    chosen = choose(ranking, select.place)
+    folder = next(one.folder for one in models.values() if one.name == chosen["checkpoint"])
+    check_unchanged(folder)
+    link(folder, work)
+    told = {"rule": identity(select), "floor": floor, "chosen": chosen, "ranking": ranking}
+    (work / CHOICE).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    tracker.summary({"chosen": chosen["checkpoint"], **chosen["values"]})
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    base = (manifest["config"].get("model") or {}).get("path") or manifest["facts"].get("base")
+    return {"weights": manifest["facts"]["weights"], "base": base, "choice": chosen, "candidates": len(rows)}
+
+
+def label(measure: Measure) -> str:
+    return f"{measure.task} {measure.language or 'mean'}"
+
+
+def scores(evaluation: Parent, config: SelectStage) -> dict[str, float]:
+    """Measure -> value, from a finished evaluation."""
+    rows = json.loads((evaluation.folder / "scores.json").read_text(encoding="utf-8"))["rows"]
+    measures = [*(config.select.primary or []), *(config.select.guards or [])]
+    return {label(measure): value(rows, measure, config.languages) for measure in measures}
+
+
+def value(rows: list[Row], measure: Measure, languages: list[str]) -> float:
+    """The primary metric of a task in a language, or its mean over `languages`; of a pair, in both its languages."""
+    from pipeline.evaluate.metrics import PRIMARY
+
+    metric, chosen = PRIMARY[measure.task]
+    means = []
+    for language in [measure.language] if measure.language else languages:
+        found = [
+            row["value"]
+            for row in rows
+            if (row["task"], row["metric"], row["filter"]) == (measure.task, metric, chosen)
+            and not row["subject"]
+            and language in (row["pair"].split("-") if row["pair"] else [row["language"]])
+        ]
+        if found:
+            means.append(statistics.fmean(found))
+    if not means:
+        raise PipelineError(f"{label(measure)} was not scored: name its language in languages=[...]")
+    return statistics.fmean(means)
+
+
+def guarded(base: dict[str, float], config: SelectStage) -> dict[str, float]:
+    """Guard -> the least that a candidate must reach: the base's score less the slack."""
+    guards = [label(measure) for measure in config.select.guards or []]
+    return {name: base[name] - config.select.guard_slack for name in guards}
+
+
+def validation_losses(models: dict[str, Parent]) -> dict[str, dict[str, float]]:
+    """Of snapshots as recorded when they were taken, of final weights the last one logged.
+
+    Raises:
+        PipelineError: none was recorded, or they are of different validation sets, where losses say nothing.
+    """
+    losses, sets = {}, {}
+    for role, model in models.items():
+        manifest = read_manifest(model.folder)
+        assert manifest is not None
+        loss = manifest["facts"]["weights"].get("validation_loss")
+        if "@" not in model.name:
+            lines = (model.folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
+            logged = [row["validation_loss"] for row in map(json.loads, lines) if "validation_loss" in row]
+            loss = logged[-1] if logged else None
+        if loss is None:
+            raise PipelineError(f"{model.name} has no validation loss: train it with data.validation=N")
+        losses[role] = {"validation_loss": loss}
+        sets[manifest["parents"]["data"]["hash"]] = model.name
+    if len(sets) > 1:
+        told = " and ".join(list(sets.values())[:2])
+        raise PipelineError(f"checkpoints: {told} have different validation sets, whose losses cannot be compared")
+    return losses
+
+
+def ranked(rows: list[Row], keys: list[str], lower_is_better: bool = False) -> list[Row]:
+    """Rows by the mean of their ranks in `keys`, best first; equal values share a rank. Those below a guard come last.
+
+    Ties go to the first key, then to the earlier step.
+    """
+    sign = 1 if lower_is_better else -1
+    allowed = [row for row in rows if not row["below"]]
+
+    def rank(row: Row, key: str) -> float:
+        mine = sign * row["values"][key]
+        others = [sign * other["values"][key] for other in allowed]
+        return sum(other < mine for other in others) + (1 + sum(other == mine for other in others)) / 2
+
+    for row in rows:
+        row["rank"] = statistics.fmean(rank(row, key) for key in keys) if not row["below"] else None
+    order = sorted(
+        allowed, key=lambda row: (row["rank"], sign * row["values"][keys[0]], row["step"], row["checkpoint"])
+    )
+    return order + [row for row in rows if row["below"]]
+
+
+def choose(ranking: list[Row], place: int) -> Row:
+    """The best of the run that comes `place`-th by its best: at most one a run (LS 3.1, "sufficient diversity")."""
+    best: dict[str, Row] = {}
+    for row in ranking:
+        if not row["below"]:
+            best.setdefault(row["training"], row)
+    if not best:
+        worst = sorted({name for row in ranking for name in row["below"]})
+        raise PipelineError(f"no snapshot keeps to the guards ({', '.join(worst)}): raise select.guard_slack")
+    if place > len(best):
+        raise PipelineError(f"select.place={place}: only {len(best)} runs have a snapshot that keeps to the guards")
+    return list(best.values())[place - 1]
+
+
+def link(folder: Path, work: Path) -> None:
+    """The model's files as hard links; copies where the file system has none."""
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.suffix in MODEL_FILES and path.name not in (MANIFEST, CHOICE):
+            try:
+                os.link(path, work / path.name)
+            except OSError:
+                shutil.copy2(path, work / path.name)

@@ -1,0 +1,325 @@
+"""The life of a training: snapshots, resume points, an early look at what it will save, and an end in good order.
+
+A training that is killed goes on from its resume point and ends with the bits, and the log, that it would have had.
+Beside what the trainer saves (weights, optimizer, schedule, generators), that takes what it holds between two lines of
+the log (the sums behind the mean losses, the tokens so far), which it forgets.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import torch
+from transformers import TrainerCallback
+
+from pipeline import resume
+from pipeline.config import Sft, TrainStage
+from pipeline.knobs import PipelineError
+from pipeline.provenance import machine, versions
+from pipeline.train.check import check_saved
+from pipeline.train.movement import local
+from pipeline.train.snapshots import kept, snapshot_steps
+
+if TYPE_CHECKING:
+    from pipeline.runs import Run
+    from pipeline.tracking import Tracker
+
+BETWEEN_LOGS = (  # of the trainer: its own sums since the last log, and those of a side
+    *("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_total_train_tokens", "current_flos"),
+    *("sums", "counts", "measured"),
+)
+Save = Callable[[Path], dict[str, Any]]  # weights, tokenizer and configs into a folder; their root and digests
+
+
+class Life(TrainerCallback):
+    """Snapshots and resume points, as the trainer's steps go by.
+
+    Args:
+        trainer: a transformers Trainer, its number of steps planned.
+        save: writes what the run would end with if it ended now.
+    """
+
+    def __init__(self, trainer: Any, run: Run, tracker: Tracker, save: Save) -> None:
+        config = run.config
+        assert isinstance(config, TrainStage)
+        self.trainer, self.run, self.tracker, self.save = trainer, run, tracker, save
+        self.sft: Sft = config.sft
+        self.first = trainer.args.process_index == 0
+        self.validated = trainer.eval_dataset is not None
+        self.steps = snapshot_steps(self.sft.snapshot_every, self.sft.batch_size, trainer.args.max_steps)
+        if self.sft.snapshot_keep and self.sft.snapshot_keep_by == "validation_loss" and not self.validated:
+            raise PipelineError("sft.snapshot_keep_by=validation_loss needs a validation set: give data.validation=N")
+        self.record = resume.usable(run)
+        self.snapshots: dict[str, dict[str, Any]] = self.record["snapshots"] if self.record else {}
+        self.before: float = self.record["seconds"] if self.record else 0.0  # seconds of earlier attempts
+        self.resumed: list[dict[str, Any]] = self.record["resumed"] if self.record else []
+        self.asked_to_stop: str | None = None
+        self.begun = self.beat = self.saved = time.monotonic()
+        if self.record:
+            self._refuse_other_processes(self.record)
+            tied = "There were missing keys"  # the trainer says so of a tied head
+            logging.getLogger("transformers.trainer").addFilter(lambda told: tied not in told.getMessage())
+
+    @property
+    def resume_from(self) -> str | None:
+        return str(resume.point(self.run.work, self.record)) if self.record else None
+
+    @property
+    def seconds(self) -> float:
+        """Of training, those before an interruption included."""
+        return self.before + time.monotonic() - self.begun
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For the manifest: the snapshots that stayed, and where the training was taken up again."""
+        gone = [step for step in self.snapshots if not self._folder(step).is_dir()]
+        if gone:
+            raise PipelineError(f"{self.run.work}/snapshots lost step {gone[0]}: remove {self.run.work}, run it again")
+        found = {"snapshots": self.snapshots} if self.steps else {}
+        return {**found, **({"resumed": self.resumed} if self.resumed else {})}
+
+    # ------------------------------------------------------------------------------------------ the trainer's events
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.begun = self.beat = self.saved = time.monotonic()
+        if not self.record:
+            return
+        folder = resume.point(self.run.work, self.record)
+        here = "cpu" if args.device.type == "cpu" else args.device  # torch cannot restore to cpu:0, as gloo calls it
+        held = torch.load(folder / f"between_logs_{args.process_index}.pt", weights_only=True, map_location=here)
+        for name, value in held["numbers"].items():
+            if isinstance(value, dict):
+                getattr(self.trainer, name).update(value)
+            else:
+                setattr(self.trainer, name, value)
+        self.trainer._initial_global_step = 0
+        for mode, metrics in held["metrics"].items():
+            self.trainer._metrics[mode].update(metrics)
+        self.resumed.append({"step": self.record["step"], "made_with": self.record["made_with"]})
+        if self.first:
+            self._restore_log(folder / "log.jsonl")
+            tell(f"{self.run.name}: goes on after step {self.record['step']}")
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.beat = time.monotonic()
+
+    on_prediction_step = on_substep_end
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.beat, step = time.monotonic(), state.global_step
+        if step == 1 and self.sft.check_saved:
+            self._check()
+        if step in self.steps:
+            if self.validated:
+                control.should_evaluate = True  # the snapshot is taken with its loss
+            else:
+                self._snapshot(step)
+        if self._is_due() and step < args.max_steps:
+            refuse_broken(self.trainer.model, step)
+            control.should_save = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        step, loss = state.global_step, (logs or {}).get("eval_loss")
+        if step in self.steps and str(step) not in self.snapshots and loss is not None:
+            self._snapshot(step, loss)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The trainer has written its checkpoint: make it the resume point."""
+        beside = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        numbers = {name: getattr(self.trainer, name) for name in BETWEEN_LOGS}
+        held = {
+            "numbers": {name: dict(value) if isinstance(value, dict) else value for name, value in numbers.items()},
+            "metrics": {mode: dict(metrics) for mode, metrics in self.trainer._metrics.items()},
+        }
+        torch.save(held, beside / f"between_logs_{args.process_index}.pt")
+        self.trainer.accelerator.wait_for_everyone()
+        if self.first:
+            (beside / "training_args.bin").unlink(missing_ok=True)
+            log = self.run.work / "log.jsonl"
+            (beside / "log.jsonl").write_bytes(log.read_bytes() if log.is_file() else b"")
+            facts = {
+                "snapshots": self.snapshots, "seconds": self.seconds, "resumed": self.resumed,
+                "processes": args.world_size, "made_with": made_with(),
+            }  # fmt: skip
+            resume.write(self.run, beside, state.global_step, facts)
+        self.trainer.accelerator.wait_for_everyone()
+        self.beat = self.saved = time.monotonic()
+        if self.asked_to_stop:
+            told = f"{self.asked_to_stop}: {self.run.name} stopped after step {state.global_step}"
+            if self.first:
+                tell(f"{told}, its resume point is written; the same command goes on")
+            raise SystemExit(resume.UNFINISHED)
+
+    # ------------------------------------------------------------------------------------------ what they do
+
+    def _is_due(self) -> bool:
+        """Whether a resume point is to be written now. Processes agree: all that one of them wants."""
+        every = self.sft.resume_minutes
+        timely = every is not None and time.monotonic() - self.saved >= 60 * every
+        wanted = 2 if self.asked_to_stop else int(timely)
+        if self.trainer.args.world_size > 1:
+            shared = torch.tensor(wanted, device=self.trainer.args.device)
+            torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
+            wanted = int(shared)
+        if wanted == 2:
+            self.asked_to_stop = self.asked_to_stop or "asked to stop"
+        return wanted > 0
+
+    def _folder(self, step: int | str) -> Path:
+        return self.run.work / resume.SNAPSHOTS / f"step-{step}"
+
+    def _snapshot(self, step: int, loss: float | None = None) -> None:
+        """All processes come here together; the first writes."""
+        refuse_broken(self.trainer.model, step)
+        entry: dict[str, Any] = {"step": step, "samples": step * self.sft.batch_size, "validation_loss": loss}
+        with same_random_numbers():
+            entry |= self.save(self._folder(step))
+        self.snapshots[str(step)] = entry
+        stay = kept(self.snapshots, self.sft.snapshot_keep, self.sft.snapshot_keep_by)
+        for gone in self.snapshots.keys() - stay:
+            del self.snapshots[gone]
+            if self.first:
+                shutil.rmtree(self._folder(gone), ignore_errors=True)
+        self.beat = time.monotonic()
+
+    def _check(self) -> None:
+        folder = self.run.work / "check"
+        base = self.run.parents["model"].folder if "model" in self.run.parents else None
+        with same_random_numbers():
+            self.save(folder)
+            check_saved(self.trainer, folder, base)
+        if self.first:
+            shutil.rmtree(folder)
+        self.beat = time.monotonic()
+
+    def _restore_log(self, kept_log: Path) -> None:
+        """The log as it was at the resume point; told again to the tracker, whose files went with the attempt."""
+        (self.run.work / "log.jsonl").write_bytes(kept_log.read_bytes())
+        for line in kept_log.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            step = row.pop("step")
+            self.tracker.log({f"train/{key}": value for key, value in row.items()}, step=step)
+
+    def _refuse_other_processes(self, record: dict[str, Any]) -> None:
+        processes = self.trainer.args.world_size
+        if record["processes"] != processes:
+            raise PipelineError(
+                f"the resume point of {self.run.name} was written by {record['processes']} processes and this is "
+                f"{processes}: start {record['processes']}, or remove {self.run.work} to begin anew"
+            )
+        was, now = record["made_with"], made_with()
+        changed = [f"{key} {was.get(key)} -> {now[key]}" for key in now if now[key] != was.get(key)]
+        if changed:
+            tell(f"{self.run.name} goes on with another {', '.join(changed)}: bits may differ")
+
+
+def tell(what: str) -> None:
+    """To standard error, above the bar."""
+    from tqdm import tqdm
+
+    tqdm.write(what, file=sys.stderr)
+
+
+def made_with() -> dict[str, Any]:
+    """What bits may depend on besides the configuration."""
+    here = machine()
+    return {"torch": versions()["torch"], "device": here["device"], "threads": here["threads"]}
+
+
+def refuse_broken(model: Any, step: int) -> None:
+    """Raise for the first parameter that is not finite, so that nothing broken is kept."""
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(local(parameter.detach())).all():
+            raise PipelineError(f"{name} is not finite after step {step}: lower sft.learning_rate or sft.max_grad_norm")
+
+
+@contextmanager
+def same_random_numbers() -> Iterator[None]:
+    """Whatever is drawn inside, training goes on with the numbers that it would have had."""
+    python, numbers = random.getstate(), numpy.random.get_state()
+    with torch.random.fork_rng():
+        yield
+    random.setstate(python)
+    numpy.random.set_state(numbers)
+
+
+# ---------------------------------------------------------------------------------------------------- around it
+
+
+@contextmanager
+def alive(trainer: Any, run: Run, tracker: Tracker, save: Save) -> Iterator[Life]:
+    """A training that is looked after: train inside, with `resume_from_checkpoint=life.resume_from`.
+
+    SIGTERM and SIGUSR1 (as Slurm sends them before the end) stop it after the step with a resume point and
+    the exit status resume.UNFINISHED; no step for sft.stall_minutes ends it likewise, with the stacks of all threads.
+    """
+    life = Life(trainer, run, tracker, save)
+    trainer.add_callback(life)
+    with stopped_by_signals(life), watched(life, run.work / "stalled.txt"):
+        try:
+            yield life
+        except PipelineError as error:
+            record = resume.usable(run)
+            if record is None:
+                raise
+            raise PipelineError(f"{error}; the resume point after step {record['step']} stays in {run.work}") from error
+        finally:
+            for bar in (getattr(callback, "bar", None) for callback in trainer.callback_handler.callbacks):
+                if bar is not None:
+                    bar.close()  # so that what is said next begins a line
+
+
+@contextmanager
+def stopped_by_signals(life: Life) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(number: int, frame: Any) -> None:
+        life.asked_to_stop = signal.Signals(number).name
+
+    kept_handlers = {number: signal.signal(number, ask) for number in resume.STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in kept_handlers.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def watched(life: Life, stacks: Path) -> Iterator[None]:
+    """End the process where no step, validation batch or save is done within sft.stall_minutes."""
+    minutes, over = life.sft.stall_minutes, threading.Event()
+
+    def watch() -> None:
+        assert minutes is not None
+        while not over.wait(min(60 * minutes, 10)):
+            if time.monotonic() - life.beat > 60 * minutes:
+                tell(
+                    f"{life.run.name}: no step for sft.stall_minutes={minutes}; the stacks of all threads are in "
+                    f"{stacks}; the same command goes on from its resume point"
+                )
+                with open(stacks, "w") as file:
+                    faulthandler.dump_traceback(file, all_threads=True)
+                os._exit(resume.UNFINISHED)  # a thread that hangs in a library hears nothing softer
+
+    if minutes is not None:
+        threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()

@@ -1,0 +1,253 @@
+"""Stage select: the rule by hand, and whole runs on tiny snapshots; stage clean, which frees what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tiny_words import FEW
+
+from pipeline.compose import compose
+from pipeline.config import Measure
+from pipeline.knobs import PipelineError
+from pipeline.models.checkpoint import Checkpoint
+from pipeline.runs import find, read_manifest
+from pipeline.study.build import build
+from pipeline.study.execute import one
+from pipeline.study.select import choose, ranked, value
+from pipeline.train.snapshots import kept, snapshot_steps
+
+
+def row(training: str, step: int, below: tuple[str, ...] = (), **values: float) -> dict[str, Any]:
+    return {"checkpoint": f"{training}@{step}", "training": training, "step": step, "values": values, "below": [*below]}
+
+
+# ------------------------------------------------------------------------------------------------ by hand
+
+
+def test_snapshots_are_at_the_first_step_at_or_after_each_so_many_samples() -> None:
+    assert snapshot_steps(5000, 32, 1250) == [157, 313, 469, 625, 782, 938, 1094, 1250]  # 157 x 32 = 5,024
+    assert (
+        snapshot_steps(10, 4, 6) == [3, 5] and snapshot_steps(2, 4, 3) == [1, 2, 3] and snapshot_steps(None, 4, 9) == []
+    )
+
+
+def test_which_snapshots_are_kept() -> None:
+    made = {str(step): {"validation_loss": loss} for step, loss in ((2, 1.0), (10, 0.5), (20, 0.7))}
+    assert kept(made, None, "last") == {"2", "10", "20"}
+    assert kept(made, 2, "last") == {"10", "20"} and kept(made, 1, "validation_loss") == {"10"}
+
+
+def test_ranks_are_averaged_over_the_primary_measures_and_guards_come_first() -> None:
+    rows = [
+        row("a", 1, x=0.3, y=9.0),  # ranks 2.5 and 1 of three: 1.75
+        row("a", 2, x=0.3, y=7.0),  # 2.5 and 3: 2.75
+        row("b", 1, x=0.5, y=8.0),  # 1 and 2: 1.5
+        row("b", 2, x=0.9, y=9.9, below=("g",)),
+    ]
+    order = ranked(rows, ["x", "y"])
+    assert [(one["checkpoint"], one["rank"]) for one in order] == [
+        ("b@1", 1.5), ("a@1", 1.75), ("a@2", 2.75), ("b@2", None),
+    ]  # fmt: skip
+    assert choose(order, 1)["checkpoint"] == "b@1" and choose(order, 2)["checkpoint"] == "a@1"  # one a run
+    with pytest.raises(PipelineError, match="select.place=3: only 2 runs have a snapshot"):
+        choose(order, 3)
+    with pytest.raises(PipelineError, match=r"no snapshot keeps to the guards \(g\): raise select.guard_slack"):
+        choose([rows[3]], 1)
+
+
+def test_ties_go_to_the_first_measure_then_to_the_earlier_step() -> None:
+    order = ranked([row("a", 4, x=1.0, y=2.0), row("b", 2, x=2.0, y=1.0), row("c", 1, x=1.0, y=2.0)], ["x", "y"])
+    assert [one["checkpoint"] for one in order] == ["b@2", "c@1", "a@4"]  # all rank 2 in the mean, b is best in x
+    lowest = ranked([row("a", 1, loss=0.2), row("b", 1, loss=0.1)], ["loss"], lower_is_better=True)
+    assert lowest[0]["checkpoint"] == "b@1"
+
+
+def test_a_measure_is_the_primary_metric_in_a_language_or_the_mean_over_them() -> None:
+    def scored(value: float, language: str | None = None, pair: str | None = None, **more: Any) -> dict[str, Any]:
+        task = {"task": "flores", "metric": "chrf++"} if pair else {"task": "mgsm", "metric": "exact_match"}
+        filters = {"filter": "none" if pair else "flexible-extract"}
+        return {"language": language, "pair": pair, "subject": None, "value": value, **task, **filters, **more}
+
+    rows = [
+        scored(0.5, "en"), scored(0.1, "sw"),
+        scored(0.9, "en", filter="strict-match"), scored(0.9, "sw", metric="cut_off"),
+        scored(30.0, "sw", "en-sw"), scored(40.0, "sw", "sw-en"), scored(90.0, "bn", "en-bn"),
+    ]  # fmt: skip
+    assert value(rows, Measure("mgsm", "en"), ["sw"]) == 0.5
+    assert value(rows, Measure("mgsm"), ["en", "sw"]) == pytest.approx(0.3)
+    assert value(rows, Measure("flores"), ["sw"]) == 35.0
+    with pytest.raises(PipelineError, match="mgsm te was not scored: name its language"):
+        value(rows, Measure("mgsm", "te"), ["sw"])
+
+
+# ------------------------------------------------------------------------------------------------ whole runs
+
+BELEBELE = [
+    *("select=layer_swapping_math", "select.eval.tasks=[{task:belebele,num_fewshot:0}]", "select.eval.limit=3"),
+    *("select.primary=[{task:belebele,language:en},{task:belebele}]", "languages=[en,qac]"),
+]
+
+
+@pytest.fixture(scope="module")
+def runs_of_ours(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return [f"runs_dir={tmp_path_factory.mktemp('select') / 'runs'}", "tracking.mode=disabled"]
+
+
+@pytest.fixture(scope="module")
+def trainings(runs_of_ours: list[str], base: Path, world: Path) -> list[Path]:
+    """Two learning rates: snapshots after 2 and 3 of 4 steps of 4 rows, each with its validation loss."""
+    start = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", *runs_of_ours]
+    few = [*FEW, "sft.steps=4", "sft.snapshot_every=6", "sft.snapshot_keep=2", "data.size=24", "data.validation=4"]
+    return [one(compose([*start, *few, f"sft.learning_rate={rate}"])) for rate in ("1e-3", "1e-2")]  # type: ignore[arg-type]
+
+
+def names(trainings: list[Path]) -> str:
+    return f"checkpoints=[{','.join(path.name for path in trainings)}]"
+
+
+def test_a_snapshot_is_a_run_of_its_own(trainings: list[Path], runs_of_ours: list[str], call: Any) -> None:
+    training, runs_dir = trainings[0], trainings[0].parent
+    facts = read_manifest(training)["facts"]  # type: ignore[index]
+    assert {step: one["samples"] for step, one in facts["snapshots"].items()} == {"2": 8, "3": 12}
+    found = find(f"{training.name}@2", runs_dir, "x")
+    assert found.folder == training / "snapshots/step-2" and found.name == f"{training.name}@2"
+    manifest = read_manifest(found.folder)
+    assert manifest["facts"]["weights"]["root"] == facts["snapshots"]["2"]["root"] != facts["weights"]["root"]  # type: ignore[index]
+    assert "model.safetensors" in manifest["files"] and "log.jsonl" not in manifest["files"]  # type: ignore[index]
+    logged = [json.loads(line) for line in (training / "log.jsonl").read_text().splitlines()]
+    losses = {row["step"]: row["validation_loss"] for row in logged if "validation_loss" in row}
+    assert [one["validation_loss"] for one in facts["snapshots"].values()] == [losses[2], losses[3]]
+    assert find(str(found.folder), runs_dir, "x") == find(f"{training}@2", runs_dir, "x") == found
+    with pytest.raises(PipelineError, match=r"has no snapshot of that step; there are 2, 3"):
+        find(f"{training.name}@4", runs_dir, "checkpoint")
+
+
+def test_the_best_snapshot_by_its_scores(
+    trainings: list[Path], runs_of_ours: list[str], world: Path, base: Path, call: Callable[..., SimpleNamespace]
+) -> None:
+    words = [*BELEBELE, f"data_root={world}", *runs_of_ours, "select.guards=[{task:belebele}]", "select.guard_slack=1"]
+    told = call("stage=select", names(trainings), *words)
+    assert told.status == 0, told.err[-2000:]
+    folder = Path(told.out.strip())
+    choice = json.loads((folder / "choice.json").read_text())
+    assert len(choice["ranking"]) == 6  # three of each training: two snapshots and the final weights
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    for role, parent in manifest["parents"].items():  # each number is that of its evaluation
+        if role in ("base", "model"):
+            continue
+        rows = json.loads((folder.parent / parent["name"] / "scores.json").read_text())["rows"]
+        scored = {row["language"]: row["value"] for row in rows if row["metric"] == "acc"}
+        training, step = role.split("@")
+        mine = next(one for one in choice["ranking"] if (one["training"], one["step"]) == (training, int(step)))
+        assert mine["values"] == {"belebele en": scored["en"], "belebele mean": (scored["en"] + scored["qac"]) / 2}
+    # it is an expert: the same weights, the same base
+    chosen = find(choice["chosen"]["checkpoint"], folder.parent, "x")
+    ours, theirs = Checkpoint.open(folder), Checkpoint.open(chosen.folder)
+    assert all((ours.tensor(name) == theirs.tensor(name)).all() for name in theirs.names)
+    assert manifest["facts"]["weights"]["root"] == read_manifest(chosen.folder)["facts"]["weights"]["root"]  # type: ignore[index]
+    merged = f"merge.experts=[{folder.name},{trainings[0].name}]"
+    ties = build(compose(["stage=merge", "merge=ties", merged, *runs_of_ours]))  # type: ignore[arg-type]
+    assert ties.parents["base"].hash == read_manifest(base)["hash"]  # type: ignore[index]
+    soup = call("stage=merge", "merge=soup", merged, *runs_of_ours)
+    assert soup.status == 0, soup.err[-2000:]
+    # asked again, nothing is made; the order of checkpoints= is no matter
+    before = {path: path.stat().st_mtime_ns for path in folder.parent.glob("*/manifest.json")}
+    assert call("stage=select", names(trainings[::-1]), *words).out == told.out
+    assert {path: path.stat().st_mtime_ns for path in folder.parent.glob("*/manifest.json")} == before
+
+
+def test_the_lowest_validation_loss(
+    trainings: list[Path], runs_of_ours: list[str], call: Callable[..., SimpleNamespace]
+) -> None:
+    losses = {}
+    for path in trainings:
+        logged = [json.loads(line) for line in (path / "log.jsonl").read_text().splitlines()]
+        losses[path.name] = [row["validation_loss"] for row in logged if "validation_loss" in row][-1]
+    for place, expected in enumerate(sorted(losses, key=lambda name: losses[name]), start=1):
+        told = call("stage=select", "select=unreasonable", names(trainings), f"select.place={place}", *runs_of_ours)
+        assert told.status == 0, told.err[-2000:]
+        chosen = json.loads((Path(told.out.strip()) / "choice.json").read_text())["chosen"]
+        assert (chosen["checkpoint"], chosen["values"]) == (expected, {"validation_loss": losses[expected]})
+
+
+REFUSED = {
+    "select.eval=null": "select.by=scores needs select.primary",
+    "select.primary=[{task:mgsm}]": "select.eval scores belebele, not mgsm: add it to its tasks",
+    "select.by=validation_loss": "select.by=validation_loss scores nothing",
+    "checkpoints=[nothing]": "checkpoints=nothing is no finished run",
+}
+
+
+@pytest.mark.parametrize(("words", "expected"), REFUSED.items())
+def test_a_rule_that_cannot_be_followed(
+    words: str, expected: str, trainings: list[Path], runs_of_ours: list[str], call: Callable[..., SimpleNamespace]
+) -> None:
+    told = call("stage=select", names(trainings), *BELEBELE, *runs_of_ours, *words.split())
+    assert told.status == 1 and expected in told.err and told.err.count("error: ") == 1, told.err
+
+
+def test_losses_of_other_sets_are_not_compared(
+    trainings: list[Path], runs_of_ours: list[str], base: Path, world: Path, call: Callable[..., SimpleNamespace]
+) -> None:
+    start = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", *runs_of_ours]
+    other = one(compose([*start, *FEW, "data.size=20", "data.validation=4"]))  # type: ignore[arg-type]
+    told = call("stage=select", "select=unreasonable", names([trainings[0], other]), *runs_of_ours)
+    assert told.status == 1 and "have different validation sets, whose losses cannot be compared" in told.err
+    none = one(compose([*start, *FEW]))  # type: ignore[arg-type]
+    told = call("stage=select", "select=unreasonable", names([none]), *runs_of_ours)
+    assert told.status == 1 and "has no validation loss: train it with data.validation=N" in told.err
+
+
+# ------------------------------------------------------------------------------------------------ clean
+
+
+def test_clean_tells_first_and_then_frees_what_nothing_needs(
+    trainings: list[Path], runs_of_ours: list[str], world: Path, call: Callable[..., SimpleNamespace]
+) -> None:
+    """After the tests above, which select among the snapshots."""
+    runs_dir = trainings[0].parent
+    kept_one = f"{trainings[0].name}@3"
+    scored = call(
+        "stage=eval",
+        "eval=belebele_0shot",
+        "eval.limit=1",
+        f"checkpoint={kept_one}",
+        f"data_root={world}",
+        *runs_of_ours,
+    )
+    assert scored.status == 0, scored.err[-2000:]
+    stale, young = runs_dir / ".work" / ("a" * 64), runs_dir / ".work" / ("b" * 64)
+    for folder in (stale, young):
+        folder.mkdir()
+        (folder / "half.safetensors").write_bytes(b"0" * 2**21)
+    for path in (stale / "half.safetensors", stale):
+        os.utime(path, (0, 0))
+    everything = {path: path.stat().st_mtime_ns for path in runs_dir.rglob("*") if path.is_file()}
+    told = call("stage=clean", runs_of_ours[0])
+    assert told.status == 0 and "clean.dry_run=false frees it" in told.out
+    assert {path: path.stat().st_mtime_ns for path in everything} == everything
+    assert str(stale) in told.out and str(young) not in told.out and "2.0 MB" in told.out
+    assert told.out.count("a snapshot: ") == 3 and str(trainings[0] / "snapshots/step-3") not in told.out
+
+    freed = call("stage=clean", runs_of_ours[0], "clean.dry_run=false")
+    assert freed.status == 0 and not stale.exists() and young.exists()
+    assert not (trainings[0] / "snapshots/step-2").exists() and (trainings[0] / "snapshots/step-3").is_dir()
+    assert "0 folders would be freed" in call("stage=clean", runs_of_ours[0]).out
+    # finished runs stay finished: the selection too, whose candidates are gone
+    words = [*BELEBELE, "select.guards=[{task:belebele}]", "select.guard_slack=1", f"data_root={world}"]
+    again = call("stage=select", names(trainings), *words, *runs_of_ours)
+    assert again.status == 0 and "done in" not in again.err, again.err[-2000:]
+    assert (
+        call("stage=merge", "merge=soup", f"merge.experts=[{kept_one},{trainings[1].name}]", *runs_of_ours).status == 0
+    )
+    gone = call(
+        "stage=merge", "merge=soup", f"merge.experts=[{trainings[0].name}@2,{trainings[1].name}]", *runs_of_ours
+    )
+    assert gone.status == 1 and "@2 was freed by stage=clean: train it again with redo=true" in gone.err

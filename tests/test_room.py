@@ -1,0 +1,83 @@
+"""What a run will write, against a count by hand."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pipeline.compose import compose
+from pipeline.knobs import PipelineError
+from pipeline.room import bytes_needed, check_room
+from pipeline.runs import Found, Run
+
+LAYERS, WIDTH = 4, 4
+PARAMETERS = 6 * WIDTH + LAYERS * (WIDTH * WIDTH + 2 * WIDTH)  # embeddings; an attention matrix and two norms a layer
+
+
+@pytest.fixture
+def parents(tmp_path: Path) -> dict[str, Any]:
+    """A base in bfloat16, and a data run of 40 rows."""
+    model, data = tmp_path / "model", tmp_path / "data"
+    model.mkdir(), data.mkdir()
+    shapes = {"model.embed_tokens.weight": (6, WIDTH)}
+    for layer in range(LAYERS):
+        shapes[f"model.layers.{layer}.self_attn.q_proj.weight"] = (WIDTH, WIDTH)
+        shapes[f"model.layers.{layer}.input_layernorm.weight"] = (WIDTH,)
+        shapes[f"model.layers.{layer}.post_attention_layernorm.weight"] = (WIDTH,)
+    weights = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    (model / "config.json").write_text('{"tie_word_embeddings": true}')
+    (data / "manifest.json").write_text(json.dumps({"facts": {"counts": {"train": 40}}}))
+    return {"model": Found("model", "m", model), "data": Found("data", "d", data)}
+
+
+def training(tmp_path: Path, parents: dict[str, Any], *words: str) -> Run:
+    config: Any = compose(["stage=sft", "expert=math", "sft.batch_size=4", f"runs_dir={tmp_path}", *words])
+    return Run(config, "math", parents)
+
+
+def test_weights_in_fp32_and_two_resume_points_with_both_moments(tmp_path: Path, parents: dict[str, Any]) -> None:
+    needs = bytes_needed(training(tmp_path, parents))
+    assert needs == {"weights": 4 * PARAMETERS, "resume points": 2 * 12 * PARAMETERS, "snapshots": 0}
+    only_when_stopped = bytes_needed(training(tmp_path, parents, "sft.resume_minutes=null"))
+    assert only_when_stopped["resume points"] == 12 * PARAMETERS
+
+
+def test_of_a_side_only_its_moments_and_of_adapters_only_they(tmp_path: Path, parents: dict[str, Any]) -> None:
+    own = "sft.side=math partition=own partition.bottom_layers=1 partition.top_layers=0".split()
+    side = (LAYERS - 1) * (WIDTH * WIDTH + 2 * WIDTH)  # all layers but the first
+    needs = bytes_needed(training(tmp_path, parents, "sft=partial", *own))
+    assert needs["weights"] == 4 * PARAMETERS and needs["resume points"] == 2 * (4 * PARAMETERS + 8 * side)
+    adapters = LAYERS * 2 * (WIDTH + WIDTH)  # two matrices of rank 2 on each
+    needs = bytes_needed(training(tmp_path, parents, "sft=lora", "sft.lora_rank=2"))
+    assert needs == {"weights": 4 * adapters, "resume points": 2 * 12 * adapters, "snapshots": 0}
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        ("sft.snapshot_every=8", 5),  # 40 rows
+        ("sft.snapshot_every=8 sft.steps=4", 2),  # 16 rows
+        ("sft.snapshot_every=8 sft.snapshot_keep=2", 3),  # the next is there before one goes
+    ],
+)
+def test_snapshots(words: str, count: int, tmp_path: Path, parents: dict[str, Any]) -> None:
+    assert bytes_needed(training(tmp_path, parents, *words.split()))["snapshots"] == count * 4 * PARAMETERS
+    halved = training(tmp_path, parents, *words.split(), "sft.save_dtype=bfloat16")
+    assert bytes_needed(halved)["snapshots"] == count * 2 * PARAMETERS
+
+
+def test_what_does_not_fit_is_refused_with_what_it_is_for(
+    tmp_path: Path, parents: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.room.parameters", lambda run: (8 * 10**9, 8 * 10**9))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100 * 2**30))
+    with pytest.raises(PipelineError, match=r"100.0 GB free, about 208.7 GB needed \(29.8 weights, 178.8 resume poi"):
+        check_room(training(tmp_path, parents))

@@ -1,0 +1,107 @@
+"""What training will save is looked at after its first step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
+from pipeline.knobs import PipelineError
+from pipeline.train.base import save
+from pipeline.train.check import check_saved
+from pipeline.train.life import same_random_numbers
+
+
+def tiny() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=859, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=2, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, pad_token_id=3,
+        )
+    )  # fmt: skip
+
+
+def trainer(model: Any) -> Any:
+    tokenizer = sandbox_tokenizer()
+    row = {"input_ids": tokenizer("Mia has 3 cups.").input_ids}
+    return SimpleNamespace(
+        model=model, processing_class=tokenizer, train_dataset=[row], args=SimpleNamespace(bf16=False, process_index=0)
+    )
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_what_was_saved_answers_as_what_is_trained(dtype: str | None, tmp_path: Path) -> None:
+    made = trainer(tiny().train())
+    before = {name: p.clone() for name, p in made.model.named_parameters()}
+    with same_random_numbers():
+        save(made.model, made.processing_class, tmp_path, dtype)
+        check_saved(made, tmp_path, None)
+    assert made.model.training  # left as it was
+    for name, parameter in made.model.named_parameters():
+        assert parameter.dtype == torch.float32 and torch.equal(parameter, before[name])
+
+
+def test_an_adapter_is_checked_on_its_base(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    base = tiny()
+    save(base, sandbox_tokenizer(), tmp_path / "base", None)
+    model: Any = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"], use_rslora=True))
+    torch.nn.init.normal_(model.base_model.model.model.layers[0].self_attn.q_proj.lora_B["default"].weight)
+    save(model, sandbox_tokenizer(), tmp_path / "adapter", None)
+    check_saved(trainer(model), tmp_path / "adapter", tmp_path / "base")
+    torch.nn.init.normal_(model.base_model.model.model.layers[0].self_attn.q_proj.lora_B["default"].weight)
+    with pytest.raises(PipelineError, match="its logits differ by"):
+        check_saved(trainer(model), tmp_path / "adapter", tmp_path / "base")
+
+
+def other_weights(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"] * 2
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def other_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+
+
+def other_tokens(folder: Path) -> None:
+    told = json.loads((folder / "tokenizer.json").read_text())
+    told["post_processor"] = None  # no beginning of sequence
+    (folder / "tokenizer.json").write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (other_weights, "its logits differ by"),
+        (other_template, "its tokenizer cuts text otherwise, or has another chat template"),
+        (other_tokens, "its tokenizer cuts text otherwise, or has another chat template"),
+        (lambda folder: (folder / "generation_config.json").unlink(), "it has no generation_config.json"),
+    ],
+)
+def test_what_is_missing_or_differs_is_refused(spoil: Callable[[Path], None], told: str, tmp_path: Path) -> None:
+    made = trainer(tiny())
+    save(made.model, made.processing_class, tmp_path, None)
+    spoil(tmp_path)
+    with pytest.raises(PipelineError, match=told) as refused:
+        check_saved(made, tmp_path, None)
+    assert "train all the same with sft.check_saved=false" in str(refused.value)
+
+
+def test_what_is_drawn_on_the_way_is_not_missed() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    with same_random_numbers():
+        torch.rand(7)
+    assert torch.equal(torch.rand(3), expected)

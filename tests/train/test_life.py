@@ -1,0 +1,320 @@
+"""Killed at any step, a training ends with the bits and the log that it would have had; and what stops it early."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import TrainerCallback
+
+from pipeline import resume, runs
+from pipeline.compose import compose
+from pipeline.runs import Run, read_manifest, sha256
+from pipeline.study.build import build
+from pipeline.study.execute import stage_function
+from pipeline.train import life, sft
+
+STEPS = 6
+SMALL = [
+    *("sft.seq_length=96", "sft.batch_size=4", f"sft.steps={STEPS}", "sft.warmup_steps=2", "sft.resume_minutes=0"),
+    *("sft.learning_rate=1e-3", "tracking.mode=disabled", "threads=1"),
+]
+
+
+class Killed(Exception):
+    """What a test kills a training with."""
+
+
+class At(TrainerCallback):
+    """Does something at the end of a step, before the resume point of that step is written."""
+
+    def __init__(self, step: int, do: Callable[[Any], None]) -> None:
+        self.step, self.do = step, do
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if state.global_step == self.step:
+            self.do(model)
+
+
+def kill(model: Any) -> None:
+    raise Killed
+
+
+@pytest.fixture
+def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Have something done at the end of this step of the trainings to come; 0: no more."""
+    real = life.Life
+
+    def at(step: int, do: Callable[[Any], None] = kill) -> None:
+        class Disturbed(real):  # type: ignore[misc,valid-type]
+            def __init__(self, trainer: Any, *rest: Any) -> None:
+                super().__init__(trainer, *rest)
+                trainer.add_callback(At(step, do))
+
+        monkeypatch.setattr(life, "Life", Disturbed)
+
+    return at
+
+
+@pytest.fixture(scope="module")
+def words(base: Path, world: Path) -> Callable[..., list[str]]:
+    """The command line of a small training."""
+
+    def command(runs_dir: Path, *more: str) -> list[str]:
+        start = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}"]
+        return [*start, *SMALL, f"runs_dir={runs_dir}", *more]
+
+    return command
+
+
+def made(command: list[str]) -> Path:
+    run = build(compose(command))  # type: ignore[arg-type]
+    for parent in run.parents.values():
+        if isinstance(parent, Run):
+            runs.make(parent, stage_function(parent))
+    return runs.make(run, stage_function(run))
+
+
+@pytest.fixture(scope="module")
+def whole(words: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The results of the small training when nothing happens to it."""
+    return results(made(words(tmp_path_factory.mktemp("whole"))))
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """The digests of the weights, of each snapshot and of the log."""
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    facts = manifest["facts"]
+    found = {"weights": facts["weights"]["root"], "log": sha256(folder / "log.jsonl"), "loss": facts["loss"]}
+    return found | {step: (one["root"], one["validation_loss"]) for step, one in facts.get("snapshots", {}).items()}
+
+
+JOINT = ["expert=math_qac", "data.size=60", "data.validation=8", "sft.snapshot_every=9", "sft.snapshot_keep=1"]
+WAYS = {
+    "full": ["data.size=28", "data.validation=8", "sft.snapshot_every=9", "sft.save_dtype=bfloat16"],
+    "accumulated over a short epoch": ["data.size=14", "sft.epochs=2", "sft.micro_batch_size=2"],
+    "muon": ["sft.optimizer=muon_adamw"],
+    "partial": ["sft=partial", "partition=B"],
+    "lora": ["sft=lora", "sft.lora_dropout=0.1"],
+    "partial_lora": ["sft=partial_lora", "partition=C"],
+    "mixed": ["sft=mixed", *JOINT],
+    "mixed_lora": ["sft=mixed_lora", *JOINT],
+    "simultaneous": ["sft=simultaneous", "partition=A", *JOINT],
+    "simultaneous_lora": ["sft=simultaneous_lora", "partition=B", "sft.steps_per_switch=2", *JOINT],
+}
+JOINED = ("mixed", "mixed_lora", "simultaneous", "simultaneous_lora")  # of which one snapshot is kept
+KILLED = {"full": range(1, STEPS + 1), "simultaneous": (2, 5)}  # of the others, one step
+RARELY_LOGGED = ("full", "simultaneous")  # sums behind the mean loss are held over steps
+
+
+def log_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = sft.plan_steps
+
+    def rarely(args: Any, *rest: Any) -> None:
+        plan(args, *rest)
+        args.logging_steps = 4
+
+    monkeypatch.setattr(sft, "plan_steps", rarely)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_killed_at_any_step_it_ends_with_the_same_bits_and_log(
+    way: str, words: Callable[..., list[str]], at_step: Callable[..., None], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if way in RARELY_LOGGED:
+        log_rarely(monkeypatch)
+    expected = results(made(words(tmp_path / "whole", *WAYS[way])))
+    assert {"3", "5"} & expected.keys() == ({"full": {"3", "5"}} | dict.fromkeys(JOINED, {"5"})).get(way, set())
+    for step in KILLED.get(way, (4,)):
+        at_step(step)
+        command = words(tmp_path / f"killed-{step}", *WAYS[way])
+        with pytest.raises(Killed):
+            made(command)
+        record = resume.read(build(compose(command)).work)  # type: ignore[arg-type]
+        assert (record["step"] if record else 0) == step - 1
+        at_step(0)
+        folder = made(command)
+        assert results(folder) == expected, step
+        assert not {"resume", "resume.json", "trainer", "check"} & {path.name for path in folder.iterdir()}
+        taken_up = read_manifest(folder)["facts"].get("resumed", [])  # type: ignore[index]
+        assert [one["step"] for one in taken_up] == ([step - 1] if step > 1 else [])
+
+
+def test_killed_for_good_and_taken_up_in_another_process(words: Callable[..., list[str]], tmp_path: Path) -> None:
+    """SIGKILL, wherever it comes."""
+    long = ["data.size=30", "sft.epochs=4", "sft.steps=24"]
+    expected = results(made(words(tmp_path / "whole", *long)))
+    command = words(tmp_path / "killed", *long)
+    run: Any = build(compose(command))  # type: ignore[arg-type]
+    for parent in run.parents.values():
+        if isinstance(parent, Run):
+            runs.make(parent, stage_function(parent))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipeline", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 120
+    while (resume.read(run.work) or {"step": 0})["step"] < 3 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    folder = made(command)
+    (taken_up,) = read_manifest(folder)["facts"]["resumed"]  # type: ignore[index]
+    assert 3 <= taken_up["step"] < 24 and results(folder) == expected
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_stops_it_with_a_resume_point_and_a_status_of_its_own(
+    number: signal.Signals, words: Callable[..., list[str]], at_step: Callable[..., None], tmp_path: Path,
+    call: Callable[..., SimpleNamespace], capfd: pytest.CaptureFixture[str], whole: dict[str, Any],
+) -> None:  # fmt: skip
+    command = words(tmp_path / "runs", "sft.resume_minutes=null")
+    at_step(3, lambda model: os.kill(os.getpid(), number))
+    with pytest.raises(SystemExit) as stopped:
+        call(*command)
+    assert stopped.value.code == resume.UNFINISHED == 75
+    assert f"{number.name}: math-full-s0" in capfd.readouterr().err
+    assert signal.getsignal(number) == signal.SIG_DFL  # outside of a training it does what it always does
+    record = resume.read(build(compose(command)).work)  # type: ignore[arg-type]
+    assert record is not None and record["step"] == 3
+    at_step(0)
+    told = call(*command)
+    assert told.status == 0 and "goes on after step 3" in told.err
+    assert results(Path(told.out.strip())) == whole
+
+
+def test_two_processes_stop_together_and_go_on_together(words: Callable[..., list[str]], tmp_path: Path) -> None:
+    """Each process has its own sums and generators."""
+    way = [*WAYS["simultaneous"], "sft.processes=2", "sft.steps=14", "sft.epochs=2"]
+    expected = results(made(words(tmp_path / "whole", *way)))
+    command = words(tmp_path / "stopped", *way)
+    run: Any = build(compose(command))  # type: ignore[arg-type]
+
+    def stop() -> None:
+        deadline = time.monotonic() + 120
+        while (resume.read(run.work) or {"step": 0})["step"] < 3 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop, daemon=True).start()
+    with pytest.raises(SystemExit) as stopped:
+        made(command)
+    assert stopped.value.code == resume.UNFINISHED
+    folder = made(command)
+    (taken_up,) = read_manifest(folder)["facts"]["resumed"]  # type: ignore[index]
+    assert 3 <= taken_up["step"] < 14 and results(folder) == expected
+
+
+# ------------------------------------------------------------------------------------------------ what is not used
+
+
+@pytest.fixture
+def interrupted(words: Callable[..., list[str]], at_step: Callable[..., None], tmp_path: Path) -> list[str]:
+    """The command of a training that was killed in its fourth step; its work folder is there."""
+    command = words(tmp_path / "runs")
+    at_step(4)
+    with pytest.raises(Killed):
+        made(command)
+    at_step(0)
+    return command
+
+
+def test_a_resume_point_that_is_not_whole_is_not_used(interrupted: list[str]) -> None:
+    work = build(compose(interrupted)).work  # type: ignore[arg-type]
+    assert [path.name for path in (work / "resume").iterdir()] == ["step-3"]  # one
+    with open(work / "resume/step-3/optimizer.pt", "r+b") as file:
+        file.truncate(1000)
+    assert resume.read(work) is None
+    assert "resumed" not in read_manifest(made(interrupted))["facts"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("other", [{"attempt": 2}, {"parents": {"data": "sha256:other"}}, {"hash": "other"}])
+def test_a_resume_point_of_other_data_or_another_attempt_is_not_used(interrupted: list[str], other: Any) -> None:
+    run: Any = build(compose(interrupted))  # type: ignore[arg-type]
+    record = resume.usable(run)
+    assert record is not None
+    resume.begin(run)
+    assert {path.name for path in run.work.iterdir()} == {"resume", "resume.json"}  # what the attempt left is gone
+    (run.work / "resume.json").write_text(json.dumps(record | {"of": record["of"] | other}))
+    assert resume.read(run.work) is not None and resume.usable(run) is None
+    resume.begin(run)
+    assert list(run.work.iterdir()) == []
+
+
+def test_a_resume_point_of_other_processes_is_refused(
+    interrupted: list[str], call: Callable[..., SimpleNamespace]
+) -> None:
+    record_file = build(compose(interrupted)).work / "resume.json"  # type: ignore[arg-type]
+    record = json.loads(record_file.read_text())
+    record_file.write_text(json.dumps(record | {"processes": 2, "made_with": record["made_with"] | {"threads": 9}}))
+    told = call(*interrupted)
+    assert told.status == 1 and "was written by 2 processes and this is 1: start 2, or remove" in told.err
+    assert record_file.is_file()
+    record_file.write_text(json.dumps(record | {"made_with": record["made_with"] | {"threads": 9}}))
+    told = call(*interrupted)
+    assert told.status == 0 and "goes on with another threads 9 -> 1: bits may differ" in told.err
+
+
+def test_a_disk_that_fills_while_a_resume_point_is_written_leaves_the_one_before(
+    words: Callable[..., list[str]], call: Callable[..., SimpleNamespace], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, whole: dict[str, Any],
+) -> None:  # fmt: skip
+    command, real = words(tmp_path / "runs"), os.rename
+
+    def full(path: Any, to: Any) -> None:
+        if str(to).endswith("step-3"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        real(path, to)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", full)
+        told = call(*command)
+    assert told.status == 1 and "No space left on device" in told.err and "Traceback" not in told.err
+    record = resume.read(build(compose(command)).work)  # type: ignore[arg-type]
+    assert record is not None and record["step"] == 2
+    assert results(made(command)) == whole
+
+
+# ------------------------------------------------------------------------------------------------ what stops it
+
+
+def test_weights_that_are_no_numbers_are_not_kept(
+    words: Callable[..., list[str]], at_step: Callable[..., None], call: Callable[..., SimpleNamespace], tmp_path: Path
+) -> None:
+    command = words(tmp_path / "runs")
+    at_step(4, lambda model: next(model.parameters()).data[0].fill_(float("nan")))
+    told = call(*command)
+    assert told.status == 1 and told.err.count("error: ") == 1
+    assert "model.embed_tokens.weight is not finite after step 4: lower sft.learning_rate" in told.err
+    assert "; the resume point after step 3 stays in" in told.err
+    record = resume.read(build(compose(command)).work)  # type: ignore[arg-type]
+    assert record is not None and record["step"] == 3
+
+
+def test_no_step_for_long_ends_it_with_the_stacks_of_all_threads(
+    words: Callable[..., list[str]], at_step: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def sleepy(model: Any) -> None:
+        time.sleep(5)
+
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    at_step(3, sleepy)
+    folder = made(words(tmp_path / "runs", "sft.stall_minutes=0.05"))
+    assert set(ended) == {resume.UNFINISHED}
+    assert "sleepy" in (folder / "stalled.txt").read_text()
+    assert "no step for sft.stall_minutes=0.05" in capfd.readouterr().err
