@@ -200,9 +200,7 @@ def test_chat_examples_learn_the_answer_and_its_end(tmp_path: Path):
     recipe = sft(template="chat", batch_size=1)
     found = measure(rows, ours, recipe)
     args = arguments(stage(recipe), False, False, tmp_path)
-    made = Trainer(
-        model=tiny(), args=args, train_dataset=dataset(rows, recipe), processing_class=ours, sft=recipe
-    )
+    made = Trainer(model=tiny(), args=args, train_dataset=dataset(rows, recipe), processing_class=ours, sft=recipe)
     assert (found["truncated"], found["dropped"]) == (2, 1)
     assert len(made.train_dataset) == 2 and max(len(row) for row in made.train_dataset["input_ids"]) == 64
     kept = sum(len(row) for row in made.train_dataset["input_ids"])

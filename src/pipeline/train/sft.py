@@ -148,7 +148,7 @@ def arguments(config: TrainStage, text: bool, validated: bool, output: Path) -> 
         max_length=sft.seq_length, packing=sft.packing, packing_strategy="wrapped",
         completion_only_loss=None if text else sft.loss_on == "response",
         bf16=sft.precision == "bf16", use_cpu=not torch.cuda.is_available(),
-        activation_checkpointing=sft.gradient_checkpointing and not shards(sft),
+        activation_checkpointing=sft.gradient_checkpointing,
         train_sampling_strategy="random" if sft.shuffle else "sequential",
         eval_strategy="steps" if validated else "no", logging_nan_inf_filter=False, disable_tqdm=True,
         ddp_find_unused_parameters=sft.method == "simultaneous", **shards(sft),
@@ -161,8 +161,8 @@ def shards(sft: Sft) -> dict[str, Any]:
         return {}
     if not torch.cuda.is_available():
         raise PipelineError("sft.parallel=fsdp2 needs GPUs: on a CPU accelerate falls back to sft.parallel=ddp")
-    settings = {"version": 2, "reshard_after_forward": True, "activation_checkpointing": sft.gradient_checkpointing}
-    return {"fsdp": True, "fsdp_config": settings}
+    # not FSDP's own checkpointing, which renames the parameters
+    return {"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": True}}
 
 
 def plan_steps(args: SFTConfig, sft: Sft, steps: int) -> None:
