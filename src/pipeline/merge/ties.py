@@ -37,12 +37,13 @@ def kth_largest(magnitudes: Stream, k: int, sample: np.ndarray | None = None, si
     above, found, inside = 0, 0, []
     for part in magnitudes():
         flat = part.reshape(-1)
-        over, reach = flat > low, flat >= high
+        over = np.greater(flat, low, out=buffers("over", flat.shape, np.bool_))
+        reach = np.greater_equal(flat, high, out=buffers("reach", flat.shape, np.bool_))
         found += flat.size
         more, top = int(np.count_nonzero(over)), int(np.count_nonzero(reach))
         above += top
         if more > top:
-            inside.append(flat[np.logical_xor(over, reach)])
+            inside.append(flat[np.logical_xor(over, reach, out=over)])
         if flat.size and not np.isfinite(flat.max()):  # NaN is the largest
             raise PipelineError("a task vector holds NaN or infinite values: an expert or the base is broken")
     if k > found:

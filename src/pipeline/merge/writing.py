@@ -164,8 +164,8 @@ def _write(descriptor: int, data: memoryview, place: int, target: Path) -> None:
 
 
 def write_index(merge: Merge, folder: Path) -> None:
-    """The index of a checkpoint of several files, as transformers reads it."""
-    if len(merge.layout.files) == 1:
+    """The index of a checkpoint in shards, one or more, as transformers reads it."""
+    if [file.name for file in merge.layout.files] == ["model.safetensors"]:
         return
     headers = [read_header(folder / file.name) for file in merge.layout.files]
     index = {
