@@ -25,6 +25,8 @@ NEEDS = {
     "gpu": ("needs a GPU", lambda: _has_gpu()),
     "slurm": ("needs a Slurm cluster, set PIPELINE_TEST_SLURM", lambda: bool(os.environ.get("PIPELINE_TEST_SLURM"))),
     "browser": ("set PIPELINE_TEST_BROWSER", lambda: bool(os.environ.get("PIPELINE_TEST_BROWSER"))),
+    "mergekit": ("set PIPELINE_TEST_MERGEKIT to a Python with mergekit", lambda: bool(os.environ.get("PIPELINE_TEST_MERGEKIT"))),
+    "papers": ("set PIPELINE_TEST_PAPERS", lambda: bool(os.environ.get("PIPELINE_TEST_PAPERS"))),
 }
 
 

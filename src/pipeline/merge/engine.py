@@ -385,8 +385,8 @@ def tell(config: MergeConfig, parents: Mapping[str, Parent], rows: list[Row], si
 
 
 def _bytes(size: Mapping[str, int]) -> str:
-    gb = {key: f"{value / 1e9:.3g} GB" for key, value in size.items()}
-    return f"{gb['copied']} copied, {gb['read']} read to compute, {gb['written']} written"
+    told = {key: f"{value / 1e6:,.1f} MB" for key, value in size.items()}
+    return f"{told['copied']} copied, {told['read']} read to compute, {told['written']} written"
 
 
 def _card(config: MergeConfig, parents: Mapping[str, Parent], rows: list[Row], size: Mapping[str, int]) -> str:
