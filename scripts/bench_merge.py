@@ -1,4 +1,4 @@
-"""How long merges take beside copying the file: cp, ours and mergekit, interleaved, as whole processes and without imports.
+"""How long merges take beside copying the file: cp, ours and mergekit, interleaved, with imports and without.
 
     python scripts/bench_merge.py --folder DIR                        # 1B-shaped, about 13 GB in DIR while it runs
     python scripts/bench_merge.py --folder DIR --shape 512,1024,4,8,2,2000 --rounds 1
@@ -35,6 +35,7 @@ OURS = {  # a merge -> its settings; the sides' outside parameters are math's wh
     "ties, whole model": ("ties", {}),
 }
 SHARD_BYTES = 10**9
+RATIOS = {"ratio": "seconds", "whole_process_ratio": "wall"}  # to the median of cp
 
 
 def main() -> None:
@@ -94,7 +95,11 @@ def make_checkpoints(folder: Path, shape: list[int]) -> None:
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
         (target / "config.json").write_text(json.dumps(config))
-        tokenizer = {"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}
+        tokenizer = {
+            "version": "1.0",
+            "added_tokens": [],
+            "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
+        }
         (target / "tokenizer.json").write_text(json.dumps(tokenizer))
         (target / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
         index = {}
@@ -107,7 +112,9 @@ def make_checkpoints(folder: Path, shape: list[int]) -> None:
                     for begin in range(0, math.prod(shapes[name]), 2**22):
                         count = min(2**22, math.prod(shapes[name]) - begin)
                         place = [list(shapes).index(name), begin]
-                        values = np.random.default_rng([9, *place]).standard_normal(count, np.float32) * np.float32(0.02)
+                        values = np.random.default_rng([9, *place]).standard_normal(count, np.float32) * np.float32(
+                            0.02
+                        )
                         if role != "base":
                             noise = np.random.default_rng([seed, *place]).standard_normal(count, np.float32)
                             values += noise * np.float32(0.002)
@@ -118,7 +125,9 @@ def make_checkpoints(folder: Path, shape: list[int]) -> None:
         begun = time.perf_counter()
         digests = digest_tensors(target)  # what hashing and checking a foreign folder costs, once
         seconds = time.perf_counter() - begun
-        (target / "manifest.json").write_text(json.dumps({"facts": {"weights": {"digests": digests}, "hashing": seconds}}))
+        (target / "manifest.json").write_text(
+            json.dumps({"facts": {"weights": {"digests": digests}, "hashing": seconds}})
+        )
 
 
 # ------------------------------------------------------------------------------------------------ one merge
@@ -128,7 +137,7 @@ def one(name: str, folder: Path, threads: int | None) -> dict[str, float]:
     """One of ours in this process: seconds of the engine alone, imports and the start of Python left out."""
     if name == "live":
         return live(folder, threads)
-    from pipeline.merge import engine  # noqa: F401: what importing takes is timed with the process
+    import pipeline.merge.engine  # noqa: F401  # what importing takes is timed with the process
 
     begun, cpu = time.perf_counter(), time.process_time()
     merge = opened(name, folder)
@@ -245,7 +254,9 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
     reload = timed(ours("live", folder, asked.threads))
     shutil.rmtree(folder / "out", ignore_errors=True)
     copy = statistics.median(run["wall"] for run in runs["cp"])
-    hashing = {role: json.loads((folder / role / "manifest.json").read_text())["facts"]["hashing"] for role in ("base", "math")}
+    hashing = {
+        role: json.loads((folder / role / "manifest.json").read_text())["facts"]["hashing"] for role in ("base", "math")
+    }
     return {
         "shape": asked.shape, "rounds": asked.rounds, "threads": asked.threads, "cores": os.cpu_count(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"), "load": os.getloadavg(), "versions": versions(),
@@ -253,7 +264,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
         "seconds_to_hash_and_check_a_foreign_folder": hashing,
         "cp": summary(runs["cp"]),
         "merges": {
-            name: {**summary(each), "ratio": each_median(each, "seconds") / copy, "whole_process_ratio": each_median(each, "wall") / copy}
+            name: {**summary(each), **{key: each_median(each, of) / copy for key, of in RATIOS.items()}}
             for name, each in runs.items() if name != "cp"
         },
         "live": {**reload, "times_faster": (reload["write"] + reload["load"]) / reload["live"]},
@@ -261,7 +272,15 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def ours(name: str, folder: Path, threads: int | None) -> list[str]:
-    return [sys.executable, __file__, "--folder", str(folder), "--one", name, *(["--threads", str(threads)] if threads else [])]
+    return [
+        sys.executable,
+        __file__,
+        "--folder",
+        str(folder),
+        "--one",
+        name,
+        *(["--threads", str(threads)] if threads else []),
+    ]
 
 
 def warm(folder: Path) -> None:
@@ -317,8 +336,8 @@ def show(record: dict[str, Any]) -> None:
     for name, row in {"cp": record["cp"], **record["merges"]}.items():
         values = [row[key]["median"] for key in ("seconds", "wall", "cpu", "peak_anonymous_bytes")]
         ratios = (row.get("ratio", 1.0), row.get("whole_process_ratio", 1.0))
-        numbers = f"{values[0]:7.2f} {ratios[0]:6.1f} {values[1]:11.2f} {ratios[1]:10.1f} {values[2]:7.2f} {values[3] / 1e6:10.0f}"
-        print(f"{name:<28} {numbers}")
+        numbers = f"{values[0]:7.2f} {ratios[0]:6.1f} {values[1]:11.2f} {ratios[1]:10.1f} {values[2]:7.2f}"
+        print(f"{name:<28} {numbers} {values[3] / 1e6:10.0f}")
     print("from one configuration to the next in memory: {live:.3f} s; written {write:.2f} s and loaded {load:.2f} s, "
           "{times_faster:.0f} times as long".format(**record["live"]))  # fmt: skip
 

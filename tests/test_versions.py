@@ -5,6 +5,7 @@ Bits differ between processors, so numbers are held to 1e-5. PIPELINE_WRITE_VALU
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from pathlib import Path
@@ -99,6 +100,14 @@ def test_merge(swap: Path) -> None:
 
 def test_eval(scored: Path) -> None:
     held("eval", hash_of(scored), scores(scored))
+
+
+def test_analyze(analyzed: Path) -> None:
+    rows = list(csv.DictReader((analyzed / "delta.csv").read_text().splitlines()))
+    columns = ("mean", "share", "norm", "relative", "same")
+    shown = {f"{row['expert'].split('-')[0]} {row['parameter']}": row for row in rows if row["parameter"] in TENSORS}
+    found = {name: [float(row[column]) for column in columns] for name, row in shown.items()}
+    held("analyze", hash_of(analyzed), found)
 
 
 def test_what_moved_and_what_is_new_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

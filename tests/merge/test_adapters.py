@@ -9,7 +9,6 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-
 from small_models import stacked
 
 from pipeline.config import LayerSwap, Reset, Soup, TaskArithmetic, Ties
@@ -42,7 +41,9 @@ def lora(models, tmp_path_factory):
         wrapped.save_pretrained(folders[role])
         (folders[role] / "tokenizer.json").write_text("{}")
         merged = wrapped.merge_and_unload()
-        save_file({k: v.contiguous() for k, v in merged.state_dict().items()}, folders[role].parent / f"{role}.safetensors")
+        save_file(
+            {k: v.contiguous() for k, v in merged.state_dict().items()}, folders[role].parent / f"{role}.safetensors"
+        )
     return folders
 
 
@@ -73,7 +74,13 @@ LINEAR = {
 
 def opened(config, lora, form="auto"):
     config.form = form
-    roles = ["math", "language"] if config.method == "layer_swap" else ["expert"] if config.method == "reset" else ["0", "1"]
+    roles = (
+        ["math", "language"]
+        if config.method == "layer_swap"
+        else ["expert"]
+        if config.method == "reset"
+        else ["0", "1"]
+    )
     experts = [open_source(lora[role]) for role in ("math", "language")]
     return open_merge(config, dict(zip(roles, experts, strict=False)))
 

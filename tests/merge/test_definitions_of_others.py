@@ -147,5 +147,8 @@ def test_ties_with_mergekits_preset_is_mergekits(sources, theirs, name, settings
         free = ~(tied(both[0], 0.3) | tied(both[1], 0.3))
         found = merge.merged(parameter)
         assert torch.equal(found[free], theirs[name][parameter][free]), parameter
-        different, free_entries = different + int((found != theirs[name][parameter]).sum()), free_entries + int(free.sum())
+        different, free_entries = (
+            different + int((found != theirs[name][parameter]).sum()),
+            free_entries + int(free.sum()),
+        )
     assert different < 0.02 * free_entries

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from pipeline.config import Analyze, AnalyzeStage
 from pipeline.knobs import PipelineError
@@ -33,7 +32,9 @@ def test_one_tensor_by_whole_tensors(models, axis):
             assert found.relative == pytest.approx((vector.norm() / start.norm()).item(), rel=1e-5)
             assert found.same == pytest.approx((vector == 0).float().mean().item())
         a, b = vectors
-        assert pairs["0", "1"]["cosine"] == pytest.approx((a.flatten() @ b.flatten() / a.norm() / b.norm()).item(), rel=1e-4)
+        assert pairs["0", "1"]["cosine"] == pytest.approx(
+            (a.flatten() @ b.flatten() / a.norm() / b.norm()).item(), rel=1e-4
+        )
         assert pairs["0", "1"]["sign_conflicts"] == pytest.approx((a * b < 0).float().mean().item())
 
 
@@ -60,13 +61,13 @@ def run_of(models, tmp_path, *sides, optimizers=("adamw", "adamw"), **settings):
 
 def test_the_stage(models, tmp_path):
     run, work = run_of(models, tmp_path, "math", "language")
-    facts, tracker = None, Recorder()
+    tracker = Recorder()
     facts = make(run, work, tracker)
     assert [one["threshold"] for one in facts["experts"].values()] == [1.0e-5, 1.9e-5]
-    rows = list(csv.DictReader(open(work / "delta.csv")))
+    rows = list(csv.DictReader((work / "delta.csv").read_text().splitlines()))
     names = Checkpoint.open(models["llama"][0]).names
     assert len(rows) == len(tracker.rows) == 2 * len(names)
-    assert len(list(csv.DictReader(open(work / "pairs.csv")))) == len(names)
+    assert len(list(csv.DictReader((work / "pairs.csv").read_text().splitlines()))) == len(names)
     one = next(row for row in rows if row["parameter"] == "model.layers.13.mlp.gate_proj.weight")
     assert (one["expert"], one["layer"], one["column"]) == ("math-0", "13", "feed_forward.w1")
     drawn = (work / "map.svg").read_text()
@@ -118,4 +119,6 @@ def test_the_papers_maps_are_drawn():
     assert drawn.count("0.932") >= 1 and all(one.title in drawn for one in maps)
     assert png_of_maps(maps[:1]).startswith(b"\x89PNG")
     columns = [[sum(row[i] for row in one.values) for i in range(7)] for one in maps]
-    assert all(max(sums[:4]) > max(sums[4:]) for sums in columns)  # attention changes more than feed-forward, section 3.2
+    assert all(
+        max(sums[:4]) > max(sums[4:]) for sums in columns
+    )  # attention changes more than feed-forward, section 3.2

@@ -18,6 +18,7 @@ from pipeline.knobs import PipelineError
 from pipeline.merge.engine import make, open_merge
 from pipeline.models.checkpoint import Checkpoint, digest_tensors, weights_root
 
+
 def test_a_two_layer_swap_by_hand(tmp_path):
     math, language = by_hand(tmp_path / "m", 2.0), by_hand(tmp_path / "l", 5.0)
     config = swap(bottom_layers=1, top_layers=0, embeddings="average", final_norm="math", head="language")

@@ -24,7 +24,12 @@ ASKED = ["eval=sandbox", "eval.max_gen_toks=4", "eval.limit=3", "languages=[en,q
 
 @pytest.fixture(scope="module")
 def experts(math_expert: Path, language_expert: Path) -> list[str]:
-    return ["merge=layer_swap", f"merge.math={math_expert}", f"merge.language={language_expert}", "merge.bottom_layers=3"]
+    return [
+        "merge=layer_swap",
+        f"merge.math={math_expert}",
+        f"merge.language={language_expert}",
+        "merge.bottom_layers=3",
+    ]
 
 
 def answers(folder: Path) -> dict[str, str]:
@@ -36,7 +41,10 @@ def test_a_merge_in_memory_scores_as_the_written_one(
 ) -> None:
     """`scored` is the evaluation of the same swap, written to disk by stage=merge."""
     found = make_run("stage=eval", *experts, "merge.top_layers=1", *ASKED, f"data_root={world}")
-    assert json.loads((found / "scores.json").read_text())["rows"] == json.loads((scored / "scores.json").read_text())["rows"]
+    assert (
+        json.loads((found / "scores.json").read_text())["rows"]
+        == json.loads((scored / "scores.json").read_text())["rows"]
+    )
     assert answers(found) == answers(scored)
     manifest = read_manifest(found)
     assert manifest is not None and set(manifest["parents"]) == {"math", "language", "data_root"}
@@ -55,7 +63,14 @@ def test_a_sweep_loads_one_model_and_its_points_are_found_by_their_recipe(
 
     loads, real = [], live._load
     monkeypatch.setattr(live, "_load", lambda *words: loads.append(1) or real(*words))
-    words = ["stage=sweep", *experts, "sweep.bottom_layers=[2,3]", "sweep.top_layers=[0,1]", *ASKED, f"data_root={world}"]
+    words = [
+        "stage=sweep",
+        *experts,
+        "sweep.bottom_layers=[2,3]",
+        "sweep.top_layers=[0,1]",
+        *ASKED,
+        f"data_root={world}",
+    ]
     words += [f"runs_dir={runs_dir}", "tracking.mode=disabled"]
     half = call(*words, "sweep.shard=1/2")
     assert half.status == 0, half.err
@@ -66,7 +81,12 @@ def test_a_sweep_loads_one_model_and_its_points_are_found_by_their_recipe(
     for text in ("<svg", "Best of 4", "Chosen on odd questions", "Split-half score", "bottom_layers = "):
         assert text in page.read_text(encoding="utf-8")
     rows = list(csv.DictReader((page.parent / "scores.csv").open()))
-    assert [(row["bottom_layers"], row["top_layers"]) for row in rows] == [("2", "0"), ("2", "1"), ("3", "0"), ("3", "1")]
+    assert [(row["bottom_layers"], row["top_layers"]) for row in rows] == [
+        ("2", "0"),
+        ("2", "1"),
+        ("3", "0"),
+        ("3", "1"),
+    ]
     # each point is the run that stage=eval merge=... makes, and equals the evaluation of the written merge
     point = rows[2]
     swap = make_run("stage=merge", *experts, "merge.top_layers=0")
@@ -78,7 +98,13 @@ def test_a_sweep_loads_one_model_and_its_points_are_found_by_their_recipe(
 
 
 def test_a_point_is_the_evaluation_that_the_command_line_composes(tmp_path: Path) -> None:
-    named = ["merge=layer_swap", "merge.math=hub:a/b", "merge.language=hub:a/c", "merge.zones=math", "languages=[en,sw]"]
+    named = [
+        "merge=layer_swap",
+        "merge.math=hub:a/b",
+        "merge.language=hub:a/c",
+        "merge.zones=math",
+        "languages=[en,sw]",
+    ]
     swept = compose(["stage=sweep", *named, "sweep.top_layers=[0,1]", "eval=mgsm_2shot", "seed=3", "eval.batch_size=7"])
     found = build(stage_of(swept, {"top_layers": 1}))  # type: ignore[arg-type]
     typed = build(compose(["stage=eval", *named, "merge.top_layers=1", "eval=mgsm_2shot", "seed=3"]))  # type: ignore[arg-type]

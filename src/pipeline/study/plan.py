@@ -18,14 +18,8 @@ from pipeline.knobs import PipelineError
 from pipeline.runs import Parent, Run, finished, read_manifest, why_not_finished
 from pipeline.study.build import Known, build, parent
 
-FIRST_GUESS_SECONDS = {
-    "data": 10.0,
-    "cpt": 1500.0,
-    "sft": 90.0,
-    "merge": 2.0,
-    "eval": 20.0,
-    "analyze": 10.0,
-}  # until there is a history
+# until there is a history
+FIRST_GUESS_SECONDS = {"data": 10.0, "cpt": 1500.0, "sft": 90.0, "merge": 2.0, "eval": 20.0, "analyze": 10.0}
 
 
 # ---------------------------------------------------------------------------------------------------- tables
