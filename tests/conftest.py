@@ -25,6 +25,11 @@ NEEDS = {
     "gpu": ("needs a GPU", lambda: _has_gpu()),
     "slurm": ("needs a Slurm cluster, set PIPELINE_TEST_SLURM", lambda: bool(os.environ.get("PIPELINE_TEST_SLURM"))),
     "browser": ("set PIPELINE_TEST_BROWSER", lambda: bool(os.environ.get("PIPELINE_TEST_BROWSER"))),
+    "mergekit": (
+        "set PIPELINE_TEST_MERGEKIT to a Python with mergekit",
+        lambda: bool(os.environ.get("PIPELINE_TEST_MERGEKIT")),
+    ),
+    "papers": ("set PIPELINE_TEST_PAPERS", lambda: bool(os.environ.get("PIPELINE_TEST_PAPERS"))),
 }
 
 
@@ -111,6 +116,11 @@ def swap(make_run: Callable[..., Path], math_expert: Path, language_expert: Path
 def scored(make_run: Callable[..., Path], world: Path, swap: Path) -> Path:
     asked = ["eval=sandbox", "eval.max_gen_toks=4", "eval.limit=3", "languages=[en,qac]"]
     return make_run("stage=eval", f"checkpoint={swap}", f"data_root={world}", *asked)
+
+
+@pytest.fixture(scope="session")
+def analyzed(make_run: Callable[..., Path], math_expert: Path, language_expert: Path) -> Path:
+    return make_run("stage=analyze", f"checkpoint=[{math_expert},{language_expert}]", "analyze.threshold=1e-4")
 
 
 @pytest.fixture

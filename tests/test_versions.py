@@ -5,6 +5,7 @@ Bits differ between processors, so numbers are held to 1e-5. PIPELINE_WRITE_VALU
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from collections.abc import Callable
@@ -112,6 +113,14 @@ def test_select(make_run: Callable[..., Path], world: Path, base: Path) -> None:
     choice = json.loads((folder / "choice.json").read_text())
     ranking = {str(one["step"]): [one["rank"], one["values"]["validation_loss"]] for one in choice["ranking"]}
     held("select", hash_of(folder), {"chosen": [choice["chosen"]["step"]], **ranking})
+
+
+def test_analyze(analyzed: Path) -> None:
+    rows = list(csv.DictReader((analyzed / "delta.csv").read_text().splitlines()))
+    columns = ("mean", "share", "norm", "relative", "same")
+    shown = {f"{row['expert'].split('-')[0]} {row['parameter']}": row for row in rows if row["parameter"] in TENSORS}
+    found = {name: [float(row[column]) for column in columns] for name, row in shown.items()}
+    held("analyze", hash_of(analyzed), found)
 
 
 def test_what_moved_and_what_is_new_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,7 @@ OWNERS = ("average", "magnitude", "math", "language")
 class LayerSwap(Merge):
     """Layer Swapping, Algorithm 1: the language expert's bottom and top layers in the math expert.
 
-    `math` and `language` are a RUN, or a list that is souped first. With `partition=` its sides stand in place of counts.
+    `math` and `language` are a RUN, or a list that is souped first. With `partition=` its sides replace the counts.
     """
 
     method: str = "layer_swap"
@@ -263,7 +263,7 @@ class TaskArithmetic(Merge):
 
 @dataclass
 class Reset(Merge):
-    """Gives back the base's values to one of: a side of `partition=`, layers, rows that changed less than a threshold."""
+    """The base's values given back to a side of `partition=`, to layers, or to rows that changed little."""
 
     method: str = "reset"
     expert: str = knob(run=True)

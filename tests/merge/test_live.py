@@ -90,7 +90,10 @@ def test_disk_and_live_agree_bit_for_bit_whatever_the_recipe(models, load, tmp_p
         live = lives[merge.dtype]
         live.apply(again, threads=1 if number % 2 else 2)
         for name, parameter in live.model.named_parameters():
-            assert parameter.dtype == written[name].dtype and torch.equal(parameter, written[name]), (name, merge.config)
+            assert parameter.dtype == written[name].dtype and torch.equal(parameter, written[name]), (
+                name,
+                merge.config,
+            )
             assert torch.equal(again.merged(name), written[name])
 
 
@@ -107,7 +110,9 @@ def test_only_what_changes_is_copied_and_there_is_a_way_back(models, load, kind)
     was, places = parameters(live), {name: one.data_ptr() for name, one in live.model.named_parameters()}
     changed = live.apply(swap(bottom_layers=4, top_layers=0))
     assert {name.split(".")[2] for name in changed} == {"3"}
-    assert not torch.equal(parameters(live)["model.layers.3.mlp.up_proj.weight"], was["model.layers.3.mlp.up_proj.weight"])
+    assert not torch.equal(
+        parameters(live)["model.layers.3.mlp.up_proj.weight"], was["model.layers.3.mlp.up_proj.weight"]
+    )
     changed = live.apply(swap(bottom_layers=4, top_layers=0, embeddings="language", head="language"))
     assert set(changed) <= {"model.embed_tokens.weight", "lm_head.weight"} and changed
     if kind == "cohere":

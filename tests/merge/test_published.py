@@ -19,7 +19,9 @@ def three(request, tmp_path_factory):
     """(layers, base, math, language), with a head of its own at 28 layers and a tied one at 32."""
     folder, layers = tmp_path_factory.mktemp("stacked"), request.param
     base = stacked(folder / "base", layers, 0, tied=layers == 32)
-    others = [stacked(folder / name, layers, seed, base, tied=layers == 32) for seed, name in ((1, "math"), (2, "language"))]
+    others = [
+        stacked(folder / name, layers, seed, base, tied=layers == 32) for seed, name in ((1, "math"), (2, "language"))
+    ]
     return layers, *(Checkpoint.open(one) for one in (base, *others))
 
 
@@ -52,7 +54,13 @@ def test_all_81_configurations_are_algorithm_1(three):
         )
         merge = open_merge(config, {"math": math, "language": language})
         for name in merge.names:
-            assert torch.equal(merge.merged(name), algorithm_1(name, layers, b, u, t_b, t_u, m, n)), (b, u, t_b, t_u, name)
+            assert torch.equal(merge.merged(name), algorithm_1(name, layers, b, u, t_b, t_u, m, n)), (
+                b,
+                u,
+                t_b,
+                t_u,
+                name,
+            )
 
 
 def test_by_partition_b_is_by_its_counts(three):
@@ -131,7 +139,9 @@ def test_resets_by_hand(three):
 
     def owners(partition=None, **settings):
         merge = open_merge(Reset(expert="a", **settings), {"expert": math}, base, partition)
-        return {name: "base" if torch.equal(merge.merged(name), base.tensor(name)) else "expert" for name in merge.names}
+        return {
+            name: "base" if torch.equal(merge.merged(name), base.tensor(name)) else "expert" for name in merge.names
+        }
 
     found = owners(layers=[0, 1, layers - 1])  # `layer_swapping` 3.3: outer layers reverted
     assert {int(name.split(".")[2]) for name, whose in found.items() if whose == "base"} == {0, 1, layers - 1}

@@ -121,29 +121,31 @@ def load_model(what: Run | Path, batch_size: int, dtype: str = "auto") -> Answer
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from pipeline.merge.adapters import is_adapter, local
+    from pipeline.merge.adapters import is_adapter
     from pipeline.merge.engine import merge_of
     from pipeline.merge.live import alone, model_of
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     safe = {"local_files_only": True, "trust_remote_code": False}
-    folder = (
-        what if isinstance(what, Path) else what.parents["checkpoint"].folder if "checkpoint" in what.parents else None
-    )
-    merge = merge_of(what) if folder is None else alone(folder) if is_adapter(folder) else None  # type: ignore[arg-type]
-    told = f"checkpoint {folder}" if folder is not None else f"the merge's source {merge.layout.folder}"  # type: ignore[union-attr]
+    merge, folder = None, what
+    if not isinstance(folder, Path):
+        merge = None if "checkpoint" in folder.parents else merge_of(folder)
+        folder = folder.parents["checkpoint"].folder if merge is None else merge.layout.folder
+    if merge is None and is_adapter(folder):
+        merge = alone(folder)
     try:
         if merge is not None:
             live = model_of(merge, dtype, device)
             return Answering(pretrained=live.model, tokenizer=live.tokenizer, batch_size=batch_size)
-        folder = local(folder)  # type: ignore[arg-type]
         tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, **safe)
     except PipelineError:
         raise
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise PipelineError(f"{told} cannot be loaded ({reason}): it needs safetensors and a tokenizer") from error
+        raise PipelineError(
+            f"checkpoint {folder} cannot be loaded ({reason}): it needs safetensors and a tokenizer"
+        ) from error
     return Answering(pretrained=model.to(device), tokenizer=tokenizer, batch_size=batch_size)
 
 

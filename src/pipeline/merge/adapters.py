@@ -1,7 +1,7 @@
 """LoRA experts: a base and its adapter as one checkpoint of float32 tensors, and merges that are adapters themselves.
 
-`base + scale x B A`, row by row, as PEFT adds it (tuners/lora/layer.py): neither the model nor a factor's product is ever
-whole in memory. Choosing layers keeps factors as they are; a weighted sum of adapters concatenates their ranks.
+`base + scale x B A`, row by row, as PEFT adds it (tuners/lora/layer.py): neither the model nor a product of factors is
+ever whole in memory. Choosing layers keeps factors as they are; a weighted sum of adapters concatenates their ranks.
 """
 
 from __future__ import annotations

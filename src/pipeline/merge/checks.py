@@ -57,7 +57,8 @@ def same_tokenizer(first: Source, second: Source, keys: tuple[str, str]) -> None
         if all(file.is_file() for file in files):
             if files[0].read_bytes() != files[1].read_bytes() and meaning(files[0]) != meaning(files[1]):
                 raise PipelineError(
-                    f"{keys[1]}: {second.folder} has another tokenizer than {keys[0]}: {first.folder}; they must be alike"
+                    f"{keys[1]}: {second.folder} has another tokenizer than {keys[0]}: {first.folder}; "
+                    "they must be alike"
                 )
             return
 
@@ -99,8 +100,8 @@ def check_descent(expert: Source, base: Source, key: str) -> None:
         raise PipelineError(f"{key}: {expert.folder} is equal to its base {base.folder}: training changed nothing")
     if not identical and change > size:
         raise PipelineError(
-            f"{key}: {expert.folder} does not descend from {base.folder}: no tensor is the same, and it is further from "
-            "it than zeros are; give merge.base=RUN, the model it was trained from"
+            f"{key}: {expert.folder} does not descend from {base.folder}: no tensor is the same, and it is further "
+            "from it than zeros are; give merge.base=RUN, the model it was trained from"
         )
 
 

@@ -64,9 +64,8 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
 
     limits = [facts[role]["threshold"] for role in experts]
     names = by_size(base)
-    tasks = [
-        lambda name=name: changes(list(experts.values()), base, name, limits, config.analyze.axis) for name in names
-    ]
+    several, axis = list(experts.values()), config.analyze.axis
+    tasks = [lambda name=name: changes(several, base, name, limits, axis) for name in names]  # type: ignore[misc]
     found = dict(zip(names, in_threads(tasks, config.threads), strict=True))
     sites = anatomy(base.names)
 
@@ -87,7 +86,7 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     (work / "map.svg").write_text(svg_of_maps(maps, "delta", "share of rows that training changed"), encoding="utf-8")
     (work / "map.png").write_bytes(png_of_maps(maps))
     (work / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
-    tracker.table("delta", list(rows[0]), [list(row.values()) for row in rows])
+    tracker.table("delta", list(rows[0]), [[*({**row, "layer": str(row["layer"])}).values()] for row in rows])
     return {"experts": facts, "axis": config.analyze.axis}
 
 

@@ -1,17 +1,15 @@
 """Merges: decided from headers, told as a plan, then computed a piece of a tensor at a time, to disk or into a model.
 
-One object serves both: `Merge.pieces(name)` is what a tensor becomes, whoever asks. Nothing needs a whole model in memory,
-and nothing here imports torch: a layer swap is over before torch would be loaded.
+One object serves both: `Merge.pieces(name)` is what a tensor becomes, whoever asks. Nothing needs a whole model in
+memory, and nothing here imports torch: a layer swap is over before torch would be loaded.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +21,7 @@ from pipeline.merge import formulas, recipes
 from pipeline.merge.adapters import Adapted, Source, combined, digests_on_record, open_source, why_dense, write_adapter
 from pipeline.merge.checks import check_sources, refuse_unmoved
 from pipeline.merge.formulas import Formula
+from pipeline.merge.plan import Row, card, cells, grouped, tell
 from pipeline.merge.recipes import Weights
 from pipeline.merge.writing import copy_files, readable, write_index, write_weights
 from pipeline.models import floats
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from pipeline.runs import Parent, Run
     from pipeline.tracking import Tracker
 
-Row = dict[str, Any]
-
 
 def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     """The merge stage: open the parents, state the plan, write the merged checkpoint and its card."""
@@ -48,9 +45,9 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     free = shutil.disk_usage(work).free
     if free < size["written"]:
         raise PipelineError(f"{work.parent} has {free:,} bytes free, the merge is of {size['written']:,}: free some")
-    tracker.table("merge_plan", ["where", "what", "weights"], [_cells(row) for row in rows])
+    tracker.table("merge_plan", ["where", "what", "weights"], [cells(row) for row in rows])
     (work / "plan.json").write_text(json.dumps(rows, indent=2) + "\n")
-    (work / "README.md").write_text(_card(config, run.parents, rows, size))
+    (work / "README.md").write_text(card(config, run.parents, rows, size))
     digests = merge.write(work, config.files_from, known_digests(merge, run.parents), run.config.threads)
     return {"weights": {"root": weights_root(digests), "digests": digests}, "plan": rows, "bytes": size}
 
@@ -69,8 +66,9 @@ def merge_of(run: Run) -> Merge:
 class Merge:
     """A merge that is decided but not computed.
 
-    `weights` holds the linear weights of the parameters that have some; `formula` computes rows of any parameter; `rows`
-    is the plan to show; `adapter` is set where the result is one. `prepare` finds what whole-model methods need first.
+    `weights` holds the linear weights of the parameters that have some; `formula` computes rows of any parameter;
+    `rows` is the plan to show; `adapter` is set where the result is one. `prepare` finds what methods need to know of
+    whole models.
     """
 
     config: MergeConfig
@@ -254,7 +252,7 @@ def _soup(config: Soup, sources: dict[str, Source], base: Source | None, _: Any,
 
 
 def _linear(config: MergeConfig, sources: dict[str, Source], weights: Weights) -> Merge:
-    return Merge(config, sources, formulas.linear(sources, weights), weights, _grouped(weights))
+    return Merge(config, sources, formulas.linear(sources, weights), weights, grouped(weights))
 
 
 def _reset(config: Reset, sources: dict[str, Source], base: Source, partition: Partition | None, _: Any) -> Merge:
@@ -262,7 +260,7 @@ def _reset(config: Reset, sources: dict[str, Source], base: Source, partition: P
     weights = recipes.reset_weights(config, sites, partition)
     both = {**sources, "base": base}
     whole, by_row = formulas.linear(both, weights), formulas.reset_rows(config, sources["expert"], base)
-    rows = _grouped(weights)
+    rows = grouped(weights)
     if config.threshold is not None:
         told = f"expert, but base in rows ({config.axis} features) that changed by {config.threshold:g} or less"
         rows.insert(1, {"where": "all layers", "what": "all", "weights": {}, "formula": told})
@@ -328,45 +326,6 @@ def _as_adapter(merge: Merge, base: Source | None) -> Merge:
     return dataclasses.replace(merge, formula=formula, adapter=adapter)
 
 
-# ---------------------------------------------------------------------------------------------------- what is told
-
-
-def _grouped(weights: Weights) -> list[Row]:
-    """The weights as a table, from the embeddings up; adjacent layers that are alike share a row."""
-    places: dict[int | str, dict[str, set[str]]] = {}  # layer, or kind outside the layers -> weights -> kinds
-    for name, site in anatomy(weights).items():
-        place = places.setdefault(site.kind if site.layer is None else site.layer, {})
-        place.setdefault(json.dumps(weights[name]), set()).add(site.kind)
-
-    def told(place: int | str) -> list[tuple[str, str]]:  # (what, weights)
-        found = places[place]
-        return sorted(("all" if len(found) == 1 else ", ".join(sorted(k)), row) for row, k in found.items())
-
-    layers = sorted(place for place in places if isinstance(place, int))
-    blocks: list[list[Any]] = [list(block) for _, block in itertools.groupby(layers, key=told)]
-    rows: list[Row] = []
-    for block in [["embedding"], *blocks, ["final_norm"], ["head"]]:
-        if block[0] in places:
-            where = block[0]
-            if isinstance(where, int):
-                where = f"layer {where}" if len(block) == 1 else f"layers {where}-{block[-1]}"
-            rows += [{"where": where, "what": what, "weights": json.loads(row)} for what, row in told(block[0])]
-    return rows
-
-
-def _order(item: tuple[str, Any]) -> tuple[int, str, int]:
-    side, _, index = item[0].partition(
-        "."
-    )  # experts by number; math, whose files the merge takes over, before language
-    places = {"math": 0, "language": 1, "expert": 2}
-    return (int(side) if side.isdigit() else places.get(side, sys.maxsize), side, int(index or 0))
-
-
-def _cells(row: Row) -> list[str]:
-    sum_ = " + ".join(f"{weight:g} {source}" for source, weight in row["weights"].items())
-    return [row["where"], row["what"], row.get("formula", sum_)]
-
-
 def known_digests(merge: Merge, parents: Mapping[str, Parent]) -> dict[str, dict[str, str]]:
     """The digests that manifests hold of each source, an adapter's base's for what it leaves alone."""
     found = {}
@@ -374,31 +333,3 @@ def known_digests(merge: Merge, parents: Mapping[str, Parent]) -> dict[str, dict
         folder = source.base.folder if isinstance(source, Adapted) else source.folder
         found[role] = digests_on_record(folder)
     return found
-
-
-def tell(config: MergeConfig, parents: Mapping[str, Parent], rows: list[Row], size: Mapping[str, int]) -> None:
-    """The plan, on standard error."""
-    names = ", ".join(f"{role} = {parent.name}" for role, parent in sorted(parents.items(), key=_order))
-    print(f"merge {config.method}: {names}", file=sys.stderr)
-    for where, what, weights in map(_cells, rows):
-        print(f"  {where:<14} {what:<24} {weights}", file=sys.stderr)
-    print(f"  {_bytes(size)}", file=sys.stderr)
-
-
-def _bytes(size: Mapping[str, int]) -> str:
-    gb = {key: f"{value / 1e9:.3g} GB" for key, value in size.items()}
-    return f"{gb['copied']} copied, {gb['read']} read to compute, {gb['written']} written"
-
-
-def _card(config: MergeConfig, parents: Mapping[str, Parent], rows: list[Row], size: Mapping[str, int]) -> str:
-    """A model card: the recipe, the parents, and the plan."""
-    settings = dataclasses.asdict(config)
-    for role in ("math", "language", "experts", "expert", "base"):  # the parents' names stand below, without paths
-        settings.pop(role, None)
-    lines = [f"# A merge by {config.method}", "", "| setting | value |", "|---|---|"]
-    lines += [f"| merge.{key} | {value} |" for key, value in settings.items()]
-    lines += ["", "| source | run |", "|---|---|"]
-    lines += [f"| {role} | {parent.name} |" for role, parent in sorted(parents.items(), key=_order)]
-    lines += ["", "| where | what | weights |", "|---|---|---|"]
-    lines += [f"| {' | '.join(_cells(row))} |" for row in rows]
-    return "\n".join([*lines, "", _bytes(size)]) + "\n"

@@ -206,9 +206,9 @@ class TiesFormula:
 
     def sample(self, expert: Source, names: Sequence[str], size: int) -> np.ndarray:
         """Magnitudes of rows spread evenly over the tensors, each thinned to as many entries: (rows, entries)."""
-        wanted = 128 if len(names) == 1 else 4096
+        wanted = 64 if len(names) == 1 else 4096
         shapes = {name: matrix(self.base.info(name).shape) for name in names}
-        width = min(1024, *(columns for _, columns in shapes.values())) if len(names) > 1 else 1024
+        width = min(512, *(columns for _, columns in shapes.values()))
         found = []
         for name, (rows, columns) in shapes.items():
             width_here = min(width, columns)

@@ -94,7 +94,7 @@ def alone(folder: Path) -> Merge:
     return Merge(Soup(experts=[str(folder)]), sources, formulas.linear(sources, weights), weights, [])
 
 
-# ---------------------------------------------------------------------------------------------------- a model to apply to
+# ---------------------------------------------------------------------------------------------------- a model for it
 
 _kept: list[Live] = []
 _keeping = False

@@ -1,7 +1,7 @@
 """TIES merging (Yadav et al., 2023) as pure functions on arrays: trim, elect sign, disjoint mean.
 
-A task vector is expert - base, in float32. The definitions are the paper's where nothing is said: no weights per expert,
-one scale at the end. Other programs weigh before the election, or divide by weights: those are arguments.
+A task vector is expert - base, in float32. The definitions are the paper's where nothing is said: no weights per
+expert, one scale at the end. Other programs weigh before the election, or divide by weights: those are arguments.
 """
 
 from __future__ import annotations
@@ -28,21 +28,23 @@ def kept_count(density: float, size: int) -> int:
 def kth_largest(magnitudes: Stream, k: int, sample: np.ndarray | None = None, size: int = 0) -> float:
     """The exact k-th largest of a stream of float32 magnitudes (0 or more).
 
-    A sample, (rows, entries), of `size` entries in all, brackets it; one pass counts what is above the bracket and collects what is inside. Where
-    the sample was not like the whole, or the answer stands on an edge of the bracket as entries tied with it do, more
-    passes count: magnitudes sort like their bits, so 31 halvings always find it. Memory is that of the bracket.
+    A sample, (rows, entries), of `size` entries in all, brackets it; one pass counts what is above the bracket and
+    collects what is inside. Where the sample was not like the whole, or the answer stands on an edge of the bracket as
+    entries tied with it do, more passes count: magnitudes sort like their bits, so 31 halvings always find it. Memory
+    is that of the bracket.
     Raises PipelineError for NaN and infinite entries, and where there are fewer than k.
     """
     low, high = _bracket(k, sample, size) if sample is not None else (-1.0, math.inf)
     above, found, inside = 0, 0, []
     for part in magnitudes():
         flat = part.reshape(-1)
-        over, reach = flat > low, flat >= high
+        over = np.greater(flat, low, out=buffers("over", flat.shape, np.bool_))
+        reach = np.greater_equal(flat, high, out=buffers("reach", flat.shape, np.bool_))
         found += flat.size
         more, top = int(np.count_nonzero(over)), int(np.count_nonzero(reach))
         above += top
         if more > top:
-            inside.append(flat[np.logical_xor(over, reach)])
+            inside.append(flat[np.logical_xor(over, reach, out=over)])
         if flat.size and not np.isfinite(flat.max()):  # NaN is the largest
             raise PipelineError("a task vector holds NaN or infinite values: an expert or the base is broken")
     if k > found:

@@ -1,7 +1,7 @@
 """A merge to disk: what is one source's is copied by the kernel, the rest computed a piece at a time.
 
-Files are laid out as the first source's. Each tensor is a task of its own, written to its own place in its file, so that
-threads wait for nothing but the end. Nothing here imports torch.
+Files are laid out as the first source's. Each tensor is a task of its own, written to its own place in its file, so
+that threads wait for nothing but the end. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _add(ranges: list[_Range], new: _Range) -> None:
 
 
 def _copy(one: _Range) -> None:
-    """By copy_file_range, in the kernel (and by reference where the file system can); by reading where there is none."""
+    """By copy_file_range, in the kernel (by reference where the file system can); by reading where there is none."""
     with open(one.source, "rb") as source, open(one.target, "r+b") as target:
         done = 0
         while done < one.count:
@@ -164,8 +164,8 @@ def _write(descriptor: int, data: memoryview, place: int, target: Path) -> None:
 
 
 def write_index(merge: Merge, folder: Path) -> None:
-    """The index of a checkpoint of several files, as transformers reads it."""
-    if len(merge.layout.files) == 1:
+    """The index of a checkpoint in shards, one or more, as transformers reads it."""
+    if [file.name for file in merge.layout.files] == ["model.safetensors"]:
         return
     headers = [read_header(folder / file.name) for file in merge.layout.files]
     index = {
@@ -178,8 +178,8 @@ def write_index(merge: Merge, folder: Path) -> None:
 def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -> None:
     """Config, generation config, tokenizer and chat template of one source; an adapter has no config.json.
 
-    `dtype`: torch's name of the merge's. transformers loads in the dtype that config.json names: a stale one would round
-    the merge again.
+    `dtype`: torch's name of the merge's. transformers loads in the dtype that config.json names: a stale one would
+    round the merge again.
     """
     folders = [source.folder, *([source.base.folder] if hasattr(source, "base") else [])]
     for name in COPIED:

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from pipeline.knobs import PipelineError
 
@@ -164,7 +164,7 @@ class Checkpoint:
         stream = self._streams.get(info.file)
         if stream is None:  # setdefault: where two threads come at once, both take the same one
             stream = self._streams.setdefault(info.file, open(info.file, "rb", buffering=0))  # noqa: SIM115
-        left, position = memoryview(into.reshape(-1).view("u1")), info.offset + offset
+        left, position = into.reshape(-1).view("u1").data, info.offset + offset
         while left:
             count = os.preadv(stream.fileno(), [left], position)
             if not count:
@@ -323,9 +323,22 @@ def weights_root(digests: Mapping[str, str]) -> str:
     return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
 
 
+class Headers(Protocol):
+    """What is known of a model before its weights are read; an adapter on its base has it too."""
+
+    folder: Path
+
+    @property
+    def config(self) -> dict[str, Any]: ...
+    @property
+    def infos(self) -> dict[str, TensorInfo]: ...
+    @property
+    def tied_head(self) -> bool: ...
+
+
 def same_architecture(
-    first: Checkpoint,
-    second: Checkpoint,
+    first: Headers,
+    second: Headers,
     keys: tuple[str, str] = ("the first", "the second"),
     dtypes: bool = True,
 ) -> None:

@@ -32,12 +32,17 @@ class Buffers(threading.local):
 
     def __init__(self) -> None:
         self.held: dict[str, np.ndarray] = {}
+        self.views: dict[Any, np.ndarray] = {}
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        if name not in self.held or self.held[name].nbytes < size:
-            self.held[name] = np.empty(size, np.uint8)
-        return self.held[name][:size].view(dtype).reshape(shape)
+        view = self.views.get((name, shape, dtype))
+        if view is None:
+            size = math.prod(shape) * np.dtype(dtype).itemsize
+            if name not in self.held or self.held[name].nbytes < size:
+                self.held[name] = np.empty(size, np.uint8)
+                self.views = {key: other for key, other in self.views.items() if key[0] != name}
+            view = self.views[name, shape, dtype] = self.held[name][:size].view(dtype).reshape(shape)
+        return view
 
 
 buffers = Buffers()

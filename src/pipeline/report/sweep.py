@@ -1,4 +1,4 @@
-"""The page of a sweep: a heat map of score over configuration, and what the best is worth on questions not chosen on."""
+"""The page of a sweep: a map of score over configuration, and what the best is worth on questions not chosen on."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title><style>
 body {{ max-width: 1160px; margin: 0 auto; padding: 40px 28px; font: 15px/1.5 system-ui, sans-serif; color: #1f2328; }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }} th, td {{ padding: .3rem .8rem; text-align: right;
-border-top: 1px solid #d5d9df; }} svg {{ max-width: 100%; height: auto; }} .muted {{ color: #656d77; }}
+table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
+th, td {{ padding: .3rem .8rem; text-align: right; border-top: 1px solid #d5d9df; }}
+svg {{ max-width: 100%; height: auto; }}
 </style></head><body><h1>{title}</h1>{body}</body></html>
 """
 
@@ -46,7 +47,7 @@ def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, A
 
 
 def scored(run: Run) -> list[list[float]] | None:
-    """The scores of a finished point in percent, a list of questions for each task and language; None where it has none."""
+    """The scores of a finished point in percent, a list of questions for each task and language; None of others."""
     if read_manifest(run.folder) is None:
         return None
     found = []
@@ -68,7 +69,7 @@ def _percent(sample: Mapping[str, Any], metric: str | None) -> float:
 def maps_of(points: Sequence[Mapping[str, Any]], means: Mapping[int, float], best: int) -> list[Map]:
     """A map for the first two knobs that vary, one a combination of the others."""
     knobs = [key for key in points[0] if len({repr(point[key]) for point in points}) > 1] or list(points[0])[:1]
-    down, across = [None, knobs[0]] if len(knobs) == 1 else knobs[:2]
+    down, across = ["", knobs[0]] if len(knobs) == 1 else knobs[:2]
     values = {key: list({repr(point[key]): point[key] for point in points}.values()) for key in points[0]}
     rows = values[down] if down else [""]
     panels: dict[str, dict[tuple[int, int], int]] = {}
@@ -82,7 +83,7 @@ def maps_of(points: Sequence[Mapping[str, Any]], means: Mapping[int, float], bes
             [str(value) for value in rows],
             [str(value) for value in values[across]],
             [[means.get(cells.get((y, x), -1)) for x in range(len(values[across]))] for y in range(len(rows))],
-            down or "",
+            down,
             across,
             next((place for place, index in cells.items() if index == best), None),
         )
@@ -105,7 +106,9 @@ def told(
         for (on, off), (chosen, score) in zip(named, halves, strict=True)
     ]
     lines += [f"Split-half score, the mean of both: {mean([score for _, score in halves]):.1f}."] if halves else []
-    first = f"Best of {len(found)}: {point_name(points[best])}, {means[best]:.1f}. It was chosen on the questions that score it."
+    first = (
+        f"Best of {len(found)}: {point_name(points[best])}, {means[best]:.1f}, chosen on the questions that score it."
+    )
     return "".join(f"<p>{escape(line)}</p>" for line in [first, *lines])
 
 

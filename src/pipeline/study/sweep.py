@@ -63,7 +63,7 @@ def shard(text: str) -> tuple[int, int]:
 
 
 def grid(config: SweepStage) -> list[Point]:
-    """All combinations of the swept values, the last knob changing fastest. Refuses knobs that the merge does not have."""
+    """All combinations of the swept values, the last knob changing fastest. Refuses knobs that the merge has not."""
     swept = {item.name: getattr(config.sweep, item.name) for item in fields(config.sweep) if item.name != "shard"}
     swept = {key: values for key, values in swept.items() if values is not None}
     known = {item.name for item in fields(config.merge)}

@@ -1,0 +1,173 @@
+"""LoRA experts against PEFT itself, and adapters out against the dense merge."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_models import stacked
+
+from pipeline.config import LayerSwap, Reset, Soup, TaskArithmetic, Ties
+from pipeline.knobs import PipelineError
+from pipeline.merge.adapters import open_source
+from pipeline.merge.engine import open_merge
+from pipeline.merge.live import alone, model_of
+
+
+@pytest.fixture(scope="module")
+def lora(models, tmp_path_factory):
+    """role -> folder of an adapter on the random Llama: rank 3 and rank 5, rsLoRA with ranks of its own for some."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base, folders = models["llama"][0], {}
+    settings = {
+        "math": dict(r=3, lora_alpha=7, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"]),
+        "language": dict(r=5, lora_alpha=4, use_rslora=True, target_modules=["q_proj", "k_proj", "up_proj"]),
+        "patterns": dict(r=2, target_modules=["q_proj"], rank_pattern={"layers.1.self_attn.q_proj": 4}, lora_alpha=3),
+    }
+    for seed, (role, more) in enumerate(settings.items()):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        wrapped = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **more))
+        for name, parameter in wrapped.named_parameters():
+            if "lora_B" in name:
+                parameter.data.normal_(0, 0.2)
+        folders[role] = tmp_path_factory.mktemp("lora") / role
+        wrapped.save_pretrained(folders[role])
+        (folders[role] / "tokenizer.json").write_text("{}")
+        merged = wrapped.merge_and_unload()
+        save_file(
+            {k: v.contiguous() for k, v in merged.state_dict().items()}, folders[role].parent / f"{role}.safetensors"
+        )
+    return folders
+
+
+def dense_of(folder):
+    return load_file(folder.parent / f"{folder.name}.safetensors")
+
+
+@pytest.mark.parametrize("role", ["math", "language", "patterns"])
+def test_an_adapter_is_read_as_peft_merges_it(lora, role):
+    source, expected = open_source(lora[role]), dense_of(lora[role])
+    assert set(source.names) == set(expected)
+    for name, tensor in expected.items():
+        assert source.info(name).dtype == "F32"
+        torch.testing.assert_close(source.tensor(name), tensor, rtol=0, atol=1e-6)
+        out = torch.empty_like(tensor).reshape(-1, tensor.shape[-1])
+        if len(out) > 3:
+            source.rows(name, 1, 3, out.numpy()[:2])
+            torch.testing.assert_close(out[:2], tensor[1:3], rtol=0, atol=1e-6)
+
+
+LINEAR = {
+    "swap": LayerSwap(math="a", language="b", bottom_layers=3, bottom_transition=2, top_layers=1),
+    "soup": Soup(experts=["a", "b"], weights=[0.3, 0.7]),
+    "task_arithmetic": TaskArithmetic(experts=["a", "b"], scale=0.6, weights=[1.0, 0.5]),
+    "reset": Reset(expert="a", layers=[0, 1]),
+}
+
+
+def opened(config, lora, form="auto"):
+    config.form = form
+    roles = (
+        ["math", "language"]
+        if config.method == "layer_swap"
+        else ["expert"]
+        if config.method == "reset"
+        else ["0", "1"]
+    )
+    experts = [open_source(lora[role]) for role in ("math", "language")]
+    return open_merge(config, dict(zip(roles, experts, strict=False)))
+
+
+@pytest.mark.parametrize("method", LINEAR)
+def test_adapters_out_are_the_dense_merge_and_load_in_peft(lora, models, tmp_path, method):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    dense, merge = opened(LINEAR[method], lora, "dense"), opened(LINEAR[method], lora)
+    assert merge.adapter is not None and dense.adapter is None
+    digests = merge.write(tmp_path)
+    assert set(digests) == set(load_file(tmp_path / "adapter_model.safetensors"))
+    assert not (tmp_path / "model.safetensors").exists() and (tmp_path / "tokenizer.json").is_file()
+    model = AutoModelForCausalLM.from_pretrained(models["llama"][0], dtype=torch.float32)
+    loaded = PeftModel.from_pretrained(model, tmp_path).merge_and_unload().state_dict()
+    again = open_source(tmp_path)
+    for name in dense.names:
+        torch.testing.assert_close(loaded[name], dense.merged(name), rtol=0, atol=1e-6)
+        assert torch.equal(again.tensor(name), merge.merged(name)), name  # disk is what live would be
+
+
+def test_choosing_layers_keeps_factors_as_they_are(lora, tmp_path):
+    opened(LayerSwap(math="a", language="b", bottom_layers=3, top_layers=1), lora).write(tmp_path)
+    found = load_file(tmp_path / "adapter_model.safetensors")
+    settings = json.loads((tmp_path / "adapter_config.json").read_text())
+    for layer, role, scale in ((0, "language", 4 / math.sqrt(5)), (5, "math", 7 / 3)):
+        theirs = load_file(lora[role] / "adapter_model.safetensors")
+        module = f"model.layers.{layer}.self_attn.q_proj"
+        for part in ("lora_A", "lora_B"):
+            name = f"base_model.model.{module}.{part}.weight"
+            assert torch.equal(found[name], theirs[name])
+        rank = settings["rank_pattern"][module]
+        assert settings["alpha_pattern"][module] / rank == pytest.approx(scale)
+    assert not any("layers.0.self_attn.v_proj" in name for name in found)  # the language expert did not train it
+
+
+def test_a_dense_merge_of_adapters_is_that_of_the_dense_experts(lora, models):
+    """TIES is dense; and a swap of adapters equals the swap of what PEFT merges, to 1e-6."""
+    ties = open_merge(Ties(experts=["a", "b"]), {"0": open_source(lora["math"]), "1": open_source(lora["language"])},
+                      open_source(models["llama"][0]))  # fmt: skip
+    assert ties.adapter is None and ties.stored_dtype("model.norm.weight") == "F32"
+    swap, m, n = opened(LINEAR["swap"], lora), dense_of(lora["math"]), dense_of(lora["language"])
+    for name in swap.names:
+        layer = int(name.split(".")[2]) if ".layers." in name else None
+        expected = n[name] if layer in (0, 1, 2, 13) else m[name]
+        if layer in (None, 3, 4):
+            expected = (m[name] + n[name]) / 2
+        torch.testing.assert_close(swap.merged(name), expected, rtol=0, atol=1e-6)
+
+
+def test_an_adapter_is_scored_with_its_base(lora, monkeypatch):
+    from transformers import AutoTokenizer
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: None)
+    live, expected = model_of(alone(lora["math"]), "auto", "cpu"), dense_of(lora["math"])
+    for name, parameter in live.model.named_parameters():
+        torch.testing.assert_close(parameter.data, expected[name], rtol=0, atol=1e-6)
+
+
+def test_adapters_that_are_refused(lora, models, tmp_path):
+    def changed(**settings):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        shutil.copytree(lora["math"], folder)
+        config = json.loads((folder / "adapter_config.json").read_text()) | settings
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        return folder
+
+    for settings, words in (
+        ({"use_dora": True}, "an adapter with use_dora"),
+        ({"peft_type": "IA3"}, "an adapter with peft_type=IA3"),
+        ({"base_model_name_or_path": str(tmp_path / "gone")}, "whose base .*gone is not here"),
+        ({"base_model_name_or_path": str(stacked(tmp_path / "narrow", 14, 0))}, "it is of another base"),
+    ):
+        with pytest.raises(PipelineError, match=words):
+            open_source(changed(**settings))
+    half = changed()
+    tensors = load_file(half / "adapter_model.safetensors")
+    tensors.pop(next(name for name in tensors if "lora_B" in name))
+    save_file(tensors, half / "adapter_model.safetensors")
+    with pytest.raises(PipelineError, match="one factor of .* without the other"):
+        open_source(half)
+    zero = changed()
+    save_file({k: v * ("lora_A" in k) for k, v in load_file(zero / "adapter_model.safetensors").items()},
+              zero / "adapter_model.safetensors")  # fmt: skip
+    with pytest.raises(PipelineError, match="is equal to its base"):
+        open_merge(Soup(experts=["a", "b"]), {"0": open_source(zero), "1": open_source(lora["math"])})
+    with pytest.raises(PipelineError, match="merge.form=adapter is not possible"):
+        config = Ties(experts=["a", "b"], form="adapter")
+        open_merge(config, {"0": open_source(lora["math"]), "1": open_source(lora["language"])})

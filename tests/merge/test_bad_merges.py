@@ -1,0 +1,241 @@
+"""What must not be merged, and writes that fail: one sentence, and nothing that looks finished."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_models import by_hand, stacked, swap
+
+from pipeline.config import LayerSwap, Soup, TaskArithmetic, Ties
+from pipeline.knobs import PipelineError
+from pipeline.merge import engine, writing
+from pipeline.merge.engine import open_merge
+from pipeline.models.checkpoint import Checkpoint, digest_tensors
+
+TIES = Ties(experts=["a", "b"])
+
+
+def copy_of(folder, tmp_path, name, change=None, **config):
+    target = tmp_path / name
+    shutil.copytree(folder, target)
+    if change:
+        save_file(change(load_file(target / "model.safetensors")), target / "model.safetensors")
+    facts = json.loads((target / "config.json").read_text()) | config
+    (target / "config.json").write_text(json.dumps(facts))
+    return target
+
+
+def test_experts_that_are_their_base_or_of_another(tmp_path):
+    base = stacked(tmp_path / "base", 2, 0)
+    good = Checkpoint.open(stacked(tmp_path / "good", 2, 1, base))
+    stranger = Checkpoint.open(stacked(tmp_path / "stranger", 2, 5))
+    same = Checkpoint.open(
+        copy_of(base, tmp_path, "same", lambda t: {k: v.float() for k, v in t.items()}, dtype="float32")
+    )
+    base = Checkpoint.open(base)
+    with pytest.raises(PipelineError, match=r"merge.experts\[1\]: .* does not descend from"):
+        open_merge(TIES, {"0": good, "1": stranger}, base)
+    with pytest.raises(PipelineError, match=r"merge.experts\[0\]: .*same is equal to its base"):  # in another dtype too
+        open_merge(TaskArithmetic(experts=["a"]), {"0": same}, base)
+    one_row = copy_of(base.folder, tmp_path, "one_row", one_entry_moved)
+    open_merge(TaskArithmetic(experts=["a"]), {"0": Checkpoint.open(one_row)}, base)  # a little is not nothing
+
+
+def one_entry_moved(tensors):
+    tensors["model.embed_tokens.weight"][3, 1] += 1
+    return tensors
+
+
+def test_a_run_that_learned_nothing_is_told_from_manifests(tmp_path):
+    (tmp_path / "manifest.json").write_text(
+        json.dumps(
+            {
+                "facts": {"weights": {"root": "sha256:1"}},
+                "parents": {"model": {"name": "base-1", "content": "sha256:1"}},
+            }
+        )
+    )
+    from types import SimpleNamespace
+
+    with pytest.raises(PipelineError, match="merge.math: math-2 is equal to its base base-1"):
+        engine.refuse_unmoved({"math": SimpleNamespace(folder=tmp_path, name="math-2")})
+
+
+def test_other_tokenizers(tmp_path):
+    math, language = (stacked(tmp_path / name, 2, seed) for seed, name in enumerate(("math", "language")))
+
+    def opened():
+        sources = {"math": Checkpoint.open(math), "language": Checkpoint.open(language)}
+        return open_merge(swap(bottom_layers=1, top_layers=0), sources)
+
+    for folder, vocabulary in ((math, {"a": 0, "b": 1}), (language, {"a": 1, "b": 0})):
+        model = {"model": {"vocab": vocabulary, "merges": ["a b"]}, "added_tokens": []}
+        (folder / "tokenizer.json").write_text(json.dumps(model))
+    with pytest.raises(PipelineError, match="merge.language: .* has another tokenizer than merge.math"):
+        opened()
+    other_format = {"model": {"vocab": {"b": 1, "a": 0}, "merges": [["a", "b"]]}, "version": "2"}
+    (language / "tokenizer.json").write_text(json.dumps(other_format))
+    assert opened()
+    (language / "tokenizer.json").write_text("{")
+    with pytest.raises(PipelineError, match="tokenizer.json is not valid JSON"):
+        opened()
+
+
+def test_a_narrower_base_is_widened_exactly(tmp_path):
+    """bfloat16 base, float32 experts: 1 + 1/512 is no bfloat16, and no bits of either are lost."""
+    base = by_hand(tmp_path / "base", 1.0, torch.bfloat16)
+    experts = {"0": by_hand(tmp_path / "a", 1 + 2**-9), "1": by_hand(tmp_path / "b", 1 + 2**-10)}
+    merge = open_merge(TaskArithmetic(experts=["a", "b"]), experts, base)
+    assert merge.merged("model.norm.weight").tolist() == [1 + 2**-9 + 2**-10] * 2
+    with pytest.raises(PipelineError, match="as BF16, .* as F32"):
+        open_merge(Soup(experts=["a", "b"]), {"0": experts["0"], "1": base})
+
+
+def test_a_truncated_shard_is_known_from_its_header(tmp_path):
+    folder = stacked(tmp_path / "x", 2, 0)
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(PipelineError, match="truncated"):
+        Checkpoint.open(folder)
+
+
+def test_a_source_that_shrinks_under_the_merge(tmp_path, monkeypatch):
+    math, language = (stacked(tmp_path / name, 2, seed) for seed, name in enumerate(("math", "language")))
+    merge = open_merge(
+        swap(bottom_layers=1, top_layers=0), {"math": Checkpoint.open(math), "language": Checkpoint.open(language)}
+    )
+    file = language / "model.safetensors"
+    os.truncate(file, file.stat().st_size // 2)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(PipelineError, match="became shorter while it was read"):
+        merge.write(tmp_path / "out")
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_without_copy_file_range_the_bytes_are_the_same(tmp_path, monkeypatch, number):
+    math, language = (
+        Checkpoint.open(stacked(tmp_path / name, 3, seed)) for seed, name in enumerate(("math", "language"))
+    )
+    written = []
+    for name in ("ranges", "reading"):
+        (tmp_path / name).mkdir()
+        if name == "reading":
+            monkeypatch.setattr(os, "copy_file_range", lambda *_: (_ for _ in ()).throw(OSError(number, "no")))
+        merge = open_merge(swap(bottom_layers=1, top_layers=1), {"math": math, "language": language})
+        assert merge.write(tmp_path / name) == digest_tensors(tmp_path / name)
+        written.append((tmp_path / name / "model.safetensors").read_bytes())
+    assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("call", ["pwrite", "copy_file_range"])
+def test_no_space_at_each_write(tmp_path, monkeypatch, call):
+    """Whichever write of weights finds the disk full: the error names the file, and goes on to the caller."""
+    math, language = (
+        Checkpoint.open(stacked(tmp_path / name, 2, seed)) for seed, name in enumerate(("math", "language"))
+    )
+    real, count = getattr(os, call), 0
+
+    def full(*words):
+        nonlocal count
+        count += 1
+        if count == fails:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(*words)
+
+    monkeypatch.setattr(os, call, full)
+    done = False
+    for fails in range(1, 50):
+        folder, count = tmp_path / str(fails), 0
+        folder.mkdir()
+        merge = open_merge(swap(bottom_layers=1, top_layers=0), {"math": math, "language": language})
+        if done:
+            break
+        try:
+            merge.write(folder, threads=1)
+            done = True
+        except OSError as error:
+            done = False
+            assert error.errno == errno.ENOSPC and error.filename == str(folder / "model.safetensors")
+            assert not (folder / "config.json").exists()
+    assert done and fails > 2
+
+
+KILLED = """
+import os, sys, time
+from pipeline.merge import writing
+real = writing._write_computed
+def slow(merge, name, target, place):
+    found = real(merge, name, target, place)
+    print("written", flush=True)
+    time.sleep(60)
+    return found
+writing._write_computed = slow
+from pipeline.__main__ import main
+main(sys.argv[1:])
+"""
+
+
+def test_a_kill_in_the_middle_of_a_write_leaves_nothing_that_looks_finished(tmp_path):
+    math, language = (stacked(tmp_path / name, 2, seed) for seed, name in enumerate(("math", "language")))
+    runs_dir = tmp_path / "runs"
+    words = [
+        "stage=merge",
+        "merge=layer_swap",
+        f"merge.math={math}",
+        f"merge.language={language}",
+        "tracking.mode=disabled",
+    ]
+    words += ["merge.bottom_layers=1", "merge.top_layers=0", f"runs_dir={runs_dir}"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    assert any("written" in line for line in process.stderr)  # what is printed goes to standard error inside a stage
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert [path.name for path in runs_dir.iterdir()] == [".work"]
+    assert not list(runs_dir.glob(".work/*/manifest.json"))
+    begun = time.perf_counter()
+    done = subprocess.run([sys.executable, "-m", "pipeline", *words], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().startswith(str(runs_dir)) and time.perf_counter() - begun < 60
+    assert "torch" not in done.stderr
+
+
+def test_a_swap_is_made_without_torch(tmp_path):
+    math, language = (stacked(tmp_path / name, 2, seed) for seed, name in enumerate(("math", "language")))
+    code = (
+        "import sys; from pipeline.__main__ import main; status = main(sys.argv[1:]);"
+        "assert status == 0 and not {'torch', 'transformers'} & set(sys.modules), status"
+    )
+    words = [
+        "stage=merge",
+        "merge=layer_swap",
+        f"merge.math={math}",
+        f"merge.language={language}",
+        "tracking.mode=disabled",
+    ]
+    words += ["merge.bottom_layers=1", "merge.top_layers=0", f"runs_dir={tmp_path}/runs"]
+    subprocess.run([sys.executable, "-c", code, *words], check=True)
+
+
+def test_partitions_and_files_that_nobody_reads(tmp_path):
+    math, language = (
+        Checkpoint.open(stacked(tmp_path / name, 2, seed)) for seed, name in enumerate(("math", "language"))
+    )
+    sources = {"math": math, "language": language}
+    (tmp_path / "out").mkdir()
+    with pytest.raises(PipelineError, match="merge.files_from=0 is no source: there are math, language"):
+        open_merge(LayerSwap(math="a", language="b", bottom_layers=1, top_layers=0), sources).write(
+            tmp_path / "out", "0"
+        )
+    assert writing.COPIED[0] == "config.json" and not list((tmp_path / "out").iterdir())

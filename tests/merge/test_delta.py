@@ -1,0 +1,124 @@
+"""The map of what training changed, against whole tensors; and the published maps drawn by the same code."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.config import Analyze, AnalyzeStage
+from pipeline.knobs import PipelineError
+from pipeline.merge.delta import changes, make
+from pipeline.models.checkpoint import Checkpoint
+from pipeline.report.maps import Map, png_of_maps, published_maps, svg_of_maps
+
+
+@pytest.mark.parametrize("axis", ["input", "output"])
+def test_one_tensor_by_whole_tensors(models, axis):
+    base, *experts = (Checkpoint.open(folder) for folder in models["qwen2"])
+    for name in ("model.layers.3.mlp.down_proj.weight", "model.layers.3.self_attn.q_proj.bias", "model.norm.weight"):
+        each, pairs = changes(experts, base, name, [0.04, 0.042], axis)
+        start = base.tensor(name).float()
+        vectors = [one.tensor(name).float() - start for one in experts]
+        for vector, limit, found in zip(vectors, [0.04, 0.042], each, strict=True):
+            rows = vector.abs().mean(0 if axis == "input" else 1) if vector.dim() > 1 else vector.abs().mean()[None]
+            assert found.mean == pytest.approx(rows.mean().item(), rel=1e-5)
+            assert found.share == pytest.approx((rows > limit).float().mean().item())
+            assert found.norm == pytest.approx(vector.norm().item(), rel=1e-5)
+            assert found.relative == pytest.approx((vector.norm() / start.norm()).item(), rel=1e-5)
+            assert found.same == pytest.approx((vector == 0).float().mean().item())
+        a, b = vectors
+        assert pairs["0", "1"]["cosine"] == pytest.approx(
+            (a.flatten() @ b.flatten() / a.norm() / b.norm()).item(), rel=1e-4
+        )
+        assert pairs["0", "1"]["sign_conflicts"] == pytest.approx((a * b < 0).float().mean().item())
+
+
+class Recorder:
+    def table(self, name, columns, rows):
+        self.columns, self.rows = columns, rows
+
+
+def run_of(models, tmp_path, *sides, optimizers=("adamw", "adamw"), **settings):
+    """An analyze run of experts whose manifests tell their side and optimizer."""
+    parents = {"base": SimpleNamespace(folder=models["llama"][0], name="base-1")}
+    for index, (side, optimizer) in enumerate(zip(sides, optimizers, strict=False)):
+        folder = tmp_path / f"{index}-{side}"
+        folder.mkdir()
+        for path in models["llama"][1 + index].iterdir():
+            (folder / path.name).symlink_to(path)
+        config = {"expert": {"side": side}, "sft": {"optimizer": optimizer}}
+        (folder / "manifest.json").write_text(json.dumps({"facts": {}, "parents": {}, "config": config}))
+        parents[str(index)] = SimpleNamespace(folder=folder, name=f"{side}-{index}")
+    stage = AnalyzeStage(stage="analyze", checkpoint="x", analyze=Analyze(**settings))
+    (tmp_path / "work").mkdir()
+    return SimpleNamespace(config=stage, parents=parents), tmp_path / "work"
+
+
+def test_the_stage(models, tmp_path):
+    run, work = run_of(models, tmp_path, "math", "language")
+    tracker = Recorder()
+    facts = make(run, work, tracker)
+    assert [one["threshold"] for one in facts["experts"].values()] == [1.0e-5, 1.9e-5]
+    rows = list(csv.DictReader((work / "delta.csv").read_text().splitlines()))
+    names = Checkpoint.open(models["llama"][0]).names
+    assert len(rows) == len(tracker.rows) == 2 * len(names)
+    assert len(list(csv.DictReader((work / "pairs.csv").read_text().splitlines()))) == len(names)
+    one = next(row for row in rows if row["parameter"] == "model.layers.13.mlp.gate_proj.weight")
+    assert (one["expert"], one["layer"], one["column"]) == ("math-0", "13", "feed_forward.w1")
+    drawn = (work / "map.svg").read_text()
+    for text in ("math-0", "language-1", "rows above 1e-05", "rows above 1.9e-05", "BF16", "adamw", "attention.wq"):
+        assert text in drawn
+    assert (work / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_maps_that_are_not_comparable_and_thresholds_that_nobody_gave(models, tmp_path):
+    run, work = run_of(models, tmp_path, "math", "language", optimizers=("adamw", "muon"))
+    with pytest.raises(PipelineError, match="optimizer adamw, language-1 has muon: their maps are not comparable"):
+        make(run, work, Recorder())
+    run.config.analyze.compare_unlike = True
+    make(run, work, Recorder())
+    (tmp_path / "other").mkdir()
+    run, work = run_of(models, tmp_path / "other", "none")
+    with pytest.raises(PipelineError, match="give analyze.threshold"):
+        make(run, work, Recorder())
+
+
+HAND_MADE = "figure,expert,layer,attention.wq,feed_forward.w2\n9,x,0,0.25,0\n9,x,1,1,0.5\n4,math expert #1,0,0.1,0.2\n"
+
+
+def test_a_csv_of_maps_is_drawn_from_the_top_layer_down(tmp_path):
+    file = tmp_path / "maps.csv"
+    file.write_text(HAND_MADE)
+    first, second = published_maps(file)
+    assert (first.title, first.rows, first.columns) == ("Figure 9: x", ["1", "0"], ["attention.wq", "feed_forward.w2"])
+    assert first.values == [[1.0, 0.5], [0.25, 0.0]] and second.values == [[0.1, 0.2]]
+    drawn = svg_of_maps([first, second], "a", "what changed")
+    assert drawn == svg_of_maps([first, second], "a", "what changed")  # bytes depend on the data alone
+    assert "math expert #1" in drawn and 'aria-label="what changed"' in drawn
+    holes = svg_of_maps([Map("t", ["a"], ["b", "c"], [[None, 3.0]])], "a", "x", None)
+    assert "–" in holes
+    for text, words in ((HAND_MADE.replace("0.25", "1.25"), "no share"), ("a,b\n1,2\n", "it must have figure")):
+        file.write_text(text)
+        with pytest.raises(PipelineError, match=words):
+            published_maps(file)
+
+
+@pytest.mark.papers
+def test_the_papers_maps_are_drawn():
+    """Figures 4 to 9 of the first paper: six maps of 32 layers by seven parameters, on one scale."""
+    maps = published_maps(Path(os.environ["PIPELINE_TEST_PAPERS"]) / "layer_swapping_delta_heatmaps.csv")
+    assert [one.title.partition(":")[0] for one in maps] == [f"Figure {number}" for number in range(4, 10)]
+    assert all(one.rows == [str(layer) for layer in range(31, -1, -1)] and len(one.columns) == 7 for one in maps)
+    assert maps[0].values[0][:3] == [0.411865, 0.680908, 0.840820]
+    drawn = svg_of_maps(maps, "published", "the published maps")
+    assert drawn.count("0.932") >= 1 and all(one.title in drawn for one in maps)
+    assert png_of_maps(maps[:1]).startswith(b"\x89PNG")
+    columns = [[sum(row[i] for row in one.values) for i in range(7)] for one in maps]
+    assert all(
+        max(sums[:4]) > max(sums[4:]) for sums in columns
+    )  # attention changes more than feed-forward, section 3.2

@@ -1,0 +1,170 @@
+"""A merge scored without being written, and a grid of them: the scores of the written merges, by the same hash."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.compose import compose
+from pipeline.config import LayerSwap
+from pipeline.evaluate import harness
+from pipeline.knobs import PipelineError
+from pipeline.report.statistics import split_half
+from pipeline.runs import read_manifest
+from pipeline.study.build import build
+from pipeline.study.sweep import grid, shard, stage_of, with_values
+
+ASKED = ["eval=sandbox", "eval.max_gen_toks=4", "eval.limit=3", "languages=[en,qac]"]
+
+
+@pytest.fixture(scope="module")
+def experts(math_expert: Path, language_expert: Path) -> list[str]:
+    return [
+        "merge=layer_swap",
+        f"merge.math={math_expert}",
+        f"merge.language={language_expert}",
+        "merge.bottom_layers=3",
+    ]
+
+
+def answers(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted((folder / "samples").glob("*.jsonl"))}
+
+
+def test_a_merge_in_memory_scores_as_the_written_one(
+    make_run: Callable[..., Path], world: Path, experts: list[str], scored: Path
+) -> None:
+    """`scored` is the evaluation of the same swap, written to disk by stage=merge."""
+    found = make_run("stage=eval", *experts, "merge.top_layers=1", *ASKED, f"data_root={world}")
+    assert (
+        json.loads((found / "scores.json").read_text())["rows"]
+        == json.loads((scored / "scores.json").read_text())["rows"]
+    )
+    assert answers(found) == answers(scored)
+    manifest = read_manifest(found)
+    assert manifest is not None and set(manifest["parents"]) == {"math", "language", "data_root"}
+    assert manifest["decided_by"]["config"]["merge"] == {"method": "layer_swap", "bottom_layers": 3, "top_layers": 1}
+
+
+def test_a_sweep_loads_one_model_and_its_points_are_found_by_their_recipe(
+    make_run: Callable[..., Path],
+    call: Callable[..., SimpleNamespace],
+    runs_dir: Path,
+    world: Path,
+    experts: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pipeline.merge import live
+
+    loads, real = [], live._load
+    monkeypatch.setattr(live, "_load", lambda *words: loads.append(1) or real(*words))
+    words = [
+        "stage=sweep",
+        *experts,
+        "sweep.bottom_layers=[2,3]",
+        "sweep.top_layers=[0,1]",
+        *ASKED,
+        f"data_root={world}",
+    ]
+    words += [f"runs_dir={runs_dir}", "tracking.mode=disabled"]
+    half = call(*words, "sweep.shard=1/2")
+    assert half.status == 0, half.err
+    page = Path(half.out.strip())
+    assert page.name == "index.html" and "points finished" in page.read_text() and len(loads) == 1
+    whole = call(*words)
+    assert whole.status == 0 and whole.out == half.out and len(loads) == 2 and "<p>4 of 4 points" in page.read_text()
+    for text in ("<svg", "Best of 4", "Chosen on odd questions", "Split-half score", "bottom_layers = "):
+        assert text in page.read_text(encoding="utf-8")
+    rows = list(csv.DictReader((page.parent / "scores.csv").open()))
+    assert [(row["bottom_layers"], row["top_layers"]) for row in rows] == [
+        ("2", "0"),
+        ("2", "1"),
+        ("3", "0"),
+        ("3", "1"),
+    ]
+    # each point is the run that stage=eval merge=... makes, and equals the evaluation of the written merge
+    point = rows[2]
+    swap = make_run("stage=merge", *experts, "merge.top_layers=0")
+    written = make_run("stage=eval", f"checkpoint={swap}", *ASKED, f"data_root={world}")
+    monkeypatch.setattr(harness, "load_model", None)  # nothing is loaded for what is finished
+    alone = make_run("stage=eval", *experts, "merge.top_layers=0", *ASKED, f"data_root={world}")
+    assert alone.name == point["run"] and answers(alone) == answers(written)
+    assert call(*words).status == 0 and len(loads) == 2
+
+
+def test_a_point_is_the_evaluation_that_the_command_line_composes(tmp_path: Path) -> None:
+    named = [
+        "merge=layer_swap",
+        "merge.math=hub:a/b",
+        "merge.language=hub:a/c",
+        "merge.zones=math",
+        "languages=[en,sw]",
+    ]
+    swept = compose(["stage=sweep", *named, "sweep.top_layers=[0,1]", "eval=mgsm_2shot", "seed=3", "eval.batch_size=7"])
+    found = build(stage_of(swept, {"top_layers": 1}))  # type: ignore[arg-type]
+    typed = build(compose(["stage=eval", *named, "merge.top_layers=1", "eval=mgsm_2shot", "seed=3"]))  # type: ignore[arg-type]
+    assert found.hash == typed.hash and found.label == typed.label
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "stage=sweep needs values"),
+        (["sweep.density=[0.1]"], "sweep.density: merge=layer_swap has no such knob; it has bottom_layers,"),
+        (["sweep.bottom_layers=[3,3]"], "names a value twice"),
+        (["sweep.bottom_layers=[]"], "sweep.bottom_layers is empty"),
+        (["sweep.bottom_layers=[x]"], "sweep.bottom_layers: Value 'x'"),
+        (["sweep.bottom_layers=[-1]"], "merge.bottom_layers must be at least 0, got -1"),
+        (["sweep.zones=[mine]"], "merge.zones must be one of"),
+        (["sweep.bottom_layer=[3]"], "unknown key sweep.bottom_layer: did you mean sweep.bottom_layers"),
+        (["sweep.bottom_layers=[3]", "sweep.shard=5/4"], "sweep.shard=5/4: write i/n"),
+        (["sweep.bottom_layers=[3,12]"], "the model has 14: lower them"),
+    ],
+)
+def test_sweeps_that_are_refused_before_anything_is_scored(
+    words: list[str],
+    expected: str,
+    call: Callable[..., SimpleNamespace],
+    runs_dir: Path,
+    experts: list[str],
+    world: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(harness, "make", None)
+    asked = ["stage=sweep", *experts, "merge.top_layers=3", *ASKED, f"data_root={world}", f"runs_dir={runs_dir}"]
+    told = call(*asked, *words, "tracking.mode=disabled")
+    assert told.status == 1 and told.out == "" and expected in told.err and "Traceback" not in told.err
+
+
+def test_shards_cover_the_grid_once() -> None:
+    points = list(range(7))
+    parts = [points[i::n] for i, n in (shard(f"{i}/3") for i in (1, 2, 3))]
+    assert sorted(sum(parts, [])) == points
+    for text in ("0/3", "4/3", "1", "a/b", "1/0"):
+        with pytest.raises(PipelineError, match="write i/n"):
+            shard(text)
+
+
+def test_values_are_checked_as_on_the_command_line() -> None:
+    swap = LayerSwap(math="a", language=["b", "c"])
+    found = with_values(swap, {"bottom_layers": 3, "zones": "magnitude"})
+    assert (found.bottom_layers, found.zones, found.language) == (3, "magnitude", ["b", "c"])
+    assert swap.bottom_layers == 5
+    config = compose("stage=sweep merge=soup merge.experts=[a,b] eval=mgsm_2shot".split())
+    config.sweep.weights = [None, "magnitude", [0.3, 0.7]]  # type: ignore[attr-defined]
+    assert [point["weights"] for point in grid(config)] == [None, "magnitude", [0.3, 0.7]]  # type: ignore[arg-type]
+
+
+def test_split_halves_by_hand() -> None:
+    """Two configurations, two tasks: the first is best on odd questions (2 of 2 tasks), the second on even ones."""
+    first = [[1.0, 0.0, 1.0, 0.0], [1.0, 0.0]]
+    second = [[0.0, 1.0, 0.0, 0.0], [0.0, 1.0]]
+    assert split_half([first, second]) == [(0, 0.0), (1, 0.0)]
+    good = [[1.0, 1.0, 1.0, 0.0], [1.0, 1.0]]
+    assert split_half([second, good]) == [(1, 0.75), (0, 0.0)]
+    assert split_half([[[1.0]], [[0.0]]]) == []
