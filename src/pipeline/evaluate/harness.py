@@ -96,7 +96,7 @@ def answering(asked: Eval, checkpoint: Path, load: Callable[[], Answering]) -> L
 
 def refuse_without_tokenizer(checkpoint: Path) -> None:
     known = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
-    if checkpoint.is_dir() and not any((checkpoint / name).is_file() for name in known):
+    if any(checkpoint.glob("*.safetensors")) and not any((checkpoint / name).is_file() for name in known):
         raise PipelineError(f"checkpoint {checkpoint} has no tokenizer: copy that of its base into the folder")
 
 
