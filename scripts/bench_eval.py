@@ -44,7 +44,7 @@ from pipeline.provenance import git_state, machine, versions
 
 SIZES = {  # layers, width, MLP width, heads, key and value heads, dtype, questions, batch size
     "tiny": (2, 64, 128, 4, 2, torch.float32, 6, 3),
-    "small": (4, 512, 1408, 8, 4, torch.float32, 32, 8),
+    "small": (4, 512, 1408, 8, 4, torch.float32, 48, 8),
     "8b": (32, 4096, 14336, 32, 8, torch.bfloat16, 250, 50),
 }
 VOCABULARY, NEW_TOKENS, SHOTS = 1024, 64, 8
@@ -142,6 +142,13 @@ def tokens_of(prompts: list[list[int]]) -> dict[str, int]:
     }
 
 
+def short_questions(prompts: list[str], tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    """The problems that are no longer than a tenth of the exemplars before them."""
+    lengths = [len(tokenizer.encode(prompt)) for prompt in prompts]
+    ((prefix, _),) = groups([tokenizer.encode(prompt) for prompt in prompts])
+    return [prompt for prompt, length in zip(prompts, lengths, strict=True) if length - prefix <= prefix / 10]
+
+
 def scoring(ours: Answering, stock: HFLM, prompts: list[str]) -> dict[str, Any]:
     pairs = [(prompt, f" {letter}") for prompt in prompts for letter in "ABCD"]
     requests = [Instance(request_type="loglikelihood", doc={}, arguments=pair, idx=0) for pair in pairs]
@@ -214,8 +221,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         definitions = task_definitions([EvalTask("mgsm", SHOTS)], ["te"], asked.data_root, Path(folder))
         (task,) = load_tasks(definitions)
-        task.build_all_requests(limit=questions)
-    prompts = [instance.args[0] for instance in task.instances]
+        task.build_all_requests()
+    prompts = short_questions([instance.args[0] for instance in task.instances], tokenizer)[:questions]
     for lm in (ours, stock):  # what is done once is not measured
         timed(lm, "loglikelihood", [Instance(request_type="loglikelihood", doc={}, arguments=("a", " b"), idx=0)])
     record = {

@@ -18,11 +18,13 @@ import sacrebleu
 import torch
 from made_up import Notes, Scripted, asked, choice, needs_real_data, run_of, write_rows
 
+from pipeline.compose import compose
 from pipeline.evaluate import harness, metrics
 from pipeline.evaluate import scored as scored_rows
 from pipeline.evaluate.definitions import task_definitions
 from pipeline.knobs import PipelineError
 from pipeline.languages import TEN
+from pipeline.study.build import build
 
 
 def scored(lm: Any, data_root: Path, folder: Path, task: Any, codes: tuple[str, ...] = ("qac",), **kwargs: Any) -> Any:
@@ -281,6 +283,49 @@ def test_a_checkpoint_without_a_tokenizer_is_refused(data_root: Path, tmp_path: 
     (tiny / "tokenizer.json").unlink()
     with pytest.raises(PipelineError, match="tiny has no tokenizer: copy that of its base"):
         harness.make(run_of(tmp_path, tiny, data_root, asked("mgsm", 0)), tmp_path / "work", Notes())
+
+
+def test_spbleu_stands_beside_and_its_model_enters_the_hash(
+    data_root: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spm_model = tmp_path / "spm.model"
+    spm_model.write_bytes(b"pieces")
+    words = (
+        f"stage=eval eval=flores_0shot checkpoint={tiny} data_root={data_root} languages=[en,qac] eval.max_gen_toks=4"
+    )
+    with_it = [*words.split(), f"runs_dir={tmp_path}", f"eval.spm_model={spm_model}"]
+    run = build(compose(with_it))  # type: ignore[arg-type]
+    with pytest.raises(PipelineError, match="eval.spm_model needs SentencePiece"):
+        monkeypatch.setattr(harness, "find_spec", lambda name: None)
+        harness.make(run, tmp_path / "work", Notes())
+    monkeypatch.setattr(harness, "find_spec", lambda name: name)
+    monkeypatch.setattr(metrics, "spbleu", lambda references, responses, file: float(len(references)))
+    facts = harness.make(run, tmp_path / "work", Notes())
+    assert facts["scores"]["flores/en-qac/spbleu"] == 6
+    moved = tmp_path / "moved.model"
+    spm_model.rename(moved)
+    again = [*words.split(), f"runs_dir={tmp_path}", f"eval.spm_model={moved}"]
+    assert build(compose(again)).hash == run.hash != build(compose(words.split())).hash  # type: ignore[arg-type]
+    moved.write_bytes(b"other pieces")
+    assert build(compose(again)).hash != run.hash  # type: ignore[arg-type]
+    with pytest.raises(PipelineError, match="eval.spm_model=.* is no file"):
+        build(compose(with_it))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("bundle", "languages", "tasks"),
+    [
+        ("layer_swapping", "en sw bn te ja", "mgsm 8, belebele 5, flores 0, mbpp 0, global_mmlu 5"),
+        ("unreasonable", "en sw bn te", "mgsm 2, belebele 5, global_mmlu 5"),
+    ],
+)
+def test_the_bundles_are_the_papers(bundle: str, languages: str, tasks: str) -> None:
+    stage: Any = compose(f"stage=eval eval={bundle} checkpoint=x".split())
+    assert stage.languages == languages.split()
+    assert ", ".join(f"{one.task} {one.num_fewshot}" for one in stage.eval.tasks) == tasks
+    assert [one.task for one in stage.eval.tasks if one.where_possible] == (["mbpp"] if "mbpp" in tasks else [])
+    fewer: Any = compose(f"stage=eval eval={bundle} checkpoint=x languages=[en]".split())
+    assert fewer.languages == ["en"]
 
 
 def test_vllm_is_handed_over(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,8 @@ def test_what_is_taken_together() -> None:
     assert sorted(shared for shared, _ in prefix.groups(mixed)) == [20, 100]
     assert prefix.groups([[1, 2], [1, 3]]) == [(0, [0, 1])]  # too short to be worth it
     assert prefix.groups([]) == []
+    nested = [list(range(length)) for length in range(20, 2000)]  # as deep as it gets
+    assert computed(nested, prefix.groups(nested)) < sum(map(len, nested))
 
 
 def test_a_prefix_leaves_what_is_to_be_predicted() -> None:

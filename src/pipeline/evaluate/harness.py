@@ -66,6 +66,8 @@ def make(run: Run, work: Path, tracker: Tracker) -> Row:
         print(f"left out: {one['task']} in {one['language']}: {one['reason']}", file=sys.stderr)
     if any(definition.task == "mbpp" for definition in definitions):
         check_confinement()
+    if asked.spm_model and not find_spec("sentencepiece"):
+        raise PipelineError("eval.spm_model needs SentencePiece, which is not installed: pip install sentencepiece")
     refuse_without_tokenizer(run.parents["checkpoint"].folder)
     with contextlib.redirect_stdout(sys.stderr), _harness_tamed():  # the harness and its libraries print
         tasks = load_tasks(definitions)
@@ -222,6 +224,7 @@ def score(
         "versions": {name: found[name].version for name in names},
         "task_hashes": {name: found[name].task_hash for name in names},
         **settings,
+        "share_prefix": asked.share_prefix,
         "found_again": found_again,
         "too_long": {name: found[name].too_long for name in names if found[name].too_long},
     }
