@@ -308,18 +308,17 @@ def _fitting(lm: Any, definition: Definition, task: Task, rows: range, asked: Ev
         how |= {"chat_template": lm.apply_chat_template, "tokenizer_name": lm.tokenizer_name}
     task.build_all_requests(samples=rows, **how)  # type: ignore[arg-type]
     longest, too_long, room = 0, set(), lm.max_length
+    put: dict[tuple[int, str], str] = {}  # a question's prompt -> the longest of what is asked after it
     for request in task.instances:
+        prompt, after = request.args
         if request.request_type == "generate_until":
-            prompt, settings = request.args
-            length, room = (
-                len(lm.tok_encode(prompt)),
-                lm.max_length - settings.get("max_gen_toks", lm.max_gen_toks),
-            )
-        else:
-            length = len(lm.tok_encode("".join(request.args))) - 1  # the last token is only predicted
+            room, after = lm.max_length - after.get("max_gen_toks", lm.max_gen_toks), ""
+        put[request.doc_id, prompt] = max(put.get((request.doc_id, prompt), ""), after, key=len)
+    for (doc_id, prompt), after in put.items():
+        length = len(lm.tok_encode(prompt + after)) - bool(after)  # the last token is only predicted
         longest = max(longest, length)
         if length > room:
-            too_long.add(rows[request.doc_id])
+            too_long.add(rows[doc_id])
     if len(too_long) > asked.too_long or len(too_long) == len(rows):
         answer = f" less eval.max_gen_toks={lm.max_length - room} for the answer" if room < lm.max_length else ""
         raise PipelineError(
