@@ -330,11 +330,10 @@ def test_the_bundles_are_the_papers(bundle: str, languages: str, tasks: str) -> 
 
 def test_vllm_is_handed_over(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PipelineError, match="eval.backend=vllm needs vLLM, which is not installed"):
-        harness.answering(choice(backend="vllm"), tiny, lambda: None)  # type: ignore[arg-type,return-value]
+        harness.refuse_early(choice(backend="vllm"), [], tiny)
     given = {}
     stand_in = SimpleNamespace(VLLM=lambda **kwargs: given.update(kwargs))
     monkeypatch.setitem(sys.modules, "lm_eval.models.vllm_causallms", stand_in)
-    monkeypatch.setattr(harness, "find_spec", lambda name: name)
     harness.answering(choice(backend="vllm", dtype="bfloat16"), tiny, lambda: None)  # type: ignore[arg-type,return-value]
     assert (given["pretrained"], given["dtype"]) == (str(tiny), "bfloat16")
 

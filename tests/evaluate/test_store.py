@@ -12,6 +12,7 @@ import pytest
 from made_up import Notes, asked, run_of, write_rows
 
 from pipeline.evaluate import harness, store
+from pipeline.runs import Found
 
 
 @pytest.fixture
@@ -102,6 +103,21 @@ def test_another_harness_or_backend_is_another_key(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(store, "version", lambda package: "0.0.1")
     keys.append(store.whole_key(model, task, {"backend": "hf", "chat_template": False}))
     assert len({json.dumps(key, sort_keys=True) for key in keys}) == 4
+
+
+def test_an_adapter_is_not_the_same_on_another_base(tmp_path: Path) -> None:
+    found = []
+    for base in ("one", "two"):
+        folder = tmp_path / base
+        folder.mkdir()
+        (folder / "adapter_config.json").write_text("{}")
+        manifest = {
+            "facts": {"weights": {"root": "sha256:adapter"}},
+            "parents": {"model": {"content": base, "hash": "h"}},
+        }
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        found.append(store.model_key(Found(base, "hash", folder)))
+    assert found[0]["root"] == found[1]["root"] and found[0] != found[1]
 
 
 @pytest.mark.parametrize("harm", ["half", "value", "key"])

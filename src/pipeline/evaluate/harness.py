@@ -50,29 +50,13 @@ def make(run: Run, work: Path, tracker: Tracker) -> Row:
     """
     stage: Any = run.config  # an EvalStage
     asked: Eval = stage.eval
-    root = run.parents["data_root"].folder if "data_root" in run.parents else stage.data_root
+    checkpoint = run.parents["checkpoint"].folder
     left_out: list[Row] = []
-    definitions = task_definitions(
-        asked.tasks,
-        stage.languages,
-        Path(root) if root else None,
-        work / "tasks",
-        split=asked.split,
-        max_gen_toks=asked.max_gen_toks,
-        run_code=asked.run_code,
-        left_out=left_out,
-    )
-    for one in left_out:
-        print(f"left out: {one['task']} in {one['language']}: {one['reason']}", file=sys.stderr)
-    if any(definition.task == "mbpp" for definition in definitions):
-        check_confinement()
-    if asked.spm_model and not find_spec("sentencepiece"):
-        raise PipelineError("eval.spm_model needs SentencePiece, which is not installed: pip install sentencepiece")
-    refuse_without_tokenizer(run.parents["checkpoint"].folder)
+    definitions = defined(run, work / "tasks", left_out)
+    refuse_early(asked, definitions, checkpoint)
     with contextlib.redirect_stdout(sys.stderr), _harness_tamed():  # the harness and its libraries print
         tasks = load_tasks(definitions)
         kept = kept_scores(run)
-        checkpoint = run.parents["checkpoint"].folder
         load = functools.partial(load_model, checkpoint, asked.batch_size, asked.dtype)
         scores = score(lambda: answering(asked, checkpoint, load), definitions, tasks, asked, kept)
     spm_model = Path(asked.spm_model) if asked.spm_model else None
@@ -81,6 +65,41 @@ def make(run: Run, work: Path, tracker: Tracker) -> Row:
     named = scored.write(scores, definitions, work)
     tracker.summary(named)
     return {"scores": named, "harness": scores.harness}
+
+
+def defined(run: Run, folder: Path, left_out: list[Row]) -> list[Definition]:
+    """The task files of what the stage asks for, their data checked; what a bundle cannot have goes into `left_out`."""
+    stage: Any = run.config
+    asked: Eval = stage.eval
+    root = run.parents["data_root"].folder if "data_root" in run.parents else stage.data_root
+    definitions = task_definitions(
+        asked.tasks,
+        stage.languages,
+        Path(root) if root else None,
+        folder,
+        split=asked.split,
+        max_gen_toks=asked.max_gen_toks,
+        run_code=asked.run_code,
+        left_out=left_out,
+    )
+    for one in left_out:
+        print(f"left out: {one['task']} in {one['language']}: {one['reason']}", file=sys.stderr)
+    return definitions
+
+
+def refuse_early(asked: Eval, definitions: Sequence[Definition], checkpoint: Path) -> None:
+    """What would otherwise fail after minutes of loading or scoring."""
+    if any(definition.task == "mbpp" for definition in definitions):
+        check_confinement()
+    if asked.spm_model and not find_spec("sentencepiece"):
+        raise PipelineError("eval.spm_model needs SentencePiece, which is not installed: pip install sentencepiece")
+    if asked.backend == "vllm" and not find_spec("vllm"):
+        raise PipelineError(
+            "eval.backend=vllm needs vLLM, which is not installed: pip install vllm, or eval.backend=hf"
+        )
+    known = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
+    if any(checkpoint.glob("*.safetensors")) and not any((checkpoint / name).is_file() for name in known):
+        raise PipelineError(f"checkpoint {checkpoint} has no tokenizer: copy that of its base into the folder")
 
 
 # ------------------------------------------------------------------------------------------------- the model
@@ -96,18 +115,8 @@ def answering(asked: Eval, checkpoint: Path, load: Callable[[], Answering]) -> L
     return lm
 
 
-def refuse_without_tokenizer(checkpoint: Path) -> None:
-    known = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
-    if any(checkpoint.glob("*.safetensors")) and not any((checkpoint / name).is_file() for name in known):
-        raise PipelineError(f"checkpoint {checkpoint} has no tokenizer: copy that of its base into the folder")
-
-
 def vllm_model(checkpoint: Path, asked: Eval) -> LM:
     """The harness' own vLLM model of a folder. It shares prefixes by itself, and tells not which answers ran out."""
-    if not find_spec("vllm"):
-        raise PipelineError(
-            "eval.backend=vllm needs vLLM, which is not installed: pip install vllm, or eval.backend=hf"
-        )
     from lm_eval.models.vllm_causallms import VLLM
 
     gpus = {"data_parallel_size": asked.shards} if asked.shards > 1 else {}
