@@ -285,6 +285,14 @@ def test_a_checkpoint_without_a_tokenizer_is_refused(data_root: Path, tmp_path: 
         harness.make(run_of(tmp_path, tiny, data_root, asked("mgsm", 0)), tmp_path / "work", Notes())
 
 
+def test_a_tokenizer_without_an_end_is_refused(data_root: Path, tmp_path: Path, tiny: Path) -> None:
+    config = json.loads((tiny / "tokenizer_config.json").read_text())
+    del config["eos_token"]
+    (tiny / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(PipelineError, match="has no eos_token, at which answers end"):
+        harness.make(run_of(tmp_path, tiny, data_root, asked("mgsm", 0)), tmp_path / "work", Notes())
+
+
 def test_spbleu_stands_beside_and_its_model_enters_the_hash(
     data_root: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,10 @@ def answering(asked: Eval, checkpoint: Path, load: Callable[[], Answering]) -> L
         return vllm_model(checkpoint, asked)
     helpers = Helpers(load, asked.shards - 1) if asked.shards > 1 else None
     lm = load()
+    if lm.tokenizer.eos_token_id is None:
+        raise PipelineError(
+            f"the tokenizer of checkpoint {checkpoint} has no eos_token, at which answers end: name one"
+        )
     lm.helpers = helpers
     return lm
 
