@@ -22,8 +22,9 @@ ROW = '{"question": "1 + 1?", "answer": "2"}\n'
 
 
 def left(runs_dir: Path) -> list[str]:
-    """What looks finished: folders beside .work, where no run is looked for."""
-    return [path.name for path in runs_dir.glob("*") if path.name != ".work"]
+    """What looks finished: folders beside .work and .scores, where no run is looked for; a half-written score too."""
+    halves = [path.name for path in runs_dir.glob(".scores/*.part")]
+    return halves + [path.name for path in runs_dir.glob("*") if path.name not in (".work", ".scores")]
 
 
 def refused(told: SimpleNamespace, expected: str) -> None:

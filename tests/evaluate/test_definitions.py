@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from made_up import asked, fact, passage, write_rows
+from made_up import asked, fact, passage, problem, write_rows
 
 from pipeline.evaluate.definitions import task_definitions
 from pipeline.knobs import PipelineError
@@ -86,6 +86,56 @@ def test_a_wrong_request_is_refused(
 def test_a_task_twice_is_refused(data_root: Path, tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="mgsm stands 2 times"):
         build(data_root, tmp_path, asked("mgsm", 2), asked("mgsm", 8))
+
+
+def test_a_bundle_says_what_it_could_not_have(data_root: Path, tmp_path: Path) -> None:
+    left_out: list[Any] = []
+    tasks = asked("mgsm", 2), asked("mbpp", 0, where_possible=True)
+    found = build(data_root, tmp_path / "tasks", *tasks, languages=("en", "qac"), left_out=left_out)
+    assert [one.name for one in found] == ["mgsm_en_2shot", "mgsm_qac_2shot"]
+    assert [(one["task"], one["language"], one["num_fewshot"]) for one in left_out] == [
+        ("mbpp", "en", 0),
+        ("mbpp", "qac", 0),
+    ]
+    assert "eval.run_code=true" in left_out[0]["reason"]
+    left_out.clear()
+    write_rows(data_root / "mbpp/qac/test.jsonl", [problem(0)])
+    found = build(data_root, tmp_path / "tasks", *tasks, languages=("en", "qac"), left_out=left_out, run_code=True)
+    assert "mbpp_qac_0shot" in [one.name for one in found]
+    assert [one["language"] for one in left_out] == ["en"] and "mbpp/en/test.jsonl" in left_out[0]["reason"]
+    with pytest.raises(PipelineError, match="allow it with eval.run_code=true"):  # asked for by itself
+        build(data_root, tmp_path / "tasks", asked("mbpp", 0))
+
+
+@pytest.mark.parametrize("form", ["FLORES+", "plain", "release"])
+def test_flores_in_every_form_is_the_same_rows(data_root: Path, tmp_path: Path, form: str) -> None:
+    build(data_root, tmp_path / "one", asked("flores", 1))
+    for split in ("dev", "devtest"):
+        for code, spoken in (("en", "eng_Latn"), ("qac", "qac")):
+            file = data_root / f"flores/{code}/{split}.jsonl"
+            rows = sorted((json.loads(line) for line in file.read_text().splitlines()), key=lambda row: row["id"])
+            file.unlink()
+            if form == "FLORES+":
+                write_rows(file, [{"id": row["id"], "iso_639_3": "x", "text": row["sentence"]} for row in rows])
+                continue
+            plain = file.with_suffix(".txt") if form == "plain" else data_root / f"flores/{split}/{spoken}.{split}"
+            plain.parent.mkdir(exist_ok=True)
+            plain.write_text("".join(row["sentence"] + "\n" for row in rows))
+    build(data_root, tmp_path / "two", asked("flores", 1))
+    for name in ("flores.en-qac.test.jsonl", "flores.qac-en.dev.jsonl"):
+        lines = [
+            sorted(row["source"] + row["target"] for row in map(json.loads, (tmp_path / folder / name).open()))
+            for folder in ("one", "two")
+        ]
+        assert lines[0] == lines[1] and len(lines[0]) == 6
+
+
+def test_flores_without_exemplars_needs_no_dev(data_root: Path, tmp_path: Path) -> None:
+    for code in ("en", "qac"):
+        (data_root / f"flores/{code}/dev.jsonl").unlink()
+    assert len(build(data_root, tmp_path, asked("flores", 0))) == 2
+    with pytest.raises(PipelineError, match="dev.jsonl: put it there"):
+        build(data_root, tmp_path, asked("flores", 1))
 
 
 @pytest.mark.parametrize("kwargs", [{"languages": ("qac",)}, {"languages": ("sw",), "split": "dev"}])

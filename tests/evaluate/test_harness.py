@@ -5,18 +5,26 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
+import sys
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
 import sacrebleu
 import torch
-from made_up import Notes, Scripted, asked, choice, needs_real_data, run_of
+from made_up import Notes, Scripted, asked, choice, needs_real_data, run_of, write_rows
 
+from pipeline.compose import compose
 from pipeline.evaluate import harness, metrics
+from pipeline.evaluate import scored as scored_rows
 from pipeline.evaluate.definitions import task_definitions
 from pipeline.knobs import PipelineError
+from pipeline.languages import TEN
+from pipeline.study.build import build
 
 
 def scored(lm: Any, data_root: Path, folder: Path, task: Any, codes: tuple[str, ...] = ("qac",), **kwargs: Any) -> Any:
@@ -142,6 +150,48 @@ def test_an_answer_that_ran_out_of_tokens(tokens: list[int], text: str, cut_off:
     assert metrics.ran_out(tokens, text, 3, ["Question:"], 2) is cut_off
 
 
+def test_numbers_are_matched_as_a_person_reads_them(data_root: Path, tmp_path: Path) -> None:
+    """Answers are 10 to 19. Read: 10.0, ১১, $12; then the last number of a worked answer; nothing of the rest."""
+    answers = [" It is 10.0", " ১১", "$12.", "13 14 13", " none"] + [" 99"] * 5
+    lm = Scripted(lambda prompt: answers[number_of(prompt)])
+    task = asked("mgsm_direct", 0)
+    definitions = task_definitions([task], ["qac"], data_root, tmp_path / "tasks")
+    scores = harness.score(lambda: lm, definitions, harness.load_tasks(definitions), choice(task))
+    beside = scored_rows.beside(definitions, scores.rows, scores.samples, None)
+    found = {(row["metric"], row["filter"]): row["value"] for row in [*scores.rows, *beside]}
+    assert found["numeric_match", "last-number"] == 0.4 and found["unparsed", "last-number"] == 0.1
+    assert found["exact_match", "flexible-extract"] == 0.2 and found["unparsed", "flexible-extract"] == 0.2
+    assert scores.samples["mgsm_direct_qac_0shot"][1]["numbers"] == ["11"]
+
+
+def test_the_average_of_ten_languages_leaves_thai_out(data_root: Path, tmp_path: Path) -> None:
+    for code in (*TEN[1:], "th"):
+        shutil.copytree(data_root / "mgsm/en", data_root / "mgsm" / code)
+    wrong = {code: index for index, code in enumerate(TEN)}
+    seen: Counter[int] = Counter()
+
+    def answer(prompt: str) -> str:
+        """In the n-th language the first n answers are wrong; in Thai, asked for last, all are."""
+        number = number_of(prompt)
+        seen[number] += 1
+        right = seen[number] <= len(TEN) and number >= wrong[TEN[seen[number] - 1]]
+        return f" The answer is {10 + number}." if right else " 99"
+
+    task, lm = asked("mgsm_en_cot", 0), Scripted(answer)
+    definitions = task_definitions([task], [*TEN, "th"], data_root, tmp_path / "tasks")
+    scores = harness.score(lambda: lm, definitions, harness.load_tasks(definitions), choice(task))
+    beside = scored_rows.beside(definitions, scores.rows, scores.samples, None)
+    (row,) = [
+        row
+        for row in beside
+        if row["language"] == "ten languages" and row["filter"] == "flexible-extract" and row["metric"] == "exact_match"
+    ]
+    assert row["value"] == pytest.approx(sum(1 - n / 10 for n in range(10)) / 10)
+    assert (row["n"], row["stderr"]) == (100, None)
+    fewer = scored_rows.beside(definitions[1:], [r for r in scores.rows if r["language"] != "en"], scores.samples, None)
+    assert not [row for row in fewer if row["language"] == "ten languages"]
+
+
 # ------------------------------------------------------------------------------------------------- with weights
 
 
@@ -184,6 +234,116 @@ def test_a_prompt_that_does_not_fit_is_counted_and_refused(data_root: Path, tmp_
     (tiny / "config.json").write_text(json.dumps(config))
     with pytest.raises(PipelineError, match=r"belebele_en_5shot: 4 of 4 prompts do not fit, .* fewer exemplars$"):
         harness.make(run_of(tmp_path, tiny, data_root, asked("belebele", 5)), tmp_path / "work2", Notes())
+
+
+def test_prompts_that_may_be_too_long_leave_the_score(data_root: Path, tmp_path: Path, tiny: Path) -> None:
+    rows = [json.loads(line) for line in (data_root / "mgsm/en/test.jsonl").read_text().splitlines()]
+    rows[3]["question"] = "x" * 9000
+    write_rows(data_root / "mgsm/en/test.jsonl", rows)
+    knobs: dict[str, Any] = {"max_gen_toks": 4, "languages": ["en"]}
+    with pytest.raises(PipelineError, match="mgsm_en_2shot: 1 of 10 prompts do not fit"):
+        harness.make(run_of(tmp_path, tiny, data_root, asked("mgsm", 2), **knobs), tmp_path / "work", Notes())
+    run = run_of(tmp_path, tiny, data_root, asked("mgsm", 2), **knobs, too_long=1)
+    facts = harness.make(run, tmp_path / "work", Notes())
+    report = json.loads((tmp_path / "work/scores.json").read_text())
+    assert report["rows"][0]["n"] == 9 and facts["harness"]["too_long"] == {"mgsm_en_2shot": 1}
+    lines = (tmp_path / "work/samples/mgsm.en.jsonl").read_text().splitlines()
+    assert [json.loads(line)["doc_id"] for line in lines] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    with pytest.raises(PipelineError, match="1 of 10 prompts"):  # not found again either
+        harness.make(run_of(tmp_path, tiny, data_root, asked("mgsm", 2), **knobs), tmp_path / "work", Notes())
+
+
+def test_a_chat_template_makes_turns_of_the_exemplars(data_root: Path, tmp_path: Path, tiny: Path) -> None:
+    run = run_of(tmp_path, tiny, data_root, asked("mgsm", 1), max_gen_toks=4, languages=["en"], chat_template=True)
+    with pytest.raises(PipelineError, match="the checkpoint's tokenizer has none"):
+        harness.make(run, tmp_path / "work", Notes())
+    turns = "{% for m in messages %}<{{m.role}}>{{m.content}}{% endfor %}"
+    template = turns + "{% if add_generation_prompt %}<assistant>{% endif %}"
+    config = json.loads((tiny / "tokenizer_config.json").read_text()) | {"chat_template": template}
+    (tiny / "tokenizer_config.json").write_text(json.dumps(config))
+    facts = harness.make(run, tmp_path / "work", Notes())
+    assert facts["harness"]["chat_template"] is True
+    prompt = json.loads((tmp_path / "work/samples/mgsm.en.jsonl").read_text().splitlines()[0])["prompt"]
+    assert prompt == (
+        "<user>Question: 1?\nStep-by-Step Answer:<assistant>So. The answer is 1."
+        "<user>Question: test problem 0 in en\nStep-by-Step Answer:<assistant>"
+    )
+
+
+def test_a_model_that_never_stops_is_told_of(
+    data_root: Path, tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of(tmp_path, tiny, data_root, asked("mgsm", 0), max_gen_toks=3, languages=["en"])
+    facts = harness.make(run, tmp_path / "work", Notes())
+    assert facts["scores"]["mgsm/en/cut_off"] == 1
+    assert "10 of 10 answers ran out of eval.max_gen_toks=3" in capsys.readouterr().err
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused(data_root: Path, tmp_path: Path, tiny: Path) -> None:
+    (tiny / "tokenizer.json").unlink()
+    with pytest.raises(PipelineError, match="tiny has no tokenizer: copy that of its base"):
+        harness.make(run_of(tmp_path, tiny, data_root, asked("mgsm", 0)), tmp_path / "work", Notes())
+
+
+def test_a_tokenizer_without_an_end_is_refused(data_root: Path, tmp_path: Path, tiny: Path) -> None:
+    config = json.loads((tiny / "tokenizer_config.json").read_text())
+    del config["eos_token"]
+    (tiny / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(PipelineError, match="has no eos_token, at which answers end"):
+        harness.make(run_of(tmp_path, tiny, data_root, asked("mgsm", 0)), tmp_path / "work", Notes())
+
+
+def test_spbleu_stands_beside_and_its_model_enters_the_hash(
+    data_root: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spm_model = tmp_path / "spm.model"
+    spm_model.write_bytes(b"pieces")
+    words = (
+        f"stage=eval eval=flores_0shot checkpoint={tiny} data_root={data_root} languages=[en,qac] eval.max_gen_toks=4"
+    )
+    with_it = [*words.split(), f"runs_dir={tmp_path}", f"eval.spm_model={spm_model}"]
+    run = build(compose(with_it))  # type: ignore[arg-type]
+    with pytest.raises(PipelineError, match="eval.spm_model needs SentencePiece"):
+        monkeypatch.setattr(harness, "find_spec", lambda name: None)
+        harness.make(run, tmp_path / "work", Notes())
+    monkeypatch.setattr(harness, "find_spec", lambda name: name)
+    monkeypatch.setattr(metrics, "spbleu", lambda references, responses, file: float(len(references)))
+    facts = harness.make(run, tmp_path / "work", Notes())
+    assert facts["scores"]["flores/en-qac/spbleu"] == 6
+    moved = tmp_path / "moved.model"
+    spm_model.rename(moved)
+    again = [*words.split(), f"runs_dir={tmp_path}", f"eval.spm_model={moved}"]
+    assert build(compose(again)).hash == run.hash != build(compose(words.split())).hash  # type: ignore[arg-type]
+    moved.write_bytes(b"other pieces")
+    assert build(compose(again)).hash != run.hash  # type: ignore[arg-type]
+    with pytest.raises(PipelineError, match="eval.spm_model=.* is no file"):
+        build(compose(with_it))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("bundle", "languages", "tasks"),
+    [
+        ("layer_swapping", "en sw bn te ja", "mgsm 8, belebele 5, flores 0, mbpp 0, global_mmlu 5"),
+        ("unreasonable", "en sw bn te", "mgsm 2, belebele 5, global_mmlu 5"),
+    ],
+)
+def test_the_bundles_are_the_papers(bundle: str, languages: str, tasks: str) -> None:
+    stage: Any = compose(f"stage=eval eval={bundle} checkpoint=x".split())
+    assert stage.languages == languages.split()
+    assert ", ".join(f"{one.task} {one.num_fewshot}" for one in stage.eval.tasks) == tasks
+    assert [one.task for one in stage.eval.tasks if one.where_possible] == (["mbpp"] if "mbpp" in tasks else [])
+    fewer: Any = compose(f"stage=eval eval={bundle} checkpoint=x languages=[en]".split())
+    assert fewer.languages == ["en"]
+
+
+def test_vllm_is_handed_over(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PipelineError, match="eval.backend=vllm needs vLLM, which is not installed"):
+        harness.refuse_early(choice(backend="vllm"), [], tiny)
+    given = {}
+    stand_in = SimpleNamespace(VLLM=lambda **kwargs: given.update(kwargs))
+    monkeypatch.setitem(sys.modules, "lm_eval.models.vllm_causallms", stand_in)
+    harness.answering(choice(backend="vllm", dtype="bfloat16"), tiny, lambda: None)  # type: ignore[arg-type,return-value]
+    assert (given["pretrained"], given["dtype"]) == (str(tiny), "bfloat16")
 
 
 def test_data_is_checked_before_weights_are_read(data_root: Path, tmp_path: Path) -> None:

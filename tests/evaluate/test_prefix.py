@@ -44,6 +44,8 @@ def test_what_is_taken_together() -> None:
     assert sorted(shared for shared, _ in prefix.groups(mixed)) == [20, 100]
     assert prefix.groups([[1, 2], [1, 3]]) == [(0, [0, 1])]  # too short to be worth it
     assert prefix.groups([]) == []
+    nested = [list(range(length)) for length in range(20, 2000)]  # as deep as it gets
+    assert computed(nested, prefix.groups(nested)) < sum(map(len, nested))
 
 
 def test_a_prefix_leaves_what_is_to_be_predicted() -> None:
@@ -148,7 +150,7 @@ def test_greedy_answers_are_the_same(real_data: Path, tmp_path: Path, tiny: Path
     for ask, one, two in zip(asks, ours.generate_until(asks), stock.generate_until(asks), strict=True):
         if one != two:
             same = next(i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b)
-            tokens = torch.tensor([ours.tok_encode(ask.args[0] + one[:same])])
+            tokens = torch.tensor([ours.tok_encode(ask.args[0] + one[:same])], device=ours.device)
             top = ours.model(tokens).logits[0, -1].topk(2).values
             assert top[0] - top[1] < 1e-4
 
@@ -195,8 +197,9 @@ def test_what_one_prompt_cannot_have_is_told(data_root: Path, tmp_path: Path, ti
         ours.loglikelihood(asks)
 
 
-def test_shards_answer_as_one(data_root: Path, tmp_path: Path, tiny: Path) -> None:
+def test_shards_answer_as_one(data_root: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes, a half of the questions each. The stage's own scores, and one sentence for too many."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)  # both on one device, whichever there is
     tasks = [asked("mgsm", 2), asked("belebele", 2)]
     made = []
     for shards in (1, 2):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import lm_eval
 import pytest
 import yaml
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
-from made_up import Scripted, asked, choice, needs_real_data
+from made_up import Scripted, asked, choice, needs_real_data, worked, write_rows
 
 from pipeline.evaluate.definitions import task_definitions
 from pipeline.evaluate.harness import _harness_tamed, load_tasks, score
+from pipeline.knobs import PipelineError
 
 STOCK = Path(lm_eval.__file__).parent / "tasks"
 
@@ -32,7 +35,9 @@ def stock_prompts(folder: Path, stock: str, shots: int, rows: Any = None, **chan
     return lm.prompts
 
 
-def our_prompts(folder: Path, task: str, shots: int, code: str, data_root: Path, limit: int | None = None) -> list[str]:
+def our_prompts(
+    folder: Path, task: str, shots: int, code: str, data_root: Path | None, limit: int | None = None
+) -> list[str]:
     lm = Scripted()
     definitions = task_definitions([asked(task, shots)], [code], data_root, folder)
     score(lambda: lm, definitions, load_tasks(definitions), choice(limit=limit))
@@ -49,6 +54,50 @@ def test_mgsm_is_the_stock_task(tmp_path: Path, real_data: Path, code: str, shot
     ours = our_prompts(tmp_path / "ours", "mgsm", shots, code, real_data)
     assert len(ours) == 250 and ours == theirs
     assert ours[0].count("\n\n") == shots
+
+
+@needs_real_data
+@pytest.mark.parametrize(("kind", "code"), [("en_cot", "te"), ("direct", "sw"), ("direct", "th"), ("en_cot", "ja")])
+def test_the_other_kinds_of_mgsm_are_the_stock_tasks(tmp_path: Path, real_data: Path, kind: str, code: str) -> None:
+    files = {split: str(real_data / "mgsm" / code / f"{split}.jsonl") for split in ("train", "test")}
+    changes = {"dataset_kwargs": {"data_files": files}}
+    theirs = stock_prompts(tmp_path / "stock", f"mgsm/{kind}/mgsm_{kind}_{code}.yaml", 8, list(range(20)), **changes)
+    assert our_prompts(tmp_path / "ours", f"mgsm_{kind}", 8, code, real_data, limit=20) == theirs
+
+
+def test_the_hub_gives_the_same_prompts(tmp_path: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the hub, which hands out the made-up benchmarks under their names and columns there."""
+    tasks = {"mgsm": 2, "belebele": 2, "global_mmlu": 1, "flores": 1}
+    for folder in data_root.iterdir():
+        (folder / "qac").rename(folder / "sw")
+    shots = [worked(f"Swali: {i}?", f"Jibu la Hatua kwa Hatua: Basi. Jibu ni {i}.", i) for i in range(8)]
+    write_rows(data_root / "mgsm/sw/train.jsonl", shots)
+    local = {
+        task: our_prompts(tmp_path / f"local {task}", task, shots, "sw", data_root) for task, shots in tasks.items()
+    }
+    asked_for = []
+
+    def load_dataset(path: str, name: str, split: str | None = None, **_: Any) -> Any:
+        asked_for.append((path, name))
+        task = {"juletxara/mgsm": "mgsm", "facebook/belebele": "belebele", "openlanguagedata/flores_plus": "flores"}
+        folder = data_root / task.get(path, "global_mmlu") / {"swh_Latn": "sw", "eng_Latn": "en"}.get(name, name)
+        found = {}
+        for file in folder.glob("*.jsonl"):
+            rows = [json.loads(line) for line in file.read_text().splitlines()]
+            rows = [{**row, "text": row.pop("sentence")} if "sentence" in row else row for row in rows]
+            found[file.stem] = datasets.Dataset.from_list(rows)
+        return found[split] if split else datasets.DatasetDict(found)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    for task, shots in tasks.items():
+        assert our_prompts(tmp_path / f"hub {task}", task, shots, "sw", None) == local[task], task
+    names = {("juletxara/mgsm", "sw"), ("facebook/belebele", "swh_Latn"), ("openlanguagedata/flores_plus", "swh_Latn")}
+    assert names <= set(asked_for)
+    with pytest.raises(PipelineError, match="mgsm_sw_9shot: num_fewshot=9, but there are 8 exemplars"):
+        our_prompts(tmp_path / "more", "mgsm", 9, "sw", None)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: (_ for _ in ()).throw(OSError("gated")))
+    with pytest.raises(PipelineError, match=r"flores_en-sw_0shot cannot be read \(gated\): accept the conditions"):
+        our_prompts(tmp_path / "gated", "flores", 0, "sw", None)
 
 
 @needs_real_data

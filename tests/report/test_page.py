@@ -229,6 +229,28 @@ def test_answers_cut_off_are_counted(tmp_path):
     assert (mark["mark"], mark["detail"]) == ("cut off", "1 of 2 answers ran out of tokens (eval.max_gen_toks)")
 
 
+@pytest.mark.parametrize(
+    ("task", "where", "response", "marked"),
+    [
+        ("mgsm", "te", "So it is seven in all", True),
+        ("mgsm", "te", "కాబట్టి మొత్తం ఏడు అవుతుంది", False),
+        ("mgsm_en_cot", "te", "So it is seven in all", False),
+        ("mgsm_en_cot", "te", "కాబట్టి మొత్తం ఏడు అవుతుంది", True),
+        ("flores", "en-ja", "the cat ate the fish", True),
+        ("flores", "ja-en", "the cat ate the fish", False),
+        ("mgsm", "bn", "7", False),
+        ("mbpp", "te", "def add(first, second): pass", False),
+    ],
+)
+def test_answers_in_another_script_are_marked(tmp_path, task, where, response, marked):
+    lines = [sample(doc, response, True) for doc in range(3)] + [sample(3, "", False)]
+    folder = write_eval(tmp_path / "e", [], {f"{task}.{where}": lines})
+    record = {"row": "r", "seed": 0, "task": task, "where": where, "target": "te", "num_fewshot": 0, "eval": "e"}
+    marks = samples.sanity([record | {"value": 0.5, "n": 4, "label": "L"}], {"e": Path(folder)})
+    told = [mark["detail"] for mark in marks if mark["mark"] == "wrong script"]
+    assert told == (["3 of 4 answers are mostly in letters of another script"] if marked else [])
+
+
 def test_a_broken_line_is_named(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"step"')
     with pytest.raises(PipelineError, match=r"log.jsonl, line 2 is not JSON"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from conftest import score, write_eval
@@ -156,3 +157,28 @@ def test_shots_are_never_mixed(tmp_path):
     lines = (tmp_path / "r" / "table.csv").read_text().splitlines()
     assert lines[0] == 'row,"MGSM qac, 2-shot","MGSM qac, 8-shot"'
     assert lines[1:] == ["base,50.0 ± 25.0,—", "swap,—,75.0 ± 21.7"]
+
+
+def test_what_a_bundle_could_not_have_is_missing_with_its_reason(tmp_path, one_language):
+    cell = one_language["cells"][0]
+    file = Path(cell["eval"]) / "scores.json"
+    told = json.loads(file.read_text())
+    missing = score("mbpp", 0.0, 1, "qac") | {"metric": "pass_at_1", "filter": "tests"}
+    missing |= {"value": None, "stderr": None, "n": 0, "reason": "mbpp has no translation"}
+    average = told["rows"][0] | {"language": "ten languages", "value": 0.5, "stderr": None}
+    file.write_text(json.dumps(told | {"beside": [missing, average]}))
+    page = build(one_language, tmp_path / "report")
+    text = (page.parent / "table.md").read_text()
+    assert "MBPP qac" in text and f"- {cell['row']}, MBPP qac: mbpp has no translation." in text
+    assert "MGSM ten languages" in text
+    assert "not a finite number" not in page.read_text()
+
+
+@pytest.mark.parametrize("how", [{"backend": "vllm"}, {"chat_template": True}])
+def test_unlike_ways_of_scoring_never_share_a_table(tmp_path, one_language, how):
+    file = Path(one_language["cells"][0]["eval"]) / "scores.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"harness": how}))
+    with pytest.raises(
+        PipelineError, match=f"eval.{next(iter(how))}={next(iter(how.values()))}.* were not scored alike"
+    ):
+        build(one_language, tmp_path / "report")

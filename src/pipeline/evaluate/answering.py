@@ -4,6 +4,7 @@ on other GPUs, and a note of which answers were cut off. Tokens, stop strings an
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -37,6 +38,8 @@ class Answering(HFLM):
     """
 
     def __init__(self, **kwargs: Any) -> None:
+        # The harness encodes a context anew for each continuation, which come one after the other.
+        self._encoded = functools.lru_cache(maxsize=4)(functools.partial(HFLM.tok_encode, self))
         super().__init__(**kwargs)
         self.ran_out: dict[tuple[str, str], bool] = {}
         self.share_prefix = False
@@ -48,6 +51,11 @@ class Answering(HFLM):
         if self.helpers:
             return self.helpers.answer(self, "loglikelihood", requests)
         return super().loglikelihood(requests, disable_tqdm)
+
+    def tok_encode(self, string: str, *args: Any, **kwargs: Any) -> list[int]:
+        if args or kwargs:
+            return super().tok_encode(string, *args, **kwargs)
+        return list(self._encoded(string))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         if self.helpers:

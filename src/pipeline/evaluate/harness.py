@@ -50,24 +50,9 @@ def make(run: Run, work: Path, tracker: Tracker) -> Row:
     """
     stage: Any = run.config  # an EvalStage
     asked: Eval = stage.eval
-    root = run.parents["data_root"].folder if "data_root" in run.parents else stage.data_root
     left_out: list[Row] = []
-    definitions = task_definitions(
-        asked.tasks,
-        stage.languages,
-        Path(root) if root else None,
-        work / "tasks",
-        split=asked.split,
-        max_gen_toks=asked.max_gen_toks,
-        run_code=asked.run_code,
-        left_out=left_out,
-    )
-    for one in left_out:
-        print(f"left out: {one['task']} in {one['language']}: {one['reason']}", file=sys.stderr)
-    if any(definition.task == "mbpp" for definition in definitions):
-        check_confinement()
-    if "checkpoint" in run.parents:
-        refuse_without_tokenizer(run.parents["checkpoint"].folder)
+    definitions = defined(run, work / "tasks", left_out)
+    refuse_early(run, definitions)
     with contextlib.redirect_stdout(sys.stderr), _harness_tamed():  # the harness and its libraries print
         tasks = load_tasks(definitions)
         kept = kept_scores(run)
@@ -81,6 +66,47 @@ def make(run: Run, work: Path, tracker: Tracker) -> Row:
     return {"scores": named, "harness": scores.harness}
 
 
+def defined(run: Run, folder: Path, left_out: list[Row]) -> list[Definition]:
+    """The task files of what the stage asks for, their data checked; what a bundle cannot have goes into `left_out`."""
+    stage: Any = run.config
+    asked: Eval = stage.eval
+    root = run.parents["data_root"].folder if "data_root" in run.parents else stage.data_root
+    definitions = task_definitions(
+        asked.tasks,
+        stage.languages,
+        Path(root) if root else None,
+        folder,
+        split=asked.split,
+        max_gen_toks=asked.max_gen_toks,
+        run_code=asked.run_code,
+        left_out=left_out,
+    )
+    for one in left_out:
+        print(f"left out: {one['task']} in {one['language']}: {one['reason']}", file=sys.stderr)
+    return definitions
+
+
+def refuse_early(run: Run, definitions: Sequence[Definition]) -> None:
+    """What would otherwise fail after minutes of loading or scoring."""
+    asked: Eval = run.config.eval  # type: ignore[attr-defined]
+    if any(definition.task == "mbpp" for definition in definitions):
+        check_confinement()
+    if asked.spm_model and not find_spec("sentencepiece"):
+        raise PipelineError("eval.spm_model needs SentencePiece, which is not installed: pip install sentencepiece")
+    if asked.backend == "vllm" and not find_spec("vllm"):
+        raise PipelineError(
+            "eval.backend=vllm needs vLLM, which is not installed: pip install vllm, or eval.backend=hf"
+        )
+    if "checkpoint" not in run.parents:  # a merge's files are looked at with its headers
+        if asked.backend == "vllm":
+            raise PipelineError("eval.backend=vllm reads folders: write the merge with stage=merge, and score that run")
+        return
+    checkpoint = run.parents["checkpoint"].folder
+    known = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
+    if any(checkpoint.glob("*.safetensors")) and not any((checkpoint / name).is_file() for name in known):
+        raise PipelineError(f"checkpoint {checkpoint} has no tokenizer: copy that of its base into the folder")
+
+
 # ------------------------------------------------------------------------------------------------- the model
 
 
@@ -88,27 +114,19 @@ def answering(run: Run, load: Callable[[], Answering]) -> LM:
     """The model that answers: `load()`, with helpers on other GPUs where shards are asked for, or the harness' vLLM."""
     asked: Eval = run.config.eval  # type: ignore[attr-defined]
     if asked.backend == "vllm":
-        if "checkpoint" not in run.parents:
-            raise PipelineError("eval.backend=vllm reads folders: write the merge with stage=merge, and score that run")
         return vllm_model(run.parents["checkpoint"].folder, asked)
     helpers = Helpers(load, asked.shards - 1) if asked.shards > 1 else None
     lm = load()
+    if lm.tokenizer.eos_token_id is None:
+        raise PipelineError(
+            f"the tokenizer of {lm.tokenizer.name_or_path} has no eos_token, at which answers end: name one"
+        )
     lm.helpers = helpers
     return lm
 
 
-def refuse_without_tokenizer(checkpoint: Path) -> None:
-    known = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
-    if checkpoint.is_dir() and not any((checkpoint / name).is_file() for name in known):
-        raise PipelineError(f"checkpoint {checkpoint} has no tokenizer: copy that of its base into the folder")
-
-
 def vllm_model(checkpoint: Path, asked: Eval) -> LM:
     """The harness' own vLLM model of a folder. It shares prefixes by itself, and tells not which answers ran out."""
-    if not find_spec("vllm"):
-        raise PipelineError(
-            "eval.backend=vllm needs vLLM, which is not installed: pip install vllm, or eval.backend=hf"
-        )
     from lm_eval.models.vllm_causallms import VLLM
 
     gpus = {"data_parallel_size": asked.shards} if asked.shards > 1 else {}
@@ -242,6 +260,7 @@ def score(
         "versions": {name: found[name].version for name in names},
         "task_hashes": {name: found[name].task_hash for name in names},
         **settings,
+        "share_prefix": asked.share_prefix,
         "found_again": found_again,
         "too_long": {name: found[name].too_long for name in names if found[name].too_long},
     }
@@ -325,18 +344,17 @@ def _fitting(lm: Any, definition: Definition, task: Task, rows: range, asked: Ev
         how |= {"chat_template": lm.apply_chat_template, "tokenizer_name": lm.tokenizer_name}
     task.build_all_requests(samples=rows, **how)  # type: ignore[arg-type]
     longest, too_long, room = 0, set(), lm.max_length
+    put: dict[tuple[int, str], str] = {}  # a question's prompt -> the longest of what is asked after it
     for request in task.instances:
+        prompt, after = request.args
         if request.request_type == "generate_until":
-            prompt, settings = request.args
-            length, room = (
-                len(lm.tok_encode(prompt)),
-                lm.max_length - settings.get("max_gen_toks", lm.max_gen_toks),
-            )
-        else:
-            length = len(lm.tok_encode("".join(request.args))) - 1  # the last token is only predicted
+            room, after = lm.max_length - after.get("max_gen_toks", lm.max_gen_toks), ""
+        put[request.doc_id, prompt] = max(put.get((request.doc_id, prompt), ""), after, key=len)
+    for (doc_id, prompt), after in put.items():
+        length = len(lm.tok_encode(prompt + after)) - bool(after)  # the last token is only predicted
         longest = max(longest, length)
         if length > room:
-            too_long.add(rows[request.doc_id])
+            too_long.add(rows[doc_id])
     if len(too_long) > asked.too_long or len(too_long) == len(rows):
         answer = f" less eval.max_gen_toks={lm.max_length - room} for the answer" if room < lm.max_length else ""
         raise PipelineError(

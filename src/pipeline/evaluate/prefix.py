@@ -1,9 +1,10 @@
 """Prompts that begin alike: which to take together, and keys and values of what they share, computed once.
 
 transformers' continuous batching also shares prefixes, in blocks of its paged cache. It is not used: it generates but
-gives no likelihoods of given continuations, it knows no stop strings of several tokens, and without a GPU its blocks
-make it slower than a plain batch (scripts/bench_eval.py measures it beside). What is here is plain attention over a
-plain cache, so that a model is scored as it is without sharing.
+gives no likelihoods of given continuations, it ends an answer at end tokens only and not at the stop strings of the
+tasks, and on a CPU its attention over all requests at once costs eight times what this does (scripts/bench_eval.py
+measures it beside). What is here is plain attention over a plain cache, so that a model is scored as it is without
+sharing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 LEAST = 16  # tokens: what is shorter is not worth a forward pass of its own
+DEEPEST = 100  # prefixes inside prefixes; prompts of exemplars have two or three
 
 
 def groups(prompts: Sequence[Sequence[int]], longest: Sequence[int] | None = None) -> list[tuple[int, list[int]]]:
@@ -47,7 +49,7 @@ def _common(one: np.ndarray, two: np.ndarray) -> int:
     return int(differs.argmax()) if differs.any() else short
 
 
-def _cheapest(common: np.ndarray, lengths: Sequence[int], first: int, last: int) -> tuple[int, list]:
+def _cheapest(common: np.ndarray, lengths: Sequence[int], first: int, last: int, depth: int = 0) -> tuple[int, list]:
     """Tokens to compute for the sorted prompts first..last-1, and the groups (shared, members) that need so few.
 
     The prompts are cut where they have least in common; each part stays with what it has in common itself, or joins
@@ -57,10 +59,12 @@ def _cheapest(common: np.ndarray, lengths: Sequence[int], first: int, last: int)
         return lengths[first], [(0, [first])]
     inside = common[first : last - 1]
     shared = int(inside.min())
+    if depth == DEEPEST:
+        return shared + sum(lengths[first:last]) - shared * (last - first), [(shared, list(range(first, last)))]
     cuts = [first, *(first + 1 + int(at) for at in np.flatnonzero(inside == shared)), last]
     apart, together, groups_apart, pool = 0, shared, [], []
     for start, end in zip(cuts, cuts[1:], strict=False):
-        cost, found = _cheapest(common, lengths, start, end)
+        cost, found = _cheapest(common, lengths, start, end, depth + 1)
         joining = sum(lengths[start:end]) - shared * (end - start)
         apart, together = apart + cost, together + min(cost, joining)
         if joining < cost:

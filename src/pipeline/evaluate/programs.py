@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.knobs import PipelineError
 
 SECONDS, MEMORY = 10, 2**29  # a program may compute so long, and use so many bytes
+GRACE = 5  # seconds more by the clock: waiting costs no computing time
 PASSED = "passed"
 
 # What a confined program must not be able to do, each tried before a model is loaded.
@@ -46,7 +47,7 @@ def run(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> str:
     try:
         child.stdin.write(f"{password}\n{program}".encode(errors="replace"))
         child.stdin.close()
-        child.wait(seconds + 5)  # waiting costs no computing time, so that the clock has a limit too
+        child.wait(seconds + GRACE)
         told = os.read(child.stdout.fileno(), 4096).decode(errors="replace")
     except subprocess.TimeoutExpired:
         return "timed out"

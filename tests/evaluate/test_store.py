@@ -1,0 +1,157 @@
+"""Scores are found again by all that decides them, or not at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up import Notes, asked, run_of, write_rows
+
+from pipeline.evaluate import harness, store
+from pipeline.runs import Found
+
+
+@pytest.fixture
+def scored_again(data_root: Path, tmp_path: Path, tiny: Path) -> Callable[..., list[str]]:
+    """Score MGSM and Belebele in English, and again: the names of what was found the second time."""
+
+    def once(checkpoint: Path, **knobs: Any) -> list[str]:
+        tasks = [asked("mgsm", 2), asked("belebele", 2)]
+        run = run_of(tmp_path, checkpoint, data_root, *tasks, **({"max_gen_toks": 4, "languages": ["en"]} | knobs))
+        work = tmp_path / "work"
+        shutil.rmtree(work, ignore_errors=True)
+        facts = harness.make(run, work, Notes())
+        return facts["harness"]["found_again"]
+
+    def twice(change: Callable[[], Any] = lambda: None, checkpoint: Path = tiny, **knobs: Any) -> list[str]:
+        assert once(tiny) == []
+        change()
+        return once(checkpoint, **knobs)
+
+    return twice
+
+
+BOTH = ["mgsm_en_2shot", "belebele_en_2shot"]
+
+
+def test_the_same_again_needs_no_model(
+    scored_again: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first: dict[str, Any] = {}
+
+    def change() -> None:
+        first["scores"] = (tmp_path / "work/scores.json").read_text()
+        first["samples"] = (tmp_path / "work/samples/mgsm.en.jsonl").read_text()
+        monkeypatch.setattr(harness, "load_model", lambda *_: pytest.fail("a model was loaded"))
+
+    assert scored_again(change, batch_size=2) == BOTH  # a batch size decides nothing
+    assert json.loads((tmp_path / "work/scores.json").read_text())["rows"] == json.loads(first["scores"])["rows"]
+    assert (tmp_path / "work/samples/mgsm.en.jsonl").read_text() == first["samples"]
+
+
+def test_a_copy_of_the_weights_is_the_same_model(scored_again: Callable[..., list[str]], tiny: Path) -> None:
+    copy = tiny.with_name("copy")
+    assert scored_again(lambda: shutil.copytree(tiny, copy), copy) == BOTH
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [{"dtype": "bfloat16"}, {"limit": 3}, {"redo": True}, {"max_gen_toks": 5}],
+    ids=["dtype", "fewer questions", "redo", "longer answers"],
+)
+def test_another_way_of_asking_is_scored(scored_again: Callable[..., list[str]], knobs: dict[str, Any]) -> None:
+    expected = ["belebele_en_2shot"] if "max_gen_toks" in knobs else []
+    assert scored_again(**knobs) == expected
+
+
+def test_other_weights_data_or_words_are_scored(
+    scored_again: Callable[..., list[str]], tiny: Path, data_root: Path, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    def other_exemplar() -> None:
+        file = data_root / "mgsm/en/train.jsonl"
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        rows[0]["question"] += " Or so?"
+        write_rows(file, rows)
+
+    def other_weights() -> None:
+        tensors = load_file(tiny / "model.safetensors")
+        tensors["model.norm.weight"][0] += 1
+        save_file(tensors, tiny / "model.safetensors", {"format": "pt"})
+
+    def other_config() -> None:
+        config = json.loads((tiny / "config.json").read_text())
+        config["rms_norm_eps"] = 1e-3
+        (tiny / "config.json").write_text(json.dumps(config))
+
+    assert scored_again(other_exemplar) == ["belebele_en_2shot"]
+    shutil.rmtree(tmp_path / "runs")
+    assert scored_again(other_weights) == []
+    shutil.rmtree(tmp_path / "runs")
+    assert scored_again(other_config) == []
+
+
+def test_another_harness_or_backend_is_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, task = {"root": "a"}, {"name": "b"}
+    keys = [store.whole_key(model, task, {"backend": backend, "chat_template": False}) for backend in ("hf", "vllm")]
+    keys.append(store.whole_key(model, task, {"backend": "hf", "chat_template": True}))
+    monkeypatch.setattr(store, "version", lambda package: "0.0.1")
+    keys.append(store.whole_key(model, task, {"backend": "hf", "chat_template": False}))
+    assert len({json.dumps(key, sort_keys=True) for key in keys}) == 4
+
+
+def test_an_adapter_is_not_the_same_on_another_base(tmp_path: Path) -> None:
+    found = []
+    for base in ("one", "two"):
+        folder = tmp_path / base
+        folder.mkdir()
+        (folder / "adapter_config.json").write_text("{}")
+        manifest = {
+            "facts": {"weights": {"root": "sha256:adapter"}},
+            "parents": {"model": {"content": base, "hash": "h"}},
+        }
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        found.append(store.model_key(Found(base, "hash", folder)))
+    assert found[0]["root"] == found[1]["root"] and found[0] != found[1]
+
+
+@pytest.mark.parametrize("harm", ["half", "value", "key"])
+def test_a_file_that_is_not_whole_is_not_there(
+    scored_again: Callable[..., list[str]], tmp_path: Path, harm: str
+) -> None:
+    def change() -> None:
+        (file,) = (tmp_path / "runs/.scores").glob("mgsm*")
+        text = file.read_text()
+        kept = json.loads(text)
+        if harm == "value":
+            kept["scored"]["rows"][0]["value"] = 0.99
+        if harm == "key":
+            kept["key"]["backend"] = "vllm"
+        file.write_text(text[: len(text) // 2] if harm == "half" else json.dumps(kept))
+
+    assert scored_again(change) == ["belebele_en_2shot"]
+
+
+def test_an_evaluation_that_stops_keeps_what_it_scored(
+    data_root: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score_one = harness.score_one
+
+    def until_belebele(lm: Any, definition: Any, *rest: Any) -> Any:
+        if definition.task == "belebele":
+            raise KeyboardInterrupt
+        return score_one(lm, definition, *rest)
+
+    run = run_of(tmp_path, tiny, data_root, asked("mgsm", 2), asked("belebele", 2), max_gen_toks=4)
+    monkeypatch.setattr(harness, "score_one", until_belebele)
+    with pytest.raises(KeyboardInterrupt):
+        harness.make(run, tmp_path / "work", Notes())
+    monkeypatch.undo()
+    facts = harness.make(run, tmp_path / "work", Notes())
+    assert facts["harness"]["found_again"] == ["mgsm_en_2shot", "mgsm_qac_2shot"]
+    assert not list((tmp_path / "runs/.scores").glob("*.part"))
