@@ -104,7 +104,7 @@ def read_lock(runs_dir: Path) -> Lock:
     path = runs_dir / LOCK
     if not path.is_file():
         return Lock(folder=runs_dir)
-    return _read(path, path.stat().st_mtime_ns)
+    return _read(path.resolve(), path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=8)

@@ -192,7 +192,8 @@ def base_of(expert: Parent, config: RunStage) -> Parent:
     ours = sorted(Path(config.runs_dir).glob(f"*-{recorded['hash'][:8]}"))
     if ours:
         return from_folder(ours[0], "merge.experts")
-    return find(manifest["config"]["model"]["path"], Path(config.runs_dir), "merge.experts")
+    base = manifest["config"]["model"]
+    return find(base["path"], Path(config.runs_dir), "merge.experts", base["revision"])
 
 
 def label_of(of: Parent) -> str:
