@@ -87,6 +87,8 @@ def check_sources(config: DataStage, data_root: Path | None, lock: Lock | None) 
     """Raise a PipelineError for sources that cannot be read or mixed, before any is: each gives its first row."""
     expert = config.expert
     for name, source in expert.sources.items():
+        if name in ("train", "validation"):
+            raise PipelineError(f"expert.sources.{name} has the name of what is written: give the source another")
         columns(name, source)
     kinds = {"text" if source.rows in ("text", "gsm8k_text") else "pairs" for source in expert.sources.values()}
     if len(kinds) > 1:
