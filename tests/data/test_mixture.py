@@ -301,6 +301,14 @@ def test_a_source_is_not_called_what_is_written(tmp_path: Path):
         build(stage(Data()), tmp_path, tmp_path)
 
 
+def test_validation_leaves_rows_to_train_on(tmp_path: Path):
+    numbered(tmp_path, {"a": 3})
+    with pytest.raises(PipelineError, match="data.validation=3 leaves no row for training"):
+        build(stage(Data(validation=3, allow_fewer=True), a=of("a")), tmp_path, tmp_path)
+    with pytest.raises(PipelineError, match="without=squad is no benchmark: name of mgsm, belebele"):
+        build(stage(Data(), a=of("a", without=["squad"])), tmp_path, tmp_path)
+
+
 def test_nothing_left_says_why(tmp_path: Path):
     with_benchmark(tmp_path)
     put(tmp_path, "a.jsonl", [{"question": PROBLEM, "answer": "9"}] * 2 + [{"question": "q", "answer": None}])

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config import DataStage, Source
+from pipeline.data import benchmarks
+from pipeline.data.benchmarks import TEXTS
 from pipeline.data.card import REASONS, card, summary
 from pipeline.data.load import read
 from pipeline.data.sources import SCRIPTS, Example, columns
@@ -55,12 +57,11 @@ def build(
 
     vouched: data_root keeps its benchmarks apart itself, so that what is shared with them is counted and kept.
     """
-    from pipeline.data.benchmarks import known as known_of
     from pipeline.data.candidates import gathering
 
     check_sources(config, data_root, lock)
     beside = Path(config.data.benchmarks) if config.data.benchmarks else data_root
-    known = known_of(config.data.ngram, beside, lock)
+    known = benchmarks.known(config.data.ngram, beside, lock)
     with gathering(work, known) as candidates:
         counts: dict[str, Any] = {}
         for index, (name, source) in enumerate(config.expert.sources.items()):
@@ -69,6 +70,8 @@ def build(
             candidates.add_all(name, index, examples, language_set=source.language not in (None, "en"))
         kept = judge(config, candidates, counts, drop=config.data.decontaminate == "drop" and not vouched)
         taken = draw(config, kept)
+        if not taken["train"]:
+            raise PipelineError(f"data.validation={config.data.validation} leaves no row for training: ask for fewer")
         owners = candidates.arrays()[0]
         for index, name in enumerate(config.expert.sources):
             counts[name]["taken"] = sum(int((owners[rows] == index).sum()) for rows in taken.values())
@@ -90,6 +93,8 @@ def check_sources(config: DataStage, data_root: Path | None, lock: Lock | None) 
         if name in ("train", "validation"):
             raise PipelineError(f"expert.sources.{name} has the name of what is written: give the source another")
         columns(name, source)
+        if odd := [told for told in source.without or () if told not in TEXTS]:
+            raise PipelineError(f"expert.sources.{name}.without={odd[0]} is no benchmark: name of {', '.join(TEXTS)}")
     kinds = {"text" if source.rows in ("text", "gsm8k_text") else "pairs" for source in expert.sources.values()}
     if len(kinds) > 1:
         raise PipelineError(
@@ -136,8 +141,6 @@ def examples_of(
 def judge(config: DataStage, candidates: Any, counts: dict[str, Any], drop: bool) -> dict[str, list[int]]:
     """Source -> the rows that are left of it, in their order. What is dropped or seen is counted."""
     import numpy as np
-
-    from pipeline.data.benchmarks import TEXTS
 
     sources, marks, maths = candidates.arrays()
     first = candidates.first_of_each()
