@@ -35,7 +35,11 @@ READ_IN = {
     "model": [SFT, "stage=cpt expert=gsm8k_text "],
     "expert": ["stage=data ", "stage=sft "],
     "sft": [SFT, "stage=cpt expert=gsm8k_text "],
-    "partition": [SFT + "sft=partial ", "stage=cpt expert=bn ", "stage=merge merge=layer_swap merge.math=a merge.language=b "],
+    "partition": [
+        SFT + "sft=partial ",
+        "stage=cpt expert=bn ",
+        "stage=merge merge=layer_swap merge.math=a merge.language=b ",
+    ],
     "recipe": [SFT, "stage=cpt expert=gsm8k_text "],
     "merge": ["stage=merge ", "stage=eval eval=mgsm_2shot ", "stage=sweep eval=mgsm_2shot "],
     "eval": ["stage=eval checkpoint=x "],
@@ -59,7 +63,9 @@ STAGE_WORDS = {
 def test_every_option_composes_in_the_stages_that_read_it(group: str, option: str) -> None:
     for words in READ_IN[group]:
         more = RUNS[option] if group == "merge" else ["model.path=x"] if option == "trained" else []
-        more += ["partition.bottom_layers=4", "partition.top_layers=2"] if (group, option) == ("partition", "own") else []
+        more += (
+            ["partition.bottom_layers=4", "partition.top_layers=2"] if (group, option) == ("partition", "own") else []
+        )
         assert compose([*words.split(), f"{group}={option}", *more])
 
 

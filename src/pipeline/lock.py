@@ -50,10 +50,10 @@ class Lock:
         """What is locked of a source: asked for as the configuration has it, or by its locked revision."""
         if source.url is not None:
             return self.urls.get(source.url)
-        entry = self.datasets.get(key(source.hub, source.revision))
-        asked = [one for name, one in self.datasets.items() if name.partition("@")[0] == source.hub]
-        entry = entry or next((one for one in asked if one["revision"] == source.revision), None)
-        return entry if entry and part_of(source) in entry["parts"] else None
+        of_it = {name: one for name, one in self.datasets.items() if name.partition("@")[0] == source.hub}
+        asked = key(source.hub, source.revision)
+        found = [one for name, one in of_it.items() if name == asked or one["revision"] == source.revision]
+        return next((one for one in found if part_of(source) in one["parts"]), None)
 
     def pinned(self, source: Source) -> Source:
         """The source at its locked revision: of one file elsewhere, the digest of its content."""
@@ -104,7 +104,7 @@ def read_lock(runs_dir: Path) -> Lock:
     path = runs_dir / LOCK
     if not path.is_file():
         return Lock(folder=runs_dir)
-    return _read(path, path.stat().st_mtime_ns)
+    return _read(path.resolve(), path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=8)

@@ -55,6 +55,11 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
     def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+        if asked and status == 200:
+            first, last = int(asked[1]), min(int(asked[2] or len(body)), len(body) - 1)
+            headers["Content_Range"] = f"bytes {first}-{last}/{len(body)}"
+            status, body = 206, body[first : last + 1]
         self.send_response(status)
         for key, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(key.replace("_", "-"), value)

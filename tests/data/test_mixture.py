@@ -42,8 +42,8 @@ def test_duplicates_and_empty_rows_are_dropped_and_counted(tmp_path: Path):
     counts = build(stage(Data(), first=MATH, second=more), tmp_path, tmp_path)
     none = {"contaminated": 0, "word_problems": 0, "shared": {}}
     assert counts == {
-        "first": {"rows": 8, "empty": 1, "duplicates": 2, "left": 5, **none},
-        "second": {"rows": 6, "empty": 0, "duplicates": 5, "left": 1, **none},
+        "first": {"rows": 8, "empty": 1, "duplicates": 2, "left": 5, "taken": 5, **none},
+        "second": {"rows": 6, "empty": 0, "duplicates": 5, "left": 1, "taken": 1, **none},
         "train": 6,
         "validation": 0,
     }
@@ -293,6 +293,22 @@ def test_english_columns_in_place_of_a_language(tmp_path: Path):
         build(stage(Data(), a=english), tmp_path, tmp_path)
 
 
+def test_a_source_is_not_called_what_is_written(tmp_path: Path):
+    numbered(tmp_path, {"a": 3})
+    with pytest.raises(PipelineError, match="expert.sources.train has the name of what is written"):
+        build(stage(Data(), train=of("a")), tmp_path, tmp_path)
+    with pytest.raises(PipelineError, match="expert=e has no sources"):
+        build(stage(Data()), tmp_path, tmp_path)
+
+
+def test_validation_leaves_rows_to_train_on(tmp_path: Path):
+    numbered(tmp_path, {"a": 3})
+    with pytest.raises(PipelineError, match="data.validation=3 leaves no row for training"):
+        build(stage(Data(validation=3, allow_fewer=True), a=of("a")), tmp_path, tmp_path)
+    with pytest.raises(PipelineError, match="without=squad is no benchmark: name of mgsm, belebele"):
+        build(stage(Data(), a=of("a", without=["squad"])), tmp_path, tmp_path)
+
+
 def test_nothing_left_says_why(tmp_path: Path):
     with_benchmark(tmp_path)
     put(tmp_path, "a.jsonl", [{"question": PROBLEM, "answer": "9"}] * 2 + [{"question": "q", "answer": None}])
@@ -324,6 +340,16 @@ def test_continual_pretraining_reads_the_plain_text_of_an_expert(expert: str, te
     assert f"data-{text}" in by_expert.name
     both = run_of(compose(["stage=cpt", "expert=math_bn"])).parents["data"].config  # type: ignore[arg-type, attr-defined]
     assert {source.side for source in both.expert.sources.values()} == {"math", "language"}
+
+
+@pytest.mark.real_data
+def test_the_problems_that_mgsm_took_from_gsm8k_are_found_all_and_alone(tmp_path: Path):
+    """MGSM's 250 are translations of 250 of GSM8K's 1,319 test problems; none is of its training problems."""
+    data = Path(os.environ["PIPELINE_TEST_DATA"])
+    test, train = (Source(file=f"gsm8k/{split}.jsonl", rows="gsm8k") for split in ("test", "train"))
+    counts = build(stage(Data(), tested=test, taught=train), data, tmp_path)
+    assert (counts["tested"]["contaminated"], counts["taught"]["contaminated"]) == (250, 0)
+    assert counts["taught"]["left"] == 7473
 
 
 @pytest.mark.real_data

@@ -46,8 +46,10 @@ TABLE: dict[str, Any] = {
 PROGRAM = """
 import sys
 from pathlib import Path
+from datasets import config
 from pipeline import compose
 from pipeline.data import benchmarks
+config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
 compose.conf_dir = lambda: Path(sys.argv[1])
 benchmarks.LANGUAGES = {"sw": benchmarks.LANGUAGES["sw"]}
 from pipeline import __main__
@@ -60,6 +62,7 @@ sys.exit(__main__.main(sys.argv[2:]))
 class Place:
     hub: Hub
     folder: Path
+    mirror: Hub  # of files that are on no hub
 
     def run(self, *words: str, offline: bool = False) -> SimpleNamespace:
         online = "1" if offline else "0"
@@ -132,7 +135,7 @@ LEAKED = "Bata wa Janet hutaga mayai kumi na sita kila siku naye hula matatu kil
 def place(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("prefetch")
     shutil.copytree(conf_dir(), folder / "conf")
-    with serving() as hub:
+    with serving() as hub, serving() as mirror:
         model = folder / "model"
         shutil.copytree(base, model, ignore=shutil.ignore_patterns("manifest.json", "*.jsonl", "*.md"))
         (model / "pytorch_model.bin").write_bytes(b"a pickle")
@@ -149,12 +152,12 @@ def place(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Iterator[Plac
         repositories.xp3mt(folder / "xP3mt")
         hub.push("datasets/bigscience/xP3mt", folder / "xP3mt")
         repositories.raw_bitext(folder / "pairs.gz", "sw", 9)
-        hub.files["/nllb/eng_Latn-swh_Latn.gz"] = (folder / "pairs.gz").read_bytes()
+        mirror.files["/nllb/eng_Latn-swh_Latn.gz"] = (folder / "pairs.gz").read_bytes()
         nllb = folder / "conf/data/nllb_sw.yaml"
-        shipped = yaml.safe_load(nllb.read_text()) | {"url": f"{hub.address}/nllb/eng_Latn-swh_Latn.gz"}
+        shipped = yaml.safe_load(nllb.read_text()) | {"url": f"{mirror.address}/nllb/eng_Latn-swh_Latn.gz"}
         nllb.write_text(yaml.safe_dump(shipped))
         (folder / "conf/table/fetched.yaml").write_text(yaml.safe_dump(TABLE, sort_keys=False))
-        yield Place(hub, folder)
+        yield Place(hub, folder, mirror)
 
 
 def test_a_table_is_fetched_locked_and_made_with_the_hub_off(place: Place) -> None:
@@ -180,6 +183,7 @@ def test_a_table_is_fetched_locked_and_made_with_the_hub_off(place: Place) -> No
     assert len(next(iter(lock["urls"].values()))["sha256"]) == 64
 
     place.hub.asked.clear()
+    place.mirror.asked.clear()
     after = place.run("stage=plan", "table=fetched", offline=True)
     assert "not pinned" not in after.out
     names = [
@@ -190,7 +194,7 @@ def test_a_table_is_fetched_locked_and_made_with_the_hub_off(place: Place) -> No
 
     made = place.run("stage=table", "table=fetched", offline=True)
     assert made.status == 0, made.err
-    assert place.hub.asked == []
+    assert place.hub.asked == place.mirror.asked == []
     data = next((place.folder / "runs").glob("data-sw-*"))
     card, manifest = (data / "data_card.md").read_text(), read_manifest(data)
     assert manifest is not None
@@ -200,6 +204,17 @@ def test_a_table_is_fetched_locked_and_made_with_the_hub_off(place: Place) -> No
     assert manifest["facts"]["counts"]["nllb"]["rows"] == 2
     assert f"| aya | CohereLabs/aya_dataset | {heads['datasets/CohereLabs/aya_dataset']} |" in card
     assert "Benchmark texts: mgsm 1, belebele 2, flores 2, global_mmlu 1, mbpp 2" in card
+
+
+def test_a_set_from_the_hub_itself_is_that_of_the_cache(place: Place, tmp_path: Path) -> None:
+    """Unlocked, over the network, past the loading script: the same rows in the same order."""
+    shutil.copytree(place.folder / "conf", tmp_path / "conf")
+    words = ["stage=data", "expert=sw", "data.size=8", "data.allow_fewer=true"]
+    made = Place(place.hub, tmp_path, place.mirror).run(*words)
+    assert made.status == 0, made.err
+    cached = next((place.folder / "runs").glob("data-sw-*"))
+    assert (Path(made.out.strip()) / "train.jsonl").read_text() == (cached / "train.jsonl").read_text()
+    assert "| not pinned |" in (Path(made.out.strip()) / "data_card.md").read_text()
 
 
 def test_what_moves_on_the_hub_stays_locked_until_an_update(place: Place) -> None:
@@ -219,7 +234,7 @@ def test_what_cannot_be_fetched_is_told_and_the_rest_is_locked(place: Place, tmp
     place.hub.gated.add("datasets/lelapa/Inkuba-instruct")
     del place.hub.repositories["datasets/bigscience/xP3mt"]
     shutil.copytree(place.folder / "conf", tmp_path / "conf")
-    told = Place(place.hub, tmp_path).run("stage=prefetch", "table=fetched")
+    told = Place(place.hub, tmp_path, place.mirror).run("stage=prefetch", "table=fetched")
     assert told.status == 1 and "Traceback" not in told.err
     assert "\nerror: 2 of 1" in told.err and "first: source inkuba (lelapa/Inkuba-instruct) is gated" in told.err
     assert "2 of " in told.err and "could not be fetched, the others are locked in" in told.err

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,6 +143,48 @@ def test_turns_in_each_form() -> None:
     assert turns(None) == turns([]) == turns([[]]) == turns([["a", None]]) == turns("a text") == []
 
 
+# ------------------------------------------------------------------------------------------------ the experts
+
+SETS = {  # expert -> rows of each source in a set that takes all it can
+    "math": {"orca_math": 30},
+    "sw": {"aya": 2, "nllb": 2, "inkuba": 1, "xp3mt": 1},
+    "bn": {"aya": 1, "nllb": 2, "indic_sharellama": 3, "bongchat": 2},
+    "te": {"aya": 1, "nllb": 2, "telugu_alpaca": 2, "telugu_gpteacher": 0},  # its fixture repeats the other's rows
+    "ja": {"aya": 1, "nllb": 2, "llm_japanese": 2, "ichikara": 1, "dolly_ja": 1},
+    "math_text": {"open_web_math": 3},
+    "bn_text": {"wikisource": 1},
+}
+SETS |= {f"math_{code}": {"orca_math": 30, **SETS[code]} for code in ("sw", "bn", "te", "ja")}
+
+
+@pytest.mark.parametrize("expert", SETS)
+def test_every_expert_is_built_from_its_repositories(
+    expert: str, call: Callable[..., SimpleNamespace], tmp_path: Path
+) -> None:
+    """stage=data expert=... as it is shipped, only that its sources are on this machine."""
+    config = compose(["stage=data", f"expert={expert}"])
+    assert isinstance(config, DataStage)
+    words = ["data.size=60", "data.allow_fewer=true", f"data.benchmarks={tmp_path}/b"]
+    repositories.jsonl(tmp_path / "b/mgsm/en/test.jsonl", [{"question": "of no row " * 9}])
+    for name, one in config.expert.sources.items():
+        if one.url is not None:
+            repositories.raw_bitext(tmp_path / f"{name}.gz", one.language or "", 3 if one.language == "ja" else 9)
+            words.append(f"expert.sources.{name}.url={tmp_path}/{name}.gz")
+            continue
+        here = tmp_path / str(one.hub).partition("/")[2]
+        repositories.MADE["bn_wikisource" if name == "wikisource" else name](here)
+        words += [f"expert.sources.{name}.hub={here}", f"expert.sources.{name}.revision=null"]
+    told = call("stage=data", f"expert={expert}", *words, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled")
+    assert told.status == 0, told.err
+    manifest = json.loads((Path(told.out.strip()) / "manifest.json").read_text())
+    counts = manifest["facts"]["counts"]
+    assert {name: counts[name]["taken"] for name in config.expert.sources} == SETS[expert]
+    rows = [json.loads(line) for line in (Path(told.out.strip()) / "train.jsonl").read_text().splitlines()]
+    sides = {row.get("side") for row in rows}
+    assert sides == ({"math", "language"} if expert in ("math_sw", "math_bn", "math_te", "math_ja") else {None})
+    assert all(("text" in row) == expert.endswith("_text") for row in rows)
+
+
 # ------------------------------------------------------------------------------------------------ anyone's own rows
 
 
@@ -159,6 +205,18 @@ def test_own_rows_of_each_format_through_a_template(form: str, tmp_path: Path) -
     assert isinstance(config, DataStage)
     found = list(read("own", config.expert.sources["own"], tmp_path))
     assert found == [pair("Swali: Mji? ", "Nairobi"), pair("Swali: Jina? x", 'Jina ni "Ali"')]
+
+
+def test_the_example_of_the_readme(tmp_path: Path, call: Callable[..., SimpleNamespace]) -> None:
+    (tmp_path / "mine.csv").write_text("question,answer\nMji?,Nairobi\nJina?,Ali\n")
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    command = readme[readme.index("    python -m pipeline stage=data expert=own") :].partition("\n\n")[0]
+    words = shlex.split(command.replace("\\\n", " ").replace("DIR", str(tmp_path)))[3:]
+    told = call(*words, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled")
+    assert told.status == 0, told.err
+    rows = (Path(told.out.strip()) / "train.jsonl").read_text().splitlines()
+    assert sorted(rows)[1] == '{"prompt": "Swali: Mji?", "completion": "Nairobi"}'
+    assert len(command.splitlines()) < 10
 
 
 def test_own_bitext_conversations_and_text(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ DONE = {"drop": "dropped", "count": "counted and kept"}
 def card(config: DataStage, counts: dict[str, Any], known: Known, vouched: bool) -> str:
     """Markdown. counts: of each source its rows, each reason, and what is left and taken; then train, validation."""
     sources = config.expert.sources
-    head = (*HEAD, "word problems", "left")
+    head = (*HEAD, "word problems", "left", "taken")
     lines = [
         f"# Training set of expert {config.expert.name}",
         "",
@@ -30,7 +30,7 @@ def card(config: DataStage, counts: dict[str, Any], known: Known, vouched: bool)
         found = counts[name]
         where = source.hub or source.url or "local"
         cells = [name, where, source.revision or "not pinned", source.licence, source.paper]
-        lines.append(f"| {' | '.join([*cells, *(str(found[key]) for key in ('rows', *REASONS, 'left'))])} |")
+        lines.append(f"| {' | '.join([*cells, *(str(found[key]) for key in ('rows', *REASONS, 'left', 'taken'))])} |")
     return "\n".join([*lines, "", *_compared(config, counts, known, vouched), *_further(config, counts)]) + "\n"
 
 

@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config import DataStage, Expert, Source
+from pipeline.config import DataStage, Source
+from pipeline.data import benchmarks
+from pipeline.data.benchmarks import TEXTS
 from pipeline.data.card import REASONS, card, summary
 from pipeline.data.load import read
 from pipeline.data.sources import SCRIPTS, Example, columns
@@ -55,12 +57,11 @@ def build(
 
     vouched: data_root keeps its benchmarks apart itself, so that what is shared with them is counted and kept.
     """
-    from pipeline.data.benchmarks import known as known_of
     from pipeline.data.candidates import gathering
 
-    check_sources(config.expert)
+    check_sources(config, data_root, lock)
     beside = Path(config.data.benchmarks) if config.data.benchmarks else data_root
-    known = known_of(config.data.ngram, beside, lock)
+    known = benchmarks.known(config.data.ngram, beside, lock)
     with gathering(work, known) as candidates:
         counts: dict[str, Any] = {}
         for index, (name, source) in enumerate(config.expert.sources.items()):
@@ -69,6 +70,11 @@ def build(
             candidates.add_all(name, index, examples, language_set=source.language not in (None, "en"))
         kept = judge(config, candidates, counts, drop=config.data.decontaminate == "drop" and not vouched)
         taken = draw(config, kept)
+        if not taken["train"]:
+            raise PipelineError(f"data.validation={config.data.validation} leaves no row for training: ask for fewer")
+        owners = candidates.arrays()[0]
+        for index, name in enumerate(config.expert.sources):
+            counts[name]["taken"] = sum(int((owners[rows] == index).sum()) for rows in taken.values())
         for name, rows in taken.items():
             with open(work / f"{name}.jsonl", "wb") as file:
                 file.writelines(candidates.lines(rows))
@@ -80,10 +86,15 @@ def build(
     return counts
 
 
-def check_sources(expert: Expert) -> None:
-    """Raise a PipelineError for sources that cannot be read or mixed, before any is."""
+def check_sources(config: DataStage, data_root: Path | None, lock: Lock | None) -> None:
+    """Raise a PipelineError for sources that cannot be read or mixed, before any is: each gives its first row."""
+    expert = config.expert
     for name, source in expert.sources.items():
+        if name in ("train", "validation"):
+            raise PipelineError(f"expert.sources.{name} has the name of what is written: give the source another")
         columns(name, source)
+        if odd := [told for told in source.without or () if told not in TEXTS]:
+            raise PipelineError(f"expert.sources.{name}.without={odd[0]} is no benchmark: name of {', '.join(TEXTS)}")
     kinds = {"text" if source.rows in ("text", "gsm8k_text") else "pairs" for source in expert.sources.values()}
     if len(kinds) > 1:
         raise PipelineError(
@@ -91,6 +102,16 @@ def check_sources(expert: Expert) -> None:
         )
     if not kinds:
         raise PipelineError(f"expert={expert.name} has no sources: give +expert.sources.NAME={{...}}")
+    for name, source in expert.sources.items():
+        next(opened(name, source, data_root, config.seed, lock), None)
+
+
+def opened(
+    name: str, source: Source, data_root: Path | None, seed: int, lock: Lock | None, counts: Any = None
+) -> Iterator[Example | None]:
+    """The rows of a source: below data_root, else locked in the hub's cache, else of the hub."""
+    source, files = lock.source(source) if lock and data_root is None else (source, None)
+    return read(name, source, data_root, seed, files, counts)
 
 
 def examples_of(
@@ -101,9 +122,8 @@ def examples_of(
     Raises:
         PipelineError: most of a language's text is in no letter of its script, as where English columns were taken.
     """
-    source, files = lock.source(source) if lock and data_root is None else (source, None)
     script, written = SCRIPTS.get(source.language or ""), 0
-    for example in read(name, source, data_root, seed, files, counts):
+    for example in opened(name, source, data_root, seed, lock, counts):
         counts["rows"] += 1
         words = "\n".join(value or "" for value in example.values()) if example else ""
         if example is None or not (example.get("completion") or example.get("text") or "").strip():
@@ -121,8 +141,6 @@ def examples_of(
 def judge(config: DataStage, candidates: Any, counts: dict[str, Any], drop: bool) -> dict[str, list[int]]:
     """Source -> the rows that are left of it, in their order. What is dropped or seen is counted."""
     import numpy as np
-
-    from pipeline.data.benchmarks import TEXTS
 
     sources, marks, maths = candidates.arrays()
     first = candidates.first_of_each()

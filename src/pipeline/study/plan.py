@@ -84,7 +84,7 @@ def base_model(table: Table, shared: dict[str, Any], known: Known) -> Parent:
     assert isinstance(config, TrainStage)
     if config.model.path is None:
         raise PipelineError(f"table.base of table={table.name} is a model with no path: make it in a row of its own")
-    return parent(config.model.path, config, "model.path", known)
+    return parent(config.model.path, config, "model.path", known, config.model.revision)
 
 
 def fill(words: Any, language: str, seed: int) -> Any:

@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -85,6 +86,7 @@ def benchmark_sources(config: DataStage | EvalStage) -> list[Source]:
     ]
 
 
+@lru_cache(maxsize=64)
 def _evaluated(tasks: tuple[tuple[str, int], ...], languages: tuple[str, ...]) -> list[tuple[str, str | None, str]]:
     """(repository, configuration, split) of each set that the harness' task files name."""
     from pipeline.config import EvalTask
