@@ -173,13 +173,13 @@ def test_no_space_at_each_write(tmp_path, monkeypatch, call):
 KILLED = """
 import os, sys, time
 from pipeline.merge import writing
-real = writing._write_computed
+real = writing._compute
 def slow(merge, name, target, place):
     found = real(merge, name, target, place)
     print("written", flush=True)
     time.sleep(60)
     return found
-writing._write_computed = slow
+writing._compute = slow
 from pipeline.__main__ import main
 main(sys.argv[1:])
 """
