@@ -120,7 +120,7 @@ def _copy(one: _Range) -> None:
                 )
             except (OSError, AttributeError) as error:
                 if isinstance(error, OSError) and error.errno not in _NO_RANGES:
-                    raise OSError(error.errno, error.strerror, one.target.name) from error
+                    raise OSError(error.errno, error.strerror, str(one.target.name)) from error
                 return _copy_by_reading(one, source, done)
             if not count:
                 raise PipelineError(f"{one.source} became shorter while it was read: copy it again")
@@ -156,7 +156,7 @@ def _write(target: BinaryIO, data: memoryview, place: int) -> None:
             count = os.pwrite(target.fileno(), data, place)
             data, place = data[count:], place + count
     except OSError as error:
-        raise OSError(error.errno, error.strerror, target.name) from error
+        raise OSError(error.errno, error.strerror, str(target.name)) from error
 
 
 def write_index(merge: Merge, folder: Path) -> None:
