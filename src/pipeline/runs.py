@@ -389,7 +389,8 @@ def from_folder(folder: Path, knob: str) -> Parent:
     if manifest is not None:
         return Found(manifest["name"], manifest["hash"], folder)
     files = [path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".model", ".jinja")]
-    if not (folder / "config.json").is_file() or not any(path.suffix == ".safetensors" for path in files):
+    described = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+    if not described or not any(path.suffix == ".safetensors" for path in files):
         raise PipelineError(
             f"{knob}={folder} has no {MANIFEST}, so it is no finished run, "
             "and no config.json with safetensors, so it is no model"

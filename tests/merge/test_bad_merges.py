@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from small_models import by_hand, stacked, swap
 
 from pipeline.config import LayerSwap, Soup, TaskArithmetic, Ties
 from pipeline.knobs import PipelineError
-from pipeline.merge import engine, writing
+from pipeline.merge import engine
 from pipeline.merge.engine import open_merge
 from pipeline.models.checkpoint import Checkpoint, digest_tensors
 
@@ -173,13 +174,13 @@ def test_no_space_at_each_write(tmp_path, monkeypatch, call):
 KILLED = """
 import os, sys, time
 from pipeline.merge import writing
-real = writing._write_computed
+real = writing._compute
 def slow(merge, name, target, place):
     found = real(merge, name, target, place)
     print("written", flush=True)
     time.sleep(60)
     return found
-writing._write_computed = slow
+writing._compute = slow
 from pipeline.__main__ import main
 main(sys.argv[1:])
 """
@@ -228,14 +229,36 @@ def test_a_swap_is_made_without_torch(tmp_path):
     subprocess.run([sys.executable, "-c", code, *words], check=True)
 
 
-def test_partitions_and_files_that_nobody_reads(tmp_path):
+def test_a_side_for_files_that_is_not_there(tmp_path):
     math, language = (
         Checkpoint.open(stacked(tmp_path / name, 2, seed)) for seed, name in enumerate(("math", "language"))
     )
-    sources = {"math": math, "language": language}
-    (tmp_path / "out").mkdir()
+    config = LayerSwap(math="a", language="b", bottom_layers=1, top_layers=0, files_from="0")
     with pytest.raises(PipelineError, match="merge.files_from=0 is no source: there are math, language"):
-        open_merge(LayerSwap(math="a", language="b", bottom_layers=1, top_layers=0), sources).write(
-            tmp_path / "out", "0"
-        )
-    assert writing.COPIED[0] == "config.json" and not list((tmp_path / "out").iterdir())
+        open_merge(config, {"math": math, "language": language})
+
+
+@pytest.mark.parametrize("method", ["soup", "tensor", "model"])
+def test_memory_is_that_of_pieces_whatever_the_size_of_a_tensor(tmp_path, method):
+    """A tensor of 16 MB in float32 and 8 pieces: two threads together stay below a handful of pieces."""
+    random, folders = torch.Generator().manual_seed(0), []
+    start = torch.randn(4096, 1024, generator=random) * 0.1
+    for name in ("base", "a", "b"):
+        moved = start + (0 if name == "base" else 0.02) * torch.randn(start.shape, generator=random)
+        layer = {f"model.layers.0.mlp.{part}_proj.weight": torch.ones(2, 2) * 0.5 for part in ("up", "down")}
+        folders.append(tmp_path / name)
+        folders[-1].mkdir()
+        save_file({"model.embed_tokens.weight": moved, **layer}, folders[-1] / "model.safetensors")
+        facts = {"model_type": "llama", "num_hidden_layers": 1, "tie_word_embeddings": True}
+        (folders[-1] / "config.json").write_text(json.dumps(facts))
+    base, *experts = map(Checkpoint.open, folders)
+    config = Soup(experts=["a", "b"]) if method == "soup" else Ties(experts=["a", "b"], trim=method)
+    (tmp_path / "out").mkdir()
+    tracemalloc.start()
+    try:
+        merge = open_merge(config, dict(zip("01", experts, strict=True)), base, threads=2)
+        merge.write(tmp_path / "out", threads=2)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < (8e6 if method == "soup" else 24e6), peak

@@ -11,8 +11,10 @@ from small_models import stacked
 
 from pipeline.config import LayerSwap, Partition, Reset, Soup, TaskArithmetic, Ties
 from pipeline.knobs import PipelineError
+from pipeline.merge import formulas
 from pipeline.merge.engine import open_merge
 from pipeline.merge.live import Live, kept, model_of
+from pipeline.models import floats
 from pipeline.models.checkpoint import Checkpoint
 
 METHODS = ["layer_swap", "soup", "ties", "task_arithmetic", "reset"]
@@ -75,14 +77,17 @@ def load(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "cohere"])
-def test_disk_and_live_agree_bit_for_bit_whatever_the_recipe(models, load, tmp_path, kind):
-    """One model in memory goes from recipe to recipe; what it holds is what each writes."""
+def test_disk_and_live_agree_bit_for_bit_whatever_the_recipe(models, load, tmp_path, monkeypatch, kind):
+    """One model in memory goes from recipe to recipe; what it holds is what each writes, in pieces of another size."""
     lives = {}
     for number in range(12):
         merge = open_any(models, kind, number)
         folder = tmp_path / str(number)
         folder.mkdir()
-        merge.write(folder, threads=2 if number % 2 else 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(floats, "PIECE", 50)  # entries: a few rows at a time, where memory below takes whole tensors
+            patch.setattr(formulas, "FEW", 100)  # thresholds from a sample
+            merge.write(folder, threads=2 if number % 2 else 1)
         written = load_file(folder / "model.safetensors")
         again = open_any(models, kind, number)
         if merge.dtype not in lives:
@@ -128,6 +133,18 @@ def test_another_dtype_in_memory_is_the_written_merge_cast(models, load, tmp_pat
     live = load(open_any(models, "llama", 1), "float32")
     written = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(one, written[name].float()) for name, one in live.model.named_parameters())
+
+
+@pytest.mark.gpu
+def test_the_same_bits_on_another_device(models, load):
+    merge = open_any(models, "llama", 0)
+    live = model_of(merge, "auto", "cuda", 1)
+    for number in (1, 2, 3, 4, 0):
+        merge = open_any(models, "llama", number)
+        merge.config.dtype = None
+        live.apply(merge, 2)
+        for name, parameter in live.model.named_parameters():
+            assert torch.equal(parameter.data.cpu(), merge.merged(name).to(parameter.dtype)), (name, merge.config)
 
 
 def test_models_are_kept_only_where_asked(models, load):

@@ -182,8 +182,7 @@ class Merge:
         come from the source `files_from` (default: the first). `known` holds digests of sources on record,
         source -> name -> digest: a tensor copied from one inherits it, and is then not read at all.
         """
-        if files_from is not None and files_from not in self.sources:
-            raise PipelineError(f"merge.files_from={files_from} is no source: there are {', '.join(self.sources)}")
+        refuse_unknown_role(files_from, self)
         self.ready(threads)
         if self.adapter:
             digests = write_adapter(self.adapter, folder)
@@ -224,7 +223,13 @@ def open_merge(
         raise PipelineError(f"merge={config.method} reads no partition: leave partition={partition.name} out")
     check_sources(sources, base)
     merge = METHODS[config.method](config, sources, base, partition, threads)
+    refuse_unknown_role(config.files_from, merge)
     return _as_adapter(merge, base)
+
+
+def refuse_unknown_role(role: str | None, merge: Merge) -> None:
+    if role is not None and role not in merge.sources:
+        raise PipelineError(f"merge.files_from={role} is no source: there are {', '.join(merge.sources)}")
 
 
 def _layer_swap(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Formula = Callable[[str, int, int], np.ndarray]
 Sources = Mapping[str, Source]
+_measured: dict[Any, float] = {}
 FEW = 2**18  # entries of a tensor that is sorted as it is; of a larger one a sample is taken first
 
 
@@ -131,8 +132,14 @@ def row_changes(expert: Source, base: Source, name: str, axis: str = "input") ->
 def mean_change(parts: Sequence[tuple[float, Source]], base: Source, threads: int | None = None) -> float:
     """The mean over all rows of all tensors of their mean absolute change (`layer_swapping`, section 4.3).
 
-    The expert is the weighted sum of `parts`: of a side that is souped, its soup.
+    The expert is the weighted sum of `parts`: of a side that is souped, its soup. Measured once a process for the same
+    files: a sweep asks for each of its points.
     """
+    files = [path.stat() for _, source in (*parts, (1.0, base)) for path in source.files]
+    folders = tuple((weight, str(source.folder)) for weight, source in parts)
+    key = (folders, str(base.folder), tuple((stat.st_size, stat.st_mtime_ns) for stat in files))
+    if key in _measured:
+        return _measured[key]
 
     def of(name: str) -> tuple[float, int]:
         shape = base.info(name).shape
@@ -146,7 +153,8 @@ def mean_change(parts: Sequence[tuple[float, Source]], base: Source, threads: in
         return (total / rows, columns) if len(shape) > 1 else (total / max(1, columns), 1)
 
     found = in_threads([lambda name=name: of(name) for name in by_size(base)], threads)  # type: ignore[misc]
-    return math.fsum(total for total, _ in found) / sum(rows for _, rows in found)
+    _measured[key] = math.fsum(total for total, _ in found) / sum(rows for _, rows in found)
+    return _measured[key]
 
 
 def by_size(source: Source) -> list[str]:

@@ -6,6 +6,7 @@ that threads wait for nothing but the end. Nothing here imports torch.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -14,7 +15,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
@@ -47,7 +48,7 @@ class _Range:
 
     source: Path
     start: int
-    target: Path
+    target: BinaryIO
     place: int
     count: int
 
@@ -58,43 +59,36 @@ def write_weights(merge: Merge, folder: Path, known: Known, threads: int | None 
     A copied tensor inherits the digest on record, which also says that it is finite; one without a record is read
     and checked. Raises PipelineError for values that are not finite.
     """
-    computed: list[tuple[int, str, Path, int]] = []
+    computed: list[tuple[int, str, BinaryIO, int]] = []
     ranges: list[_Range] = []
     digests: dict[str, str] = {}
     checks: list[tuple[str, TensorInfo]] = []
-    for file, names in merge.layout.files.items():
-        target = folder / file.name
-        stored = {name: (merge.stored_dtype(name), merge.layout.info(name).shape) for name in names}
-        with open(target, "wb") as stream:
-            stream.write(header_bytes(stored))
-            place = stream.tell()
-            infos = [merge.stored_info(name) for name in names]
-            stream.truncate(place + sum(info.nbytes for info in infos))
-        for name, result in zip(names, infos, strict=True):
-            role = merge.copied_from(name)
-            if role is None:
-                computed.append((result.nbytes, name, target, place))
-            else:
-                info = merge.sources[role].stored(name)
-                assert info is not None
-                _add(ranges, _Range(info.file, info.offset, target, place, info.nbytes))
-                if name in known.get(role, {}):
-                    digests[name] = known[role][name]
+    with contextlib.ExitStack() as streams:
+        for file, names in merge.layout.files.items():
+            stored = {name: (merge.stored_dtype(name), merge.layout.info(name).shape) for name in names}
+            target = streams.enter_context(open(folder / file.name, "wb", buffering=0))
+            target.write(header_bytes(stored))
+            place = target.tell()
+            for name in names:
+                size, role = merge.stored_info(name).nbytes, merge.copied_from(name)
+                if role is None:
+                    computed.append((size, name, target, place))
                 else:
-                    checks.append((name, info))
-            place += result.nbytes
-
-    def compute(name: str, target: Path, place: int) -> tuple[str, str]:
-        return name, _write_computed(merge, name, target, place)
-
-    def check(name: str, info: TensorInfo) -> tuple[str, str]:
-        return name, digest(info.dtype, info.shape, info.pieces(), f"{info.file.parent}: {name}")
-
-    tasks: list[Callable[[], tuple[str, str] | None]] = []
-    tasks += [lambda one=one: compute(*one[1:]) for one in sorted(computed, reverse=True)]  # type: ignore[misc]
-    tasks += [lambda one=one: _copy(one) for one in ranges]  # type: ignore[misc]
-    tasks += [lambda one=one: check(*one) for one in checks]  # type: ignore[misc]
-    digests |= dict(found for found in in_threads(tasks, threads) if found is not None)
+                    info = merge.sources[role].stored(name)
+                    assert info is not None
+                    _add(ranges, _Range(info.file, info.offset, target, place, size))
+                    if name in known.get(role, {}):
+                        digests[name] = known[role][name]
+                    else:
+                        checks.append((name, info))
+                place += size
+            target.truncate(place)
+        largest_first = sorted(computed, key=lambda one: -one[0])
+        tasks: list[Callable[[], tuple[str, str] | None]] = []
+        tasks += [lambda one=one: _compute(merge, *one[1:]) for one in largest_first]  # type: ignore[misc]
+        tasks += [lambda one=one: _copy(one) for one in ranges]  # type: ignore[misc]
+        tasks += [lambda one=one: _check(*one) for one in checks]  # type: ignore[misc]
+        digests |= dict(found for found in in_threads(tasks, threads) if found is not None)
     return dict(sorted(digests.items()))
 
 
@@ -111,56 +105,58 @@ def _add(ranges: list[_Range], new: _Range) -> None:
         ranges.append(new)
 
 
+def _check(name: str, info: TensorInfo) -> tuple[str, str]:
+    return name, digest(info.dtype, info.shape, info.pieces(), f"{info.file.parent}: {name}")
+
+
 def _copy(one: _Range) -> None:
     """By copy_file_range, in the kernel (by reference where the file system can); by reading where there is none."""
-    with open(one.source, "rb") as source, open(one.target, "r+b") as target:
+    with open(one.source, "rb", buffering=0) as source:
         done = 0
         while done < one.count:
             try:
                 count = os.copy_file_range(
-                    source.fileno(), target.fileno(), one.count - done, one.start + done, one.place + done
+                    source.fileno(), one.target.fileno(), one.count - done, one.start + done, one.place + done
                 )
             except (OSError, AttributeError) as error:
                 if isinstance(error, OSError) and error.errno not in _NO_RANGES:
-                    raise OSError(error.errno, error.strerror, str(one.target)) from error
-                return _copy_by_reading(one, done)
+                    raise OSError(error.errno, error.strerror, str(one.target.name)) from error
+                return _copy_by_reading(one, source, done)
             if not count:
                 raise PipelineError(f"{one.source} became shorter while it was read: copy it again")
             done += count
     return None
 
 
-def _copy_by_reading(one: _Range, done: int) -> None:
-    with open(one.source, "rb", buffering=0) as source, open(one.target, "r+b", buffering=0) as target:
-        buffer = memoryview(bytearray(PIECE_BYTES))
-        while done < one.count:
-            count = os.preadv(source.fileno(), [buffer[: one.count - done]], one.start + done)
-            if not count:
-                raise PipelineError(f"{one.source} became shorter while it was read: copy it again")
-            _write(target.fileno(), buffer[:count], one.place + done, one.target)
-            done += count
+def _copy_by_reading(one: _Range, source: BinaryIO, done: int) -> None:
+    buffer = memoryview(bytearray(PIECE_BYTES))
+    while done < one.count:
+        count = os.preadv(source.fileno(), [buffer[: one.count - done]], one.start + done)
+        if not count:
+            raise PipelineError(f"{one.source} became shorter while it was read: copy it again")
+        _write(one.target, buffer[:count], one.place + done)
+        done += count
 
 
-def _write_computed(merge: Merge, name: str, target: Path, place: int) -> str:
+def _compute(merge: Merge, name: str, target: BinaryIO, place: int) -> tuple[str, str]:
     """One computed tensor to its place; its digest, made of what was written while it is in the cache."""
     dtype, shape = merge.stored_dtype(name), merge.layout.info(name).shape
     found = hashlib.sha256(f"{dtype} {list(shape)}\n".encode())  # as checkpoint.digest has it
-    with open(target, "r+b", buffering=0) as stream:
-        for part in merge.pieces(name):
-            data = part.reshape(-1).view(np.uint8).data
-            found.update(data)
-            _write(stream.fileno(), data, place, target)
-            place += len(data)
-    return f"sha256:{found.hexdigest()}"
+    for part in merge.pieces(name):
+        data = part.reshape(-1).view(np.uint8).data
+        found.update(data)
+        _write(target, data, place)
+        place += len(data)
+    return name, f"sha256:{found.hexdigest()}"
 
 
-def _write(descriptor: int, data: memoryview, place: int, target: Path) -> None:
+def _write(target: BinaryIO, data: memoryview, place: int) -> None:
     try:
         while data:
-            count = os.pwrite(descriptor, data, place)
+            count = os.pwrite(target.fileno(), data, place)
             data, place = data[count:], place + count
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(target)) from error
+        raise OSError(error.errno, error.strerror, str(target.name)) from error
 
 
 def write_index(merge: Merge, folder: Path) -> None:

@@ -100,7 +100,7 @@ def in_threads(tasks: Sequence[Callable[[], T]], threads: int | None = None) -> 
     Each task works alone, so a core that others keep busy delays its own tasks and no others. Results do not depend
     on the number of threads. None: a thread a core, eight at most.
     """
-    count = threads or min(8, len(os.sched_getaffinity(0)))
+    count = threads or min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     if count == 1 or len(tasks) < 2:
         return [task() for task in tasks]
     with ThreadPoolExecutor(min(count, len(tasks))) as pool:

@@ -94,21 +94,20 @@ def base_of(expert: Parent, config: RunStage, key: str = "merge.experts") -> Par
             return planned
     from pipeline.merge.adapters import manifest_of
 
+    given = "base" if key == "checkpoint" else "merge.base"
     manifest, _ = manifest_of(expert.folder) if expert.folder.is_dir() else ({}, None)
     parents = manifest.get("parents") or {}
     recorded = parents.get("model") or parents.get("base")
     if recorded is None:
         raise PipelineError(
-            f"{key}: {expert.name} does not say which base it was trained from; name an sft run, or give merge.base=RUN"
+            f"{key}: {expert.name} does not say which base it was trained from; name an sft run, or give {given}=RUN"
         )
     ours = sorted(Path(config.runs_dir).glob(f"*-{recorded['hash'][:8]}"))
     if ours:
         return from_folder(ours[0], key)
     model = manifest["config"].get("model") or {"path": manifest["facts"].get("base")}  # the latter: of a select run
     if not model.get("path"):
-        raise PipelineError(
-            f"{key}: the base {recorded['name']} of {expert.name} is not in runs_dir: give merge.base=RUN"
-        )
+        raise PipelineError(f"{key}: the base {recorded['name']} of {expert.name} is not in runs_dir: give {given}=RUN")
     found = find(model["path"], Path(config.runs_dir), key, model.get("revision"))
     if isinstance(found, Found) and model.get("revision") and not found.folder.is_dir():
         return replace(found, folder=Path(f"{found.folder}@{model['revision']}"))

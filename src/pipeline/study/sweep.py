@@ -5,6 +5,7 @@ Each point is the run that stage=eval merge=... would make, by the same hash, so
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import itertools
 import sys
@@ -38,7 +39,7 @@ def make_sweep(config: SweepStage) -> Path:
     runs = [build(stage_of(config, point)) for point in points]
     for run in runs:
         refuse_unfinished(run)
-    for run in runs:  # by headers; weights by magnitude are found once, as sources are opened once
+    for run in runs:  # by headers; weights by magnitude are measured once
         merge_of(run)
     first, count = shard(config.sweep.shard)
     mine = runs[first::count]
@@ -47,11 +48,31 @@ def make_sweep(config: SweepStage) -> Path:
         failed = execute(mine)
     name = hashlib.sha256("".join(run.hash for run in runs).encode()).hexdigest()[:8]
     label = f"{config.merge.method}-{config.eval.name}"
-    page = write_page(Path(config.runs_dir) / "reports" / f"sweep-{label}-{name}", config, points, runs)
+    folder = Path(config.runs_dir) / "reports" / f"sweep-{label}-{name}"
+    page = write_page(folder, config, points, runs)
+    track(config, folder)
     if failed:
         told, reason = next(iter(failed.items()))
         raise PipelineError(f"{len(failed)} points failed, the first {told} ({reason}); the rest is in {page}")
     return page
+
+
+def track(config: SweepStage, folder: Path) -> None:
+    """The sweep as a W&B run of its own: the scores and the map."""
+    from pipeline.tracking import open_run
+
+    if not (folder / "scores.csv").is_file():
+        return
+    described = {
+        "name": folder.name,
+        "group": folder.name,
+        "job_type": "sweep",
+        "config": {"merge": config.merge.method},
+    }
+    with open_run(folder, config.tracking, **described) as tracker:
+        head, *rows = list(csv.reader((folder / "scores.csv").read_text(encoding="utf-8").splitlines()))
+        tracker.table("scores", head, rows)
+        tracker.image("map", folder / "map.png")
 
 
 def shard(text: str) -> tuple[int, int]:

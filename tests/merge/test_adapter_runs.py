@@ -1,0 +1,93 @@
+"""LoRA experts as runs of ours: found with their base by manifests, merged, scored in memory and from disk alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.models.checkpoint import Checkpoint
+from pipeline.runs import read_manifest
+
+ASKED = ["eval=sandbox", "eval.max_gen_toks=4", "eval.limit=3", "languages=[en,qac]"]
+
+
+@pytest.fixture(scope="module")
+def adapters(runs_dir: Path, base: Path) -> list[str]:
+    """Two runs as the training room writes them: an adapter, a tokenizer, and a manifest with the base as parent."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    manifest = read_manifest(base)
+    assert manifest is not None
+    model_parent = {"name": manifest["name"], "hash": manifest["hash"], "content": manifest["facts"]["weights"]["root"]}
+    folders = []
+    for seed, side in enumerate(("math", "language")):
+        torch.manual_seed(seed)
+        wrapped = get_peft_model(
+            AutoModelForCausalLM.from_pretrained(base),
+            LoraConfig(r=4, target_modules=["q_proj", "up_proj"], use_rslora=True),
+        )
+        for name, parameter in wrapped.named_parameters():
+            if "lora_B" in name:
+                parameter.data.normal_(0, 0.5)
+        folder = runs_dir / f"{side}-lora-s0-{seed:08d}"
+        wrapped.save_pretrained(folder)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (folder / name).write_bytes((base / name).read_bytes())
+        told = {
+            **{
+                "name": folder.name,
+                "hash": f"{seed:08d}" * 8,
+                "decided_by": {"stage": "sft"},
+                "attempt": 1,
+                "files": {},
+            },
+            **{"parents": {"model": model_parent}, "config": {"expert": {"side": side}, "sft": {"optimizer": "adamw"}}},
+            **{
+                "facts": {"weights": {"root": f"sha256:{side}", "digests": {}}},
+                "started": "2026",
+                "cost": {"seconds": 1.0},
+            },
+        }
+        (folder / "manifest.json").write_text(json.dumps(told))
+        folders.append(folder.name)
+    return folders
+
+
+def answers(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted((folder / "samples").glob("*.jsonl"))}
+
+
+def test_a_swap_of_adapters_is_an_adapter_and_scores_the_same_from_disk_and_from_memory(
+    make_run: Callable[..., Path], world: Path, base: Path, adapters: list[str]
+) -> None:
+    named = ["merge=layer_swap", f"merge.math={adapters[0]}", f"merge.language={adapters[1]}", "merge.bottom_layers=3"]
+    written = make_run("stage=merge", *named)
+    manifest = read_manifest(written)
+    assert manifest is not None and set(manifest["parents"]) == {"math", "language", "base"}
+    assert (written / "adapter_model.safetensors").is_file() and not (written / "model.safetensors").exists()
+    asked = [*ASKED, f"data_root={world}"]
+    from_disk = make_run("stage=eval", f"checkpoint={written}", *asked)
+    in_memory = make_run("stage=eval", *named, *asked)
+    assert answers(from_disk) == answers(in_memory)
+    of_base = make_run("stage=eval", f"checkpoint={base}", *asked)
+    assert answers(of_base) != answers(from_disk)
+    again = make_run(
+        "stage=merge", "merge=task_arithmetic", f"merge.experts=[{written}]", "merge.form=dense"
+    )  # an expert
+    assert Checkpoint.open(again).info("model.norm.weight").dtype == "F32"
+
+
+def test_ties_of_adapters_is_dense_and_their_changes_can_be_analyzed(
+    make_run: Callable[..., Path], adapters: list[str]
+) -> None:
+    merged = make_run("stage=merge", "merge=ties", f"merge.experts=[{','.join(adapters)}]", "merge.dtype=bfloat16")
+    checkpoint = Checkpoint.open(merged)
+    assert {info.dtype for info in checkpoint.infos.values()} == {"BF16"} and checkpoint.config["dtype"] == "bfloat16"
+    found = make_run("stage=analyze", f"checkpoint=[{','.join(adapters)}]")
+    lines = (found / "delta.csv").read_text().splitlines()
+    assert any("v_proj" in line and line.endswith(",1.0") for line in lines)  # what no adapter touches is the same
