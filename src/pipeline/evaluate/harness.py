@@ -43,21 +43,21 @@ if TYPE_CHECKING:
 
 
 def make(run: Run, work: Path, tracker: Tracker) -> Row:
-    """Score `run.parents["checkpoint"]`: writes scores.json, samples/ and tasks/ into `work`, gives back the scores.
+    """Score the model of `run`: writes scores.json, samples/ and tasks/ into `work`, gives back the scores.
 
     Raises PipelineError for missing or broken data, unknown tasks and languages, too many exemplars (all before any
     weights are read), and for prompts that are longer than the model takes.
     """
     stage: Any = run.config  # an EvalStage
     asked: Eval = stage.eval
-    checkpoint = run.parents["checkpoint"].folder
+    checkpoint = run.parents["checkpoint"].folder if "checkpoint" in run.parents else None
     left_out: list[Row] = []
     definitions = defined(run, work / "tasks", left_out)
     refuse_early(asked, definitions, checkpoint)
     with contextlib.redirect_stdout(sys.stderr), _harness_tamed():  # the harness and its libraries print
         tasks = load_tasks(definitions)
         kept = kept_scores(run)
-        load = functools.partial(load_model, checkpoint, asked.batch_size, asked.dtype)
+        load = functools.partial(load_model, run.parents["checkpoint"].folder, asked.batch_size, asked.dtype)
         scores = score(lambda: answering(asked, checkpoint, load), definitions, tasks, asked, kept)
     spm_model = Path(asked.spm_model) if asked.spm_model else None
     scores.beside = scored.beside(definitions, scores.rows, scores.samples, spm_model)
@@ -87,33 +87,40 @@ def defined(run: Run, folder: Path, left_out: list[Row]) -> list[Definition]:
     return definitions
 
 
-def refuse_early(asked: Eval, definitions: Sequence[Definition], checkpoint: Path) -> None:
+def refuse_early(asked: Eval, definitions: Sequence[Definition], checkpoint: Path | None) -> None:
     """What would otherwise fail after minutes of loading or scoring."""
     if any(definition.task == "mbpp" for definition in definitions):
         check_confinement()
     if asked.spm_model and not find_spec("sentencepiece"):
         raise PipelineError("eval.spm_model needs SentencePiece, which is not installed: pip install sentencepiece")
+    if asked.backend == "vllm" and checkpoint is None:
+        raise PipelineError("eval.backend=vllm reads a folder: make the merge with stage=merge, then checkpoint=RUN")
     if asked.backend == "vllm" and not find_spec("vllm"):
         raise PipelineError(
             "eval.backend=vllm needs vLLM, which is not installed: pip install vllm, or eval.backend=hf"
         )
     known = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
-    if any(checkpoint.glob("*.safetensors")) and not any((checkpoint / name).is_file() for name in known):
+    if (
+        checkpoint
+        and any(checkpoint.glob("*.safetensors"))
+        and not any((checkpoint / name).is_file() for name in known)
+    ):
         raise PipelineError(f"checkpoint {checkpoint} has no tokenizer: copy that of its base into the folder")
 
 
 # ------------------------------------------------------------------------------------------------- the model
 
 
-def answering(asked: Eval, checkpoint: Path, load: Callable[[], Answering]) -> LM:
+def answering(asked: Eval, checkpoint: Path | None, load: Callable[[], Answering]) -> LM:
     """The model that answers: `load()`, with helpers on other GPUs where shards are asked for, or the harness' vLLM."""
     if asked.backend == "vllm":
+        assert checkpoint  # refuse_early
         return vllm_model(checkpoint, asked)
     helpers = Helpers(load, asked.shards - 1) if asked.shards > 1 else None
     lm = load()
     if lm.tokenizer.eos_token_id is None:
         raise PipelineError(
-            f"the tokenizer of checkpoint {checkpoint} has no eos_token, at which answers end: name one"
+            f"the tokenizer of {checkpoint or 'the merge'} has no eos_token, at which answers end: name one"
         )
     lm.helpers = helpers
     return lm
@@ -184,7 +191,7 @@ def _refuse_too_many_shots(definition: Definition, task: Any) -> None:
 
 
 def kept_scores(run: Run) -> store.Kept | None:
-    """Where scores of this model are kept from one evaluation to the next."""
+    """Where scores of this model are kept from one evaluation to the next; a model without a checkpoint has no root."""
     if "checkpoint" not in run.parents:
         return None
     model = store.model_key(run.parents["checkpoint"])
