@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def make(run: Run, work: Path, tracker: Tracker) -> Row:
-    """Score `run.parents["checkpoint"]`: writes scores.json, samples/ and tasks/ into `work`, gives back the scores.
+    """Score the model of `run`: writes scores.json, samples/ and tasks/ into `work`, gives back the scores.
 
     Raises PipelineError for missing or broken data, unknown tasks and languages, too many exemplars (all before any
     weights are read), and for prompts that are longer than the model takes.
@@ -93,6 +93,8 @@ def refuse_early(run: Run, definitions: Sequence[Definition]) -> None:
         check_confinement()
     if asked.spm_model and not find_spec("sentencepiece"):
         raise PipelineError("eval.spm_model needs SentencePiece, which is not installed: pip install sentencepiece")
+    if asked.backend == "vllm" and checkpoint is None:
+        raise PipelineError("eval.backend=vllm reads a folder: make the merge with stage=merge, then checkpoint=RUN")
     if asked.backend == "vllm" and not find_spec("vllm"):
         raise PipelineError(
             "eval.backend=vllm needs vLLM, which is not installed: pip install vllm, or eval.backend=hf"
@@ -207,7 +209,7 @@ def _refuse_too_many_shots(definition: Definition, task: Any) -> None:
 
 
 def kept_scores(run: Run) -> store.Kept | None:
-    """Where scores of this model are kept from one evaluation to the next."""
+    """Where scores of this model are kept from one evaluation to the next; a model without a checkpoint has no root."""
     if "checkpoint" not in run.parents:
         return None
     model = store.model_key(run.parents["checkpoint"])

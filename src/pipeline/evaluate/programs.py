@@ -34,8 +34,8 @@ _REFUSALS = {"take all memory": ("MemoryError",), "run for ever": ("timed out", 
 def run(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> str:
     """What comes of a program: passed (it reached its end), the name of its error, timed out, or killed.
 
-    It computes `seconds` at most and has `memory` bytes, starts from a bare environment, reads what Python imports, and
-    writes nothing.
+    It computes `seconds` at most, has `memory` bytes and a bare environment, and writes nothing. Files it may read, as
+    imports do, but of what it reads it can tell no more than the name of a built-in error.
     """
     password = secrets.token_hex(16)
     child = subprocess.Popen(

@@ -117,11 +117,7 @@ def sample_of(definition: Definition, record: Row, ran_out: Mapping[tuple[str, s
 def beside(
     definitions: Sequence[Definition], rows: Sequence[Row], samples: Mapping[str, list[Row]], spm_model: Path | None
 ) -> list[Row]:
-    """Rows that are ours alone: a numeric match for MGSM, spBLEU where its model is there, the ten-language average.
-
-    The average of Layer Swapping: all languages of MGSM but Thai, each of the same weight. It has no standard error,
-    as languages share their questions.
-    """
+    """Rows that are ours alone: a numeric match for MGSM, spBLEU where its model is there, the ten-language average."""
     found = []
     for definition in definitions:
         kept = samples[definition.name]
@@ -134,19 +130,25 @@ def beside(
             references, responses = ([sample[side] for sample in kept] for side in ("target", "extracted"))
             value = metrics.spbleu(references, responses, spm_model)
             found.append(score_row(definition, "spbleu", "none", value, [None] * len(kept)))
-    for definition in definitions:
-        if definition.task not in MGSM or definition.language != TEN[0]:
-            continue
-        for row in [row for row in [*rows, *found] if row["task"] == definition.task and row["language"] == TEN[0]]:
-            same = [
-                other
-                for other in [*rows, *found]
-                if other["language"] in TEN
-                and all(other[name] == row[name] for name in ("task", "num_fewshot", "metric", "filter"))
-            ]
-            if len(same) == len(TEN):
-                value, n = metrics.mean([other["value"] for other in same]), sum(other["n"] for other in same)
-                found.append(row | {"language": AVERAGE_OF_TEN, "value": value, "stderr": None, "n": n})
+    return found + average_of_ten([*rows, *found])
+
+
+def average_of_ten(rows: Sequence[Row]) -> list[Row]:
+    """MGSM over all its languages but Thai, each of the same weight, where all ten are there: Layer Swapping's average.
+
+    It has no standard error, as languages share their questions.
+    """
+    alike: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in rows:
+        if row["task"] in MGSM and row["language"] in TEN:
+            place = tuple(row[name] for name in ("task", "num_fewshot", "metric", "filter"))
+            alike.setdefault(place, {})[row["language"]] = row
+    found = []
+    for by_language in alike.values():
+        if len(by_language) == len(TEN):
+            value = metrics.mean([row["value"] for row in by_language.values()])
+            ours = {"language": AVERAGE_OF_TEN, "value": value, "stderr": None}
+            found.append(by_language[TEN[0]] | ours | {"n": sum(row["n"] for row in by_language.values())})
     return found
 
 
