@@ -66,18 +66,19 @@ def point(work: Path, record: dict[str, Any]) -> Path:
     return work / FOLDER / f"step-{record['step']}"
 
 
-def begin(run: Run) -> None:
-    """An empty work folder, but for what a usable resume point needs."""
+def begin(run: Run) -> float:
+    """An empty work folder, but for what a usable resume point needs. Gives the seconds that went into that."""
     record = usable(run)
     if record is None:
         shutil.rmtree(run.work, ignore_errors=True)
         run.work.mkdir(parents=True)
-        return
+        return 0.0
     kept = {run.work / SNAPSHOTS / f"step-{step}" for step in record["snapshots"]}
     kept |= {point(run.work, record), run.work / RECORD, run.work / FOLDER, run.work / SNAPSHOTS}
     inside = [path for part in (FOLDER, SNAPSHOTS) for path in (run.work / part).glob("*")]
     for path in {*run.work.iterdir(), *inside} - kept:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return float(record["seconds"])
 
 
 def forget(work: Path) -> None:

@@ -272,7 +272,7 @@ def _make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], attempt: 
     from pipeline import resume
     from pipeline.tracking import tracked
 
-    resume.begin(run)
+    earlier = resume.begin(run)
     begun, started = time.perf_counter(), datetime.now(UTC)
     with tracked(run, attempt) as tracker:
         facts = stage(run, run.work, tracker)
@@ -295,7 +295,7 @@ def _make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], attempt: 
         "environment": environment(),
         "started": started.isoformat(timespec="seconds"),
         "cost": {
-            "seconds": round(time.perf_counter() - begun, 3),
+            "seconds": round(earlier + time.perf_counter() - begun, 3),
             "predicted_seconds": predicted,
             "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         },

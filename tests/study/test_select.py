@@ -10,15 +10,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from tiny_words import FEW
 
 from pipeline.compose import compose
 from pipeline.config import Measure
 from pipeline.knobs import PipelineError
 from pipeline.models.checkpoint import Checkpoint
-from pipeline.runs import find, read_manifest
+from pipeline.runs import find, read_manifest, runs_behind
 from pipeline.study.build import build
 from pipeline.study.execute import one
+from pipeline.study.plan import ordered
 from pipeline.study.select import choose, ranked, value
 from pipeline.train.snapshots import kept, snapshot_steps
 
@@ -128,6 +130,22 @@ def test_a_snapshot_is_a_run_of_its_own(trainings: list[Path], runs_of_ours: lis
         find(f"{training.name}@4", runs_dir, "checkpoint")
 
 
+def test_a_snapshot_of_the_last_step_takes_no_room(
+    runs_of_ours: list[str], base: Path, world: Path, tmp_path: Path
+) -> None:
+    start = [
+        "stage=sft",
+        "expert=math",
+        "model=trained",
+        f"model.path={base}",
+        f"data_root={world}",
+        f"runs_dir={tmp_path}",
+    ]
+    folder = one(compose([*start, *FEW, "sft.snapshot_every=4", "tracking.mode=disabled"]))  # type: ignore[arg-type]
+    first, last = (folder / f"snapshots/step-{step}/model.safetensors" for step in (1, 2))
+    assert last.samefile(folder / "model.safetensors") and not first.samefile(last)
+
+
 def test_the_best_snapshot_by_its_scores(
     trainings: list[Path], runs_of_ours: list[str], world: Path, base: Path, call: Callable[..., SimpleNamespace]
 ) -> None:
@@ -175,6 +193,35 @@ def test_the_lowest_validation_loss(
         assert told.status == 0, told.err[-2000:]
         chosen = json.loads((Path(told.out.strip()) / "choice.json").read_text())["chosen"]
         assert (chosen["checkpoint"], chosen["values"]) == (expected, {"validation_loss": losses[expected]})
+
+
+def test_snapshots_of_trainings_that_are_planned(base: Path, world: Path, tmp_path: Path) -> None:
+    """In a table, the select row is built before its trainings are made: their steps decide the snapshots."""
+    shared = [f"runs_dir={tmp_path}", "tracking.mode=disabled", f"data_root={world}"]
+    start = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", *shared, "sft.batch_size=4"]
+    many = ["sft.snapshot_every=8", "sft.steps=5"]
+    known: Any = {
+        "slow": build(compose([*start, *many, "sft.learning_rate=1e-5"])),  # type: ignore[arg-type]
+        "fast": build(compose([*start, *many, "sft.snapshot_keep=1"])),  # type: ignore[arg-type]
+    }
+    asked = ["stage=select", "checkpoints=[slow,fast]", *BELEBELE, *shared]
+    run = build(compose(asked), known)  # type: ignore[arg-type]
+    order = {one.hash: index for index, one in enumerate(ordered([run]))}
+    steps = sorted(role.partition("@")[2] for role in run.parents if role != "model")
+    assert steps == ["2", "4", "4", "5", "5"]  # and the last weights of each
+    for role, evaluation in run.parents.items():
+        if role != "model":
+            (training,) = [one for one in runs_behind(evaluation.parents) if one.hash in order]  # type: ignore[attr-defined]
+            assert order[training.hash] < order[evaluation.hash] < order[run.hash]
+    snapshot = build(compose(["stage=eval", "eval=mgsm_2shot", "checkpoint=slow@4", *shared]), known)  # type: ignore[arg-type]
+    assert snapshot.parents["checkpoint"].hash in {
+        evaluation.parents["checkpoint"].hash
+        for role, evaluation in run.parents.items()
+        if role != "model"  # type: ignore[attr-defined]
+    }
+    unknown: Any = {"all": build(compose([*start, "sft.snapshot_every=8"]))}  # type: ignore[arg-type]
+    with pytest.raises(PipelineError, match="are not known yet: train it first, or give sft.steps"):
+        build(compose([*asked, "checkpoints=[all]"]), unknown)  # type: ignore[arg-type]
 
 
 REFUSED = {
@@ -251,3 +298,15 @@ def test_clean_tells_first_and_then_frees_what_nothing_needs(
         "stage=merge", "merge=soup", f"merge.experts=[{trainings[0].name}@2,{trainings[1].name}]", *runs_of_ours
     )
     assert gone.status == 1 and "@2 was freed by stage=clean: train it again with redo=true" in gone.err
+
+
+def test_work_that_is_held_or_can_go_on_is_left(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
+    held, resumable = tmp_path / ".work" / ("c" * 64), tmp_path / ".work" / ("d" * 64)
+    (resumable / "resume/step-7").mkdir(parents=True), held.mkdir(parents=True)
+    (resumable / "resume.json").write_text(json.dumps({"step": 7, "files": {}}))
+    words = ["stage=clean", f"runs_dir={tmp_path}", "clean.hours=0"]
+    with FileLock(f"{held}.lock"):
+        assert "0 folders would be freed" in call(*words).out
+        told = call(*words, "clean.resume_points=true").out
+    assert "an interrupted run, with a resume point after step 7" in told and str(held) not in told
+    assert str(held) in call(*words, "clean.dry_run=false").out and not held.exists() and resumable.exists()

@@ -106,6 +106,7 @@ WAYS = {
     "full": ["data.size=28", "data.validation=8", "sft.snapshot_every=9", "sft.save_dtype=bfloat16"],
     "accumulated over a short epoch": ["data.size=14", "sft.epochs=2", "sft.micro_batch_size=2"],
     "muon": ["sft.optimizer=muon_adamw"],
+    "8 bits": ["sft.optimizer=adamw_8bit", "sft.weights=bfloat16"],  # rounded by chance
     "partial": ["sft=partial", "partition=B"],
     "lora": ["sft=lora", "sft.lora_dropout=0.1"],
     "partial_lora": ["sft=partial_lora", "partition=C"],
@@ -316,5 +317,5 @@ def test_no_step_for_long_ends_it_with_the_stacks_of_all_threads(
     at_step(3, sleepy)
     folder = made(words(tmp_path / "runs", "sft.stall_minutes=0.05"))
     assert set(ended) == {resume.UNFINISHED}
-    assert "sleepy" in (folder / "stalled.txt").read_text()
+    assert "sleepy" in (folder / "stalled-0.txt").read_text()
     assert "no step for sft.stall_minutes=0.05" in capfd.readouterr().err

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,12 +83,16 @@ class Life(TrainerCallback):
         """Of training, those before an interruption included."""
         return self.before + time.monotonic() - self.begun
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """For the manifest: the snapshots that stayed, and where the training was taken up again."""
-        gone = [step for step in self.snapshots if not self._folder(step).is_dir()]
-        if gone:
-            raise PipelineError(f"{self.run.work}/snapshots lost step {gone[0]}: remove {self.run.work}, run it again")
+    def finish(self, weights: dict[str, Any]) -> dict[str, Any]:
+        """For the manifest: the snapshots that stayed, and where the training was taken up again.
+
+        A snapshot of the last step shares its files with the run's own weights.
+        """
+        for step, entry in self.snapshots.items():
+            if not self._folder(step).is_dir():
+                raise PipelineError(f"{self.run.work} lost snapshots/step-{step}: remove that folder and run it again")
+            if entry["root"] == weights["root"]:
+                share(self._folder(step), self.run.work)
         found = {"snapshots": self.snapshots} if self.steps else {}
         return {**found, **({"resumed": self.resumed} if self.resumed else {})}
 
@@ -199,9 +203,10 @@ class Life(TrainerCallback):
     def _check(self) -> None:
         folder = self.run.work / "check"
         base = self.run.parents["model"].folder if "model" in self.run.parents else None
+        revision = self.run.config.model.revision or "main"  # type: ignore[attr-defined]
         with same_random_numbers():
             self.save(folder)
-            check_saved(self.trainer, folder, base)
+            check_saved(self.trainer, folder, base, revision)
         if self.first:
             shutil.rmtree(folder)
         self.beat = time.monotonic()
@@ -247,6 +252,17 @@ def refuse_broken(model: Any, step: int) -> None:
             raise PipelineError(f"{name} is not finite after step {step}: lower sft.learning_rate or sft.max_grad_norm")
 
 
+def share(folder: Path, twin: Path) -> None:
+    """Make the weight files of two folders with the same weights one, where the file system has links."""
+    for path in folder.glob("*.safetensors"):
+        other = twin / path.name
+        if other.is_file() and other.stat().st_size == path.stat().st_size:
+            beside = path.with_suffix(".link")
+            with suppress(OSError):
+                os.link(other, beside)
+                os.replace(beside, path)
+
+
 @contextmanager
 def same_random_numbers() -> Iterator[None]:
     """Whatever is drawn inside, training goes on with the numbers that it would have had."""
@@ -269,7 +285,7 @@ def alive(trainer: Any, run: Run, tracker: Tracker, save: Save) -> Iterator[Life
     """
     life = Life(trainer, run, tracker, save)
     trainer.add_callback(life)
-    with stopped_by_signals(life), watched(life, run.work / "stalled.txt"):
+    with stopped_by_signals(life), watched(life, run.work / f"stalled-{trainer.args.process_index}.txt"):
         try:
             yield life
         except PipelineError as error:

@@ -52,9 +52,8 @@ class Progress(TrainerCallback):
                 )
         self.tokens = int(row.get("tokens", self.tokens))
         seconds = max(self.bar.format_dict["elapsed"], 1e-9)
-        self.bar.set_postfix_str(
-            f"loss {row.get('loss', math.nan):.3f}, {self.tokens / seconds:,.0f} tokens/s", refresh=False
-        )
+        if "loss" in row:  # and not of a validation
+            self.bar.set_postfix_str(f"loss {row['loss']:.3f}, {self.tokens / seconds:,.0f} tokens/s", refresh=False)
         with open(self.log_file, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         self.tracker.log({f"train/{key}": value for key, value in row.items() if key != "step"}, step=state.global_step)

@@ -79,7 +79,7 @@ def train(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     return {
         "weights": weights, "steps": steps, "loss": result.training_loss, "tokens": progress.tokens,
         "tokens_per_second": round(progress.tokens / life.seconds, 1),
-        **lengths, **numbers, **sides, **life.facts,
+        **lengths, **numbers, **sides, **life.finish(weights),
     }  # fmt: skip
 
 
