@@ -56,9 +56,7 @@ def main() -> None:
         }  # fmt: skip
         rows.append(row)
         if len(rows) == 1:
-            print(
-                f"{count / 1e6:.1f}M parameters, {options.steps} steps of {options.tokens} tokens, rate {options.rate:g}"
-            )
+            print(f"{count / 1e6:.1f}M parameters, {options.steps} x {options.tokens} tokens, rate {options.rate:g}")
             print(f"{'weights':9} {'optimizer':11} autocast " + " ".join(f"{key:>10}" for key in list(row)[3:]))
         cells = " ".join(f"{value:10.4g}" for value in list(row.values())[3:])
         print(f"{weights:9} {optimizer:11} {autocast!s:8} {cells}", flush=True)

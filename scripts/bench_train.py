@@ -1,20 +1,20 @@
 #!/usr/bin/env python
 """Steps of each way to train against full, and of full against a bare SFTTrainer, beside what a count of FLOPs allows.
 
-    python scripts/bench_train.py                                        # a small Llama on this machine's CPU
+    python scripts/bench_train.py                                   # a small Llama on this machine's CPU
     python scripts/bench_train.py --width 64 --layers 4 --rounds 2 --steps 4 --record ''     # to see that it works
-    python scripts/bench_train.py --shape 8b --weights bfloat16 --optimizer adamw_8bit --checkpointing --rounds 3   # a GPU
+    python scripts/bench_train.py --shape 8b --weights bfloat16 --optimizer adamw_8bit --checkpointing    # on a GPU
 
-Paired and interleaved: in each round every way trains once, a few steps, from the same weights on the same rows, and a
-ratio is taken within a round; medians over rounds with the smallest and largest. The first two steps of each are not
-counted. Columns: ms a step; speed against full; the FLOP model's ceiling of it; their quotient (0.9 is aimed for); bytes
-of optimizer state a trained parameter; on a GPU the share of the matrix rate (FLOPs of the model without recomputation /
-step time / rate of a bf16 product of two 8192 x 8192 matrices, measured here) and peak memory.
+Paired and interleaved: in each round every way trains once, a few steps, from the same weights on the same rows, and
+a ratio is taken within a round; medians over rounds with the smallest and largest. The first two steps of each are not
+counted. Columns: ms a step; speed against full; the FLOP model's ceiling of it; their quotient (0.9 is aimed for);
+bytes of optimizer state a trained parameter; on a GPU the share of the matrix rate (the model's FLOPs without
+recomputation / step time / rate of a bf16 product of two 8192 x 8192 matrices, measured here) and peak memory.
 
 The FLOP model, a token: 2 P forward for each matrix of P weights and 4 s w for attention over s positions of width w;
-the same again for the gradient of its input, wherever a trained parameter lies below, and of its weights, where they are
-trained (attention: twice the forward, from the lowest trained layer up). Recomputation adds the forward of the layers
-from the lowest trained one up. Adapters add their own products.
+the same again for the gradient of its input, wherever a trained parameter lies below, and of its weights, where they
+are trained (attention: twice the forward, from the lowest trained layer up). Recomputation adds the forward of the
+layers from the lowest trained one up. Adapters add their own products.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from pipeline.train.simultaneous import Alternating
 from pipeline.train.trainer import Trainer
 
 SHAPES = {"8b": dict(width=4096, inner=14336, layers=32, heads=32, groups=8, vocabulary=128256)}
+Way = tuple[dict[str, Any], Partition | None]  # knobs of sft
 PARTITIONS = {"A": (6, 2, True), "B": (8, 4, False), "C": (6, 2, False)}
 
 
@@ -76,13 +77,13 @@ def main() -> None:
     show(times, facts, options)
 
 
-def all_ways(layers: int) -> dict[str, tuple[dict[str, Any], Partition | None]]:
+def all_ways(layers: int) -> dict[str, Way]:
     """name -> (knobs of sft, partition), with the papers' counts scaled to this depth."""
     cuts = {
         name: Partition(name, scaled_count(bottom, layers), scaled_count(top, layers), all_attention)
         for name, (bottom, top, all_attention) in PARTITIONS.items()
     }
-    ways: dict[str, tuple[dict[str, Any], Partition | None]] = {"full": ({}, None), "lora": ({"adapter": "lora"}, None)}
+    ways: dict[str, Way] = {"full": ({}, None), "lora": ({"adapter": "lora"}, None)}
     for name, cut in cuts.items():
         for side in ("math", "language"):
             ways[f"partial {name} {side}"] = ({"method": "partial", "side": side}, cut)

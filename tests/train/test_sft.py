@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from pipeline.config import Data, Expert, Model, Sft, TrainStage
 from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
 from pipeline.knobs import PipelineError
-from pipeline.train.base import make_bpe, save
+from pipeline.train.base import left_of_training, make_bpe, save
 from pipeline.train.examples import dataset, measure
 from pipeline.train.optim import MuonWithAdamW, schedule
 from pipeline.train.sft import arguments, plan_steps, steps_of
@@ -169,6 +169,45 @@ def test_bpe_is_byte_level_and_lossless():
     text = "7 apples\n日本 cost"
     assert len(made) <= 300 and made.decode(made(text).input_ids, skip_special_tokens=True) == text
     assert made("x").input_ids[0] == made.bos_token_id == 0
+
+
+def test_what_a_cast_leaves_of_a_small_movement(tmp_path: Path):
+    """Half of the entries move by far less than bfloat16 resolves, the other half by more than they are."""
+    model = tiny()
+    save(model, sandbox_tokenizer(), tmp_path, None)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(p.to(torch.bfloat16))
+    save(model, sandbox_tokenizer(), tmp_path / "base", None)
+    weight = model.model.layers[0].mlp.up_proj.weight
+    with torch.no_grad():
+        weight[:16] += 1e-7
+        weight[16:] += 1.0
+    found = left_of_training({"model.layers.0.mlp.up_proj.weight": weight}, tmp_path / "base", torch.bfloat16)
+    assert found["moved_entries_lost"] == pytest.approx(0.5, abs=0.02)
+    assert found["task_vector_projection"] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_chat_examples_learn_the_answer_and_its_end(tmp_path: Path):
+    """The labels are the answer with what closes it, whatever the template; and the counts are the trainer's."""
+    ours = sandbox_tokenizer()
+    ours.chat_template = (
+        "{% for m in messages %}{{ '<s>' if loop.first }}{{ m.role }} : {{ m.content }}{{ '</s>' }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant : {% endif %}"
+    )
+    long = {"prompt": "Mia " * 80, "completion": "3"}
+    rows = [ROW, ROW | {"completion": ROW["completion"] * 6}, long]
+    recipe = sft(template="chat", batch_size=1)
+    found = measure(rows, ours, recipe)
+    args = arguments(stage(recipe), False, False, tmp_path)
+    made = Trainer(model=tiny(), args=args, train_dataset=dataset(rows, recipe), processing_class=ours, sft=recipe)
+    assert (found["truncated"], found["dropped"]) == (2, 1)
+    assert len(made.train_dataset) == 2 and max(len(row) for row in made.train_dataset["input_ids"]) == 64
+    kept = sum(len(row) for row in made.train_dataset["input_ids"])
+    assert found["dataset_tokens"] == kept + 64  # the dropped row is counted as cut to 64
+    learnt = [token for token in made.train_dataset["labels"][0] if token != -100]
+    words = ["▁3", "▁+", "▁1", "▁=", "▁4", ".", "▁The", "▁answer", "▁is", "▁4", ".", "</s>"]
+    assert [word.lstrip("▁") for word in ours.convert_ids_to_tokens(learnt)] == [word.lstrip("▁") for word in words]
 
 
 def test_saved_as_trained_or_cast_with_the_loss_stated(tmp_path: Path):

@@ -223,3 +223,15 @@ def test_own_steps_count_each_side_alone(tmp_path: Path, turn: int) -> None:
         side = made.part_of(step)
         assert made.own_step(step) == seen[side]
         seen[side] += 1
+
+
+def test_packed_text_of_the_two_sets_is_not_mixed(tmp_path: Path) -> None:
+    words = {"math": "apples", "language": "cups"}
+    rows = [{"text": f"Mia has {n % 9} {words[side]}.", "side": side} for n in range(80) for side in words]
+    recipe = tiny.recipe(method="simultaneous", packing=True, seq_length=16)
+    made = tiny.trainer(tmp_path, recipe, rows, tiny.B)
+    tokenizer: Any = made.processing_class
+    for number, batch in enumerate(made.get_train_dataloader()):
+        text = tokenizer.decode(batch["input_ids"].flatten())
+        assert ("apples" in text, "cups" in text) == (number % 2 == 0, number % 2 == 1)
+        assert batch["input_ids"].shape == (4, 16)

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.data.sources import Example
 from pipeline.knobs import PipelineError
-from pipeline.models.checkpoint import digest, digest_tensors, read_header, weights_root
+from pipeline.models.checkpoint import Checkpoint, digest, digest_tensors, read_header, weights_root
 
 if TYPE_CHECKING:
     from pipeline.runs import Run
@@ -127,6 +127,24 @@ def cast(named: dict[str, Any], dtype: torch.dtype | None) -> Iterator[dict[str,
     finally:
         for name, parameter in named.items():
             parameter.data = before[name]
+
+
+def left_of_training(named: dict[str, Any], base: Path, dtype: torch.dtype) -> dict[str, float]:
+    """What of the task vector outlives a cast: its projection on what was trained (1: all of it in the mean), and the
+    share of entries that moved in training and would not be told from the base's any more.
+
+    `named`: trained parameters, `base`: the folder of the base's weights, cast alike.
+    """
+    start = Checkpoint.open(base)
+    dot = size = moved = same = 0.0
+    for name, parameter in named.items():
+        was, now = start.tensor(name).float(), parameter.detach().float().cpu()
+        kept = now.to(dtype).float()
+        dot += float(((kept - was) * (now - was)).sum(dtype=torch.float64))
+        size += float(((now - was) ** 2).sum(dtype=torch.float64))
+        moved += int((now != was).sum())
+        same += int(((now != was) & (kept == was.to(dtype).float())).sum())
+    return {"task_vector_projection": dot / size, "moved_entries_lost": same / moved} if moved else {}
 
 
 def adapter_digests(folder: Path) -> dict[str, str]:

@@ -18,7 +18,7 @@ from trl import SFTConfig
 from pipeline.config import Sft, TrainStage
 from pipeline.data.mixture import read_jsonl
 from pipeline.knobs import PipelineError
-from pipeline.train.base import load_model, load_tokenizer, save
+from pipeline.train.base import left_of_training, load_model, load_tokenizer, save
 from pipeline.train.examples import by_side, dataset, halves, measure
 from pipeline.train.life import alive
 from pipeline.train.numbers import bytes_per_parameter, micro_batches
@@ -72,6 +72,10 @@ def train(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     if not first:
         return {}
     shutil.rmtree(work / "trainer", ignore_errors=True)
+    base = run.parents["model"].folder if "model" in run.parents else None
+    if "cast" in weights and base is not None and base.is_dir() and not hasattr(model, "peft_config"):
+        trained = {name: p for name, p in model.named_parameters() if not trainer.is_fsdp_enabled}
+        weights["cast"] |= left_of_training(trained, base, getattr(torch, str(config.sft.save_dtype)))
     return {
         "weights": weights, "steps": steps, "loss": result.training_loss, "tokens": progress.tokens,
         "tokens_per_second": round(progress.tokens / life.seconds, 1),
@@ -144,7 +148,7 @@ def arguments(config: TrainStage, text: bool, validated: bool, output: Path) -> 
         max_length=sft.seq_length, packing=sft.packing, packing_strategy="wrapped",
         completion_only_loss=None if text else sft.loss_on == "response",
         bf16=sft.precision == "bf16", use_cpu=not torch.cuda.is_available(),
-        activation_checkpointing=sft.gradient_checkpointing and not shards(sft),
+        activation_checkpointing=sft.gradient_checkpointing,
         train_sampling_strategy="random" if sft.shuffle else "sequential",
         eval_strategy="steps" if validated else "no", logging_nan_inf_filter=False, disable_tqdm=True,
         ddp_find_unused_parameters=sft.method == "simultaneous", **shards(sft),
@@ -157,8 +161,8 @@ def shards(sft: Sft) -> dict[str, Any]:
         return {}
     if not torch.cuda.is_available():
         raise PipelineError("sft.parallel=fsdp2 needs GPUs: on a CPU accelerate falls back to sft.parallel=ddp")
-    settings = {"version": 2, "reshard_after_forward": True, "activation_checkpointing": sft.gradient_checkpointing}
-    return {"fsdp": True, "fsdp_config": settings}
+    # not FSDP's own checkpointing, which renames the parameters
+    return {"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": True}}
 
 
 def plan_steps(args: SFTConfig, sft: Sft, steps: int) -> None:
