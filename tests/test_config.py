@@ -90,7 +90,9 @@ def test_nested_keys_are_named_in_full() -> None:
 
 
 def test_a_missing_value_is_named_with_its_options() -> None:
-    with pytest.raises(PipelineError, match=r"^side is missing: give side=\.\.\. \(one of math, language, both, none\)$"):
+    with pytest.raises(
+        PipelineError, match=r"^side is missing: give side=\.\.\. \(one of math, language, both, none\)$"
+    ):
         check(Expert(name="x"))
 
 
