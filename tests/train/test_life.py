@@ -289,6 +289,7 @@ def test_a_resume_point_of_other_processes_is_refused(
     record_file.write_text(json.dumps(record | {"processes": 2, "made_with": record["made_with"] | {"threads": 9}}))
     told = call(*interrupted)
     assert told.status == 1 and "was written by 2 processes and this is 1: start 2, or remove" in told.err
+    assert told.err.splitlines()[-1].startswith("error: ")
     assert record_file.is_file()
     record_file.write_text(json.dumps(record | {"made_with": record["made_with"] | {"threads": 9}}))
     told = call(*interrupted)
