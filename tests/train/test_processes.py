@@ -146,9 +146,8 @@ def test_a_launcher_must_start_as_many_as_the_hash_says(tmp_path: Path, monkeypa
         together(refuses, run_of(2), tmp_path, Relay(None))  # type: ignore[arg-type]
 
 
-def test_fsdp2_on_a_cpu_is_refused(tmp_path: Path) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("gpu: this machine has one")
+def test_fsdp2_on_a_cpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     recipe = tiny.recipe(processes=2, parallel="fsdp2", micro_batch_size=2)
     with pytest.raises(PipelineError, match="sft.parallel=fsdp2 needs GPUs: on a CPU accelerate falls back"):
         stage.arguments(tiny.stage(recipe), False, False, tmp_path)
