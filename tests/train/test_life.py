@@ -8,9 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,11 +24,12 @@ from pipeline.runs import Run, read_manifest, sha256
 from pipeline.study.build import build
 from pipeline.study.execute import stage_function
 from pipeline.train import life, sft
+from pipeline.train.processes import Relay, stopped_together, together
 
 STEPS = 6
 SMALL = [
     *("sft.seq_length=96", "sft.batch_size=4", f"sft.steps={STEPS}", "sft.warmup_steps=2", "sft.resume_minutes=0"),
-    *("sft.learning_rate=1e-3", "tracking.mode=disabled", "threads=1"),
+    *("sft.learning_rate=1e-3", "tracking.mode=disabled", "threads=1", "sft.check_saved=false"),
 ]
 
 
@@ -51,18 +52,24 @@ def kill(model: Any) -> None:
     raise Killed
 
 
+REAL = life.Life
+
+
+def disturb(monkeypatch: pytest.MonkeyPatch, step: int, do: Callable[[Any], None]) -> None:
+    """Have something done at the end of this step of the trainings to come; 0: no more."""
+
+    class Disturbed(REAL):
+        def __init__(self, trainer: Any, *rest: Any) -> None:
+            super().__init__(trainer, *rest)
+            trainer.add_callback(At(step, do))
+
+    monkeypatch.setattr(life, "Life", Disturbed)
+
+
 @pytest.fixture
 def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Have something done at the end of this step of the trainings to come; 0: no more."""
-    real = life.Life
-
     def at(step: int, do: Callable[[Any], None] = kill) -> None:
-        class Disturbed(real):  # type: ignore[misc,valid-type]
-            def __init__(self, trainer: Any, *rest: Any) -> None:
-                super().__init__(trainer, *rest)
-                trainer.add_callback(At(step, do))
-
-        monkeypatch.setattr(life, "Life", Disturbed)
+        disturb(monkeypatch, step, do)
 
     return at
 
@@ -93,12 +100,15 @@ def whole(words: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFact
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """The digests of the weights, of each snapshot and of the log."""
     manifest = read_manifest(folder)
     assert manifest is not None
-    facts = manifest["facts"]
+    return facts_of(manifest["facts"], folder)
+
+
+def facts_of(facts: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The digests of the weights, of each snapshot and of the log."""
     found = {"weights": facts["weights"]["root"], "log": sha256(folder / "log.jsonl"), "loss": facts["loss"]}
-    return found | {step: (one["root"], one["validation_loss"]) for step, one in facts.get("snapshots", {}).items()}
+    return found | {step: [one["root"], one["validation_loss"]] for step, one in facts.get("snapshots", {}).items()}
 
 
 JOINT = ["expert=math_qac", "data.size=60", "data.validation=8", "sft.snapshot_every=9", "sft.snapshot_keep=1"]
@@ -197,26 +207,42 @@ def test_a_signal_stops_it_with_a_resume_point_and_a_status_of_its_own(
     assert results(Path(told.out.strip())) == whole
 
 
+def whole_and_stopped(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
+    """In each of two processes: train, then the same again, stopped by a signal that the second alone gets."""
+    rank = int(os.environ["RANK"])
+    found = [sft.train(run, run.work, Relay(None))]
+    other = Run(replace(run.config, runs_dir=str(work)), run.label, run.parents)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stopped:
+        disturb(patch, 3 if rank else 0, lambda model: os.kill(os.getpid(), signal.SIGTERM))
+        sft.train(other, other.work, Relay(None))
+    record = resume.usable(other)
+    assert stopped.value.code == resume.UNFINISHED and record is not None and record["step"] == 3
+    found.append(sft.train(other, other.work, Relay(None)))
+    if rank == 0:
+        told = [facts_of(facts, one.work) for facts, one in zip(found, (run, other), strict=True)]
+        (work / "told.json").write_text(json.dumps([told, found[1]["resumed"]]))
+    raise SystemExit(resume.UNFINISHED)
+
+
 def test_two_processes_stop_together_and_go_on_together(words: Callable[..., list[str]], tmp_path: Path) -> None:
-    """Each process has its own sums and generators."""
-    way = [*WAYS["simultaneous"], "sft.processes=2", "sft.steps=14", "sft.epochs=2"]
-    expected = results(made(words(tmp_path / "whole", *way)))
-    command = words(tmp_path / "stopped", *way)
-    run: Any = build(compose(command))  # type: ignore[arg-type]
+    """Each process has its own sums and generators, and its own signals. What they end with is the status of all."""
+    run: Any = build(compose(words(tmp_path / "whole", *WAYS["simultaneous"], "sft.processes=2")))  # type: ignore[arg-type]
+    for parent in run.parents.values():
+        if isinstance(parent, Run):
+            runs.make(parent, stage_function(parent))
+    run.work.mkdir(parents=True)
+    with pytest.raises(SystemExit) as ended:
+        together(whole_and_stopped, run, tmp_path, Relay(None))  # type: ignore[arg-type]
+    assert ended.value.code == resume.UNFINISHED
+    (whole, stopped), resumed = json.loads((tmp_path / "told.json").read_text())
+    assert whole == stopped and len(whole) > 3 and [one["step"] for one in resumed] == [3]
 
-    def stop() -> None:
-        deadline = time.monotonic() + 120
-        while (resume.read(run.work) or {"step": 0})["step"] < 3 and time.monotonic() < deadline:
-            time.sleep(0.02)
+
+def test_a_signal_reaches_the_processes_that_were_started() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    with stopped_together([process.pid]):
         os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=stop, daemon=True).start()
-    with pytest.raises(SystemExit) as stopped:
-        made(command)
-    assert stopped.value.code == resume.UNFINISHED
-    folder = made(command)
-    (taken_up,) = read_manifest(folder)["facts"]["resumed"]  # type: ignore[index]
-    assert 3 <= taken_up["step"] < 14 and results(folder) == expected
+        assert process.wait(10) == -signal.SIGTERM
 
 
 # ------------------------------------------------------------------------------------------------ what is not used
@@ -263,6 +289,7 @@ def test_a_resume_point_of_other_processes_is_refused(
     record_file.write_text(json.dumps(record | {"processes": 2, "made_with": record["made_with"] | {"threads": 9}}))
     told = call(*interrupted)
     assert told.status == 1 and "was written by 2 processes and this is 1: start 2, or remove" in told.err
+    assert told.err.splitlines()[-1].startswith("error: ")
     assert record_file.is_file()
     record_file.write_text(json.dumps(record | {"made_with": record["made_with"] | {"threads": 9}}))
     told = call(*interrupted)

@@ -283,20 +283,20 @@ def alive(trainer: Any, run: Run, tracker: Tracker, save: Save) -> Iterator[Life
     SIGTERM and SIGUSR1 (as Slurm sends them before the end) stop it after the step with a resume point and
     the exit status resume.UNFINISHED; no step for sft.stall_minutes ends it likewise, with the stacks of all threads.
     """
-    life = Life(trainer, run, tracker, save)
-    trainer.add_callback(life)
-    with stopped_by_signals(life), watched(life, run.work / f"stalled-{trainer.args.process_index}.txt"):
-        try:
+    try:
+        life = Life(trainer, run, tracker, save)
+        trainer.add_callback(life)
+        with stopped_by_signals(life), watched(life, run.work / f"stalled-{trainer.args.process_index}.txt"):
             yield life
-        except PipelineError as error:
-            record = resume.usable(run)
-            if record is None:
-                raise
-            raise PipelineError(f"{error}; the resume point after step {record['step']} stays in {run.work}") from error
-        finally:
-            for bar in (getattr(callback, "bar", None) for callback in trainer.callback_handler.callbacks):
-                if bar is not None:
-                    bar.close()  # so that what is said next begins a line
+    except PipelineError as error:
+        record = resume.usable(run)
+        if record is None:
+            raise
+        raise PipelineError(f"{error}; the resume point after step {record['step']} stays in {run.work}") from error
+    finally:
+        for bar in (getattr(callback, "bar", None) for callback in trainer.callback_handler.callbacks):
+            if bar is not None:
+                bar.close()  # so that what is said next begins a line
 
 
 @contextmanager
@@ -323,7 +323,7 @@ def watched(life: Life, stacks: Path) -> Iterator[None]:
 
     def watch() -> None:
         assert minutes is not None
-        while not over.wait(min(60 * minutes, 10)):
+        while not over.wait(min(15 * minutes, 10)):
             if time.monotonic() - life.beat > 60 * minutes:
                 tell(
                     f"{life.run.name}: no step for sft.stall_minutes={minutes}; the stacks of all threads are in "
