@@ -93,16 +93,14 @@ def refuse_early(run: Run, definitions: Sequence[Definition]) -> None:
         check_confinement()
     if asked.spm_model and not find_spec("sentencepiece"):
         raise PipelineError("eval.spm_model needs SentencePiece, which is not installed: pip install sentencepiece")
-    if asked.backend == "vllm" and checkpoint is None:
+    if asked.backend == "vllm" and "checkpoint" not in run.parents:
         raise PipelineError("eval.backend=vllm reads a folder: make the merge with stage=merge, then checkpoint=RUN")
     if asked.backend == "vllm" and not find_spec("vllm"):
         raise PipelineError(
             "eval.backend=vllm needs vLLM, which is not installed: pip install vllm, or eval.backend=hf"
         )
-    if "checkpoint" not in run.parents:  # a merge's files are looked at with its headers
-        if asked.backend == "vllm":
-            raise PipelineError("eval.backend=vllm reads folders: write the merge with stage=merge, and score that run")
-        return
+    if "checkpoint" not in run.parents:
+        return  # a merge's files are looked at with its headers
     checkpoint = run.parents["checkpoint"].folder
     known = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
     if any(checkpoint.glob("*.safetensors")) and not any((checkpoint / name).is_file() for name in known):
