@@ -1,0 +1,91 @@
+"""The base, the split of its layers, the ways to train it, and their recipes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.knobs import knob
+
+
+@dataclass
+class Model:
+    """The base. `path`: RUN, a folder, hub:org/name, or package:folder for one shipped with the wheel."""
+
+    name: str = knob(hashed=False)
+    path: str | None = knob(None, run=True)
+    revision: str | None = None  # of a hub model
+    init: str = knob("pretrained", options=("pretrained", "random"))
+    architecture: dict[str, Any] = knob({})  # init=random: fields of transformers' config; model_type is one of them
+    tokenizer: str = knob(
+        "own", options=("own", "bpe", "data_root")
+    )  # own: beside the weights; data_root: data_root/tokenizer
+    vocab_size: int = knob(4096, low=257)  # tokenizer=bpe: pieces, the 256 bytes included
+    attn_implementation: str = knob("sdpa", options=("sdpa", "eager"))
+
+
+@dataclass
+class Partition:
+    """A split of the transformer layers into a language and a math side.
+
+    The first `bottom_layers` and the last `top_layers` are language, the rest math. `all_attention` (A) or `all_mlp`
+    gives that part of every layer to language too; `inverse` exchanges the sides (Z). `outside` is the side of
+    embeddings, final norm and head; frozen: trained on neither.
+    """
+
+    name: str = knob(hashed=False)
+    bottom_layers: int = knob(low=0)
+    top_layers: int = knob(low=0)
+    all_attention: bool = False
+    all_mlp: bool = False
+    inverse: bool = False
+    outside: str = knob("frozen", options=("frozen", "math", "language"))
+    scale_to_depth: bool = False  # counts as of 32 layers: max(1, floor(count x layers / 32))
+
+
+@dataclass
+class Sft:
+    """A way to train, and its recipe. Batch sizes are sequences an optimizer step; lengths are tokens."""
+
+    name: str = knob(hashed=False)
+    method: str = knob("full", options=("full", "partial", "mixed", "simultaneous"))
+    adapter: str = knob("none", options=("none", "lora"))
+    side: str | None = knob(None, options=("math", "language"))  # partial: what is trained; null: the expert's side
+    steps_per_switch: int = knob(1, low=1)  # simultaneous: optimizer steps on one side before the other's turn
+    learning_rate: float = knob(1e-5, above=0)
+    batch_size: int = knob(32, low=1)  # over all processes and accumulated micro-batches
+    micro_batch_size: int | None = knob(None, low=1)  # a process and pass; null: all at once
+    processes: int = knob(1, low=1)  # one a GPU
+    parallel: str = knob("ddp", options=("ddp", "fsdp2"))  # with processes > 1: whole copies, or shards
+    seq_length: int = knob(1024, low=8)
+    packing: bool = False  # cpt: string plain text together and cut it into rows of seq_length
+    epochs: int = knob(1, low=1)  # passes over the set
+    steps: int | None = knob(
+        None, low=1
+    )  # optimizer steps, both sides counted; null: all that the passes give, a last incomplete batch left out
+    optimizer: str = knob("adamw", options=("adamw", "muon_adamw", "adamw_bf16", "adamw_8bit"))
+    schedule: str = knob("linear", options=("linear", "wsd", "constant"))  # warm-up first, in each
+    warmup_steps: int = knob(0, low=0)  # optimizer steps
+    decay_share: float = knob(0.1, low=0, high=1)  # wsd: the share of steps that decays, linearly
+    weight_decay: float = knob(0.1, low=0)
+    adam_beta1: float = knob(0.9, low=0, high=1)
+    adam_beta2: float = knob(0.99, low=0, high=1)
+    max_grad_norm: float = knob(1.0, above=0)
+    shuffle: bool = True  # false: the data run's order, once
+    loss_on: str = knob("response", options=("response", "all"))
+    template: str = knob("plain", options=("plain", "chat"))  # plain: prompt, separator, completion
+    separator: str = "\n"
+    precision: str = knob("fp32", options=("fp32", "bf16"))  # bf16: matrix products by autocast
+    weights: str = knob("float32", options=("float32", "bfloat16"))  # the dtype that weights and gradients have
+    gradient_checkpointing: bool = False
+    save_dtype: str | None = knob(None, options=("float32", "bfloat16"))  # null: as trained
+    lora_rank: int = knob(64, low=1)
+    lora_alpha: float = knob(16.0, above=0)  # adapters are scaled by alpha / sqrt(rank)
+    lora_dropout: float = knob(0.0, low=0, high=1)
+    lora_targets: list[str] = knob(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
+    snapshot_every: int | None = knob(None, low=1)  # samples; weights kept at the first step at or after each so many
+    snapshot_keep: int | None = knob(None, low=1)  # snapshots that stay; null: all
+    snapshot_keep_by: str = knob("last", options=("last", "validation_loss"))  # which: the last, or the lowest
+    resume_minutes: float | None = knob(30.0, low=0, hashed=False)  # between resume points; null: only when stopped
+    stall_minutes: float | None = knob(30.0, above=0, hashed=False)  # no step for so long ends it; null: never
+    check_saved: bool = knob(True, hashed=False)  # after the first step: save, reload, compare
