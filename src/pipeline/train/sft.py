@@ -57,8 +57,8 @@ def train(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     trainer, steps, sides = trainer_of(config, model, parts, tokenizer, examples, validation, work / "trainer")
     first = trainer.is_world_process_zero()
     progress = Progress(work / "log.jsonl", tracker, run.name, steps, config.sft)
-    for callback in (progress,) if first else ():
-        trainer.add_callback(callback)
+    if first:
+        trainer.add_callback(progress)
     trainer.remove_callback(PrinterCallback)
 
     def save_to(folder: Path) -> dict[str, Any]:
