@@ -338,7 +338,7 @@ def test_continual_pretraining_reads_the_plain_text_of_an_expert(expert: str, te
     by_expert = run_of(compose(["stage=cpt", f"expert={expert}"])).parents["data"]  # type: ignore[arg-type]
     assert by_expert.hash == run_of(compose(["stage=data", f"expert={text}"])).hash  # type: ignore[arg-type]
     assert f"data-{text}" in by_expert.name
-    both = run_of(compose(["stage=cpt", "expert=math_bn"])).parents["data"].config  # type: ignore[arg-type, attr-defined]
+    both = run_of(compose(["stage=cpt", "expert=math_bn", "sft=mixed"])).parents["data"].config  # type: ignore[arg-type, attr-defined]
     assert {source.side for source in both.expert.sources.values()} == {"math", "language"}
 
 

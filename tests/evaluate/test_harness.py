@@ -336,13 +336,14 @@ def test_the_bundles_are_the_papers(bundle: str, languages: str, tasks: str) -> 
     assert fewer.languages == ["en"]
 
 
-def test_vllm_is_handed_over(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_is_handed_over(tiny: Path, tmp_path: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(tmp_path, tiny, data_root, backend="vllm", dtype="bfloat16")
     with pytest.raises(PipelineError, match="eval.backend=vllm needs vLLM, which is not installed"):
-        harness.refuse_early(choice(backend="vllm"), [], tiny)
+        harness.refuse_early(run, [])
     given = {}
     stand_in = SimpleNamespace(VLLM=lambda **kwargs: given.update(kwargs))
     monkeypatch.setitem(sys.modules, "lm_eval.models.vllm_causallms", stand_in)
-    harness.answering(choice(backend="vllm", dtype="bfloat16"), tiny, lambda: None)  # type: ignore[arg-type,return-value]
+    harness.answering(run, lambda: None)  # type: ignore[arg-type,return-value]
     assert (given["pretrained"], given["dtype"]) == (str(tiny), "bfloat16")
 
 

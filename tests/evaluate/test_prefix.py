@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
-from made_up import asked, choice, needs_real_data, run_of
+from made_up import asked, needs_real_data, run_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.evaluate import harness, prefix
@@ -211,7 +211,7 @@ def test_shards_answer_as_one(data_root: Path, tmp_path: Path, tiny: Path, monke
     assert made[0] == made[1]
 
 
-def test_more_shards_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+def test_more_shards_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(PipelineError, match="eval.shards=3, but 2 GPUs are visible: ask for at most 2"):
-        harness.answering(choice(shards=3), tiny, lambda: None)  # type: ignore[arg-type,return-value]
+        harness.answering(run_of(tmp_path, tmp_path, tmp_path, shards=3), lambda: None)  # type: ignore[arg-type,return-value]
