@@ -46,6 +46,7 @@ def main() -> None:
     words.add_argument("--threads", type=int)
     words.add_argument("--only", default="", help="names of merges, separated by ;")
     words.add_argument("--mergekit", help="a Python that has mergekit")
+    words.add_argument("--mergekit_rounds", type=int, default=1, help="it takes minutes for TIES")
     words.add_argument("--out", type=Path, default=Path("results/bench/merge.json"))
     words.add_argument("--one", help=argparse.SUPPRESS)
     asked = words.parse_args()
@@ -236,7 +237,8 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
     folder, names = asked.folder, [name for name in OURS if not asked.only or name in asked.only.split(";")]
     runs: dict[str, list[dict[str, float]]] = {}
     for turn in range(asked.rounds):
-        for name in ["cp", *names, *(f"mergekit {name}" for name in ("swap", "average", "ties") if asked.mergekit)]:
+        peer = ("swap", "average", "ties") if asked.mergekit and turn < asked.mergekit_rounds else ()
+        for name in ["cp", *names, *(f"mergekit {name}" for name in peer)]:
             print(f"round {turn + 1}/{asked.rounds}: {name}", file=sys.stderr)
             shutil.rmtree(folder / "out", ignore_errors=True)
             warm(folder)
