@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
 import time
@@ -33,6 +34,8 @@ def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads on shared cores cost twenty times
         import torch
 
+        for chatty in ("torchao", "torch.utils._pytree"):  # of kernels for GPUs that are not there, at each import
+            logging.getLogger(chatty).setLevel(logging.ERROR)
         if run.config.threads:
             torch.set_num_threads(run.config.threads)
     return import_module(MAKERS[run.config.stage]).make
