@@ -223,9 +223,47 @@ def test_a_merge_of_another_architecture(
     assert left(tmp_path / "runs") == []
 
 
+def test_experts_of_different_bases(
+    call: Callable[..., SimpleNamespace], math_expert: Path, language_expert: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(language_expert, other)
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["parents"]["model"] |= {"hash": "f" * 64, "name": "elsewhere"}
+    (other / "manifest.json").write_text(json.dumps(manifest))
+    here = [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
+    swap = ["stage=merge", "merge=layer_swap", f"merge.math={math_expert}", f"merge.language={other}"]
+    refused(call(*swap, *here), "the experts have different bases")
+    soup = ["stage=merge", "merge=soup", f"merge.experts=[{math_expert},{other}]"]
+    refused(call(*soup, *here), "from elsewhere): merge experts of one base, or give merge.base=RUN")
+    assert left(tmp_path / "runs") == []
+    base = manifest["config"]["model"]["path"]
+    assert call(*soup, *here, f"merge.base={base}").status == 0
+
+
+def test_a_partition_that_does_not_split_the_model(
+    call: Callable[..., SimpleNamespace], math_expert: Path, language_expert: Path, base: Path, tmp_path: Path
+) -> None:
+    here = [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
+    all_of_it = ["partition=own", "partition.bottom_layers=10", "partition.top_layers=4"]
+    swap = ["stage=merge", "merge=layer_swap", f"merge.math={math_expert}", f"merge.language={language_expert}"]
+    refused(call(*swap, *here, *all_of_it), "gives all 14 layers to language and none to math")
+    reset = ["stage=merge", "merge=reset", f"merge.expert={math_expert}", "merge.side=math"]
+    refused(call(*reset, *here, *all_of_it), "gives all 14 layers to language and none to math")
+    sft = ["stage=sft", "model=trained", f"model.path={base}", "expert=math", "sft=partial"]
+    refused(call(*sft, *here, *all_of_it), "gives all 14 layers to language and none to math")
+    assert left(tmp_path / "runs") == []
+
+
+def test_prefetch_where_the_hub_is_not_reached(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
+    refused(
+        call("stage=prefetch", "table=real_smoke", f"runs_dir={tmp_path}"), "cannot be reached: run stage=prefetch on"
+    )
+
+
 def test_a_checkpoint_without_weights(call: Callable[..., SimpleNamespace], world: Path, tmp_path: Path) -> None:
     words = ["stage=eval", "eval=mgsm_0shot", f"checkpoint={world}", f"data_root={world}", "tracking.mode=disabled"]
-    refused(call(*words, f"runs_dir={tmp_path}/runs"), "safetensors")
+    refused(call(*words, f"runs_dir={tmp_path}/runs"), "is a run of stage=data, which holds no model")
     (tmp_path / "model").mkdir()
     refused(call(*words, f"checkpoint={tmp_path}/model"), "has no manifest.json, so it is no finished run")
     assert left(tmp_path / "runs") == []

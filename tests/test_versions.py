@@ -61,7 +61,7 @@ def held(what: str, run_hash: str, found: dict[str, Any]) -> None:
         kept[key] = {"run": run_hash, "values": found}
         VALUES.write_text(json.dumps(kept, indent=1) + "\n")
     assert kept.get(key, {}).get("run") == run_hash, f"{what} has no values written down: PIPELINE_WRITE_VALUES=1"
-    moved = f"the values of {what} moved: raise VERSIONS[{stage!r}] in config.py"
+    moved = f"the values of {what} moved: raise VERSIONS[{stage!r}] in config"
     was = kept[key]["values"]
     assert found.keys() == was.keys(), moved
     for name, value in found.items():

@@ -22,6 +22,7 @@ from pipeline.knobs import PipelineError
 MOST_CANDIDATES = 10_000_000  # rows looked at: their digests and places stay below 2 GB; of more, a sample is drawn
 SHUFFLE_BUFFER = 10_000  # rows of a stream that are shuffled at a time, besides the order of its files
 KNOWN = (OSError, RuntimeError, ValueError, TypeError, EOFError, StopIteration)  # what datasets lets through
+THEIRS = ("datasets", "huggingface_hub", "httpx", "httpx2", "pyarrow", "zlib")  # whose errors are put in words here
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
 
 
@@ -56,7 +57,7 @@ def read(
         if missing and found.columns:
             raise PipelineError(
                 f"source {name} has no column {', '.join(missing)}: it has {', '.join(found.columns)}; "
-                f"it must look like {source.hub or source.rows}"
+                + (f"it must look like {source.hub}" if source.hub else "change the file, or what reads it")
             )
         if found.sampled_from and counts is not None:
             counts["sampled_from"] = found.sampled_from
@@ -197,7 +198,7 @@ def told(name: str, source: Source) -> Iterator[None]:
     except PipelineError:
         raise
     except Exception as error:
-        theirs = type(error).__module__.partition(".")[0] in ("datasets", "huggingface_hub", "httpx", "pyarrow", "zlib")
+        theirs = type(error).__module__.partition(".")[0] in THEIRS
         if not theirs and not isinstance(error, KNOWN):
             raise
         raise PipelineError(sentence(name, source, error)) from error
@@ -230,7 +231,7 @@ def sentence(name: str, source: Source, error: BaseException) -> str:
     if match := re.search(r"Revision '([^']*)' doesn't exist", words):
         return f"{what} has no revision {match[1]} any more: run stage=prefetch again with prefetch.update=true"
     if kinds & {"OfflineModeIsEnabled", "ConnectionError", "ConnectError"} or "OfflineMode" in words:
-        return f"{what} cannot be reached: run stage=prefetch where the hub is; data_root=FOLDER reads local files"
+        return f"{what} cannot be reached: run stage=prefetch on a machine that reaches the hub, or data_root=FOLDER"
     if "UnicodeDecodeError" in kinds or "codec can't decode" in words or "invalid UTF" in words.lower():
         return f"{what} is not UTF-8 text: convert the file, or leave the source out"
     if "DatasetNotFoundError" in kinds:

@@ -217,6 +217,8 @@ def columns(name: str, source: Source) -> list[str]:
         PipelineError: an unknown function, or one that lacks a knob.
     """
     where = f"expert.sources.{name}"
+    if source.language is not None:
+        language(source.language)  # refuses an unknown one
     if source.rows not in READERS:
         raise PipelineError(f"{where}.rows must be one of {', '.join(READERS)}, got {source.rows!r}")
     if source.rows in ("nllb", "bitext") and source.language is None:
@@ -232,6 +234,12 @@ def columns(name: str, source: Source) -> list[str]:
             names = {knob: fields(getattr(source, knob) or "") for knob in ("prompt", "completion")}
         except ValueError as error:
             raise PipelineError(f"{where}: a template has a stray brace ({error}); write {{{{ for one") from error
+        unset = [knob for knob in names if getattr(source, knob) is None]
+        if unset:
+            example = "'Swali: {question}'" if unset[0] == "prompt" else "'{answer}'"
+            raise PipelineError(
+                f"{where}.{unset[0]} is missing: give {where}.{unset[0]}={example}, your file's columns in braces"
+            )
         empty = [knob for knob in names if not names[knob]]
         if empty:
             raise PipelineError(f"{where}.{empty[0]} names no column: give one in braces, as {{answer}}")

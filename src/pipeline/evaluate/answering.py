@@ -4,17 +4,17 @@ on other GPUs, and a note of which answers were cut off. Tokens, stop strings an
 
 from __future__ import annotations
 
-import functools
+import itertools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normalize_gen_kwargs, postprocess_generated_text
 from tqdm import tqdm
 
 from pipeline.evaluate import metrics
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pipeline.evaluate.shards import Helpers
 
 Result = TypeVar("Result")
+ENCODED_AHEAD = 256  # texts
 
 
 def key(request: Sequence[Any]) -> tuple[str, str]:
@@ -38,8 +39,8 @@ class Answering(HFLM):
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        # The harness encodes a context anew for each continuation, which come one after the other.
-        self._encoded = functools.lru_cache(maxsize=4)(functools.partial(HFLM.tok_encode, self))
+        self._ahead: Iterator[str] = iter(())
+        self._encoded: dict[str, list[int]] = {}
         super().__init__(**kwargs)
         self.ran_out: dict[tuple[str, str], bool] = {}
         self.share_prefix = False
@@ -50,12 +51,27 @@ class Answering(HFLM):
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         if self.helpers:
             return self.helpers.answer(self, "loglikelihood", requests)
-        return super().loglikelihood(requests, disable_tqdm)
+        pairs = [request.args for request in requests]
+        self._ahead = (text for context, rest in pairs if context for text in (context + rest, context.rstrip()))
+        try:
+            return super().loglikelihood(requests, disable_tqdm)
+        finally:
+            self._ahead, self._encoded = iter(()), {}
 
     def tok_encode(self, string: str, *args: Any, **kwargs: Any) -> list[int]:
+        """As HFLM's, which encodes a context anew for each continuation: here the texts that come next are encoded
+        together, each once, by the tokenizer's threads."""
         if args or kwargs:
             return super().tok_encode(string, *args, **kwargs)
-        return list(self._encoded(string))
+        if string not in self._encoded:
+            texts = list(dict.fromkeys(itertools.islice(self._ahead, ENCODED_AHEAD)))
+            begin = self.tokenizer.decode(self.prefix_token_id)
+            if string not in texts or any(has_bos_prefix(text, begin) for text in texts):
+                return super().tok_encode(string)
+            special = {} if self.add_bos_token is None else {"add_special_tokens": self.add_bos_token}
+            found = self.tokenizer(texts, **special).input_ids
+            self._encoded = dict(zip(texts, found, strict=True))
+        return list(self._encoded[string])
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         if self.helpers:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.knobs import PipelineError
 from pipeline.models.anatomy import NORMS, OUTSIDE, Site, num_layers
-from pipeline.models.partition import is_outer, layer_counts, scaled_count, side
+from pipeline.models.partition import is_outer, resolved, scaled_count, side
 
 if TYPE_CHECKING:
     from pipeline.config import LayerSwap, Partition, Reset, Soup
@@ -80,6 +80,7 @@ def layer_swap_weights(
     b, u, t_b, t_u = (0, 0, 0, 0) if partition else swapped_counts(config, layers)
     if partition is not None:
         refuse_counts(config, partition)
+        resolved(partition, layers)
 
     def weights(site: Site) -> dict[str, float]:
         if site.layer is None:
@@ -190,7 +191,7 @@ def reset_weights(config: Reset, sites: Mapping[str, Site], partition: Partition
     if config.side is None and partition is not None:
         raise PipelineError(f"partition={partition.name} is read with merge.side alone: leave one of them out")
     if partition is not None:
-        layer_counts(partition, layers)
+        resolved(partition, layers)
     for layer in config.layers or []:
         if layer >= layers:
             raise PipelineError(f"merge.layers={config.layers}: the model has layers 0 to {layers - 1}")

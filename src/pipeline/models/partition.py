@@ -43,8 +43,20 @@ def layer_counts(partition: Partition, num_layers: int) -> tuple[int, int]:
 
 
 def resolved(partition: Partition, num_layers: int) -> Partition:
-    """The same partition by its numbers alone: layer counts of a model of this depth, not scaled any more."""
+    """The same partition by its numbers alone: layer counts of a model of this depth, not scaled any more.
+
+    Raises PipelineError where one side is left without a part of any layer: a partition must split.
+    """
     bottom, top = layer_counts(partition, num_layers)
+    outer, inner = bottom + top > 0, bottom + top < num_layers
+    language = outer or partition.all_attention or partition.all_mlp
+    math = inner and not (partition.all_attention and partition.all_mlp)
+    if not (language and math):
+        given, none = ("language", "math") if language != partition.inverse else ("math", "language")
+        raise PipelineError(
+            f"partition {partition.name} gives all {num_layers} layers to {given} and none to {none}: "
+            "change partition.bottom_layers or partition.top_layers, or set partition.scale_to_depth=true"
+        )
     return replace(partition, bottom_layers=bottom, top_layers=top, scale_to_depth=False)
 
 
@@ -69,18 +81,7 @@ def side(partition: Partition, site: Site, num_layers: int) -> Side:
 
 
 def sides(partition: Partition, sites: Mapping[str, Site]) -> dict[str, Side]:
-    """The side of every parameter of a model.
-
-    Raises PipelineError where one side is left without a single layer parameter: a partition must split.
-    """
+    """The side of every parameter of a model. Raises PipelineError for a partition that does not split it."""
     layers = num_layers(sites)
-    result = {name: side(partition, site, layers) for name, site in sites.items()}
-    chosen = {result[name] for name, site in sites.items() if site.kind not in OUTSIDE}
-    for wanted in ("language", "math"):
-        if wanted not in chosen:
-            other = "math" if wanted == "language" else "language"
-            raise PipelineError(
-                f"partition {partition.name} gives all {layers} layers to {other} and none to {wanted}: "
-                "change partition.bottom_layers or partition.top_layers"
-            )
-    return result
+    resolved(partition, layers)
+    return {name: side(partition, site, layers) for name, site in sites.items()}

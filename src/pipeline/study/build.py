@@ -10,6 +10,7 @@ from pathlib import Path
 from pipeline.config import AnalyzeStage, DataStage, EvalStage, MergeStage, RunStage, SelectStage, TrainStage
 from pipeline.files import content_hash, sha256
 from pipeline.knobs import PipelineError
+from pipeline.languages import language
 from pipeline.lock import digest, read_lock
 from pipeline.models.partition import resolved
 from pipeline.runs import Found, Parent, Run, Snapshot, find, read_manifest
@@ -40,6 +41,9 @@ def build(config: RunStage, known: Known | None = None) -> Run:
 
         return build_select(config, known)
     assert isinstance(config, EvalStage)
+    for code in config.languages:
+        if language(code).constructed and config.data_root is None:
+            raise PipelineError(f"{code} is a constructed language and not on the hub: set data_root")
     if config.checkpoint is None:
         label, parents = merge_of(config, known)
     else:
@@ -64,7 +68,13 @@ def parent(reference: str, config: RunStage, knob: str, known: Known, revision: 
     name, at, step = reference.rpartition("@")
     if reference not in known and at and step.isdigit() and isinstance(run := known.get(name), Run):
         return Snapshot(run, int(step))
-    return known[reference] if reference in known else find(reference, Path(config.runs_dir), knob, revision)
+    if reference in known:
+        return known[reference]
+    found = find(reference, Path(config.runs_dir), knob, revision)
+    made = (read_manifest(found.folder) or {}).get("decided_by", {}).get("stage")
+    if made in ("data", "eval", "analyze"):
+        raise PipelineError(f"{knob}={reference} is a run of stage={made}, which holds no model: name another RUN")
+    return found
 
 
 def at_locked_revisions(config: DataStage) -> DataStage:

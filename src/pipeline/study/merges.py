@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.config import LayerSwap, Merge, MergeStage, Partition, Reset, RunStage, TrainStage
 from pipeline.knobs import PipelineError
 from pipeline.merge.recipes import needs_magnitudes, roles
-from pipeline.runs import Found, Parent, Run, Snapshot, find, from_folder
+from pipeline.runs import Found, Parent, Run, Snapshot, find, from_folder, read_manifest
 
 LIMIT = 60  # characters of a label that names many experts
 
@@ -37,7 +37,25 @@ def merge_parents(merge: Merge, config: RunStage, named: Callable[[str, str], Pa
             told = ", ".join(f"{of[role].name} from {base.name}" for role, base in bases.items())
             raise PipelineError(f"merge.experts have different bases ({told}): merge experts of one base")
         parents["base"] = next(iter(bases.values()))
+        return parents
+    trained_from = {one.name: base for one in parents.values() if (base := recorded_base(one)) is not None}
+    if len({base["hash"] for base in trained_from.values()}) > 1:
+        told = ", ".join(f"{name} from {base['name']}" for name, base in trained_from.items())
+        raise PipelineError(
+            f"merge={merge.method}: the experts have different bases ({told}): merge experts of one base, or give "
+            "merge.base=RUN if they belong together"
+        )
     return parents
+
+
+def recorded_base(expert: Parent) -> dict[str, str] | None:
+    """Hash and name of the base that a training says it began from; None for what is no training, or does not say."""
+    expert = expert.run if isinstance(expert, Snapshot) else expert
+    if isinstance(expert, Run):
+        base = expert.parents.get("model")
+        return {"hash": base.hash, "name": base.name} if base else None
+    manifest = read_manifest(expert.folder) if expert.folder.is_dir() else None
+    return (manifest or {"parents": {}})["parents"].get("model")
 
 
 def references(merge: Merge) -> dict[str, tuple[str, Any]]:

@@ -224,6 +224,8 @@ def prepare(lock: Lock, hub: str, name: str | None) -> None:
     """A set as `datasets` keeps it, which is where the harness finds it when the hub is off."""
     from datasets import load_dataset
 
+    if hub not in lock.datasets:
+        raise PipelineError(f"{hub} is not locked, as it could not be fetched: mend that first, then prefetch again")
     load_dataset(hub, name, revision=lock.datasets[hub]["revision"])
 
 
