@@ -18,7 +18,7 @@ from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normaliz
 from tqdm import tqdm
 
 from pipeline.evaluate import metrics
-from pipeline.evaluate.prefix import Prefix, batches, groups, laid_out, last_logits, shareable
+from pipeline.evaluate.prefix import Prefix, batches, groups, heads_as_they_are, laid_out, last_logits, shareable
 
 if TYPE_CHECKING:
     from pipeline.evaluate.shards import Helpers
@@ -179,7 +179,7 @@ class Answering(HFLM):
         autocast = torch.autocast(
             self.device.type, dtype=self.mixed_precision_dtype, enabled=self.mixed_precision_dtype is not None
         )
-        with torch.no_grad(), autocast:
+        with torch.no_grad(), autocast, heads_as_they_are(self.device):
             self.halving(go_on)
 
     @property
