@@ -231,7 +231,7 @@ def sentence(name: str, source: Source, error: BaseException) -> str:
     if match := re.search(r"Revision '([^']*)' doesn't exist", words):
         return f"{what} has no revision {match[1]} any more: run stage=prefetch again with prefetch.update=true"
     if kinds & {"OfflineModeIsEnabled", "ConnectionError", "ConnectError"} or "OfflineMode" in words:
-        return f"{what} cannot be reached: run stage=prefetch on a node with the hub; data_root=FOLDER reads local files"
+        return f"{what} cannot be reached: run stage=prefetch on a node with it; data_root=FOLDER reads local files"
     if "UnicodeDecodeError" in kinds or "codec can't decode" in words or "invalid UTF" in words.lower():
         return f"{what} is not UTF-8 text: convert the file, or leave the source out"
     if "DatasetNotFoundError" in kinds:
