@@ -186,17 +186,15 @@ main(sys.argv[1:])
 """
 
 
+def swap_words(folder):
+    """The command line of a swap of two made-up checkpoints, with its runs below `folder`."""
+    math, language = (stacked(folder / name, 2, seed) for seed, name in enumerate(("math", "language")))
+    words = ["stage=merge", "merge=layer_swap", f"merge.math={math}", f"merge.language={language}"]
+    return [*words, "merge.bottom_layers=1", "merge.top_layers=0", f"runs_dir={folder}/runs", "tracking.mode=disabled"]
+
+
 def test_a_kill_in_the_middle_of_a_write_leaves_nothing_that_looks_finished(tmp_path):
-    math, language = (stacked(tmp_path / name, 2, seed) for seed, name in enumerate(("math", "language")))
-    runs_dir = tmp_path / "runs"
-    words = [
-        "stage=merge",
-        "merge=layer_swap",
-        f"merge.math={math}",
-        f"merge.language={language}",
-        "tracking.mode=disabled",
-    ]
-    words += ["merge.bottom_layers=1", "merge.top_layers=0", f"runs_dir={runs_dir}"]
+    runs_dir, words = tmp_path / "runs", swap_words(tmp_path)
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -213,20 +211,11 @@ def test_a_kill_in_the_middle_of_a_write_leaves_nothing_that_looks_finished(tmp_
 
 
 def test_a_swap_is_made_without_torch(tmp_path):
-    math, language = (stacked(tmp_path / name, 2, seed) for seed, name in enumerate(("math", "language")))
     code = (
         "import sys; from pipeline.__main__ import main; status = main(sys.argv[1:]);"
         "assert status == 0 and not {'torch', 'transformers'} & set(sys.modules), status"
     )
-    words = [
-        "stage=merge",
-        "merge=layer_swap",
-        f"merge.math={math}",
-        f"merge.language={language}",
-        "tracking.mode=disabled",
-    ]
-    words += ["merge.bottom_layers=1", "merge.top_layers=0", f"runs_dir={tmp_path}/runs"]
-    subprocess.run([sys.executable, "-c", code, *words], check=True)
+    subprocess.run([sys.executable, "-c", code, *swap_words(tmp_path)], check=True)
 
 
 def test_a_side_for_files_that_is_not_there(tmp_path):

@@ -132,24 +132,16 @@ def local(folder: Path) -> Path:
         ) from error
 
 
-def manifest_of(folder: Path) -> tuple[dict[str, Any], Path]:
-    """The manifest of the run that made a model and the run's folder, a snapshot's too; nothing for other folders."""
-    home = folder.parents[1] if folder.parent.name == "snapshots" else folder
-    return read_manifest(home) or {}, home
-
-
 def digests_on_record(folder: Path) -> dict[str, str]:
     """The digests that were recorded when the weights of a folder were written; none for what no run made."""
-    manifest, home = manifest_of(folder)
-    facts = manifest.get("facts") or {}
-    if home != folder:
-        facts = {"weights": (facts.get("snapshots") or {}).get(folder.name.removeprefix("step-"))}
-    return (facts.get("weights") or {}).get("digests") or {}
+    facts = (read_manifest(folder) or {"facts": {}})["facts"]
+    return facts.get("weights", {}).get("digests", {})
 
 
 def base_folder(folder: Path) -> Path:
     """Where the base of an adapter is: by the manifest of its run, else by its adapter_config.json."""
-    manifest, home = manifest_of(folder)
+    manifest = read_manifest(folder)
+    home = folder.parents[1] if folder.parent.name == "snapshots" else folder
     if manifest:
         recorded = manifest["parents"].get("model") or manifest["parents"].get("base")
         if recorded:

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.knobs import PipelineError
-from pipeline.merge.adapters import Source, manifest_of, open_source
+from pipeline.merge.adapters import Source, open_source
 from pipeline.merge.checks import check_sources
 from pipeline.merge.formulas import by_size, task_vectors
 from pipeline.models.anatomy import Site, anatomy
 from pipeline.models.floats import buffers, in_threads, matrix, pieces
+from pipeline.runs import read_manifest
 
 if TYPE_CHECKING:
     from pipeline.config import Analyze
@@ -92,8 +93,7 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
 
 def about(parent: Parent, expert: Source, asked: Analyze) -> dict[str, Any]:
     """What must stand on an expert's map: its threshold, stored dtype and optimizer, by its manifest."""
-    manifest, _ = manifest_of(parent.folder)
-    config = manifest.get("config") or {}
+    config = (read_manifest(parent.folder) or {}).get("config") or {}
     side = (config.get("expert") or {}).get("side")
     threshold = asked.threshold
     if threshold is None:

@@ -110,10 +110,8 @@ def base_of(expert: Parent, config: RunStage, key: str = "merge.experts") -> Par
         planned = expert.parents.get("model") or expert.parents.get("base")
         if planned is not None:
             return planned
-    from pipeline.merge.adapters import manifest_of
-
     given = "base" if key == "checkpoint" else "merge.base"
-    manifest, _ = manifest_of(expert.folder) if expert.folder.is_dir() else ({}, None)
+    manifest = (read_manifest(expert.folder) if expert.folder.is_dir() else None) or {}
     parents = manifest.get("parents") or {}
     recorded = parents.get("model") or parents.get("base")
     if recorded is None:
