@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny import model
 
 from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
 from pipeline.knobs import PipelineError
@@ -19,15 +20,7 @@ from pipeline.train.base import save
 from pipeline.train.check import check_saved
 from pipeline.train.life import same_random_numbers
 
-
-def tiny() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=859, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-            num_key_value_heads=2, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, pad_token_id=3,
-        )
-    )  # fmt: skip
+tiny = partial(model, layers=2, tie_word_embeddings=True, attn_implementation="sdpa")
 
 
 def trainer(model: Any) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny import model
+from transformers import LlamaForCausalLM
 
 from pipeline.config import Data, Expert, Model, Sft, TrainStage
 from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
@@ -24,14 +26,7 @@ def sft(**knobs: object) -> Sft:
     return Sft(**{"name": "full", "separator": " ", "seq_length": 64, "batch_size": 2, **knobs})  # type: ignore[arg-type]
 
 
-def tiny() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=859, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-            num_key_value_heads=2, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, pad_token_id=3,
-        )
-    )  # fmt: skip
+tiny = partial(model, layers=2, tie_word_embeddings=True, attn_implementation="sdpa")
 
 
 def stage(recipe: Sft) -> TrainStage:
