@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import resource
 import subprocess
@@ -110,11 +109,6 @@ def in_process(root: Path, sample: int) -> dict[str, Any]:
     return json.loads(subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout)
 
 
-def processor() -> str:
-    found = [line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
-    return found[0] if found else platform.processor()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=60_000)
@@ -127,7 +121,7 @@ def main() -> int:
         found = measure(asked.measure, asked.sample)
         print(json.dumps(found))
         return 0
-    from pipeline.provenance import versions
+    from pipeline.provenance import machine, versions
 
     draw = random.Random(0)
     words = vocabulary(draw)
@@ -144,7 +138,7 @@ def main() -> int:
         "what": "drawing a training set: read, deduplicate, decontaminate, sample, write; one thread",
         "speed": speed,
         "memory": memory,
-        "machine": {"processor": processor(), "cores": os.cpu_count(), "system": platform.platform()},
+        "machine": machine(),
         "versions": {name: versions()[name] for name in ("python", "numpy", "datasets")},
     }
     asked.out.parent.mkdir(parents=True, exist_ok=True)

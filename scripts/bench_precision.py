@@ -3,6 +3,7 @@
 
     python scripts/bench_precision.py                       # 30M parameters, rate 1e-7, 200 steps of 1,024 tokens
     python scripts/bench_precision.py --layers 2 --width 64 --steps 20 --record ''     # to see that it works
+    python scripts/bench_precision.py --beta2 0.999 --optimizers adamw adamw_bf16 --record ''   # bf16 moments?
 
 A random Llama reads text drawn from a fixed table of word pairs, so that there is something to learn. With d the task
 vector of a choice and r that of fp32: projection = <d, r> / <r, r>, cosine, L1 ratio = |d|_1 / |r|_1, L2 ratio, and the
@@ -15,8 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipeline.config import Sft
+from pipeline.provenance import machine, versions
 from pipeline.train.numbers import BYTES
 from pipeline.train.optim import of_torchao
 
@@ -41,18 +41,21 @@ def main() -> None:
     asked.add_argument("--steps", type=int, default=200)
     asked.add_argument("--tokens", type=int, default=1024, help="a step, in rows of 256")
     asked.add_argument("--rate", type=float, default=1e-7)
+    asked.add_argument("--beta2", type=float, default=0.99)
+    asked.add_argument("--optimizers", nargs="*", help="of those of sft.optimizer; default: all")
     asked.add_argument("--record", default="results/bench/precision.json", help="where to; '' for nowhere")
     options = asked.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
     rows, reference = [], None
     for weights, optimizer, autocast in CHOICES:
-        begun = time.perf_counter()
+        if rows and options.optimizers and optimizer not in options.optimizers:
+            continue
         moved, loss, count = train(weights, optimizer, autocast, options, device)
         reference = moved if reference is None else reference
         row = {
             "weights": weights, "optimizer": optimizer, "autocast": autocast, "bytes": BYTES[weights, optimizer],
-            **compare(moved, reference), "loss": loss, "seconds": round(time.perf_counter() - begun, 1),
+            **compare(moved, reference), "loss": loss,
         }  # fmt: skip
         rows.append(row)
         if len(rows) == 1:
@@ -61,8 +64,7 @@ def main() -> None:
         cells = " ".join(f"{value:10.4g}" for value in list(row.values())[3:])
         print(f"{weights:9} {optimizer:11} {autocast!s:8} {cells}", flush=True)
     if options.record:
-        where = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
-        record = {"settings": vars(options), "parameters": count, "device": where, "torch": torch.__version__}
+        record = {"settings": vars(options), "parameters": count, "machine": machine(), "versions": versions()}
         Path(options.record).parent.mkdir(parents=True, exist_ok=True)
         Path(options.record).write_text(json.dumps(record | {"rows": rows}, indent=1) + "\n")
 
@@ -77,10 +79,13 @@ def train(weights: str, optimizer: str, autocast: bool, options: Any, device: st
     # one start for all: values that bfloat16 holds
     model = LlamaForCausalLM(config).to(device, torch.bfloat16).to(getattr(torch, weights))
     start = flat(model)
-    sft = Sft(name="bench", weights=weights, optimizer=optimizer, learning_rate=options.rate)
+    sft = Sft(
+        name="bench", weights=weights, optimizer=optimizer, learning_rate=options.rate, adam_beta2=options.beta2
+    )  # fmt: skip
     made: Any
     if optimizer == "adamw":
-        made = torch.optim.AdamW(model.parameters(), lr=options.rate, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
+        betas = (sft.adam_beta1, sft.adam_beta2)
+        made = torch.optim.AdamW(model.parameters(), lr=options.rate, betas=betas, weight_decay=0.1, fused=True)
     else:
         kind, settings = of_torchao(sft)
         made = kind(model.parameters(), weight_decay=0.1, **settings)

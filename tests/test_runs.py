@@ -125,7 +125,7 @@ def test_a_knob_at_its_default_adds_nothing() -> None:
     one = Run(compose(["stage=sft", "expert=math"]), "x")  # type: ignore[arg-type]
     two = Run(compose(["stage=sft", "expert=math", "sft.epochs=1", "sft.max_grad_norm=1.0", "seed=0"]), "y")  # type: ignore[arg-type]
     assert one.hash == two.hash
-    assert one.decided_by["config"]["sft"] == {"method": "full", "learning_rate": 1e-6}
+    assert one.decided_by["config"]["sft"] == {"method": "full", "learning_rate": 1e-6, "precision": "bf16"}
 
 
 def test_parents_and_the_version_are_in_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:

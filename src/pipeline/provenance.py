@@ -22,6 +22,7 @@ PACKAGES = (
     "safetensors",
     "tokenizers",
     "numpy",
+    "torchao",
 )
 ENVIRONMENT = (
     "OMP_NUM_THREADS",
@@ -44,12 +45,21 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    found: dict[str, Any] = {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()}
+    found: dict[str, Any] = {"system": platform.system(), "processor": processor(), "cores": os.cpu_count()}
     torch = sys.modules.get("torch")
     if torch is not None:
         found["threads"] = torch.get_num_threads()
         found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return found
+
+
+def processor() -> str:
+    """Its model, as rounding differs from one to another; where the system tells none, its kind."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
 def environment() -> dict[str, str]:

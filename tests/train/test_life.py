@@ -20,11 +20,13 @@ from transformers import TrainerCallback
 
 from pipeline import resume, runs
 from pipeline.compose import compose
+from pipeline.config import Sft
 from pipeline.runs import Run, read_manifest, sha256
 from pipeline.study.build import build
 from pipeline.study.execute import stage_function
 from pipeline.train import life, sft
 from pipeline.train.processes import Relay, stopped_together, together
+from pipeline.train.progress import Progress
 
 STEPS = 6
 SMALL = [
@@ -346,3 +348,15 @@ def test_no_step_for_long_ends_it_with_the_stacks_of_all_threads(
     assert set(ended) == {resume.UNFINISHED}
     assert "sleepy" in (folder / "stalled-0.txt").read_text()
     assert "no step for sft.stall_minutes=0.05" in capfd.readouterr().err
+
+
+def test_the_bar_counts_no_tokens_of_an_attempt_before(tmp_path: Path) -> None:
+    """Of 1,000 tokens that a resume point brought and 300 of two seconds, the speed is 150 a second."""
+    told = Progress(tmp_path / "log.jsonl", SimpleNamespace(log=lambda *_, **__: None), "x", 4, Sft(name="x"))  # type: ignore[arg-type]
+    speeds = []
+    for step, (tokens, seconds) in enumerate([(1000, 5.0), (1300, 7.0)], 3):
+        told.bar.start_t = told.bar._time() - seconds
+        told.on_log(None, SimpleNamespace(global_step=step), None, {"loss": 1.0, "num_tokens": tokens})
+        speeds.append(told.bar.postfix)
+    told.bar.close()
+    assert speeds == ["loss 1.000", "loss 1.000, 150 tokens/s"]

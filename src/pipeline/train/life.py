@@ -242,7 +242,7 @@ def tell(what: str) -> None:
 def made_with() -> dict[str, Any]:
     """What bits may depend on besides the configuration."""
     here = machine()
-    return {"torch": versions()["torch"], "device": here["device"], "threads": here["threads"]}
+    return {"torch": versions()["torch"], **{key: here[key] for key in ("processor", "device", "threads")}}
 
 
 def refuse_broken(model: Any, step: int) -> None:

@@ -34,6 +34,7 @@ class Progress(TrainerCallback):
         from tqdm import tqdm
 
         self.log_file, self.tracker, self.sft, self.tokens = log, tracker, sft, 0
+        self.first: tuple[int, float] | None = None  # tokens and seconds at this attempt's first log
         self.bar = tqdm(total=steps, desc=name, unit="step", file=sys.stderr, dynamic_ncols=True, mininterval=1.0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -51,12 +52,20 @@ class Progress(TrainerCallback):
                     f"(now {self.sft.learning_rate}) or sft.max_grad_norm (now {self.sft.max_grad_norm})"
                 )
         self.tokens = int(row.get("tokens", self.tokens))
-        seconds = max(self.bar.format_dict["elapsed"], 1e-9)
         if "loss" in row:  # and not of a validation
-            self.bar.set_postfix_str(f"loss {row['loss']:.3f}, {self.tokens / seconds:,.0f} tokens/s", refresh=False)
+            self.bar.set_postfix_str(f"loss {row['loss']:.3f}{self.speed()}", refresh=False)
         with open(self.log_file, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         self.tracker.log({f"train/{key}": value for key, value in row.items() if key != "step"}, step=state.global_step)
+
+    def speed(self) -> str:
+        """Since the first log: what came before it are warm-up costs, and the tokens of an attempt that was stopped."""
+        seconds = self.bar.format_dict["elapsed"]
+        if self.first is None:
+            self.first = self.tokens, seconds
+            return ""
+        tokens, begun = self.first
+        return f", {(self.tokens - tokens) / max(seconds - begun, 1e-9):,.0f} tokens/s"
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.bar.close()
