@@ -206,6 +206,17 @@ def test_a_loss_that_is_no_number_stops_the_training(
     assert [name for name in left(tmp_path / "runs") if "full" in name] == []
 
 
+def test_an_expert_that_is_named_twice(call: Callable[..., SimpleNamespace], math_expert: Path, tmp_path: Path) -> None:
+    here = [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
+    twice = f"was given {math_expert.name} twice: name each expert once"
+    refused(call("stage=merge", "merge=soup", f"merge.experts=[{math_expert},{math_expert}]", *here), twice)
+    refused(
+        call("stage=merge", "merge=layer_swap", f"merge.math={math_expert}", f"merge.language={math_expert}", *here),
+        twice,
+    )
+    assert left(tmp_path / "runs") == []
+
+
 def test_a_merge_of_another_architecture(
     call: Callable[..., SimpleNamespace], math_expert: Path, tmp_path: Path
 ) -> None:
@@ -235,7 +246,7 @@ def test_experts_of_different_bases(
     swap = ["stage=merge", "merge=layer_swap", f"merge.math={math_expert}", f"merge.language={other}"]
     refused(call(*swap, *here), "the experts have different bases")
     soup = ["stage=merge", "merge=soup", f"merge.experts=[{math_expert},{other}]"]
-    refused(call(*soup, *here), "from elsewhere): merge experts of one base, or give merge.base=RUN")
+    refused(call(*soup, *here), "from elsewhere): name experts of one base, or give merge.base=RUN")
     assert left(tmp_path / "runs") == []
     base = manifest["config"]["model"]["path"]
     assert call(*soup, *here, f"merge.base={base}").status == 0

@@ -14,7 +14,7 @@ from pipeline.languages import language
 from pipeline.lock import digest, read_lock
 from pipeline.models.partition import resolved
 from pipeline.runs import Found, Parent, Run, Snapshot, find, read_manifest
-from pipeline.study.merges import base_of, merge_label, merge_parents
+from pipeline.study.merges import base_of, merge_label, merge_parents, one_base
 from pipeline.train.numbers import bytes_per_parameter, micro_batches
 
 Known = dict[str, Parent]  # runs that a RUN may name before they are finished
@@ -293,11 +293,8 @@ def build_analysis(config: AnalyzeStage, known: Known) -> Run:
     label = "analyze-" + "-".join(label_of(one) for one in parents.values())
     if config.base is not None:
         return Run(config, label, {**parents, "base": parent(config.base, config, "base", known)})
-    bases = {role: base_of(expert, config, "checkpoint") for role, expert in parents.items()}
-    if len({base.hash for base in bases.values()}) > 1:
-        told = ", ".join(f"{parents[role].name} from {base.name}" for role, base in bases.items())
-        raise PipelineError(f"checkpoint: the experts have different bases ({told}): analyze experts of one base")
-    return Run(config, label, {**parents, "base": next(iter(bases.values()))})
+    bases = [(expert.name, base_of(expert, config, "checkpoint")) for expert in parents.values()]
+    return Run(config, label, {**parents, "base": one_base(bases, "checkpoint: the experts")})
 
 
 def label_of(of: Parent) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,43 +19,51 @@ def merge_parents(merge: Merge, config: RunStage, named: Callable[[str, str], Pa
     """Parents by the role that they have in the merge; `named(RUN, key)` finds one.
 
     Raises:
-        PipelineError: too few experts, experts of different bases, or no base to be found where one is needed.
+        PipelineError: too few experts, one twice, different bases, or no base to be found where one is needed.
     """
     experts = references(merge)
     if not all(isinstance(reference, str) for _, reference in experts.values()):
         told = next(f"{key}={reference}" for key, reference in experts.values() if not isinstance(reference, str))
         raise PipelineError(f"{told} is no RUN: give the name of a finished run, or a list of them")
     parents = {role: named(reference, key) for role, (key, reference) in experts.items()}
+    hashes = [one.hash for one in parents.values()]
+    if twice := next((one.name for one in parents.values() if hashes.count(one.hash) > 1), None):
+        raise PipelineError(f"merge={merge.method} was given {twice} twice: name each expert once")
     if merge.base is not None:
         parents["base"] = named(merge.base, "merge.base")
         return parents
     adapters = [role for role, one in parents.items() if gives_adapter(one)]
     if adapters or needs_magnitudes(merge) or merge.method in ("ties", "task_arithmetic", "reset"):
         of = {role: parents[role] for role in adapters} or parents
-        bases = {role: base_of(expert, config, experts[role][0]) for role, expert in of.items()}
-        if len({base.hash for base in bases.values()}) > 1:
-            told = ", ".join(f"{of[role].name} from {base.name}" for role, base in bases.items())
-            raise PipelineError(f"merge.experts have different bases ({told}): merge experts of one base")
-        parents["base"] = next(iter(bases.values()))
+        bases = [(expert.name, base_of(expert, config, experts[role][0])) for role, expert in of.items()]
+        parents["base"] = one_base(bases, "merge.experts")
         return parents
-    trained_from = {one.name: base for one in parents.values() if (base := recorded_base(one)) is not None}
-    if len({base["hash"] for base in trained_from.values()}) > 1:
-        told = ", ".join(f"{name} from {base['name']}" for name, base in trained_from.items())
-        raise PipelineError(
-            f"merge={merge.method}: the experts have different bases ({told}): merge experts of one base, or give "
-            "merge.base=RUN if they belong together"
-        )
+    recorded = [(one.name, base) for one in parents.values() if (base := recorded_base(one)) is not None]
+    if recorded:
+        one_base(recorded, f"merge={merge.method}: the experts", ", or give merge.base=RUN if they belong together")
     return parents
 
 
-def recorded_base(expert: Parent) -> dict[str, str] | None:
-    """Hash and name of the base that a training says it began from; None for what is no training, or does not say."""
+def one_base(bases: Sequence[tuple[str, Parent | None]], what: str, remedy: str = "") -> Any:
+    """The base that all were trained from, of each expert's name and base; None: they were made from nothing.
+
+    Raises:
+        PipelineError: they have different ones.
+    """
+    if len({base and base.hash for _, base in bases}) > 1:
+        told = ", ".join(f"{name} from {base.name if base else 'nothing'}" for name, base in bases)
+        raise PipelineError(f"{what} have different bases ({told}): name experts of one base{remedy}")
+    return bases[0][1]
+
+
+def recorded_base(expert: Parent) -> Parent | None:
+    """The base that a training says it began from, made or not; None for what is no training, or does not say."""
     expert = expert.run if isinstance(expert, Snapshot) else expert
     if isinstance(expert, Run):
-        base = expert.parents.get("model")
-        return {"hash": base.hash, "name": base.name} if base else None
-    manifest = read_manifest(expert.folder) if expert.folder.is_dir() else None
-    return (manifest or {"parents": {}})["parents"].get("model")
+        return expert.parents.get("model")
+    manifest = (read_manifest(expert.folder) if expert.folder.is_dir() else None) or {"parents": {}}
+    base = manifest["parents"].get("model")
+    return Found(base["name"], base["hash"], expert.folder) if base else None
 
 
 def references(merge: Merge) -> dict[str, tuple[str, Any]]:

@@ -18,7 +18,7 @@ from pipeline.config import EvalStage, Measure, SelectStage, TrainStage
 from pipeline.knobs import PipelineError, identity
 from pipeline.runs import MANIFEST, Parent, Run, Snapshot, check_unchanged, read_manifest, snapshot
 from pipeline.study.build import Known, build, parent
-from pipeline.study.merges import base_of
+from pipeline.study.merges import base_of, one_base
 from pipeline.train.snapshots import snapshot_steps
 
 if TYPE_CHECKING:
@@ -101,16 +101,13 @@ def snapshots_of(training: Parent, which: str) -> dict[int, Parent]:
 
 def shared_base(trainings: list[Parent], config: SelectStage) -> Parent | None:
     """The base that all were trained from; None where they were made from nothing."""
-    bases = {}
+    bases: list[tuple[str, Parent | None]] = []
     for training in trainings:
         run = training.run if isinstance(training, Snapshot) else training
         manifest = read_manifest(run.folder)
         there = "model" in run.parents if isinstance(run, Run) else "model" in (manifest or {}).get("parents", {})
-        bases[training.name] = base_of(training, config, "checkpoints") if there else None
-    if len({base.hash if base else None for base in bases.values()}) > 1:
-        told = ", ".join(f"{name} from {base.name if base else 'nothing'}" for name, base in bases.items())
-        raise PipelineError(f"checkpoints have different bases ({told}): select among trainings of one base")
-    return next(iter(bases.values()))
+        bases.append((training.name, base_of(training, config, "checkpoints") if there else None))
+    return one_base(bases, "checkpoints")
 
 
 def evaluation(config: SelectStage, model: Parent, known: Known) -> Run:
