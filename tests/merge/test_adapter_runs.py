@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.runs import read_manifest
@@ -88,6 +89,14 @@ def test_ties_of_adapters_is_dense_and_their_changes_can_be_analyzed(
     merged = make_run("stage=merge", "merge=ties", f"merge.experts=[{','.join(adapters)}]", "merge.dtype=bfloat16")
     checkpoint = Checkpoint.open(merged)
     assert {info.dtype for info in checkpoint.infos.values()} == {"BF16"} and checkpoint.config["dtype"] == "bfloat16"
+    cast = json.loads((merged / "manifest.json").read_text())["facts"]["cast"]
+    whole = make_run("stage=merge", "merge=ties", f"merge.experts=[{','.join(adapters)}]")
+    assert "cast" not in json.loads((whole / "manifest.json").read_text())["facts"]
+    exact = torch.cat(
+        [tensor.double().flatten() for _, tensor in sorted(load_file(whole / "model.safetensors").items())]
+    )
+    error = (exact.float().bfloat16().double() - exact).norm() / exact.norm()
+    assert cast == {"to": "bfloat16", "relative_error": pytest.approx(error.item(), rel=1e-5)}
     found = make_run("stage=analyze", f"checkpoint=[{','.join(adapters)}]")
     lines = (found / "delta.csv").read_text().splitlines()
     assert any("v_proj" in line and line.endswith(",1.0") for line in lines)  # what no adapter touches is the same

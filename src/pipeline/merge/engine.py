@@ -49,7 +49,7 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     (work / "plan.json").write_text(json.dumps(rows, indent=2) + "\n")
     (work / "README.md").write_text(card(config, run.parents, rows, size))
     digests = merge.write(work, config.files_from, known_digests(merge, run.parents), run.config.threads)
-    return {"weights": {"root": weights_root(digests), "digests": digests}, "plan": rows, "bytes": size}
+    return {"weights": {"root": weights_root(digests), "digests": digests}, "plan": rows, "bytes": size, **merge.cast()}
 
 
 def merge_of(run: Run) -> Merge:
@@ -79,6 +79,7 @@ class Merge:
     prepare: Callable[[int | None], None] | None = None
     passes: int = 1  # over the sources of a computed tensor
     adapter: Adapted | None = None
+    lost: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # by merge.dtype, as floats.lost has it
 
     @property
     def dtype(self) -> str | None:
@@ -132,9 +133,17 @@ class Merge:
         Computed in float32 and cast once. Raises PipelineError where the result is not finite, as when a source is not
         or float16 overflows.
         """
-        dtype = self.stored_dtype(name)
+        dtype, lost = self.stored_dtype(name), np.zeros(2)
+        casts = dtype not in ("F32", self.layout.info(name).dtype)
         for start, stop in floats.pieces(self.layout.info(name).shape):
-            yield floats.narrow(self.formula(name, start, stop), dtype, name)
+            values = self.formula(name, start, stop)
+            exact = values.copy() if casts else None
+            stored = floats.narrow(values, dtype, name)
+            if exact is not None:
+                lost += floats.lost(exact, stored, dtype)
+            yield stored
+        if casts:
+            self.lost[name] = lost
 
     def merged(self, name: str) -> torch.Tensor:
         """One tensor of the result, whole."""
@@ -148,6 +157,13 @@ class Merge:
             [np.empty(0, floats.STORED[dtype]), *(part.reshape(-1).copy() for part in self.pieces(name))]
         )
         return torch.from_numpy(whole).view(torch_dtype(dtype)).reshape(shape)
+
+    def cast(self) -> dict[str, Any]:
+        """What merge.dtype cost, once all is computed: the relative error of the whole. Empty where it cost nothing."""
+        if not self.lost:
+            return {}
+        error, size = sum((self.lost[name] for name in sorted(self.lost)), np.zeros(2))
+        return {"cast": {"to": self.dtype, "relative_error": math.sqrt(error / size) if size else 0.0}}
 
     def plan_rows(self) -> list[Row]:
         """The plan: `where` (layers a-b, embedding, ...), `what` (kinds), `weights` (source -> weight)."""

@@ -70,6 +70,14 @@ def widen(stored: np.ndarray, dtype: str, out: np.ndarray) -> None:
         np.copyto(out, stored)
 
 
+def lost(exact: np.ndarray, stored: np.ndarray, dtype: str) -> np.ndarray:
+    """(sum of squared errors, sum of squares) of float32 values that were stored narrower."""
+    error = buffers("lost", exact.shape)
+    widen(stored, dtype, error)
+    error -= exact
+    return np.array([np.vdot(error, error), np.vdot(exact, exact)], np.float64)
+
+
 def narrow(values: np.ndarray, dtype: str, name: str) -> np.ndarray:
     """float32 values as they are stored; `values` may be overwritten, the result is a buffer of this thread.
 
