@@ -244,6 +244,16 @@ def test_the_groups_that_a_stage_names_exist(stage: str) -> None:
     assert set(reads(stage)) <= set(groups())
 
 
+def test_help_names_every_stage_and_option(call: Callable[..., SimpleNamespace]) -> None:
+    told = call("--help").out
+    assert call("stage=sft", "-h").out == told
+    lines = {line.split()[0]: line.split()[1:] for line in told.splitlines() if line.startswith("  stage=")}
+    assert {f"stage={stage}": reads(stage)[:-2] for stage in STAGES} == lines
+    for group in groups():
+        assert group in ("stage", "data") or all(option in told for option in options(group)), group
+    assert max(map(len, told.splitlines())) <= 120
+
+
 def test_stdout_is_the_folder_alone_and_a_sweep_prints_one_a_job(tmp_path: Path) -> None:
     """In processes of their own: what libraries print goes to standard error."""
     words = ["stage=data", *WORLD, "tracking.mode=disabled", "runs_dir=here"]

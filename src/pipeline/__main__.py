@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
-from pipeline.compose import compose, conf_dir, jobs, register, to_stage
+from pipeline.compose import compose, conf_dir, jobs, register, to_stage, usage
 from pipeline.config import CleanStage, PrefetchStage, RunStage, StatusStage, SweepStage, TableStage
 from pipeline.knobs import PipelineError
 from pipeline.study.execute import one, sentence
@@ -140,6 +140,9 @@ def sweep(words: list[str]) -> int:
 
 def main(words: list[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
+    if {"-h", "--help"} & set(words):
+        print(usage())
+        return 0
     if any(word.startswith("-") for word in words):
         return sweep(words)
     return run_stage(lambda: compose(words))

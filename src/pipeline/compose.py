@@ -9,6 +9,7 @@ from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
+from textwrap import fill
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
@@ -203,6 +204,24 @@ def _inside(kind: Any, name: str) -> Any:
     return (
         next((inner for inner in get_args(hint) if is_dataclass(inner)), hint) if isinstance(hint, UnionType) else hint
     )
+
+
+def usage() -> str:
+    """What can be typed: the stages with the groups that they read, the groups with their options."""
+    read = {f"stage={stage}": " ".join(reads(stage)[:-2]) for stage in STAGES}
+    offered = {f"{group}=": ", ".join(options(group)) for group in groups() if group not in ("stage", "data")}
+    lines = [
+        fill(f"{name:15} {text}", 118, initial_indent="  ", subsequent_indent=" " * 18)
+        for name, text in [*read.items(), ("", ""), *offered.items()]
+    ]
+    first = (
+        "python -m pipeline stage=STAGE [group=option ...] [key=value ...]      (nothing: stage=table table=sandbox)"
+    )
+    last = (
+        "Every knob of a command, with its value: the command and --cfg job. One run for each of several values: -m\n"
+        "seed=0,1,2. What would run, and why: stage=plan table=... . README.md has examples of all."
+    )
+    return "\n".join([first, "", *lines, "", last])
 
 
 def reads(stage: str) -> list[str]:
