@@ -78,7 +78,14 @@ def test_a_sweep_loads_one_model_and_its_points_are_found_by_their_recipe(
     assert page.name == "index.html" and "points finished" in page.read_text() and len(loads) == 1
     whole = call(*words)
     assert whole.status == 0 and whole.out == half.out and len(loads) == 2 and "<p>4 of 4 points" in page.read_text()
-    for text in ("<svg", "Best of 4", "Chosen on odd questions", "Split-half score", "bottom_layers = "):
+    for text in (
+        "<svg",
+        " questions in ",
+        "Best of 4",
+        "Chosen on odd questions",
+        "Split-half score",
+        "bottom_layers = ",
+    ):
         assert text in page.read_text(encoding="utf-8")
     rows = list(csv.DictReader((page.parent / "scores.csv").open()))
     assert [(row["bottom_layers"], row["top_layers"]) for row in rows] == [

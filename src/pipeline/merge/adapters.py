@@ -21,6 +21,7 @@ from pipeline.knobs import PipelineError
 from pipeline.models.anatomy import plain_name
 from pipeline.models.checkpoint import Checkpoint, TensorInfo, digest, header_bytes, read_header
 from pipeline.models.floats import buffers, matrix
+from pipeline.models.hub import local
 from pipeline.runs import find, read_manifest
 
 if TYPE_CHECKING:
@@ -113,23 +114,6 @@ def open_source(folder: str | Path) -> Source:
     """A checkpoint, or an adapter on its base, by headers alone. A name of the hub is looked up there."""
     folder = local(Path(folder))
     return open_adapter(folder, local(base_folder(folder))) if is_adapter(folder) else Checkpoint.open(folder)
-
-
-def local(folder: Path) -> Path:
-    """The folder itself, or the snapshot of a model of the hub that org/name (org/name@revision) stands for."""
-    if folder.is_dir() or folder.is_absolute() or len(folder.parts) > 2:
-        return folder
-    from huggingface_hub import snapshot_download
-
-    name, _, revision = str(folder).partition("@")
-    kinds = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
-    try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=kinds))
-    except Exception as error:  # the hub's client raises whatever the network and the hub do
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise PipelineError(
-            f"hub:{folder} cannot be fetched ({reason}): log in, or name a folder that holds it"
-        ) from error
 
 
 def digests_on_record(folder: Path) -> dict[str, str]:

@@ -38,6 +38,9 @@ def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, A
         best = max(means, key=lambda index: means[index])
         maps = maps_of(points, means, best)
         scale = (min(means.values()), max(means.values()))
+        sizes = [len(each) for each in next(iter(found.values()))]
+        tasks = f" in {len(sizes)} tasks, the score is the mean of theirs" if len(sizes) > 1 else ""
+        body += f"<p>In percent, on {sum(sizes)} questions{tasks}. The frame is the best point.</p>"
         body += svg_of_maps(maps, "sweep", f"score over configuration: {title}", scale)
         body += told(points, found, means, best) + table(points, runs, means)
         (folder / "map.png").write_bytes(png_of_maps(maps, scale))

@@ -25,9 +25,8 @@ from pipeline.data.benchmarks import hub_sources
 from pipeline.data.load import told
 from pipeline.knobs import PipelineError
 from pipeline.lock import LOCK, Lock, digest, key, part_of, read_lock, snapshot
+from pipeline.models.hub import FILES
 from pipeline.runs import Found, Run, sha256, write_atomically
-
-MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt", "vocab.txt")  # no pickles
 
 
 @dataclass
@@ -190,7 +189,7 @@ def fetch_model(lock: Lock, name: str, update: bool) -> None:
     hub, entry = _hub(), lock.models.get(name, {})
     revision = resolved(hub.model_info, name, entry.get("revision"), update)
     repository = name.partition("@")[0]
-    hub.snapshot_download(repository, revision=revision, allow_patterns=list(MODEL_FILES))
+    hub.snapshot_download(repository, revision=revision, allow_patterns=FILES)
     folder = snapshot("model", repository, revision)
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in _files(folder)}
     if not any(file.endswith(".safetensors") for file in files):

@@ -14,9 +14,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from pipeline.data.sources import Example
 from pipeline.knobs import PipelineError
 from pipeline.models.checkpoint import Checkpoint, digest, digest_tensors, read_header, weights_root
+from pipeline.models.hub import local
 
 if TYPE_CHECKING:
     from pipeline.runs import Run
+
+
+def base_of(run: Run) -> Path | None:
+    """The folder of the base, fetched where it is the hub's; None for a model that is made from nothing."""
+    if "model" not in run.parents:
+        return None
+    return local(run.parents["model"].folder, run.config.model.revision)  # type: ignore[attr-defined]
 
 
 def load_tokenizer(run: Run, examples: list[Example]) -> Any:
@@ -24,11 +32,10 @@ def load_tokenizer(run: Run, examples: list[Example]) -> Any:
     model = run.config.model  # type: ignore[attr-defined]
     if model.tokenizer == "bpe":
         return make_bpe(examples, model.vocab_size)
-    folder = (
-        run.parents["data_root"].folder / "tokenizer" if model.tokenizer == "data_root" else run.parents["model"].folder
-    )
+    of_root = model.tokenizer == "data_root"
+    folder: Any = run.parents["data_root"].folder / "tokenizer" if of_root else base_of(run)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, revision=model.revision or "main")
+        tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise PipelineError(
             f"{folder} has no tokenizer: put tokenizer.json and tokenizer_config.json beside the weights"
@@ -67,10 +74,10 @@ def load_model(run: Run, tokenizer: Any) -> Any:
         ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
         config = AutoConfig.for_model(fields.pop("model_type"), vocab_size=len(tokenizer), **ids, **fields)
         return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, weights), **attention)
-    folder = run.parents["model"].folder
+    folder: Any = base_of(run)
     try:
         return AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, weights), use_safetensors=True, revision=model.revision or "main", **attention
+            folder, dtype=getattr(torch, weights), use_safetensors=True, **attention
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise PipelineError(f"model.path={folder} could not be loaded: {error}") from error

@@ -14,13 +14,13 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}  # of the largest logit; 
 TOKENS = 64
 
 
-def check_saved(trainer: Any, folder: Path, base: Path | None, revision: str = "main") -> None:
+def check_saved(trainer: Any, folder: Path, base: Path | None) -> None:
     """Load what was saved into `folder` and compare it with the model in training, on the first row of the set.
 
     All processes come here together, as shards answer together; the first compares.
 
     Args:
-        base: where an adapter's base is, or its name on the hub; `revision` is of that.
+        base: the folder of an adapter's base.
 
     Raises:
         PipelineError: other logits, other tokens, another chat template, or no generation config.
@@ -35,7 +35,7 @@ def check_saved(trainer: Any, folder: Path, base: Path | None, revision: str = "
         refuse("its tokenizer cuts text otherwise, or has another chat template")
     if not (folder / "generation_config.json").is_file():
         refuse("it has no generation_config.json")
-    saved = load(folder, base, model.device, revision)
+    saved = load(folder, base, model.device)
     theirs = logits(saved, ids, trainer.args.bf16)
     error, largest = float((ours - theirs).abs().max()), float(ours.abs().max())
     if not error <= TOLERANCE.get(saved.dtype, 0.1) * largest:
@@ -49,7 +49,7 @@ def refuse(what: str) -> None:
     )
 
 
-def load(folder: Path, base: Path | None, device: Any, revision: str) -> Any:
+def load(folder: Path, base: Path | None, device: Any) -> Any:
     """A whole model, or an adapter on its base; beside the model in training where there is room, else on the CPU."""
     weights = folder
     if (folder / "adapter_config.json").is_file():
@@ -59,7 +59,7 @@ def load(folder: Path, base: Path | None, device: Any, revision: str) -> Any:
     if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < bytes_needed:
         device = torch.device("cpu")
     dtype = "auto" if weights == folder else torch.float32
-    model: Any = AutoModelForCausalLM.from_pretrained(weights, dtype=dtype, use_safetensors=True, revision=revision)
+    model: Any = AutoModelForCausalLM.from_pretrained(weights, dtype=dtype, use_safetensors=True)
     if weights != folder:
         from peft import PeftModel
 

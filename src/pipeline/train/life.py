@@ -30,6 +30,7 @@ from pipeline import resume
 from pipeline.config import Sft, TrainStage
 from pipeline.knobs import PipelineError
 from pipeline.provenance import machine, versions
+from pipeline.train.base import base_of
 from pipeline.train.check import check_saved
 from pipeline.train.movement import local
 from pipeline.train.snapshots import kept, snapshot_steps
@@ -202,11 +203,9 @@ class Life(TrainerCallback):
 
     def _check(self) -> None:
         folder = self.run.work / "check"
-        base = self.run.parents["model"].folder if "model" in self.run.parents else None
-        revision = self.run.config.model.revision or "main"  # type: ignore[attr-defined]
         with same_random_numbers():
             self.save(folder)
-            check_saved(self.trainer, folder, base, revision)
+            check_saved(self.trainer, folder, base_of(self.run))
         if self.first:
             shutil.rmtree(folder)
         self.beat = time.monotonic()

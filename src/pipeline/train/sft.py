@@ -18,7 +18,7 @@ from trl import SFTConfig
 from pipeline.config import Sft, TrainStage
 from pipeline.data.mixture import read_jsonl
 from pipeline.knobs import PipelineError
-from pipeline.train.base import left_of_training, load_model, load_tokenizer, save
+from pipeline.train.base import base_of, left_of_training, load_model, load_tokenizer, save
 from pipeline.train.examples import by_side, dataset, halves, measure
 from pipeline.train.life import alive
 from pipeline.train.numbers import bytes_per_parameter, micro_batches
@@ -72,8 +72,8 @@ def train(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     if not first:
         return {}
     shutil.rmtree(work / "trainer", ignore_errors=True)
-    base = run.parents["model"].folder if "model" in run.parents else None
-    if "cast" in weights and base is not None and base.is_dir() and not hasattr(model, "peft_config"):
+    base = base_of(run)
+    if "cast" in weights and base is not None and not hasattr(model, "peft_config"):
         trained = {name: p for name, p in model.named_parameters() if not trainer.is_fsdp_enabled}
         weights["cast"] |= left_of_training(trained, base, getattr(torch, str(config.sft.save_dtype)))
     return {

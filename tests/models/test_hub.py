@@ -1,0 +1,75 @@
+"""Models of the hub, with a hub that answers, refuses, or is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
+
+from pipeline.knobs import PipelineError
+from pipeline.models.hub import FILES, local
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """`answer` and `fetch` are raised where they are set; `cached`: a snapshot is there; `calls`: what was asked."""
+    state: dict[str, Any] = {"answer": None, "fetch": None, "cached": False, "calls": []}
+
+    def model_info(self: Any, name: str, *, revision: Any, timeout: float) -> None:
+        state["calls"].append((name, revision, timeout))
+        if state["answer"]:
+            raise state["answer"]
+
+    def snapshot_download(name: str, *, revision: Any, allow_patterns: Any, local_files_only: bool) -> str:
+        assert allow_patterns == FILES
+        state["calls"].append((name, revision, local_files_only))
+        if local_files_only and not state["cached"]:
+            raise LocalEntryNotFoundError("no such folder")
+        if state["fetch"]:
+            raise state["fetch"]
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return state
+
+
+def refused() -> GatedRepoError:
+    return GatedRepoError("403: ask for access", response=httpx.Response(403, request=httpx.Request("GET", "http://x")))
+
+
+def test_a_folder_is_itself_and_the_hub_is_not_asked(hub: dict[str, Any], tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "gone", Path("a/b/c"), Path("name")):
+        assert local(folder) == folder
+    assert hub["calls"] == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "revision", "wanted"), [("a/b", None, None), ("a/b@v1", None, "v1"), ("a/b", "v2", "v2")]
+)
+def test_a_name_is_fetched_at_its_revision(
+    hub: dict[str, Any], tmp_path: Path, folder: str, revision: str | None, wanted: str | None
+) -> None:
+    assert local(Path(folder), revision) == tmp_path
+    assert hub["calls"] == [("a/b", wanted, 10), ("a/b", wanted, False)]
+
+
+def test_without_the_hub_its_cache_serves(hub: dict[str, Any], tmp_path: Path) -> None:
+    hub["answer"] = httpx.ConnectError("no route")
+    with pytest.raises(
+        PipelineError, match="hub:a/b cannot be reached, and is not in its cache here: run stage=prefetch"
+    ):
+        local(Path("a/b"))
+    hub["cached"] = True
+    assert local(Path("a/b")) == tmp_path and hub["calls"][-1] == ("a/b", None, True)
+
+
+@pytest.mark.parametrize("when", ["answer", "fetch"])
+def test_a_refusal_says_what_to_do(hub: dict[str, Any], when: str) -> None:
+    hub[when] = refused()
+    with pytest.raises(PipelineError, match=r"hub:a/b cannot be fetched \(403: ask for access.*accept its terms"):
+        local(Path("a/b"))
