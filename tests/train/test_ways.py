@@ -35,6 +35,7 @@ REFUSED = {
     "expert=math sft=partial partition=B": "takes the first 8 and the last 4 layers, but the model has 8",
     "expert=math sft.weights=bfloat16 sft.optimizer=muon_adamw": "sft.weights=bfloat16 with sft.optimizer=muon",
     "expert=math sft.optimizer=adamw_bf16": "sft.weights=float32 with sft.optimizer=adamw_bf16 is no choice",
+    "expert=math sft.weights=bfloat16 sft.optimizer=adamw_bf16 sft.adam_beta2=0.999": "sft.adam_beta2=0.999: the",
     "expert=math sft.batch_size=6 sft.micro_batch_size=4": "sft.batch_size=6 is no multiple of sft.micro_batch_size=4",
     "expert=math sft.batch_size=6 sft.processes=4": "sft.batch_size=6 is no multiple of sft.micro_batch_size=1 x",
 }

@@ -15,7 +15,7 @@ from pipeline.lock import digest, read_lock
 from pipeline.models.partition import resolved
 from pipeline.runs import Found, Parent, Run, Snapshot, find, read_manifest
 from pipeline.study.merges import base_of, merge_label, merge_parents, one_base
-from pipeline.train.numbers import bytes_per_parameter, micro_batches
+from pipeline.train.numbers import MOST_BETA2, bytes_per_parameter, micro_batches
 
 Known = dict[str, Parent]  # runs that a RUN may name before they are finished
 
@@ -203,6 +203,11 @@ def check_method(config: TrainStage) -> None:
     if sft.method == "partial" and sft.side is None and expert.side == "none":
         raise PipelineError(f"expert={expert.name} is of no side: say which one sft={sft.name} trains, sft.side=math")
     bytes_per_parameter(sft)
+    if sft.optimizer == "adamw_bf16" and sft.adam_beta2 > MOST_BETA2:
+        raise PipelineError(
+            f"sft.adam_beta2={sft.adam_beta2}: the bfloat16 moments of sft.optimizer=adamw_bf16 stand still above "
+            f"{MOST_BETA2}; use sft.optimizer=adamw_8bit, or lower it"
+        )
     micro_batches(sft)
     if sft.adapter == "lora" and config.partition is not None and config.partition.outside != "frozen":
         raise PipelineError(
