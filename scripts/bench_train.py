@@ -11,7 +11,8 @@ counted. Our own part of a step is the difference to the bare trainer on a model
 steps, so that the looks at how far weights moved are in it. Columns: ms a step; speed against full; the FLOP model's
 ceiling of it; their quotient (0.9 is aimed for); bytes of optimizer state a trained parameter; on a GPU the share of
 the matrix rate (the model's FLOPs without recomputation / step time / rate of a bf16 product of two 8192 x 8192
-matrices, measured here) and peak memory.
+matrices, measured here) and peak memory. Then the bytes a parameter of each choice of weights and optimizer, counted
+after a step, and on a GPU the peak of each, or that it does not fit.
 
 The FLOP model, a token: 2 P forward for each matrix of P weights and 4 s w for attention over s positions of width w;
 the same again for the gradient of its input, wherever a trained parameter lies below, and of its weights, where they
@@ -39,6 +40,7 @@ from pipeline.config import Data, Expert, Model, Partition, Sft, TrainStage
 from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
 from pipeline.models.partition import scaled_count
 from pipeline.provenance import machine, versions
+from pipeline.train.numbers import BYTES
 from pipeline.train.parts import choose
 from pipeline.train.sft import arguments, plan_steps, quiet
 from pipeline.train.simultaneous import Alternating
@@ -77,7 +79,17 @@ def main() -> None:
             steps, facts[name] = one(name, ways.get(name, ({}, None)), base, options)
             times[name].append(statistics.median(steps))
         print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
-    show(times, facts, overhead(options), options)
+    rows = show(times, facts)
+    extra = overhead(options)
+    told = f"{statistics.median(extra):.2f} ms ({min(extra):.2f} to {max(extra):.2f})"
+    print(f"ours over the bare SFTTrainer, a step: {told}; speed against it {1 / rows[0]['speed']:.3f}", flush=True)
+    record = {
+        "settings": vars(options), "machine": machine(), "versions": versions(), "matrix_rate": matrix_rate(),
+        "rows": rows, "overhead_ms": extra, "choices": choices(options),
+    }  # fmt: skip
+    if options.record:
+        Path(options.record).parent.mkdir(parents=True, exist_ok=True)
+        Path(options.record).write_text(json.dumps(record, indent=1) + "\n")
 
 
 def overhead(options: Any) -> list[float]:
@@ -89,6 +101,28 @@ def overhead(options: Any) -> list[float]:
         bare, full = (statistics.mean(one(name, ({}, None), base, options)[0]) for name in ("bare", "full"))
         found.append(1e3 * (full - bare))
     return found
+
+
+def choices(options: Any) -> list[dict[str, Any]]:
+    """Bytes a parameter of each choice of weights and optimizer under full, as they lie there; on a GPU the peak."""
+    rows = []
+    print(f"\n{'weights':9} {'optimizer':11} {'bytes':>6} {'measured':>9} {'peak GB':>8}")
+    for (weights, optimizer), expected in BYTES.items():
+        if optimizer == "muon_adamw":
+            continue
+        chosen = argparse.Namespace(**{**vars(options), "weights": weights, "optimizer": optimizer, "steps": 2})
+        row: dict[str, Any] = {"weights": weights, "optimizer": optimizer, "bytes": expected}
+        try:
+            base = base_model(chosen)
+            facts = one("full", ({}, None), base, chosen)[1]
+            row["measured"] = 2 * base.dtype.itemsize + facts["state_bytes"] / facts["trained"]  # gradients as weights
+            row["peak_gb"] = facts["peak_gb"]
+            print(f"{weights:9} {optimizer:11} {expected:6} {row['measured']:9.2f} {row['peak_gb']:8.1f}", flush=True)
+        except torch.OutOfMemoryError:
+            print(f"{weights:9} {optimizer:11} {expected:6}  does not fit", flush=True)
+        rows.append(row)
+        base = None  # before the next takes its room
+    return rows
 
 
 def all_ways(layers: int) -> dict[str, Way]:
@@ -228,11 +262,15 @@ def flops(model: Any, trained: set[str], options: Any, recomputed: bool = True) 
 
 def state_bytes(optimizer: Any) -> int:
     tensors = [v for state in optimizer.state.values() for key, v in state.items() if key != "step"]
-    return sum(t.codes.numel() if hasattr(t, "codes") else t.numel() * t.element_size() for t in tensors)
+    return sum(
+        t.codes.nbytes + t.scale.nbytes if hasattr(t, "codes") else t.numel() * t.element_size() for t in tensors
+    )
 
 
-def matrix_rate() -> float:
-    """FLOP/s of a bf16 product on the GPU, the best of ten."""
+def matrix_rate() -> float | None:
+    """FLOP/s of a bf16 product on the GPU, the best of ten; None on a CPU."""
+    if not torch.cuda.is_available():
+        return None
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     best = 1e9
     for _ in range(10):
@@ -244,11 +282,9 @@ def matrix_rate() -> float:
     return 2 * 8192**3 / best
 
 
-def show(
-    times: dict[str, list[float]], facts: dict[str, dict[str, float]], overhead: list[float], options: Any
-) -> None:
-    """The table, and the record."""
-    rate = matrix_rate() if torch.cuda.is_available() else None
+def show(times: dict[str, list[float]], facts: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
+    """The table of ways, printed; its rows."""
+    rate = matrix_rate()
     rows = []
     print(
         f"{'way':22} {'ms/step':>9} {'speed against full (range)':>28} {'ceiling':>8} {'of it':>6} {'bytes':>6}", end=""
@@ -271,12 +307,7 @@ def show(
             line += f" {row['of_rate']:8.3f} {facts[name]['peak_gb']:8.1f}"
         rows.append(row)
         print(line)
-    told = f"{statistics.median(overhead):.2f} ms ({min(overhead):.2f} to {max(overhead):.2f})"
-    print(f"ours over the bare SFTTrainer, a step: {told}; speed against it {1 / rows[0]['speed']:.3f}")
-    if options.record:
-        record = {"settings": vars(options), "machine": machine(), "versions": versions(), "matrix_rate": rate}
-        Path(options.record).parent.mkdir(parents=True, exist_ok=True)
-        Path(options.record).write_text(json.dumps(record | {"overhead_ms": overhead, "rows": rows}, indent=1) + "\n")
+    return rows
 
 
 if __name__ == "__main__":
