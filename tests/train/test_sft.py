@@ -15,6 +15,7 @@ from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
 from pipeline.knobs import PipelineError
 from pipeline.train.base import left_of_training, make_bpe, save
 from pipeline.train.examples import dataset, measure
+from pipeline.train.numbers import bytes_per_parameter, refuse_without_room
 from pipeline.train.optim import MuonWithAdamW, schedule
 from pipeline.train.sft import arguments, plan_steps, steps_of
 from pipeline.train.trainer import Trainer
@@ -144,6 +145,24 @@ def test_muon_takes_the_matrices_of_layers_and_equals_torch(tmp_path: Path):
                 optimizer.zero_grad()
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_what_does_not_fit_a_gpu_is_refused_by_arithmetic():
+    """Llama 3.1 8B on 80 GB: 8 bytes a parameter fit, 10 do not, 16 do in shards of two processes."""
+    count, room = 8_030_261_248, 80 * 10**9
+
+    def refuse(**knobs: object) -> None:
+        refuse_without_room(count * bytes_per_parameter(sft(**knobs)), room, sft(**knobs))
+
+    refuse(weights="bfloat16", optimizer="adamw_bf16")
+    refuse(parallel="fsdp2", processes=2)
+    refuse_without_room(count * 16, None, sft())  # a CPU
+    with pytest.raises(
+        PipelineError, match=r"sft.optimizer=adamw_8bit takes 80.3 GB .* the GPU has 80.0: choose fewer"
+    ):
+        refuse(optimizer="adamw_8bit")
+    with pytest.raises(PipelineError, match="takes 128.5 GB"):
+        refuse(processes=2)
 
 
 def test_schedules(tmp_path: Path):

@@ -78,6 +78,14 @@ def test_no_response_left_after_truncation(make_run: Callable[..., Path], start:
         make_run("stage=sft", *start, "expert=math", "sft.seq_length=8")
 
 
+def test_a_gpu_that_is_too_small_is_told_before_training(
+    make_run: Callable[..., Path], start: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.train.sft.gpu_memory", lambda: 10**6)
+    with pytest.raises(PipelineError, match="sft.optimizer=adamw takes .* GB of weights"):
+        make_run("stage=sft", *start, "expert=math")
+
+
 def test_rows_that_do_not_say_their_side(make_run: Callable[..., Path], start: list[str]) -> None:
     sources = ["expert.sources.orca_math.side=null", "expert.sources.aya.side=null"]
     with pytest.raises(PipelineError, match="needs rows that say their side"):

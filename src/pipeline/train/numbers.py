@@ -41,6 +41,23 @@ def bytes_per_parameter(sft: Sft) -> int:
     return BYTES[weights, sft.optimizer]
 
 
+def refuse_without_room(needed: int, room: int | None, sft: Sft) -> None:
+    """Before anything is moved there: what training holds besides activations against a GPU's memory, both in bytes.
+
+    Raises:
+        PipelineError: they do not fit; shards of fsdp2 share them out.
+    """
+    sharded = sft.parallel == "fsdp2" and sft.processes > 1
+    needed = needed // sft.processes if sharded else needed
+    if room is not None and needed > room:
+        others = " with fsdp2, more sft.processes," if sharded else " sft.parallel=fsdp2 with more sft.processes,"
+        raise PipelineError(
+            f"sft.weights={sft.weights} with sft.optimizer={sft.optimizer} takes {needed / 1e9:.1f} GB of weights, "
+            f"gradients and moments, and the GPU has {room / 1e9:.1f}: choose fewer bytes a parameter, such as "
+            f"sft.weights=bfloat16 sft.optimizer=adamw_8bit,{others} or an adapter"
+        )
+
+
 def rounds_stochastically(sft: Sft) -> bool:
     """Whether an update too small for bfloat16 is kept in the mean and not lost."""
     return sft.weights == "bfloat16" and sft.adapter == "none" and sft.optimizer in ("adamw_bf16", "adamw_8bit")

@@ -21,7 +21,7 @@ from pipeline.knobs import PipelineError
 from pipeline.train.base import base_of, left_of_training, load_model, load_tokenizer, save
 from pipeline.train.examples import by_side, dataset, halves, measure
 from pipeline.train.life import alive
-from pipeline.train.numbers import bytes_per_parameter, micro_batches
+from pipeline.train.numbers import bytes_per_parameter, micro_batches, refuse_without_room
 from pipeline.train.optim import schedule
 from pipeline.train.parts import choose
 from pipeline.train.processes import together
@@ -53,6 +53,7 @@ def train(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     lengths = measure(examples, tokenizer, config.sft)
     model, parts = choose(load_model(run, tokenizer), config.sft, config.partition)
     numbers = size_of(model, config.sft)
+    refuse_without_room(numbers["training_bytes"], gpu_memory(), config.sft)
 
     trainer, steps, sides = trainer_of(config, model, parts, tokenizer, examples, validation, work / "trainer")
     first = trainer.is_world_process_zero()
@@ -121,6 +122,11 @@ def size_of(model: Any, sft: Sft) -> dict[str, int]:
         "parameters": sum(p.numel() for p in model.parameters()), "trained_parameters": trained,
         "training_bytes": trained * bytes_per_parameter(sft) + frozen,
     }  # fmt: skip
+
+
+def gpu_memory() -> int | None:
+    """Bytes of the GPU that this process takes; None on a CPU."""
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
 
 
 def quiet() -> None:
