@@ -21,7 +21,7 @@ def bounded() -> Iterator[tuple[type, str, str, Any]]:
         for item in fields(kind):
             whole = "int" in str(get_type_hints(kind)[item.name])
             step = 1 if whole else 1e-9
-            for bound, outside in (("low", -step), ("above", 0), ("high", step)):
+            for bound, outside in (("low", -step), ("above", 0), ("high", step), ("below", 0)):
                 limit = item.metadata.get(bound)
                 if limit is not None:
                     yield kind, item.name, bound, limit + outside
@@ -37,7 +37,7 @@ def made(kind: type, **values: Any) -> Any:
 
 @pytest.mark.parametrize(("kind", "name", "bound", "outside"), list(bounded()))
 def test_a_value_outside_its_bound_is_refused(kind: type, name: str, bound: str, outside: Any) -> None:
-    words = {"low": "at least", "above": "above", "high": "at most"}[bound]
+    words = {"low": "at least", "above": "above", "high": "at most", "below": "below"}[bound]
     with pytest.raises(PipelineError, match=rf"^{name} must be .*{words} .*got {outside}"):
         check(made(kind, **{name: outside}))
 

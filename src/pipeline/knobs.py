@@ -25,11 +25,13 @@ def knob(
     low: float | None = None,
     above: float | None = None,
     high: float | None = None,
+    below: float | None = None,
     hashed: bool = True,
     run: bool = False,
 ) -> Any:
-    """A dataclass field with its bounds: one of `options`, `low` <= value <= `high`, value > `above`."""
-    meta = {"options": options, "low": low, "above": above, "high": high, "hashed": hashed and not run, "run": run}
+    """A dataclass field with its bounds: one of `options`, `low` <= value <= `high`, `above` < value < `below`."""
+    bounds = {"low": low, "above": above, "high": high, "below": below}
+    meta = {"options": options, **bounds, "hashed": hashed and not run, "run": run}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata=meta)
     return field(default=default, metadata=meta)
@@ -80,15 +82,17 @@ def _check_value(name: str, value: Any, item: Any) -> None:
         return
     if not math.isfinite(value):
         raise PipelineError(f"{name} must be a finite number, got {value}")
-    low, above, high = meta.get("low"), meta.get("above"), meta.get("high")
+    low, above, high, below = (meta.get(bound) for bound in ("low", "above", "high", "below"))
     if (
         (low is not None and value < low)
         or (above is not None and value <= above)
         or (high is not None and value > high)
+        or (below is not None and value >= below)
     ):
         words = [f"at least {low}"] if low is not None else []
         words += [f"above {above}"] if above is not None else []
         words += [f"at most {high}"] if high is not None else []
+        words += [f"below {below}"] if below is not None else []
         raise PipelineError(f"{name} must be {' and '.join(words)}, got {value}")
 
 

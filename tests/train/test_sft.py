@@ -82,7 +82,12 @@ def test_truncated_and_dropped_rows_are_counted(capsys: pytest.CaptureFixture[st
     long = {"prompt": "Mia " * 80, "completion": "3"}
     found = measure([ROW, long], sandbox_tokenizer(), sft())
     assert (found["truncated"], found["dropped"]) == (1, 1)
-    assert "truncates 1 of 2 rows" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "truncates 1 of 2 rows, 1 of them before any response: these are dropped" in told
+    texts = [{"text": "Mia " * 80}, {"text": "Mia"}]
+    alone, packed = (measure(texts, sandbox_tokenizer(), sft(packing=packing)) for packing in (False, True))
+    assert (alone["truncated"], alone["dataset_tokens"]) == (1, 64 + packed["dataset_tokens"] - 83)
+    assert packed["truncated"] == 0
     with pytest.raises(PipelineError, match="sft.seq_length=64 leaves no row with a loss"):
         measure([long], sandbox_tokenizer(), sft())
 

@@ -19,6 +19,7 @@ from pipeline.models.partition import sides
 from pipeline.train import sft as stage
 from pipeline.train import trainer
 from pipeline.train.simultaneous import Alternating, Turns, side_of_step, steps_of_sides
+from pipeline.train.trainer import passes
 
 RATE, WARMUP, CLIP = 1e-2, 2, 0.5
 WORDS = dict(
@@ -183,7 +184,7 @@ def test_turns_are_a_function_of_seed_and_step() -> None:
     assert whole == flat  # however the batch is cut
     assert [side_of_step(step, 2) for step in range(5)] == ["math", "math", "language", "language", "math"]
     twice = tiny.recipe(method="simultaneous", epochs=2)
-    order = Turns({"math": 4, "language": 8}, twice, 4, 4, seed=0).order("math")
+    order = passes(4, twice, seed=0)
     assert sorted(order[:4]) == sorted(order[4:]) == [0, 1, 2, 3] and order[:4] != order[4:]
 
 

@@ -68,8 +68,8 @@ class Sft:
     warmup_steps: int = knob(0, low=0)  # optimizer steps
     decay_share: float = knob(0.1, low=0, high=1)  # wsd: the share of steps that decays, linearly
     weight_decay: float = knob(0.1, low=0)
-    adam_beta1: float = knob(0.9, low=0, high=1)
-    adam_beta2: float = knob(0.99, low=0, high=1)
+    adam_beta1: float = knob(0.9, low=0, below=1)
+    adam_beta2: float = knob(0.99, low=0, below=1)
     max_grad_norm: float = knob(1.0, above=0)
     shuffle: bool = True  # false: the data run's order, once
     loss_on: str = knob("response", options=("response", "all"))
@@ -81,7 +81,7 @@ class Sft:
     save_dtype: str | None = knob(None, options=("float32", "bfloat16"))  # null: as trained
     lora_rank: int = knob(64, low=1)
     lora_alpha: float = knob(16.0, above=0)  # adapters are scaled by alpha / sqrt(rank)
-    lora_dropout: float = knob(0.0, low=0, high=1)
+    lora_dropout: float = knob(0.0, low=0, below=1)
     lora_targets: list[str] = knob(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
     snapshot_every: int | None = knob(None, low=1)  # samples; weights kept at the first step at or after each so many
     snapshot_keep: int | None = knob(None, low=1)  # snapshots that stay; null: all

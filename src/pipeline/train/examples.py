@@ -56,7 +56,10 @@ def measure(examples: list[Example], tokenizer: Any, sft: Sft) -> dict[str, int]
     """Tokens of the set, and how many rows seq_length cuts (truncated) or leaves without any loss (dropped)."""
     if "text" in examples[0]:
         ids = tokenizer([row["text"] for row in examples]).input_ids
-        return {"dataset_tokens": sum(len(row) + 1 for row in ids), "truncated": 0, "dropped": 0}
+        lengths = [len(row) + 1 for row in ids]  # and the end
+        if sft.packing:  # cuts what it has strung together, and loses none
+            return {"dataset_tokens": sum(lengths), "truncated": 0, "dropped": 0}
+        return counted(lengths, 0, sft)
     if sft.template == "chat" and not tokenizer.chat_template:
         raise PipelineError("sft.template=chat: the model's tokenizer has no chat template; use sft.template=plain")
     rows = [columns(row, sft) for row in examples]
@@ -68,10 +71,16 @@ def measure(examples: list[Example], tokenizer: Any, sft: Sft) -> dict[str, int]
         joined = tokenizer([row["prompt"] + row["completion"] for row in rows]).input_ids
         whole = [[*ids, tokenizer.eos_token_id] for ids in joined]
     dropped = sum(len(ids) >= sft.seq_length for ids in prompts) if sft.loss_on == "response" else 0
-    truncated = sum(len(ids) > sft.seq_length for ids in whole)
-    if truncated:
-        print(f"sft.seq_length={sft.seq_length} truncates {truncated} of {len(whole)} rows", file=sys.stderr)
     if dropped == len(whole):
         raise PipelineError(f"sft.seq_length={sft.seq_length} leaves no row with a loss: raise it above the prompts")
-    tokens = sum(min(len(ids), sft.seq_length) for ids in whole)
+    return counted([len(ids) for ids in whole], dropped, sft)
+
+
+def counted(lengths: list[int], dropped: int, sft: Sft) -> dict[str, int]:
+    """Tokens that are left of rows of these lengths, and the rows that are cut, or dropped for want of a loss."""
+    truncated = sum(length > sft.seq_length for length in lengths)
+    if truncated:
+        none = f", {dropped} of them before any response: these are dropped" if dropped else ""
+        print(f"sft.seq_length={sft.seq_length} truncates {truncated} of {len(lengths)} rows{none}", file=sys.stderr)
+    tokens = sum(min(length, sft.seq_length) for length in lengths)
     return {"dataset_tokens": tokens, "truncated": truncated, "dropped": dropped}

@@ -70,13 +70,15 @@ def train(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     with alive(trainer, run, tracker, save_to) as life:
         result = trainer.train(resume_from_checkpoint=life.resume_from)
     weights = save_to(work)
+    sharded = trainer.is_fsdp_enabled and config.sft.save_dtype is not None
+    gathered = trainer.accelerator.get_state_dict(trainer.model) if sharded else {}  # by all processes together
     if not first:
         return {}
     shutil.rmtree(work / "trainer", ignore_errors=True)
     base = base_of(run)
     if "cast" in weights and base is not None and not hasattr(model, "peft_config"):
-        trained = {name: p for name, p in model.named_parameters() if not trainer.is_fsdp_enabled}
-        weights["cast"] |= left_of_training(trained, base, getattr(torch, str(config.sft.save_dtype)))
+        named = {name: gathered.get(name, p) for name, p in model.named_parameters()}
+        weights["cast"] |= left_of_training(named, base, getattr(torch, str(config.sft.save_dtype)))
     return {
         "weights": weights, "steps": steps, "loss": result.training_loss, "tokens": progress.tokens,
         "tokens_per_second": round(progress.tokens / life.seconds, 1),
@@ -109,9 +111,10 @@ def trainer_of(
     trainer = Trainer(train_dataset=dataset(examples, sft), **shared)
     if config.partition is not None:
         refuse_flat_shards(trainer)
-    steps = steps_of(sft, rows=len(trainer.train_dataset))  # type: ignore[arg-type]
+    rows = len(trainer.train_dataset)  # type: ignore[arg-type]
+    steps = steps_of(sft, rows)
     plan_steps(args, sft, steps)
-    return trainer, steps, {}
+    return trainer, steps, {"rows_left_out": rows * sft.epochs - steps * sft.batch_size}
 
 
 def size_of(model: Any, sft: Sft) -> dict[str, int]:

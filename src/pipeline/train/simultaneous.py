@@ -7,16 +7,16 @@ not zero (with zeros AdamW would move it by momentum and decay). One schedule co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from pipeline.config import Sft
 from pipeline.knobs import PipelineError
-from pipeline.train.trainer import Trainer
+from pipeline.train.trainer import InOrder, Trainer, passes
 
 SIDES = ("math", "language")
 
@@ -76,38 +76,19 @@ class Toggle(TrainerCallback):
                 parameter.requires_grad_(side == turn)
 
 
-class Turns(Sampler[list[int]]):
+class Turns(InOrder):
     """Micro-batches of row numbers: those of a step all from one side's set. A pure function of seed and step.
 
     Row numbers count the math set first, then the language set. Each set is shuffled by the seed, anew for each pass.
-    Processes take every n-th micro-batch, so a step's are the same rows however many processes share them.
     """
 
     def __init__(self, rows: dict[str, int], sft: Sft, micro: int, steps: int, seed: int) -> None:
-        self.rows, self.sft, self.steps, self.seed = rows, sft, steps, seed
-        self.batch_size, self.drop_last = micro, False  # accelerate reads them
-
-    def __len__(self) -> int:
-        return self.steps * self.sft.batch_size // self.batch_size
-
-    def __iter__(self) -> Iterator[list[int]]:
-        orders = {side: self.order(side) for side in SIDES}
-        size, done = self.sft.batch_size, dict.fromkeys(SIDES, 0)
-        for step in range(self.steps):
-            side = side_of_step(step, self.sft.steps_per_switch)
-            batch = orders[side][done[side] * size : (done[side] + 1) * size]
-            done[side] += 1
-            yield from (batch[start : start + self.batch_size] for start in range(0, size, self.batch_size))
-
-    def order(self, side: str) -> list[int]:
-        """The rows of one set in the order in which they are learnt."""
-        first = 0 if side == SIDES[0] else self.rows[SIDES[0]]
-        generator = torch.Generator().manual_seed(self.seed * len(SIDES) + SIDES.index(side))
-        passes: list[int] = []
-        for _ in range(self.sft.epochs):
-            count = self.rows[side]
-            passes += torch.randperm(count, generator=generator).tolist() if self.sft.shuffle else range(count)
-        return [first + row for row in passes]
+        orders = {}
+        for number, side in enumerate(SIDES):
+            first = rows[SIDES[0]] if number else 0
+            orders[side] = iter([first + row for row in passes(rows[side], sft, seed * len(SIDES) + number)])
+        turns = [side_of_step(step, sft.steps_per_switch) for step in range(steps)]
+        super().__init__([row for side in turns for row in islice(orders[side], sft.batch_size)], micro)
 
 
 def side_of_step(step: int, steps_per_switch: int) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, Sampler
 from transformers import TrainerCallback
 from trl import SFTTrainer
 
@@ -27,6 +29,32 @@ class Look(TrainerCallback):
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.trainer.look_after_step()
+
+
+def passes(rows: int, sft: Sft, seed: int) -> list[int]:
+    """Row numbers of sft.epochs passes, one after the other, each shuffled anew by the seed."""
+    generator = torch.Generator().manual_seed(seed)
+    found: list[int] = []
+    for _ in range(sft.epochs):
+        found += torch.randperm(rows, generator=generator).tolist() if sft.shuffle else range(rows)
+    return found
+
+
+class InOrder(Sampler[list[int]]):
+    """Micro-batches of row numbers in a given order.
+
+    Processes take every n-th micro-batch, so a step's are the same rows however many processes share them.
+    """
+
+    def __init__(self, order: list[int], micro: int) -> None:
+        self.order = order
+        self.batch_size, self.drop_last = micro, False  # accelerate reads them
+
+    def __len__(self) -> int:
+        return len(self.order) // self.batch_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (self.order[start : start + self.batch_size] for start in range(0, len(self.order), self.batch_size))
 
 
 class Trainer(SFTTrainer):
@@ -73,6 +101,16 @@ class Trainer(SFTTrainer):
         if sft.optimizer != "adamw":
             self.optimizer_cls_and_kwargs = of_torchao(sft)
         return super().create_optimizer(model)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Several passes are strung together: a step may span two, and none is short, on however many processes."""
+        if self.sft.epochs == 1:
+            return super().get_train_dataloader()  # whose last batch, the short one, is never reached
+        rows: Any = self._remove_unused_columns(self.train_dataset)  # type: ignore[arg-type]
+        args = self.args
+        order = passes(len(rows), self.sft, args.seed)[: args.max_steps * self.sft.batch_size]
+        batches = InOrder(order, args.per_device_train_batch_size)
+        return self.accelerator.prepare(DataLoader(rows, batch_sampler=batches, collate_fn=self.data_collator))
 
     # ------------------------------------------------------------------------------------------------ what is told
 
