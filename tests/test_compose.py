@@ -95,6 +95,7 @@ def test_no_words_are_the_demo() -> None:
 
 EVAL = "stage=eval eval=mgsm_2shot checkpoint=x "
 SOUP = "stage=merge merge=soup "
+SELECT = "stage=select select=unreasonable checkpoints=[a] "
 REFUSED = {
     # a wrong option
     "stage=nope": "stage=nope is no option: there are analyze, clean, cpt, data, eval,",
@@ -133,6 +134,8 @@ REFUSED = {
     SOUP + "merge.experts=[a,b] +merge.density=1": "unknown key merge.density: there are",
     EVAL + "+eval.tasks.0.foo=1": "unknown key eval.tasks.0.foo: there are num_fewshot, task",
     EVAL + "eval.tasks=[{task:mgsm,shots:1}]": "unknown key eval.tasks.shots: there are num_fewshot, task",
+    SELECT + "select.primary=[{tusk:mgsm}]": "unknown key select.primary.tusk: did you mean select.primary.task?",
+    SELECT + "select.guards=[{foo:1}]": "unknown key select.guards.foo: there are language, task",
     "stage=data expert=sandbox expert.world.item=1": "unknown key expert.world.item: did you mean expert.world.items",
     "stage=data expert=math expert.sources.orca_math.rowz=1": "did you mean expert.sources.orca_math.rows?",
     "stage=data expert=math expert.sources={a:{hub:x}}": "expert.sources.a is new: add it with a plus",

@@ -201,9 +201,10 @@ def presets(method: str) -> list[str]:
 def _inside(kind: Any, name: str) -> Any:
     """The dataclass behind a name: that of a field (of its items, where it is a dict or a list of some), else None."""
     hint = get_type_hints(kind).get(name) if is_dataclass(kind) else next(iter(get_args(kind)[-1:]), None)
-    return (
-        next((inner for inner in get_args(hint) if is_dataclass(inner)), hint) if isinstance(hint, UnionType) else hint
-    )
+    if not isinstance(hint, UnionType):
+        return hint
+    inner = [one for one in get_args(hint) if one is not type(None)]
+    return next((one for one in inner if is_dataclass(one)), inner[0])
 
 
 def usage() -> str:

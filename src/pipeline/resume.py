@@ -10,10 +10,11 @@ import json
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.runs import Run, content, read_manifest, write_atomically
+from pipeline.runs import Run, changes, content, read_manifest, write_atomically
 
 UNFINISHED = 75  # exit status (EX_TEMPFAIL): the same command goes on. Slurm scripts requeue on it
 STOPPING = (signal.SIGTERM, signal.SIGUSR1)  # what asks a training to stop with a resume point
@@ -38,7 +39,8 @@ def write(run: Run, beside: Path, step: int, facts: dict[str, Any]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(exist_ok=True)
     os.rename(beside, folder)
-    record = {"of": identity(run), "step": step, "files": sizes, **facts}
+    asked = {"label": run.label, "decided_by": run.decided_by}
+    record = {"of": identity(run), **asked, "step": step, "files": sizes, **facts}
     write_atomically(run.work / RECORD, json.dumps(record))
     for older in folder.parent.iterdir():
         if older != folder:
@@ -70,6 +72,7 @@ def begin(run: Run) -> float:
     """An empty work folder, but for what a usable resume point needs. Gives the seconds that went into that."""
     record = usable(run)
     if record is None:
+        tell_of_others(run)
         shutil.rmtree(run.work, ignore_errors=True)
         run.work.mkdir(parents=True)
         return 0.0
@@ -79,6 +82,31 @@ def begin(run: Run) -> float:
     for path in {*run.work.iterdir(), *inside} - kept:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return float(record["seconds"])
+
+
+def in_use(work: Path) -> bool:
+    """Whether a process on this host is making the run of this work folder."""
+    from filelock import FileLock, Timeout
+
+    try:
+        with FileLock(f"{work}.lock").acquire(timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
+def tell_of_others(run: Run) -> None:
+    """A run that begins anew says so where one of its label, interrupted, could go on: a knob may have slipped."""
+    for work in sorted(run.work.parent.glob("*")):
+        record = read(work) if work.is_dir() and work != run.work else None
+        if record is None or record.get("label") != run.label or in_use(work):
+            continue
+        differ = ", ".join(changes(record["decided_by"], run.decided_by))
+        print(
+            f"{run.name} begins anew: an unfinished {run.label} differs in {differ}; its resume point after step "
+            f"{record['step']} stays in {work}",
+            file=sys.stderr,
+        )
 
 
 def forget(work: Path) -> None:

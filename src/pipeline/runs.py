@@ -202,21 +202,25 @@ def check_unchanged(folder: Path) -> None:
 
 def _nearest(run: Run) -> str | None:
     """How this run differs from the finished one of the same stage that is most like it: 'sft.steps 120 -> 200'."""
-    mine = flat(run.decided_by)
     best: list[str] | None = None
     for folder in sorted(run.runs_dir.glob(f"{glob.escape(run.label)}-*")):
         manifest = read_manifest(folder)
         if manifest is None or manifest["decided_by"]["stage"] != run.config.stage:
             continue
-        theirs = flat(manifest["decided_by"])
-        changes = [
-            f"{key.removeprefix('config.')} {_short(theirs.get(key))} -> {_short(mine.get(key))}"
-            for key in sorted({**mine, **theirs})
-            if mine.get(key) != theirs.get(key)
-        ]
-        if best is None or len(changes) < len(best):
-            best = changes
+        changed = changes(manifest["decided_by"], run.decided_by)
+        if best is None or len(changed) < len(best):
+            best = changed
     return "changed: " + ", ".join(best[:3]) if best else None
+
+
+def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """What differs between two runs, each by its `decided_by`: 'sft.steps 120 -> 200'."""
+    theirs, mine = flat(before), flat(after)
+    return [
+        f"{key.removeprefix('config.')} {_short(theirs.get(key))} -> {_short(mine.get(key))}"
+        for key in sorted({**mine, **theirs})
+        if mine.get(key) != theirs.get(key)
+    ]
 
 
 def _short(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -310,3 +311,43 @@ def test_work_that_is_held_or_can_go_on_is_left(call: Callable[..., SimpleNamesp
         told = call(*words, "clean.resume_points=true").out
     assert "an interrupted run, with a resume point after step 7" in told and str(held) not in told
     assert str(held) in call(*words, "clean.dry_run=false").out and not held.exists() and resumable.exists()
+
+
+def finished_with_a_snapshot(runs_dir: Path, letter: str) -> Path:
+    """The folder of a training, by its manifest, with one snapshot of 1 MB that nothing was made from."""
+    folder = runs_dir / f"math-{letter * 8}"
+    snapshot = folder / "snapshots/step-2"
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").write_bytes(b"0" * 2**20)
+    manifest = {
+        "name": folder.name, "hash": letter * 64, "decided_by": {"stage": "sft"}, "parents": {}, "started": letter,
+        "facts": {"snapshots": {"2": {"root": "x"}}}, "files": {"snapshots/step-2/model.safetensors": {}},
+    }  # fmt: skip
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def snapshots_of(folder: Path) -> Any:
+    return json.loads((folder / "manifest.json").read_text())["facts"]["snapshots"]
+
+
+def test_what_is_in_use_is_left_and_the_rest_is_freed(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
+    first, held, last = (finished_with_a_snapshot(tmp_path, letter) for letter in "abc")
+    (tmp_path / ".work").mkdir()
+    with FileLock(tmp_path / ".work" / f"{'b' * 64}.lock"):
+        told = call("stage=clean", f"runs_dir={tmp_path}", "clean.dry_run=false")
+    assert told.status == 0 and told.out.count("in use: left") == 1 and "2.0 MB in 2 folders freed" in told.out
+    assert [(one / "snapshots/step-2").exists() for one in (first, held, last)] == [False, True, False]
+    assert snapshots_of(held) == {"2": {"root": "x"}} and snapshots_of(last)["2"]["freed"]
+
+
+def test_what_is_gone_already_counts_as_freed(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
+    gone, killed, there = (finished_with_a_snapshot(tmp_path, letter) for letter in "abc")
+    shutil.rmtree(gone / "snapshots")
+    (killed / "snapshots/step-2.freed").mkdir()  # what a clean that was killed left
+    (killed / "snapshots/step-2.freed/half").write_text("")
+    told = call("stage=clean", f"runs_dir={tmp_path}", "clean.dry_run=false")
+    assert told.status == 0 and "2.0 MB in 3 folders freed" in told.out, told.err
+    assert all(snapshots_of(one)["2"]["freed"] for one in (gone, killed, there))
+    assert list(killed.glob("snapshots/*")) == [] == list(there.glob("snapshots/*"))
+    assert "0 folders would be freed" in call("stage=clean", f"runs_dir={tmp_path}").out

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from transformers import TrainerCallback
 
 from pipeline import resume, runs
@@ -298,6 +299,23 @@ def test_a_resume_point_of_other_processes_is_refused(
     assert told.status == 0 and "goes on with another threads 9 -> 1: bits may differ" in told.err
 
 
+def test_another_configuration_says_that_it_begins_anew(
+    interrupted: list[str], call: Callable[..., SimpleNamespace]
+) -> None:
+    work = build(compose(interrupted)).work  # type: ignore[arg-type]
+    before = {path: path.stat().st_mtime_ns for path in work.rglob("*")}
+    with FileLock(f"{work}.lock"):  # a process is at it: it is not interrupted
+        assert "begins anew" not in call(*interrupted, "sft.learning_rate=3e-3").err
+    told = call(*interrupted, "sft.learning_rate=2e-3")
+    assert told.status == 0 and told.err.count("begins anew") == 1
+    (line,) = [line for line in told.err.splitlines() if "begins anew" in line]
+    assert "an unfinished math-full-s0 differs in sft.learning_rate 0.001 -> 0.002; its resume point after" in line
+    assert line.endswith(f"after step 3 stays in {work}")
+    assert {path: path.stat().st_mtime_ns for path in work.rglob("*")} == before
+    told = call(*interrupted)
+    assert told.status == 0 and "goes on after step 3" in told.err and "begins anew" not in told.err
+
+
 def test_a_disk_that_fills_while_a_resume_point_is_written_leaves_the_one_before(
     words: Callable[..., list[str]], call: Callable[..., SimpleNamespace], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, whole: dict[str, Any],
@@ -334,9 +352,12 @@ def test_weights_that_are_no_numbers_are_not_kept(
     assert record is not None and record["step"] == 3
 
 
+@pytest.mark.parametrize(
+    ("minutes", "then"), [("0", "goes on from its resume point"), ("null", "begins anew: it has no resume point")]
+)
 def test_no_step_for_long_ends_it_with_the_stacks_of_all_threads(
-    words: Callable[..., list[str]], at_step: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    minutes: str, then: str, words: Callable[..., list[str]], at_step: Callable[..., None], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     def sleepy(model: Any) -> None:
         time.sleep(5)
@@ -344,10 +365,11 @@ def test_no_step_for_long_ends_it_with_the_stacks_of_all_threads(
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
     at_step(3, sleepy)
-    folder = made(words(tmp_path / "runs", "sft.stall_minutes=0.05"))
+    folder = made(words(tmp_path / "runs", "sft.stall_minutes=0.05", f"sft.resume_minutes={minutes}"))
     assert set(ended) == {resume.UNFINISHED}
     assert "sleepy" in (folder / "stalled-0.txt").read_text()
-    assert "no step for sft.stall_minutes=0.05" in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert "no step for sft.stall_minutes=0.05" in told and f"the same command {then}" in told
 
 
 def test_the_bar_counts_no_tokens_of_an_attempt_before(tmp_path: Path) -> None:

@@ -37,7 +37,10 @@ REFUSED = {
     "expert=math sft.optimizer=adamw_bf16": "sft.weights=float32 with sft.optimizer=adamw_bf16 is no choice",
     "expert=math sft.weights=bfloat16 sft.optimizer=adamw_bf16 sft.adam_beta2=0.999": "sft.adam_beta2=0.999: the",
     "expert=math sft.batch_size=6 sft.micro_batch_size=4": "sft.batch_size=6 is no multiple of sft.micro_batch_size=4",
-    "expert=math sft.batch_size=6 sft.processes=4": "sft.batch_size=6 is no multiple of sft.micro_batch_size=1 x",
+    "expert=math sft.batch_size=6 sft.processes=4": "sft.batch_size=6 is no multiple of sft.processes=4: give",
+    "expert=math sft.batch_size=32 sft.processes=3 sft.micro_batch_size=2": "sft.processes=3: give sft.batch_size=30",
+    "expert=math sft.batch_size=8 sft.processes=4 sft.micro_batch_size=4": "sft.micro_batch_size=4 x sft.processes=4",
+    f"expert=math sft=partial {C} partition.all_attention=true partition.all_mlp=true": "none to math: set partition.a",
 }
 
 

@@ -53,9 +53,14 @@ def resolved(partition: Partition, num_layers: int) -> Partition:
     math = inner and not (partition.all_attention and partition.all_mlp)
     if not (language and math):
         given, none = ("language", "math") if language != partition.inverse else ("math", "language")
+        everything = partition.all_attention and partition.all_mlp  # layer counts cannot help then
+        remedy = (
+            "set partition.all_attention=false or partition.all_mlp=false"
+            if everything
+            else "change partition.bottom_layers or partition.top_layers, or set partition.scale_to_depth=true"
+        )
         raise PipelineError(
-            f"partition {partition.name} gives all {num_layers} layers to {given} and none to {none}: "
-            "change partition.bottom_layers or partition.top_layers, or set partition.scale_to_depth=true"
+            f"partition {partition.name} gives all {num_layers} layers to {given} and none to {none}: {remedy}"
         )
     return replace(partition, bottom_layers=bottom, top_layers=top, scale_to_depth=False)
 

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,16 +44,17 @@ def clean_up(config: CleanStage) -> str:
     """Free, or tell what would be freed; a table in text."""
     runs_dir = Path(config.runs_dir)
     items = [*stale_work(runs_dir, config.clean.hours, config.clean.resume_points), *idle_snapshots(runs_dir)]
-    rows = [(f"{item.bytes / 2**20:.1f} MB", str(item.folder), item.reason) for item in items]
-    total = sum(item.bytes for item in items)
-    if not config.clean.dry_run:
-        for item in items:
-            with lock(runs_dir, item.hash):
-                free(item)
+    rows, total, count = [], 0, 0
+    for item in items:
+        size = item.bytes
+        left = None if config.clean.dry_run else free_unless_in_use(item, runs_dir)
+        rows.append((f"{size / 2**20:.1f} MB", str(item.folder), left or item.reason))
+        if left is None:
+            total, count = total + size, count + 1
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
     lines = [f"{row[0].rjust(widths[0])}  {row[1].ljust(widths[1])}  {row[2]}" for row in rows]
     said = "would be freed: nothing was touched, clean.dry_run=false frees it" if config.clean.dry_run else "freed"
-    return "\n".join([*lines, f"{total / 2**20:.1f} MB in {len(items)} folders {said}"])
+    return "\n".join([*lines, f"{total / 2**20:.1f} MB in {count} folders {said}"])
 
 
 def stale_work(runs_dir: Path, hours: float, resume_points: bool) -> list[Item]:
@@ -64,10 +66,7 @@ def stale_work(runs_dir: Path, hours: float, resume_points: bool) -> list[Item]:
         of = folder.name.partition(".")[0]
         if age < hours or (record is not None and not resume_points):
             continue
-        try:
-            with lock(runs_dir, of):
-                pass
-        except Timeout:  # a process on this host is making it
+        if resume.in_use(runs_dir / ".work" / of):
             continue
         kind = f"an interrupted run, with a resume point after step {record['step']}" if record else "an unfinished run"
         found.append(Item(folder, of, f"{kind}, untouched for {age:.0f} hours"))
@@ -111,8 +110,21 @@ def place_of(manifest: dict[str, Any], runs_dir: Path) -> Path:
     return next(iter(sorted(runs_dir.glob(f"*-{manifest['hash'][:8]}"))))
 
 
+def free_unless_in_use(item: Item, runs_dir: Path) -> str | None:
+    """None where it is freed, else why it is left."""
+    try:
+        with lock(runs_dir, item.hash):
+            free(item)
+    except Timeout:
+        return f"in use: left, {item.reason}"
+    return None
+
+
 def free(item: Item) -> None:
-    """Remove a folder; of a snapshot, tell its training's manifest first, so that nobody misses the files."""
+    """Remove a folder; of a snapshot, tell its training's manifest first, so that nobody misses the files.
+
+    A folder that is gone already counts as freed.
+    """
     if item.step is not None:
         path = item.folder.parent.parent / MANIFEST
         manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -121,5 +133,7 @@ def free(item: Item) -> None:
         manifest["facts"]["snapshots"][item.step]["freed"] = True
         write_atomically(path, json.dumps(manifest, indent=1))
     aside = item.folder.with_name(f"{item.folder.name}.freed")
-    os.rename(item.folder, aside)  # so that what is half removed is not taken for whole
-    shutil.rmtree(aside)
+    shutil.rmtree(aside, ignore_errors=True)  # of a clean that was killed
+    with suppress(FileNotFoundError):
+        os.rename(item.folder, aside)  # so that what is half removed is not taken for whole
+        shutil.rmtree(aside)

@@ -68,6 +68,7 @@ class Life(TrainerCallback):
         self.snapshots: dict[str, dict[str, Any]] = self.record["snapshots"] if self.record else {}
         self.before: float = self.record["seconds"] if self.record else 0.0  # seconds of earlier attempts
         self.resumed: list[dict[str, Any]] = self.record["resumed"] if self.record else []
+        self.can_go_on = self.record is not None  # a resume point is there
         self.asked_to_stop: str | None = None
         self.begun = self.beat = self.saved = time.monotonic()
         if self.record:
@@ -162,6 +163,7 @@ class Life(TrainerCallback):
             }  # fmt: skip
             resume.write(self.run, beside, state.global_step, facts)
         self.trainer.accelerator.wait_for_everyone()
+        self.can_go_on = True
         self.beat = self.saved = time.monotonic()
         if self.asked_to_stop:
             told = f"{self.asked_to_stop}: {self.run.name} stopped after step {state.global_step}"
@@ -324,9 +326,10 @@ def watched(life: Life, stacks: Path) -> Iterator[None]:
         assert minutes is not None
         while not over.wait(min(15 * minutes, 10)):
             if time.monotonic() - life.beat > 60 * minutes:
+                then = "goes on from its resume point" if life.can_go_on else "begins anew: it has no resume point"
                 tell(
                     f"{life.run.name}: no step for sft.stall_minutes={minutes}; the stacks of all threads are in "
-                    f"{stacks}; the same command goes on from its resume point"
+                    f"{stacks}; the same command {then}"
                 )
                 with open(stacks, "w") as file:
                     faulthandler.dump_traceback(file, all_threads=True)

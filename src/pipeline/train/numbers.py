@@ -67,6 +67,15 @@ def micro_batches(sft: Sft) -> tuple[int, int]:
     """(sequences a process and pass, passes a step). PipelineError where they do not make up sft.batch_size."""
     micro = sft.micro_batch_size or max(1, sft.batch_size // sft.processes)
     if sft.batch_size % (micro * sft.processes):
-        times = f" x sft.processes={sft.processes}" if sft.processes > 1 else ""
-        raise PipelineError(f"sft.batch_size={sft.batch_size} is no multiple of sft.micro_batch_size={micro}{times}")
+        by, other = f"sft.micro_batch_size={micro}", "sft.micro_batch_size"
+        if sft.batch_size % sft.processes:  # whatever the micro-batch, which a default may have given
+            by, other = f"sft.processes={sft.processes}", "sft.processes"
+        elif sft.processes > 1:
+            by += f" x sft.processes={sft.processes}"
+        unit = sft.processes * (sft.micro_batch_size or 1)
+        below = sft.batch_size // unit * unit
+        sizes = " or ".join(str(size) for size in (below, below + unit) if size)
+        raise PipelineError(
+            f"sft.batch_size={sft.batch_size} is no multiple of {by}: give sft.batch_size={sizes}, or another {other}"
+        )
     return micro, sft.batch_size // (micro * sft.processes)
