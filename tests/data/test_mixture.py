@@ -149,6 +149,86 @@ def test_a_joint_set_is_half_of_each_side_in_training_and_validation(tmp_path: P
     assert (taken(tmp_path) + taken(tmp_path, "validation"))["small"] == 11
 
 
+def both_sides(**words: Any) -> dict[str, Source]:
+    return {"math": of("math", side="math", **words), "other": of("other", side="language", **words)}
+
+
+def prompts(folder: Path, split: str = "train") -> list[str]:
+    return [row["prompt"] for row in read_jsonl(folder / f"{split}.jsonl")]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_validation_rows_of_one_pool_are_half_of_each_side(shuffle: bool, tmp_path: Path):
+    numbered(tmp_path, {"math": 20, "other": 100})
+    build(stage(Data(shuffle=shuffle), **both_sides()), tmp_path, tmp_path)
+    whole = prompts(tmp_path)
+    build(stage(Data(shuffle=shuffle, validation=24), **both_sides()), tmp_path, tmp_path)
+    train, validation = prompts(tmp_path), prompts(tmp_path, "validation")
+    assert taken(tmp_path, "validation") == {"math": 12, "other": 12}
+    for name in ("math", "other"):  # the first of each side in the order of all
+        assert [row for row in validation if name in row] == [row for row in whole if name in row][:12]
+    assert train == [row for row in whole if row not in validation]
+    build(stage(Data(shuffle=shuffle, validation=24, size=30), **both_sides()), tmp_path, tmp_path)
+    assert (prompts(tmp_path), prompts(tmp_path, "validation")) == (train[:30], validation)
+
+
+def test_validation_rows_of_one_side_are_the_first_of_the_shuffle(tmp_path: Path):
+    numbered(tmp_path, {"a": 20, "b": 30})
+    sources = {name: of(name, side="language") for name in ("a", "b")}
+    build(stage(Data(), **sources), tmp_path, tmp_path)
+    whole = prompts(tmp_path)
+    build(stage(Data(validation=7), **sources), tmp_path, tmp_path)
+    assert (prompts(tmp_path), prompts(tmp_path, "validation")) == (whole[7:], whole[:7])
+
+
+@pytest.mark.parametrize(
+    ("validation", "words", "expected"),
+    [
+        (7, {}, "data.validation=7 must be even: half of each side of expert=e; give 8"),
+        (12, {}, "takes 6 rows of each side, and side math of expert=e has 5: ask for fewer"),
+        (12, {"count": 5}, "takes 6 rows of each side, and side math of expert=e has 5: ask for fewer"),
+    ],
+)
+def test_validation_rows_that_a_side_cannot_give(validation: int, words: dict[str, int], expected: str, tmp_path: Path):
+    numbered(tmp_path, {"math": 5, "other": 30})
+    with pytest.raises(PipelineError) as caught:
+        build(stage(Data(validation=validation), **both_sides(**words)), tmp_path, tmp_path)
+    assert expected in str(caught.value) and not list(tmp_path.glob("candidates*"))
+
+
+def test_a_side_of_which_nothing_is_left_gives_no_half(tmp_path: Path):
+    put(tmp_path, "math.jsonl", [{"question": "q", "answer": " "}])
+    numbered(tmp_path, {"other": 30})
+    with pytest.raises(PipelineError, match="takes 1 rows of each side, and side math of expert=e has 0"):
+        build(stage(Data(validation=2), **both_sides()), tmp_path, tmp_path)
+
+
+def test_halves_are_asked_for_before_anything_is_made_or_read(tmp_path: Path):
+    words = ["expert=math_qac", f"data_root={tmp_path}", "data.validation=7"]  # an empty folder
+    for stage_words in (["stage=data"], ["stage=sft", "sft=mixed", "model=sandbox"]):
+        with pytest.raises(PipelineError, match="data.validation=7 must be even"):
+            run_of(compose([*stage_words, *words]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mixture", ["layer_swapping_joint", "unreasonable_joint"])
+def test_the_papers_joint_mixtures_validate_on_half_of_each_side(mixture: str, tmp_path: Path):
+    """At their own validation, or 40 rows where they have none, and a hundredth of their size."""
+    numbered(tmp_path, {"math": 3000, "small": 100, "large": 3000})
+    config = compose(["stage=data", "expert=math_sw", f"mixture={mixture}"])
+    assert isinstance(config, DataStage) and config.data.size is not None
+    config.data.size //= 100
+    config.data.validation = config.data.validation // 100 or 40
+    config.expert.sources = {
+        "orca_math": of("math", side="math", share=1),
+        "aya": of("small", side="language"),
+        "nllb": of("large", side="language", share=1),
+    }
+    build(config, tmp_path, tmp_path)
+    for split, rows in (("train", config.data.size), ("validation", config.data.validation)):
+        sides = Counter(row["side"] for row in read_jsonl(tmp_path / f"{split}.jsonl"))
+        assert sides == {"math": rows // 2, "language": rows // 2}
+
+
 @pytest.mark.parametrize(
     ("size", "sources", "expected"),
     [

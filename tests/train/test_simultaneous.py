@@ -137,7 +137,7 @@ def test_the_other_side_stands_still_weights_and_moments(tmp_path: Path) -> None
 
 def test_losses_norms_and_movement_are_told_of_each_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "LOOK_EVERY", 1)
-    made = tiny.trainer(tmp_path, tiny.recipe(**WORDS), tiny.joint(16), tiny.B, validation=tiny.joint(5)[:-1])
+    made = tiny.trainer(tmp_path, tiny.recipe(**WORDS), tiny.joint(16), tiny.B, validation=tiny.joint(4))
     made.train()
     rows = [row for row in made.state.log_history if "loss" in row]
     for row in rows:
@@ -151,7 +151,14 @@ def test_losses_norms_and_movement_are_told_of_each_side(tmp_path: Path, monkeyp
     assert sides_told and all(
         row["eval_loss"] == pytest.approx((row["eval_math_loss"] + row["eval_language_loss"]) / 2) for row in sides_told
     )
-    assert {side: len(rows) for side, rows in made.eval_dataset.items()} == {"math": 4, "language": 4}  # of 5 and 4
+    assert {side: len(rows) for side, rows in made.eval_dataset.items()} == {"math": 4, "language": 4}
+
+
+def test_validation_rows_that_are_not_half_of_each_side(tmp_path: Path) -> None:
+    """As data runs hold them that were made before they were halved."""
+    for rows, expected in ((tiny.joint(5)[:-1], "5 of math and 4 of language"), (tiny.joint(1)[:1], "1 of math and 0")):
+        with pytest.raises(PipelineError, match=f"holds {expected}.*make it again with stage=data redo=true"):
+            tiny.trainer(tmp_path, tiny.recipe(**WORDS), tiny.joint(16), tiny.B, validation=rows)
 
 
 def test_update_norm_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ class Data:
     """The mixture drawn from an expert's sources. Dropping departs from the papers' letter; the card counts either."""
 
     size: int | None = knob(None, low=1)  # training rows; null: the expert's own, else all there are
-    validation: int = knob(0, low=0)  # rows kept apart, besides `size`
+    validation: int = knob(0, low=0)  # rows kept apart, besides `size`; half of each side in an expert of both
     shuffle: bool = True  # false: the sources' own order, for a set that is a curriculum
     allow_fewer: bool = False  # take what there is where a source has fewer rows than asked
     decontaminate: str = knob("drop", options=("drop", "count"))  # rows that share an n-gram with a benchmark

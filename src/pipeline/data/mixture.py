@@ -3,7 +3,7 @@
 A training set is train.jsonl and validation.jsonl with prompt and completion (or text) a row, and a data card that says
 what was taken, what was dropped and why. Empty rows and exact duplicates go; rows that share an n-gram with a benchmark
 and, of language sets, word problems go too unless they are only to be counted; then each source gives the rows that its
-count or share asks for, and validation rows are kept apart.
+count or share asks for, and validation rows are kept apart, of a joint set half of each side.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +88,7 @@ def build(
 
 def check_sources(config: DataStage, data_root: Path | None, lock: Lock | None) -> None:
     """Raise a PipelineError for sources that cannot be read or mixed, before any is: each gives its first row."""
+    check_halves(config)
     expert = config.expert
     for name, source in expert.sources.items():
         if name in ("train", "validation"):
@@ -104,6 +105,21 @@ def check_sources(config: DataStage, data_root: Path | None, lock: Lock | None) 
         raise PipelineError(f"expert={expert.name} has no sources: give +expert.sources.NAME={{...}}")
     for name, source in expert.sources.items():
         next(opened(name, source, data_root, config.seed, lock), None)
+
+
+def check_halves(config: DataStage) -> None:
+    """Raise a PipelineError for validation rows of a joint set that cannot be halved."""
+    validation = config.data.validation
+    if joint(config) and validation % 2:
+        raise PipelineError(
+            f"data.validation={validation} must be even: half of each side of expert={config.expert.name}; "
+            f"give {validation + 1}"
+        )
+
+
+def joint(config: DataStage) -> bool:
+    """Whether the sources are of both sides."""
+    return {source.side for source in config.expert.sources.values()} == {"math", "language"}
 
 
 def opened(
@@ -175,7 +191,11 @@ def judge(config: DataStage, candidates: Any, counts: dict[str, Any], drop: bool
 def draw(config: DataStage, kept: dict[str, list[int]]) -> dict[str, list[int]]:
     """The rows of train and of validation, drawn by the seed.
 
-    Without counts and shares all rows are one pool. In a joint set with a size each side gives one half of both.
+    Without counts and shares all rows are one pool; with them and a size each side of a joint set gives half of the
+    rows. Validation rows of a joint set are half of each side in any case.
+
+    Raises:
+        PipelineError: too few rows, of all or of a side.
     """
     data, sources, seed = config.data, config.expert.sources, config.seed
     size = data.size or config.expert.size
@@ -189,13 +209,23 @@ def draw(config: DataStage, kept: dict[str, list[int]]) -> dict[str, list[int]]:
             )
         if data.shuffle:
             random.Random(seed).shuffle(pool)
-        return {"train": pool[data.validation :][:size], "validation": pool[: data.validation]}
+        if not (data.validation and joint(config)):
+            return {"train": pool[data.validation :][:size], "validation": pool[: data.validation]}
+        side_of = {row: sources[name].side for name, rows in kept.items() for row in rows}
+        names = dict.fromkeys(source.side for source in sources.values())
+        both = {side: [row for row in pool if side_of[row] == side] for side in names}
+        refuse_short_sides(config, both)
+        apart = {row for rows in both.values() for row in rows[: data.validation // 2]}
+        train = [row for row in pool if row not in apart]
+        return {"train": train[:size], "validation": [row for row in pool if row in apart]}
 
     parts = quotas(config, {name: len(rows) for name, rows in kept.items()})
     sides: dict[str | None, list[int]] = {}
     for name, rows in kept.items():
         drawn = random.Random(f"{seed} {name}").sample(rows, parts[name])
         sides.setdefault(sources[name].side, []).extend(drawn if data.shuffle else sorted(drawn))
+    if joint(config):
+        refuse_short_sides(config, sides)
     train, validation = [], []
     for index, rows in enumerate(sides.values()):
         if data.shuffle:
@@ -206,6 +236,16 @@ def draw(config: DataStage, kept: dict[str, list[int]]) -> dict[str, list[int]]:
     if data.shuffle:
         random.Random(seed).shuffle(train)
     return {"train": train, "validation": validation}
+
+
+def refuse_short_sides(config: DataStage, sides: Mapping[str | None, list[int]]) -> None:
+    validation = config.data.validation
+    for side, rows in sides.items():
+        if len(rows) < validation // 2:
+            raise PipelineError(
+                f"data.validation={validation} takes {validation // 2} rows of each side, and side {side} of "
+                f"expert={config.expert.name} has {len(rows)}: ask for fewer"
+            )
 
 
 def halves(total: int, parts: int) -> list[int]:

@@ -28,6 +28,9 @@ def build(config: RunStage, known: Known | None = None) -> Run:
     """
     known = known or {}
     if isinstance(config, DataStage):
+        from pipeline.data.mixture import check_halves
+
+        check_halves(config)
         config = at_locked_revisions(config)
         return Run(config, f"data-{config.expert.name}", data_parents(config, known))
     if isinstance(config, TrainStage):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import Any
 
 from pipeline.config import Sft
@@ -46,10 +47,14 @@ def by_side(examples: list[Example], sft: Sft) -> dict[str, Any]:
 
 
 def halves(validation: list[Example], sft: Sft) -> dict[str, Any]:
-    """The first validation rows of each side, as many of one as of the other."""
-    sets = by_side(validation, sft)
-    count = min(len(rows) for rows in sets.values())
-    return {side: rows.select(range(count)) for side, rows in sets.items()}
+    """The validation rows of each side. PipelineError where they are not as many of one as of the other."""
+    counts = Counter(row.get("side") for row in validation)
+    if counts["math"] != counts["language"]:  # a data run from before they were halved keeps its hash
+        raise PipelineError(
+            f"sft={sft.name} validates on as many rows of each side, and the data run holds {counts['math']} of math "
+            f"and {counts['language']} of language: make it again with stage=data redo=true"
+        )
+    return by_side(validation, sft)
 
 
 def measure(examples: list[Example], tokenizer: Any, sft: Sft) -> dict[str, int]:
