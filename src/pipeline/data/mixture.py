@@ -241,7 +241,7 @@ def draw(config: DataStage, kept: dict[str, list[int]]) -> dict[str, list[int]]:
 def refuse_short_sides(config: DataStage, sides: Mapping[str | None, list[int]]) -> None:
     validation = config.data.validation
     for side, rows in sides.items():
-        if len(rows) < validation // 2:
+        if validation and len(rows) <= validation // 2:  # nothing would be left to train on
             raise PipelineError(
                 f"data.validation={validation} takes {validation // 2} rows of each side, and side {side} of "
                 f"expert={config.expert.name} has {len(rows)}: ask for fewer"
