@@ -13,12 +13,13 @@ SECONDS = 10  # for the hub to answer
 def local(folder: Path, revision: str | None = None) -> Path:
     """The folder itself, or the snapshot of the hub's model that org/name (or org/name@revision) stands for.
 
-    The hub is asked once before anything is fetched, as a download that cannot reach it tries for half a minute.
+    The hub is asked once before anything is fetched, as a download that cannot reach it tries for half a minute. Old
+    names there have no organisation.
 
     Raises:
         PipelineError: it cannot be reached and has no copy in the cache, or it refuses.
     """
-    if folder.is_dir() or folder.is_absolute() or len(folder.parts) != 2:
+    if folder.is_dir() or folder.is_absolute() or len(folder.parts) > 2:
         return folder
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
