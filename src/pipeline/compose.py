@@ -209,7 +209,7 @@ def _inside(kind: Any, name: str) -> Any:
 
 def usage() -> str:
     """What can be typed: the stages with the groups that they read, the groups with their options."""
-    read = {f"stage={stage}": " ".join(reads(stage)[:-2]) for stage in STAGES}
+    read = {f"stage={stage}": " ".join(group for group, _ in _defaults(stage)) for stage in STAGES}
     offered = {f"{group}=": ", ".join(options(group)) for group in groups() if group not in ("stage", "data")}
     lines = [
         fill(f"{name:15} {text}", 118, initial_indent="  ", subsequent_indent=" " * 18)

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.runs import Run, changes, content, read_manifest, write_atomically
+from pipeline.runs import Run, changes, content, lock_of, read_manifest, write_atomically
 
 UNFINISHED = 75  # exit status (EX_TEMPFAIL): the same command goes on. Slurm scripts requeue on it
 STOPPING = (signal.SIGTERM, signal.SIGUSR1)  # what asks a training to stop with a resume point
@@ -86,10 +86,10 @@ def begin(run: Run) -> float:
 
 def in_use(work: Path) -> bool:
     """Whether a process on this host is making the run of this work folder."""
-    from filelock import FileLock, Timeout
+    from filelock import Timeout
 
     try:
-        with FileLock(f"{work}.lock").acquire(timeout=0):
+        with lock_of(work).acquire(timeout=0):
             return False
     except Timeout:
         return True

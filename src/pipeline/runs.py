@@ -237,18 +237,25 @@ def flat(nested: Any, prefix: str = "") -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------- making one
 
 
+def lock_of(work: Path) -> Any:
+    """What a process on this host holds while it makes the run of a work folder."""
+    from filelock import FileLock
+
+    return FileLock(f"{work}.lock")
+
+
 def make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], predicted_seconds: float | None = None) -> Path:
     """Make the run unless it is finished, and give its folder.
 
     On one host two processes that ask for the same run meet at its lock: one works, the other waits and uses the
     result.
     """
-    from filelock import FileLock, Timeout
+    from filelock import Timeout
 
     from pipeline.room import check_room
 
     run.work.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(str(run.work) + ".lock")
+    lock = lock_of(run.work)
     try:
         lock.acquire(timeout=0)
     except Timeout:

@@ -79,7 +79,7 @@ class Merge:
     prepare: Callable[[int | None], None] | None = None
     passes: int = 1  # over the sources of a computed tensor
     adapter: Adapted | None = None
-    lost: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # by merge.dtype, as floats.lost has it
+    lost: dict[str, np.ndarray] | None = None  # by merge.dtype, as floats.lost has it; counted while it is written
 
     @property
     def dtype(self) -> str | None:
@@ -134,7 +134,7 @@ class Merge:
         or float16 overflows.
         """
         dtype, lost = self.stored_dtype(name), np.zeros(2)
-        casts = dtype not in ("F32", self.layout.info(name).dtype)
+        casts = self.lost is not None and dtype not in ("F32", self.layout.info(name).dtype)
         for start, stop in floats.pieces(self.layout.info(name).shape):
             values = self.formula(name, start, stop)
             exact = values.copy() if casts else None
@@ -142,7 +142,7 @@ class Merge:
             if exact is not None:
                 lost += floats.lost(exact, stored, dtype)
             yield stored
-        if casts:
+        if self.lost is not None and casts:
             self.lost[name] = lost
 
     def merged(self, name: str) -> torch.Tensor:
@@ -159,7 +159,7 @@ class Merge:
         return torch.from_numpy(whole).view(torch_dtype(dtype)).reshape(shape)
 
     def cast(self) -> dict[str, Any]:
-        """What merge.dtype cost, once all is computed: the relative error of the whole. Empty where it cost nothing."""
+        """What merge.dtype cost, once it is written: the relative error of the whole. Empty where it cost nothing."""
         if not self.lost:
             return {}
         error, size = sum((self.lost[name] for name in sorted(self.lost)), np.zeros(2))
@@ -200,6 +200,7 @@ class Merge:
         """
         refuse_unknown_role(files_from, self)
         self.ready(threads)
+        self.lost = {}
         if self.adapter:
             digests = write_adapter(self.adapter, folder)
         else:

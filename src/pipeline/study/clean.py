@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from pipeline import resume
 from pipeline.config import CleanStage
-from pipeline.runs import MANIFEST, finished, snapshot_hash, write_atomically
+from pipeline.runs import MANIFEST, finished, lock_of, snapshot_hash, write_atomically
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,6 @@ def last_touched(folder: Path) -> float:
     return max((path.lstat().st_mtime for path in [folder, *folder.rglob("*")]), default=0.0)
 
 
-def lock(runs_dir: Path, run_hash: str) -> Any:
-    """What a process holds while it makes the run; Timeout where one does."""
-    return FileLock(runs_dir / ".work" / f"{run_hash}.lock").acquire(timeout=0)
-
-
 def idle_snapshots(runs_dir: Path) -> list[Item]:
     """Snapshots of finished trainings that no finished run needs any more."""
     manifests = list(finished(runs_dir))
@@ -113,7 +108,7 @@ def place_of(manifest: dict[str, Any], runs_dir: Path) -> Path:
 def free_unless_in_use(item: Item, runs_dir: Path) -> str | None:
     """None where it is freed, else why it is left."""
     try:
-        with lock(runs_dir, item.hash):
+        with lock_of(runs_dir / ".work" / item.hash).acquire(timeout=0):
             free(item)
     except Timeout:
         return f"in use: left, {item.reason}"

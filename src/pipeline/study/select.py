@@ -18,7 +18,7 @@ from pipeline.config import EvalStage, Measure, SelectStage, TrainStage
 from pipeline.knobs import PipelineError, identity
 from pipeline.runs import MANIFEST, Parent, Run, Snapshot, check_unchanged, read_manifest, snapshot
 from pipeline.study.build import Known, build, parent
-from pipeline.study.merges import base_of, one_base
+from pipeline.study.merges import base_of, one_base, recorded_base
 from pipeline.train.snapshots import snapshot_steps
 
 if TYPE_CHECKING:
@@ -101,12 +101,7 @@ def snapshots_of(training: Parent, which: str) -> dict[int, Parent]:
 
 def shared_base(trainings: list[Parent], config: SelectStage) -> Parent | None:
     """The base that all were trained from; None where they were made from nothing."""
-    bases: list[tuple[str, Parent | None]] = []
-    for training in trainings:
-        run = training.run if isinstance(training, Snapshot) else training
-        manifest = read_manifest(run.folder)
-        there = "model" in run.parents if isinstance(run, Run) else "model" in (manifest or {}).get("parents", {})
-        bases.append((training.name, base_of(training, config, "checkpoints") if there else None))
+    bases = [(one.name, base_of(one, config, "checkpoints") if recorded_base(one) else None) for one in trainings]
     return one_base(bases, "checkpoints")
 
 

@@ -27,13 +27,13 @@ def base_of(run: Run) -> Path | None:
     return local(run.parents["model"].folder, run.config.model.revision)  # type: ignore[attr-defined]
 
 
-def load_tokenizer(run: Run, examples: list[Example]) -> Any:
+def load_tokenizer(run: Run, examples: list[Example], base: Path | None) -> Any:
     """The tokenizer beside the weights, that of data_root, or a byte-level BPE made from the training text."""
     model = run.config.model  # type: ignore[attr-defined]
     if model.tokenizer == "bpe":
         return make_bpe(examples, model.vocab_size)
     of_root = model.tokenizer == "data_root"
-    folder: Any = run.parents["data_root"].folder / "tokenizer" if of_root else base_of(run)
+    folder: Any = run.parents["data_root"].folder / "tokenizer" if of_root else base
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
@@ -64,8 +64,8 @@ def make_bpe(examples: list[Example], vocab_size: int) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
 
 
-def load_model(run: Run, tokenizer: Any) -> Any:
-    """The parent's weights in sft.weights (fp32 master weights by default), or drawn from the seed (init=random)."""
+def load_model(run: Run, tokenizer: Any, base: Path | None) -> Any:
+    """The base's weights in sft.weights (fp32 master weights by default), or drawn from the seed (init=random)."""
     weights = run.config.sft.weights  # type: ignore[attr-defined]
     model = run.config.model  # type: ignore[attr-defined]
     attention = {"attn_implementation": model.attn_implementation}
@@ -74,13 +74,13 @@ def load_model(run: Run, tokenizer: Any) -> Any:
         ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
         config = AutoConfig.for_model(fields.pop("model_type"), vocab_size=len(tokenizer), **ids, **fields)
         return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, weights), **attention)
-    folder: Any = base_of(run)
+    assert base is not None
     try:
         return AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, weights), use_safetensors=True, **attention
+            base, dtype=getattr(torch, weights), use_safetensors=True, **attention
         )
     except (OSError, ValueError, RuntimeError) as error:
-        raise PipelineError(f"model.path={folder} could not be loaded: {error}") from error
+        raise PipelineError(f"model.path={base} could not be loaded: {error}") from error
 
 
 def save(

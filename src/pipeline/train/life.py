@@ -30,7 +30,6 @@ from pipeline import resume
 from pipeline.config import Sft, TrainStage
 from pipeline.knobs import PipelineError
 from pipeline.provenance import machine, versions
-from pipeline.train.base import base_of
 from pipeline.train.check import check_saved
 from pipeline.train.movement import local
 from pipeline.train.snapshots import kept, snapshot_steps
@@ -52,12 +51,13 @@ class Life(TrainerCallback):
     Args:
         trainer: a transformers Trainer, its number of steps planned.
         save: writes what the run would end with if it ended now.
+        base: the folder of the base, which adapters are checked on.
     """
 
-    def __init__(self, trainer: Any, run: Run, tracker: Tracker, save: Save) -> None:
+    def __init__(self, trainer: Any, run: Run, tracker: Tracker, save: Save, base: Path | None = None) -> None:
         config = run.config
         assert isinstance(config, TrainStage)
-        self.trainer, self.run, self.tracker, self.save = trainer, run, tracker, save
+        self.trainer, self.run, self.tracker, self.save, self.base = trainer, run, tracker, save, base
         self.sft: Sft = config.sft
         self.first = trainer.args.process_index == 0
         self.validated = trainer.eval_dataset is not None
@@ -207,7 +207,7 @@ class Life(TrainerCallback):
         folder = self.run.work / "check"
         with same_random_numbers():
             self.save(folder)
-            check_saved(self.trainer, folder, base_of(self.run))
+            check_saved(self.trainer, folder, self.base)
         if self.first:
             shutil.rmtree(folder)
         self.beat = time.monotonic()
@@ -278,14 +278,14 @@ def same_random_numbers() -> Iterator[None]:
 
 
 @contextmanager
-def alive(trainer: Any, run: Run, tracker: Tracker, save: Save) -> Iterator[Life]:
+def alive(trainer: Any, run: Run, tracker: Tracker, save: Save, base: Path | None = None) -> Iterator[Life]:
     """A training that is looked after: train inside, with `resume_from_checkpoint=life.resume_from`.
 
     SIGTERM and SIGUSR1 (as Slurm sends them before the end) stop it after the step with a resume point and
     the exit status resume.UNFINISHED; no step for sft.stall_minutes ends it likewise, with the stacks of all threads.
     """
     try:
-        life = Life(trainer, run, tracker, save)
+        life = Life(trainer, run, tracker, save, base)
         trainer.add_callback(life)
         with stopped_by_signals(life), watched(life, run.work / f"stalled-{trainer.args.process_index}.txt"):
             yield life

@@ -49,9 +49,10 @@ def train(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
 
     data = run.parents["data"].folder
     examples, validation = read_jsonl(data / "train.jsonl"), read_jsonl(data / "validation.jsonl")
-    tokenizer = load_tokenizer(run, examples)
+    base = base_of(run)
+    tokenizer = load_tokenizer(run, examples, base)
     lengths = measure(examples, tokenizer, config.sft)
-    model, parts = choose(load_model(run, tokenizer), config.sft, config.partition)
+    model, parts = choose(load_model(run, tokenizer, base), config.sft, config.partition)
     numbers = size_of(model, config.sft)
     refuse_without_room(numbers["training_bytes"], gpu_memory(), config.sft)
 
@@ -62,22 +63,24 @@ def train(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
         trainer.add_callback(progress)
     trainer.remove_callback(PrinterCallback)
 
+    def gathered() -> dict[str, Any] | None:
+        """Of shards the whole, by all processes together."""
+        return trainer.accelerator.get_state_dict(trainer.model) if trainer.is_fsdp_enabled else None
+
     def save_to(folder: Path) -> dict[str, Any]:
-        """By all processes together, as shards are gathered; the first writes."""
-        whole = trainer.accelerator.get_state_dict(trainer.model) if trainer.is_fsdp_enabled else None
+        """By all processes together; the first writes."""
+        whole = gathered()
         return save(model, tokenizer, folder, config.sft.save_dtype, whole) if first else {}
 
-    with alive(trainer, run, tracker, save_to) as life:
+    with alive(trainer, run, tracker, save_to, base) as life:
         result = trainer.train(resume_from_checkpoint=life.resume_from)
-    weights = save_to(work)
-    sharded = trainer.is_fsdp_enabled and config.sft.save_dtype is not None
-    gathered = trainer.accelerator.get_state_dict(trainer.model) if sharded else {}  # by all processes together
+    whole = gathered()
     if not first:
         return {}
+    weights = save(model, tokenizer, work, config.sft.save_dtype, whole)
     shutil.rmtree(work / "trainer", ignore_errors=True)
-    base = base_of(run)
     if "cast" in weights and base is not None and not hasattr(model, "peft_config"):
-        named = {name: gathered.get(name, p) for name, p in model.named_parameters()}
+        named = {name: (whole or {}).get(name, p) for name, p in model.named_parameters()}
         weights["cast"] |= left_of_training(named, base, getattr(torch, str(config.sft.save_dtype)))
     return {
         "weights": weights, "steps": steps, "loss": result.training_loss, "tokens": progress.tokens,

@@ -57,7 +57,7 @@ class Alternating(Trainer):
         rows = {side: len(self.sets[side]) for side in SIDES}
         args = self.args
         batches = Turns(rows, self.sft, args.per_device_train_batch_size, args.max_steps, args.seed)
-        return self.accelerator.prepare(DataLoader(both, batch_sampler=batches, collate_fn=self.data_collator))
+        return self.loader(both, batches)
 
 
 class Toggle(TrainerCallback):

@@ -109,7 +109,9 @@ class Trainer(SFTTrainer):
         rows: Any = self._remove_unused_columns(self.train_dataset)  # type: ignore[arg-type]
         args = self.args
         order = passes(len(rows), self.sft, args.seed)[: args.max_steps * self.sft.batch_size]
-        batches = InOrder(order, args.per_device_train_batch_size)
+        return self.loader(rows, InOrder(order, args.per_device_train_batch_size))
+
+    def loader(self, rows: Any, batches: InOrder) -> DataLoader[Any]:
         return self.accelerator.prepare(DataLoader(rows, batch_sampler=batches, collate_fn=self.data_collator))
 
     # ------------------------------------------------------------------------------------------------ what is told
