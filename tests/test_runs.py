@@ -21,8 +21,11 @@ from pipeline import provenance, runs
 from pipeline.compose import compose
 from pipeline.config import VERSIONS, DataStage, Expert, RunStage, Source, Tracking, World
 from pipeline.knobs import PipelineError
+from pipeline.merge.adapters import base_folder
 from pipeline.runs import Found, Run, check_unchanged, find, make, read_manifest, why_not_finished
-from pipeline.study.build import build
+from pipeline.study.build import build, label_of
+from pipeline.study.clean import idle_snapshots
+from pipeline.study.merges import base_of
 from pipeline.study.plan import ordered, show, unfinished
 
 HASHES = Path(__file__).with_name("hashes.json")
@@ -189,6 +192,83 @@ def test_a_finished_run_is_not_made_again(tmp_path: Path) -> None:
 def test_a_label_may_change(tmp_path: Path) -> None:
     folder = make(a_run(tmp_path), writes())
     assert make(a_run(tmp_path, label="another name"), never) == folder
+
+
+def of_digits(run: Run, digits: str = "0123abcd") -> Run:
+    """The run with a hash that begins with these digits, as chance may give it."""
+    run.__dict__["hash"] = digits + run.hash[len(digits) :]
+    return run
+
+
+def test_two_runs_may_share_eight_digits_of_their_hashes(tmp_path: Path) -> None:
+    one, two = (of_digits(a_run(tmp_path, seed=seed)) for seed in (1, 2))
+    first = make(one, writes("one\n", weights="one"))
+    assert why_not_finished(two) == "changed: seed 1 -> 2" and first.name == "data-x-0123abcd"
+    second = make(two, writes("two\n", weights="two"))
+    assert second.name == f"data-x-{two.hash[:12]}" and (first / "train.jsonl").read_text() == "one\n"
+    for run, folder, text in ((one, first, "one\n"), (two, second, "two\n")):
+        assert make(run, never) == folder == run.folder and (folder / "train.jsonl").read_text() == text
+        manifest = read_manifest(folder)
+        assert manifest is not None and (manifest["name"], manifest["hash"]) == (folder.name, run.hash)
+        found = find(folder.name, tmp_path, "checkpoint")
+        assert (found.hash, found.folder) == (run.hash, folder)
+    again = of_digits(a_run(tmp_path, seed=2, redo=True))
+    assert make(again, writes("again\n", weights="two")) == second and (first / "train.jsonl").read_text() == "one\n"
+    assert find(second.name[:-2], tmp_path, "checkpoint").hash == two.hash
+    with pytest.raises(PipelineError, match=f"means more than one run: {first.name}, {second.name}"):
+        find("data-x-0123", tmp_path, "checkpoint")
+    shutil.rmtree(first)  # the other keeps its name
+    assert two.folder == second and one.folder == first and why_not_finished(one) is not None
+    third = of_digits(a_run(tmp_path, seed=3), two.hash[:12])
+    assert make(third, writes("three\n")).name == "data-x-0123abcd"  # which is free again
+    assert third.folder != two.folder == second
+
+
+def test_a_parent_is_known_by_all_digits_of_its_hash(tmp_path: Path) -> None:
+    """The base of an expert: not the run that shares eight digits with it and is first by name."""
+    other, base = (of_digits(a_run(tmp_path, label=label, seed=seed)) for label, seed in (("a", 1), ("b", 2)))
+    make(other, writes(weights="other"))
+    make(base, writes(weights="base"))
+    expert = a_run(tmp_path, {"model": base}, label="expert", seed=3)
+    make(expert, writes(weights="expert"))
+    manifest = read_manifest(expert.folder)
+    assert manifest is not None and manifest["parents"]["model"]["content"] == "base"
+    assert label_of(find(base.folder.name, tmp_path, "base")) == "b" and len(base.folder.name) == len("b-") + 12
+    found = find(expert.name, tmp_path, "checkpoint")
+    assert base_of(found, compose([f"runs_dir={tmp_path}", *FULL["soup"].split()])).hash == base.hash  # type: ignore[arg-type]
+    assert base_folder(expert.folder) == base.folder
+    shutil.rmtree(base.folder)  # no longer here; what shares its digits does not stand in for it
+    with pytest.raises(PipelineError, match=f"the base {base.name}|the base .* of {expert.name} is not in runs_dir"):
+        base_of(found, compose([f"runs_dir={tmp_path}", *FULL["soup"].split()]))  # type: ignore[arg-type]
+
+
+def test_snapshots_of_runs_that_share_eight_digits_are_freed_in_their_own_folders(tmp_path: Path) -> None:
+    homes = []
+    for seed in (1, 2):
+        run = of_digits(a_run(tmp_path, seed=seed))
+        homes.append(make(run, lambda run, work, _: with_a_snapshot(work)))
+    items = idle_snapshots(tmp_path)
+    assert sorted(item.folder for item in items) == sorted(home / "snapshots/step-3" for home in homes)
+
+
+def with_a_snapshot(work: Path) -> dict[str, Any]:
+    (work / "snapshots/step-3").mkdir(parents=True)
+    (work / "snapshots/step-3/model.safetensors").write_text("x")
+    return {"snapshots": {"3": {"root": "x"}}}
+
+
+def test_work_is_apart_and_status_tells_both(tmp_path: Path, call: Callable[..., SimpleNamespace]) -> None:
+    one, two = (of_digits(a_run(tmp_path, seed=seed)) for seed in (1, 2))
+    for run in (one, two):
+        with pytest.raises(RuntimeError):
+            make(run, lambda *_: (_ for _ in ()).throw(RuntimeError))
+    assert one.work != two.work and one.work.is_dir() and two.work.is_dir()
+    listed = ", ".join(sorted(run.hash[:12] for run in (one, two)))
+    assert f"unpublished work: {listed}\n" in call("stage=status", f"runs_dir={tmp_path}").out
+    make(two, writes())
+    make(one, writes())
+    shown = call("stage=status", f"runs_dir={tmp_path}").out
+    assert "data-x-0123abcd " in shown and f"data-x-{one.hash[:12]} " in shown
 
 
 @pytest.mark.parametrize("label", ["eval-org/model", "../up", "a b:c\n", "x" * 300])

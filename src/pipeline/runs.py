@@ -1,8 +1,9 @@
 """Runs: names, hashes, folders, manifests, locks, and finding one.
 
-A run is decided by its configuration and its parents. Its hash covers both, its folder is `runs_dir/<label>-<hash>`,
-and its manifest is written last, so that a folder with a manifest is finished. Work happens in `runs_dir/.work/<hash>`,
-and one atomic rename publishes it.
+A run is decided by its configuration and its parents. Its hash covers both, its folder is `runs_dir/<label>-<hash>`
+with eight digits of the hash (twelve where another run has the same eight; the manifest has all), and its manifest is
+written last, so that a folder with a manifest is finished. Work happens in `runs_dir/.work/<hash>`, and one atomic
+rename publishes it.
 """
 
 from __future__ import annotations
@@ -107,8 +108,12 @@ class Run:
     @property
     def folder(self) -> Path:
         """Where it is or will be. Found by hash, so that a label may change."""
-        found = sorted(self.runs_dir.glob(f"*-{self.hash[:8]}"))
-        return found[0] if found else self.runs_dir / f"{self.label}-{self.hash[:8]}"
+        published = of_same_digits(self.hash, self.runs_dir)
+        if self.hash in published:
+            return published[self.hash]
+        taken = {folder.name.rpartition("-")[2] for folder in published.values()}
+        digits = next(count for count in (8, 12, 64) if self.hash[:count] not in taken)
+        return self.runs_dir / f"{self.label}-{self.hash[:digits]}"
 
     @property
     def name(self) -> str:
@@ -117,6 +122,19 @@ class Run:
     @property
     def work(self) -> Path:
         return self.runs_dir / ".work" / self.hash
+
+
+def of_same_digits(run_hash: str, runs_dir: Path) -> dict[str, Path]:
+    """Full hash -> folder, of the finished runs whose hash begins with the same eight digits: one, but for chance."""
+    named = re.compile(rf".*-{run_hash[:8]}[0-9a-f]*")
+    folders = [path for path in runs_dir.glob(f"*-{run_hash[:8]}*") if named.fullmatch(path.name)]
+    found = {folder: read_manifest(folder) for folder in sorted(folders, reverse=True)}  # of copies the first stands
+    return {manifest["hash"]: folder for folder, manifest in found.items() if manifest}
+
+
+def folder_of(run_hash: str, runs_dir: Path) -> Path | None:
+    """Where the run of this hash was published; None where it is not finished."""
+    return of_same_digits(run_hash, runs_dir).get(run_hash)
 
 
 def snapshot_hash(run_hash: str, step: int) -> str:
@@ -293,7 +311,7 @@ def _make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], attempt: 
         facts = stage(run, run.work, tracker)
     resume.forget(run.work)
     manifest = {
-        "name": f"{run.label}-{run.hash[:8]}",
+        "name": run.name,
         "hash": run.hash,
         "attempt": attempt,
         "decided_by": run.decided_by,

@@ -22,7 +22,7 @@ from pipeline.models.anatomy import plain_name
 from pipeline.models.checkpoint import Checkpoint, TensorInfo, digest, header_bytes, read_header
 from pipeline.models.floats import buffers, matrix
 from pipeline.models.hub import local
-from pipeline.runs import find, read_manifest
+from pipeline.runs import find, folder_of, read_manifest
 
 if TYPE_CHECKING:
     import torch
@@ -129,9 +129,9 @@ def base_folder(folder: Path) -> Path:
     if manifest:
         recorded = manifest["parents"].get("model") or manifest["parents"].get("base")
         if recorded:
-            ours = sorted(home.parent.glob(f"*-{recorded['hash'][:8]}/manifest.json"))
+            ours = folder_of(recorded["hash"], home.parent)
             if ours:
-                return ours[0].parent
+                return ours
         model = manifest["config"].get("model") or {}
         if model.get("path"):
             found = find(model["path"], home.parent, f"the base of {folder.name}").folder

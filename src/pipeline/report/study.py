@@ -118,7 +118,9 @@ def show_status(config: StatusStage) -> str:
         )
         for one in finished(runs_dir)
     ]
-    work = sorted(path.name[:8] for path in (runs_dir / ".work").glob("*") if path.is_dir() and not path.suffix)
+    hashes = sorted(path.name for path in (runs_dir / ".work").glob("*") if path.is_dir() and not path.suffix)
+    digits = 8 if len({one[:8] for one in hashes}) == len(hashes) else 12  # as in the names of folders
+    work = [one[:digits] for one in hashes]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([*lines, f"{len(rows) - 1} finished, unpublished work: {', '.join(work) or 'none'}"])

@@ -306,4 +306,4 @@ def build_analysis(config: AnalyzeStage, known: Known) -> Run:
 
 
 def label_of(of: Parent) -> str:
-    return of.label if isinstance(of, Run) else re.sub(r"-[0-9a-f]{8}$", "", of.name)
+    return of.label if isinstance(of, Run) else re.sub(r"-[0-9a-f]{8}([0-9a-f]{4})?$", "", of.name)

@@ -15,13 +15,12 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from filelock import Timeout
 
 from pipeline import resume
 from pipeline.config import CleanStage
-from pipeline.runs import MANIFEST, finished, lock_of, snapshot_hash, write_atomically
+from pipeline.runs import MANIFEST, finished, lock_of, of_same_digits, snapshot_hash, write_atomically
 
 
 @dataclass(frozen=True)
@@ -95,14 +94,11 @@ def idle_snapshots(runs_dir: Path) -> list[Item]:
         for step, entry in training["facts"].get("snapshots", {}).items():
             here = snapshot_hash(training["hash"], int(step))
             if not entry.get("freed") and here not in used:
-                folder = place_of(training, runs_dir) / resume.SNAPSHOTS / f"step-{step}"
+                home = of_same_digits(training["hash"], runs_dir)[training["hash"]]
+                folder = home / resume.SNAPSHOTS / f"step-{step}"
                 reason = "a select run has ranked it" if here in ranked else "no run was made from it"
                 found.append(Item(folder, training["hash"], f"a snapshot: {reason}", step))
     return found
-
-
-def place_of(manifest: dict[str, Any], runs_dir: Path) -> Path:
-    return next(iter(sorted(runs_dir.glob(f"*-{manifest['hash'][:8]}"))))
 
 
 def free_unless_in_use(item: Item, runs_dir: Path) -> str | None:

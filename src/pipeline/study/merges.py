@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.config import LayerSwap, Merge, MergeStage, Partition, Reset, RunStage, TrainStage
 from pipeline.knobs import PipelineError
 from pipeline.merge.recipes import needs_magnitudes, roles
-from pipeline.runs import Found, Parent, Run, Snapshot, find, from_folder, read_manifest
+from pipeline.runs import Found, Parent, Run, Snapshot, find, folder_of, from_folder, read_manifest
 
 LIMIT = 60  # characters of a label that names many experts
 
@@ -126,9 +126,9 @@ def base_of(expert: Parent, config: RunStage, key: str = "merge.experts") -> Par
         raise PipelineError(
             f"{key}: {expert.name} does not say which base it was trained from; name an sft run, or give {given}=RUN"
         )
-    ours = sorted(Path(config.runs_dir).glob(f"*-{recorded['hash'][:8]}"))
+    ours = folder_of(recorded["hash"], Path(config.runs_dir))
     if ours:
-        return from_folder(ours[0], key)
+        return from_folder(ours, key)
     model = manifest["config"].get("model") or {"path": manifest["facts"].get("base")}  # the latter: of a select run
     if not model.get("path"):
         raise PipelineError(f"{key}: the base {recorded['name']} of {expert.name} is not in runs_dir: give {given}=RUN")
