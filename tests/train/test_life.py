@@ -33,6 +33,7 @@ STEPS = 6
 SMALL = [
     *("sft.seq_length=96", "sft.batch_size=4", f"sft.steps={STEPS}", "sft.warmup_steps=2", "sft.resume_minutes=0"),
     *("sft.learning_rate=1e-3", "tracking.mode=disabled", "threads=1", "sft.check_saved=false"),
+    "sft.precision=fp32",
 ]
 
 
@@ -118,7 +119,7 @@ JOINT = ["expert=math_qac", "data.size=60", "data.validation=8", "sft.snapshot_e
 WAYS = {
     "full": ["data.size=28", "data.validation=8", "sft.snapshot_every=9", "sft.save_dtype=bfloat16"],
     "accumulated over a short epoch": ["data.size=14", "sft.epochs=2", "sft.micro_batch_size=2"],
-    "muon": ["sft.optimizer=muon_adamw"],
+    "muon, autocast": ["sft.optimizer=muon_adamw", "sft.precision=bf16"],
     "8 bits": ["sft.optimizer=adamw_8bit", "sft.weights=bfloat16"],  # rounded by chance
     "partial": ["sft=partial", "partition=B"],
     "lora": ["sft=lora", "sft.lora_dropout=0.1"],

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +17,7 @@ from tiny_words import FEW
 
 from pipeline.knobs import PipelineError
 from pipeline.runs import read_manifest
+from pipeline.train import sft
 
 B = ["partition=B", "partition.scale_to_depth=true"]  # of 14 layers: the first three and the last
 
@@ -90,3 +95,43 @@ def test_rows_that_do_not_say_their_side(make_run: Callable[..., Path], start: l
     sources = ["expert.sources.orca_math.side=null", "expert.sources.aya.side=null"]
     with pytest.raises(PipelineError, match="needs rows that say their side"):
         make_run("stage=sft", *start, "expert=math_qac", "sft=simultaneous", *B, *sources)
+
+
+SLOW = (
+    "warning: this CPU has no bfloat16 instructions, so {} can take 3 to 10 times as long as {}, which is another run"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "slow"),
+    [
+        ("expert=math", None),
+        ("expert=math sft.precision=bf16", ("sft.precision=bf16", "sft.precision=fp32")),
+        (
+            "expert=math sft.precision=bf16 sft.optimizer=muon_adamw seed=1",
+            ("sft.precision=bf16 and sft.optimizer=muon_adamw", "sft.precision=fp32 sft.optimizer=adamw"),
+        ),
+    ],
+)
+def test_bfloat16_on_a_cpu_without_it_is_told_once(
+    make_run: Callable[..., Path], start: list[str], monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str], words: str, slow: tuple[str, str] | None,
+) -> None:  # fmt: skip
+    for there in (True, False):
+        monkeypatch.setattr(sft, "cpu_has_bf16", lambda there=there: there)
+        capfd.readouterr()
+        make_run("stage=sft", *start, *words.split(), "redo=true")
+        told = [line for line in capfd.readouterr().err.splitlines() if "bfloat16" in line]
+        assert told == ([] if there or slow is None else [SLOW.format(*slow)])
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").is_file(), reason="no /proc/cpuinfo to compare with")
+@pytest.mark.parametrize("most", [None, "SSE41"])
+def test_bfloat16_instructions_are_those_that_linux_lists(most: str | None) -> None:
+    """And none where oneDNN is told to use none of them."""
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    there = bool({"avx512_bf16", "bf16"} & flags) and (most is None or platform.machine() != "x86_64")
+    asked = "import sys; from pipeline.train.sft import cpu_has_bf16; sys.exit(7 if cpu_has_bf16() else 8)"
+    environment = {name: value for name, value in os.environ.items() if name != "DNNL_MAX_CPU_ISA"}
+    limit = {"DNNL_MAX_CPU_ISA": most} if most else {}
+    assert subprocess.run([sys.executable, "-c", asked], env=environment | limit).returncode == (7 if there else 8)

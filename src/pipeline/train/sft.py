@@ -7,7 +7,9 @@ tokens (sft.packing, cpt's default).
 
 from __future__ import annotations
 
+import platform
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +60,8 @@ def train(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
 
     trainer, steps, sides = trainer_of(config, model, parts, tokenizer, examples, validation, work / "trainer")
     first = trainer.is_world_process_zero()
+    if first:
+        warn_where_slow(config.sft)
     progress = Progress(work / "log.jsonl", tracker, run.name, steps, config.sft)
     if first:
         trainer.add_callback(progress)
@@ -133,6 +137,32 @@ def size_of(model: Any, sft: Sft) -> dict[str, int]:
 def gpu_memory() -> int | None:
     """Bytes of the GPU that this process takes; None on a CPU."""
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
+
+
+def warn_where_slow(sft: Sft) -> None:
+    """One line where a training computes in bfloat16 on a CPU that has to imitate it."""
+    wide = {
+        "sft.precision=bf16": (sft.precision == "bf16", "sft.precision=fp32"),
+        "sft.optimizer=muon_adamw": (sft.optimizer == "muon_adamw", "sft.optimizer=adamw"),
+        "sft.weights=bfloat16": (sft.weights == "bfloat16", "sft.weights=float32"),
+    }
+    used = {knob: remedy for knob, (here, remedy) in wide.items() if here}
+    if used and not torch.cuda.is_available() and not cpu_has_bf16():
+        print(
+            f"warning: this CPU has no bfloat16 instructions, so {' and '.join(used)} can take 3 to 10 times as "
+            f"long as {' '.join(used.values())}, which is another run",
+            file=sys.stderr,
+        )
+
+
+def cpu_has_bf16() -> bool:
+    """Whether matrix products in bfloat16 run on instructions of their own (AVX512_BF16, AMX; bf16 on Arm).
+
+    oneDNN, which computes them, also says yes for AVX-512 without those, where it casts to fp32 and back.
+    """
+    if not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    return platform.machine() not in ("x86_64", "AMD64") or torch.cpu._is_avx512_bf16_supported()
 
 
 def quiet() -> None:
