@@ -105,6 +105,7 @@ def sample_of(definition: Definition, record: Row, ran_out: Mapping[tuple[str, s
             scores["numeric_match"] = metrics.numeric_match(sample["response"], record["doc"]["answer_number"])
             sample["number"] = None if meant is None else str(meant)
         elif definition.task == "mbpp":
+            sample["extracted"] = str(answer[0])  # an Outcome
             sample["correct"] = bool(scores["pass_at_1"])
         else:
             sample |= {"extracted": answer[0].strip(), "correct": None}
