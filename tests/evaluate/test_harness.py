@@ -161,7 +161,7 @@ def test_numbers_are_matched_as_a_person_reads_them(data_root: Path, tmp_path: P
     found = {(row["metric"], row["filter"]): row["value"] for row in [*scores.rows, *beside]}
     assert found["numeric_match", "last-number"] == 0.4 and found["unparsed", "last-number"] == 0.1
     assert found["exact_match", "flexible-extract"] == 0.2 and found["unparsed", "flexible-extract"] == 0.2
-    assert scores.samples["mgsm_direct_qac_0shot"][1]["numbers"] == ["11"]
+    assert scores.samples["mgsm_direct_qac_0shot"][1]["number"] == "11"
 
 
 def test_the_average_of_ten_languages_leaves_thai_out(data_root: Path, tmp_path: Path) -> None:

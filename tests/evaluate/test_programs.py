@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ from made_up import Scripted, asked, choice, problem, write_rows
 
 from pipeline.evaluate import harness, programs
 from pipeline.evaluate.definitions import task_definitions
+from pipeline.evaluate.programs import Ending, Outcome
 from pipeline.knobs import PipelineError
 
 
@@ -30,9 +35,9 @@ from pipeline.knobs import PipelineError
         ("def f(n): return f(n + 1)\nf(0)", "RecursionError"),
         ("import ctypes\nctypes.string_at(0)", "killed"),
         ("bytearray(2**31)", "MemoryError"),
-        ("while True: pass", "killed"),
+        ("while True: pass", "timed out"),
         ("import time\ntime.sleep(100)", "timed out"),
-        ("import os\nwhile True: os.write(3, b'x' * 1000)", "timed out"),
+        ("import os\nwhile True: os.write(4, b'x' * 1000)", "timed out"),  # its way to the parent is full
         ("open('/escaped', 'w')", "PermissionError"),
         ("import os\nos.mkdir('/escaped')", "PermissionError"),
         ("import os\nos.remove(os.__file__)", "PermissionError"),
@@ -46,30 +51,222 @@ from pipeline.knobs import PipelineError
 def test_what_comes_of_a_program(program: str, outcome: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "GRACE", 2)
     begun = time.monotonic()
-    assert programs.run(program, seconds=1) == outcome
+    assert str(programs.run(program, seconds=1)) == outcome
     assert time.monotonic() - begun < 20
     assert not Path("/escaped").exists()
 
 
+EVERY_PIPE = """
+import os
+for pipe in range(3, 32):
+    try:
+        os.write(pipe, LINE)
+    except OSError:
+        pass
+os._exit(CODE)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "outcome"),
+    [
+        ("raise type('passed', (Exception,), {'__module__': 'builtins'})", "Exception"),
+        ("raise type('x passed', (Exception,), {'__module__': 'builtins'})", "Exception"),
+        ("class Odd(type):\n    __name__ = 1 / 0\nraise Odd('passed', (Exception,), {})", "ZeroDivisionError"),
+        (EVERY_PIPE.replace("LINE", "b'passed'").replace("CODE", "0"), "killed"),
+        (EVERY_PIPE.replace("LINE", "b'0' * 32 + b' passed'").replace("CODE", "0"), "killed"),
+        (EVERY_PIPE.replace("LINE", "b'not confined: no seccomp'").replace("CODE", "1"), "killed"),
+        (EVERY_PIPE.replace("LINE", "b'0' * 32 + b' unconfined no seccomp'").replace("CODE", "1"), "killed"),
+        (EVERY_PIPE.replace("LINE", "bytes(range(256))").replace("os._exit(CODE)", ""), "killed"),
+        ("print('passed')\nraise SystemExit(0)", "SystemExit"),
+        ("import os\nos._exit = os.write = os.read = None\nassert False", "AssertionError"),
+    ],
+)
+def test_a_pass_is_not_for_the_taking(program: str, outcome: str) -> None:
+    assert str(programs.run(program)) == outcome
+
+
+def test_no_frame_or_object_holds_what_a_pass_takes() -> None:
+    """Whatever 32 hexadecimal digits the program finds, frames first, it sends as what a pass might look like."""
+    program = """
+import gc, os, re, sys
+def send(held):
+    for one in held:
+        text = one.decode(errors="replace") if isinstance(one, bytes) else one
+        for nonce in re.findall("[0-9a-f]{32}", text) if isinstance(text, str) else []:
+            for pipe in range(3, 32):
+                try:
+                    os.write(pipe, (nonce + ENDING).encode())
+                except OSError:
+                    continue
+                os._exit(0)
+frame, values = sys._getframe(), []
+while frame:
+    values += [*frame.f_locals.values(), *frame.f_globals.values()]
+    frame = frame.f_back
+send(values)
+for one in gc.get_objects():
+    send(one if isinstance(one, (tuple, list)) else list(one.values()) if isinstance(one, dict) else [])
+"""
+    for ending in ("''", "' passed'"):
+        assert programs.run(program.replace("ENDING", ending) + "raise KeyError").ending is not Ending.PASSED
+
+
+def test_the_outcome_is_decided_by_how_the_process_ended() -> None:
+    def of(status: int, line: str) -> str:
+        return repr(programs.outcome_of(status, line.encode(), "nonce"))
+
+    passed, killed = repr(Outcome(Ending.PASSED)), repr(Outcome(Ending.KILLED))
+    assert of(0, "nonce passed") == passed
+    assert [of(1, "nonce passed"), of(-9, "nonce passed"), of(0, "other passed"), of(0, "passed")] == [killed] * 4
+    assert [of(0, "nonce passed twice"), of(0, "nonce raised KeyError"), of(0, ""), of(1, "nonce")] == [killed] * 4
+    assert of(1, "nonce raised KeyError") == repr(Outcome(Ending.RAISED, "KeyError"))
+    for name in ("passed", "print", "__doc__", "Exception\nsecret", "wandb0123456789"):  # no built-in exceptions
+        assert of(1, f"nonce raised {name}") == repr(Outcome(Ending.RAISED, "Exception"))
+    assert of(-signal.SIGXCPU, "") == repr(Outcome(Ending.TIMED_OUT))
+    assert of(1, "nonce unconfined no Landlock") == repr(Outcome(Ending.UNCONFINED, "no Landlock"))
+
+
 def test_a_program_sees_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", "secret")
-    assert programs.run("import os\nassert not os.environ.get('SOME_TOKEN')\nassert os.getcwd() == '/'") == "passed"
+    program = "import os\nassert not os.environ.get('SOME_TOKEN')\nassert os.getcwd() == '/'"
+    assert programs.run(program) == Outcome(Ending.PASSED)
+
+
+# Raises an error named after the key, where any process' environment shows one.
+STEAL = """
+import glob, re
+there = []
+for file in ["/proc/self/environ", *glob.glob("/proc/[0-9]*/environ")]:
+    try:
+        there += re.findall(b"WANDB_API_KEY=([a-z0-9]+)", open(file, "rb").read())
+    except OSError as error:
+        refused = error
+if not there:
+    raise refused
+raise type(there[0].decode(), (Exception,), {"__module__": "builtins"})
+"""
+
+
+@pytest.fixture
+def no_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As on a machine where nobody is logged in anywhere."""
+    for name in list(os.environ):
+        if programs._SECRET.search(name) or name in ("NETRC", "HF_HOME", "XDG_CACHE_HOME", "HF_TOKEN_PATH"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.mark.usefixtures("no_secrets")
+def test_a_key_of_the_parent_never_comes_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With Landlock it is out of reach; without, nothing is run beside it. Either is this kernel's."""
+    monkeypatch.setenv("WANDB_API_KEY", "key0123456789")
+    holder = subprocess.Popen(["sleep", "60"])  # has the key from its start, as this process would
+    netrc = tmp_path / "a file"
+    netrc.write_text("password key0123456789")
+    try:
+        stolen, read = programs.run(STEAL), programs.run(f"open({str(netrc)!r}).read()")
+    finally:
+        holder.kill()
+        holder.wait()
+    assert "key0123456789" not in repr(stolen)
+    if programs.has_landlock():
+        assert str(stolen) == str(read) == "PermissionError"
+        assert str(programs.run("import os\nos.listdir('/proc')")) == "PermissionError"
+        programs.check_confinement()
+    else:
+        with pytest.raises(PipelineError, match="no Landlock, so programs of a model could read WANDB_API_KEY"):
+            programs.check_confinement()
+
+
+@pytest.fixture
+def without_landlock(monkeypatch: pytest.MonkeyPatch, no_secrets: None) -> None:
+    monkeypatch.setattr(programs, "has_landlock", lambda: False)
+
+
+def in_environment(name: str) -> Callable[[pytest.MonkeyPatch, Path], None]:
+    return lambda monkeypatch, home: monkeypatch.setenv(name, "0123456789")
+
+
+def in_file(name: str) -> Callable[[pytest.MonkeyPatch, Path], None]:
+    def write(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("secret")
+
+    return write
+
+
+@pytest.mark.usefixtures("without_landlock")
+@pytest.mark.parametrize(
+    ("put", "named"),
+    [
+        (in_environment("WANDB_API_KEY"), "WANDB_API_KEY"),
+        (in_environment("HF_TOKEN"), "HF_TOKEN"),
+        (in_environment("HUGGING_FACE_HUB_TOKEN"), "HUGGING_FACE_HUB_TOKEN"),
+        (in_environment("AWS_SECRET_ACCESS_KEY"), "AWS_SECRET_ACCESS_KEY"),
+        (in_environment("db_password"), "db_password"),
+        (in_file(".netrc"), "~/.netrc"),
+        (in_file(".cache/huggingface/token"), "~/.cache/huggingface/token"),
+    ],
+)
+def test_without_landlock_nothing_runs_beside_a_secret(
+    put: Callable[[pytest.MonkeyPatch, Path], None], named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    put(monkeypatch, tmp_path)
+    with pytest.raises(PipelineError, match=f"no Landlock, so programs of a model could read {named}: take") as refused:
+        programs.check_confinement()
+    assert "0123456789" not in str(refused.value)
+
+
+@pytest.mark.usefixtures("without_landlock")
+def test_without_landlock_and_secrets_programs_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
+    programs.check_confinement()
+    assert programs.run("assert open('/proc/self/environ').read() == ''") == Outcome(Ending.PASSED)
+
+
+@pytest.mark.usefixtures("without_landlock")
+def test_a_program_of_root_has_no_capabilities(tmp_path: Path) -> None:
+    """Files that only a capability opens, not even their owner: on a user's account nobody opens them anyway."""
+    closed = tmp_path / "closed"
+    closed.write_text("secret")
+    closed.chmod(0)
+    assert str(programs.run(f"open({str(closed)!r})")) == "PermissionError"
 
 
 def test_confinement_is_tried_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    programs.check_confinement()
-    monkeypatch.setattr(programs, "run", lambda program, *_: "passed")
-    with pytest.raises(PipelineError, match="could reach the network, write files, .* on this machine"):
+    monkeypatch.setattr(programs, "has_landlock", lambda: True)
+    monkeypatch.setattr(programs, "run", lambda program, *_: Outcome(Ending.PASSED))
+    with pytest.raises(PipelineError, match=r"could reach the network, write files, .* on this machine"):
         programs.check_confinement()
 
 
-def test_where_programs_cannot_be_confined_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_secrets")
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(('"x86_64"', '"another processor"'), "x86-64"), (("= 444, 445", "= 9444, 445"), "no Landlock")],
+    ids=["processor", "kernel"],
+)
+def test_where_programs_cannot_be_confined_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: tuple[str, str], reason: str
+) -> None:
+    monkeypatch.setattr(programs, "has_landlock", lambda: reason == "no Landlock")
     child = tmp_path / "confined.py"
-    source = Path(programs.__file__).with_name("confined.py").read_text()
-    child.write_text(source.replace('"x86_64"', '"another processor"'))
+    child.write_text(Path(programs.__file__).with_name("confined.py").read_text().replace(*change))
     monkeypatch.setattr(programs, "__file__", str(tmp_path / "programs.py"))
-    with pytest.raises(PipelineError, match=r"cannot be confined here \(not confined: .*x86-64\)"):
-        programs.run("1")
+    assert programs.run("1").ending is Ending.UNCONFINED
+    with pytest.raises(PipelineError, match=rf"programs cannot be confined here \(.*{reason}"):
+        programs.check_confinement()
+
+
+def test_what_dies_or_babbles_is_one_failed_problem() -> None:
+    forged = EVERY_PIPE.replace("LINE", "b'not confined: x'").replace("CODE", "1")
+    odd = ["import os\nos.abort()", forged, "\0", "\ud800", "x" * 10**6, "def f(): return 1"]
+    found = programs.outcomes([[one] for one in odd], [{"test_list": ["assert f() == 1"]}] * len(odd))
+    kinds = ["killed", "killed", "SyntaxError", "SyntaxError", "NameError", "passed"]
+    assert [str(one) for one in found] == kinds
+    assert [programs.passed({}, [one])["pass_at_1"] for one in found] == [0.0] * 5 + [1.0]
 
 
 def test_pass_at_1_by_hand(tmp_path: Path) -> None:

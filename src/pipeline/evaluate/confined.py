@@ -1,9 +1,12 @@
 """Runs one program that a model wrote, in a process of its own that can do little. Started by programs.py.
 
-On standard input: a line with a password, then the program. Before the program begins the process gives up memory,
-time, new files and, by a seccomp filter that lets only named system calls pass, the network, other processes and every
-way to write. What came of it is told on standard output: the password where the program reached its end, else the
-error's name.
+Arguments: seconds of computing, bytes of memory, whether the kernel has Landlock, and the program's length in bytes.
+Standard input: the program, then a nonce, which stays in the pipe while the program runs and stands before the one line
+in which the parent reads what came of it.
+
+Before the program begins the process gives up capabilities, memory, time and new files; by Landlock, all files but
+Python's own, /proc with them; by a seccomp filter that lets only named system calls pass, the network, other processes
+and every way to write.
 """
 
 import ctypes
@@ -23,6 +26,16 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | (os.
 X86_64 = 0xC000003E
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000  # REFUSE: EPERM
 LOAD, EQUAL, ANY_BIT, GIVE = 0x20, 0x15, 0x45, 0x06  # instructions of the filter
+NO_NEW_PRIVILEGES, SET_SECCOMP, BY_FILTER = 38, 22, 2  # of prctl
+
+# Landlock (Linux 5.13, landlock(7)): its system calls have these numbers on every processor.
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+READ_FILE, READ_FOLDER, ALL_ACCESS = 1 << 2, 1 << 3, (1 << 13) - 1  # of its first version
+# Python's own files, and what its extension modules link to and read.
+READABLE = [*sys.path, sys.base_prefix + "/lib", "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/nix/store",
+            "/etc/ld.so.cache", "/usr/share/zoneinfo"]  # fmt: skip
+
+libc = ctypes.CDLL(None, use_errno=True)
 
 
 def filter_program() -> bytes:
@@ -37,7 +50,32 @@ def filter_program() -> bytes:
     return b"".join(struct.pack("HBBI", *step) for step in steps)
 
 
-def confine(seconds: int, memory: int) -> None:
+def landlock_version() -> int:
+    """The version of Landlock that the kernel has; 0 where there is none, or it is off."""
+    return max(0, libc.syscall(CREATE_RULESET, None, 0, 1))
+
+
+def checked(result: int, what: str) -> int:
+    if result < 0:
+        raise OSError(ctypes.get_errno(), f"no {what}")
+    return result
+
+
+def restrict_files() -> None:
+    """By Landlock: nothing is read, listed or written but what is READABLE."""
+    attributes = ctypes.c_uint64(ALL_ACCESS)
+    rules = checked(libc.syscall(CREATE_RULESET, ctypes.byref(attributes), 8, 0), "Landlock")
+    for path in filter(os.path.exists, READABLE):
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        access = READ_FILE | READ_FOLDER if os.path.isdir(path) else READ_FILE
+        beneath = ctypes.create_string_buffer(struct.pack("=Qi", access, place), 12)
+        checked(libc.syscall(ADD_RULE, rules, 1, beneath, 0), "Landlock rule")
+        os.close(place)
+    checked(libc.syscall(RESTRICT_SELF, rules, 0), "Landlock")
+    os.close(rules)
+
+
+def confine(seconds: int, memory: int, landlock: bool) -> None:
     """Give up what the program must not have. Raises OSError where the system does not let us."""
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
@@ -46,36 +84,41 @@ def confine(seconds: int, memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if os.uname().machine != "x86_64":
         raise OSError("the filter of system calls is written for x86-64")
+    third_version, own_process, no_capabilities = 0x20080522, 0, ctypes.create_string_buffer(24)
+    head = ctypes.create_string_buffer(struct.pack("=Ii", third_version, own_process), 8)
+    checked(libc.capset(head, no_capabilities), "capset")
+    checked(libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0), "new privileges")
+    if landlock:
+        restrict_files()
     code = filter_program()
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    no_new_privileges, set_seccomp, by_filter = 38, 22, 2
-    if prctl(no_new_privileges, 1, 0, 0, 0) or prctl(set_seccomp, by_filter, program, 0, 0):
-        raise OSError(ctypes.get_errno(), "no seccomp")
+    checked(libc.prctl(SET_SECCOMP, BY_FILTER, program, 0, 0), "seccomp")
 
 
 def main() -> None:
-    seconds, memory = map(int, sys.argv[1:3])
-    password, _, program = sys.stdin.buffer.read().decode().partition("\n")
-    told = os.dup(1)
+    seconds, memory, landlock, length = map(int, sys.argv[1:5])
+    program, asked, answer, leave = b"", os.dup(0), os.dup(1), os._exit
+    while len(program) < length:
+        program += os.read(asked, length - len(program)) or leave(1)
     silence = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(silence, stream)
     sys.argv[:] = ["program"]
+
+    def end(told: str, read=os.read, write=os.write) -> None:  # the program may replace those of os
+        write(answer, read(asked, 64) + f" {told}".encode())
+        leave(told != "passed")
+
     try:
-        confine(seconds, memory)
+        confine(seconds, memory, bool(landlock))
     except (OSError, ValueError) as error:
-        os.write(told, f"not confined: {error}".encode())
-        os._exit(1)
+        end(f"unconfined {error}")
     try:
-        exec(compile(program, "program", "exec"), {"__name__": "__main__"})
-    except BaseException as error:  # of its message nothing is told: it may hold what the program read
-        kind = type(error)
-        os.write(told, (kind.__name__ if kind.__module__ == "builtins" else "Exception").encode())
-        os._exit(1)
-    os.write(told, password.encode())
-    os._exit(0)
+        exec(compile(program.decode(), "program", "exec"), {"__name__": "__main__"})
+    except BaseException as error:  # its message is not passed on: it may hold what the program read
+        end(f"raised {type(error).__name__}")
+    end("passed")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from lm_eval.utils import env as templates
 from lm_eval.utils import hash_string
 
 from pipeline.config import Eval
-from pipeline.evaluate import metrics, scored, store
+from pipeline.evaluate import hub, metrics, scored, store
 from pipeline.evaluate.answering import Answering
 from pipeline.evaluate.definitions import task_definitions
 from pipeline.evaluate.programs import check_confinement
@@ -171,21 +171,27 @@ def load_model(what: Run | Path, batch_size: int, dtype: str = "auto") -> Answer
 
 
 def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
-    """The harness' task objects, their data read, in the order of `definitions`."""
-    manager = TaskManager(include_defaults=False)
-    tasks = []
+    """The harness' task objects, their data read, in the order of `definitions`.
+
+    Raises PipelineError where data cannot be read: neither from the hub, which is asked once, nor from its cache.
+    """
+    manager, why_not = TaskManager(include_defaults=False), functools.cache(hub.why_not)
+    tasks: list[Task] = []
     for definition in definitions:
+        sets = dict.fromkeys(name for name, _, _ in hub.data_sets(definition.file))
+        kept_from = [f"{name}: {reason}" for name in sets if (reason := why_not(name))]
         try:
-            with _harness_tamed():
+            with _harness_tamed(), hub.offline() if kept_from else contextlib.nullcontext():
                 tasks += manager.load([str(definition.file)])["tasks"].values()
         except Exception as error:  # datasets raises whatever its readers and the network raise
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            remedy = f"see {definition.file}"
-            if definition.task == "flores" and "data_files" not in definition.file.read_text(encoding="utf-8"):
-                remedy = (
-                    "accept the conditions of FLORES+ on the hub and log in, or set data_root to a folder with flores/"
-                )
-            raise PipelineError(f"the data of {definition.name} cannot be read ({reason}): {remedy}") from error
+            remedy = "write its files below data_root again"
+            if sets:
+                remedy = "run stage=prefetch on a node with the hub, or set data_root to a folder that has it"
+            if hub.FLORES_PLUS in sets:
+                remedy = f"accept the conditions of FLORES+ on the hub and log in, {remedy}"
+            told = f"{kept_from[0]}; its cache here has none" if kept_from else reason
+            raise PipelineError(f"the data of {definition.name} cannot be read ({told}): {remedy}") from error
         _refuse_too_many_shots(definition, tasks[-1])
     return tasks
 

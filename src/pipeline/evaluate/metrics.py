@@ -77,34 +77,53 @@ def spbleu(references: Sequence[str], responses: Sequence[str], model_file: Path
 
 # ------------------------------------------------------------------------------------------------------- numbers
 
-_NUMBER = re.compile(  # \d: a digit of any script; a minus after a number subtracts
-    r"((?<![\d)])(?<![\d)]\s)[-\u2212])?(\d(?:[\d.,\u066b\u066c\u00a0\u202f\uff0c\uff0e'\u2019]*\d)?)"
+_PLAIN = str.maketrans("\uff0e\u066b\uff0c\u066c\u2019\u00a0\u2009\u202f\u2012\u2013\u2212\uff0d", "..,,'   ----")
+_CURRENCY = r"(?:[A-Z]{0,2}\\?[$\u00a2-\u00a5\u09f2\u09f3\u0e3f\u20a0-\u20cf\uff04\uffe0\uffe1\uffe5\uffe6]\ ?)"
+_NUMBER = re.compile(
+    rf"""( (?<![-\d)\]}}A-Za-z]) (?<![\d)]\s) - (?={_CURRENCY}?\.?\d) )?  # a minus that does not subtract or join
+         {_CURRENCY}?
+         ( [1-9]\d{{0,2}}(?:\ \d{{3}})+(?!\d)(?:[.,]\d+)?               # 1 000
+         | (?:(?<![\w.])\.)?\d+(?:(?:[.,]|'(?=\d{{3}}(?!\d)))\d+)* )   # all others""",
+    re.VERBOSE,
 )
-_GROUPED = re.compile(r"\d{1,3}(?:\D\d{3})+|\d{1,2}(?:\D\d{2})+\D\d{3}")  # 1,234,567, and 12,34,567 as in India
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}([.,' ])\d{3}(?:\1\d{3})*|[1-9]\d?(?:,\d{2})+,\d{3}")  # or 12,34,567, as in India
 
 
-def last_number(text: str) -> set[Fraction]:
-    """What the last number of a text may mean; empty where there is none.
+def numeric_match(response: str, gold: int | str) -> float:
+    """1.0 where the last number of a response is the right one, else 0.0."""
+    meant = last_number(response)
+    return float(meant is not None and meant == last_number(str(gold)))
 
-    Digits of any script, separators of thousands, decimals: 13.0, $1,234, ১২৩. 1.234 is 1234 where the point
-    separates thousands and a little more than 1 where it does not, so both are meant.
+
+def last_number(text: str) -> Fraction | None:
+    """The last number of a text; None without one, and where it is not readable as one: 1.2.3, 3,4,5.
+
+    Languages differ in what a point and a comma mean, models mix them, and the right answers are nearly all whole. So
+    the form decides, in every language and in the digits of any script:
+
+    - A first group of one to three digits, not beginning with 0, and groups of three after it are thousands, by
+      whichever mark they are parted: 1,000, 1.000, 1 000 and 1'000 are 1000, and 1.234 is 1234. 12,34,567 is 1234567.
+    - Otherwise one point or comma begins the decimals: 0.125, 0,125, 1,5, 13.0, 1234.567; and .5 is 0.5.
+    - Of two marks the first parts thousands, the second begins the decimals: 1,234.50 and 1.234,50.
+    - A minus (hyphen, minus sign, en dash) counts where it touches the number or its currency: -5, –5, -$5; not after a
+      digit, a closing bracket or a Latin letter (10-4, 3–5, COVID-19), nor before a space.
+
+    Full stops, units and currencies around it are no part of it. Numbers in words (thirteen, 十三) are not read.
     """
-    found = _NUMBER.findall(text)
-    if not found:
-        return set()
-    minus, written = found[-1]
-    plain = "".join(str(unicodedata.digit(mark)) if mark.isdigit() else mark for mark in written)
-    separators = re.sub(r"\d", "", plain)
-    readings = set()
-    if not separators:
-        readings.add(plain)
-    if _GROUPED.fullmatch(plain) and len(set(separators)) == 1:
-        readings.add(re.sub(r"\D", "", plain))
-    if separators and separators[-1] in ".,\u066b\uff0c\uff0e" and separators.count(separators[-1]) == 1:
-        whole, _, part = plain.rpartition(separators[-1])
-        if len(separators) == 1 or _GROUPED.fullmatch(whole):
-            readings.add(f"{re.sub(r'[^0-9]', '', whole)}.{part}")
-    return {Fraction(reading) * (-1 if minus else 1) for reading in readings}
+    plain = re.sub(r"\d", lambda digit: str(unicodedata.decimal(digit[0])), text.translate(_PLAIN))
+    found = _NUMBER.findall(re.sub(r"\{,\}|\\,", ",", plain))  # TeX's 1{,}000 and 1\,000
+    minus, written = found[-1] if found else ("", "")
+    if not written or len(written) > 1000:  # Python converts no more than 4,300 digits
+        return None
+    whole, part = written, "0"
+    if not _THOUSANDS.fullmatch(written) and not written.isdigit():
+        mark = max(".,", key=written.rfind)
+        whole, _, part = written.rpartition(mark)
+        readable = whole == "" or whole.isdigit() or (_THOUSANDS.fullmatch(whole) and mark not in whole)
+        if not readable or not part.isdigit():
+            return None
+    value = Fraction(f"{re.sub(r'[^0-9]', '', whole) or 0}.{part}")
+    return -value if minus else value
 
 
 # ------------------------------------------------------------------------------------------------------- scripts

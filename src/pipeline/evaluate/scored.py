@@ -102,9 +102,10 @@ def sample_of(definition: Definition, record: Row, ran_out: Mapping[tuple[str, s
         if definition.task in MGSM:
             sample["correct"] = bool(scores["exact_match"])
             meant = metrics.last_number(sample["response"])
-            scores["numeric_match"] = float(record["doc"]["answer_number"] in meant)
-            sample["numbers"] = sorted(str(number) for number in meant)
+            scores["numeric_match"] = metrics.numeric_match(sample["response"], record["doc"]["answer_number"])
+            sample["number"] = None if meant is None else str(meant)
         elif definition.task == "mbpp":
+            sample["extracted"] = str(answer[0])  # an Outcome
             sample["correct"] = bool(scores["pass_at_1"])
         else:
             sample |= {"extracted": answer[0].strip(), "correct": None}
@@ -123,7 +124,7 @@ def beside(
         kept = samples[definition.name]
         if definition.task in MGSM:
             right = [sample["scores"]["numeric_match"] for sample in kept]
-            lost = [not sample["numbers"] for sample in kept]
+            lost = [sample["number"] is None for sample in kept]
             found.append(score_row(definition, "numeric_match", "last-number", metrics.mean(right), right))
             found.append(score_row(definition, "unparsed", "last-number", metrics.mean(lost), lost))
         if definition.task == "flores" and spm_model:

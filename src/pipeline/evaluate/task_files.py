@@ -80,6 +80,16 @@ class _Plain(yaml.SafeLoader):
 _Plain.add_constructor("!function", lambda loader, node: node.value)
 
 
+def whole(file: Path) -> Row:
+    """A task file with what it includes, its own words before those."""
+    body = yaml.load(file.read_text(encoding="utf-8"), _Plain)
+    found: Row = {}
+    includes = body.pop("include", [])
+    for include in [includes] if isinstance(includes, str) else includes:
+        found |= whole(file.parent / include)
+    return found | body
+
+
 def local_files(ask: Ask, folder: str, *splits: str) -> list[Path]:
     assert ask.data_root
     return [place(ask.data_root, folder, ask.language, split) for split in splits]

@@ -18,8 +18,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import yaml
-
 from pipeline.config import DataStage, EvalStage, PrefetchStage, Source
 from pipeline.data.benchmarks import hub_sources
 from pipeline.data.load import told
@@ -90,32 +88,14 @@ def _evaluated(tasks: tuple[tuple[str, int], ...], languages: tuple[str, ...]) -
     """(repository, configuration, split) of each set that the harness' task files name."""
     from pipeline.config import EvalTask
     from pipeline.evaluate.definitions import task_definitions
+    from pipeline.evaluate.hub import data_sets
 
     asked = [EvalTask(task, shots) for task, shots in tasks]
     found: list[tuple[str, str | None, str]] = []
     with TemporaryDirectory() as folder:
         for definition in task_definitions(asked, languages, None, Path(folder)):
-            body = _task_file(definition.file)
-            splits = {body.get(f"{kind}_split") for kind in ("test", "training", "fewshot", "validation")}
-            found += [(body["dataset_path"], body.get("dataset_name"), split) for split in sorted(filter(None, splits))]
+            found += data_sets(definition.file)
     return list(dict.fromkeys(found))
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML of the harness, whose !function tags name code that is not needed here."""
-
-
-_Loader.add_constructor("!function", lambda loader, node: None)
-
-
-def _task_file(path: Path) -> dict[str, Any]:
-    """A task file of the harness with what it includes."""
-    body = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506
-    includes = body.pop("include", [])
-    merged: dict[str, Any] = {}
-    for include in [includes] if isinstance(includes, str) else includes:
-        merged |= _task_file(path.parent / include)
-    return merged | body
 
 
 # ---------------------------------------------------------------------------------------------------- fetching

@@ -1,0 +1,109 @@
+"""Benchmarks of the hub where it does not answer: refused at once, or taken from the cache."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from huggingface_hub import constants
+from made_up import asked, worked
+
+from pipeline.evaluate import harness, hub
+from pipeline.evaluate.definitions import task_definitions
+from pipeline.knobs import PipelineError
+from pipeline.study.prefetch import _evaluated
+
+EVALUATION = """
+import sys
+from pathlib import Path
+from pipeline.config import EvalTask
+from pipeline.evaluate.definitions import task_definitions
+from pipeline.evaluate.harness import load_tasks
+from pipeline.knobs import PipelineError
+
+tasks = [EvalTask("mgsm", 2), EvalTask("belebele", 0)]
+try:
+    load_tasks(task_definitions(tasks, ["en", "sw"], None, Path(sys.argv[1])))
+except PipelineError as error:
+    print(error)
+"""
+
+
+def test_a_hub_that_gives_nothing_is_asked_once(tmp_path: Path) -> None:
+    asked_for: list[str] = []
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked_for.append(f"{self.command} {self.path}")
+            self.send_error(503)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    where = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "hub")}
+    where |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", EVALUATION, str(tmp_path / ".work")],
+            env=os.environ | where, capture_output=True, text=True, timeout=300, check=True,
+        )  # fmt: skip
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert [one for one in asked_for if "mgsm" in one or "belebele" in one] == ["GET /api/datasets/juletxara/mgsm"]
+    assert "Retry" not in done.stderr
+    assert done.stdout.startswith("the data of mgsm_en_2shot cannot be read (juletxara/mgsm: ")
+    assert done.stdout.endswith("run stage=prefetch on a node with the hub, or set data_root to a folder that has it\n")
+    assert "503" in done.stdout and ".work" not in done.stdout and done.stdout.count("\n") == 1
+
+
+def test_what_is_in_the_cache_is_read_without_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cache stands for what stage=prefetch left: read with `datasets` offline, which then asks nobody."""
+    rows = [worked(f"Question: {i}?", f"Step-by-Step Answer: So. {i}.", i) for i in range(2)]
+    asked_for = []
+
+    def load_dataset(path: str, name: str, **_: Any) -> Any:
+        assert datasets.config.HF_HUB_OFFLINE and constants.HF_HUB_OFFLINE
+        return datasets.DatasetDict({split: datasets.Dataset.from_list(rows) for split in ("train", "test")})
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(hub, "why_not", lambda repository: asked_for.append(repository) or "no route to it")
+    definitions = task_definitions([asked("mgsm", 2)], ["en", "sw"], None, tmp_path / "tasks")
+    assert [len(task.eval_docs) for task in harness.load_tasks(definitions)] == [2, 2]
+    assert asked_for == ["juletxara/mgsm"]  # for both languages
+    assert not datasets.config.HF_HUB_OFFLINE and not constants.HF_HUB_OFFLINE
+
+
+def test_local_data_asks_no_hub(data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "why_not", lambda repository: pytest.fail(f"{repository} was asked for"))
+    tasks = [asked("mgsm", 2), asked("belebele", 2), asked("global_mmlu", 1), asked("flores", 1)]
+    definitions = task_definitions(tasks, ["qac"], data_root, tmp_path / "tasks")
+    assert len(harness.load_tasks(definitions)) == 5
+    (data_root / "belebele/qac/test.jsonl").unlink()
+    with pytest.raises(PipelineError, match=r"belebele_qac_2shot cannot be read .*: write its files below data_root"):
+        harness.load_tasks(definitions)
+
+
+def test_the_sets_that_evaluations_read_of_the_hub() -> None:
+    assert _evaluated((("mgsm_direct", 2), ("flores", 0)), ("en", "zh")) == [
+        ("juletxara/mgsm", "en", "test"),
+        ("juletxara/mgsm", "en", "train"),
+        ("juletxara/mgsm", "zh", "test"),
+        ("juletxara/mgsm", "zh", "train"),
+        ("openlanguagedata/flores_plus", "eng_Latn", "dev"),
+        ("openlanguagedata/flores_plus", "eng_Latn", "devtest"),
+        ("openlanguagedata/flores_plus", "cmn_Hans", "dev"),
+        ("openlanguagedata/flores_plus", "cmn_Hans", "devtest"),
+    ]
