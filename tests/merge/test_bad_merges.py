@@ -57,6 +57,27 @@ def one_entry_moved(tensors):
     return tensors
 
 
+def test_a_quantized_model_is_refused_though_its_tensors_are_floats(tmp_path):
+    good, told = Checkpoint.open(stacked(tmp_path / "good", 2, 1)), {"quant_method": "fbgemm_fp8"}
+    bad = Checkpoint.open(stacked(tmp_path / "bad", 2, 2, quantization_config=told))
+    for sources, base, key in (
+        ({"0": good, "1": bad}, None, r"merge.experts\[1\]"),
+        ({"0": bad, "1": bad}, None, r"merge.experts\[0\]"),
+        ({"0": good}, bad, "merge.base"),
+    ):
+        with pytest.raises(PipelineError, match=f"{key}: config.json of .*bad has quantization_config .fbgemm_fp8."):
+            open_merge(TaskArithmetic(experts=["a"] * len(sources)), sources, base or good)
+
+
+@pytest.mark.parametrize("written", ["[1]", '{"added_tokens": [1]}', '{"model": [1]}', '{"model": {"merges": [1]}}'])
+def test_a_tokenizer_file_that_is_none_is_refused(tmp_path, written):
+    folders = [stacked(tmp_path / name, 2, seed) for seed, name in enumerate(("one", "two"))]
+    (folders[0] / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    (folders[1] / "tokenizer.json").write_text(written)
+    with pytest.raises(PipelineError, match="two/tokenizer.json .*copy it again"):
+        open_merge(Soup(experts=["a", "b"]), dict(zip("01", map(Checkpoint.open, folders), strict=True)))
+
+
 def test_a_run_that_learned_nothing_is_told_from_manifests(tmp_path):
     (tmp_path / "manifest.json").write_text(
         json.dumps(

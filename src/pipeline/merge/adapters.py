@@ -19,7 +19,7 @@ import numpy as np
 
 from pipeline.knobs import PipelineError
 from pipeline.models.anatomy import plain_name
-from pipeline.models.checkpoint import Checkpoint, TensorInfo, digest, header_bytes, read_header
+from pipeline.models.checkpoint import Checkpoint, TensorInfo, digest, header_bytes, read_header, read_json
 from pipeline.models.floats import buffers, matrix
 from pipeline.models.hub import local
 from pipeline.runs import find, read_manifest
@@ -146,10 +146,7 @@ def base_folder(folder: Path) -> Path:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    try:
-        return json.loads((folder / CONFIG).read_bytes())
-    except ValueError as error:
-        raise PipelineError(f"{folder / CONFIG} is not valid JSON ({error}): copy it again") from error
+    return read_json(folder / CONFIG)
 
 
 def open_adapter(folder: Path, base: Path) -> Adapted:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from pipeline.knobs import PipelineError
 from pipeline.merge.adapters import Adapted, Source
 from pipeline.merge.formulas import task_vectors
-from pipeline.models.checkpoint import DTYPES, same_architecture
+from pipeline.models.checkpoint import DTYPES, read_json, same_architecture
 from pipeline.models.floats import buffers, matrix, pieces
 from pipeline.runs import Parent, read_manifest
 
@@ -28,6 +27,13 @@ def knob(role: str) -> str:
 def check_sources(sources: Mapping[str, Source], base: Source | None, named: Callable[[str], str] = knob) -> None:
     """Refuse sources that do not fit each other, and experts that moved from `base` not at all or to another model."""
     (role, first), *others = sources.items()
+    for one, source in (*sources.items(), *([("base", base)] if base else [])):
+        if quantized := source.config.get("quantization_config"):
+            told = quantized.get("quant_method", quantized) if isinstance(quantized, dict) else quantized
+            raise PipelineError(
+                f"{named(one)}: config.json of {source.folder} has quantization_config ({told}), so its tensors are "
+                "not the weights that it computes with: name the model before it was quantized, or dequantize it"
+            )
     for name in first.names:
         if first.info(name).dtype not in DTYPES.values():
             raise PipelineError(f"{first.folder}: {name} is stored as {first.info(name).dtype}, not as a float")
@@ -64,14 +70,14 @@ def same_tokenizer(first: Source, second: Source, keys: tuple[str, str]) -> None
 
 
 def _vocabulary(file: Path) -> dict[str, Any]:
+    found = read_json(file)
     try:
-        found = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise PipelineError(f"{file} is not valid JSON ({error}): copy it again") from error
-    model = found.get("model") or {}
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or []]
-    added = {token["content"]: token["id"] for token in found.get("added_tokens") or []}
-    return {"vocab": model.get("vocab"), "merges": merges, "added": added}
+        model = found.get("model") or {}
+        merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or []]
+        added = {token["content"]: token["id"] for token in found.get("added_tokens") or []}
+        return {"vocab": model.get("vocab"), "merges": merges, "added": added}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise PipelineError(f"{file} is no file of the tokenizers library ({error!r}): copy it again") from error
 
 
 def check_descent(expert: Source, base: Source, key: str) -> None:
