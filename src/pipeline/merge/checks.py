@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.knobs import PipelineError
 from pipeline.merge.adapters import Adapted, Source
-from pipeline.merge.formulas import task_vectors
+from pipeline.merge.formulas import refuse_not_finite, task_vectors
 from pipeline.models.checkpoint import DTYPES, read_json, same_architecture
 from pipeline.models.floats import buffers, matrix, pieces
 from pipeline.runs import Parent, read_manifest
@@ -99,9 +99,11 @@ def check_descent(expert: Source, base: Source, key: str) -> None:
             (vector,) = task_vectors([expert], base, name, int(row), int(row) + 1)
             distance += float(np.square(vector, dtype=np.float64).sum())
             size += float(np.square(buffers("base", vector.shape), dtype=np.float64).sum())
+        if not np.isfinite(distance):
+            refuse_not_finite([base, expert], [name])
         moved, identical, change = moved or distance > 0, identical + (distance == 0), change + distance
     if not np.isfinite(change):
-        raise PipelineError(f"{key}: {expert.folder} or its base holds NaN or infinite values: choose another")
+        raise PipelineError(f"{key}: {expert.folder} is further from its base than float32 can tell: name another")
     if not moved and not _differs(expert, base):
         raise PipelineError(f"{key}: {expert.folder} is equal to its base {base.folder}: training changed nothing")
     if not identical and change > size:

@@ -130,15 +130,19 @@ class Merge:
     def pieces(self, name: str) -> Iterator[np.ndarray]:
         """One tensor of the result as stored, (rows, columns) by (rows, columns); a piece lasts until the next.
 
-        Computed in float32 and cast once. Raises PipelineError where the result is not finite, as when a source is not
-        or float16 overflows.
+        Computed in float32 and cast once. Raises PipelineError where the result is not finite: naming the source's file
+        where that is not, else float16 overflows.
         """
         dtype, lost = self.stored_dtype(name), np.zeros(2)
         casts = self.lost is not None and dtype not in ("F32", self.layout.info(name).dtype)
         for start, stop in floats.pieces(self.layout.info(name).shape):
             values = self.formula(name, start, stop)
             exact = values.copy() if casts else None
-            stored = floats.narrow(values, dtype, name)
+            try:
+                stored = floats.narrow(values, dtype, name)
+            except PipelineError:
+                formulas.refuse_not_finite(self.sources.values(), [name])
+                raise
             if exact is not None:
                 lost += floats.lost(exact, stored, dtype)
             yield stored

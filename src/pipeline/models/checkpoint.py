@@ -315,7 +315,7 @@ def digest_tensors(folder: str | Path) -> dict[str, str]:
     """The digest of every tensor of a checkpoint, by name. Refuses NaN and infinite values."""
     checkpoint = Checkpoint.open(folder)
     return {
-        name: digest(info.dtype, info.shape, info.pieces(), f"{checkpoint.folder}: {name}")
+        name: digest(info.dtype, info.shape, info.pieces(), f"{info.file}: {name}")
         for name, info in sorted(checkpoint.infos.items())
     }
 
