@@ -86,7 +86,7 @@ def check_descent(expert: Source, base: Source, key: str) -> None:
     Judged on values, so that a base in bfloat16 and an expert in float32 compare; on a few rows of each tensor, and on
     all of them before an expert is said to be equal.
     """
-    if isinstance(expert, Adapted) and expert.base.folder != getattr(base, "folder", None):
+    if isinstance(expert, Adapted) and expert.base.folder.resolve() != base.folder.resolve():
         raise PipelineError(
             f"{key}: {expert.folder} is an adapter of {expert.base.folder}, merge.base is {base.folder}: merge experts "
             "of one base"

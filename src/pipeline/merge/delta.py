@@ -55,8 +55,8 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
 
     config: Any = run.config
     parents = {role: parent for role, parent in run.parents.items() if role != "base"}
-    experts = {role: open_source(parent.folder) for role, parent in parents.items()}
     base = open_source(run.parents["base"].folder)
+    experts = {role: open_source(parent.folder, run.parents["base"].folder) for role, parent in parents.items()}
     facts = {role: about(parent, experts[role], config.analyze) for role, parent in parents.items()}
     if not config.analyze.compare_unlike:
         refuse_unlike(facts)

@@ -58,7 +58,8 @@ def merge_of(run: Run) -> Merge:
     wanted = (*recipes.roles(config.merge), "base")  # an evaluation has other parents too
     parents = {role: parent for role, parent in run.parents.items() if role in wanted}
     refuse_unmoved(parents)
-    sources = {role: open_source(parent.folder) for role, parent in parents.items()}
+    base = parents["base"].folder if "base" in parents else None
+    sources = {role: open_source(parent.folder, base) for role, parent in parents.items()}
     return open_merge(config.merge, sources, sources.pop("base", None), config.partition, config.threads)
 
 
