@@ -152,7 +152,7 @@ def test_adapters_that_are_refused(lora, models, tmp_path):
     for settings, words in (
         ({"use_dora": True}, "an adapter with use_dora"),
         ({"peft_type": "IA3"}, "an adapter with peft_type=IA3"),
-        ({"base_model_name_or_path": str(tmp_path / "gone")}, "whose base .*gone is not here"),
+        ({"base_model_name_or_path": str(tmp_path / "gone")}, "whose base .*gone is not here: .* merge.base=RUN"),
         ({"base_model_name_or_path": str(stacked(tmp_path / "narrow", 14, 0))}, "it is of another base"),
     ):
         with pytest.raises(PipelineError, match=words):
@@ -171,3 +171,62 @@ def test_adapters_that_are_refused(lora, models, tmp_path):
     with pytest.raises(PipelineError, match="merge.form=adapter is not possible"):
         config = Ties(experts=["a", "b"], form="adapter")
         open_merge(config, {"0": open_source(lora["math"]), "1": open_source(lora["language"])})
+
+
+# ---------------------------------------------------------------------------------------------------- from elsewhere
+
+
+@pytest.fixture
+def elsewhere(lora, models, tmp_path):
+    """A folder that holds base/, math/ and language/ as PEFT saved them: no manifests, the base named by its place."""
+
+    def put(name="../base"):
+        folder = tmp_path / "elsewhere"
+        shutil.copytree(models["llama"][0], folder / "base")
+        for role in ("math", "language"):
+            shutil.copytree(lora[role], folder / role)
+            config = json.loads((folder / role / "adapter_config.json").read_text())
+            config["base_model_name_or_path"] = name.format(folder)
+            (folder / role / "adapter_config.json").write_text(json.dumps(config))
+        return folder
+
+    return put
+
+
+def words(folder, *more):
+    return ["stage=merge", "merge=soup", f"merge.experts=[{folder}/math,{folder}/language]", *more]
+
+
+@pytest.mark.parametrize("name", ["../base", "{}/base"])
+def test_adapters_of_no_run_merge_on_the_base_that_they_name(lora, elsewhere, make_run, name):
+    folder = elsewhere(name)
+    merged, m, n = make_run(*words(folder)), dense_of(lora["math"]), dense_of(lora["language"])
+    source = open_source(merged)  # an adapter too, which finds its base from where it is
+    for tensor in source.names:
+        torch.testing.assert_close(source.tensor(tensor), (m[tensor] + n[tensor]) / 2, rtol=0, atol=1e-6)
+    named = json.loads((merged / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert named == str((folder / "base").resolve())
+    recorded = json.loads((merged / "manifest.json").read_text())["parents"]
+    assert recorded["base"]["name"] == "base" and set(recorded) == {"0", "1", "base"}
+    again = make_run("stage=merge", "merge=reset", f"merge.expert={merged}", "merge.layers=[0]")  # finds it in turn
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert torch.equal(open_source(again).tensor(name), source.base.tensor(name).float())
+
+
+def test_merge_base_stands_for_a_base_on_the_hub(lora, elsewhere, make_run):
+    folder = elsewhere("somebody/their-model")
+    with pytest.raises(PipelineError, match="hub:somebody/their-model cannot be reached"):
+        make_run(*words(folder))
+    merged = make_run(*words(folder, f"merge.base={folder}/base"))
+    name, m, n = "model.layers.1.self_attn.q_proj.weight", dense_of(lora["math"]), dense_of(lora["language"])
+    torch.testing.assert_close(open_source(merged).tensor(name), (m[name] + n[name]) / 2, rtol=0, atol=1e-6)
+
+
+def test_adapters_of_two_bases_are_refused(elsewhere, models, make_run):
+    folder = elsewhere()
+    shutil.copytree(models["llama"][1], folder / "other")
+    config = json.loads((folder / "language/adapter_config.json").read_text())
+    config["base_model_name_or_path"] = "../other"
+    (folder / "language/adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(PipelineError, match=r"different bases \(math from base, language from other\).*merge.base=RUN"):
+        make_run(*words(folder))

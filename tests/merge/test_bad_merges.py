@@ -17,9 +17,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from small_models import by_hand, stacked, swap
 
-from pipeline.config import LayerSwap, Soup, TaskArithmetic, Ties
+from pipeline.config import LayerSwap, Reset, Soup, TaskArithmetic, Ties
 from pipeline.knobs import PipelineError
 from pipeline.merge import engine
+from pipeline.merge.adapters import open_source
+from pipeline.merge.delta import changes
 from pipeline.merge.engine import open_merge
 from pipeline.models.checkpoint import Checkpoint, digest_tensors
 
@@ -55,6 +57,92 @@ def test_experts_that_are_their_base_or_of_another(tmp_path):
 def one_entry_moved(tensors):
     tensors["model.embed_tokens.weight"][3, 1] += 1
     return tensors
+
+
+def test_a_quantized_model_is_refused_though_its_tensors_are_floats(tmp_path):
+    good, told = Checkpoint.open(stacked(tmp_path / "good", 2, 1)), {"quant_method": "fbgemm_fp8"}
+    bad = Checkpoint.open(stacked(tmp_path / "bad", 2, 2, quantization_config=told))
+    for sources, base, key in (
+        ({"0": good, "1": bad}, None, r"merge.experts\[1\]"),
+        ({"0": bad, "1": bad}, None, r"merge.experts\[0\]"),
+        ({"0": good}, bad, "merge.base"),
+    ):
+        with pytest.raises(PipelineError, match=f"{key}: config.json of .*bad has quantization_config .fbgemm_fp8."):
+            open_merge(TaskArithmetic(experts=["a"] * len(sources)), sources, base or good)
+
+
+@pytest.mark.parametrize("written", ["[1]", '{"added_tokens": [1]}', '{"model": [1]}', '{"model": {"merges": [1]}}'])
+def test_a_tokenizer_file_that_is_none_is_refused(tmp_path, written):
+    folders = [stacked(tmp_path / name, 2, seed) for seed, name in enumerate(("one", "two"))]
+    (folders[0] / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    (folders[1] / "tokenizer.json").write_text(written)
+    with pytest.raises(PipelineError, match="two/tokenizer.json .*copy it again"):
+        open_merge(Soup(experts=["a", "b"]), dict(zip("01", map(Checkpoint.open, folders), strict=True)))
+
+
+METHODS = {
+    "ties": TIES,
+    "ties of each tensor": Ties(experts=["a", "b"], trim="tensor"),
+    "task arithmetic": TaskArithmetic(experts=["a", "b"]),
+    "soup by magnitude": Soup(experts=["a", "b"], weights="magnitude"),
+    "soup": Soup(experts=["a", "b"]),
+    "swap": LayerSwap(math="a", language="b", bottom_layers=4),
+    "reset": Reset(expert="b", threshold=0.001),
+}
+NO_BASE = (("soup", "base"), ("swap", "base"))  # they read none
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("row", [0, 5])  # one that a look at a few rows sees, and one that it does not
+@pytest.mark.parametrize(
+    ("method", "broken"),
+    [(one, broken) for one in METHODS for broken in ("base", "language") if (one, broken) not in NO_BASE],
+)
+def test_what_is_not_finite_is_named_by_file_and_tensor(models, tmp_path, method, broken, row, value):
+    folders = dict(zip(("base", "math", "language"), models["llama"], strict=True))
+    name, config = "model.layers.3.mlp.down_proj.weight", METHODS[method]
+
+    def broke(tensors):
+        tensors[name][row, 3] = value
+        return tensors
+
+    folders[broken] = copy_of(folders[broken], tmp_path, broken, broke)
+    base, *experts = (Checkpoint.open(folder) for folder in folders.values())
+    roles = {"swap": ("math", "language"), "reset": ("expert",)}.get(method, ("0", "1"))
+    sources = dict(zip(roles, experts[1:] if method == "reset" else experts, strict=True))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(PipelineError, match=f"{broken}/model.safetensors: {name} holds NaN or infinite values"):
+        open_merge(config, sources, None if method in ("soup", "swap") else base).write(tmp_path / "out")
+
+
+def test_an_adapter_that_is_not_finite_is_named_too(models, tmp_path):
+    base, expert = Checkpoint.open(models["llama"][0]), models["llama"][1]
+    for index, broken in enumerate(("lora_A", "none")):
+        folder, module = tmp_path / str(index), "base_model.model.model.layers.2.self_attn.q_proj"
+        folder.mkdir()
+        factors = {"lora_A": torch.ones(2, 16), "lora_B": torch.ones(16, 2)}
+        factors |= {broken: factors[broken] * float("nan")} if broken in factors else {}
+        save_file({f"{module}.{key}.weight": factor for key, factor in factors.items()},
+                  folder / "adapter_model.safetensors")  # fmt: skip
+        settings = {"peft_type": "LORA", "lora_alpha": 2, "base_model_name_or_path": str(base.folder)}
+        (folder / "adapter_config.json").write_text(json.dumps(settings))
+        (folder / "tokenizer.json").write_text((expert / "tokenizer.json").read_text())
+    with pytest.raises(
+        PipelineError, match="0/adapter_model.safetensors: model.layers.2.self_attn.q_proj.weight holds"
+    ):
+        open_merge(TIES, {"0": open_source(tmp_path / "0"), "1": open_source(tmp_path / "1")}, base)
+
+
+def test_a_map_of_what_is_not_finite_is_refused(models, tmp_path):
+    name = "model.layers.3.mlp.down_proj.weight"
+
+    def broke(tensors):
+        tensors[name][5, 3] = float("nan")
+        return tensors
+
+    bad = Checkpoint.open(copy_of(models["llama"][1], tmp_path, "bad", broke))
+    with pytest.raises(PipelineError, match=f"bad/model.safetensors: {name} holds NaN"):
+        changes([bad], Checkpoint.open(models["llama"][0]), name, [0.1], "input")
 
 
 def test_a_run_that_learned_nothing_is_told_from_manifests(tmp_path):

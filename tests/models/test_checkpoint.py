@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 import subprocess
 import sys
 
@@ -145,6 +146,27 @@ def test_broken_headers_are_refused(tmp_path):
             Checkpoint.open(tmp_path / "m")
 
 
+@pytest.mark.parametrize(
+    ("shape", "offsets"),
+    [([-3, -4], [0, 24]), ([1.5, 8], [0, 24]), ([True, 12], [0, 24]), ([3, 4], [0.0, 24]), (None, [0, 24])],
+)
+def test_headers_with_numbers_that_are_no_sizes_are_refused(tmp_path, shape, offsets):
+    file = write(tmp_path / "m", {"model.norm.weight": torch.ones(3, 4).bfloat16()}) / "model.safetensors"
+    entry = {"model.norm.weight": {"dtype": "BF16", "shape": shape, "data_offsets": offsets}}
+    header = json.dumps(entry).encode()
+    file.write_bytes(struct.pack("<Q", len(header)) + header + bytes(24))
+    with pytest.raises(PipelineError, match="model.safetensors has a broken safetensors header .*copy it again"):
+        Checkpoint.open(tmp_path / "m")
+
+
+@pytest.mark.parametrize("places", [["model.safetensors"], {"model.norm.weight": 1}, None, "model.safetensors"])
+def test_an_index_without_a_map_of_files_is_refused(tmp_path, places):
+    tiny(tmp_path / "m", "llama", shard_size="4KB")
+    (tmp_path / "m/model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(PipelineError, match="index.json has no weight_map of tensors to files: copy it again"):
+        Checkpoint.open(tmp_path / "m")
+
+
 def test_a_missing_shard_is_named(tmp_path):
     tiny(tmp_path / "m", "llama", shard_size="4KB")
     shard = sorted((tmp_path / "m").glob("model-*.safetensors"))[1]
@@ -202,6 +224,15 @@ def test_another_architecture_is_named(tmp_path):
     refused(r"merge.language: \S+ has 2 layers, merge.math: \S+ has 1 layers", num_hidden_layers=2)
     refused("has model_type qwen2, .* has model_type llama", model_type="qwen2")
     refused("vocab_size 4", vocab_size=4)
+    refused(r"has hidden_act gelu, .* has hidden_act silu", hidden_act="gelu")  # left out: the class's own
+    refused(r"has rms_norm_eps 1e-05, .* has rms_norm_eps 1e-06", rms_norm_eps=1e-5)
+    refused(r"has rope_parameters.rope_theta 500000.0, .* 10000.0", rope_theta=500000.0)
+    refused(r"has rope_parameters.rope_theta 500000.0, .* 10000.0", rope_parameters={"rope_theta": 500000.0})
+    refused(
+        r"has rope_parameters.factor 8.0, .* no rope_parameters.factor", rope_scaling={"type": "linear", "factor": 8.0}
+    )
+    refused(r"has embedding_multiplier 12.0, .* has no embedding_multiplier", embedding_multiplier=12.0)
+    refused(r"has architectures \['LlamaModel'\], .* \['LlamaForCausalLM'\]", architectures=["LlamaModel"])
     refused(
         "norm.weight of shape .5., .* of shape .4.",
         tensors() | {"model.norm.weight": torch.zeros(5).bfloat16()},
@@ -211,6 +242,10 @@ def test_another_architecture_is_named(tmp_path):
         "has a model.layers.0.mlp.down_proj.weight, .* has no model.layers.0.mlp.down_proj.weight",
         tensors() | {"model.layers.0.mlp.down_proj.weight": torch.zeros(2)},
     )
+    alike = dict(hidden_act="silu", rms_norm_eps=1e-6, rope_scaling=None, rope_theta=10000, attention_bias=False)
+    harmless = dict(_name_or_path="x", transformers_version="4.44.0", torch_dtype="bfloat16", use_cache=False,
+                    architectures=None, eos_token_id=[1, 2], attention_dropout=0.1)  # fmt: skip
+    same_architecture(one, Checkpoint.open(write(tmp_path / "alike", **alike, **harmless)), keys)
     wide = Checkpoint.open(write(tmp_path / "wide", tensors(torch.float32)))
     same_architecture(one, wide, keys, dtypes=False)
 

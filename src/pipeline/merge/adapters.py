@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.knobs import PipelineError
+from pipeline.lock import cache
 from pipeline.models.anatomy import plain_name
-from pipeline.models.checkpoint import Checkpoint, TensorInfo, digest, header_bytes, read_header
+from pipeline.models.checkpoint import Checkpoint, TensorInfo, digest, header_bytes, read_header, read_json
 from pipeline.models.floats import buffers, matrix
 from pipeline.models.hub import local
 from pipeline.runs import find, folder_of, read_manifest
@@ -110,10 +111,22 @@ def is_adapter(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and not (folder / "model.safetensors").is_file()
 
 
-def open_source(folder: str | Path) -> Source:
-    """A checkpoint, or an adapter on its base, by headers alone. A name of the hub is looked up there."""
+def open_source(folder: str | Path, base: Path | None = None) -> Source:
+    """A checkpoint, or an adapter on its base, by headers alone. A name of the hub is looked up there.
+
+    `base` stands in place of what the adapter_config.json of an adapter from elsewhere names; one that a run made has
+    the base of its manifest.
+    """
     folder = local(Path(folder))
-    return open_adapter(folder, local(base_folder(folder))) if is_adapter(folder) else Checkpoint.open(folder)
+    if not is_adapter(folder):
+        return Checkpoint.open(folder)
+    if base is None or read_manifest(folder) is not None:
+        return open_adapter(folder, local(base_folder(folder)))
+    adapted = open_adapter(folder, local(base))
+    where = adapted.base.folder.resolve()
+    if cache().resolve() not in where.parents:  # what is written of it elsewhere names the base that was used
+        adapted.settings["base_model_name_or_path"] = str(where)
+    return adapted
 
 
 def digests_on_record(folder: Path) -> dict[str, str]:
@@ -136,20 +149,27 @@ def base_folder(folder: Path) -> Path:
         if model.get("path"):
             found = find(model["path"], home.parent, f"the base of {folder.name}").folder
             return found if found.is_dir() or not model.get("revision") else Path(f"{found}@{model['revision']}")
-    named = Path(_settings(folder).get("base_model_name_or_path") or "")
+    named, revision = named_base(folder)
+    return Path(f"{named}@{revision}") if revision and not named.is_dir() else named
+
+
+def named_base(folder: Path) -> tuple[Path, str | None]:
+    """The base that an adapter_config.json names: a folder, or org/name on the hub and its revision."""
+    settings = _settings(folder)
+    named = Path(settings.get("base_model_name_or_path") or "")
     for path in (named, folder / named):
         if str(named) != "." and (path / "config.json").is_file():
-            return path
+            return path, None
     if len(named.parts) == 2 and not named.is_absolute():
-        return named
-    raise PipelineError(f"{folder} is an adapter whose base {named} is not here: put it there, or name a run of ours")
+        return named, settings.get("revision")
+    raise PipelineError(
+        f"{folder} is an adapter whose base {named} is not here: put it there, or correct base_model_name_or_path in "
+        f"its {CONFIG}; a merge takes merge.base=RUN too"
+    )
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    try:
-        return json.loads((folder / CONFIG).read_bytes())
-    except ValueError as error:
-        raise PipelineError(f"{folder / CONFIG} is not valid JSON ({error}): copy it again") from error
+    return read_json(folder / CONFIG)
 
 
 def open_adapter(folder: Path, base: Path) -> Adapted:

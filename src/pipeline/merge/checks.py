@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ import numpy as np
 
 from pipeline.knobs import PipelineError
 from pipeline.merge.adapters import Adapted, Source
-from pipeline.merge.formulas import task_vectors
-from pipeline.models.checkpoint import DTYPES, same_architecture
+from pipeline.merge.formulas import refuse_not_finite, task_vectors
+from pipeline.models.checkpoint import DTYPES, read_json, same_architecture
 from pipeline.models.floats import buffers, matrix, pieces
 from pipeline.runs import Parent, read_manifest
 
@@ -28,6 +27,13 @@ def knob(role: str) -> str:
 def check_sources(sources: Mapping[str, Source], base: Source | None, named: Callable[[str], str] = knob) -> None:
     """Refuse sources that do not fit each other, and experts that moved from `base` not at all or to another model."""
     (role, first), *others = sources.items()
+    for one, source in (*sources.items(), *([("base", base)] if base else [])):
+        if quantized := source.config.get("quantization_config"):
+            told = quantized.get("quant_method", quantized) if isinstance(quantized, dict) else quantized
+            raise PipelineError(
+                f"{named(one)}: config.json of {source.folder} has quantization_config ({told}), so its tensors are "
+                "not the weights that it computes with: name the model before it was quantized, or dequantize it"
+            )
     for name in first.names:
         if first.info(name).dtype not in DTYPES.values():
             raise PipelineError(f"{first.folder}: {name} is stored as {first.info(name).dtype}, not as a float")
@@ -64,14 +70,14 @@ def same_tokenizer(first: Source, second: Source, keys: tuple[str, str]) -> None
 
 
 def _vocabulary(file: Path) -> dict[str, Any]:
+    found = read_json(file)
     try:
-        found = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise PipelineError(f"{file} is not valid JSON ({error}): copy it again") from error
-    model = found.get("model") or {}
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or []]
-    added = {token["content"]: token["id"] for token in found.get("added_tokens") or []}
-    return {"vocab": model.get("vocab"), "merges": merges, "added": added}
+        model = found.get("model") or {}
+        merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or []]
+        added = {token["content"]: token["id"] for token in found.get("added_tokens") or []}
+        return {"vocab": model.get("vocab"), "merges": merges, "added": added}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise PipelineError(f"{file} is no file of the tokenizers library ({error!r}): copy it again") from error
 
 
 def check_descent(expert: Source, base: Source, key: str) -> None:
@@ -80,7 +86,7 @@ def check_descent(expert: Source, base: Source, key: str) -> None:
     Judged on values, so that a base in bfloat16 and an expert in float32 compare; on a few rows of each tensor, and on
     all of them before an expert is said to be equal.
     """
-    if isinstance(expert, Adapted) and expert.base.folder != getattr(base, "folder", None):
+    if isinstance(expert, Adapted) and expert.base.folder.resolve() != base.folder.resolve():
         raise PipelineError(
             f"{key}: {expert.folder} is an adapter of {expert.base.folder}, merge.base is {base.folder}: merge experts "
             "of one base"
@@ -93,9 +99,11 @@ def check_descent(expert: Source, base: Source, key: str) -> None:
             (vector,) = task_vectors([expert], base, name, int(row), int(row) + 1)
             distance += float(np.square(vector, dtype=np.float64).sum())
             size += float(np.square(buffers("base", vector.shape), dtype=np.float64).sum())
+        if not np.isfinite(distance):
+            refuse_not_finite([base, expert], [name])
         moved, identical, change = moved or distance > 0, identical + (distance == 0), change + distance
     if not np.isfinite(change):
-        raise PipelineError(f"{key}: {expert.folder} or its base holds NaN or infinite values: choose another")
+        raise PipelineError(f"{key}: {expert.folder} is further from its base than float32 can tell: name another")
     if not moved and not _differs(expert, base):
         raise PipelineError(f"{key}: {expert.folder} is equal to its base {base.folder}: training changed nothing")
     if not identical and change > size:

@@ -20,7 +20,7 @@ import numpy as np
 from pipeline.knobs import PipelineError
 from pipeline.merge.adapters import Source, open_source
 from pipeline.merge.checks import check_sources
-from pipeline.merge.formulas import by_size, task_vectors
+from pipeline.merge.formulas import by_size, refuse_not_finite, task_vectors
 from pipeline.models.anatomy import Site, anatomy
 from pipeline.models.floats import buffers, in_threads, matrix, pieces
 from pipeline.runs import read_manifest
@@ -55,8 +55,8 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
 
     config: Any = run.config
     parents = {role: parent for role, parent in run.parents.items() if role != "base"}
-    experts = {role: open_source(parent.folder) for role, parent in parents.items()}
     base = open_source(run.parents["base"].folder)
+    experts = {role: open_source(parent.folder, run.parents["base"].folder) for role, parent in parents.items()}
     facts = {role: about(parent, experts[role], config.analyze) for role, parent in parents.items()}
     if not config.analyze.compare_unlike:
         refuse_unlike(facts)
@@ -156,6 +156,8 @@ def changes(
                 other = vectors[earlier]
                 against = ((other > 0) & (vector < 0)) | ((other < 0) & (vector > 0))
                 conflicts[earlier, index] += np.count_nonzero(against)
+    if not np.isfinite(squares).all():
+        refuse_not_finite([base, *experts], [name])
     entries = max(1, rows * columns)
     means = sums / max(1, rows if axis == "input" and len(shape) > 1 else columns)
     each = [

@@ -58,7 +58,8 @@ def merge_of(run: Run) -> Merge:
     wanted = (*recipes.roles(config.merge), "base")  # an evaluation has other parents too
     parents = {role: parent for role, parent in run.parents.items() if role in wanted}
     refuse_unmoved(parents)
-    sources = {role: open_source(parent.folder) for role, parent in parents.items()}
+    base = parents["base"].folder if "base" in parents else None
+    sources = {role: open_source(parent.folder, base) for role, parent in parents.items()}
     return open_merge(config.merge, sources, sources.pop("base", None), config.partition, config.threads)
 
 
@@ -130,15 +131,19 @@ class Merge:
     def pieces(self, name: str) -> Iterator[np.ndarray]:
         """One tensor of the result as stored, (rows, columns) by (rows, columns); a piece lasts until the next.
 
-        Computed in float32 and cast once. Raises PipelineError where the result is not finite, as when a source is not
-        or float16 overflows.
+        Computed in float32 and cast once. Raises PipelineError where the result is not finite: naming the source's file
+        where that is not, else float16 overflows.
         """
         dtype, lost = self.stored_dtype(name), np.zeros(2)
         casts = self.lost is not None and dtype not in ("F32", self.layout.info(name).dtype)
         for start, stop in floats.pieces(self.layout.info(name).shape):
             values = self.formula(name, start, stop)
             exact = values.copy() if casts else None
-            stored = floats.narrow(values, dtype, name)
+            try:
+                stored = floats.narrow(values, dtype, name)
+            except PipelineError:
+                formulas.refuse_not_finite(self.sources.values(), [name])
+                raise
             if exact is not None:
                 lost += floats.lost(exact, stored, dtype)
             yield stored

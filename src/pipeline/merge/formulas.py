@@ -6,15 +6,17 @@ lasts until the thread asks for the next. Order is stated where it decides bits:
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.knobs import PipelineError
 from pipeline.merge import ties
-from pipeline.merge.adapters import Source
+from pipeline.merge.adapters import WEIGHTS, Adapted, Source
 from pipeline.merge.recipes import Weights, expert_weights
 from pipeline.models.floats import buffers, in_threads, matrix, pieces
 
@@ -68,6 +70,23 @@ def task_vectors(experts: Sequence[Source], base: Source, name: str, start: int,
         expert.rows(name, start, stop, vector)
         found.append(np.subtract(vector, origin, out=vector))
     return found
+
+
+def refuse_not_finite(sources: Iterable[Source], names: Sequence[str]) -> None:
+    """Name the file and the tensor where a source holds NaN or infinite values; nothing where none does.
+
+    Reads the tensors again: asked when a result shows that one of them is broken.
+    """
+    for source in sources:
+        parts: list[Source] = [source.base, source] if isinstance(source, Adapted) else [source]
+        for part, name in itertools.product(parts, names):
+            shape = part.info(name).shape
+            for start, stop in pieces(shape):
+                values = buffers("finite", (stop - start, matrix(shape)[1]))
+                part.rows(name, start, stop, values)
+                if not np.isfinite(values).all():
+                    file = part.folder / WEIGHTS if isinstance(part, Adapted) else part.info(name).file
+                    raise PipelineError(f"{file}: {name} holds NaN or infinite values: copy it again, or name another")
 
 
 def onto_base(change: np.ndarray, scale: float) -> np.ndarray:
@@ -124,6 +143,8 @@ def row_changes(expert: Source, base: Source, name: str, axis: str = "input") ->
             sums += vector.sum(axis=0, dtype=np.float64)
         else:
             sums[start:stop] = vector.sum(axis=1, dtype=np.float64)
+    if not np.isfinite(sums).all():
+        refuse_not_finite([base, expert], [name])
     if len(shape) < 2:
         return np.array([sums.sum() / max(1, columns)])
     return sums / max(1, rows if axis == "input" else columns)
@@ -150,6 +171,8 @@ def mean_change(parts: Sequence[tuple[float, Source]], base: Source, threads: in
             origin = buffers("base", change.shape)
             base.rows(name, start, stop, origin)
             total += float(np.abs(np.subtract(change, origin, out=change), out=change).sum(dtype=np.float64))
+        if not math.isfinite(total):
+            refuse_not_finite([base, *(source for _, source in parts)], [name])
         return (total / rows, columns) if len(shape) > 1 else (total / max(1, columns), 1)
 
     found = in_threads([lambda name=name: of(name) for name in by_size(base)], threads)  # type: ignore[misc]
@@ -210,7 +233,11 @@ class TiesFormula:
                     yield np.abs(vector, out=vector)
 
         sample = self.sample(expert, names, size) if size > FEW else None
-        return ties.kth_largest(magnitudes, ties.kept_count(self.config.density, size), sample, size)
+        try:
+            return ties.kth_largest(magnitudes, ties.kept_count(self.config.density, size), sample, size)
+        except PipelineError:
+            refuse_not_finite([self.base, expert], names)
+            raise
 
     def sample(self, expert: Source, names: Sequence[str], size: int) -> np.ndarray:
         """Magnitudes of rows spread evenly over the tensors, each thinned to as many entries: (rows, entries)."""

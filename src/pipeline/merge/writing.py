@@ -106,7 +106,7 @@ def _add(ranges: list[_Range], new: _Range) -> None:
 
 
 def _check(name: str, info: TensorInfo) -> tuple[str, str]:
-    return name, digest(info.dtype, info.shape, info.pieces(), f"{info.file.parent}: {name}")
+    return name, digest(info.dtype, info.shape, info.pieces(), f"{info.file}: {name}")
 
 
 def _copy(one: _Range) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from pipeline.knobs import PipelineError
+from pipeline.models.arithmetic import arithmetic
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,10 +47,6 @@ _EXPONENT = {  # item type and the bits that are all ones in infinities and NaNs
 }
 PIECE_BYTES = 256 * 2**10  # stays in the cache; a multiple of every item size: no value is cut in two
 _TIED_BY_CLASS = ("cohere", "cohere2")  # CohereConfig ties by default; Aya's config.json does not say so
-_FIELDS = (
-    *("model_type", "hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads"),
-    *("head_dim", "intermediate_size", "logit_scale", "rope_theta", "rope_parameters"),
-)
 
 
 def torch_dtype(dtype: str) -> torch.dtype:
@@ -106,7 +103,7 @@ class Checkpoint:
         files = _weight_files(folder)
         if not (folder / "config.json").is_file():
             raise PipelineError(f"{folder} has no config.json: it is not a complete checkpoint")
-        checkpoint = cls(folder, _read_json(folder / "config.json"), _read_tensors(folder, files))
+        checkpoint = cls(folder, read_json(folder / "config.json"), _read_tensors(folder, files))
         checkpoint._settle_head()
         return checkpoint
 
@@ -215,7 +212,10 @@ def _weight_files(folder: Path) -> list[Path]:
         if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
             raise PipelineError(f"{folder} holds pickled weights; only safetensors are read: convert it first")
         raise PipelineError(f"{folder} has no model.safetensors and no model.safetensors.index.json")
-    shards = sorted(set(_read_json(index).get("weight_map", {}).values()))
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(shard, str) for shard in places.values()):
+        raise PipelineError(f"{index} has no weight_map of tensors to files: copy it again")
+    shards = sorted(set(places.values()))
     for shard in shards:
         if Path(shard).name != shard or not (folder / shard).is_file():
             raise PipelineError(f"{index} names the shard {shard!r}, which is not in the folder: copy it again")
@@ -231,7 +231,7 @@ def _read_tensors(folder: Path, files: list[Path]) -> dict[str, TensorInfo]:
             infos[name] = info
     index = folder / "model.safetensors.index.json"
     if files and files[0].name != "model.safetensors":
-        for name, shard in _read_json(index)["weight_map"].items():
+        for name, shard in read_json(index)["weight_map"].items():
             if name not in infos or infos[name].file.name != shard:
                 raise PipelineError(f"{index} places {name} in {shard}, which does not hold it")
     if not infos:
@@ -239,7 +239,8 @@ def _read_tensors(folder: Path, files: list[Path]) -> dict[str, TensorInfo]:
     return infos
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises PipelineError for what is none."""
     try:
         value = json.loads(path.read_bytes())
     except ValueError as error:
@@ -264,7 +265,9 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
             if name == "__metadata__":
                 continue
             begin, end = entry["data_offsets"]
-            shape, dtype = tuple(entry["shape"]), entry["dtype"]
+            shape, dtype = tuple(entry["shape"]), str(entry["dtype"])
+            if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
+                raise ValueError(f"{name} has shape {entry['shape']} at {entry['data_offsets']}")
             infos[name] = TensorInfo(dtype, shape, end - begin, file, 8 + length + begin)
             if dtype in _ITEM_BYTES and math.prod(shape) * _ITEM_BYTES[dtype] != end - begin:
                 raise ValueError(f"{name} has {end - begin} bytes")
@@ -312,7 +315,7 @@ def digest_tensors(folder: str | Path) -> dict[str, str]:
     """The digest of every tensor of a checkpoint, by name. Refuses NaN and infinite values."""
     checkpoint = Checkpoint.open(folder)
     return {
-        name: digest(info.dtype, info.shape, info.pieces(), f"{checkpoint.folder}: {name}")
+        name: digest(info.dtype, info.shape, info.pieces(), f"{info.file}: {name}")
         for name, info in sorted(checkpoint.infos.items())
     }
 
@@ -344,6 +347,7 @@ def same_architecture(
 ) -> None:
     """Raise PipelineError, naming what differs first, unless the tensors of both can be combined by name.
 
+    That is: the same arithmetic by config.json (`models/arithmetic.py`), and tensors of the same names and shapes.
     `keys` are the knobs to name in the sentence. `dtypes=False` accepts tensors of other precision (a base
     in bfloat16 under experts in float32).
     """
@@ -356,10 +360,15 @@ def same_architecture(
     depths = [checkpoint.config.get("num_hidden_layers") for checkpoint in (first, second)]
     if depths[0] != depths[1]:
         refuse(f"{depths[0]} layers", f"{depths[1]} layers")
-    for key in _FIELDS:
-        a, b = first.config.get(key), second.config.get(key)
-        if a != b and a is not None and b is not None:  # other versions of transformers leave keys out
-            refuse(f"{key} {a}", f"{key} {b}")
+    ours, theirs = arithmetic(first.config), arithmetic(second.config)
+    for key in ("model_type", *sorted(ours.keys() | theirs.keys())):
+        a, b = ours.get(key), theirs.get(key)
+        if a != b and not (
+            key == "architectures" and (a is None or b is None)
+        ):  # no class is named: told by model_type
+            refuse(
+                *(f"{'no ' if value is None else ''}{key}{'' if value is None else f' {value}'}" for value in (a, b))
+            )
     if first.tied_head != second.tied_head:
         refuse(*("a tied head" if checkpoint.tied_head else "a head of its own" for checkpoint in (first, second)))
     for name in sorted(first.infos.keys() | second.infos.keys()):

@@ -36,7 +36,7 @@ def merge_parents(merge: Merge, config: RunStage, named: Callable[[str, str], Pa
     if adapters or needs_magnitudes(merge) or merge.method in ("ties", "task_arithmetic", "reset"):
         of = {role: parents[role] for role in adapters} or parents
         bases = [(expert.name, base_of(expert, config, experts[role][0])) for role, expert in of.items()]
-        parents["base"] = one_base(bases, "merge.experts")
+        parents["base"] = one_base(bases, "merge.experts", ", or give merge.base=RUN")
         return parents
     recorded = [(one.name, base) for one in parents.values() if (base := recorded_base(one)) is not None]
     if recorded:
@@ -112,27 +112,35 @@ def gives_adapter(expert: Parent) -> bool:
 
 
 def base_of(expert: Parent, config: RunStage, key: str = "merge.experts") -> Parent:
-    """The base that an expert was trained from, by its plan or its manifest."""
+    """The base that an expert was trained from, by its plan or its manifest, or as its adapter_config.json names it."""
     expert = expert.run if isinstance(expert, Snapshot) else expert
     if isinstance(expert, Run):
         planned = expert.parents.get("model") or expert.parents.get("base")
         if planned is not None:
             return planned
     given = "base" if key == "checkpoint" else "merge.base"
-    manifest = (read_manifest(expert.folder) if expert.folder.is_dir() else None) or {}
-    parents = manifest.get("parents") or {}
-    recorded = parents.get("model") or parents.get("base")
-    if recorded is None:
-        raise PipelineError(
-            f"{key}: {expert.name} does not say which base it was trained from; name an sft run, or give {given}=RUN"
-        )
-    ours = folder_of(recorded["hash"], Path(config.runs_dir))
+    manifest = (read_manifest(expert.folder) if expert.folder.is_dir() else None) or {"parents": {}}
+    recorded = manifest["parents"].get("model") or manifest["parents"].get("base")
+    ours = folder_of(recorded["hash"], Path(config.runs_dir)) if recorded else None
     if ours:
         return from_folder(ours, key)
-    model = manifest["config"].get("model") or {"path": manifest["facts"].get("base")}  # the latter: of a select run
-    if not model.get("path"):
-        raise PipelineError(f"{key}: the base {recorded['name']} of {expert.name} is not in runs_dir: give {given}=RUN")
-    found = find(model["path"], Path(config.runs_dir), key, model.get("revision"))
-    if isinstance(found, Found) and model.get("revision") and not found.folder.is_dir():
-        return replace(found, folder=Path(f"{found.folder}@{model['revision']}"))
+    model = (manifest["config"].get("model") or {"path": manifest["facts"].get("base")}) if recorded else {}
+    path, revision = model.get("path"), model.get("revision")  # facts: of a select run
+    if not path:
+        path, revision = _named(expert, recorded, f"{key}: {expert.name}", f"{given}=RUN")
+    found = find(path, Path(config.runs_dir), key, revision)
+    if isinstance(found, Found) and revision and not found.folder.is_dir():
+        return replace(found, folder=Path(f"{found.folder}@{revision}"))
     return found
+
+
+def _named(expert: Parent, recorded: dict[str, str] | None, who: str, remedy: str) -> tuple[str, str | None]:
+    """The RUN, and its revision on the hub, that the adapter_config.json of an expert names as its base."""
+    if (expert.folder / "adapter_config.json").is_file():
+        from pipeline.merge.adapters import named_base
+
+        base, revision = named_base(expert.folder)
+        return (str(base.resolve()), None) if base.is_dir() else (f"hub:{base}", revision)
+    if recorded:
+        raise PipelineError(f"{who}: its base {recorded['name']} is not in runs_dir: give {remedy}")
+    raise PipelineError(f"{who} does not say which base it was trained from; name an sft run, or give {remedy}")
