@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from tiny_words import FEW
 
 from pipeline.compose import compose
 from pipeline.config import LayerSwap
 from pipeline.evaluate import harness
+from pipeline.evaluate.answering import Answering
 from pipeline.knobs import PipelineError
+from pipeline.merge.live import kept
 from pipeline.report.statistics import split_half
 from pipeline.runs import read_manifest
 from pipeline.study.build import build
@@ -32,6 +37,22 @@ def experts(math_expert: Path, language_expert: Path) -> list[str]:
     ]
 
 
+@pytest.fixture
+def expert(
+    make_run: Callable[..., Path], world: Path, base: Path, math_expert: Path, language_expert: Path
+) -> Callable[[str], Path]:
+    """MATH and LANGUAGE, and LORA_MATH and LORA_LANGUAGE, which are adapters on the same base."""
+
+    def named(name: str) -> Path:
+        if not name.startswith("LORA_"):
+            return {"MATH": math_expert, "LANGUAGE": language_expert}[name]
+        start = ["model=trained", f"model.path={base}", f"data_root={world}", "sft=lora", *FEW]
+        of = {"LORA_MATH": "math", "LORA_LANGUAGE": "qac"}[name]
+        return make_run("stage=sft", *start, f"expert={of}", f"recipe=sandbox_{'math' if of == 'math' else 'language'}")
+
+    return named
+
+
 def answers(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in sorted((folder / "samples").glob("*.jsonl"))}
 
@@ -40,7 +61,7 @@ def test_a_merge_in_memory_scores_as_the_written_one(
     make_run: Callable[..., Path], world: Path, experts: list[str], scored: Path
 ) -> None:
     """`scored` is the evaluation of the same swap, written to disk by stage=merge."""
-    found = make_run("stage=eval", *experts, "merge.top_layers=1", *ASKED, f"data_root={world}")
+    found = make_run("stage=eval", *experts, "merge.top_layers=1", *ASKED, f"data_root={world}", "redo=true")
     assert (
         json.loads((found / "scores.json").read_text())["rows"]
         == json.loads((scored / "scores.json").read_text())["rows"]
@@ -97,11 +118,87 @@ def test_a_sweep_loads_one_model_and_its_points_are_found_by_their_recipe(
     # each point is the run that stage=eval merge=... makes, and equals the evaluation of the written merge
     point = rows[2]
     swap = make_run("stage=merge", *experts, "merge.top_layers=0")
-    written = make_run("stage=eval", f"checkpoint={swap}", *ASKED, f"data_root={world}")
+    written = make_run("stage=eval", f"checkpoint={swap}", *ASKED, f"data_root={world}", "redo=true")  # not found again
     monkeypatch.setattr(harness, "load_model", None)  # nothing is loaded for what is finished
     alone = make_run("stage=eval", *experts, "merge.top_layers=0", *ASKED, f"data_root={world}")
     assert alone.name == point["run"] and answers(alone) == answers(written)
     assert call(*words).status == 0 and len(loads) == 2
+
+
+def scored_again(folder: Path) -> list[str]:
+    return json.loads((folder / "scores.json").read_text())["harness"]["found_again"]
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many requests each call to a model brought, whatever model it was."""
+    counted: list[int] = []
+    for method in ("loglikelihood", "generate_until"):
+        real = getattr(Answering, method)
+
+        def count(self: Any, asked: list[Any], *words: Any, real: Any = real, **more: Any) -> Any:
+            counted.append(len(asked))
+            return real(self, asked, *words, **more)
+
+        monkeypatch.setattr(Answering, method, count)
+    return counted
+
+
+SWAP = ["merge=layer_swap", "merge.bottom_layers=2", "merge.top_layers=2"]
+EVALUATED = ["eval=mgsm_0shot", "eval.max_gen_toks=4", "eval.limit=3", "languages=[en,qac]"]
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        [*SWAP, "merge.math=MATH", "merge.language=LANGUAGE"],
+        ["merge=soup", "merge.experts=[MATH,LANGUAGE]", "merge.dtype=bfloat16"],
+        ["merge=ties", "merge.experts=[MATH,LANGUAGE]", "merge.density=0.3"],
+        ["merge=soup", "merge.experts=[LORA_MATH,LORA_LANGUAGE]"],
+    ],
+    ids=["layer swap", "soup as bfloat16", "ties", "adapters"],
+)
+def test_a_merge_in_memory_and_the_written_one_are_scored_once(
+    make_run: Callable[..., Path],
+    world: Path,
+    expert: Callable[[str], Path],
+    requests: list[int],
+    recipe: list[str],
+    dtype: str,
+) -> None:
+    words = [re.sub(r"(LORA_)?(MATH|LANGUAGE)", lambda name: str(expert(name[0])), word) for word in recipe]
+    asked = [*EVALUATED, f"eval.dtype={dtype}", f"data_root={world}"]
+    in_memory = make_run("stage=eval", *words, *asked)
+    assert sum(requests) == 2 * 3 and scored_again(in_memory) == []
+    written = make_run("stage=eval", f"checkpoint={make_run('stage=merge', *words)}", *asked)
+    assert sum(requests) == 2 * 3 and scored_again(written) == ["mgsm_en_0shot", "mgsm_qac_0shot"]
+    assert answers(written) == answers(in_memory) and written != in_memory
+
+
+def test_other_weights_in_memory_are_scored(
+    make_run: Callable[..., Path], world: Path, expert: Callable[[str], Path], requests: list[int]
+) -> None:
+    """Another point is scored; the same weights by another recipe, after the written one, are not."""
+    experts = [f"merge.math={expert('MATH')}", f"merge.language={expert('LANGUAGE')}"]
+    asked = [*EVALUATED, f"data_root={world}"]
+    swap = make_run("stage=merge", *SWAP, *experts, "merge.bottom_layers=4")
+    make_run("stage=eval", f"checkpoint={swap}", *asked)
+    assert sum(requests) == 2 * 3
+    with kept():
+        for bottom, again in ((5, False), (4, True), (6, False)):
+            asking = ["stage=eval", *SWAP, *experts, f"merge.bottom_layers={bottom}", *asked]
+            before = sum(requests)
+            found = make_run(*asking)
+            assert (sum(requests) == before) == again == bool(scored_again(found)), bottom
+    by_another_recipe = [
+        "merge=layer_swap",
+        *experts,
+        "merge.bottom_layers=4",
+        "merge.top_layers=2",
+        "merge.files_from=language",
+    ]
+    assert scored_again(make_run("stage=eval", *by_another_recipe, *asked)) == ["mgsm_en_0shot", "mgsm_qac_0shot"]
 
 
 def test_a_point_is_the_evaluation_that_the_command_line_composes(tmp_path: Path) -> None:

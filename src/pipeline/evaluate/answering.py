@@ -22,6 +22,8 @@ from pipeline.evaluate.prefix import Prefix, batches, groups, heads_as_they_are,
 
 if TYPE_CHECKING:
     from pipeline.evaluate.shards import Helpers
+    from pipeline.merge.engine import Merge
+    from pipeline.merge.live import Live
 
 Result = TypeVar("Result")
 ENCODED_AHEAD = 256  # texts
@@ -36,6 +38,7 @@ class Answering(HFLM):
     """HFLM that remembers which answers ended because max_gen_toks ran out.
 
     `share_prefix`: compute what prompts have in common once. `helpers`: processes that answer a part of the questions.
+    `live`: of a merge, the model in memory and the merge that it holds.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -45,6 +48,7 @@ class Answering(HFLM):
         self.ran_out: dict[tuple[str, str], bool] = {}
         self.share_prefix = False
         self.helpers: Helpers | None = None
+        self.live: tuple[Live, Merge] | None = None
         self._batch: list[bool] = []
         self.set_cache_hook(self)  # the harness tells its cache each answer, in the order of the batch
 

@@ -55,9 +55,9 @@ def make(run: Run, work: Path, tracker: Tracker) -> Row:
     refuse_early(run, definitions)
     with contextlib.redirect_stdout(sys.stderr), _harness_tamed():  # the harness and its libraries print
         tasks = load_tasks(definitions)
-        kept = kept_scores(run)
         load = functools.partial(load_model, run, asked.batch_size, asked.dtype)
-        scores = score(lambda: answering(run, load), definitions, tasks, asked, kept)
+        model = functools.cache(lambda: answering(run, load))
+        scores = score(model, definitions, tasks, asked, kept_scores(run, model))
     spm_model = Path(asked.spm_model) if asked.spm_model else None
     scores.beside = scored.beside(definitions, scores.rows, scores.samples, spm_model)
     scores.beside += map(scored.missing_row, left_out)
@@ -154,7 +154,9 @@ def load_model(what: Run | Path, batch_size: int, dtype: str = "auto") -> Answer
     try:
         if merge is not None:
             live = model_of(merge, dtype, device)
-            return Answering(pretrained=live.model, tokenizer=live.tokenizer, batch_size=batch_size)
+            lm = Answering(pretrained=live.model, tokenizer=live.tokenizer, batch_size=batch_size)
+            lm.live = live, merge
+            return lm
         tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, **safe)
     except PipelineError:
@@ -212,12 +214,18 @@ def _refuse_too_many_shots(definition: Definition, task: Any) -> None:
 # ------------------------------------------------------------------------------------------------- scoring
 
 
-def kept_scores(run: Run) -> store.Kept | None:
-    """Where scores of this model are kept from one evaluation to the next; a model without a checkpoint has no root."""
-    if "checkpoint" not in run.parents:
-        return None
-    model = store.model_key(run.parents["checkpoint"])
-    return store.Kept(run.runs_dir / ".scores", model, fresh=run.config.redo)
+def kept_scores(run: Run, model: Callable[[], LM]) -> store.Kept:
+    """Where scores of this model are kept from one evaluation to the next. A merge is known by what it is in memory."""
+    if "checkpoint" in run.parents:
+        key = store.model_key(run.parents["checkpoint"])
+    else:
+        from pipeline.merge.engine import known_digests
+
+        lm: Any = model()
+        live, merge = lm.live
+        known = known_digests(merge, run.parents)
+        key = store.merge_key(merge, {} if merge.adapter else live.digests(merge, known, run.config.threads))
+    return store.Kept(run.runs_dir / ".scores", key, fresh=run.config.redo)
 
 
 def score(

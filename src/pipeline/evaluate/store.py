@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -20,8 +21,14 @@ from pipeline.config import VERSIONS
 from pipeline.evaluate.scored import Scored
 from pipeline.evaluate.task_files import Definition
 from pipeline.files import sha256, write_atomically
+from pipeline.merge.adapters import base_folder, digests_on_record, write_adapter
+from pipeline.merge.writing import copy_files
 from pipeline.models.checkpoint import digest_tensors, weights_root
+from pipeline.models.hub import local
 from pipeline.runs import Parent, read_manifest
+
+if TYPE_CHECKING:
+    from pipeline.merge.engine import Merge
 
 Key = dict[str, Any]
 
@@ -38,12 +45,36 @@ def model_key(checkpoint: Parent) -> Key:
 
     The root is the one that its run recorded; of a folder that no run made, all tensors are read.
     """
-    folder = checkpoint.folder
+    folder, base = checkpoint.folder, None
     manifest = read_manifest(folder) or {"facts": {}, "parents": {}}
     root = manifest["facts"].get("weights", {}).get("root") or weights_root(digest_tensors(folder))
-    base = manifest["parents"].get("model") if (folder / "adapter_config.json").is_file() else None
-    files = {name: sha256(folder / name) for name in _DECIDING if (folder / name).is_file()}
-    return {"root": root, "base": base and (base.get("content") or base["hash"]), "files": files}
+    if (folder / "adapter_config.json").is_file():
+        model = manifest["parents"].get("model")  # a merge has none
+        base = (model.get("content") or model["hash"]) if model else base_key(local(base_folder(folder)))
+    return {"root": root, "base": base, "files": deciding_files(folder)}
+
+
+def merge_key(merge: Merge, digests: Mapping[str, str]) -> Key:
+    """The key of a merge in memory, which is that of the written merge. digests: of the tensors that it would store.
+
+    A merge of adapters is stored as an adapter, whose tensors are few: it is written to a folder that does not last.
+    """
+    with TemporaryDirectory() as folder:
+        if merge.adapter:
+            digests = write_adapter(merge.adapter, Path(folder))
+        giver = merge.sources[merge.config.files_from] if merge.config.files_from else merge.layout
+        copy_files(giver, Path(folder), merge.dtype, bool(merge.adapter))
+        base = base_key(merge.adapter.base.folder) if merge.adapter else None
+        return {"root": weights_root(digests), "base": base, "files": deciding_files(Path(folder))}
+
+
+def base_key(folder: Path) -> str:
+    """What the base of an adapter is: the root that was recorded when it was written, else over its tensors."""
+    return weights_root(digests_on_record(folder) or digest_tensors(folder))
+
+
+def deciding_files(folder: Path) -> dict[str, str]:
+    return {name: sha256(folder / name) for name in _DECIDING if (folder / name).is_file()}
 
 
 def task_key(definition: Definition, task: Any, rows: Sequence[int]) -> Key:

@@ -21,7 +21,8 @@ from pipeline.merge import formulas
 from pipeline.merge.adapters import Adapted, open_source
 from pipeline.merge.checks import tokenizer_folder
 from pipeline.merge.engine import Merge
-from pipeline.models.checkpoint import DTYPES, torch_dtype
+from pipeline.merge.writing import Known
+from pipeline.models.checkpoint import DTYPES, digest, torch_dtype
 from pipeline.models.floats import STORED, buffers, in_threads
 
 COPY = 2**23  # entries that go to another device at once
@@ -29,12 +30,15 @@ COPY = 2**23  # entries that go to another device at once
 
 @dataclass
 class Live:
-    """A model in memory, and for each parameter what it holds. `sources`: the folders it was made for."""
+    """A model in memory, and for each parameter what it holds. `sources`: the folders it was made for; `digested`: the
+    digest of a parameter, and what it held then.
+    """
 
     model: Any
     tokenizer: Any
     sources: tuple[Any, ...] = ()
     holds: dict[str, Any] = field(default_factory=dict)
+    digested: dict[str, tuple[Any, str]] = field(default_factory=dict)
 
     def apply(self, merge: Merge, threads: int | None = None) -> list[str]:
         """Make the model the merge; gives the names of the parameters that changed.
@@ -58,6 +62,37 @@ class Live:
         if changed and merge.layout.tied_head:
             self.model.tie_weights()
         return changed
+
+    def digests(self, merge: Merge, known: Known, threads: int | None = None) -> dict[str, str]:
+        """The digest of each tensor of the merge that the model holds: those that writing it would give.
+
+        A tensor that is one source's has the digest on record (`known`); what did not change since the last merge, that
+        of then. Raises PipelineError for values that are not finite.
+        """
+        parameters = {name: parameter.data for name, parameter in self.model.named_parameters()}
+
+        def of(name: str) -> str:
+            recorded = known.get(merge.copied_from(name) or "", {}).get(name)
+            then, found = self.digested.get(name, (None, ""))
+            if recorded or then == merge.signature(name):
+                return recorded or found
+            shape, dtype = merge.layout.info(name).shape, merge.stored_dtype(name)
+            found = digest(dtype, shape, _held(merge, name, parameters[name]), f"the merge in memory: {name}")
+            self.digested[name] = merge.signature(name), found
+            return found
+
+        tasks = [lambda name=name: (name, of(name)) for name in merge.names]  # type: ignore[misc]
+        return dict(in_threads(tasks, threads))
+
+
+def _held(merge: Merge, name: str, parameter: torch.Tensor) -> Iterator[memoryview]:
+    """The bytes of a tensor as the merge stores it: the parameter's own, unless the model is of another dtype."""
+    if parameter.dtype != torch_dtype(merge.stored_dtype(name)):
+        for piece in _stored_pieces(merge, name, parameter.view(-1)):
+            yield piece.reshape(-1).view(np.uint8).data
+        return
+    for part in parameter.view(-1).split(COPY):
+        yield part.cpu().view(torch.uint8).numpy().data
 
 
 def _put(merge: Merge, name: str, target: torch.Tensor) -> None:
