@@ -73,8 +73,11 @@ class Folder:
 
     @property
     def changed(self) -> bool:
-        """Whether a file was touched since it was hashed."""
-        return self._content[0] != [Seen.now(path) for path in self.files]
+        """Whether its content is another than when it was hashed; read again only where a file was touched."""
+        seen, was = self._content
+        if seen == [Seen.now(path) for path in self.files]:
+            return False
+        return content_hash(list(self.files), self.folder, self.runs_dir) != was
 
     @cached_property
     def _content(self) -> tuple[list[Seen], str]:

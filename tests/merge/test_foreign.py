@@ -85,15 +85,18 @@ def test_another_merge_of_the_same_folders_inherits_their_digests(swap, monkeypa
 
 
 def test_a_folder_that_changes_while_it_is_merged_is_refused(pair, swap, monkeypatch, tmp_path):
-    real = writing._carry
+    real, more = writing._carry, ""
 
     def changing(*words):
-        (pair[1] / "config.json").touch()
+        file = pair[1] / "config.json"
+        file.write_text(file.read_text() + more)
         return real(*words)
 
     monkeypatch.setattr(writing, "_carry", changing)
-    with pytest.raises(PipelineError, match="language was changed while layer_swap-1-0-math-language was made of it"):
-        swap()
+    shutil.rmtree(swap("threads=1"))  # touched alone: threads of the copy would write at once
+    more = " "
+    with pytest.raises(PipelineError, match="language was changed while layer_swap-2-0-math-language was made of it"):
+        swap("merge.bottom_layers=2", "threads=1")
     assert not list((tmp_path / "runs").glob("*/manifest.json"))
 
 
