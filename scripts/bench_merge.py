@@ -5,7 +5,10 @@
     python scripts/bench_merge.py --folder DIR --mergekit PYTHON      # an environment with the bench extra
 
 Sources are in the page cache and stand as finished runs: their digests are on record, which also says that they are
-finite. Nothing is tracked. Memory is the process' anonymous memory, sampled; pages of mapped files are the cache's. The
+finite. "Foreign" ones are folders that no run made, merged by the whole command: their contents are hashed to name
+the run (timed by itself as well), and once more tensor by tensor while they are copied. "Again" asks for the finished
+run once more, "other layers" for another merge of the same folders. Nothing is tracked. Memory is the process'
+anonymous memory, sampled; pages of mapped files are the cache's. Start-up is what importing and composing take. The
 record is written to --out.
 """
 
@@ -34,6 +37,12 @@ OURS = {  # a merge -> its settings; the sides' outside parameters are math's wh
     "ties, mergekit's": ("ties", {"trim": "tensor", "weigh": "before", "divisor": "weights", "zero_sum": "plus"}),
     "ties, whole model": ("ties", {}),
 }
+FOREIGN = {  # what is asked of folders that no run made -> bottom layers; the first finds nothing kept
+    "foreign swap": 3,
+    "foreign swap, again": 3,
+    "foreign swap, other layers": 4,
+}
+HASHING = "sha256 of both experts"
 SHARD_BYTES = 10**9
 RATIOS = {"ratio": "seconds", "whole_process_ratio": "wall"}  # to the median of cp
 
@@ -54,6 +63,8 @@ def main() -> None:
         print(json.dumps(one(asked.one, asked.folder, asked.threads)))
         return
     make_checkpoints(asked.folder, [int(number) for number in asked.shape.split(",")])
+    make_foreign(asked.folder)
+    time.sleep(3)  # what was touched within two seconds is not kept
     record = measure(asked)
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     asked.out.write_text(json.dumps(record, indent=1) + "\n")
@@ -131,6 +142,17 @@ def make_checkpoints(folder: Path, shape: list[int]) -> None:
         )
 
 
+def make_foreign(folder: Path) -> None:
+    """The experts once more, by hard links, without the manifests."""
+    for role in ("math", "language"):
+        (folder / "foreign" / role).mkdir(parents=True, exist_ok=True)
+        for path in (folder / role).iterdir():
+            copy = folder / "foreign" / role / path.name
+            if path.name != "manifest.json" and not (copy.exists() and copy.samefile(path)):
+                copy.unlink(missing_ok=True)
+                copy.hardlink_to(path)
+
+
 # ------------------------------------------------------------------------------------------------ one merge
 
 
@@ -138,6 +160,8 @@ def one(name: str, folder: Path, threads: int | None) -> dict[str, float]:
     """One of ours in this process: seconds of the engine alone, imports and the start of Python left out."""
     if name == "live":
         return live(folder, threads)
+    if name in FOREIGN or name == HASHING:
+        return foreign(name, folder, threads)
     import pipeline.merge.engine  # noqa: F401  # what importing takes is timed with the process
 
     begun, cpu = time.perf_counter(), time.process_time()
@@ -147,6 +171,31 @@ def one(name: str, folder: Path, threads: int | None) -> dict[str, float]:
     if "torch" in sys.modules:
         found["imported torch"] = 1.0
     return found
+
+
+def foreign(name: str, folder: Path, threads: int | None) -> dict[str, float]:
+    """The command on folders without manifests, from what was composed to the finished run."""
+    import pipeline.merge.engine
+    import pipeline.resume
+    import pipeline.tracking  # noqa: F401  # what importing takes is timed with the process
+    from pipeline.compose import compose
+    from pipeline.files import sha256_of
+    from pipeline.study.execute import one as make
+
+    words = ["stage=merge", "merge=layer_swap", "merge.embeddings=math", "merge.final_norm=math", "merge.head=math"]
+    words += [f"merge.{side}={folder}/foreign/{side}" for side in ("math", "language")]
+    words += [
+        f"merge.bottom_layers={FOREIGN.get(name, 0)}",
+        f"runs_dir={folder}/foreign/runs",
+        "tracking.mode=disabled",
+    ]
+    config: Any = compose([*words, *([f"threads={threads}"] if threads else [])])
+    begun, cpu = time.perf_counter(), time.process_time()
+    if name == HASHING:
+        sha256_of(folder.glob("foreign/*/*.safetensors"))
+    else:
+        make(config)
+    return {"seconds": time.perf_counter() - begun, "cpu": time.process_time() - cpu}
 
 
 def opened(name: str, folder: Path, **more: Any) -> Any:
@@ -163,9 +212,10 @@ def opened(name: str, folder: Path, **more: Any) -> Any:
 
 
 def known(merge: Any) -> dict[str, dict[str, str]]:
-    from pipeline.merge.adapters import digests_on_record
+    """As finished runs have them on record."""
+    from pipeline.merge.digests import SourceDigests
 
-    return {role: digests_on_record(source.folder) for role, source in merge.sources.items()}
+    return SourceDigests(merge, merge.layout.folder).known
 
 
 def live(folder: Path, threads: int | None) -> dict[str, float]:
@@ -234,7 +284,8 @@ def mergekit_config(name: str, folder: Path) -> dict[str, Any]:
 
 
 def measure(asked: argparse.Namespace) -> dict[str, Any]:
-    folder, names = asked.folder, [name for name in OURS if not asked.only or name in asked.only.split(";")]
+    folder, every = asked.folder, [*OURS, HASHING, *FOREIGN]
+    names = [name for name in every if not asked.only or name in asked.only.split(";")]
     runs: dict[str, list[dict[str, float]]] = {}
     for turn in range(asked.rounds):
         peer = ("swap", "average", "ties") if asked.mergekit and turn < asked.mergekit_rounds else ()
@@ -250,11 +301,14 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
                 words = [asked.mergekit, "-c", MERGEKIT, str(folder / "merge.yaml"), str(folder / "out")]
                 found = timed(words)
             else:
+                if name == next(iter(FOREIGN)):
+                    shutil.rmtree(folder / "foreign/runs", ignore_errors=True)
                 (folder / "out").mkdir()
                 found = timed(ours(name, folder, asked.threads))
             runs.setdefault(name, []).append(found)
     reload = timed(ours("live", folder, asked.threads))
     shutil.rmtree(folder / "out", ignore_errors=True)
+    shutil.rmtree(folder / "foreign/runs", ignore_errors=True)
     copy = statistics.median(run["wall"] for run in runs["cp"])
     hashing = {
         role: json.loads((folder / role / "manifest.json").read_text())["facts"]["hashing"] for role in ("base", "math")
@@ -334,11 +388,12 @@ def versions() -> dict[str, str]:
 
 
 def show(record: dict[str, Any]) -> None:
-    print(f"{'':<28} seconds  x cp   whole process  x cp   CPU     anonymous MB")
+    print(f"{'':<28} seconds  x cp   start-up   whole process  x cp   CPU     anonymous MB")
     for name, row in {"cp": record["cp"], **record["merges"]}.items():
         values = [row[key]["median"] for key in ("seconds", "wall", "cpu", "peak_anonymous_bytes")]
         ratios = (row.get("ratio", 1.0), row.get("whole_process_ratio", 1.0))
-        numbers = f"{values[0]:7.2f} {ratios[0]:6.1f} {values[1]:11.2f} {ratios[1]:10.1f} {values[2]:7.2f}"
+        numbers = f"{values[0]:7.2f} {ratios[0]:6.2f} {values[1] - values[0]:10.2f} {values[1]:14.2f} {ratios[1]:6.1f}"
+        numbers += f" {values[2]:7.2f}"
         print(f"{name:<28} {numbers} {values[3] / 1e6:10.0f}")
     print("from one configuration to the next in memory: {live:.3f} s; written {write:.2f} s and loaded {load:.2f} s, "
           "{times_faster:.0f} times as long".format(**record["live"]))  # fmt: skip

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import os
-from functools import lru_cache
+import tempfile
+import time
+from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.knobs import PipelineError
+
 UNHASHED_FILES = ("wandb/",)  # tracking writes there; results are elsewhere
+KEPT = ".digests"  # in runs_dir
+SETTLED_NS = 2 * 10**9  # the coarsest clock of a file system, FAT's, ticks every two seconds
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -29,26 +39,105 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def fingerprints(folder: Path) -> dict[str, dict[str, Any]]:
-    """Size, time and sha256 of each file that counts as a result."""
-    found = {}
+def fingerprints(folder: Path, without: Collection[str] = ()) -> dict[str, dict[str, Any]]:
+    """Size, time and sha256 of each file that counts as a result; no sha256 of those that are known `without` it."""
+    found: dict[str, dict[str, Any]] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
         if not name.startswith(UNHASHED_FILES):
             stat = path.stat()
-            found[name] = {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": sha256(path)}
+            found[name] = {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+            found[name] |= {} if name in without else {"sha256": sha256(path)}
     return found
 
 
-@lru_cache(maxsize=256)
-def _cached_sha256(path: Path, size: int, mtime_ns: int) -> str:
-    return sha256(path)
+# ---------------------------------------------------------------------------------------------------- digests, kept
 
 
-def content_hash(paths: list[Path], root: Path) -> str:
-    """One digest over named files: the identity of what no run of ours made."""
-    digest = hashlib.sha256()
-    for path in sorted(paths):
+@dataclass(frozen=True)
+class Seen:
+    """A file as it was at a time: what tells that it did not change since."""
+
+    path: Path
+    size: int
+    mtime_ns: int
+    ctime_ns: int  # no program can set this one
+    inode: int
+
+    @classmethod
+    def now(cls, path: Path) -> Seen:
+        path = path.resolve()
         stat = path.stat()
-        digest.update(f"{path.relative_to(root)} {_cached_sha256(path, stat.st_size, stat.st_mtime_ns)}\n".encode())
+        return cls(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+
+
+_known: dict[Seen, dict[str, Any]] = {}  # in this process
+
+
+def kept(seen: Seen, runs_dir: Path | None = None) -> dict[str, Any]:
+    """What is known of a file: its `sha256`, and the digests of its `tensors`. Empty where nothing is.
+
+    One small file for each in runs_dir/.digests, replaced whole: processes may write at once, and what one of them
+    loses is computed again.
+    """
+    if seen not in _known and runs_dir is not None:
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            entry = json.loads(_place(seen, runs_dir).read_bytes())
+            if entry["seen"] == _told(seen):
+                _known[seen] = dict(entry["known"])
+    return _known.get(seen, {})
+
+
+def keep(seen: Seen, begun_ns: int, runs_dir: Path | None = None, **known: Any) -> None:
+    """Keep what was found in a file that was read since `begun_ns`.
+
+    Beyond this process only where it had not been touched for a while by then: a file can change once more within the
+    same tick of its clock, and look as before (what git calls racily clean).
+
+    Raises:
+        PipelineError: it changed meanwhile.
+    """
+    if Seen.now(seen.path) != seen:
+        raise PipelineError(f"{seen.path} changed while it was read: wait until it is complete")
+    before = _known.get(seen, {})
+    _known[seen] = before | known | {"tensors": before.get("tensors", {}) | known.get("tensors", {})}
+    if runs_dir is None or max(seen.mtime_ns, seen.ctime_ns) > begun_ns - SETTLED_NS:
+        return
+    with contextlib.suppress(OSError):  # a runs_dir that cannot be written to: hashed again next time
+        place = _place(seen, runs_dir)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False, encoding="utf-8") as file:
+            json.dump({"seen": _told(seen), "known": _known[seen]}, file)
+        os.chmod(file.name, 0o644)
+        os.replace(file.name, place)
+
+
+def _place(seen: Seen, runs_dir: Path) -> Path:
+    return runs_dir / KEPT / f"{hashlib.sha256(os.fsencode(seen.path)).hexdigest()[:32]}.json"
+
+
+def _told(seen: Seen) -> list[Any]:
+    return [os.fsdecode(seen.path), seen.size, seen.mtime_ns, seen.ctime_ns, seen.inode]
+
+
+def sha256_of(paths: Iterable[Path], runs_dir: Path | None = None) -> dict[Path, str]:
+    """The sha256 of each file: as kept, else read, in threads, as hashing is what takes the time."""
+    seen = {path: Seen.now(path) for path in paths}
+    unknown = {one for one in seen.values() if not kept(one, runs_dir).get("sha256")}
+
+    def find(one: Seen) -> None:
+        begun = time.time_ns()
+        keep(one, begun, runs_dir, sha256=sha256(one.path))
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ThreadPoolExecutor(min(8, cores)) as pool:
+        list(pool.map(find, sorted(unknown, key=lambda one: (-one.size, one.path))))
+    return {path: kept(one)["sha256"] for path, one in seen.items()}
+
+
+def content_hash(paths: list[Path], root: Path, runs_dir: Path | None = None) -> str:
+    """One digest over named files: the identity of what no run of ours made."""
+    digest, found = hashlib.sha256(), sha256_of(paths, runs_dir)
+    for path in sorted(paths):
+        digest.update(f"{path.relative_to(root)} {found[path]}\n".encode())
     return digest.hexdigest()

@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.config import VERSIONS, RunStage
-from pipeline.files import content_hash, fingerprints, sha256, write_atomically
+from pipeline.files import Seen, content_hash, fingerprints, sha256, write_atomically
 from pipeline.knobs import PipelineError, identity
 from pipeline.lock import key, read_lock
+from pipeline.models.checkpoint import digests_in, read_header
 from pipeline.provenance import environment, git_state, machine, versions, without_credentials
 
 MANIFEST = "manifest.json"
@@ -53,6 +54,36 @@ class Found:
     hash: str
     folder: Path
     hub: str | None = None  # of a model of the hub: its id, and the revision asked for, as the lock file has them
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder with a model that no run made, known by its content: hashed when it is first asked for."""
+
+    folder: Path
+    files: tuple[Path, ...]
+    runs_dir: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    @property
+    def hash(self) -> str:
+        return self._content[1]
+
+    @property
+    def changed(self) -> bool:
+        """Whether its content is another than when it was hashed; read again only where a file was touched."""
+        seen, was = self._content
+        if seen == [Seen.now(path) for path in self.files]:
+            return False
+        return content_hash(list(self.files), self.folder, self.runs_dir) != was
+
+    @cached_property
+    def _content(self) -> tuple[list[Seen], str]:
+        seen = [Seen.now(path) for path in self.files]
+        return seen, content_hash(list(self.files), self.folder, self.runs_dir)
 
 
 @dataclass(frozen=True)
@@ -199,23 +230,45 @@ def content(parent: Parent) -> str | None:
     manifest = read_manifest(parent.folder)
     if manifest is None:
         return None
+    if root := manifest["facts"].get("weights", {}).get("root"):
+        return str(root)
     files = "".join(f"{name} {file['sha256']}\n" for name, file in sorted(manifest["files"].items()))
-    return manifest["facts"].get("weights", {}).get("root") or f"sha256:{hashlib.sha256(files.encode()).hexdigest()}"
+    return f"sha256:{hashlib.sha256(files.encode()).hexdigest()}"
 
 
 def check_unchanged(folder: Path) -> None:
     """Refuse a finished run whose files are not those that its manifest lists."""
     remedy = "make it again with redo=true, or restore the file"
     manifest = read_manifest(folder) or {"files": {}, "facts": {}}
-    if manifest["facts"].get("weights", {}).get("freed"):
+    weights = manifest["facts"].get("weights", {})
+    if weights.get("freed"):
         raise PipelineError(f"{manifest['name']} was freed by stage=clean: train it again with redo=true")
     for name, was in manifest["files"].items():
         path = folder / name
         if not path.is_file():
             raise PipelineError(f"{folder.name} was changed after it was finished: {name} is gone; {remedy}")
         stat = path.stat()
-        if (stat.st_size, stat.st_mtime_ns) != (was["bytes"], was["mtime_ns"]) and sha256(path) != was["sha256"]:
+        touched = (stat.st_size, stat.st_mtime_ns) != (was["bytes"], was["mtime_ns"])
+        if touched and not _same(path, was, weights.get("digests", {})):
             raise PipelineError(f"{folder.name} was changed after it was finished: {name} differs; {remedy}")
+
+
+def _same(path: Path, was: dict[str, Any], digests: dict[str, str]) -> bool:
+    """Whether a file is what a manifest lists: by its sha256, or a file of weights by the digests of its tensors."""
+    if "sha256" in was:
+        return sha256(path) == was["sha256"]
+    try:
+        return path.stat().st_size == was["bytes"] and all(
+            digests[name] == one for name, one in digests_in(path).items()
+        )
+    except PipelineError:  # its header is broken, or it holds NaN
+        return False
+
+
+def known_by_tensors(folder: Path, digests: dict[str, str]) -> list[str]:
+    """The files of weights all of whose tensors have a digest on record: they need none of their own."""
+    files = folder.glob("*.safetensors")
+    return [path.name for path in files if digests.keys() >= read_header(path).keys()]
 
 
 def _nearest(run: Run) -> str | None:
@@ -310,6 +363,9 @@ def _make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], attempt: 
     with tracked(run, attempt) as tracker:
         facts = stage(run, run.work, tracker)
     resume.forget(run.work)
+    for parent in run.parents.values():
+        if isinstance(parent, Folder) and parent.changed:
+            raise PipelineError(f"{parent.folder} was changed while {run.label} was made of it: ask for it again")
     manifest = {
         "name": run.name,
         "hash": run.hash,
@@ -321,7 +377,7 @@ def _make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], attempt: 
             for role, parent in run.parents.items()
         },
         "facts": facts,
-        "files": fingerprints(run.work),
+        "files": fingerprints(run.work, known_by_tensors(run.work, facts.get("weights", {}).get("digests", {}))),
         "git": git_state(),
         "versions": versions(),
         "machine": machine(),
@@ -370,23 +426,23 @@ def find(reference: str, runs_dir: Path, knob: str, revision: str | None = None)
         identity = f"{reference}@{pinned}" if pinned else reference
         return Found(Path(name).name, hashlib.sha256(identity.encode()).hexdigest(), folder, hub)
     if reference.startswith("package:"):
-        return from_folder(Path(__file__).parent / reference.removeprefix("package:"), knob)
+        return from_folder(Path(__file__).parent / reference.removeprefix("package:"), knob, runs_dir)
     name, at, step = reference.rpartition("@")
     if at and step.isdigit() and not Path(reference).is_dir():
         return snapshot(find(name, runs_dir, knob), int(step), knob)
     if "/" in reference or reference.startswith("."):
-        return from_folder(Path(reference), knob)
+        return from_folder(Path(reference), knob, runs_dir)
     names = [path.parent.name for path in sorted(runs_dir.glob(f"{glob.escape(reference)}*/{MANIFEST}"))]
     if reference in names:
         names = [reference]
     if len(names) == 1:
-        return from_folder(runs_dir / names[0], knob)
+        return from_folder(runs_dir / names[0], knob, runs_dir)
     if names:
         raise PipelineError(
             f"{knob}={reference} means more than one run: {', '.join(names[:6])}; give more of the name"
         )
     if (runs_dir / reference).is_dir():
-        return from_folder(runs_dir / reference, knob)
+        return from_folder(runs_dir / reference, knob, runs_dir)
     known = [path.parent.name for path in sorted(runs_dir.glob(f"*/{MANIFEST}"))]
     raise PipelineError(f"{knob}={reference} is no finished run of {runs_dir}{near(reference, known)}")
 
@@ -410,7 +466,7 @@ def near(word: str, known: list[str]) -> str:
     return f"; did you mean {', '.join(close)}" if close else f"; there are {', '.join(known[:8]) or 'none'}"
 
 
-def from_folder(folder: Path, knob: str) -> Parent:
+def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
     folder = Path(os.path.normpath(folder))
     if not folder.is_dir():
         raise PipelineError(f"{knob}={folder} is not a folder: name a finished run, or a folder with a model")
@@ -424,7 +480,7 @@ def from_folder(folder: Path, knob: str) -> Parent:
             f"{knob}={folder} has no {MANIFEST}, so it is no finished run, "
             "and no config.json with safetensors, so it is no model"
         )
-    return Found(folder.resolve().name, content_hash(files, folder), folder)
+    return Folder(folder, tuple(files), runs_dir)
 
 
 def finished(runs_dir: Path) -> Iterator[dict[str, Any]]:

@@ -251,7 +251,11 @@ def test_the_stage(models, tmp_path, capsys, method):
         "ties": (Ties(experts=["/secret/a", "b"]), {"base": base, "0": math, "1": language}),
     }[method]
     tracker = Recorder()
-    facts = make(SimpleNamespace(config=MergeStage(merge=config), parents=parents), tmp_path, tracker)
+    facts = make(
+        SimpleNamespace(config=MergeStage(merge=config, runs_dir=str(tmp_path / "runs")), parents=parents),
+        tmp_path,
+        tracker,
+    )
 
     digests = digest_tensors(tmp_path)
     assert facts["weights"] == {"root": weights_root(digests), "digests": digests}
@@ -280,7 +284,7 @@ def test_the_stage_takes_digests_from_the_parents_manifests(models, tmp_path):
         (folders[role] / "manifest.json").write_text(json.dumps({"facts": {"weights": {"digests": digests}}}))
     folders["work"].mkdir()
     parents = {role: SimpleNamespace(folder=folders[role], name=role) for role in ("math", "language")}
-    run = SimpleNamespace(config=MergeStage(merge=swap(bottom_layers=1)), parents=parents)
+    run = SimpleNamespace(config=MergeStage(merge=swap(bottom_layers=1), runs_dir=str(tmp_path)), parents=parents)
     digests = make(run, folders["work"], Recorder())["weights"]["digests"]
     assert digests["model.layers.0.mlp.up_proj.weight"] == "sha256:of language"
     assert digests["model.layers.5.mlp.up_proj.weight"] == "sha256:of math"

@@ -129,12 +129,6 @@ def open_source(folder: str | Path, base: Path | None = None) -> Source:
     return adapted
 
 
-def digests_on_record(folder: Path) -> dict[str, str]:
-    """The digests that were recorded when the weights of a folder were written; none for what no run made."""
-    facts = (read_manifest(folder) or {"facts": {}})["facts"]
-    return facts.get("weights", {}).get("digests", {})
-
-
 def base_folder(folder: Path) -> Path:
     """Where the base of an adapter is: by the manifest of its run, else by its adapter_config.json."""
     manifest = read_manifest(folder)

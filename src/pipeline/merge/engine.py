@@ -18,8 +18,9 @@ import numpy as np
 
 from pipeline.knobs import PipelineError
 from pipeline.merge import formulas, recipes
-from pipeline.merge.adapters import Adapted, Source, combined, digests_on_record, open_source, why_dense, write_adapter
+from pipeline.merge.adapters import Adapted, Source, combined, open_source, why_dense, write_adapter
 from pipeline.merge.checks import check_sources, refuse_unmoved
+from pipeline.merge.digests import SourceDigests
 from pipeline.merge.formulas import Formula
 from pipeline.merge.plan import Row, card, cells, grouped, tell
 from pipeline.merge.recipes import Weights
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from pipeline.config import LayerSwap, Partition, Reset, Soup, TaskArithmetic, Ties
     from pipeline.config import Merge as MergeConfig
-    from pipeline.runs import Parent, Run
+    from pipeline.runs import Run
     from pipeline.tracking import Tracker
 
 
@@ -48,7 +49,9 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     tracker.table("merge_plan", ["where", "what", "weights"], [cells(row) for row in rows])
     (work / "plan.json").write_text(json.dumps(rows, indent=2) + "\n")
     (work / "README.md").write_text(card(config, run.parents, rows, size))
-    digests = merge.write(work, config.files_from, known_digests(merge, run.parents), run.config.threads)
+    sources = SourceDigests(merge, Path(run.config.runs_dir))
+    digests = merge.write(work, config.files_from, sources.known, run.config.threads)
+    sources.keep(digests)
     return {"weights": {"root": weights_root(digests), "digests": digests}, "plan": rows, "bytes": size, **merge.cast()}
 
 
@@ -351,12 +354,3 @@ def _as_adapter(merge: Merge, base: Source | None) -> Merge:
         return out
 
     return dataclasses.replace(merge, formula=formula, adapter=adapter)
-
-
-def known_digests(merge: Merge, parents: Mapping[str, Parent]) -> dict[str, dict[str, str]]:
-    """The digests that manifests hold of each source, an adapter's base's for what it leaves alone."""
-    found = {}
-    for role, source in merge.sources.items():
-        folder = source.base.folder if isinstance(source, Adapted) else source.folder
-        found[role] = digests_on_record(folder)
-    return found

@@ -12,8 +12,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -56,13 +57,12 @@ class _Range:
 def write_weights(merge: Merge, folder: Path, known: Known, threads: int | None = None) -> dict[str, str]:
     """The weight files of a merge into an existing folder; {tensor: digest}.
 
-    A copied tensor inherits the digest on record, which also says that it is finite; one without a record is read
-    and checked. Raises PipelineError for values that are not finite.
+    A copied tensor inherits the digest on record, which also says that it is finite; one without a record passes
+    through memory, and is hashed and checked on its way. Raises PipelineError for values that are not finite.
     """
-    computed: list[tuple[int, str, BinaryIO, int]] = []
+    tasks: list[tuple[int, Callable[[], tuple[str, str] | None]]] = []  # size, what is to be done
     ranges: list[_Range] = []
     digests: dict[str, str] = {}
-    checks: list[tuple[str, TensorInfo]] = []
     with contextlib.ExitStack() as streams:
         for file, names in merge.layout.files.items():
             stored = {name: (merge.stored_dtype(name), merge.layout.info(name).shape) for name in names}
@@ -71,24 +71,19 @@ def write_weights(merge: Merge, folder: Path, known: Known, threads: int | None 
             place = target.tell()
             for name in names:
                 size, role = merge.stored_info(name).nbytes, merge.copied_from(name)
-                if role is None:
-                    computed.append((size, name, target, place))
-                else:
-                    info = merge.sources[role].stored(name)
-                    assert info is not None
+                info = merge.sources[role].stored(name) if role is not None else None
+                if role is None or info is None:
+                    tasks.append((size, partial(_compute, merge, name, target, place)))
+                elif name in known.get(role, {}):
                     _add(ranges, _Range(info.file, info.offset, target, place, size))
-                    if name in known.get(role, {}):
-                        digests[name] = known[role][name]
-                    else:
-                        checks.append((name, info))
+                    digests[name] = known[role][name]
+                else:
+                    tasks.append((size, partial(_carry, name, info, target, place)))
                 place += size
             target.truncate(place)
-        largest_first = sorted(computed, key=lambda one: -one[0])
-        tasks: list[Callable[[], tuple[str, str] | None]] = []
-        tasks += [lambda one=one: _compute(merge, *one[1:]) for one in largest_first]  # type: ignore[misc]
-        tasks += [lambda one=one: _copy(one) for one in ranges]  # type: ignore[misc]
-        tasks += [lambda one=one: _check(*one) for one in checks]  # type: ignore[misc]
-        digests |= dict(found for found in in_threads(tasks, threads) if found is not None)
+        ordered = [task for _, task in sorted(tasks, key=lambda one: -one[0])]  # largest first
+        ordered += [partial(_copy, one) for one in ranges]
+        digests |= dict(found for found in in_threads(ordered, threads) if found is not None)
     return dict(sorted(digests.items()))
 
 
@@ -105,8 +100,17 @@ def _add(ranges: list[_Range], new: _Range) -> None:
         ranges.append(new)
 
 
-def _check(name: str, info: TensorInfo) -> tuple[str, str]:
-    return name, digest(info.dtype, info.shape, info.pieces(), f"{info.file}: {name}")
+def _carry(name: str, info: TensorInfo, target: BinaryIO, place: int) -> tuple[str, str]:
+    """One tensor as it is to its place; its digest, made of what is written while it is in the cache."""
+
+    def written() -> Iterator[memoryview]:
+        done = place
+        for piece in info.pieces():
+            _write(target, piece, done)
+            done += len(piece)
+            yield piece
+
+    return name, digest(info.dtype, info.shape, written(), f"{info.file}: {name}")
 
 
 def _copy(one: _Range) -> None:

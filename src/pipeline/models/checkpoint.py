@@ -320,6 +320,14 @@ def digest_tensors(folder: str | Path) -> dict[str, str]:
     }
 
 
+def digests_in(file: Path) -> dict[str, str]:
+    """The digest of every tensor of one safetensors file, by name. Refuses NaN and infinite values."""
+    return {
+        name: digest(info.dtype, info.shape, info.pieces(), f"{file}: {name}")
+        for name, info in sorted(read_header(file).items())
+    }
+
+
 def weights_root(digests: Mapping[str, str]) -> str:
     """One `sha256:...` for a whole checkpoint, whatever its sharding: over its sorted names and digests."""
     lines = "".join(f"{name} {digests[name]}\n" for name in sorted(digests))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.config import LayerSwap, Merge, MergeStage, Partition, Reset, RunStage, TrainStage
+from pipeline.files import sha256_of
 from pipeline.knobs import PipelineError
 from pipeline.merge.recipes import needs_magnitudes, roles
-from pipeline.runs import Found, Parent, Run, Snapshot, find, folder_of, from_folder, read_manifest
+from pipeline.runs import Folder, Found, Parent, Run, Snapshot, find, folder_of, from_folder, read_manifest
 
 LIMIT = 60  # characters of a label that names many experts
 
@@ -26,6 +27,10 @@ def merge_parents(merge: Merge, config: RunStage, named: Callable[[str, str], Pa
         told = next(f"{key}={reference}" for key, reference in experts.values() if not isinstance(reference, str))
         raise PipelineError(f"{told} is no RUN: give the name of a finished run, or a list of them")
     parents = {role: named(reference, key) for role, (key, reference) in experts.items()}
+    elsewhere = [one for one in parents.values() if isinstance(one, Folder)]
+    if elsewhere:  # refused by their headers before their contents are hashed
+        check_headers(parents, named(merge.base, "merge.base") if merge.base else None)
+        sha256_of([file for one in elsewhere for file in one.files], Path(config.runs_dir))
     hashes = [one.hash for one in parents.values()]
     if twice := next((one.name for one in parents.values() if hashes.count(one.hash) > 1), None):
         raise PipelineError(f"merge={merge.method} was given {twice} twice: name each expert once")
@@ -42,6 +47,20 @@ def merge_parents(merge: Merge, config: RunStage, named: Callable[[str, str], Pa
     if recorded:
         one_base(recorded, f"merge={merge.method}: the experts", ", or give merge.base=RUN if they belong together")
     return parents
+
+
+def check_headers(experts: Mapping[str, Parent], base: Parent | None) -> None:
+    """Refuse whole models on this disk that do not fit each other, or the base that is given."""
+    from pipeline.merge.adapters import open_source
+    from pipeline.merge.checks import check_sources
+
+    sources = {role: open_source(one.folder) for role, one in experts.items() if _whole(one)}
+    if sources:
+        check_sources(sources, open_source(base.folder) if base and _whole(base) else None)
+
+
+def _whole(expert: Parent) -> bool:
+    return any(expert.folder.glob("*.safetensors")) and not gives_adapter(expert)
 
 
 def one_base(bases: Sequence[tuple[str, Parent | None]], what: str, remedy: str = "") -> Any:
@@ -123,7 +142,7 @@ def base_of(expert: Parent, config: RunStage, key: str = "merge.experts") -> Par
     recorded = manifest["parents"].get("model") or manifest["parents"].get("base")
     ours = folder_of(recorded["hash"], Path(config.runs_dir)) if recorded else None
     if ours:
-        return from_folder(ours, key)
+        return from_folder(ours, key, Path(config.runs_dir))
     model = (manifest["config"].get("model") or {"path": manifest["facts"].get("base")}) if recorded else {}
     path, revision = model.get("path"), model.get("revision")  # facts: of a select run
     if not path:

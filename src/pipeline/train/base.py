@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.data.sources import Example
 from pipeline.knobs import PipelineError
-from pipeline.models.checkpoint import Checkpoint, digest, digest_tensors, read_header, weights_root
+from pipeline.models.checkpoint import Checkpoint, digest_tensors, digests_in, weights_root
 from pipeline.models.hub import local
 
 if TYPE_CHECKING:
@@ -156,8 +156,4 @@ def left_of_training(named: dict[str, Any], base: Path, dtype: torch.dtype) -> d
 
 def adapter_digests(folder: Path) -> dict[str, str]:
     """The digest of every tensor of a LoRA adapter, by name. Refuses NaN and infinite values."""
-    file = folder / "adapter_model.safetensors"
-    return {
-        name: digest(info.dtype, info.shape, info.pieces(), f"{folder}: {name}")
-        for name, info in sorted(read_header(file).items())
-    }
+    return digests_in(folder / "adapter_model.safetensors")

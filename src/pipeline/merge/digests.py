@@ -1,0 +1,45 @@
+"""The digests of a merge's sources: on record where a run wrote them, else as kept when they were last read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.files import Seen, keep, kept
+from pipeline.merge.adapters import Adapted, Source
+from pipeline.runs import read_manifest
+
+if TYPE_CHECKING:
+    from pipeline.merge.engine import Merge
+
+
+class SourceDigests:
+    """What is known of a merge's sources before it is written, and is kept of them afterwards.
+
+    `known`: source -> tensor -> digest; of an adapter its base's, for what it leaves alone.
+    """
+
+    def __init__(self, merge: Merge, runs_dir: Path) -> None:
+        self.merge, self.runs_dir, self.begun = merge, runs_dir, time.time_ns()
+        self.seen = {file: Seen.now(file) for source in merge.sources.values() for file in source.files}
+        self.known = {role: self._known(source) for role, source in merge.sources.items()}
+
+    def _known(self, source: Source) -> dict[str, str]:
+        manifest = read_manifest(source.base.folder if isinstance(source, Adapted) else source.folder)
+        if manifest is not None:
+            return dict(manifest["facts"].get("weights", {}).get("digests", {}))
+        tensors = [kept(self.seen[file], self.runs_dir).get("tensors", {}) for file in source.files]
+        return {name: digest for each in tensors for name, digest in each.items()}
+
+    def keep(self, digests: Mapping[str, str]) -> None:
+        """Keep the digests of what was copied, {tensor: digest}, for the next merge of the same sources."""
+        found: dict[Path, dict[str, str]] = {}
+        for name in digests:
+            role = self.merge.copied_from(name) if name in self.merge.weights else None
+            info = self.merge.sources[role].stored(name) if role is not None else None
+            if role is not None and info is not None and name not in self.known[role]:
+                found.setdefault(info.file, {})[name] = digests[name]
+        for file, tensors in found.items():
+            keep(self.seen[file], self.begun, self.runs_dir, tensors=tensors)

@@ -1,0 +1,126 @@
+"""Merging folders that no run made: headers first, contents once, and nothing when asked for again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_models import stacked
+
+from pipeline import files
+from pipeline.knobs import PipelineError
+from pipeline.merge import writing
+from pipeline.models.checkpoint import digest_tensors
+from pipeline.runs import find, read_manifest
+
+
+@pytest.fixture
+def pair(tmp_path, monkeypatch):
+    """Two folders in bfloat16, settled; no digest is known in this process."""
+    folders = [stacked(tmp_path / name, 3, seed) for seed, name in enumerate(("math", "language"))]
+    monkeypatch.setattr(files, "SETTLED_NS", 0)
+    monkeypatch.setattr(files, "_known", {})
+    time.sleep(0.02)
+    return folders
+
+
+@pytest.fixture
+def swap(pair, tmp_path, make_run):
+    def made(*more):
+        words = ["merge=layer_swap", "merge.embeddings=math", "merge.final_norm=math", "merge.head=math"]
+        words += [f"merge.math={pair[0]}", f"merge.language={pair[1]}", f"runs_dir={tmp_path}/runs"]
+        return make_run("stage=merge", *words, "merge.bottom_layers=1", "merge.top_layers=0", *more)
+
+    return made
+
+
+def nothing_is_read(monkeypatch, what="read"):
+    def refuse(*words):
+        raise AssertionError(f"{what}: {words}")
+
+    monkeypatch.setattr(files, "_known", {})  # as another process
+    monkeypatch.setattr(files, "sha256", refuse)
+    return refuse
+
+
+def test_a_swap_of_folders_is_theirs_tensor_by_tensor(pair, swap):
+    merged = swap()
+    found, math, language = (load_file(folder / "model.safetensors") for folder in (merged, *pair))
+    for name, tensor in found.items():
+        assert torch.equal(tensor, (language if ".layers.0." in name else math)[name]), name
+    assert read_manifest(merged)["facts"]["weights"]["digests"] == digest_tensors(merged)
+
+
+def test_what_does_not_fit_is_refused_before_contents_are_hashed(pair, swap, monkeypatch):
+    config = json.loads((pair[1] / "config.json").read_text()) | {"rms_norm_eps": 1e-5}
+    (pair[1] / "config.json").write_text(json.dumps(config))
+    nothing_is_read(monkeypatch)
+    with pytest.raises(PipelineError, match="merge.language: .* has rms_norm_eps 1e-05, .* has rms_norm_eps 1e-06"):
+        swap()
+
+
+def test_a_finished_merge_asked_for_again_reads_no_content(swap, monkeypatch):
+    merged = swap()
+    nothing_is_read(monkeypatch)
+    assert swap() == merged
+
+
+def test_another_merge_of_the_same_folders_inherits_their_digests(swap, monkeypatch):
+    swap()
+    monkeypatch.setattr(files, "_known", {})
+    read = []
+    real = writing._carry
+    monkeypatch.setattr(writing, "_carry", lambda name, *more: read.append(name) or real(name, *more))
+    merged = swap("merge.bottom_layers=2")
+    assert {name.split(".")[2] for name in read} == {"1"}  # of the language expert, for the first time
+    assert read_manifest(merged)["facts"]["weights"]["digests"] == digest_tensors(merged)
+    read.clear()
+    swap("merge.bottom_layers=2", "redo=true")
+    assert not read
+
+
+def test_a_folder_that_changes_while_it_is_merged_is_refused(pair, swap, monkeypatch, tmp_path):
+    real, more = writing._carry, ""
+
+    def changing(*words):
+        file = pair[1] / "config.json"
+        file.write_text(file.read_text() + more)
+        return real(*words)
+
+    monkeypatch.setattr(writing, "_carry", changing)
+    shutil.rmtree(swap("threads=1"))  # touched alone: threads of the copy would write at once
+    more = " "
+    with pytest.raises(PipelineError, match="language was changed while layer_swap-2-0-math-language was made of it"):
+        swap("merge.bottom_layers=2", "threads=1")
+    assert not list((tmp_path / "runs").glob("*/manifest.json"))
+
+
+def test_weights_of_a_run_are_known_by_their_tensors(swap, tmp_path):
+    """A copy of a run with other times is the same run, one with another value is not; nothing is hashed twice."""
+    merged = swap()
+    listed = read_manifest(merged)["files"]
+    assert "sha256" not in listed["model.safetensors"] and "sha256" in listed["config.json"]
+    os.utime(merged / "model.safetensors")
+    assert swap() == merged
+    tensors = load_file(merged / "model.safetensors")
+    tensors["model.norm.weight"][0] += 1
+    save_file(tensors, merged / "model.safetensors", {"format": "pt"})
+    with pytest.raises(PipelineError, match="was changed after it was finished: model.safetensors differs"):
+        swap()
+    (merged / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(PipelineError, match="was changed after it was finished: model.safetensors differs"):
+        swap()
+
+
+def test_the_hash_of_a_folder_is_asked_for_late(pair, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "sha256", lambda path: "0" * 64)
+    found = find(str(pair[0]), tmp_path / "runs", "merge.math")
+    assert "_content" not in vars(found) and found.name == "math"
+    shutil.rmtree(pair[0])
+    with pytest.raises(FileNotFoundError):
+        _ = found.hash
