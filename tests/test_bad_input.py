@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from tiny_words import FEW
 
+from pipeline import compose
 from pipeline.study import execute
 
 ROW = '{"question": "1 + 1?", "answer": "2"}\n'
@@ -264,6 +265,30 @@ def test_a_partition_that_does_not_split_the_model(
     sft = ["stage=sft", "model=trained", f"model.path={base}", "expert=math", "sft=partial"]
     refused(call(*sft, *here, *all_of_it), "gives all 14 layers to language and none to math")
     assert left(tmp_path / "runs") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"file: a\nrows: [text\n", 'own.yaml", line 2, column 7'),
+        (b"rows: text\nrows: pairs\n", "found duplicate key rows"),
+        (b"rows:\n\tfile: a\n", "found character '\\t' that cannot start any token"),
+        (b"rows: \xff\xfe\n", "is not UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("flags", [[], ["--cfg", "job"], ["-m"]])
+def test_a_configuration_file_that_is_no_yaml(
+    flags: list[str],
+    text: bytes,
+    expected: str,
+    call: Callable[..., SimpleNamespace],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shutil.copytree(compose.conf_dir(), tmp_path / "conf")
+    (tmp_path / "conf/data/own.yaml").write_bytes(text)
+    monkeypatch.setattr(compose, "conf_dir", lambda: tmp_path / "conf")
+    refused(call(*flags, "stage=data", "expert=own"), expected)
 
 
 def test_prefetch_where_the_hub_is_not_reached(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:

@@ -472,11 +472,13 @@ def test_the_plan_says_why_a_run_is_not_taken_from_before(tmp_path: Path, monkey
 
 
 def test_credentials_are_taken_out_of_every_address() -> None:
-    nested = {"a": ["https://me:p@ss@host/x@y", "git+ssh://token@host"], "b": {"c": "me@host", "d": 1}}
+    nested = {"a": ["https://me:p@ss@host/x@y", "git+ssh://token@host"], "b": {"c": "me@host?", "d": 1}}
     assert provenance.without_credentials(nested) == {
         "a": ["https://host/x@y", "git+ssh://host"],
-        "b": {"c": "me@host", "d": 1},
+        "b": {"c": "me@host?", "d": 1},
     }
+    told = "x.url=https://me:pw@host/a.gz?token=1&X-Amz-Signature=2#access_token=3 and hf://datasets/a/b@c/d: why?"
+    assert provenance.without_credentials(told) == "x.url=https://host/a.gz and hf://datasets/a/b@c/d: why?"
 
 
 def test_no_credential_reaches_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

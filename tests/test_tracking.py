@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,11 +75,12 @@ class Recorded:
         import wandb
 
         self.asked: dict[str, Any] = {}
+        self.argv: list[str] = []
         self.exit_code: int | None = None
         monkeypatch.setattr(wandb, "init", self.init)
 
     def init(self, **asked: Any) -> Any:
-        self.asked = asked
+        self.asked, self.argv = asked, sys.argv
         return SimpleNamespace(finish=self.finish, log=lambda *_, **__: None, summary={})
 
     def finish(self, exit_code: int) -> None:
@@ -176,6 +180,88 @@ def test_an_offline_run_holds_what_the_stage_told(tmp_path: Path) -> None:
     assert any(row.get("score") == 0.25 for row in told)
     assert [record.exit.exit_code for record in found if record.WhichOneof("record_type") == "exit"] == [0]
     assert not any(name.startswith("wandb/") for name in json.loads((folder / "manifest.json").read_text())["files"])
+
+
+SECRETS = ("sesame", "open-token", "open-signature")
+ADDRESS = "http://me:sesame@127.0.0.1:{port}/rows.jsonl?token=open-token&X-Amz-Signature=open-signature"
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Iterator[str]:
+    """A file on a web server that is asked for with a password, a token and a signature."""
+    rows = "".join(json.dumps({"prompt": f"q{n}", "completion": "a"}) + "\n" for n in range(4)).encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # noqa: N802
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(rows)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(rows)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield ADDRESS.format(port=server.server_address[1])
+        server.shutdown()
+
+
+def test_no_credential_of_a_url_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Neither in a file of a run, the card and W&B's own included, nor in what is printed or handed to W&B."""
+    from pipeline.__main__ import main
+
+    (tmp_path / "root/mgsm/en").mkdir(parents=True)
+    (tmp_path / "root/mgsm/en/test.jsonl").write_text(json.dumps({"question": "of no row " * 9}))
+    rows = [{"prompt": f"q{n}", "completion": "a"} for n in range(4)]
+    (tmp_path / "root/a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    url = ADDRESS.format(port=9)
+    words = ["stage=data", "expert=own", "expert.sources.own.rows=pairs", "expert.sources.own.file=a.jsonl"]
+    words += [f"expert.sources.own.url='{url}'", f"runs_dir={tmp_path}/runs", "tracking.mode=offline"]
+    local = f"data_root={tmp_path}/root"
+    monkeypatch.setattr(sys, "argv", ["pipeline", *words, local])
+    assert main([*words, local]) == 0
+    assert main([*words, local, "data.size=9"]) == 1
+    assert main([*words, f"expert.sources.own.url={url}"]) == 1  # its = and ? are no override without quotes
+    assert main([*words, f"data.benchmarks={tmp_path}/root"]) == 1  # not reached
+    assert sys.argv == ["pipeline", *words, local]
+    assert main(["-m", *words, local, "seed=3", "tracking.mode=disabled"]) == 0  # Hydra keeps the words of a -m
+    files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+    assert len([path for path in files if path.suffix == ".wandb"]) == 3
+    for path in files:
+        assert not [secret for secret in SECRETS if secret.encode() in path.read_bytes()], path
+    told = capfd.readouterr()
+    assert told.err.count("error: ") == 3
+    assert not [secret for secret in SECRETS if secret in told.out + told.err]
+    for name, count in {"data_card.md": 2, "manifest.json": 2, "multirun.yaml": 1}.items():
+        named = [path for path in files if path.name == name and "wandb" not in path.parts]
+        assert len(named) == count and all("http://127.0.0.1:9/rows.jsonl" in path.read_text() for path in named)
+
+    recorded = Recorded(monkeypatch)
+    assert main([*words, local, "seed=2"]) == 0
+    assert recorded.asked["config"]["expert"]["sources"]["own"]["url"] == "http://127.0.0.1:9/rows.jsonl"
+    assert "expert.sources.own.url='http://127.0.0.1:9/rows.jsonl" in recorded.argv
+    assert not [secret for secret in SECRETS if secret in repr(recorded.asked) + repr(recorded.argv)]
+
+
+def test_a_lock_file_holds_no_credential_and_tells_addresses_apart(mirror: str, tmp_path: Path) -> None:
+    from pipeline.lock import Lock
+    from pipeline.study.prefetch import fetch_url, write_lock
+
+    mirror = mirror.replace("me:sesame@", "")  # which urllib does not take
+    lock, other = Lock(folder=tmp_path), mirror.replace("open-token", "other-token")
+    for url in (mirror, other):
+        fetch_url(lock, Source(file="x", rows="pairs", url=url, format="json"), update=False)
+    write_lock(tmp_path / "lock.json", lock)
+    written = (tmp_path / "lock.json").read_text() + " ".join(map(str, tmp_path.rglob("*")))
+    assert not [secret for secret in (*SECRETS, "other-token") if secret in written]
+    assert len(lock.urls) == 2 and lock.entry(Source(file="x", rows="pairs", url=other)) is not None
+    plain = "https://host/a.gz"
+    assert Lock(urls={plain: {"sha256": "0"}}).entry(Source(file="x", rows="pairs", url=plain)) == {"sha256": "0"}
 
 
 def test_nothing_else_imports_wandb() -> None:

@@ -10,11 +10,16 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Any
 
-from pipeline.compose import compose, conf_dir, jobs, register, to_stage, usage
+from omegaconf import OmegaConf
+
+from pipeline.compose import Unreadable, compose, conf_dir, jobs, register, to_stage, usage
 from pipeline.config import CleanStage, PrefetchStage, RunStage, StatusStage, SweepStage, TableStage
+from pipeline.files import write_atomically
 from pipeline.knobs import PipelineError
+from pipeline.provenance import without_credentials
 from pipeline.study.execute import one, sentence
 from pipeline.study.plan import ordered, show, study
 from pipeline.train.processes import is_follower, launched
@@ -119,17 +124,26 @@ def sweep(words: list[str]) -> int:
     import hydra
 
     register()
-    if {"-m", "--multirun"} & set(words):
-        try:
-            for job_words in jobs([word for word in words if not word.startswith("-")]):
-                compose(job_words)
-        except PipelineError as error:
-            print(f"error: {error}", file=sys.stderr)
+    several = bool({"-m", "--multirun"} & set(words))
+    asked = [word for word in words if not word.startswith("-") and (several or "=" in word)]
+    try:
+        for job_words in jobs(asked):
+            compose(job_words)
+    except PipelineError as error:
+        if several or isinstance(error, Unreadable):  # --cfg shows what is incomplete, too
+            print(f"error: {sentence(error)}", file=sys.stderr)
             return 1
     states: list[int] = []
 
     @hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")
     def job(config: Any) -> None:
+        if several:
+            from hydra.core.hydra_config import HydraConfig
+
+            record = Path(HydraConfig.get().sweep.dir) / "multirun.yaml"  # which Hydra wrote
+            write_atomically(
+                record, OmegaConf.to_yaml(without_credentials(OmegaConf.to_container(OmegaConf.load(record))))
+            )
         states.append(run_stage(lambda: to_stage(config)))
 
     ours = [word for word in words if "=" in word and not word.startswith("-")]

@@ -22,9 +22,14 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from pipeline.config import MERGES, STAGES, EvalStage, Stage
 from pipeline.knobs import PipelineError, check
+
+
+class Unreadable(PipelineError):
+    """A file of the configuration that is no YAML."""
 
 
 def conf_dir() -> Path:
@@ -78,6 +83,10 @@ def compose(words: list[str]) -> Stage:
             return to_stage(hydra_compose("config", overrides=words))
     except (HydraException, OmegaConfBaseException) as error:
         raise PipelineError(explain(error, words)) from error
+    except YAMLError as error:  # says the file and the line
+        raise Unreadable(f"a file of the configuration is no YAML: {' '.join(str(error).split())}") from error
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"a file below {conf_dir()} is not UTF-8 ({error}): write it again in UTF-8") from error
 
 
 def refuse_unasked(words: list[str]) -> None:

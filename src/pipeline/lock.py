@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.config import Source
 from pipeline.knobs import PipelineError
+from pipeline.provenance import without_credentials
 
 LOCK = "hub.lock.json"
 
@@ -49,7 +50,7 @@ class Lock:
     def entry(self, source: Source) -> dict[str, Any] | None:
         """What is locked of a source: asked for as the configuration has it, or by its locked revision."""
         if source.url is not None:
-            return self.urls.get(source.url)
+            return self.urls.get(url_key(source.url))
         of_it = {name: one for name, one in self.datasets.items() if name.partition("@")[0] == source.hub}
         asked = key(source.hub, source.revision)
         found = [one for name, one in of_it.items() if name == asked or one["revision"] == source.revision]
@@ -66,7 +67,8 @@ class Lock:
         if entry is None:
             return source, None
         if source.url is not None:
-            return self.pinned(source), [checked(self.folder / entry["path"], entry["bytes"], source.url)]
+            address = without_credentials(source.url)
+            return self.pinned(source), [checked(self.folder / entry["path"], entry["bytes"], address)]
         assert source.hub is not None
         root, part = snapshot("dataset", source.hub, entry["revision"]), entry["parts"][part_of(source)]
         paths = [checked(root / name, size, source.hub) for name, size in part["files"].items()]
@@ -86,6 +88,12 @@ class Lock:
 
 def key(name: str | None, revision: str | None) -> str:
     return f"{name}@{revision}" if revision else str(name)
+
+
+def url_key(url: str) -> str:
+    """An address as the lock file has it: without credentials, with a digest where there were any."""
+    plain = without_credentials(url)
+    return url if plain == url else f"{plain} {digest([url])[:8]}"
 
 
 def checked(path: Path, size: int, what: str) -> Path:

@@ -84,9 +84,11 @@ def git_state() -> dict[str, Any]:
 
 
 def without_credentials(value: Any) -> Any:
-    """The same structure with user:password@ taken out of every address."""
+    """The same structure with user:password@, and what follows a ? or #, as tokens do, taken out of every address."""
     if isinstance(value, dict):
         return {key: without_credentials(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [without_credentials(inner) for inner in value]
-    return re.sub(r"(\w+://)[^/\s]+@", r"\1", value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return re.sub(r"(\w+://[^\s?#]*)[?#]\S*", r"\1", re.sub(r"(\w+://)[^/\s]+@", r"\1", value))

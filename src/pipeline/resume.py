@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pipeline.provenance import without_credentials
 from pipeline.runs import Run, changes, content, lock_of, read_manifest, write_atomically
 
 UNFINISHED = 75  # exit status (EX_TEMPFAIL): the same command goes on. Slurm scripts requeue on it
@@ -41,7 +42,7 @@ def write(run: Run, beside: Path, step: int, facts: dict[str, Any]) -> None:
     os.rename(beside, folder)
     asked = {"label": run.label, "decided_by": run.decided_by}
     record = {"of": identity(run), **asked, "step": step, "files": sizes, **facts}
-    write_atomically(run.work / RECORD, json.dumps(record))
+    write_atomically(run.work / RECORD, json.dumps(without_credentials(record)))
     for older in folder.parent.iterdir():
         if older != folder:
             shutil.rmtree(older)

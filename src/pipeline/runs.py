@@ -286,7 +286,7 @@ def _nearest(run: Run) -> str | None:
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """What differs between two runs, each by its `decided_by`: 'sft.steps 120 -> 200'."""
-    theirs, mine = flat(before), flat(after)
+    theirs, mine = flat(without_credentials(before)), flat(without_credentials(after))
     return [
         f"{key.removeprefix('config.')} {_short(theirs.get(key))} -> {_short(mine.get(key))}"
         for key in sorted({**mine, **theirs})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import netrc
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -79,13 +80,19 @@ def open_run(folder: Path, tracking: Any, **described: Any) -> Iterator[Tracker]
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 
+    from pipeline.provenance import without_credentials
+
+    words = sys.argv
     try:
+        sys.argv = without_credentials(words)  # which W&B keeps
         run = wandb.init(
             dir=str(folder), project=tracking.project, entity=tracking.entity, mode=wanted,
             settings=wandb.Settings(console="off", silent=True), resume="allow", reinit="finish_previous", **described,
         )  # fmt: skip
     except wandb.Error as error:
         raise PipelineError(f"W&B opened no run ({error}): tracking.mode=offline does without its server") from error
+    finally:
+        sys.argv = words
     exit_code = 1
     try:
         yield Tracker(run)

@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 
+from pipeline.benchmark_files import scored
 from pipeline.compose import compose
 from pipeline.config import Data, DataStage, Expert, Source
 from pipeline.data import load
 from pipeline.data.load import read
 from pipeline.data.mixture import apportioned, build, read_jsonl
 from pipeline.data.word_problems import is_word_problem
+from pipeline.evaluate.local_data import sentences
 from pipeline.knobs import PipelineError
+from pipeline.languages import language
 from pipeline.study.build import build as run_of
 
 MATH = Source(file="orca_math/train.jsonl", rows="orca_math")
@@ -49,6 +52,78 @@ def test_duplicates_and_empty_rows_are_dropped_and_counted(tmp_path: Path):
     }
     assert sorted(row["prompt"] for row in read_jsonl(tmp_path / "train.jsonl")) == [f"q{n}" for n in range(6)]
     assert "| first | local | not pinned |" in (tmp_path / "data_card.md").read_text()
+
+
+def test_rows_that_cannot_be_used_are_counted_by_their_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    bitext = ["1.2\tWater\tMaji", "1.3\tBread\tMkate", "1.0\tNo\tHapana", "a\tb\tc", "half a line", "1.2\tFire\t"]
+    (tmp_path / "pairs.txt").write_text("\n".join(bitext))
+    put(tmp_path, "own.jsonl", [{"question": "q", "answer": answer} for answer in (["a", "b"], {"a": 1}, "a", " ")])
+    talk = [[{"role": "user", "content": "q"}, {"role": "tool", "content": "a"}], [["q", "r"]]]
+    put(tmp_path, "talk.jsonl", [{"talk": one} for one in talk])
+    sources = {
+        "pairs": Source(file="pairs.txt", rows="nllb", language="sw", min_score=1.1),
+        "own": of("own"),
+        "talk": Source(file="talk.jsonl", rows="conversation", column="talk"),
+    }
+    counts = build(stage(Data(), **sources), tmp_path, tmp_path)
+    told = {name: {key: found for key, found in counts[name].items() if isinstance(found, int)} for name in sources}
+    zero = {"duplicates": 0, "contaminated": 0, "word_problems": 0}
+    assert told == {
+        "pairs": {"rows": 6, "broken": 2, "low_score": 1, "empty": 1, "left": 2, "taken": 2, **zero},
+        "own": {"rows": 4, "not_text": 2, "empty": 1, "left": 1, "taken": 1, **zero},
+        "talk": {"rows": 2, "tool_turns": 1, "empty": 0, "left": 1, "taken": 1, **zero},
+    }
+    card = (tmp_path / "data_card.md").read_text()
+    head = (
+        "rows | empty | not text | broken | low score | tool turns | duplicates | contaminated | word problems | left"
+    )
+    assert f"| {head} | taken |" in card
+    assert "| pairs | local | not pinned |  |  | 6 | 1 | 0 | 2 | 1 | 0 | 0 | 0 | 0 | 2 | 2 |" in card
+    assert "low score is below min_score" in card and "not text is a list, an object or NaN" in card
+    assert "of 12 rows, 2 empty, 2 not text, 2 broken, 1 low score, 1 tool turns, 0 dup" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([{"question": "q", "answer": ["one", "two"]}] * 2, "none of its 2 rows can be used (2 a list, an object or"),
+        ([{"question": "q", "answer": float("nan")}, {"question": "q", "answer": None}], "(1 null or blank, or a conv"),
+    ],
+)
+def test_a_source_without_a_usable_row_is_refused(rows: list[dict[str, object]], why: str, tmp_path: Path):
+    put(tmp_path, "orca_math/train.jsonl", problems(2))
+    put(tmp_path, "a.jsonl", rows)
+    with pytest.raises(PipelineError) as caught:
+        build(stage(Data(), math=MATH, a=of("a")), tmp_path, tmp_path)
+    assert f"source a: none of its {len(rows)} rows can be used" in str(caught.value) and why in str(caught.value)
+
+
+def test_null_in_pairs_and_system_messages_alone_are_empty_rows(tmp_path: Path):
+    rows = [("q", "a"), (None, "a"), ("q", None), ("", "plain text"), (1, 2)]
+    put(tmp_path, "a.jsonl", [{"prompt": prompt, "completion": completion} for prompt, completion in rows])
+    alone = [{"role": "system", "content": "be kind"}]
+    put(tmp_path, "b.jsonl", [{"talk": alone}, {"talk": [["q", "b"]]}])
+    talk = Source(file="b.jsonl", rows="conversation", column="talk")
+    counts = build(stage(Data(), a=Source(file="a.jsonl", rows="pairs"), b=talk), tmp_path, tmp_path)
+    assert (counts["a"]["empty"], counts["b"]["empty"], counts["train"]) == (2, 1, 4)
+    taken = {(row["prompt"], row["completion"]) for row in read_jsonl(tmp_path / "train.jsonl")}
+    assert taken == {("q", "a"), ("", "plain text"), ("1", "2"), ("q", "b")}
+
+
+def test_a_file_outside_data_root_is_refused_with_the_way_round(tmp_path: Path):
+    root = tmp_path / "root"
+    put(tmp_path, "mine.csv", [])
+    put(root, "in/mine.jsonl", problems(2))
+    for file in (tmp_path / "mine.csv", "../mine.csv"):
+        words = ["stage=data", "expert=own", f"expert.sources.own.file={file}", f"data_root={root}"]
+        with pytest.raises(PipelineError) as caught:
+            run_of(
+                compose([*words, "expert.sources.own.prompt='{question}'", "expert.sources.own.completion='{answer}'"])
+            )  # type: ignore[arg-type]
+        remedy = f"is not below data_root={root}: give file=mine.csv and data_root={tmp_path}"
+        assert str(caught.value) == f"a source's file={file} {remedy}"
+    inside = Source(file=str(root / "in/mine.jsonl"), rows="gsm8k")
+    assert build(stage(Data(), a=inside), root, tmp_path)["train"] == 2
 
 
 def test_size_validation_and_order_follow_the_seed(tmp_path: Path):
@@ -295,6 +370,22 @@ def test_rows_of_benchmarks_are_dropped_or_counted(tmp_path: Path, capsys: pytes
     counts = build(stage(Data(decontaminate="count"), a=of("a", without=["flores"])), tmp_path, tmp_path)
     assert counts["train"] == 5  # as the papers do with xP3mt
     assert build(stage(Data(ngram=40), a=of("a")), tmp_path, tmp_path)["train"] == 6
+
+
+@pytest.mark.parametrize("place", ["flores/sw/devtest.txt", "flores/devtest/swh_Latn.devtest"])
+def test_flores_as_plain_text_is_compared_with(place: str, tmp_path: Path):
+    """In both layouts, from which the evaluation reads the same file."""
+    sentence = (
+        "Siku ya Jumatatu wanasayansi kutoka chuo kikuu walitangaza uvumbuzi wa chombo kipya cha uchunguzi wa seli"
+    )
+    (tmp_path / place).parent.mkdir(parents=True)
+    (tmp_path / place).write_text(f"{sentence}\n\nSentensi fupi.\n")
+    put(tmp_path, "a.jsonl", [{"question": "Tafsiri.", "answer": sentence}, *problems(3)])
+    counts = build(stage(Data(), a=of("a")), tmp_path, tmp_path)
+    assert (counts["train"], counts["a"]["contaminated"], counts["a"]["shared"]) == (3, 1, {"flores": 1})
+    assert "Benchmark texts: flores 2; too short to compare: 1" in (tmp_path / "data_card.md").read_text()
+    file, sentences_of = sentences(tmp_path, language("sw"), "devtest")
+    assert scored(tmp_path)["flores"] == [file] and sentences_of[1] == sentence
 
 
 def test_benchmarks_may_be_in_a_folder_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shlex
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from omegaconf import OmegaConf
 from pipeline.compose import compose, conf_dir, options
 from pipeline.config import DataStage, Source
 from pipeline.data.load import read, sentence
-from pipeline.data.sources import INSTRUCTIONS, Example, turns
+from pipeline.data.sources import INSTRUCTIONS, Example, Unusable, turns
 from pipeline.knobs import PipelineError
 
 
@@ -37,7 +38,7 @@ def source(name: str, **more: Any) -> Source:
     return found
 
 
-def rows(name: str, folder: Path, **more: Any) -> list[Example | None]:
+def rows(name: str, folder: Path, **more: Any) -> list[Example | Unusable]:
     """The rows of a source, its repository made below `folder` under the name it has on the hub."""
     found = source(name, **more)
     assert found.hub is not None
@@ -51,18 +52,18 @@ def pair(prompt: str, completion: str) -> Example:
 
 
 NAIROBI, DODOMA = pair("Mji mkuu wa Kenya ni upi?", "Nairobi."), pair("Mji mkuu wa Tanzania ni upi?", "Dodoma.")
-TELUGU = [pair("ఒక పండు పేరు చెప్పండి.", "మామిడి"), pair("అనువదించండి.\nనీరు", "జలం"), None]
+TELUGU = [pair("ఒక పండు పేరు చెప్పండి.", "మామిడి"), pair("అనువదించండి.\nనీరు", "జలం"), "empty"]
 WATER, NAME, THIS = pair("জল কোথা থেকে আসে?", "মেঘ থেকে।"), pair("নাম কী?", "আমি সহায়ক।"), pair("কী?", "এটা।")
 HOME = pair("নাম কী?\n\nআমি সহায়ক।\n\nবাড়ি কোথায়?", "ঢাকায়।")
 RICE = pair("নিচের বাক্যটি ইংরেজিতে অনুবাদ করো\nআমি ভাত খাই।", "I eat rice.")
 CLIPS = pair("Natalia sold 48 and 24 clips. How many?", "48+24=<<48+24=72>>72\n#### 72")
-EXPECTED: list[tuple[str, dict[str, Any], list[Example | None]]] = [
+EXPECTED: list[tuple[str, dict[str, Any], list[Example | Unusable]]] = [
     ("aya", {"language": "sw"}, [NAIROBI, DODOMA]),
     ("aya", {"language": "te"}, [pair("తెలంగాణ రాజధాని ఏది?", "హైదరాబాద్.")]),
     ("telugu_alpaca", {}, TELUGU),
     ("telugu_gpteacher", {}, TELUGU),
-    ("indic_sharellama", {"language": "bn"}, [WATER, NAME, None, None, THIS]),
-    ("indic_sharellama", {"language": "bn", "turns": None}, [WATER, HOME, None, None, THIS]),
+    ("indic_sharellama", {"language": "bn"}, [WATER, NAME, "empty", "empty", THIS]),
+    ("indic_sharellama", {"language": "bn", "turns": None}, [WATER, HOME, "empty", "empty", THIS]),
     ("bongchat", {}, [RICE, pair("একটি ফলের নাম বলো", "আম")]),
     ("inkuba", {}, [pair("Tafsiri kwa Kiingereza.\n\nHabari yako?", "How are you?")]),
     ("xp3mt", {"language": "sw"}, [pair("Andika muhtasari (sw): rais", "Rais alisema.")]),
@@ -75,19 +76,19 @@ EXPECTED: list[tuple[str, dict[str, Any], list[Example | None]]] = [
 
 @pytest.mark.parametrize(("name", "more", "expected"), EXPECTED)
 def test_a_repository_gives_its_pairs(
-    name: str, more: dict[str, Any], expected: list[Example | None], tmp_path: Path
+    name: str, more: dict[str, Any], expected: list[Example | Unusable], tmp_path: Path
 ) -> None:
     assert rows(name, tmp_path, **more) == expected
 
 
 def test_streams_give_every_row_in_an_order_of_the_seed(tmp_path: Path) -> None:
     found = rows("llm_japanese", tmp_path)
-    assert sorted(row["prompt"] for row in found if row) == [
+    assert sorted(row["prompt"] for row in found if isinstance(row, dict)) == [
         "次の日本語を英語に翻訳してください。\n猫が好きです。",
         "首都は？",
     ]
     pages = rows("open_web_math", tmp_path / "two")
-    assert sorted(row["text"] for row in pages if row) == ["# Proof 0", "# Proof 1", "# Proof 2"]
+    assert sorted(row["text"] for row in pages if isinstance(row, dict)) == ["# Proof 0", "# Proof 1", "# Proof 2"]
     some = rows("open_web_math", tmp_path / "three", candidates=2)
     assert len(some) == 2
 
@@ -106,13 +107,13 @@ def test_every_shipped_source_is_tried_here() -> None:
 @pytest.mark.parametrize("columns", [9, 3])
 @pytest.mark.parametrize("code", ["sw", "bn", "te", "ja"])
 def test_both_layouts_of_raw_bitext(code: str, columns: int, tmp_path: Path) -> None:
-    """Pairs of enough score, one direction each, a lone quote kept; lines that are broken have no score."""
+    """Pairs of enough score, one direction each, a lone quote kept; the others by their reasons."""
     path = tmp_path / "pairs.gz"
     repositories.raw_bitext(path, code, columns)
     found = list(read("nllb", source(f"nllb_{code}", url=str(path)), None))
-    assert len(found) == 2
-    for row in found:
-        assert row is not None
+    pairs = [row for row in found if isinstance(row, dict)]
+    assert len(pairs) == 2 and sorted(row for row in found if isinstance(row, str)) == ["broken", "low_score"]
+    for row in pairs:
         english, other = next(one for one in repositories.PAIRS[code] if one[0] in "".join(row.values()))
         into_english = row["completion"] == english
         assert into_english or row["completion"] == other
@@ -123,14 +124,16 @@ def test_directions_and_wordings_vary(tmp_path: Path) -> None:
     from pipeline.data.sources import translation
 
     drawn = [translation(f"word {n}", f"neno {n}", "sw") for n in range(600)]
-    into_english = sum(row is not None and row["completion"].startswith("word") for row in drawn)
+    into_english = sum(isinstance(row, dict) and row["completion"].startswith("word") for row in drawn)
     assert 240 < into_english < 360
     wordings = {
-        row["prompt"].replace(str(n), "").replace("word", "").replace("neno", "") for n, row in enumerate(drawn) if row
+        row["prompt"].replace(str(n), "").replace("word", "").replace("neno", "")
+        for n, row in enumerate(drawn)
+        if isinstance(row, dict)
     }
     assert len(wordings) == 2 * len(INSTRUCTIONS)
     assert drawn[7] == translation("word 7", "neno 7", "sw")
-    assert translation(" ", "neno", "sw") is None
+    assert translation(" ", "neno", "sw") == "empty"
 
 
 def test_turns_in_each_form() -> None:
@@ -140,7 +143,90 @@ def test_turns_in_each_form() -> None:
     assert turns([{"role": role, "content": text} for role, text in said]) == whole
     assert turns([{"from": role, "value": text} for role, text in said]) == whole
     assert turns([["a", "b"], ["c"], ["e", "f"]]) == [("a", "b")]
-    assert turns(None) == turns([]) == turns([[]]) == turns([["a", None]]) == turns("a text") == []
+    assert turns(None) == turns([]) == turns([[]]) == turns([["a", None]]) == []
+    assert turns("a text") == turns([[{"role": "user", "content": "a"}]]) == "not_text"
+
+
+def said(*messages: tuple[str, Any], names: tuple[str, str] = ("role", "content")) -> list[dict[str, Any]]:
+    return [dict(zip(names, message, strict=True)) for message in messages]
+
+
+def test_completions_come_from_the_assistant_alone() -> None:
+    """By who speaks, in both spellings: a greeting before the first question is nobody's answer."""
+    hello, ask, answer = ("assistant", "How can I help?"), ("user", "2 + 2?"), ("assistant", "4.")
+    assert turns(said(hello, ask, answer)) == [("2 + 2?", "4.")]
+    assert turns(said(("system", "be kind"), hello, ask, answer, ("user", "So?"))) == [("2 + 2?", "4.")]
+    human = said(("gpt", "Hello"), ("human", "2 + 2?"), ("gpt", "4."), names=("from", "value"))
+    assert turns(human) == [("2 + 2?", "4.")]
+    assert turns(said(("user", "A."), ask, answer, ("assistant", "Four."))) == [("A.\n\n2 + 2?", "4.\n\nFour.")]
+    assert turns(said(hello)) == turns(said(("system", "be kind"))) == turns(said(ask, ("assistant", None))) == []
+
+
+def test_parts_of_messages_are_read_and_what_is_no_text_is_not() -> None:
+    parts = [{"type": "text", "text": "2 + 2?"}, {"type": "text", "text": "Quick.", "image_url": None}]
+    answer = ("assistant", [{"type": "output_text", "text": "4."}])
+    assert turns(said(("user", parts), answer)) == [("2 + 2?\nQuick.", "4.")]
+    picture = [*parts, {"type": "image_url", "image_url": {"url": "a"}}]
+    assert turns(said(("user", picture), answer)) == turns(said(("user", {"a": 1}), answer)) == "not_text"
+
+
+@pytest.mark.parametrize("tool", [{"role": "tool", "content": "4"}, {"from": "function_call", "value": "{}"}])
+def test_tool_turns_are_no_completions(tool: dict[str, Any]) -> None:
+    asked, answer = said(("user", "2 + 2?")), said(("assistant", "4."))
+    assert turns([*asked, tool, *answer]) == "tool_turns"
+    calls = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    assert turns([*asked, calls, *answer]) == "tool_turns"
+    assert turns([*asked, {**answer[0], "tool_calls": None}]) == [("2 + 2?", "4.")]
+
+
+def test_unknown_speakers_and_layouts_are_refused_by_name() -> None:
+    with pytest.raises(PipelineError, match="a conversation has a turn of 'narrator': name its speakers user, human"):
+        turns(said(("narrator", "Once"), ("assistant", "upon")))
+    with pytest.raises(PipelineError, match="has messages of speaker, text: write each with role and content, or from"):
+        turns([{"speaker": "A", "text": "hello"}])
+
+
+def test_lists_objects_and_nan_do_not_become_python_text(tmp_path: Path) -> None:
+    rows = [["one", "two"], {"a": 1}, float("nan"), float("inf"), 7, 2.5, "text", None]
+    repositories.jsonl(tmp_path / "a.jsonl", [{"q": "q", "a": row} for row in rows])
+    found = list(read("own", source("own", file="a.jsonl", prompt="{q}", completion="{a}"), tmp_path))
+    assert found == [*["not_text"] * 4, *(pair("q", text) for text in ("7", "2.5", "text", ""))]
+    found = list(read("own", source("own", file="a.jsonl", rows="text", column="a"), tmp_path))
+    assert found == [*["not_text"] * 4, *({"text": text} for text in ("7", "2.5", "text")), "empty"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_carriage_return_inside_a_line_ends_none(stream: bool, tmp_path: Path) -> None:
+    """Nor do Unicode's other separators: half of the first line is a pair of its own in CCMatrix' three columns."""
+    lines = ["1.2\tWater\tMaji\rya kunywa", "1.3\tBread\u2028and\x85milk\tMkate\r"]
+    with gzip.open(tmp_path / "a.gz", "wb") as file:
+        file.write("".join(line + "\n" for line in lines).encode())
+    bitext = source("nllb_sw", url=str(tmp_path / "a.gz"), stream=stream)
+    found = [row for row in read("nllb", bitext, None) if isinstance(row, dict)]
+    assert len(found) == 2
+    whole = {"Water": "Maji\rya kunywa", "Bread\u2028and\x85milk": "Mkate"}
+    for row in found:
+        english, other = next(both for both in whole.items() if both[0] in "".join(row.values()))
+        assert (
+            row["completion"] in (english, other)
+            and (other if row["completion"] == english else english) in row["prompt"]
+        )
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("q\ta\nMji\rgani?\tNairobi\nJina?\tAli\n", ["Mji\rgani?", "Jina?"]),
+        ("q\ta\r\nMji?\tNairobi\r\nJina?\tAli\r\n", ["Mji?", "Jina?"]),
+        ("q\ta\rMji?\tNairobi\rJina?\tAli\r", ["Mji?", "Jina?"]),
+    ],
+)
+def test_lines_of_tables_end_as_their_first_one(text: str, expected: list[str], stream: bool, tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_bytes(text.encode())
+    own = source("own", file="a.tsv", prompt="{q}", completion="{a}", stream=stream)
+    found = list(read("own", own, tmp_path))
+    assert found == [pair(expected[0], "Nairobi"), pair(expected[1], "Ali")]
 
 
 # ------------------------------------------------------------------------------------------------ the experts
@@ -223,7 +309,7 @@ def test_own_bitext_conversations_and_text(tmp_path: Path) -> None:
     repositories.jsonl(tmp_path / "b.jsonl", [{"en": "Water", "sw": "Maji"}])
     bitext = source("own", file="b.jsonl", rows="bitext", language="sw", prompt="{en}", completion="{sw}")
     (row,) = read("own", bitext, tmp_path)
-    assert row is not None and {"Water", "Maji"} >= {row["completion"]} and "Swahili" in row["prompt"]
+    assert isinstance(row, dict) and {"Water", "Maji"} >= {row["completion"]} and "Swahili" in row["prompt"]
     repositories.jsonl(tmp_path / "c.jsonl", [{"talk": [["a", "b"], ["c", "d"]]}])
     (row,) = read("own", source("own", file="c.jsonl", rows="conversation", column="talk"), tmp_path)
     assert row == pair("a\n\nb\n\nc", "d")

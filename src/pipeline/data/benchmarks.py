@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.benchmark_files import scored
 from pipeline.config import Source
 from pipeline.data.load import open_rows, told
 from pipeline.data.sources import Row
@@ -20,8 +21,6 @@ from pipeline.languages import LANGUAGES
 
 if TYPE_CHECKING:
     from pipeline.lock import Lock
-
-EXEMPLARS = {"mgsm": "train.jsonl", "global_mmlu": "dev.jsonl"}  # shown in prompts, never scored
 
 
 def mgsm(row: Row) -> list[str]:
@@ -65,12 +64,6 @@ def hub_sources() -> Iterator[tuple[str, Source]]:
         if language.code != "th":  # Global MMLU has no Thai
             yield "global_mmlu", source("CohereLabs/Global-MMLU", language.code)
     yield "mbpp", source("google-research-datasets/mbpp", "full")
-
-
-def files(root: Path) -> dict[str, list[Path]]:
-    """The benchmark files below a data_root, exemplars aside."""
-    found = {name: sorted(root.glob(f"{name}/*/*.jsonl")) for name in TEXTS}
-    return {name: [path for path in paths if path.name != EXEMPLARS.get(name)] for name, paths in found.items()}
 
 
 @dataclass
@@ -126,13 +119,12 @@ def texts_of(name: str, row: Row) -> Iterator[tuple[str, str]]:
 
 
 def of_folder(root: Path) -> Iterator[tuple[str, str]]:
-    for name, paths in files(root).items():
+    for name, paths in scored(root).items():
         for path in paths:
             try:
                 with open(path, encoding="utf-8") as lines:
-                    for line in lines:
-                        if line.strip():
-                            yield from texts_of(name, json.loads(line))
+                    for line in filter(str.strip, lines):
+                        yield from texts_of(name, json.loads(line)) if path.suffix == ".jsonl" else [(name, line)]
             except (ValueError, KeyError, TypeError) as error:
                 raise PipelineError(
                     f"{path} cannot be compared with ({type(error).__name__} {error}): give the hub's {name}"

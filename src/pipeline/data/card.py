@@ -5,19 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config import DataStage
+from pipeline.data.sources import UNUSABLE
+from pipeline.provenance import without_credentials
 
 if TYPE_CHECKING:
     from pipeline.data.benchmarks import Known
 
-REASONS = ("empty", "duplicates", "contaminated", "word_problems")
-HEAD = ("source", "hub id", "revision", "licence", "paper", "rows", "empty", "duplicates", "contaminated")
+ALWAYS = ("empty", "duplicates", "contaminated", "word_problems")  # reasons that are stated where they are none, too
 DONE = {"drop": "dropped", "count": "counted and kept"}
 
 
 def card(config: DataStage, counts: dict[str, Any], known: Known, vouched: bool) -> str:
     """Markdown. counts: of each source its rows, each reason, and what is left and taken; then train, validation."""
     sources = config.expert.sources
-    head = (*HEAD, "word problems", "left", "taken")
+    left_out = reasons(config, counts)
+    told = ("rows", *left_out, "left", "taken")
+    head = ("source", "hub id", "revision", "licence", "paper", *(key.replace("_", " ") for key in told))
     lines = [
         f"# Training set of expert {config.expert.name}",
         "",
@@ -28,10 +31,20 @@ def card(config: DataStage, counts: dict[str, Any], known: Known, vouched: bool)
     ]
     for name, source in sources.items():
         found = counts[name]
-        where = source.hub or source.url or "local"
+        where = without_credentials(source.hub or source.url or "local")
         cells = [name, where, source.revision or "not pinned", source.licence, source.paper]
-        lines.append(f"| {' | '.join([*cells, *(str(found[key]) for key in ('rows', *REASONS, 'left', 'taken'))])} |")
-    return "\n".join([*lines, "", *_compared(config, counts, known, vouched), *_further(config, counts)]) + "\n"
+        lines.append(f"| {' | '.join([*cells, *(str(found.get(key, 0)) for key in told)])} |")
+    lines += ["", *_compared(config, counts, known, vouched), *_further(config, counts)]
+    if meant := [f"{key.replace('_', ' ')} is {UNUSABLE[key]}" for key in UNUSABLE if key in left_out]:
+        lines += ["", f"Of the rows that cannot be used, {'; '.join(meant)}."]
+    return "\n".join(lines) + "\n"
+
+
+def reasons(config: DataStage, counts: dict[str, Any]) -> dict[str, str]:
+    """Why rows were left out, each as the words 'N reason': those that are always stated, and those that there were."""
+    keys = dict.fromkeys((*UNUSABLE, *ALWAYS))
+    sums = {key: sum(counts[name].get(key, 0) for name in config.expert.sources) for key in keys}
+    return {key: f"{count} {key.replace('_', ' ')}" for key, count in sums.items() if count or key in ALWAYS}
 
 
 def _compared(config: DataStage, counts: dict[str, Any], known: Known, vouched: bool) -> list[str]:
@@ -64,6 +77,6 @@ def _further(config: DataStage, counts: dict[str, Any]) -> list[str]:
 
 def summary(config: DataStage, counts: dict[str, Any]) -> str:
     """The same in a line, for the log."""
-    sums = {key: sum(counts[name][key] for name in config.expert.sources) for key in ("rows", *REASONS)}
-    told = ", ".join(f"{count} {key.replace('_', ' ')}" for key, count in sums.items())
+    rows = sum(counts[name]["rows"] for name in config.expert.sources)
+    told = ", ".join([f"{rows} rows", *reasons(config, counts).values()])
     return f"data of {config.expert.name}: {counts['train']} rows taken of {told}; see data_card.md"

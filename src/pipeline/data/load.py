@@ -7,6 +7,7 @@ script, whatever files are asked for; `files` of a source reads their raw files,
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import Source
-from pipeline.data.sources import READERS, Example, Row, columns, wanted
+from pipeline.data.sources import READERS, Example, Row, Unusable, columns, is_text, wanted
 from pipeline.knobs import PipelineError
+from pipeline.provenance import without_credentials
 
 MOST_CANDIDATES = 10_000_000  # rows looked at: their digests and places stay below 2 GB; of more, a sample is drawn
 SHUFFLE_BUFFER = 10_000  # rows of a stream that are shuffled at a time, besides the order of its files
 KNOWN = (OSError, RuntimeError, ValueError, TypeError, EOFError, StopIteration)  # what datasets lets through
-THEIRS = ("datasets", "huggingface_hub", "httpx", "httpx2", "pyarrow", "zlib")  # whose errors are put in words here
+THEIRS = ("datasets", "huggingface_hub", "httpx", "httpx2", "pyarrow", "yaml", "zlib")  # whose errors are put in words
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
 
 
@@ -42,8 +44,8 @@ def read(
     seed: int = 0,
     locked: list[Path] | None = None,
     counts: dict[str, int] | None = None,
-) -> Iterator[Example | None]:
-    """The examples of a source, in its order (a stream's is shuffled by the seed); None for a row without any.
+) -> Iterator[Example | Unusable]:
+    """The examples of a source, in its order (a stream's is shuffled by the seed); the reason for a row without any.
 
     locked: its files in the hub's cache. counts: gets sampled_from, the rows there are, where only a sample is read.
 
@@ -62,10 +64,11 @@ def read(
         if found.sampled_from and counts is not None:
             counts["sampled_from"] = found.sampled_from
         reader, any_row = READERS[source.rows], False
+        texts = [] if source.rows == "conversation" else needed
         for row in found.rows:
             if wanted(row, source):
                 any_row = True
-                yield reader(row, source)
+                yield reader(row, source) if all(is_text(row[column]) for column in texts) else "not_text"
     if not any_row:
         where = f" in language {source.language}" if source.language else ""
         raise PipelineError(f"source {name} has no rows{where}: give another file under data_root, or another expert")
@@ -102,16 +105,35 @@ def raw_files(source: Source) -> str:
 
 
 def packaged(source: Source, files: list[str], stream: bool) -> Any:
-    """Files through the builder of their format. Bitext is read as lines: a lone quote is a letter in it."""
+    """Files through the builder of their format. Bitext is read as lines: a lone quote is a letter in it.
+
+    A carriage return ends a line of CSV only where no line feed does.
+    """
     from datasets import load_dataset
 
     kind = "text" if source.rows == "nllb" else source.format or format_of(files[0])
-    options = {"delimiter": "\t"} if kind == "csv" and ".tsv" in files[0] else {}
-    return load_dataset(kind, data_files={source.split: files}, split=source.split, streaming=stream, **options)
+    split, named = source.split, {source.split: files}
+    if kind == "text":
+        from pipeline.data.lines import Lines
+
+        builder = Lines(data_files=named, hash="1")
+        if stream:
+            return builder.as_streaming_dataset(split)
+        builder.download_and_prepare()
+        return builder.as_dataset(split)
+    if kind != "csv":
+        return load_dataset(kind, data_files=named, split=split, streaming=stream)
+    options = {"delimiter": "\t"} if ".tsv" in files[0] else {}
+    ends = {"lineterminator": "\n"}
+    names = column_names(load_dataset("csv", data_files=named, split=split, streaming=True, **ends, **options))
+    if not names or any("\r" in name for name in names):  # its lines end in both, or in carriage returns alone
+        ends = {}
+    return load_dataset("csv", data_files=named, split=split, streaming=stream, **ends, **options)
 
 
 def format_of(file: str) -> str:
-    found = [FORMATS[suffix] for suffix in Path(file).suffixes if suffix in FORMATS]
+    suffixes = Path(without_credentials(file)).suffixes
+    found = [FORMATS[suffix] for suffix in suffixes if suffix in FORMATS]
     if not found:
         raise PipelineError(f"{file} says no format by its name: give format=json, csv, parquet or text of its source")
     return found[-1]
@@ -123,12 +145,16 @@ def of_dataset(loaded: Any, most: int, seed: int) -> Rows:
 
     if isinstance(loaded, datasets.IterableDataset):
         shuffled = loaded.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)
-        names = loaded.column_names or list(next(iter(loaded.take(1)), {}))
-        return Rows(islice(unbatched(shuffled), most), list(names))
+        return Rows(islice(unbatched(shuffled), most), column_names(loaded))
     there = len(loaded)
     if there > most:
         loaded = loaded.select(drawn(there, most, seed))
     return Rows(unbatched(loaded), loaded.column_names, there if there > most else None)
+
+
+def column_names(loaded: Any) -> list[str]:
+    """Of a stream that does not know them, those of its first row."""
+    return list(loaded.column_names or next(iter(loaded.take(1)), {}))
 
 
 def unbatched(loaded: Any) -> Iterator[Row]:
@@ -176,8 +202,14 @@ def _json_rows(path: Path, keep: Iterator[int] | None) -> Iterator[Row]:
 
 
 def local_file(source: Source, data_root: Path) -> Path:
-    """The file of a source below data_root, checked to be there and readable."""
-    path = data_root / source.file
+    """The file of a source, checked to be below data_root, there and readable."""
+    below = os.path.relpath(data_root / source.file, data_root)
+    if Path(below).parts[:1] == (os.pardir,):
+        name, folder = Path(source.file).name, os.path.dirname(os.path.normpath(data_root / source.file))
+        raise PipelineError(
+            f"a source's file={source.file} is not below data_root={data_root}: give file={name} and data_root={folder}"
+        )
+    path = data_root / below
     if not path.is_file():
         raise PipelineError(
             f"data_root={data_root} has no {source.file}: put the file there, or leave data_root out to use the hub"
@@ -206,11 +238,12 @@ def told(name: str, source: Source) -> Iterator[None]:
 
 def sentence(name: str, source: Source, error: BaseException) -> str:
     """Why a source could not be read, and the remedy."""
-    what, where = f"source {name} ({source.hub or source.url or source.file})", f"expert.sources.{name}"
+    address = without_credentials(source.hub or source.url or source.file)
+    what, where = f"source {name} ({address})", f"expert.sources.{name}"
     chain = [error]
     while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None and len(chain) < 8:
         chain.append(inner)
-    words = " ".join(" ".join(str(one) for one in chain).split())
+    words = " ".join(without_credentials(" ".join(str(one) for one in chain)).split())
     kinds = {type(one).__name__ for one in chain}
     if "Dataset scripts are no longer supported" in words:
         return (

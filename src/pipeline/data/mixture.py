@@ -1,9 +1,9 @@
 """Stage data: an expert's training set, drawn from its sources, or the small world.
 
 A training set is train.jsonl and validation.jsonl with prompt and completion (or text) a row, and a data card that says
-what was taken, what was dropped and why. Empty rows and exact duplicates go; rows that share an n-gram with a benchmark
-and, of language sets, word problems go too unless they are only to be counted; then each source gives the rows that its
-count or share asks for, and validation rows are kept apart, of a joint set half of each side.
+what was taken, what was dropped and why. Rows that cannot be used and exact duplicates go; rows that share an n-gram
+with a benchmark and, of language sets, word problems go too unless they are only to be counted; then each source gives
+the rows that its count or share asks for, and validation rows are kept apart, of a joint set half of each side.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config import DataStage, Source
 from pipeline.data import benchmarks
 from pipeline.data.benchmarks import TEXTS
-from pipeline.data.card import REASONS, card, summary
+from pipeline.data.card import card, reasons, summary
 from pipeline.data.load import read
-from pipeline.data.sources import SCRIPTS, Example, columns
+from pipeline.data.sources import SCRIPTS, UNUSABLE, Example, Unusable, columns
 from pipeline.knobs import PipelineError
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def joint(config: DataStage) -> bool:
 
 def opened(
     name: str, source: Source, data_root: Path | None, seed: int, lock: Lock | None, counts: Any = None
-) -> Iterator[Example | None]:
+) -> Iterator[Example | Unusable]:
     """The rows of a source: below data_root, else locked in the hub's cache, else of the hub."""
     source, files = lock.source(source) if lock and data_root is None else (source, None)
     return read(name, source, data_root, seed, files, counts)
@@ -133,23 +133,32 @@ def opened(
 def examples_of(
     name: str, source: Source, data_root: Path | None, seed: int, lock: Lock | None, counts: dict[str, int]
 ) -> Iterator[Example]:
-    """The usable examples of a source, counted, each with its side in a joint set.
+    """The usable examples of a source, each with its side in a joint set. The other rows are counted by their reasons.
 
     Raises:
-        PipelineError: most of a language's text is in no letter of its script, as where English columns were taken.
+        PipelineError: no row is usable, and not for being empty alone; or most of a language's text is in no letter of
+            its script, as where English columns were taken.
     """
-    script, written = SCRIPTS.get(source.language or ""), 0
+    script, written, usable = SCRIPTS.get(source.language or ""), 0, 0
     for example in opened(name, source, data_root, seed, lock, counts):
         counts["rows"] += 1
-        words = "\n".join(value or "" for value in example.values()) if example else ""
-        if example is None or not (example.get("completion") or example.get("text") or "").strip():
-            counts["empty"] += 1
+        if isinstance(example, dict) and not example.get("completion", example.get("text", "")).strip():
+            example = "empty"
+        if isinstance(example, str):
+            counts[example] = counts.get(example, 0) + 1
             continue
-        written += script is not None and script.search(words) is not None
+        usable += 1
+        written += script is not None and script.search("\n".join(example.values())) is not None
         yield example | {"side": source.side} if source.side else example
-    if script is not None and 2 * written < counts["rows"] - counts["empty"]:
+    if not usable and counts["empty"] < counts["rows"]:
+        why = "; ".join(f"{counts[reason]} {what}" for reason, what in UNUSABLE.items() if counts.get(reason))
         raise PipelineError(
-            f"source {name}: {written} of {counts['rows'] - counts['empty']} rows hold a letter of the script of "
+            f"source {name}: none of its {counts['rows']} rows can be used ({why}): change the file, or "
+            f"expert.sources.{name}"
+        )
+    if script is not None and 2 * written < usable:
+        raise PipelineError(
+            f"source {name}: {written} of {usable} rows hold a letter of the script of "
             f"language={source.language}: its columns are of another language; check expert.sources.{name}.rows"
         )
 
@@ -176,7 +185,7 @@ def judge(config: DataStage, candidates: Any, counts: dict[str, Any], drop: bool
         kept[name] = np.flatnonzero(here).tolist()
         counts[name]["left"] = len(kept[name])
     if not any(kept.values()):
-        why = [f"{sum(counts[name][key] for name in kept)} {key.replace('_', ' ')}" for key in REASONS]
+        why = reasons(config, counts).values()
         rows = sum(counts[name]["rows"] for name in kept)
         raise PipelineError(
             f"expert={config.expert.name}: nothing is left of {rows} rows ({', '.join(why)}): ask for other sources, "

@@ -1,8 +1,9 @@
 """N-grams of texts as 64-bit numbers, and sets of them: fast enough for millions of rows on one core.
 
-Text is compared by its letters and digits alone, in lower case and Unicode's compatibility form. A word is a run of
-letters, marks and digits; in scripts without spaces each character is one, at half the weight. An n-gram begins at each
-word and holds n words, twice as many characters of such a script, or a mix of the weight.
+Text is compared by its letters and digits alone, whatever their case (Unicode's case folding of the compatibility form
+NFKC), format characters (category Cf, as zero-width joiners) aside, digits of all scripts taken for those of ASCII. A
+word is a run of letters, marks and digits; in scripts without spaces each character is one, at half the weight. An
+n-gram begins at each word and holds n words, twice as many characters of such a script, or a mix of the weight.
 
 Everything is arithmetic modulo 2^64 on whole batches: a word is a polynomial of its characters, an n-gram one of its
 words, and both come from prefix sums. Two different n-grams share a number with a chance of 2^-64 a pair.
@@ -20,7 +21,7 @@ Numbers = Any  # numpy arrays of uint64
 BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
 INVERSE = pow(BASE, -1, 2**64)
 END = "\x00"  # between texts
-NONE, WORD, CHARACTER = 0, 1, 2
+NONE, WORD, CHARACTER, FORMAT = 0, 1, 2, 3
 UNSPACED = (  # scripts written without spaces between words
     (0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x2E80, 0x2FDF), (0x3005, 0x3007), (0x3040, 0x30FF),
     (0x31F0, 0x31FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF),
@@ -29,15 +30,18 @@ UNSPACED = (  # scripts written without spaces between words
 
 @lru_cache(maxsize=1)
 def kinds() -> Any:
-    """For each code point below 2^16 whether it is part of a word, a word of its own, or neither."""
-    table = np.array([unicodedata.category(chr(code))[0] in "LMN" for code in range(0x10000)], dtype=np.uint8)
+    """For each code point below 2^16 whether it is part of a word, a word of its own, to be left out, or none."""
+    categories = [unicodedata.category(chr(code)) for code in range(0x10000)]
+    table = np.array([category[0] in "LMN" for category in categories], dtype=np.uint8)
     for low, high in UNSPACED:
         table[low : high + 1] *= CHARACTER
+    table[[code for code, category in enumerate(categories) if category == "Nd"]] = WORD
+    table[[code for code, category in enumerate(categories) if category == "Cf"]] = FORMAT
     return table
 
 
 def kind_of(codes: Any) -> Any:
-    """NONE, WORD or CHARACTER of each code point. Beyond 2^16 Han is CHARACTER, the rest (emoji) NONE."""
+    """NONE, WORD, CHARACTER or FORMAT of each code point. Beyond 2^16 Han is CHARACTER, the rest (emoji) NONE."""
     if codes.size and int(codes.max()) >= 0x10000:
         low = kinds()[np.minimum(codes, 0xFFFF)]
         return np.where(codes < 0x10000, low, np.where(codes >> 16 == 2, CHARACTER, NONE).astype(np.uint8))
@@ -71,8 +75,12 @@ def scrambled(values: Numbers) -> Numbers:
 
 @lru_cache(maxsize=1)
 def letters() -> Numbers:
-    """A number for each code point below 2^16."""
-    return scrambled(np.arange(1, 0x10001, dtype=np.uint64))
+    """A number for each code point below 2^16: a digit's is that of the same digit in ASCII."""
+    codes = np.arange(0x10000, dtype=np.uint64)
+    for code in range(0x10000):
+        if (digit := unicodedata.decimal(chr(code), None)) is not None:
+            codes[code] = ord("0") + int(digit)
+    return scrambled(codes + np.uint64(1))
 
 
 def prefix_sums(values: Numbers) -> Numbers:
@@ -82,12 +90,24 @@ def prefix_sums(values: Numbers) -> Numbers:
     return sums
 
 
+def folded(text: str) -> str:
+    """A text as it is compared, but for its digits."""
+    if not text.isascii():
+        codes = code_points(text)
+        dropped = kind_of(codes) == FORMAT
+        if dropped.any():  # before the rest, as they keep marks from joining their letters
+            text = codes[~dropped].tobytes().decode("utf-32-le", "surrogatepass")
+        text = unicodedata.normalize("NFKC", text.casefold())  # letters like ℌ have a case in that form alone
+    return text.casefold()
+
+
+def code_points(text: str) -> Any:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+
+
 def ngrams(texts: list[str], n: int) -> tuple[Numbers, Any]:
     """The n-grams of a batch of texts, none across two: their numbers, and the index of the text of each."""
-    joined = END.join(text.replace(END, " ") for text in texts).lower()
-    if not joined.isascii():
-        joined = unicodedata.normalize("NFKC", joined)
-    codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    codes = code_points(folded(END.join(text.replace(END, " ") for text in texts)))
     kind = kind_of(codes)
     is_word = kind == WORD
     single = kind == CHARACTER

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pipeline.benchmark_files import flores_text, place
 from pipeline.knobs import PipelineError
 from pipeline.languages import Language
 
@@ -15,10 +16,6 @@ Row = dict[str, Any]
 
 class Missing(PipelineError):
     """Data that is not there. A bundle may leave such a task out, and says so."""
-
-
-def place(data_root: Path, task: str, spoken: Language, split: str) -> Path:
-    return data_root / task / spoken.code / f"{split}.jsonl"
 
 
 def lines_of(file: Path) -> list[tuple[int, str]]:
@@ -79,8 +76,7 @@ def sentences(data_root: Path, spoken: Language, split: str) -> tuple[Path, dict
     release's `flores/devtest/swh_Latn.devtest`, a sentence a line.
     """
     file = place(data_root, "flores", spoken, split)
-    plain = (file.with_suffix(".txt"), data_root / "flores" / split / f"{spoken.flores}.{split}")
-    for text in plain:
+    for text in flores_text(data_root, spoken, split):
         if text.is_file() and not file.is_file():
             return text, dict(enumerate((line.strip() for _, line in lines_of(text)), start=1))
     rows = rows_of(file, {"id": int})

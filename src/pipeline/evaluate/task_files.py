@@ -8,7 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.evaluate.local_data import Row, place
+from pipeline.benchmark_files import place
+from pipeline.evaluate.local_data import Row
 from pipeline.knobs import PipelineError
 from pipeline.languages import Language
 

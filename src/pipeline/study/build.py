@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from pipeline import benchmark_files
 from pipeline.config import AnalyzeStage, DataStage, EvalStage, MergeStage, RunStage, SelectStage, TrainStage
 from pipeline.files import content_hash, sha256
 from pipeline.knobs import PipelineError
@@ -96,13 +97,12 @@ def data_parents(config: DataStage, known: Known) -> dict[str, Parent]:
     """
     if config.expert.world is not None:
         return {}
-    from pipeline.data import benchmarks
     from pipeline.data.mixture import files_read
 
     parents: dict[str, Parent] = {}
     if config.data.benchmarks is not None:
         folder = Path(config.data.benchmarks)
-        files = [path for paths in benchmarks.files(folder).values() for path in paths]
+        files = [path for paths in benchmark_files.scored(folder).values() for path in paths]
         if not files:
             raise PipelineError(
                 f"data.benchmarks={folder} holds no file like mgsm/sw/test.jsonl: name a folder with some"
@@ -117,7 +117,7 @@ def data_parents(config: DataStage, known: Known) -> dict[str, Parent]:
         folder = Path(config.data_root)
         files = files_read(config.expert.sources, folder)
         if config.data.benchmarks is None:
-            files += [path for paths in benchmarks.files(folder).values() for path in paths]
+            files += [path for paths in benchmark_files.scored(folder).values() for path in paths]
         found = Found(folder.name, content_hash(files, folder), folder)
     return {"data_root": found, **parents}
 
@@ -159,11 +159,7 @@ def eval_root(config: EvalStage, known: Known) -> Parent:
     folder = Path(config.data_root)
     asked = [(task.task, language) for task in config.eval.tasks for language in {*config.languages, "en"}]
     places = [(re.sub("^mgsm_.*", "mgsm", task), language) for task, language in asked]
-    files = {path for task, language in places for path in folder.glob(f"{task}/{language}/*.jsonl")}
-    if any(task == "flores" for task, _ in asked):
-        files |= {
-            path for kind in ("*/*.txt", "dev/*.dev", "devtest/*.devtest") for path in folder.glob(f"flores/{kind}")
-        }
+    files = {path for task, language in places for path in benchmark_files.files(folder, task, language)}
     return Found(folder.name, content_hash(sorted(files), folder), folder)
 
 

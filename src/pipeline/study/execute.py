@@ -15,6 +15,7 @@ from typing import Any
 
 from pipeline.config import RunStage
 from pipeline.knobs import PipelineError
+from pipeline.provenance import without_credentials
 from pipeline.runs import Run, check_unchanged, finished, make, read_manifest, runs_behind, why_not_finished
 from pipeline.study.build import build
 from pipeline.study.plan import ordered, predict, unfinished
@@ -99,7 +100,7 @@ def one(config: RunStage) -> Path:
 def sentence(error: BaseException) -> str | None:
     """An error that the user can mend as one sentence; None where it is a fault of the program."""
     if isinstance(error, PipelineError):
-        return str(error)
+        return without_credentials(str(error))
     if isinstance(error, OSError) and error.errno is not None:
         return f"{error.strerror}: {error.filename or 'no file named'}; nothing was published"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":

@@ -22,8 +22,9 @@ from pipeline.config import DataStage, EvalStage, PrefetchStage, Source
 from pipeline.data.benchmarks import hub_sources
 from pipeline.data.load import told
 from pipeline.knobs import PipelineError
-from pipeline.lock import LOCK, Lock, digest, key, part_of, read_lock, snapshot
+from pipeline.lock import LOCK, Lock, digest, key, part_of, read_lock, snapshot, url_key
 from pipeline.models.hub import FILES
+from pipeline.provenance import without_credentials
 from pipeline.runs import Found, Run, sha256, write_atomically
 
 
@@ -39,7 +40,7 @@ class Needs:
     def not_pinned(self, lock: Lock) -> list[str]:
         missing = [name for name in self.models if name not in lock.models]
         missing += [source.hub or source.url or "" for source in self.sources.values() if lock.entry(source) is None]
-        return list(dict.fromkeys(missing))
+        return without_credentials(list(dict.fromkeys(missing)))
 
 
 def needs(runs: list[Run]) -> Needs:
@@ -119,13 +120,14 @@ def fetch(runs: list[Run], config: PrefetchStage) -> Path:
         steps.append((f"harness: {hub} {part or ''}", lambda hub=hub, part=part: prepare(lock, hub, part)))  # type: ignore[misc]
     failed = list(wanted.problems)
     for number, (label, step) in enumerate(steps, start=1):
-        print(f"[{number}/{len(steps)}] {label}", file=sys.stderr)
+        plain = without_credentials(label)
+        print(f"[{number}/{len(steps)}] {plain}", file=sys.stderr)
         try:
             name, _, where = label.partition(": ")
             with told(name, wanted.sources.get(label) or Source(hub=where, rows="", file="")):
                 step()
         except PipelineError as error:
-            print(f"{label} failed: {error}", file=sys.stderr)
+            print(f"{plain} failed: {error}", file=sys.stderr)
             failed.append(str(error))
             continue
         write_lock(path, lock)
@@ -237,9 +239,10 @@ def data_files(hub: Any, source: Source, revision: str) -> tuple[str | None, lis
 def fetch_url(lock: Lock, source: Source, update: bool) -> None:
     """One file that is on no hub, below runs_dir/.hub; what identifies it is the digest of its content."""
     assert source.url is not None
-    path = Path(".hub") / f"{digest([source.url])[:8]}-{source.url.rpartition('/')[2]}"
+    locked_as = url_key(source.url)
+    path = Path(".hub") / f"{digest([source.url])[:8]}-{without_credentials(source.url).rpartition('/')[2]}"
     target = lock.folder / path
-    if source.url in lock.urls and target.is_file() and not update:
+    if locked_as in lock.urls and target.is_file() and not update:
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = target.with_name(target.name + ".part")
@@ -249,7 +252,7 @@ def fetch_url(lock: Lock, source: Source, update: bool) -> None:
         beside.replace(target)
     finally:
         beside.unlink(missing_ok=True)
-    lock.urls[source.url] = {"sha256": sha256(target), "bytes": target.stat().st_size, "path": path.as_posix()}
+    lock.urls[locked_as] = {"sha256": sha256(target), "bytes": target.stat().st_size, "path": path.as_posix()}
 
 
 def _files(folder: Path) -> list[Path]:
