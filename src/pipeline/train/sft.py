@@ -108,9 +108,10 @@ def trainer_of(
     }  # fmt: skip
     if sft.method == "simultaneous":
         alternating = Alternating(train_dataset=by_side(examples, sft), **shared)
-        steps, left_out = steps_of_sides(sft, {side: len(rows) for side, rows in alternating.sets.items()})
+        of_sides, left_out = steps_of_sides(sft, {side: len(rows) for side, rows in alternating.sets.items()})
+        steps = sum(of_sides.values())
         plan_steps(args, sft, steps)
-        return alternating, steps, {"steps_a_side": steps // 2, "rows_left_out": left_out}
+        return alternating, steps, {"steps_a_side": of_sides, "rows_left_out": left_out}
     trainer = Trainer(train_dataset=dataset(examples, sft), **shared)
     if config.partition is not None:
         refuse_flat_shards(trainer)
