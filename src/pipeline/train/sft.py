@@ -18,7 +18,7 @@ from trl import SFTConfig
 from pipeline.config import Sft, TrainStage
 from pipeline.data.mixture import read_jsonl
 from pipeline.knobs import PipelineError
-from pipeline.train.base import base_of, left_of_training, load_model, load_tokenizer, save
+from pipeline.train.base import base_of, check_base, left_of_training, load_model, load_tokenizer, save
 from pipeline.train.examples import by_side, dataset, halves, measure
 from pipeline.train.life import alive
 from pipeline.train.numbers import bytes_per_parameter, micro_batches, refuse_without_room
@@ -51,6 +51,8 @@ def train(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     examples, validation = read_jsonl(data / "train.jsonl"), read_jsonl(data / "validation.jsonl")
     base = base_of(run)
     tokenizer = load_tokenizer(run, examples, base)
+    if base is not None:
+        check_base(base, tokenizer)
     lengths = measure(examples, tokenizer, config.sft)
     model, parts = choose(load_model(run, tokenizer, base), config.sft, config.partition)
     numbers = size_of(model, config.sft)
