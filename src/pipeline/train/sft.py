@@ -8,6 +8,7 @@ tokens (sft.packing, cpt's default).
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ def train(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     tokenizer = load_tokenizer(run, examples, base)
     if base is not None:
         check_base(base, tokenizer)
-    lengths = measure(examples, tokenizer, config.sft)
+    lengths = measure(examples, tokenizer, config.sft, base, validation)
     model, parts = choose(load_model(run, tokenizer, base), config.sft, config.partition)
     numbers = size_of(model, config.sft)
     refuse_without_room(numbers["training_bytes"], gpu_memory(), config.sft)
@@ -183,6 +184,13 @@ def shards(sft: Sft) -> dict[str, Any]:
 def plan_steps(args: SFTConfig, sft: Sft, steps: int) -> None:
     """What depends on the number of steps, which packing alone decides: the schedule, when to log and to validate."""
     args.max_steps = steps
+    if sft.warmup_steps >= steps and args.process_index == 0:
+        share = (steps - 1) / sft.warmup_steps  # the first step has rate 0
+        print(
+            f"warning: sft.warmup_steps={sft.warmup_steps} of {steps} steps: the rate ends at {share:.0%} of "
+            f"sft.learning_rate={sft.learning_rate} and is never reached; lower sft.warmup_steps",
+            file=sys.stderr,
+        )
     args.lr_scheduler_type, args.lr_scheduler_kwargs = schedule(sft.schedule, steps, sft.decay_share)
     args.logging_steps, args.eval_steps = max(1, steps // 200), max(1, steps // 4)
 
