@@ -207,6 +207,66 @@ def test_a_loss_that_is_no_number_stops_the_training(
     assert [name for name in left(tmp_path / "runs") if "full" in name] == []
 
 
+@pytest.mark.parametrize(
+    ("layers", "told"),
+    [(16, "lacks model.layers.14.input_layernorm.weight and 17 more tensors"), (4, "holds model.layers.10.")],
+)
+def test_a_base_of_another_depth_than_its_config(
+    layers: int, told: str, call: Callable[..., SimpleNamespace], base: Path, world: Path, tmp_path: Path
+) -> None:
+    """from_pretrained would draw the missing layers at random, or pass over the others."""
+    other, here = tmp_path / "other", [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
+    shutil.copytree(base, other)
+    (other / "manifest.json").unlink()
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
+    refused(call(*training(other, world), *here), f"model.path={other} {told}")
+    assert [name.partition("-")[0] for name in left(tmp_path / "runs")] == ["data"]
+    words = ["stage=eval", "eval=mgsm_0shot", f"checkpoint={other}", f"data_root={world}"]
+    refused(call(*words, *here), f"checkpoint={other} {told}")
+
+
+def test_a_tokenizer_with_more_tokens_than_the_embedding(
+    call: Callable[..., SimpleNamespace], base: Path, world: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    other = tmp_path / "other"
+    shutil.copytree(base, other)
+    (other / "manifest.json").unlink()
+    tokenizer = AutoTokenizer.from_pretrained(other)
+    rows = len(tokenizer)
+    tokenizer.add_tokens(["<one>", "<two>"])
+    tokenizer.save_pretrained(other)
+    told = (
+        f"the tokenizer of {other} has 2 tokens beyond the {rows} rows of the embedding of {other}, the first '<one>'"
+    )
+    refused(call(*training(other, world), f"runs_dir={tmp_path}/runs"), f"{told} (id {rows}): use the model's own")
+    assert [name.partition("-")[0] for name in left(tmp_path / "runs")] == ["data"]
+
+
+def test_a_chat_template_that_raises(
+    call: Callable[..., SimpleNamespace], base: Path, world: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(base, other)
+    (other / "manifest.json").unlink()
+    (other / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
+    told = f"the chat template of {other}/chat_template.jinja raises on row 1 (no)"
+    refused(call(*training(other, world, "sft.template=chat"), f"runs_dir={tmp_path}/runs"), told)
+    assert [name.partition("-")[0] for name in left(tmp_path / "runs")] == ["data"]
+
+
+@pytest.mark.parametrize("way", ["lora", "full"])
+def test_training_in_bfloat16_raises_no_false_alarm(
+    way: str, call: Callable[..., SimpleNamespace], base: Path, world: Path, tmp_path: Path
+) -> None:
+    """The usual setting at 8B: what is saved after the first step is loaded again in the dtype it is trained in."""
+    words = [f"sft={way}", "sft.weights=bfloat16", "sft.learning_rate=1e-3"]
+    told = call(*training(base, world, *words), f"runs_dir={tmp_path}/runs")
+    assert told.status == 0, told.err[-1500:]
+
+
 def test_an_expert_that_is_named_twice(call: Callable[..., SimpleNamespace], math_expert: Path, tmp_path: Path) -> None:
     here = [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
     twice = f"was given {math_expert.name} twice: name each expert once"

@@ -198,7 +198,13 @@ REFUSED = {
     SFT + "hydra.run.dir=/x": "hydra's own settings are read with -m only",
     "-m stage=sft expert=mth,math": "expert=mth is no option: there are bn,",
     "-m stage=sft expert=math seed=0,1 sft.learning_rat=1": "did you mean sft.learning_rate?",
-    "-m stage=sft expert=math seed=0,-1": "seed must be at least 0, got -1",
+    "-m stage=sft expert=math seed=0,-1": "seed must be at least 0 and at most 4294967295, got -1",
+    **{
+        f"stage={stage} {STAGE_WORDS[stage]} seed={seed}": f"seed must be at least 0 and at most 4294967295, got {seed}"
+        for stage in ("data", "cpt", "sft", "merge", "eval", "select", "analyze", "sweep") for seed in (2**32, -1)
+    },
+    "stage=plan table=sandbox table.seeds=[0,4294967296]": "table.seeds must be at least 0 and at most 4294967295",
+    "stage=plan table=sandbox table.seeds=[-1]": "table.seeds must be at least 0 and at most 4294967295, got -1",
 }  # fmt: skip
 
 

@@ -13,11 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny import model
+from transformers import LlamaForCausalLM
 
 from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
 from pipeline.knobs import PipelineError
 from pipeline.train.base import save
-from pipeline.train.check import check_saved
+from pipeline.train.check import SAME, check_saved, load, logits
 from pipeline.train.life import same_random_numbers
 
 tiny = partial(model, layers=2, tie_word_embeddings=True, attn_implementation="sdpa")
@@ -27,8 +28,9 @@ def trainer(model: Any) -> Any:
     tokenizer = sandbox_tokenizer()
     row = {"input_ids": tokenizer("Mia has 3 cups.").input_ids}
     return SimpleNamespace(
-        model=model, processing_class=tokenizer, train_dataset=[row], args=SimpleNamespace(bf16=False, process_index=0)
-    )
+        model=model, processing_class=tokenizer, train_dataset=[row],
+        args=SimpleNamespace(bf16=False, process_index=0, world_size=1),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
@@ -55,6 +57,35 @@ def test_an_adapter_is_checked_on_its_base(tmp_path: Path) -> None:
     torch.nn.init.normal_(model.base_model.model.model.layers[0].self_attn.q_proj.lora_B["default"].weight)
     with pytest.raises(PipelineError, match="its logits differ by"):
         check_saved(trainer(model), tmp_path / "adapter", tmp_path / "base")
+
+
+@pytest.mark.parametrize("save_dtype", [None, "float32"])
+@pytest.mark.parametrize("adapter", [False, True])
+def test_weights_in_bfloat16_are_reloaded_as_they_are_trained(
+    adapter: bool, save_dtype: str | None, tmp_path: Path
+) -> None:
+    """In float32 the same weights give logits that differ by far more than what an unlike model would be told by."""
+    from peft import LoraConfig, get_peft_model
+
+    of_base: Any = tiny(dtype=torch.bfloat16, attn_implementation="eager", initializer_range=0.3)
+    save(of_base, sandbox_tokenizer(), tmp_path / "base", None)
+    model = get_peft_model(of_base, LoraConfig(r=2, target_modules=["q_proj"])) if adapter else of_base
+    save(model, sandbox_tokenizer(), tmp_path / "saved", save_dtype)
+    made = trainer(model)
+    check_saved(made, tmp_path / "saved", tmp_path / "base")
+    ids = made.train_dataset[0]["input_ids"]
+    ours = logits(model, ids, bf16=False)
+    wide = logits(LlamaForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32), ids, bf16=False)
+    assert (ours - wide).abs().max() > 2 * SAME * ours.abs().max()
+
+
+def test_weights_that_were_cast_may_differ_by_the_rounding(tmp_path: Path) -> None:
+    made = trainer(tiny(initializer_range=0.3))
+    save(made.model, made.processing_class, tmp_path, "bfloat16")
+    check_saved(made, tmp_path, None)
+    reloaded = logits(load(tmp_path, None, made.model), made.train_dataset[0]["input_ids"], bf16=False)
+    ours = logits(made.model, made.train_dataset[0]["input_ids"], bf16=False)
+    assert SAME * ours.abs().max() < (ours - reloaded).abs().max()
 
 
 def other_weights(folder: Path) -> None:

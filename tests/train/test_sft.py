@@ -182,6 +182,24 @@ def test_schedules(tmp_path: Path):
     assert rates == pytest.approx([1.0, 1.0, 1.0, 0.5])
 
 
+@pytest.mark.parametrize(("warmup", "share"), [(0, None), (3, None), (4, 75), (100, 3)])
+def test_a_warmup_that_never_ends_is_told(
+    warmup: int, share: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    made = trainer(tmp_path, [ROW] * 8, sft(warmup_steps=warmup, schedule="constant", learning_rate=1.0), steps=4)
+    told = capsys.readouterr().err
+    assert ("warning: sft.warmup_steps" in told) == (share is not None)
+    made.create_optimizer_and_scheduler(4)
+    rates = []
+    for _ in range(4):
+        rates.append(made.lr_scheduler.get_last_lr()[0])
+        made.optimizer.step(), made.lr_scheduler.step()
+    assert (rates[-1] < 1.0) == (share is not None)
+    if share is not None:
+        assert f"sft.warmup_steps={warmup} of 4 steps: the rate ends at {share}% of" in told
+        assert round(100 * rates[-1]) == share
+
+
 def test_bpe_is_byte_level_and_lossless():
     examples = [{"text": f"{n} apples cost ${n}.50 in Köln"} for n in range(200)]
     made = make_bpe(examples, 300)

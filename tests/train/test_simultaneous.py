@@ -13,11 +13,13 @@ from torch.nn.functional import cross_entropy
 from transformers import TrainerCallback
 
 from pipeline.config import Partition
+from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
 from pipeline.knobs import PipelineError
 from pipeline.models.anatomy import anatomy
 from pipeline.models.partition import sides
 from pipeline.train import sft as stage
 from pipeline.train import trainer
+from pipeline.train.parts import choose
 from pipeline.train.simultaneous import Alternating, Turns, side_of_step, steps_of_sides
 from pipeline.train.trainer import passes
 
@@ -180,8 +182,8 @@ def test_update_norm_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_turns_are_a_function_of_seed_and_step() -> None:
     recipe = tiny.recipe(method="simultaneous", steps_per_switch=2)
     rows = {"math": 9, "language": 8}
-    steps, left = steps_of_sides(recipe, rows)
-    assert (steps, left) == (4, {"math": 1, "language": 0})
+    assert steps_of_sides(recipe, rows) == ({"math": 2, "language": 2}, {"math": 1, "language": 0})
+    steps = 4
     batches = list(Turns(rows, recipe, 2, steps, seed=3))
     assert batches == list(Turns(rows, recipe, 2, steps, seed=3)) != list(Turns(rows, recipe, 2, steps, seed=4))
     flat = [row for batch in batches for row in batch]
@@ -197,11 +199,26 @@ def test_turns_are_a_function_of_seed_and_step() -> None:
 
 def test_steps_stop_with_the_shorter_set() -> None:
     recipe = tiny.recipe(method="simultaneous")
-    assert steps_of_sides(recipe, {"math": 40, "language": 11}) == (4, {"math": 32, "language": 3})
+    assert steps_of_sides(recipe, {"math": 40, "language": 11}) == (
+        {"math": 2, "language": 2}, {"math": 32, "language": 3},
+    )  # fmt: skip
     some = tiny.recipe(method="simultaneous", steps=3)
-    assert steps_of_sides(some, {"math": 40, "language": 40}) == (3, {"math": 32, "language": 36})
+    assert steps_of_sides(some, {"math": 40, "language": 40}) == (
+        {"math": 2, "language": 1}, {"math": 32, "language": 36},
+    )  # fmt: skip
     with pytest.raises(PipelineError, match="sft.steps=6 of sft.batch_size=4.*the 40 math and 11 language rows"):
         steps_of_sides(tiny.recipe(method="simultaneous", steps=6), {"math": 40, "language": 11})
+
+
+def test_steps_of_each_side_are_counted_and_not_halved(tmp_path: Path) -> None:
+    """Turns of four: math takes steps 0 to 3 and 8 to 11, language 4 to 7 and the last two."""
+    recipe = tiny.recipe(method="simultaneous", steps=14, steps_per_switch=4)
+    chosen, parts = choose(tiny.model(), recipe, tiny.B)
+    made, steps, told = stage.trainer_of(
+        tiny.stage(recipe, tiny.B), chosen, parts, sandbox_tokenizer(), tiny.joint(40), [], tmp_path
+    )
+    assert (steps, made.args.max_steps) == (14, 14)
+    assert told == {"steps_a_side": {"math": 8, "language": 6}, "rows_left_out": {"math": 8, "language": 16}}
 
 
 def test_wrong_settings_of_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,9 @@ REFUSED = {
     "expert=math sft.batch_size=6 sft.processes=4": "sft.batch_size=6 is no multiple of sft.processes=4: give",
     "expert=math sft.batch_size=32 sft.processes=3 sft.micro_batch_size=2": "sft.processes=3: give sft.batch_size=30",
     "expert=math sft.batch_size=8 sft.processes=4 sft.micro_batch_size=4": "sft.micro_batch_size=4 x sft.processes=4",
+    f"expert=math_sw sft=simultaneous {C} sft.steps=1": "sft.steps=1 with sft.steps_per_switch=1 ends before the lang",
+    f"expert=math_sw sft=simultaneous {C} sft.steps=3 sft.steps_per_switch=5": "give sft.steps=10 or more, or fewer",
+    f"expert=math_sw sft=simultaneous_lora {C} sft.steps=5 sft.steps_per_switch=5": "ends before the language side",
     f"expert=math sft=partial {C} partition.all_attention=true partition.all_mlp=true": "none to math: set partition.a",
 }
 
@@ -84,4 +87,5 @@ def test_ways_have_names_of_their_own() -> None:
     joint = "expert=math_qac sft=simultaneous partition=B partition.scale_to_depth=true"
     assert made(joint).label == "math_qac-simultaneous-B-s0"
     assert made(f"{joint} sft.steps_per_switch=2").hash != made(joint).hash
+    assert made(f"{joint} sft.steps=6 sft.steps_per_switch=5").config.sft.steps == 6  # a turn of one: uneven, not none
     assert made("expert=math sft.processes=2").hash != made("expert=math").hash

@@ -74,6 +74,8 @@ __all__ = [
     "World",
 ]
 
+MOST_SEED = 2**32 - 1  # numpy's bound
+
 
 @dataclass
 class Tracking:
@@ -105,7 +107,7 @@ class Table:
     title: str = MISSING
     note: str = ""
     languages: list[str] = MISSING  # the targets
-    seeds: list[int] = knob([0])
+    seeds: list[int] = knob([0], low=0, high=MOST_SEED)
     data_root: dict[str, Any] | None = None  # a data run laid out as a data_root; null: the root key data_root
     base: dict[str, Any] | None = None  # the model that an empty row scores
     rows: dict[str, dict[str, Any]] = MISSING
@@ -125,7 +127,7 @@ class RunStage(Stage):
     """A stage that makes one run. `deterministic`: torch's deterministic algorithms, wanted on a GPU."""
 
     redo: bool = knob(False, hashed=False)  # make it again, as a new attempt; its parents are left as they are
-    seed: int = knob(0, low=0)
+    seed: int = knob(0, low=0, high=MOST_SEED)
     deterministic: bool = knob(False)
     threads: int | None = knob(
         None, low=1, hashed=False
@@ -195,7 +197,7 @@ class SweepStage(Stage):
     eval: Eval = MISSING
     languages: list[str] = knob(["en"])
     data_root: str | None = knob(None, run=True)
-    seed: int = knob(0, low=0)
+    seed: int = knob(0, low=0, high=MOST_SEED)
     deterministic: bool = False
     threads: int | None = knob(None, low=1, hashed=False)
     redo: bool = knob(False, hashed=False)

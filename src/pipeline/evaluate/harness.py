@@ -142,6 +142,7 @@ def load_model(what: Run | Path, batch_size: int, dtype: str = "auto") -> Answer
     from pipeline.merge.adapters import is_adapter
     from pipeline.merge.engine import merge_of
     from pipeline.merge.live import alone, model_of
+    from pipeline.models.skeleton import skeleton
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     safe = {"local_files_only": True, "trust_remote_code": False}
@@ -157,6 +158,7 @@ def load_model(what: Run | Path, batch_size: int, dtype: str = "auto") -> Answer
             lm = Answering(pretrained=live.model, tokenizer=live.tokenizer, batch_size=batch_size)
             lm.live = live, merge
             return lm
+        skeleton(folder, "checkpoint")
         tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, **safe)
     except PipelineError:

@@ -24,6 +24,7 @@ from pipeline.merge.engine import Merge
 from pipeline.merge.writing import Known
 from pipeline.models.checkpoint import DTYPES, digest, torch_dtype
 from pipeline.models.floats import STORED, buffers, in_threads
+from pipeline.models.skeleton import skeleton
 
 COPY = 2**23  # entries that go to another device at once
 
@@ -178,6 +179,7 @@ def _load(merge: Merge, giver: Any, dtype: str, device: str) -> Live:
     folder = giver.base.folder if isinstance(giver, Adapted) else giver.folder
     wanted = (merge.dtype or ("float32" if isinstance(giver, Adapted) else "auto")) if dtype == "auto" else dtype
     safe = {"local_files_only": True, "trust_remote_code": False}
+    skeleton(folder, "checkpoint")
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder(giver), **safe)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=wanted, use_safetensors=True, **safe)
     if (giver.folder / "generation_config.json").is_file():

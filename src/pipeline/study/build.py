@@ -201,6 +201,11 @@ def check_method(config: TrainStage) -> None:
         raise PipelineError(f"sft.side={sft.side} is read by sft=partial alone: leave it out with sft={sft.name}")
     if sft.method == "partial" and sft.side is None and expert.side == "none":
         raise PipelineError(f"expert={expert.name} is of no side: say which one sft={sft.name} trains, sft.side=math")
+    if sft.method == "simultaneous" and sft.steps is not None and sft.steps <= sft.steps_per_switch:
+        raise PipelineError(
+            f"sft.steps={sft.steps} with sft.steps_per_switch={sft.steps_per_switch} ends before the language side's "
+            f"first turn: give sft.steps={2 * sft.steps_per_switch} or more, or fewer steps per switch"
+        )
     bytes_per_parameter(sft)
     if sft.optimizer == "adamw_bf16" and sft.adam_beta2 > MOST_BETA2:
         raise PipelineError(

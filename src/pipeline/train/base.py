@@ -15,6 +15,7 @@ from pipeline.data.sources import Example
 from pipeline.knobs import PipelineError
 from pipeline.models.checkpoint import Checkpoint, digest_tensors, digests_in, weights_root
 from pipeline.models.hub import local
+from pipeline.models.skeleton import skeleton
 
 if TYPE_CHECKING:
     from pipeline.runs import Run
@@ -45,6 +46,24 @@ def load_tokenizer(run: Run, examples: list[Example], base: Path | None) -> Any:
             f"the tokenizer of {folder} has no end-of-sequence token: set eos_token in tokenizer_config.json"
         )
     return tokenizer
+
+
+def check_base(base: Path, tokenizer: Any) -> None:
+    """Refuse a base, by its headers, that lacks tensors or has others than its config, or fewer rows than tokens."""
+    model = skeleton(base, "model.path")
+    if getattr(model.config, "quantization_config", None):
+        raise PipelineError(
+            f"model.path={base} is quantized, as its config.json says: give the model that it was made of"
+        )
+    rows = model.get_input_embeddings().weight.shape[0]
+    beyond = {index: token for token, index in tokenizer.get_vocab().items() if index >= rows}
+    if beyond:
+        first = min(beyond)
+        raise PipelineError(
+            f"the tokenizer of {tokenizer.name_or_path or base} has {len(beyond)} tokens beyond the {rows} rows of the "
+            f"embedding of {base}, the first {beyond[first]!r} (id {first}): use the model's own tokenizer, or resize "
+            "the embedding"
+        )
 
 
 def make_bpe(examples: list[Example], vocab_size: int) -> Any:

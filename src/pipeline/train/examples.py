@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pipeline.config import Sft
 from pipeline.data.sources import Example
 from pipeline.knobs import PipelineError
+from pipeline.train.chat import chats, rendered, response_start
 
 
 def columns(row: Example, sft: Sft) -> dict[str, Any]:
@@ -57,28 +60,35 @@ def halves(validation: list[Example], sft: Sft) -> dict[str, Any]:
     return by_side(validation, sft)
 
 
-def measure(examples: list[Example], tokenizer: Any, sft: Sft) -> dict[str, int]:
-    """Tokens of the set, and how many rows seq_length cuts (truncated) or leaves without any loss (dropped)."""
+def measure(
+    examples: list[Example], tokenizer: Any, sft: Sft, base: Path | None = None, validation: Sequence[Example] = ()
+) -> dict[str, Any]:
+    """Tokens of the set, and how many rows seq_length cuts (truncated) or leaves without any loss (dropped).
+
+    Of chats also what their template gets wrong in some rows; that it raises on none of `validation` is only seen to.
+    `base`: the folder of the base.
+    """
     if "text" in examples[0]:
         ids = tokenizer([row["text"] for row in examples]).input_ids
         lengths = [len(row) + 1 for row in ids]  # and the end
         if sft.packing:  # cuts what it has strung together, and loses none
             return {"dataset_tokens": sum(lengths), "truncated": 0, "dropped": 0}
         return counted(lengths, 0, sft)
-    if sft.template == "chat" and not tokenizer.chat_template:
-        raise PipelineError("sft.template=chat: the model's tokenizer has no chat template; use sft.template=plain")
     rows = [columns(row, sft) for row in examples]
+    faults: dict[str, int] = {}
     if sft.template == "chat":
-        prompts = [tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True).input_ids for row in rows]
-        whole = [tokenizer.apply_chat_template(row["prompt"] + row["completion"]).input_ids for row in rows]
+        prompts, whole, faults = chats(rows, tokenizer, sft, base)
+        rendered([columns(row, sft) for row in validation], 0, tokenizer)
     else:
         prompts = tokenizer([row["prompt"] for row in rows]).input_ids
         joined = tokenizer([row["prompt"] + row["completion"] for row in rows]).input_ids
         whole = [[*ids, tokenizer.eos_token_id] for ids in joined]
-    dropped = sum(len(ids) >= sft.seq_length for ids in prompts) if sft.loss_on == "response" else 0
+    starts = map(response_start, prompts, whole)
+    lost = sum(start >= min(len(ids), sft.seq_length) for start, ids in zip(starts, whole, strict=True))
+    dropped = lost if sft.loss_on == "response" else 0
     if dropped == len(whole):
         raise PipelineError(f"sft.seq_length={sft.seq_length} leaves no row with a loss: raise it above the prompts")
-    return counted([len(ids) for ids in whole], dropped, sft)
+    return counted([len(ids) for ids in whole], dropped, sft) | ({"template_faults": faults} if faults else {})
 
 
 def counted(lengths: list[int], dropped: int, sft: Sft) -> dict[str, int]:

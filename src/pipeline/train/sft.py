@@ -20,7 +20,7 @@ from trl import SFTConfig
 from pipeline.config import Sft, TrainStage
 from pipeline.data.mixture import read_jsonl
 from pipeline.knobs import PipelineError
-from pipeline.train.base import base_of, left_of_training, load_model, load_tokenizer, save
+from pipeline.train.base import base_of, check_base, left_of_training, load_model, load_tokenizer, save
 from pipeline.train.examples import by_side, dataset, halves, measure
 from pipeline.train.life import alive
 from pipeline.train.numbers import bytes_per_parameter, micro_batches, refuse_without_room
@@ -53,7 +53,9 @@ def train(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     examples, validation = read_jsonl(data / "train.jsonl"), read_jsonl(data / "validation.jsonl")
     base = base_of(run)
     tokenizer = load_tokenizer(run, examples, base)
-    lengths = measure(examples, tokenizer, config.sft)
+    if base is not None:
+        check_base(base, tokenizer)
+    lengths = measure(examples, tokenizer, config.sft, base, validation)
     model, parts = choose(load_model(run, tokenizer, base), config.sft, config.partition)
     numbers = size_of(model, config.sft)
     refuse_without_room(numbers["training_bytes"], gpu_memory(), config.sft)
@@ -112,9 +114,10 @@ def trainer_of(
     }  # fmt: skip
     if sft.method == "simultaneous":
         alternating = Alternating(train_dataset=by_side(examples, sft), **shared)
-        steps, left_out = steps_of_sides(sft, {side: len(rows) for side, rows in alternating.sets.items()})
+        of_sides, left_out = steps_of_sides(sft, {side: len(rows) for side, rows in alternating.sets.items()})
+        steps = sum(of_sides.values())
         plan_steps(args, sft, steps)
-        return alternating, steps, {"steps_a_side": steps // 2, "rows_left_out": left_out}
+        return alternating, steps, {"steps_a_side": of_sides, "rows_left_out": left_out}
     trainer = Trainer(train_dataset=dataset(examples, sft), **shared)
     if config.partition is not None:
         refuse_flat_shards(trainer)
@@ -210,6 +213,13 @@ def shards(sft: Sft) -> dict[str, Any]:
 def plan_steps(args: SFTConfig, sft: Sft, steps: int) -> None:
     """What depends on the number of steps, which packing alone decides: the schedule, when to log and to validate."""
     args.max_steps = steps
+    if sft.warmup_steps >= steps and args.process_index == 0:
+        share = (steps - 1) / sft.warmup_steps  # the first step has rate 0
+        print(
+            f"warning: sft.warmup_steps={sft.warmup_steps} of {steps} steps: the rate ends at {share:.0%} of "
+            f"sft.learning_rate={sft.learning_rate} and is never reached; lower sft.warmup_steps",
+            file=sys.stderr,
+        )
     args.lr_scheduler_type, args.lr_scheduler_kwargs = schedule(sft.schedule, steps, sft.decay_share)
     args.logging_steps, args.eval_steps = max(1, steps // 200), max(1, steps // 4)
 

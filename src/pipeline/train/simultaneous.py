@@ -7,6 +7,7 @@ not zero (with zeros AdamW would move it by momentum and decay). One schedule co
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import islice
 from typing import Any
 
@@ -96,8 +97,8 @@ def side_of_step(step: int, steps_per_switch: int) -> str:
     return SIDES[step // steps_per_switch % len(SIDES)]
 
 
-def steps_of_sides(sft: Sft, rows: dict[str, int]) -> tuple[int, dict[str, int]]:
-    """Optimizer steps over both sides, and the rows of each that are left out: all stops with the shorter set.
+def steps_of_sides(sft: Sft, rows: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """Optimizer steps of each side, and the rows of each that are left out: all stops with the shorter set.
 
     Without sft.steps each side takes its last turn whole, so both learn the same number of steps.
     """
@@ -110,11 +111,9 @@ def steps_of_sides(sft: Sft, rows: dict[str, int]) -> tuple[int, dict[str, int]]
             f"sft.steps_per_switch={sft.steps_per_switch}, need more than the {told} rows in each of "
             f"sft.epochs={sft.epochs}: ask for fewer"
         )
-    steps = sft.steps or most
-    taken = dict.fromkeys(SIDES, 0)
-    for step in range(steps):
-        taken[side_of_step(step, sft.steps_per_switch)] += sft.batch_size
-    return steps, {side: max(0, rows[side] * sft.epochs - taken[side]) for side in SIDES}
+    turns_taken = Counter(side_of_step(step, sft.steps_per_switch) for step in range(sft.steps or most))
+    steps = {side: turns_taken[side] for side in SIDES}
+    return steps, {side: max(0, rows[side] * sft.epochs - steps[side] * sft.batch_size) for side in SIDES}
 
 
 def refuse_parallel(trainer: Trainer) -> None:

@@ -1,0 +1,70 @@
+"""A model without its weights: whether a folder holds the tensors that its config.json asks for, told by headers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pipeline.knobs import PipelineError
+from pipeline.models.checkpoint import Checkpoint
+
+# Buffers that older versions of transformers stored, and which every version computes from the config
+HARMLESS = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
+
+
+def skeleton(folder: Path, key: str) -> Any:
+    """The model of `folder` on the meta device, made as from_pretrained would make it, without reading a weight.
+
+    Tied heads, and names that transformers itself changes or passes over, are as in from_pretrained. The tensors of a
+    quantized model are its quantizer's, and are not compared. `key` is the knob that named the folder.
+
+    Raises:
+        PipelineError: config.json is no model of transformers, or the files lack a tensor that it asks for, hold one
+            that it does not, or one of another shape: from_pretrained would draw it at random, or pass it over.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    infos = Checkpoint.open(folder).infos
+    stored = {name: torch.empty(info.shape, device="meta") for name, info in infos.items() if not HARMLESS.search(name)}
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        if getattr(config, "quantization_config", None):
+            return model
+        model, found = type(model).from_pretrained(
+            None, config=config, state_dict=stored, device_map="meta", output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )  # fmt: skip
+    except Exception as error:  # of values in config.json, whatever the model's class makes of them
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise PipelineError(f"{key}={folder}: transformers makes no model of its config.json ({reason})") from error
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+    refuse = "copy it again, or correct its config.json"
+    if found["missing_keys"]:
+        raise PipelineError(
+            f"{key}={folder} lacks {named(found['missing_keys'])}, which its config.json asks for: {refuse}"
+        )
+    if found["unexpected_keys"]:
+        raise PipelineError(
+            f"{key}={folder} holds {named(found['unexpected_keys'])}, which its config.json has no place for: {refuse}"
+        )
+    for name, *shapes in found["mismatched_keys"]:
+        was, asked = (list(shape) for shape in shapes)
+        raise PipelineError(f"{key}={folder} holds {name} of shape {was}, its config.json asks for {asked}: {refuse}")
+    return model
+
+
+def named(names: set[str]) -> str:
+    """The first name, and how many more there are."""
+    first, *others = sorted(names)
+    return f"{first} and {len(others)} more tensors" if others else first

@@ -1,0 +1,137 @@
+"""Chat templates, tried on the rows before training: what a template gets wrong is refused by the name of its file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import Sft
+from pipeline.knobs import PipelineError
+
+PIECE = 200  # rows at a time: a template that fails on all of the first piece is refused before the rest is rendered
+FAULTS = {  # what can go wrong in a row -> the words for it, and the remedy
+    "left_out": ("leaves out the prompt or the response", "let it write both"),
+    "prompt_differs": (
+        "writes a prompt that its conversation does not begin with, so that the loss falls on other tokens than the "
+        "response",
+        "let it begin the response as its generation prompt does",
+    ),
+    "without_end": (
+        "ends a response without {ends}, so that the model never learns to stop",
+        "let it write that, or name its own end as eos_token in tokenizer_config.json",
+    ),
+}
+
+
+@dataclass
+class Chat:
+    """A row as the template writes it, and its token ids: the prompt alone, and the whole conversation."""
+
+    prompt_text: str
+    text: str
+    prompt: list[int]
+    whole: list[int]
+
+
+def chats(
+    rows: list[dict[str, Any]], tokenizer: Any, sft: Sft, base: Path | None
+) -> tuple[list[list[int]], list[list[int]], dict[str, int]]:
+    """Token ids of the prompts and of the conversations, as the trainer has them, and in how many rows each fault is.
+
+    Args:
+        rows: conversations of one prompt and one response, as the trainer takes them (examples.columns).
+        base: the folder of the base, whose generation config may name more ends of a response than the tokenizer.
+
+    Raises:
+        PipelineError: the tokenizer has no template, or one that raises, or one that fails on all rows.
+    """
+    if not tokenizer.chat_template:
+        raise PipelineError("sft.template=chat: the model's tokenizer has no chat template; use sft.template=plain")
+    ends, file = ends_of(tokenizer, base), file_of(tokenizer)
+    prompts: list[list[int]] = []
+    whole: list[list[int]] = []
+    faults: Counter[str] = Counter()
+    for start in range(0, len(rows), PIECE):
+        part = rows[start : start + PIECE]
+        for row, chat in zip(part, rendered(part, start, tokenizer), strict=True):
+            faults.update(faults_of(row, chat, sft, ends))
+            prompts.append(chat.prompt)
+            whole.append(chat.whole)
+        for fault in (fault for fault, count in faults.items() if count == len(whole)):
+            words, remedy = FAULTS[fault]
+            names = " or ".join(map(str, tokenizer.convert_ids_to_tokens(sorted(ends))))
+            raise PipelineError(
+                f"the chat template of {file} {words.format(ends=names)}: {remedy}, or use sft.template=plain"
+            )
+    for fault, count in faults.items():
+        words = FAULTS[fault][0].format(ends="an end of sequence")
+        print(f"warning: the chat template of {file} {words}, in {count} of {len(rows)} rows", file=sys.stderr)
+    return prompts, whole, dict(faults)
+
+
+def faults_of(row: dict[str, Any], chat: Chat, sft: Sft, ends: set[int]) -> list[str]:
+    """What the template gets wrong in a row, keys of FAULTS.
+
+    Spaces around a message may go, as many templates strip them. A token may span prompt and response where the text
+    of the one begins the other: the loss is on it.
+    """
+    start = response_start(chat.prompt, chat.whole)
+    texts = [message["content"].strip() for message in row["prompt"] + row["completion"]]
+    if any(text not in chat.text for text in texts) or start >= len(chat.whole):
+        return ["left_out"]
+    found = []
+    if sft.loss_on == "response" and not chat.text.startswith(chat.prompt_text):
+        found.append("prompt_differs")
+    if ends.isdisjoint(chat.whole[start:]):
+        found.append("without_end")
+    return found
+
+
+def response_start(prompt: list[int], whole: list[int]) -> int:
+    """The first token with a loss, as TRL has it: where the row parts from its prompt."""
+    if whole[: len(prompt)] == prompt:
+        return len(prompt)
+    return next(index for index, token in enumerate(prompt) if index == len(whole) or token != whole[index])
+
+
+def rendered(rows: list[dict[str, Any]], number: int, tokenizer: Any) -> list[Chat]:
+    """Rows, the first of them row `number` from 0, through the template, then through the tokenizer all at once."""
+    prompts, texts = [], []
+    for row in rows:
+        number += 1
+        try:
+            prompts.append(tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False))
+            texts.append(tokenizer.apply_chat_template(row["prompt"] + row["completion"], tokenize=False))
+        except Exception as error:  # a template is a program, and raises what it likes
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise PipelineError(
+                f"the chat template of {file_of(tokenizer)} raises on row {number} ({reason}): correct it, or use "
+                "sft.template=plain"
+            ) from error
+    ids = tokenizer(prompts + texts, add_special_tokens=False).input_ids if rows else []
+    return [Chat(*one) for one in zip(prompts, texts, ids[: len(rows)], ids[len(rows) :], strict=True)]
+
+
+def ends_of(tokenizer: Any, base: Path | None) -> set[int]:
+    """Tokens that generation stops at: the tokenizer's end of sequence, and those of the base's generation config, for
+    which its config stands where it has none."""
+    files = [base / name for name in ("generation_config.json", "config.json")] if base else []
+    file = next((file for file in files if file.is_file()), None)
+    try:
+        named = json.loads(file.read_bytes()).get("eos_token_id") if file else None
+    except (ValueError, AttributeError) as error:
+        raise PipelineError(f"{file} is not a JSON object ({error}): copy it again") from error
+    return {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named] if named is not None else [])}
+
+
+def file_of(tokenizer: Any) -> Path | str:
+    """The file that holds the template."""
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        file = Path(tokenizer.name_or_path) / name
+        if file.is_file():
+            return file
+    return "the tokenizer"

@@ -1,0 +1,180 @@
+"""Chat templates: those of real models pass with the loss on the response and its end, broken ones are refused."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trl
+from tiny import model, stage
+from transformers import AutoTokenizer
+
+from pipeline.config import Sft
+from pipeline.knobs import PipelineError
+from pipeline.train.base import make_bpe
+from pipeline.train.chat import PIECE
+from pipeline.train.examples import dataset, measure
+from pipeline.train.sft import arguments
+from pipeline.train.trainer import Trainer
+
+SHIPPED = Path(trl.__file__).parent / "chat_templates"  # the models' own, word by word
+FALCON3 = (  # as Falcon3 writes it: the end of sequence after a response alone, nothing before the first turn
+    "{% for m in messages %}{% if m.role == 'user' %}{{ '<|user|>\n' + m.content + '\n' }}"
+    "{% else %}{{ '<|assistant|>\n' + m.content + eos_token }}{% if not loop.last %}{{ '\n' }}{% endif %}{% endif %}"
+    "{% if loop.last and add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}{% endfor %}"
+)
+REAL = {  # template, end of sequence, the marks around it
+    "llama3": ("<|eot_id|>", ["<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>"]),
+    "llama3_1": ("<|eot_id|>", ["<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>"]),
+    "qwen2_5": ("<|im_end|>", ["<|im_start|>"]),
+    "qwen3": ("<|im_end|>", ["<|im_start|>", "<think>", "</think>"]),
+    "cohere": ("<|END_OF_TURN_TOKEN|>", ["<|START_OF_TURN_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>"]),
+    "phi3": ("<|endoftext|>", ["<|user|>", "<|assistant|>", "<|end|>"]),
+    "falcon3": ("<|endoftext|>", ["<|user|>", "<|assistant|>"]),
+}
+ROWS = [
+    {"prompt": f"  Mia has {n} cups. How many? \n", "completion": f"\n{n} + 0 = {n}.\nThe answer is {n}.  "}
+    for n in range(8)
+]
+recipe = partial(Sft, name="full", template="chat", seq_length=512, batch_size=1)
+
+
+def tokenizer(template: str, end: str = "</s>", marks: list[str] | None = None) -> Any:
+    made = make_bpe([{"text": row["prompt"] + row["completion"]} for row in ROWS], 300)
+    made.add_special_tokens({"eos_token": end, "additional_special_tokens": marks or []})
+    made.chat_template = template
+    return made
+
+
+def trained_on(rows: list[dict[str, str]], made: Any, folder: Path) -> Any:
+    sft = recipe()
+    args = arguments(stage(sft), False, False, folder)
+    of = model(vocab_size=len(made), attn_implementation="sdpa")
+    return Trainer(model=of, args=args, train_dataset=dataset(rows, sft), processing_class=made, sft=sft).train_dataset
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_templates_of_real_models_pass(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = FALCON3 if name == "falcon3" else (SHIPPED / f"{name}.jinja").read_text(encoding="utf-8")
+    made = tokenizer(text, *REAL[name])
+    facts = measure(ROWS, made, recipe(), validation=ROWS[:2])
+    assert facts == {"dataset_tokens": facts["dataset_tokens"], "truncated": 0, "dropped": 0}
+    assert capsys.readouterr().err == ""
+    trained = trained_on(ROWS, made, tmp_path)
+    assert sum(map(len, trained["input_ids"])) == facts["dataset_tokens"]
+    for row, labels in zip(ROWS, trained["labels"], strict=True):
+        learnt = made.decode([token for token in labels if token != -100])
+        answer, _, rest = learnt.partition(REAL[name][0])
+        assert row["completion"].strip() in answer and rest.strip() == ""
+        assert row["prompt"].strip() not in learnt
+
+
+TURN = (
+    "{% for m in messages %}{{ '[' + m.role + ']' + m.content }}{% if m.role == 'assistant' %}{{ '</s>' }}{% endif %}"
+)
+ASK = "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
+BROKEN = {
+    "prompt_differs": (
+        "{% if add_generation_prompt %}Answer it! {% endif %}" + TURN + "{% endfor %}" + ASK,
+        r"writes a prompt that its conversation does not begin with, so that the loss falls on other tokens .*: let it",
+    ),
+    "another_generation_prompt": (
+        TURN + "{% endfor %}{% if add_generation_prompt %}[assistant]<think>{% endif %}",
+        "writes a prompt that its conversation does not begin with",
+    ),
+    "without_end": (
+        TURN.replace("</s>", "<end>") + "{% endfor %}" + ASK,
+        "ends a response without </s>, so that the model never learns to stop: let it write that, or name its own end",
+    ),
+    "end_after_the_prompt_alone": (
+        TURN.replace("== 'assistant'", "== 'user'") + "{% endfor %}" + ASK,
+        "ends a response without </s>",
+    ),
+    "drops_the_assistant": (
+        "{% for m in messages if m.role == 'user' %}{{ m.content + '</s>' }}{% endfor %}" + ASK,
+        "leaves out the prompt or the response: let it write both, or use",
+    ),
+    "drops_the_user": (
+        "{% for m in messages if m.role == 'assistant' %}{{ '[assistant]' + m.content + '</s>' }}{% endfor %}" + ASK,
+        "leaves out the prompt or the response",
+    ),
+    "raises": (
+        "{{ raise_exception('Conversation roles must alternate') }}",
+        r"raises on row 1 \(Conversation roles must alternate\): correct it, or use sft.template=plain",
+    ),
+    "raises_of_itself": ("{{ 1 / 0 }}", r"raises on row 1 \(division by zero\): correct it"),
+    "does_not_parse": ("{% for m in messages %}", "raises on row 1"),
+    "asks_for_what_is_not_there": ("{{ messages[0].who.name }}", "raises on row 1"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("file", ["chat_template.jinja", "tokenizer_config.json"])
+def test_a_broken_template_is_refused_by_its_file(name: str, file: str, tmp_path: Path) -> None:
+    template, told = BROKEN[name]
+    made = tokenizer("{{ messages }}")
+    made.save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    if file == "chat_template.jinja":
+        (tmp_path / file).write_text(template)
+    else:
+        config = json.loads((tmp_path / file).read_text())
+        (tmp_path / file).write_text(json.dumps(config | {"chat_template": template}))
+    made = AutoTokenizer.from_pretrained(tmp_path)
+    with pytest.raises(PipelineError, match=told) as refused:
+        measure(ROWS, made, recipe())
+    sentence = str(refused.value)
+    assert sentence.startswith(f"the chat template of {tmp_path / file} ") and "\n" not in sentence
+    assert sentence.endswith("or use sft.template=plain")
+
+
+def test_validation_goes_through_the_template_too() -> None:
+    strict = (
+        "{% if 'odd' in messages[0].content %}{{ raise_exception('odd') }}{% endif %}" + TURN + "{% endfor %}" + ASK
+    )
+    with pytest.raises(PipelineError, match=r"raises on row 2 \(odd\)"):
+        measure(ROWS, tokenizer(strict), recipe(), validation=[ROWS[0], {"prompt": "odd", "completion": "1"}])
+
+
+def test_rows_that_some_templates_cut_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    """As DeepSeek's, whose template leaves out what is said before </think>."""
+    cut = TURN.replace("+ m.content", "+ m.content.split('</think>')[-1]") + "{% endfor %}" + ASK
+    thinking = [row | {"completion": "<think>so</think>" + row["completion"]} for row in ROWS[:3]]
+    facts = measure(ROWS + thinking, tokenizer(cut), recipe())
+    assert facts["template_faults"] == {"left_out": 3} and facts["dropped"] == 0
+    assert "leaves out the prompt or the response, in 3 of 11 rows" in capsys.readouterr().err
+    with pytest.raises(PipelineError, match="leaves out the prompt or the response"):
+        measure(thinking, tokenizer(cut), recipe())
+
+
+def test_the_first_rows_are_enough_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tokenizer(BROKEN["without_end"][0])
+    seen = []
+    real = type(made).apply_chat_template
+    monkeypatch.setattr(
+        type(made), "apply_chat_template", lambda *given, **more: seen.append(1) or real(*given, **more)
+    )
+    with pytest.raises(PipelineError, match="ends a response without"):
+        measure(ROWS * 1000, made, recipe())
+    assert len(seen) == 2 * PIECE
+
+
+def test_an_end_that_the_generation_config_names_is_one(tmp_path: Path) -> None:
+    """As Gemma's, whose tokenizer ends with <eos> and whose turns end with <end_of_turn>."""
+    made = tokenizer((SHIPPED / "gemma.jinja").read_text(), "<eos>", ["<start_of_turn>", "<end_of_turn>"])
+    with pytest.raises(PipelineError, match="ends a response without <eos>"):
+        measure(ROWS, made, recipe(), tmp_path)
+    ends = [made.eos_token_id, made.convert_tokens_to_ids("<end_of_turn>")]
+    (tmp_path / "generation_config.json").write_text("[1]")
+    with pytest.raises(PipelineError, match=r"generation_config.json is not a JSON object"):
+        measure(ROWS, made, recipe(), tmp_path)
+    for named in (ends, ends[1]):
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
+        assert measure(ROWS, made, recipe(), tmp_path)["dropped"] == 0
+
+
+def test_with_the_loss_on_all_the_prompt_may_differ() -> None:
+    assert measure(ROWS, tokenizer(BROKEN["prompt_differs"][0]), recipe(loss_on="all"))["dropped"] == 0
