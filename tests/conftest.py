@@ -30,7 +30,6 @@ NEEDS = {
         "set PIPELINE_TEST_MERGEKIT to a Python with mergekit",
         lambda: bool(os.environ.get("PIPELINE_TEST_MERGEKIT")),
     ),
-    "papers": ("set PIPELINE_TEST_PAPERS", lambda: bool(os.environ.get("PIPELINE_TEST_PAPERS"))),
 }
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -108,10 +106,9 @@ def test_a_csv_of_maps_is_drawn_from_the_top_layer_down(tmp_path):
             published_maps(file)
 
 
-@pytest.mark.papers
 def test_the_papers_maps_are_drawn():
     """Figures 4 to 9 of the first paper: six maps of 32 layers by seven parameters, on one scale."""
-    maps = published_maps(Path(os.environ["PIPELINE_TEST_PAPERS"]) / "layer_swapping_delta_heatmaps.csv")
+    maps = published_maps()
     assert [one.title.partition(":")[0] for one in maps] == [f"Figure {number}" for number in range(4, 10)]
     assert all(one.rows == [str(layer) for layer in range(31, -1, -1)] and len(one.columns) == 7 for one in maps)
     assert maps[0].values[0][:3] == [0.411865, 0.680908, 0.840820]

@@ -34,9 +34,10 @@ def test_partial_moves_its_side_and_nothing_else(tmp_path: Path, kind: str, part
 
 
 @pytest.mark.parametrize("adapter", ["none", "lora"])
-def test_no_backward_below_the_lowest_trained_layer(tmp_path: Path, adapter: str) -> None:
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_no_backward_below_the_lowest_trained_layer(tmp_path: Path, adapter: str, checkpointing: bool) -> None:
     """The middle alone is trained: what comes out of layer 0 needs no gradient."""
-    recipe = tiny.recipe(method="partial", side="math", adapter=adapter, steps=1)
+    recipe = tiny.recipe(method="partial", side="math", adapter=adapter, steps=1, gradient_checkpointing=checkpointing)
     made = tiny.trainer(tmp_path, recipe, tiny.rows(4), tiny.B)
     need: dict[int, bool] = {}
     layers = [module for name, module in made.model.named_modules() if name.rpartition(".")[0].endswith("layers")]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.knobs import PipelineError
+from pipeline.papers.published import HEATMAPS
 from pipeline.report.plots import COLOURS, _png, _svg
 
 if TYPE_CHECKING:
@@ -80,8 +81,9 @@ def _maps(maps: Sequence[Map], scale: tuple[float, float] | None) -> Figure:
     return figure
 
 
-def published_maps(path: Path) -> list[Map]:
+def published_maps(path: Path = HEATMAPS) -> list[Map]:
     """The maps of a CSV in the columns of the first paper's figures: figure, expert, layer, then a column a parameter.
+    By default those figures themselves.
 
     One map a figure, layers from the top as printed. Raises PipelineError for a file of other columns, and for a value
     that is no share.

@@ -22,10 +22,13 @@ LOOK_EVERY = 10  # own steps of a part, from its second: a look at how far it mo
 
 
 class Look(TrainerCallback):
-    """Tells the trainer that the optimizer has stepped."""
+    """Tells the trainer that the training begins, and that the optimizer has stepped."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer.end_at_the_lowest()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.trainer.look_after_step()
@@ -63,11 +66,8 @@ class Trainer(SFTTrainer):
     def __init__(self, *args: Any, sft: Sft, parts: Parts | None = None, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
         self.sft = sft
+        self.end_at_the_lowest()
         assert self.model is not None
-        if hasattr(self.model, "peft_config") and self.args.activation_checkpointing:
-            # TRL makes the embeddings' output need a gradient, for checkpointing as it once was: without, the backward
-            # pass ends at the lowest adapter
-            self.model.disable_input_require_grads()  # type: ignore[operator]
         self.parts = parts or {ALL: [name for name, p in self.model.named_parameters() if p.requires_grad]}
         self.add_callback(Look(self))
         self.samples: dict[str, Sample] = {}
@@ -75,6 +75,12 @@ class Trainer(SFTTrainer):
         self.counts: dict[str, int] = defaultdict(int)
         self.measured: dict[str, torch.Tensor] = {}
         self.warned: set[str] = set()
+
+    def end_at_the_lowest(self) -> None:
+        """TRL, and once more transformers as the training begins, make the embeddings' output need a gradient, for
+        checkpointing as it once was: without, the backward pass ends at the lowest trained layer."""
+        if self.args.activation_checkpointing:
+            self.model.disable_input_require_grads()  # type: ignore[union-attr,operator]
 
     # ------------------------------------------------------------------------------------------------ what moves
 

@@ -1,0 +1,366 @@
+"""What runs cost: seconds, memory and disk, by formulas on numbers. Nothing is loaded, so 1,000 runs take milliseconds.
+
+What is derived and what is assumed: FLOPs, bytes and counts of tokens are derived (each docstring says how). Assumed,
+and measured by scripts/bench_gpu.py, are the share of a card's peak rate that is reached (Gpu), the time that Python
+takes to launch a layer (LAUNCH), how much longer a batch's longest answer is than the mean (LONGEST), and tokens a row.
+Time is that of one GPU: what processes say to one another, loading and saving are not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+from pipeline.models.anatomy import Site
+from pipeline.models.partition import side as side_of
+from pipeline.models.shape import Shape
+from pipeline.train.numbers import BYTES
+
+if TYPE_CHECKING:
+    from pipeline.config import Partition
+
+WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
+
+
+# ---------------------------------------------------------------------------------------------------- cards
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A card by its data sheet: dense FLOP/s, bytes a second of its memory, usable bytes of it.
+
+    The shares of the peak are assumed: of bf16 in training as a whole, of fp32 (no TF32) in matrix products.
+    """
+
+    bf16: float
+    fp32: float
+    bandwidth: float
+    memory: int
+    bf16_share: float = 0.4
+    fp32_share: float = 0.75
+
+    def rate(self, dtype: str) -> float:
+        """FLOP/s that are counted on."""
+        return self.fp32 * self.fp32_share if dtype == "float32" else self.bf16 * self.bf16_share
+
+
+GPUS = {  # NVIDIA's data sheets of the SXM cards; memory as the driver reports it, less what it keeps
+    "a100_80": Gpu(312e12, 19.5e12, 2.04e12, 78 * 2**30, bf16_share=0.45),
+    "h100_80": Gpu(989e12, 67e12, 3.35e12, 78 * 2**30),
+    "h200_141": Gpu(989e12, 67e12, 4.8e12, 139 * 2**30),
+}
+
+
+# ---------------------------------------------------------------------------------------------------- training
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What moves in a step: the layers whose attention, and whose MLP, is trained; and what lies outside of layers."""
+
+    attention: frozenset[int]
+    mlp: frozenset[int]
+    outside: bool = False
+
+
+def everything(shape: Shape) -> Trained:
+    layers = frozenset(range(shape.layers))
+    return Trained(layers, layers, outside=True)
+
+
+def one_side(shape: Shape, partition: Partition, side: str) -> Trained:
+    """The math or language side of a partition, by the predicate that freezes and swaps."""
+
+    def layers(kind: str) -> frozenset[int]:
+        return frozenset(
+            layer for layer in range(shape.layers) if side_of(partition, Site(layer, kind), shape.layers) == side
+        )
+
+    return Trained(
+        layers("attention"), layers("mlp"), side_of(partition, Site(None, "embedding"), shape.layers) == side
+    )
+
+
+def trained_parameters(shape: Shape, trained: Trained, lora_rank: int = 0) -> int:
+    """Of a side, with its norms and biases; of adapters of this rank on all seven matrices, theirs alone."""
+    if lora_rank:
+        a, m = adapters(shape, lora_rank)
+        return len(trained.attention) * a + len(trained.mlp) * m
+    of_attention = shape.attention + shape.bias + (shape.width if shape.norms == 2 else 0)
+    of_mlp = shape.mlp + (shape.width if shape.norms == 2 else 0)
+    shared = shape.width * len(trained.attention & trained.mlp) if shape.norms == 1 else 0
+    layers = len(trained.attention) * of_attention + len(trained.mlp) * of_mlp + shared
+    return layers + (shape.outside if trained.outside else 0)
+
+
+def adapters(shape: Shape, rank: int) -> tuple[int, int]:
+    """LoRA's parameters on a layer's (attention, MLP): rank x (inputs + outputs) of each matrix (Hu et al. 2022)."""
+    queries, keys = shape.head_width * shape.heads, shape.head_width * shape.kv_heads
+    attention = 2 * (shape.width + queries) + 2 * (shape.width + keys)
+    return rank * attention, rank * 3 * (shape.width + shape.inner)
+
+
+def training_flops(
+    shape: Shape, trained: Trained, length: float, checkpointing: bool = True, lora_rank: int = 0
+) -> float:
+    """FLOPs a token of a step that moves `trained`, in rows of `length` tokens.
+
+    Each matrix of P weights takes 2 P forward, 2 P for the gradient of its input where something trained lies at or
+    below it, and 2 P for that of its weights where they are trained: 6 N in all (Kaplan et al. 2020). Checkpointing
+    adds the forward pass of what the backward pass reaches: 8 N, 4/3 of it (Chen et al. 2016; torch leaves out the last
+    product of a layer, 6 % less, which is not counted). TRL's loss computes the head's product again in any case.
+    Attention over s positions of width w: 4 s w forward, twice that backward (PaLM, appendix B). Input embeddings are
+    looked up: 0. LoRA saves the weights' gradients and adds its own products.
+    """
+    outside = trained.outside and not lora_rank  # adapters sit in layers
+    lowest = 0 if outside else min(trained.attention | trained.mlp)
+    core = 4 * length * shape.heads * shape.head_width
+    total = 2.0 * shape.embedding * (4 if outside else 3)
+    of_attention, of_mlp = adapters(shape, lora_rank)
+    for layer in range(shape.layers):
+        own = of_attention * (layer in trained.attention) + of_mlp * (layer in trained.mlp)
+        there = shape.attention + shape.mlp + own
+        total += 2 * there + core
+        if layer < lowest:
+            continue
+        total += 2 * there + 2 * core + (2 * there + core if checkpointing else 0)
+        moved = shape.attention * (layer in trained.attention) + shape.mlp * (layer in trained.mlp)
+        total += 2 * (own if lora_rank else moved)
+        if layer == lowest and lora_rank:
+            total -= 2 * shape.qkv  # the norm below is frozen too: nothing asks for the gradient of their input
+    return total
+
+
+def optimizer_bytes(weights: str, optimizer: str) -> int:
+    """Bytes that a step moves for each trained parameter: weight and moments are read and written, gradients read.
+
+    28 for AdamW in fp32: 4 read and write a weight, its gradient, and two moments (4 x (2 + 1 + 4)).
+    """
+    of_weight = WIDTH[weights]
+    moments = BYTES[weights, optimizer] - 2 * of_weight
+    return 3 * of_weight + 2 * moments
+
+
+def training_seconds(
+    shape: Shape,
+    trained: Trained,
+    rows: int,
+    tokens: float,
+    batch_size: int,
+    gpu: Gpu,
+    *,
+    gpus: int = 1,
+    checkpointing: bool = True,
+    lora_rank: int = 0,
+    weights: str = "float32",
+    optimizer: str = "adamw",
+    precision: str = "bf16",
+) -> float:
+    """Of `rows` rows of `tokens` tokens on average: products at the card's rate, then the optimizer at its memory's.
+
+    Simultaneous training is the sum of its two sides. With several GPUs the products are shared, the optimizer's work
+    is done on each (ddp).
+    """
+    flops = rows * tokens * training_flops(shape, trained, tokens, checkpointing, lora_rank)
+    steps = rows // batch_size
+    moved = steps * trained_parameters(shape, trained, lora_rank)
+    each = optimizer_bytes("float32" if lora_rank else weights, optimizer)  # adapters stay fp32
+    dtype = "float32" if weights == "float32" and precision == "fp32" else "bfloat16"
+    return flops / (gpu.rate(dtype) * gpus) + moved * each / gpu.bandwidth
+
+
+def activation_bytes(shape: Shape, tokens: float, weights: str = "float32", checkpointing: bool = True) -> float:
+    """What the backward pass needs of `tokens` tokens of a micro-batch, tensor by tensor in transformers' layers with
+    products in bf16 (tests compare with what autograd saves).
+
+    A layer, a token: two norms keep their input and its normalised form, six inputs of products and the attention's
+    output are kept in bf16, keys and values, a number a head, four of the MLP's width. Checkpointing keeps the input of
+    each layer, and one layer in full. The fused loss holds one tile of logits (4,096 tokens x 16,384 words, fp32).
+    """
+    residual = WIDTH[weights]
+    of_width = 30 if weights == "float32" else 20
+    keys = 2 * 2 * shape.kv_heads * shape.head_width
+    layer = of_width * shape.width + keys + 8 * shape.inner + 4 * shape.heads + 8
+    kept = shape.layers * residual * shape.width + layer if checkpointing else shape.layers * layer
+    return tokens * kept + min(tokens, 4096) * min(shape.vocabulary, 16384) * 4
+
+
+def training_memory(
+    shape: Shape,
+    trained: int,
+    tokens: float,
+    *,
+    weights: str = "float32",
+    optimizer: str = "adamw",
+    precision: str = "bf16",
+    lora_rank: int = 0,
+    checkpointing: bool = True,
+    accumulated: bool = False,
+    shards: int = 1,
+) -> dict[str, float]:
+    """What for -> bytes on each GPU; `trained`: parameters, of both sides together; `tokens`: of a micro-batch.
+
+    Casts: the bf16 copies that autocast makes of fp32 weights and keeps until the forward pass ends, of trained ones,
+    or without checkpointing until the backward pass has used them, of all. Gradients take their place unless they are
+    there already, `accumulated` over micro-batches. fsdp2 shares out what is not activations and casts.
+    """
+    dtype = "float32" if lora_rank else weights
+    moments = BYTES[dtype, optimizer] - 2 * WIDTH[dtype]
+    held = (shape.parameters * WIDTH[weights] + (trained * 4 if lora_rank else 0)) / shards
+    gradients = trained * WIDTH[dtype] / shards
+    casts: float = (0 if lora_rank else 2 * trained) if checkpointing else 2 * shape.parameters
+    casts = max(0, casts - (0 if accumulated else gradients)) if weights == "float32" and precision == "bf16" else 0
+    return {
+        "weights": held, "gradients": gradients, "moments": trained * moments / shards,
+        "casts": casts, "activations": activation_bytes(shape, tokens, weights, checkpointing), "context": 1e9,
+    }  # fmt: skip
+
+
+def host_memory(parameters: int, dtype: str, processes: int = 1) -> float:
+    """Bytes: each process holds the weights once, while they are loaded or gathered, and 6 GB of libraries."""
+    return processes * (parameters * WIDTH[dtype] + 6e9)
+
+
+def training_disk(
+    kept: int, trained: int, held: int, saved: int, moments: int, points: int, snapshots: int
+) -> dict[str, int]:
+    """What for -> bytes a training writes.
+
+    Args:
+        kept: parameters of what is saved: the whole model, or the adapters.
+        held, saved: bytes of a weight in training, and in the files; `moments`: of a trained parameter's moments.
+        points: resume points on the disk at once: 2 (one is written beside the one before), 1 if only when stopped.
+        snapshots: on the disk at once.
+    """
+    weights = kept * saved
+    return {
+        "weights": weights, "resume points": points * (kept * held + trained * moments),
+        "snapshots": weights * snapshots,
+    }  # fmt: skip
+
+
+def snapshot_count(every: int | None, rows: int, batch_size: int, keep: int | None = None) -> int:
+    """Snapshots on the disk at once: at the first step at or after each `every` samples; one more than are kept."""
+    steps = rows // batch_size
+    count = len({-(-samples // batch_size) for samples in range(every, steps * batch_size + 1, every)}) if every else 0
+    return min(count, keep + 1) if keep else count
+
+
+# ---------------------------------------------------------------------------------------------------- scoring
+
+# Mean tokens of MGSM's question, exemplar (question and worked answer) and worked answer: the 250 problems and the 8
+# exemplars of each language, measured with Llama 3.1's tokenizer. Other models cut Bengali and Telugu otherwise.
+MGSM = {
+    "en": (64, 91, 55), "de": (85, 114, 70), "fr": (84, 115, 68), "zh": (76, 101, 60), "ru": (87, 123, 71),
+    "es": (81, 107, 62), "ja": (88, 120, 66), "bn": (287, 344, 191), "sw": (108, 136, 78), "te": (452, 600, 318),
+    "th": (112, 173, 104),
+}  # fmt: skip
+ROW = {"math": 320, "sw": 200, "bn": 420, "te": 600, "ja": 280}  # assumed tokens of a training row
+ROOM = {"te": 1024, "bn": 1024}  # eval.max_gen_toks of MGSM; 512 elsewhere
+LAUNCH = 0.6e-3  # seconds that Python takes to launch a layer's kernels, below which no forward pass gets: assumed
+LONGEST = 4.0  # a batch is decoded until its longest answer ends: so many times the mean worked answer. Assumed
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Questions of one kind: tokens of the exemplars before them, of a question, and of an answer (0: letters weighed).
+
+    `prefixes`: sets of exemplars, such as one a subject; `room`: most tokens of an answer.
+    """
+
+    questions: int
+    prefix: float
+    question: float
+    answer: float = 0.0
+    prefixes: int = 1
+    room: int = 512
+
+
+def asked(task: str, shots: int, language: str, tokens: Mapping[str, tuple[float, float, float]] = MGSM) -> list[Asked]:
+    """What a task puts to a model in one language.
+
+    MGSM by measured tokens. The others by English counts, times how much longer MGSM's problems are in the language
+    than in English (they are translations, as these tasks are). The English counts are assumed: Belebele 160 (passage,
+    question, four options), Global MMLU 105 with its options, FLORES' sentence 28 in both directions, MBPP's task and
+    tests 135 and its program 70.
+    """
+    question, exemplar, answer = tokens[language]
+    longer = question / tokens["en"][0]
+    if task.startswith("mgsm"):
+        return [Asked(250, shots * exemplar, question, answer, room=ROOM.get(language, 512))]
+    if task == "flores":
+        to, back = 28 * longer, 28.0
+        return [Asked(1012, shots * (to + back), back + 10, to), Asked(1012, shots * (to + back), to + 10, back)]
+    if task == "mbpp":
+        return [Asked(500, shots * (45 * longer + 160), 45 * longer + 90, 70)]
+    questions, sets, english = {"belebele": (900, 1, 160), "global_mmlu": (14042, 57, 105)}[task]
+    each = english * longer
+    return [Asked(questions, shots * each, each, prefixes=sets)]
+
+
+def scoring_seconds(
+    shape: Shape, kinds: list[Asked], gpu: Gpu, dtype: str = "float32", batch_size: int = 32
+) -> tuple[float, float]:
+    """(prefill, decode) of one model, exemplars computed once.
+
+    Prefill: 2 FLOPs a weight of the layers and 4 s w of attention a token, at the rate of the dtype; letters need one
+    pass. Decode: a step reads the weights and the batch's keys and values once, the exemplars' in each row, from the
+    card's memory. Neither is faster than Python launches layers.
+    """
+    prefill = decode = 0.0
+    launch, size = LAUNCH * shape.layers, WIDTH[dtype]
+    weights = (shape.layers * shape.layer + shape.embedding) * size / gpu.bandwidth
+    each = 2.0 * shape.layers * (shape.attention + shape.mlp)
+    core = 4.0 * shape.layers * shape.heads * shape.head_width
+    for kind in kinds:
+        flops = kind.prefixes * kind.prefix * (each + core * kind.prefix)
+        flops += kind.questions * kind.question * (each + core * (kind.prefix + kind.question))
+        flops += 2.0 * kind.questions * shape.embedding
+        batches = kind.prefixes * math.ceil(kind.questions / kind.prefixes / batch_size)
+        passes = batches + (kind.prefixes if kind.prefix else 0)
+        prefill += max(flops / gpu.rate(dtype), passes * max(launch, weights))
+        steps = min(kind.room, LONGEST * kind.answer)
+        rows = min(batch_size, kind.questions)
+        cached = rows * (kind.prefix + kind.question + steps / 2) * shape.kv_values * size / gpu.bandwidth
+        decode += batches * steps * max(launch, weights + cached)
+    return prefill, decode
+
+
+def scoring_memory(shape: Shape, kind: Asked, dtype: str = "float32", batch_size: int = 32) -> dict[str, float]:
+    """What for -> bytes: weights, keys and values of a batch with the exemplars in each row, a batch's widest layer."""
+    size = WIDTH[dtype]
+    longest = kind.prefix + 2.5 * kind.question + (kind.room if kind.answer else 0)  # MGSM: the longest is 2.4 means
+    passing = max(batch_size * 2.5 * kind.question, kind.prefix) * (2 * shape.inner + 6 * shape.width) * size
+    return {
+        "weights": shape.parameters * size, "cache": batch_size * longest * shape.kv_values * size,
+        "activations": passing, "context": 1e9,
+    }  # fmt: skip
+
+
+def selection_seconds(shape: Shape, snapshots: int, kinds: list[Asked], gpu: Gpu, dtype: str = "float32") -> float:
+    """Each snapshot is loaded and put to the same questions: as many scorings."""
+    return snapshots * sum(scoring_seconds(shape, kinds, gpu, dtype))
+
+
+def merge_seconds(read: float, written: float, disk: float = 1e9, copy: float = 10e9) -> float:
+    """Of a merge: bytes read at the rate of memory (`copy`, bytes a second: sources lie in the page cache, or are cast
+    and added as fast), bytes written at the disk's. A live merge writes none. Both rates are assumed."""
+    return read / copy + written / disk
+
+
+# ---------------------------------------------------------------------------------------------------- what shows
+
+
+def smallest_difference(questions: int, discordant: float, level: float = 0.05, power: float = 0.8) -> float:
+    """The difference of two scores (as shares) that a test on the same questions shows with this power.
+
+    McNemar's statistic in its normal approximation: of n questions a share b is right for one model alone, c for the
+    other alone; b - c has the variance (d - (b - c)^2) / n <= d / n with d = b + c, the share of discordant answers. A
+    two-sided test at `level` shows it with `power` from (z of 1 - level/2, plus z of power) sqrt(d / n) on: with the
+    defaults 2.80 sqrt(d / n).
+    """
+    normal = NormalDist()
+    return (normal.inv_cdf(1 - level / 2) + normal.inv_cdf(power)) * math.sqrt(discordant / questions)

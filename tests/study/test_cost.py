@@ -1,0 +1,367 @@
+"""Costs against hand counts, against what torch counts and autograd keeps, and against the papers' studies by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.config import Partition
+from pipeline.models.shape import LLAMA_8B, SHAPES, Shape, shape_of
+from pipeline.study import cost
+from pipeline.study.cost import GPUS, MGSM, ROW, Asked, asked, everything, one_side, scoring_seconds
+
+H100, A100 = GPUS["h100_80"], GPUS["a100_80"]
+PARTITIONS = {
+    "A": Partition("A", 6, 2, all_attention=True), "B": Partition("B", 8, 4), "C": Partition("C", 6, 2),
+    "Z": Partition("Z", 8, 4, inverse=True),
+}  # fmt: skip
+TEN = "en de fr zh ru es ja bn sw te".split()
+INSTRUCT = ["llama3.1_8b_instruct", "qwen2.5_7b_instruct", "aya_expanse_8b", "falcon3_7b_instruct"]
+
+
+# ---------------------------------------------------------------------------------------------------- shapes
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "layer"),
+    [  # published totals, as in tests/models/test_anatomy.py
+        ("llama3.1_8b", 8_030_261_248, 218_112_000), ("qwen2.5_7b_instruct", 7_615_616_512, 233_057_792),
+        ("aya_expanse_8b", 8_028_033_024, 218_107_904), ("falcon3_7b_instruct", 7_455_550_464, 237_508_608),
+    ],
+)  # fmt: skip
+def test_shapes_have_the_published_parameters(model: str, parameters: int, layer: int) -> None:
+    assert (SHAPES[model].parameters, SHAPES[model].layer) == (parameters, layer)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "cohere"])
+def test_a_shape_is_read_from_a_config(kind: str) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config = AutoConfig.for_model(kind, num_key_value_heads=2, vocab_size=64, **sizes)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert shape_of(config.to_dict()).parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_what_is_trained_is_counted_as_the_trainer_counts_it() -> None:
+    from transformers import CohereConfig, CohereForCausalLM
+
+    from pipeline.models.anatomy import anatomy
+    from pipeline.models.partition import sides
+
+    cut = Partition("own", 2, 1, all_attention=True)
+    config = CohereConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=5, num_attention_heads=2, vocab_size=32
+    )
+    with torch.device("meta"):
+        named = dict(CohereForCausalLM(config).named_parameters())
+    side_of = sides(cut, anatomy(named))
+    shape = shape_of(config.to_dict())
+    for side in ("math", "language"):
+        there = sum(p.numel() for name, p in named.items() if side_of[name] == side)
+        assert cost.trained_parameters(shape, one_side(shape, cut, side)) == there
+    assert cost.trained_parameters(shape, everything(shape)) == shape.parameters
+    assert cost.trained_parameters(LLAMA_8B, everything(LLAMA_8B), 64) == 167_772_160  # as PEFT makes them
+    assert (
+        cost.trained_parameters(SHAPES["falcon3_7b_instruct"], everything(SHAPES["falcon3_7b_instruct"]), 64)
+        == 177_078_272
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- training
+
+SMALL = {"hidden_size": 64, "intermediate_size": 224, "num_attention_heads": 8, "num_key_value_heads": 2}
+
+
+def small_llama(layers: int, dtype: torch.dtype = torch.float32, attention: str = "eager") -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(vocab_size=256, num_hidden_layers=layers, use_cache=False, **SMALL)
+    return LlamaForCausalLM._from_config(config, dtype=dtype, attn_implementation=attention)
+
+
+@pytest.mark.parametrize("way", ["full", "math", "language", "lora"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_flops_are_those_that_torch_counts(way: str, checkpointing: bool) -> None:
+    """FlopCounterMode over a step of a small Llama; its loss computes the head once, TRL's twice."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from pipeline.config import Sft
+    from pipeline.train.parts import choose
+
+    cut = Partition("own", 2, 1)
+    knobs: Mapping[str, Any] = {
+        "full": {}, "lora": {"adapter": "lora", "lora_rank": 4},
+        "math": {"method": "partial", "side": "math"}, "language": {"method": "partial", "side": "language"},
+    }[way]  # fmt: skip
+    network = small_llama(6)
+    shape = shape_of(network.config.to_dict())
+    model, _ = choose(network, Sft(name=way, **knobs), cut if "side" in knobs else None)
+    model.train()
+    if checkpointing:
+        network.activation_checkpointing_enable()
+        network.disable_input_require_grads()  # as our trainer does
+    ids = torch.arange(2 * 40).view(2, 40)
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=ids, labels=ids).loss.backward()
+    trained = one_side(shape, cut, way) if "side" in knobs else everything(shape)
+    ours = cost.training_flops(shape, trained, 40, checkpointing, 4 if way == "lora" else 0) - 2 * shape.embedding
+    if checkpointing and way != "lora":  # torch stops before the last product of a layer, whose output nobody needs
+        ours -= 2 * shape.mlp / 3 * (4 if way == "math" else 6)  # the layers recomputed
+    assert ours * 80 == pytest.approx(counter.get_total_flops(), rel=0.005)
+
+
+def test_a_full_training_takes_8_flops_a_weight_and_token() -> None:
+    """6 N, 4/3 of it with checkpointing; N without the input embeddings, which are looked up."""
+    matrices = 32 * (LLAMA_8B.attention + LLAMA_8B.mlp) + LLAMA_8B.embedding
+    assert cost.training_flops(LLAMA_8B, everything(LLAMA_8B), 0) == 8 * matrices
+    once = cost.training_flops(LLAMA_8B, everything(LLAMA_8B), 0, checkpointing=False)
+    assert once == 6 * matrices + 2 * LLAMA_8B.embedding  # the fused loss computes the head again
+
+
+def test_savings_of_sides_and_adapters() -> None:
+    """Without checkpointing and head the math sides are 1.24, 1.26 and 1.17 times faster: 32 equal layers."""
+    mlp = LLAMA_8B.mlp / (LLAMA_8B.mlp + LLAMA_8B.attention)
+    full = 32 * 6
+    by_hand = {"A": 6 * 2 + 24 * (4 + 2 * mlp) + 2 * 4, "B": 8 * 2 + 20 * 6 + 4 * 4, "C": 6 * 2 + 24 * 6 + 2 * 4}
+    each, head = LLAMA_8B.attention + LLAMA_8B.mlp, 2 * LLAMA_8B.embedding
+    for name, saved in zip("ABC", (1.24, 1.26, 1.17), strict=True):
+        flops = cost.training_flops(LLAMA_8B, one_side(LLAMA_8B, PARTITIONS[name], "math"), 0, checkpointing=False)
+        ours = (flops - 3 * head) / each
+        assert ours == pytest.approx(by_hand[name], rel=0.003) and full / ours == pytest.approx(saved, rel=0.01)
+    whole = cost.training_flops(LLAMA_8B, everything(LLAMA_8B), 300)
+    assert cost.training_flops(LLAMA_8B, everything(LLAMA_8B), 300, lora_rank=64) / whole == pytest.approx(
+        0.75, abs=0.03
+    )
+
+
+def test_bytes_of_a_step_by_hand() -> None:
+    assert cost.optimizer_bytes("float32", "adamw") == 28
+    assert cost.optimizer_bytes("bfloat16", "adamw_bf16") == 14
+    assert cost.optimizer_bytes("bfloat16", "adamw_8bit") == 2 * 2 + 2 + 2 * 2
+
+
+@pytest.mark.parametrize(("weights", "autocast"), [("float32", True), ("bfloat16", False)])
+def test_activations_are_what_autograd_keeps(weights: str, autocast: bool) -> None:
+    """What one more layer keeps for the backward pass, weights and their casts aside."""
+    tokens, kept = 2 * 48, []
+    shape = shape_of(small_llama(1).config.to_dict())
+    for layers in (2, 3):
+        model = small_llama(layers, getattr(torch, weights), "sdpa").train()
+        weight_shapes = {tuple(p.shape) for p in model.parameters()} | {
+            tuple(p.shape[::-1]) for p in model.parameters()
+        }
+        seen: dict[int, torch.UntypedStorage] = {}
+
+        def keep(tensor: torch.Tensor, seen: Any = seen, weight_shapes: Any = weight_shapes) -> torch.Tensor:
+            if tuple(tensor.shape) not in weight_shapes:
+                seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+            return tensor
+
+        with (
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+            torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+        ):
+            states = model.model(input_ids=torch.zeros(2, 48, dtype=torch.long)).last_hidden_state
+        kept.append(sum(storage.nbytes() for storage in seen.values()))
+        del states
+    two, three = (
+        cost.activation_bytes(Shape(n, *list(vars(shape).values())[1:]), tokens, weights, checkpointing=False)
+        for n in (2, 3)
+    )
+    assert three - two == pytest.approx(kept[1] - kept[0], rel=0.02)
+
+
+def test_memory_of_the_choices() -> None:
+    """Llama 3.1 8B: 16, 8 and 6 bytes a parameter before activations; what fits a card of 80 GB."""
+
+    def bytes_of(**knobs: Any) -> dict[str, float]:
+        return cost.training_memory(LLAMA_8B, LLAMA_8B.parameters, 4 * 1024, **knobs)
+
+    def states(memory: dict[str, float]) -> float:
+        return sum(memory[part] for part in ("weights", "gradients", "moments"))
+
+    full = bytes_of()
+    assert states(full) == 16 * LLAMA_8B.parameters and sum(full.values()) > H100.memory and full["casts"] == 0
+    assert bytes_of(accumulated=True)["casts"] == 2 * LLAMA_8B.parameters
+    eight = bytes_of(weights="bfloat16", optimizer="adamw_8bit")
+    assert states(eight) == 6 * LLAMA_8B.parameters and sum(eight.values()) < H100.memory
+    assert states(bytes_of(weights="bfloat16", optimizer="adamw_bf16")) == 8 * LLAMA_8B.parameters
+    assert states(bytes_of(shards=4)) == 4 * LLAMA_8B.parameters
+    of_adapters = cost.trained_parameters(LLAMA_8B, everything(LLAMA_8B), 64)
+    lora = cost.training_memory(LLAMA_8B, of_adapters, 4096, lora_rank=64)
+    assert states(lora) == 4 * LLAMA_8B.parameters + 16 * of_adapters
+
+
+def test_disk_of_a_training() -> None:
+    """layer_swapping A.2: a snapshot each 5,000 of 40,000 samples; 144 of 32.1 GB are 4.6 TB."""
+    count = cost.snapshot_count(5000, 40000, 8)
+    assert (count, cost.snapshot_count(5000, 40000, 8, keep=2), cost.snapshot_count(None, 40000, 8)) == (8, 3, 0)
+    whole = LLAMA_8B.parameters
+    needs = cost.training_disk(whole, whole, held=4, saved=4, moments=8, points=2, snapshots=count)
+    assert needs["weights"] == pytest.approx(32.1e9, rel=0.01) and needs["resume points"] == 2 * 12 * whole
+    assert 18 * needs["snapshots"] == pytest.approx(4.6e12, rel=0.1)
+
+
+# ---------------------------------------------------------------------------------------------------- the studies
+
+
+def hours(
+    shape: Shape, trained: cost.Trained, rows: int, tokens: float, batch: int, gpu: cost.Gpu, **knobs: Any
+) -> float:
+    return cost.training_seconds(shape, trained, rows, tokens, batch, gpu, **knobs) / 3600
+
+
+@pytest.mark.parametrize(("gpu", "expected"), [(H100, 15.1), (A100, 39)])
+def test_layer_swapping_trains_as_long_as_by_hand(gpu: cost.Gpu, expected: float) -> None:
+    """15 experts of 40,000 rows and 3 joint trainings of 80,000; batches of table 4, 8 for the joint set."""
+    whole, total = everything(LLAMA_8B), 0.0
+    for data, batches in {
+        "math": [4, 4, 4],
+        "sw": [8, 8, 8],
+        "te": [8, 8, 4],
+        "bn": [8, 8, 4],
+        "ja": [8, 8, 8],
+    }.items():
+        total += sum(hours(LLAMA_8B, whole, 40000, ROW[data], batch, gpu) for batch in batches)
+    total += 3 * hours(LLAMA_8B, whole, 80000, (ROW["math"] + ROW["sw"]) / 2, 8, gpu)
+    assert total == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize(("data", "expected"), [("math", 1.13), ("sw", 0.73), ("bn", 1.48), ("te", 2.09)])
+def test_a_full_training_of_unreasonable(data: str, expected: float) -> None:
+    """Mean of the four models, 78,000 rows, batches of 32."""
+    each = [hours(SHAPES[model], everything(SHAPES[model]), 78000, ROW[data], 32, H100) for model in INSTRUCT]
+    assert sum(each) / 4 == pytest.approx(expected, rel=0.1)
+
+
+def unreasonable_hours(gpu: cost.Gpu, table3: bool) -> tuple[int, float]:
+    """(trainings, hours) of tables 1, 2, 3 and a1, or of table 3 alone: each full and with LoRA."""
+    count, total = 0, 0.0
+
+    def add(*trainings: float) -> None:
+        nonlocal count, total
+        count, total = count + 1, total + sum(trainings)
+
+    for model in INSTRUCT:
+        shape = SHAPES[model]
+        whole = everything(shape)
+        sides = {
+            (name, side): one_side(shape, cut, side)
+            for name, cut in PARTITIONS.items()
+            for side in ("math", "language")
+        }
+        for rank in (0, 64):
+            for data in ("math", "sw", "bn", "te"):
+                side = "math" if data == "math" else "language"
+                add(hours(shape, whole, 78000, ROW[data], 32, gpu, lora_rank=rank))
+                for name in "ABC":
+                    add(hours(shape, sides[name, side], 78000, ROW[data], 32, gpu, lora_rank=rank))
+            for data in ("sw", "bn", "te"):
+                if not (table3 and rank):
+                    both = (ROW["math"] + ROW[data]) / 2
+                    add(hours(shape, whole, 156000, both, 32, gpu, lora_rank=rank))
+                for name in "ABC":
+                    add(
+                        hours(shape, sides[name, "math"], 78000, ROW["math"], 64, gpu, lora_rank=rank),
+                        hours(shape, sides[name, "language"], 78000, ROW[data], 64, gpu, lora_rank=rank),
+                    )
+        if not table3:
+            add(hours(shape, sides["Z", "math"], 78000, ROW["math"], 32, gpu))
+    return count, total
+
+
+def test_unreasonable_trains_as_long_as_by_hand() -> None:
+    count, total = unreasonable_hours(H100, table3=False)
+    assert count == 228 and total == pytest.approx(315, rel=0.1)
+    count, total = unreasonable_hours(H100, table3=True)
+    assert count == 212 and total == pytest.approx(290, rel=0.1)
+    assert unreasonable_hours(A100, table3=False)[1] == pytest.approx(850, rel=0.1)
+
+
+def uniform(language: str | None = None) -> dict[str, tuple[float, float, float]]:
+    """One count of tokens for all languages, as the hand count has it: the mean of the ten, or one language's."""
+    found = MGSM[language] if language else tuple(sum(MGSM[one][place] for one in TEN) / 10 for place in range(3))
+    return dict.fromkeys(MGSM, found)  # type: ignore[arg-type]
+
+
+def test_scores_of_mgsm_take_as_long_as_by_hand() -> None:
+    """75 s each on an H100 in fp32: 612 scores of layer_swapping 12.8 h, 848 of unreasonable 17.7 h."""
+    eight = sum(scoring_seconds(LLAMA_8B, asked("mgsm", 8, "en", uniform()), H100))
+    assert eight * 612 / 3600 == pytest.approx(12.8, rel=0.1)
+    each = [sum(scoring_seconds(SHAPES[model], asked("mgsm", 2, "en", uniform()), H100)) for model in INSTRUCT]
+    assert sum(each) / 4 * 848 / 3600 == pytest.approx(17.7, rel=0.1)
+
+
+def test_selection_takes_as_long_as_by_hand() -> None:
+    """24 math snapshots in ten languages, 5 h; 96 language snapshots of 17 minutes, 27 h, which is Swahili's length."""
+    math = 10 * cost.selection_seconds(LLAMA_8B, 24, asked("mgsm", 8, "en", uniform()), H100)
+    assert math / 3600 == pytest.approx(5, rel=0.1)
+    bundle = {"belebele": 5, "flores": 0, "global_mmlu": 5, "mgsm": 8}
+    kinds = [kind for task, shots in bundle.items() for kind in asked(task, shots, "sw")]
+    assert cost.selection_seconds(LLAMA_8B, 96, kinds, H100) / 3600 == pytest.approx(27, rel=0.1)
+
+
+# ---------------------------------------------------------------------------------------------------- scoring
+
+
+def test_scoring_by_hand() -> None:
+    """A shape of one layer; a card that computes and moves 100 a second: nothing waits for Python."""
+    shape = Shape(layers=1, width=2, inner=4, heads=1, kv_heads=1, head_width=2, vocabulary=8)
+    card = cost.Gpu(bf16=100, fp32=100, bandwidth=100, memory=10**9, bf16_share=1.0, fp32_share=1.0)
+    matrices = 4 * 2 * 2 + 3 * 2 * 4  # 40
+    kind = Asked(questions=6, prefix=10, question=3, answer=2, room=100)
+    prefill, decode = scoring_seconds(shape, [kind], card, "float32", batch_size=4)
+    flops = 10 * (2 * matrices + 4 * 2 * 10) + 6 * 3 * (2 * matrices + 4 * 2 * 13) + 6 * 2 * 16
+    assert prefill == pytest.approx(flops / 100)
+    weights, steps = (40 + 2 * 2 + 16) * 4, 4 * 2
+    cached = 4 * (10 + 3 + 4) * (2 * 2) * 4
+    assert decode == pytest.approx(2 * steps * (weights + cached) / 100)
+    letters = scoring_seconds(shape, [Asked(6, 10, 3)], card, "bfloat16", batch_size=4)
+    assert letters == (pytest.approx(flops / 100), 0.0)
+    short = Asked(questions=6, prefix=10, question=3, answer=2, room=5)
+    assert scoring_seconds(shape, [short], card, "float32", 4)[1] == pytest.approx(2 * 5 * (240 + 4 * 15.5 * 16) / 100)
+
+
+def test_nothing_is_faster_than_its_launches() -> None:
+    _, decode = scoring_seconds(LLAMA_8B, [Asked(32, 0, 10, 10)], H100, "bfloat16")
+    assert decode == pytest.approx(40 * 32 * cost.LAUNCH)
+
+
+def test_counts_of_tokens_follow_the_language() -> None:
+    (math,) = asked("mgsm", 8, "te")
+    assert (math.prefix, math.question, math.room) == (4800, 452, 1024)
+    (mmlu,) = asked("global_mmlu", 5, "sw")
+    assert (mmlu.questions, mmlu.prefixes, mmlu.prefix) == (14042, 57, 5 * mmlu.question)
+    there, back = asked("flores", 0, "ja")
+    assert there.answer == 28 * 88 / 64 and back.answer == 28 and there.prefix == 0
+    assert cost.scoring_memory(LLAMA_8B, math)["cache"] == 32 * (4800 + 2.5 * 452 + 1024) * 2 * 8 * 128 * 32 * 4
+
+
+def test_a_thousand_runs_cost_a_moment() -> None:
+    begun = time.process_time()
+    for _ in range(1000):
+        cost.training_seconds(LLAMA_8B, one_side(LLAMA_8B, PARTITIONS["A"], "math"), 78000, 320, 32, H100)
+        scoring_seconds(LLAMA_8B, asked("mgsm", 2, "te"), H100)
+    assert time.process_time() - begun < 2
+
+
+# ---------------------------------------------------------------------------------------------------- what shows
+
+
+def test_the_smallest_difference_by_hand_and_by_simulation() -> None:
+    assert 100 * cost.smallest_difference(250, 0.2) == pytest.approx(7.9, abs=0.05)
+    assert 100 * cost.smallest_difference(3 * 250, 0.2) == pytest.approx(4.6, abs=0.05)
+    n, discordant = 1000, 0.2
+    shown = cost.smallest_difference(n, discordant)
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.rand(4000, n, generator=generator)
+    ours = (draws < (discordant + shown) / 2).sum(1).double()
+    theirs = ((draws >= (discordant + shown) / 2) & (draws < discordant)).sum(1).double()
+    power = ((ours - theirs).abs() / (ours + theirs).sqrt() > 1.959964).double().mean()
+    assert float(power) == pytest.approx(0.8, abs=0.03)
