@@ -221,11 +221,11 @@ def kept_scores(run: Run, model: Callable[[], LM]) -> store.Kept:
     if "checkpoint" in run.parents:
         key = store.model_key(run.parents["checkpoint"])
     else:
-        from pipeline.merge.engine import known_digests
+        from pipeline.merge.digests import SourceDigests
 
         lm: Any = model()
         live, merge = lm.live
-        known = known_digests(merge, run.parents)
+        known = SourceDigests(merge, run.runs_dir).known
         key = store.merge_key(merge, {} if merge.adapter else live.digests(merge, known, run.config.threads))
     return store.Kept(run.runs_dir / ".scores", key, fresh=run.config.redo)
 

@@ -21,7 +21,7 @@ from pipeline.config import VERSIONS
 from pipeline.evaluate.scored import Scored
 from pipeline.evaluate.task_files import Definition
 from pipeline.files import sha256, write_atomically
-from pipeline.merge.adapters import base_folder, digests_on_record, write_adapter
+from pipeline.merge.adapters import base_folder, write_adapter
 from pipeline.merge.writing import copy_files
 from pipeline.models.checkpoint import digest_tensors, weights_root
 from pipeline.models.hub import local
@@ -70,7 +70,8 @@ def merge_key(merge: Merge, digests: Mapping[str, str]) -> Key:
 
 def base_key(folder: Path) -> str:
     """What the base of an adapter is: the root that was recorded when it was written, else over its tensors."""
-    return weights_root(digests_on_record(folder) or digest_tensors(folder))
+    manifest = read_manifest(folder) or {"facts": {}}
+    return weights_root(manifest["facts"].get("weights", {}).get("digests") or digest_tensors(folder))
 
 
 def deciding_files(folder: Path) -> dict[str, str]:
