@@ -313,7 +313,7 @@ def test_selection_takes_as_long_as_by_hand() -> None:
 def test_scoring_by_hand() -> None:
     """A shape of one layer; a card that computes and moves 100 a second: nothing waits for Python."""
     shape = Shape(layers=1, width=2, inner=4, heads=1, kv_heads=1, head_width=2, vocabulary=8)
-    card = cost.Gpu(bf16=100, fp32=100, bandwidth=100, memory=10**9, bf16_share=1.0, fp32_share=1.0)
+    card = cost.Gpu(bf16=100, fp32=100, bandwidth=100, memory=10**10, bf16_share=1.0, fp32_share=1.0)
     matrices = 4 * 2 * 2 + 3 * 2 * 4  # 40
     kind = Asked(questions=6, prefix=10, question=3, answer=2, room=100)
     prefill, decode = scoring_seconds(shape, [kind], card, "float32", batch_size=4)
@@ -331,6 +331,16 @@ def test_scoring_by_hand() -> None:
 def test_nothing_is_faster_than_its_launches() -> None:
     _, decode = scoring_seconds(LLAMA_8B, [Asked(32, 0, 10, 10)], H100, "bfloat16")
     assert decode == pytest.approx(40 * 32 * cost.LAUNCH)
+
+
+def test_a_batch_is_halved_until_it_fits() -> None:
+    """Telugu, 8-shot, in fp32: 32.1 GB of weights, 1.8 GB of keys and values a row. 32 rows fit an H200 alone."""
+    (math,) = asked("mgsm", 8, "te")
+    assert cost.batch_that_fits(LLAMA_8B, math, H100) == 16
+    assert cost.batch_that_fits(LLAMA_8B, math, GPUS["h200_141"]) == 32
+    assert cost.batch_that_fits(LLAMA_8B, math, H100, "bfloat16") == 32
+    slower = scoring_seconds(LLAMA_8B, [math], H100)[1]
+    assert slower == pytest.approx(scoring_seconds(LLAMA_8B, [math], H100, batch_size=16)[1])
 
 
 def test_counts_of_tokens_follow_the_language() -> None:

@@ -308,7 +308,7 @@ def scoring_seconds(
 
     Prefill: 2 FLOPs a weight of the layers and 4 s w of attention a token, at the rate of the dtype; letters need one
     pass. Decode: a step reads the weights and the batch's keys and values once, the exemplars' in each row, from the
-    card's memory. Neither is faster than Python launches layers.
+    card's memory. Neither is faster than Python launches layers. A batch is what fits, as in scoring.
     """
     prefill = decode = 0.0
     launch, size = LAUNCH * shape.layers, WIDTH[dtype]
@@ -319,11 +319,11 @@ def scoring_seconds(
         flops = kind.prefixes * kind.prefix * (each + core * kind.prefix)
         flops += kind.questions * kind.question * (each + core * (kind.prefix + kind.question))
         flops += 2.0 * kind.questions * shape.embedding
-        batches = kind.prefixes * math.ceil(kind.questions / kind.prefixes / batch_size)
+        rows = min(batch_that_fits(shape, kind, gpu, dtype, batch_size), math.ceil(kind.questions / kind.prefixes))
+        batches = kind.prefixes * math.ceil(kind.questions / kind.prefixes / rows)
         passes = batches + (kind.prefixes if kind.prefix else 0)
         prefill += max(flops / gpu.rate(dtype), passes * max(launch, weights))
         steps = min(kind.room, LONGEST * kind.answer)
-        rows = min(batch_size, kind.questions)
         cached = rows * (kind.prefix + kind.question + steps / 2) * shape.kv_values * size / gpu.bandwidth
         decode += batches * steps * max(launch, weights + cached)
     return prefill, decode
@@ -338,6 +338,13 @@ def scoring_memory(shape: Shape, kind: Asked, dtype: str = "float32", batch_size
         "weights": shape.parameters * size, "cache": batch_size * longest * shape.kv_values * size,
         "activations": passing, "context": 1e9,
     }  # fmt: skip
+
+
+def batch_that_fits(shape: Shape, kind: Asked, gpu: Gpu, dtype: str = "float32", batch_size: int = 32) -> int:
+    """Halved until it fits the card, as scoring does when memory runs out; 1 at the least."""
+    while batch_size > 1 and sum(scoring_memory(shape, kind, dtype, batch_size).values()) > gpu.memory:
+        batch_size //= 2
+    return batch_size
 
 
 def selection_seconds(shape: Shape, snapshots: int, kinds: list[Asked], gpu: Gpu, dtype: str = "float32") -> float:
