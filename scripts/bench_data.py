@@ -79,7 +79,8 @@ def write_rows(path: Path, words: list[str], rows: int, median: float, leaked: l
 
 def measure(root: Path, sample: int) -> dict[str, Any]:
     """In this process: draw `sample` rows from root/rows.jsonl."""
-    from pipeline.config import Data, DataStage, Expert, Source
+    from pipeline.config.data import Data, Expert, Source
+    from pipeline.config.stages import DataStage
     from pipeline.data import benchmarks
     from pipeline.data.mixture import build
 
@@ -121,7 +122,7 @@ def main() -> int:
         found = measure(asked.measure, asked.sample)
         print(json.dumps(found))
         return 0
-    from pipeline.provenance import machine, versions
+    from pipeline.runs.provenance import machine, versions
 
     draw = random.Random(0)
     words = vocabulary(draw)

@@ -35,12 +35,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from pipeline.config import EvalTask
-from pipeline.evaluate.answering import Answering
-from pipeline.evaluate.definitions import task_definitions
-from pipeline.evaluate.harness import load_tasks
+from pipeline.config.evaluation import EvalTask
+from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prefix import groups
-from pipeline.provenance import git_state, machine, versions
+from pipeline.evaluate.stage import load_tasks
+from pipeline.evaluate.tasks import task_definitions
+from pipeline.runs.provenance import git_state, machine, versions
 
 SIZES = {  # layers, width, MLP width, heads, key and value heads, dtype, questions, batch size
     "tiny": (2, 64, 128, 4, 2, torch.float32, 6, 3),

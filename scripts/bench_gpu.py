@@ -147,7 +147,7 @@ def gpu_of(card: dict[str, Any]) -> cost.Gpu:
 def card(size: str, _: dict[str, Any]) -> Iterator[dict[str, Any]]:
     import torch
 
-    from pipeline.provenance import machine, versions
+    from pipeline.runs.provenance import machine, versions
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     width = SIZES[size]["matrix"]
@@ -339,9 +339,9 @@ def live(size: str, card: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Two checkpoints in bf16, one model in memory: bottom_layers from 1 to 2 and back, five times."""
     import torch
 
-    from pipeline.config import LayerSwap
-    from pipeline.merge.engine import open_merge
+    from pipeline.config.merging import LayerSwap
     from pipeline.merge.live import Live
+    from pipeline.merge.merge import open_merge
     from pipeline.models.checkpoint import Checkpoint
 
     bench = importlib.import_module("bench_eval")

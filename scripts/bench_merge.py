@@ -178,7 +178,8 @@ def foreign(name: str, folder: Path, threads: int | None) -> dict[str, float]:
     import pipeline.merge.engine
     import pipeline.resume
     import pipeline.tracking  # noqa: F401  # what importing takes is timed with the process
-    from pipeline.compose import compose
+
+    from pipeline.config.compose import compose
     from pipeline.files import sha256_of
     from pipeline.study.execute import one as make
 
@@ -199,8 +200,8 @@ def foreign(name: str, folder: Path, threads: int | None) -> dict[str, float]:
 
 
 def opened(name: str, folder: Path, **more: Any) -> Any:
-    from pipeline.config import MERGES
-    from pipeline.merge.engine import open_merge
+    from pipeline.config.merging import MERGES
+    from pipeline.merge.merge import open_merge
     from pipeline.models.checkpoint import Checkpoint
 
     method, settings = OURS[name]
@@ -382,7 +383,7 @@ def each_median(each: list[dict[str, float]], key: str) -> float:
 
 
 def versions() -> dict[str, str]:
-    from pipeline.provenance import versions as installed
+    from pipeline.runs.provenance import versions as installed
 
     return {key: value for key, value in installed().items() if key in ("python", "numpy", "torch", "transformers")}
 

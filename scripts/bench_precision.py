@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pipeline.config import Sft
-from pipeline.provenance import machine, versions
-from pipeline.train.numbers import BYTES
+from pipeline.config.training import Sft
+from pipeline.runs.provenance import machine, versions
+from pipeline.train.memory import BYTES
 from pipeline.train.optim import of_torchao
 
 CHOICES = [  # (weights, optimizer, autocast)

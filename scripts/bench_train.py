@@ -37,14 +37,16 @@ from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, TrainerCallback
 from trl import SFTTrainer
 
-from pipeline.config import Data, Expert, Model, Partition, Sft, TrainStage
+from pipeline.config.data import Data, Expert
+from pipeline.config.stages import TrainStage
+from pipeline.config.training import Model, Partition, Sft
 from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
 from pipeline.models.partition import scaled_count
-from pipeline.provenance import machine, versions
-from pipeline.train.numbers import BYTES
-from pipeline.train.parts import choose
-from pipeline.train.sft import arguments, plan_steps, quiet
+from pipeline.runs.provenance import machine, versions
+from pipeline.train.memory import BYTES
 from pipeline.train.simultaneous import Alternating
+from pipeline.train.stage import arguments, plan_steps, quiet
+from pipeline.train.trainable import choose
 from pipeline.train.trainer import Trainer
 
 SHAPES = {"8b": dict(width=4096, inner=14336, layers=32, heads=32, groups=8, vocabulary=128256)}

@@ -70,7 +70,7 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def make_run(runs_dir: Path) -> Callable[..., Path]:
     """Compose a stage and make its run, W&B off: the run's folder."""
-    from pipeline.compose import compose
+    from pipeline.config.compose import compose
     from pipeline.study.execute import one
 
     def make(*words: str) -> Path:

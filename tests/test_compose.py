@@ -15,9 +15,13 @@ import pytest
 from omegaconf import OmegaConf
 from tiny_words import WORLD
 
-from pipeline.compose import compose, conf_dir, groups, options, presets, reads
-from pipeline.config import MERGES, STAGES, Source
-from pipeline.knobs import PipelineError, check
+from pipeline.config.compose import compose
+from pipeline.config.data import Source
+from pipeline.config.knob import check
+from pipeline.config.merging import MERGES
+from pipeline.config.options import conf_dir, groups, options, presets, reads
+from pipeline.config.stages import STAGES
+from pipeline.errors import PipelineError
 
 HEAVY = ("torch", "transformers", "trl", "datasets", "lm_eval", "wandb")
 RUNS = {

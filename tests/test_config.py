@@ -8,9 +8,14 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from pipeline import config
-from pipeline.config import STAGES, VERSIONS, DataStage, Eval, EvalStage, EvalTask, Expert, Sft, Soup, Ties, World
-from pipeline.knobs import PipelineError, check, identity
+from pipeline.config import stages as config
+from pipeline.config.data import Expert, World
+from pipeline.config.evaluation import Eval, EvalTask
+from pipeline.config.knob import check, identity
+from pipeline.config.merging import Soup, Ties
+from pipeline.config.stages import STAGES, VERSIONS, DataStage, EvalStage
+from pipeline.config.training import Sft
+from pipeline.errors import PipelineError
 
 DATACLASSES = [kind for kind in vars(config).values() if isinstance(kind, type) and is_dataclass(kind)]
 

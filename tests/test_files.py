@@ -12,8 +12,8 @@ import time
 import pytest
 
 from pipeline import files
+from pipeline.errors import PipelineError
 from pipeline.files import Seen, content_hash, keep, kept, sha256_of
-from pipeline.knobs import PipelineError
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import pytest
 import yaml
 from tiny_words import FEW, WORLD
 
-from pipeline import compose
-from pipeline.report.study import gather
+from pipeline.config import compose
 from pipeline.study import execute, plan
+from pipeline.study.table import gather
 
 REAL_STAGE = execute.stage_function
 

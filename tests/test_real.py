@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from pipeline import compose
+from pipeline.config import compose
 from pipeline.study import plan
 
 pytestmark = pytest.mark.real_data

@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pipeline.compose import compose
-from pipeline.knobs import PipelineError
-from pipeline.room import bytes_needed, check_room
-from pipeline.runs import Found, Run
+from pipeline.config.compose import compose
+from pipeline.errors import PipelineError
+from pipeline.runs.run import External, Run
+from pipeline.train.disk import bytes_needed, check_room
 
 LAYERS, WIDTH = 4, 4
 PARAMETERS = 6 * WIDTH + LAYERS * (WIDTH * WIDTH + 2 * WIDTH)  # embeddings; an attention matrix and two norms a layer
@@ -35,7 +35,7 @@ def parents(tmp_path: Path) -> dict[str, Any]:
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     (model / "config.json").write_text('{"tie_word_embeddings": true}')
     (data / "manifest.json").write_text(json.dumps({"facts": {"counts": {"train": 40}}}))
-    return {"model": Found("model", "m", model), "data": Found("data", "d", data)}
+    return {"model": External("model", "m", model), "data": External("data", "d", data)}
 
 
 def training(tmp_path: Path, parents: dict[str, Any], *words: str) -> Run:
@@ -77,7 +77,7 @@ def test_snapshots(words: str, count: int, tmp_path: Path, parents: dict[str, An
 def test_what_does_not_fit_is_refused_with_what_it_is_for(
     tmp_path: Path, parents: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.room.parameters", lambda run: (8 * 10**9, 8 * 10**9))
+    monkeypatch.setattr("pipeline.train.disk.parameters", lambda run: (8 * 10**9, 8 * 10**9))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100 * 2**30))
     with pytest.raises(PipelineError, match=r"100.0 GB free, about 208.7 GB needed \(29.8 weights, 178.8 resume poi"):
         check_room(training(tmp_path, parents))

@@ -17,15 +17,20 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from pipeline import provenance, runs
-from pipeline.compose import compose
-from pipeline.config import VERSIONS, DataStage, Expert, RunStage, Source, Tracking, World
-from pipeline.knobs import PipelineError
+from pipeline.config.compose import compose
+from pipeline.config.data import Expert, Source, World
+from pipeline.config.stages import VERSIONS, DataStage, RunStage, Tracking
+from pipeline.errors import PipelineError
 from pipeline.merge.adapters import base_folder
-from pipeline.runs import Found, Run, check_unchanged, find, make, read_manifest, why_not_finished
+from pipeline.runs import provenance
+from pipeline.runs import run as runs
+from pipeline.runs.find import find
+from pipeline.runs.lineage import base_of
+from pipeline.runs.make import make, why_not_finished
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import External, Run, check_unchanged
 from pipeline.study.build import build, label_of
 from pipeline.study.clean import idle_snapshots
-from pipeline.study.merges import base_of
 from pipeline.study.plan import ordered, show, unfinished
 
 HASHES = Path(__file__).with_name("hashes.json")
@@ -133,7 +138,7 @@ def test_a_knob_at_its_default_adds_nothing() -> None:
 
 def test_parents_and_the_version_are_in_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     config = full("layer_swap")
-    parents = {role: Found("n", role * 9, Path("x")) for role in ("math", "language")}
+    parents = {role: External("n", role * 9, Path("x")) for role in ("math", "language")}
     one = Run(config, "x", dict(parents))
     swapped = Run(config, "x", {"math": parents["language"], "language": parents["math"]})
     renamed = Run(config, "x", {**parents, "math": replace(parents["math"], name="m", folder=Path("y"))})
@@ -466,7 +471,7 @@ def test_the_plan_says_why_a_run_is_not_taken_from_before(tmp_path: Path, monkey
     with monkeypatch.context() as raised:
         raised.setitem(VERSIONS, "data", 99)
         assert why_not_finished(a_run(tmp_path)) == f"changed: version {was} -> 99"
-    parent = a_run(tmp_path, {"data_root": Found("w", "abc", tmp_path)})
+    parent = a_run(tmp_path, {"data_root": External("w", "abc", tmp_path)})
     assert why_not_finished(parent) == "changed: parents.data_root default -> abc"
     assert "redo=true" in show([a_run(tmp_path, redo=True)])
 

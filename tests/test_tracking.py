@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
-from pipeline import tracking
-from pipeline.config import DataStage, Expert, Source, Tracking
-from pipeline.knobs import PipelineError
-from pipeline.runs import Run, make
-from pipeline.tracking import Tracker, mode, open_run
+from pipeline.config.data import Expert, Source
+from pipeline.config.stages import DataStage, Tracking
+from pipeline.errors import PipelineError
+from pipeline.runs import tracking
+from pipeline.runs.make import make
+from pipeline.runs.run import Run
+from pipeline.runs.tracking import Tracker, mode, open_run
 
 
 @pytest.fixture
@@ -249,7 +251,7 @@ def test_no_credential_of_a_url_is_written(
 
 
 def test_a_lock_file_holds_no_credential_and_tells_addresses_apart(mirror: str, tmp_path: Path) -> None:
-    from pipeline.lock import Lock
+    from pipeline.hub.lock import Lock
     from pipeline.study.prefetch import fetch_url, write_lock
 
     mirror = mirror.replace("me:sesame@", "")  # which urllib does not take

@@ -27,8 +27,8 @@ import pytest
 from safetensors.torch import load_file
 from tiny_words import FEW
 
-from pipeline.config import VERSIONS
-from pipeline.runs import read_manifest
+from pipeline.config.stages import VERSIONS
+from pipeline.runs.manifest import read_manifest
 
 VALUES = Path(__file__).with_name("values.json")
 BASE = Path(__file__).parents[1] / "src/pipeline/data/sandbox_base"

@@ -15,11 +15,12 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipeline.compose import Unreadable, compose, conf_dir, jobs, register, to_stage, usage
-from pipeline.config import CleanStage, PrefetchStage, RunStage, StatusStage, SweepStage, TableStage
+from pipeline.config.compose import Unreadable, compose, jobs, register, to_stage, usage
+from pipeline.config.options import conf_dir
+from pipeline.config.stages import CleanStage, PrefetchStage, RunStage, StatusStage, SweepStage, TableStage
+from pipeline.errors import PipelineError
 from pipeline.files import write_atomically
-from pipeline.knobs import PipelineError
-from pipeline.provenance import without_credentials
+from pipeline.runs.provenance import without_credentials
 from pipeline.study.execute import one, sentence
 from pipeline.study.plan import ordered, show, study
 from pipeline.train.processes import is_follower, launched
@@ -34,7 +35,7 @@ def plan(config: TableStage) -> str:
 
 
 def table(config: TableStage) -> str:
-    from pipeline.report.study import make_table
+    from pipeline.study.table import make_table
 
     return str(make_table(config))
 
@@ -46,13 +47,13 @@ def sweep_merges(config: SweepStage) -> str:
 
 
 def report(config: TableStage) -> str:
-    from pipeline.report.study import report_table
+    from pipeline.study.table import report_table
 
     return str(report_table(config))
 
 
 def status(config: StatusStage) -> str:
-    from pipeline.report.study import show_status
+    from pipeline.study.status import show_status
 
     return show_status(config)
 

@@ -6,7 +6,7 @@ import difflib
 import re
 from dataclasses import dataclass
 
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 
-from pipeline.benchmark_files import scored
-from pipeline.compose import compose
-from pipeline.config import Data, DataStage, Expert, Source
+from pipeline.config.compose import compose
+from pipeline.config.data import Data, Expert, Source
+from pipeline.config.stages import DataStage
 from pipeline.data import load
+from pipeline.data.benchmark_files import scored
+from pipeline.data.draw import apportioned
 from pipeline.data.load import read
-from pipeline.data.mixture import apportioned, build, read_jsonl
+from pipeline.data.mixture import build
+from pipeline.data.rows import read_jsonl
 from pipeline.data.word_problems import is_word_problem
+from pipeline.errors import PipelineError
 from pipeline.evaluate.local_data import sentences
-from pipeline.knobs import PipelineError
 from pipeline.languages import language
 from pipeline.study.build import build as run_of
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import repositories
 
-from pipeline.benchmark_files import BENCHMARKS, scored
+from pipeline.data.benchmark_files import BENCHMARKS, scored
 from pipeline.data.benchmarks import TEXTS, known
 from pipeline.data.ngrams import UNSPACED, NgramSet, ngrams
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 
 
 def reference(text: str, n: int) -> list[tuple[str, ...]]:

@@ -18,11 +18,12 @@ import repositories
 import yaml
 from fake_hub import Hub, serving
 
-from pipeline.compose import conf_dir
-from pipeline.config import Source
-from pipeline.knobs import PipelineError
-from pipeline.lock import Lock, cache, read_lock
-from pipeline.runs import find, read_manifest
+from pipeline.config.data import Source
+from pipeline.config.options import conf_dir
+from pipeline.errors import PipelineError
+from pipeline.hub.lock import Lock, cache, read_lock
+from pipeline.runs.find import find
+from pipeline.runs.manifest import read_manifest
 
 MODEL = "hub:tiny/base"
 TABLE: dict[str, Any] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import World as WorldConfig
+from pipeline.config.data import World as WorldConfig
 from pipeline.data import sandbox
 from pipeline.data.sandbox.text import INSTRUCTIONS, MIX, corpus, document, instructions
 from pipeline.data.sandbox.tokenizer import tokenizer
@@ -180,7 +180,8 @@ def test_say_spaces_words_as_english_does():
 
 def test_the_shipped_base_is_whole_small_and_of_this_world():
     """Its manifest's digests hold, it is at most 10 MB, and it speaks with the world's tokenizer."""
-    from pipeline.runs import check_unchanged, find
+    from pipeline.runs.find import find
+    from pipeline.runs.run import check_unchanged
 
     base = find("package:data/sandbox_base", Path("runs"), "model.path")
     check_unchanged(base.folder)

@@ -15,11 +15,13 @@ import pytest
 import repositories
 from omegaconf import OmegaConf
 
-from pipeline.compose import compose, conf_dir, options
-from pipeline.config import DataStage, Source
+from pipeline.config.compose import compose
+from pipeline.config.data import Source
+from pipeline.config.options import conf_dir, options
+from pipeline.config.stages import DataStage
 from pipeline.data.load import read, sentence
 from pipeline.data.sources import INSTRUCTIONS, Example, Unusable, turns
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 
 
 @pytest.fixture(autouse=True)

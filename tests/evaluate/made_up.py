@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from lm_eval.api.model import LM
 
-from pipeline.config import Eval, EvalStage, EvalTask
-from pipeline.runs import Found, Run
+from pipeline.config.evaluation import Eval, EvalTask
+from pipeline.config.stages import EvalStage
+from pipeline.runs.run import External, Run
 
 REAL_DATA = os.environ.get("PIPELINE_TEST_DATA")
 
@@ -63,7 +64,7 @@ def run_of(folder: Path, checkpoint: Path, data_root: Path, *tasks: EvalTask, **
         stage="eval", runs_dir=str(folder / "runs"), eval=choice(*tasks, **knobs), data_root=str(data_root)
     )
     config = replace(config, **({"languages": ["en", "qac"]} | own))
-    return Run(config, "eval", {"checkpoint": Found(checkpoint.name, "hash", checkpoint)})
+    return Run(config, "eval", {"checkpoint": External(checkpoint.name, "hash", checkpoint)})
 
 
 class Notes:

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from made_up import REAL_DATA, Notes, asked, needs_real_data, problem, run_of, write_rows
 
-from pipeline.evaluate import harness
+from pipeline.evaluate import stage as harness
 
 STOCK = Path(lm_eval.__file__).parent / "tasks"
 LENGTH = 16  # max_gen_toks

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from made_up import asked, fact, passage, problem, write_rows
 
-from pipeline.evaluate.definitions import task_definitions
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
+from pipeline.evaluate.tasks import task_definitions
 
 
 def build(

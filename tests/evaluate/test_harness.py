@@ -18,11 +18,12 @@ import sacrebleu
 import torch
 from made_up import Notes, Scripted, asked, choice, needs_real_data, run_of, write_rows
 
-from pipeline.compose import compose
-from pipeline.evaluate import harness, metrics
-from pipeline.evaluate import scored as scored_rows
-from pipeline.evaluate.definitions import task_definitions
-from pipeline.knobs import PipelineError
+from pipeline.config.compose import compose
+from pipeline.errors import PipelineError
+from pipeline.evaluate import metrics
+from pipeline.evaluate import records as scored_rows
+from pipeline.evaluate import stage as harness
+from pipeline.evaluate.tasks import task_definitions
 from pipeline.languages import TEN
 from pipeline.study.build import build
 

@@ -15,9 +15,10 @@ import pytest
 from huggingface_hub import constants
 from made_up import asked, worked
 
-from pipeline.evaluate import harness, hub
-from pipeline.evaluate.definitions import task_definitions
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
+from pipeline.evaluate import flores_plus as hub
+from pipeline.evaluate import stage as harness
+from pipeline.evaluate.tasks import task_definitions
 from pipeline.study.prefetch import _evaluated
 
 EVALUATION = """

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 from pipeline.languages import LANGUAGES, language
 
 

@@ -13,10 +13,11 @@ from lm_eval.models.huggingface import HFLM
 from made_up import asked, needs_real_data, run_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pipeline.evaluate import harness, prefix
-from pipeline.evaluate.answering import Answering
-from pipeline.evaluate.definitions import task_definitions
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
+from pipeline.evaluate import prefix
+from pipeline.evaluate import stage as harness
+from pipeline.evaluate.model import Answering
+from pipeline.evaluate.tasks import task_definitions
 
 
 def computed(prompts: list[list[int]], found: list[tuple[int, list[int]]]) -> int:
@@ -158,7 +159,7 @@ def test_greedy_answers_are_the_same(real_data: Path, tmp_path: Path, tiny: Path
 def test_without_exemplars_nothing_is_shared(
     data_root: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.evaluate.answering.Prefix", None)  # would be called
+    monkeypatch.setattr("pipeline.evaluate.model.Prefix", None)  # would be called
     run = run_of(tmp_path, tiny, data_root, asked("belebele", 0), asked("mgsm", 0), max_gen_toks=4)
     assert harness.make(run, tmp_path / "work", type("Notes", (), {"summary": lambda *_: None})())
 

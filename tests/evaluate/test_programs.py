@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from made_up import Scripted, asked, choice, problem, write_rows
 
-from pipeline.evaluate import harness, programs
-from pipeline.evaluate.definitions import task_definitions
-from pipeline.evaluate.programs import Ending, Outcome
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
+from pipeline.evaluate import code_eval as programs
+from pipeline.evaluate import stage as harness
+from pipeline.evaluate.code_eval import Ending, Outcome
+from pipeline.evaluate.tasks import task_definitions
 
 
 @pytest.mark.parametrize(

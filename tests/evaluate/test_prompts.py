@@ -14,10 +14,10 @@ from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 from made_up import Scripted, asked, choice, needs_real_data, worked, write_rows
 
-from pipeline.evaluate import hub
-from pipeline.evaluate.definitions import task_definitions
-from pipeline.evaluate.harness import _harness_tamed, load_tasks, score
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
+from pipeline.evaluate import flores_plus as hub
+from pipeline.evaluate.stage import _harness_tamed, load_tasks, score
+from pipeline.evaluate.tasks import task_definitions
 
 STOCK = Path(lm_eval.__file__).parent / "tasks"
 

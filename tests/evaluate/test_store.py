@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from made_up import Notes, asked, run_of, write_rows
 
-from pipeline.evaluate import harness, store
-from pipeline.runs import Found
+from pipeline.evaluate import score_cache as store
+from pipeline.evaluate import stage as harness
+from pipeline.runs.run import External
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ def test_an_adapter_is_not_the_same_on_another_base(tmp_path: Path) -> None:
             "parents": {"model": {"content": base, "hash": "h"}},
         }
         (folder / "manifest.json").write_text(json.dumps(manifest))
-        found.append(store.model_key(Found(base, "hash", folder)))
+        found.append(store.model_key(External(base, "hash", folder)))
     assert found[0]["root"] == found[1]["root"] and found[0] != found[1]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from pipeline.config import LayerSwap
+from pipeline.config.merging import LayerSwap
 from pipeline.models.checkpoint import Checkpoint
 
 LAYERS = 14

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.models.checkpoint import Checkpoint
-from pipeline.runs import read_manifest
+from pipeline.runs.manifest import read_manifest
 
 ASKED = ["eval=sandbox", "eval.max_gen_toks=4", "eval.limit=3", "languages=[en,qac]"]
 

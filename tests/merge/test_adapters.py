@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from small_models import stacked
 
-from pipeline.config import LayerSwap, Reset, Soup, TaskArithmetic, Ties
-from pipeline.knobs import PipelineError
+from pipeline.config.merging import LayerSwap, Reset, Soup, TaskArithmetic, Ties
+from pipeline.errors import PipelineError
 from pipeline.merge.adapters import open_source
-from pipeline.merge.engine import open_merge
 from pipeline.merge.live import alone, model_of
+from pipeline.merge.merge import open_merge
 
 
 @pytest.fixture(scope="module")

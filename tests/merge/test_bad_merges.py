@@ -17,12 +17,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from small_models import by_hand, stacked, swap
 
-from pipeline.config import LayerSwap, Reset, Soup, TaskArithmetic, Ties
-from pipeline.knobs import PipelineError
-from pipeline.merge import engine
+from pipeline.analyze.changes import changes
+from pipeline.config.merging import LayerSwap, Reset, Soup, TaskArithmetic, Ties
+from pipeline.errors import PipelineError
+from pipeline.merge import merge as engine
 from pipeline.merge.adapters import open_source
-from pipeline.merge.delta import changes
-from pipeline.merge.engine import open_merge
+from pipeline.merge.merge import open_merge
 from pipeline.models.checkpoint import Checkpoint, digest_tensors
 
 TIES = Ties(experts=["a", "b"])

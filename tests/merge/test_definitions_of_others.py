@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.compose import compose
-from pipeline.config import Soup, TaskArithmetic, Ties
-from pipeline.merge.engine import open_merge
+from pipeline.config.compose import compose
+from pipeline.config.merging import Soup, TaskArithmetic, Ties
+from pipeline.merge.merge import open_merge
 from pipeline.merge.ties import kept_count
 from pipeline.models.checkpoint import Checkpoint
 

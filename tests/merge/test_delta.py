@@ -8,11 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.config import Analyze, AnalyzeStage
-from pipeline.knobs import PipelineError
-from pipeline.merge.delta import changes, make
+from pipeline.analyze.changes import changes
+from pipeline.analyze.heatmaps import Map, png_of_maps, published_maps, svg_of_maps
+from pipeline.analyze.stage import make
+from pipeline.config.merging import Analyze
+from pipeline.config.stages import AnalyzeStage
+from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import Checkpoint
-from pipeline.report.maps import Map, png_of_maps, published_maps, svg_of_maps
 
 
 @pytest.mark.parametrize("axis", ["input", "output"])

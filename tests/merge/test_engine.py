@@ -13,9 +13,11 @@ import torch
 from safetensors.torch import load_file
 from small_models import LAYERS, TWO_LAYERS, by_hand, swap
 
-from pipeline.config import MergeStage, Soup, Ties
-from pipeline.knobs import PipelineError
-from pipeline.merge.engine import make, open_merge
+from pipeline.config.merging import Soup, Ties
+from pipeline.config.stages import MergeStage
+from pipeline.errors import PipelineError
+from pipeline.merge.merge import open_merge
+from pipeline.merge.stage import make
 from pipeline.models.checkpoint import Checkpoint, digest_tensors, weights_root
 
 

@@ -13,10 +13,11 @@ from safetensors.torch import load_file, save_file
 from small_models import stacked
 
 from pipeline import files
-from pipeline.knobs import PipelineError
-from pipeline.merge import writing
+from pipeline.errors import PipelineError
+from pipeline.merge import write as writing
 from pipeline.models.checkpoint import digest_tensors
-from pipeline.runs import find, read_manifest
+from pipeline.runs.find import find
+from pipeline.runs.manifest import read_manifest
 
 
 @pytest.fixture

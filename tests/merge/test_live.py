@@ -9,11 +9,12 @@ import torch
 from safetensors.torch import load_file
 from small_models import stacked
 
-from pipeline.config import LayerSwap, Partition, Reset, Soup, TaskArithmetic, Ties
-from pipeline.knobs import PipelineError
+from pipeline.config.merging import LayerSwap, Reset, Soup, TaskArithmetic, Ties
+from pipeline.config.training import Partition
+from pipeline.errors import PipelineError
 from pipeline.merge import formulas
-from pipeline.merge.engine import open_merge
 from pipeline.merge.live import Live, kept, model_of
+from pipeline.merge.merge import open_merge
 from pipeline.models import floats
 from pipeline.models.checkpoint import Checkpoint
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from small_models import stacked
 
-from pipeline.config import LayerSwap, Partition, Reset, Soup, TaskArithmetic
-from pipeline.knobs import PipelineError
-from pipeline.merge.engine import open_merge
+from pipeline.config.merging import LayerSwap, Reset, Soup, TaskArithmetic
+from pipeline.config.training import Partition
+from pipeline.errors import PipelineError
+from pipeline.merge.merge import open_merge
 from pipeline.models.checkpoint import Checkpoint
 
 

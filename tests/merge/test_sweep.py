@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from tiny_words import FEW
 
-from pipeline.compose import compose
-from pipeline.config import LayerSwap
-from pipeline.evaluate import harness
-from pipeline.evaluate.answering import Answering
-from pipeline.knobs import PipelineError
+from pipeline.config.compose import compose
+from pipeline.config.merging import LayerSwap
+from pipeline.errors import PipelineError
+from pipeline.evaluate import stage as harness
+from pipeline.evaluate.model import Answering
 from pipeline.merge.live import kept
 from pipeline.report.statistics import split_half
-from pipeline.runs import read_manifest
+from pipeline.runs.manifest import read_manifest
 from pipeline.study.build import build
 from pipeline.study.sweep import grid, shard, stage_of, with_values
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 from pipeline.merge.ties import balance, disjoint_mean, elect, kept_count, kth_largest, trim
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 from pipeline.models.anatomy import Site, anatomy, num_layers, parameter_counts
 
 LAYER = [

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import (
     Checkpoint,
     digest_tensors,

@@ -10,8 +10,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
-from pipeline.knobs import PipelineError
-from pipeline.models.hub import FILES, local
+from pipeline.errors import PipelineError
+from pipeline.hub.models import FILES, local
 
 
 @pytest.fixture

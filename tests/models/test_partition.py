@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 from pipeline.models.anatomy import Site, anatomy
 from pipeline.models.partition import Partition, layer_counts, scaled_count, side, sides
 

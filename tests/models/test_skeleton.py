@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 from pipeline.models.skeleton import skeleton
-from pipeline.train.base import check_base
+from pipeline.train.load import check_base
 
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},

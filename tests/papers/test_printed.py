@@ -6,9 +6,9 @@ import csv
 
 import pytest
 
-from pipeline.knobs import PipelineError
+from pipeline.analyze.heatmaps import published_maps
+from pipeline.errors import PipelineError
 from pipeline.papers.published import HEATMAPS, load, published, rows, suspect, value
-from pipeline.report.maps import published_maps
 
 
 def test_numbers_by_key_row_and_column() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import NASTY, made_up, sample, score, write_eval
 
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 from pipeline.report import plots, samples
 from pipeline.report.page import duration, roles
 from pipeline.report.tables import build

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import score, write_eval
 
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 from pipeline.report.tables import build
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.config import Partition
+from pipeline.config.training import Partition
 from pipeline.models.shape import LLAMA_8B, SHAPES, Shape, shape_of
 from pipeline.study import cost
 from pipeline.study.cost import GPUS, MGSM, ROW, Asked, asked, everything, one_side, scoring_seconds
@@ -91,8 +91,8 @@ def test_flops_are_those_that_torch_counts(way: str, checkpointing: bool) -> Non
     """FlopCounterMode over a step of a small Llama; its loss computes the head once, TRL's twice."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    from pipeline.config import Sft
-    from pipeline.train.parts import choose
+    from pipeline.config.training import Sft
+    from pipeline.train.trainable import choose
 
     cut = Partition("own", 2, 1)
     knobs: Mapping[str, Any] = {

@@ -14,16 +14,18 @@ import pytest
 from filelock import FileLock
 from tiny_words import FEW
 
-from pipeline.compose import compose
-from pipeline.config import Measure
-from pipeline.knobs import PipelineError
+from pipeline.config.compose import compose
+from pipeline.config.evaluation import Measure
+from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import Checkpoint
-from pipeline.runs import find, read_manifest, runs_behind
+from pipeline.runs.find import find
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import runs_behind
 from pipeline.study.build import build
 from pipeline.study.execute import one
 from pipeline.study.plan import ordered
 from pipeline.study.select import choose, ranked, value
-from pipeline.train.snapshots import kept, snapshot_steps
+from pipeline.train.steps import kept, snapshot_steps
 
 
 def row(training: str, step: int, below: tuple[str, ...] = (), **values: float) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 
 
 def refuses(run: Any, work: Any, tracker: Any) -> dict[str, Any]:

@@ -12,12 +12,12 @@ import trl
 from tiny import model, stage
 from transformers import AutoTokenizer
 
-from pipeline.config import Sft
-from pipeline.knobs import PipelineError
-from pipeline.train.base import make_bpe
+from pipeline.config.training import Sft
+from pipeline.errors import PipelineError
 from pipeline.train.chat import PIECE
 from pipeline.train.examples import dataset, measure
-from pipeline.train.sft import arguments
+from pipeline.train.load import make_bpe
+from pipeline.train.stage import arguments
 from pipeline.train.trainer import Trainer
 
 SHIPPED = Path(trl.__file__).parent / "chat_templates"  # the models' own, word by word

@@ -16,10 +16,10 @@ from tiny import model
 from transformers import LlamaForCausalLM
 
 from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
-from pipeline.knobs import PipelineError
-from pipeline.train.base import save
-from pipeline.train.check import SAME, check_saved, load, logits
-from pipeline.train.life import same_random_numbers
+from pipeline.errors import PipelineError
+from pipeline.train.checkpoints import same_random_numbers
+from pipeline.train.reload_check import SAME, check_saved, load, logits
+from pipeline.train.save import save
 
 tiny = partial(model, layers=2, tie_word_embeddings=True, attn_implementation="sdpa")
 

@@ -19,13 +19,17 @@ import pytest
 from filelock import FileLock
 from transformers import TrainerCallback
 
-from pipeline import resume, runs
-from pipeline.compose import compose
-from pipeline.config import Sft
-from pipeline.runs import Run, read_manifest, sha256
+from pipeline.config.compose import compose
+from pipeline.config.training import Sft
+from pipeline.files import sha256
+from pipeline.runs import resume
+from pipeline.runs import run as runs
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import Run
 from pipeline.study.build import build
 from pipeline.study.execute import stage_function
-from pipeline.train import life, sft
+from pipeline.train import checkpoints as life
+from pipeline.train import stage as sft
 from pipeline.train.processes import Relay, stopped_together, together
 from pipeline.train.progress import Progress
 

@@ -10,7 +10,7 @@ import pytest
 import tiny
 import torch
 
-from pipeline.train.numbers import BYTES, bytes_per_parameter, rounds_stochastically
+from pipeline.train.memory import BYTES, bytes_per_parameter, rounds_stochastically
 from pipeline.train.optim import MuonWithAdamW, of_torchao
 
 CHOICES = [pair for pair in BYTES if pair[1] != "muon_adamw"]

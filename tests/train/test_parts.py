@@ -8,13 +8,13 @@ import pytest
 import tiny
 import torch
 
-from pipeline.config import Partition
+from pipeline.config.training import Partition
 from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 from pipeline.models.anatomy import OUTSIDE, anatomy, plain_name
 from pipeline.models.partition import sides
-from pipeline.train.base import save
-from pipeline.train.parts import choose, pattern
+from pipeline.train.save import save
+from pipeline.train.trainable import choose, pattern
 
 A = Partition(name="A", bottom_layers=1, top_layers=1, all_attention=True)
 PROJECTIONS = [f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")]

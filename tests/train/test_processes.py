@@ -12,8 +12,8 @@ import torch
 from refusing import refuses
 from test_simultaneous import pure_loss
 
-from pipeline.knobs import PipelineError
-from pipeline.train import sft as stage
+from pipeline.errors import PipelineError
+from pipeline.train import stage
 from pipeline.train.processes import Relay, together
 from pipeline.train.simultaneous import Alternating
 from pipeline.train.trainer import Trainer

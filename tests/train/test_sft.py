@@ -10,14 +10,17 @@ import torch
 from tiny import model
 from transformers import LlamaForCausalLM
 
-from pipeline.config import Data, Expert, Model, Sft, TrainStage
+from pipeline.config.data import Data, Expert
+from pipeline.config.stages import TrainStage
+from pipeline.config.training import Model, Sft
 from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
-from pipeline.knobs import PipelineError
-from pipeline.train.base import left_of_training, make_bpe, save
+from pipeline.errors import PipelineError
 from pipeline.train.examples import dataset, measure
-from pipeline.train.numbers import bytes_per_parameter, refuse_without_room
+from pipeline.train.load import make_bpe
+from pipeline.train.memory import bytes_per_parameter, refuse_without_room
 from pipeline.train.optim import MuonWithAdamW, schedule
-from pipeline.train.sft import arguments, plan_steps, steps_of
+from pipeline.train.save import left_of_training, save
+from pipeline.train.stage import arguments, plan_steps, steps_of
 from pipeline.train.trainer import Trainer
 
 ROW = {"prompt": "Question: Mia has 3 cups.\nStep-by-Step Answer:", "completion": "3 + 1 = 4. The answer is 4."}

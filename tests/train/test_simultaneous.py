@@ -12,15 +12,14 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import TrainerCallback
 
-from pipeline.config import Partition
+from pipeline.config.training import Partition
 from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 from pipeline.models.anatomy import anatomy
 from pipeline.models.partition import sides
-from pipeline.train import sft as stage
-from pipeline.train import trainer
-from pipeline.train.parts import choose
+from pipeline.train import stage, trainer
 from pipeline.train.simultaneous import Alternating, Turns, side_of_step, steps_of_sides
+from pipeline.train.trainable import choose
 from pipeline.train.trainer import passes
 
 RATE, WARMUP, CLIP = 1e-2, 2, 0.5

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file
 from tiny_words import FEW
 
-from pipeline.knobs import PipelineError
-from pipeline.runs import read_manifest
-from pipeline.train import sft
+from pipeline.errors import PipelineError
+from pipeline.runs.manifest import read_manifest
+from pipeline.train import stage as sft
 
 B = ["partition=B", "partition.scale_to_depth=true"]  # of 14 layers: the first three and the last
 
@@ -86,7 +86,7 @@ def test_no_response_left_after_truncation(make_run: Callable[..., Path], start:
 def test_a_gpu_that_is_too_small_is_told_before_training(
     make_run: Callable[..., Path], start: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.train.sft.gpu_memory", lambda: 10**6)
+    monkeypatch.setattr("pipeline.train.stage.gpu_memory", lambda: 10**6)
     with pytest.raises(PipelineError, match="sft.optimizer=adamw takes .* GB of weights"):
         make_run("stage=sft", *start, "expert=math")
 

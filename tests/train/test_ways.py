@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.compose import compose
-from pipeline.knobs import PipelineError, identity
-from pipeline.runs import Run
+from pipeline.config.compose import compose
+from pipeline.config.knob import identity
+from pipeline.errors import PipelineError
+from pipeline.runs.run import Run
 from pipeline.study.build import build
 
 SANDBOX = "model=sandbox"  # eight layers

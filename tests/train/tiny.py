@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PrinterCallback
 
-from pipeline.config import Data, Expert, Model, Partition, Sft, TrainStage
+from pipeline.config.data import Data, Expert
+from pipeline.config.stages import TrainStage
+from pipeline.config.training import Model, Partition, Sft
 from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
-from pipeline.train.parts import choose
-from pipeline.train.sft import trainer_of
+from pipeline.train.stage import trainer_of
+from pipeline.train.trainable import choose
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},

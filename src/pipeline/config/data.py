@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-from pipeline.knobs import knob
+from pipeline.config.knob import knob
 
 
 @dataclass

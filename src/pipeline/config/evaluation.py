@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
-from pipeline.knobs import knob
+from pipeline.config.knob import knob
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from pipeline.knobs import knob
+from pipeline.config.knob import knob
 
 
 @dataclass

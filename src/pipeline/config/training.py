@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.knobs import knob
+from pipeline.config.knob import knob
 
 
 @dataclass

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.benchmark_files import scored
-from pipeline.config import Source
+from pipeline.config.data import Source
+from pipeline.data.benchmark_files import scored
 from pipeline.data.load import open_rows, told
 from pipeline.data.sources import Row
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 from pipeline.languages import LANGUAGES
 
 if TYPE_CHECKING:
-    from pipeline.lock import Lock
+    from pipeline.hub.lock import Lock
 
 
 def mgsm(row: Row) -> list[str]:

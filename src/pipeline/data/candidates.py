@@ -18,7 +18,7 @@ import numpy as np
 from pipeline.data.benchmarks import Known
 from pipeline.data.sources import Example
 from pipeline.data.word_problems import is_word_problem
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 
 BATCH = 2**19  # characters that are compared with the benchmarks at a time
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config import DataStage
+from pipeline.config.stages import DataStage
 from pipeline.data.sources import UNUSABLE
-from pipeline.provenance import without_credentials
+from pipeline.runs.provenance import without_credentials
 
 if TYPE_CHECKING:
     from pipeline.data.benchmarks import Known

@@ -16,10 +16,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Source
+from pipeline.config.data import Source
 from pipeline.data.sources import READERS, Example, Row, Unusable, columns, is_text, wanted
-from pipeline.knobs import PipelineError
-from pipeline.provenance import without_credentials
+from pipeline.errors import PipelineError
+from pipeline.runs.provenance import without_credentials
 
 MOST_CANDIDATES = 10_000_000  # rows looked at: their digests and places stay below 2 GB; of more, a sample is drawn
 SHUFFLE_BUFFER = 10_000  # rows of a stream that are shuffled at a time, besides the order of its files

@@ -8,46 +8,23 @@ the rows that its count or share asks for, and validation rows are kept apart, o
 
 from __future__ import annotations
 
-import json
-import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config import DataStage, Source
+from pipeline.config.data import Source
+from pipeline.config.stages import DataStage
 from pipeline.data import benchmarks
 from pipeline.data.benchmarks import TEXTS
 from pipeline.data.card import card, reasons, summary
+from pipeline.data.draw import check_halves, draw
 from pipeline.data.load import read
 from pipeline.data.sources import SCRIPTS, UNUSABLE, Example, Unusable, columns
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
-    from pipeline.lock import Lock
-    from pipeline.runs import Run
-    from pipeline.tracking import Tracker
-
-
-def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
-    """The data stage. Gives the counts that the card states."""
-    config = run.config
-    assert isinstance(config, DataStage)
-    if config.expert.world is not None:
-        from pipeline.data import sandbox
-
-        counts = sandbox.write(work, config.expert.world)
-    else:
-        from pipeline.lock import read_lock
-        from pipeline.runs import read_manifest
-
-        root = run.parents["data_root"].folder if "data_root" in run.parents else None
-        # A data run that is a data_root wrote its benchmarks beside its training sets, and keeps them apart itself: the
-        # sentences of a constructed world share their frames, so that n-grams say nothing about its items.
-        vouched = root is not None and read_manifest(root) is not None and config.data.benchmarks is None
-        counts = build(config, root, work, read_lock(run.runs_dir), vouched)
-    tracker.summary(counts)
-    return {"counts": counts}
+    from pipeline.hub.lock import Lock
 
 
 def build(
@@ -105,21 +82,6 @@ def check_sources(config: DataStage, data_root: Path | None, lock: Lock | None) 
         raise PipelineError(f"expert={expert.name} has no sources: give +expert.sources.NAME={{...}}")
     for name, source in expert.sources.items():
         next(opened(name, source, data_root, config.seed, lock), None)
-
-
-def check_halves(config: DataStage) -> None:
-    """Raise a PipelineError for validation rows of a joint set that cannot be halved."""
-    validation = config.data.validation
-    if joint(config) and validation % 2:
-        raise PipelineError(
-            f"data.validation={validation} must be even: half of each side of expert={config.expert.name}; "
-            f"give {validation + 1}"
-        )
-
-
-def joint(config: DataStage) -> bool:
-    """Whether the sources are of both sides."""
-    return {source.side for source in config.expert.sources.values()} == {"math", "language"}
 
 
 def opened(
@@ -192,151 +154,6 @@ def judge(config: DataStage, candidates: Any, counts: dict[str, Any], drop: bool
             "or data.decontaminate=count, data.word_problems=count"
         )
     return kept
-
-
-# ---------------------------------------------------------------------------------------------------- the draw
-
-
-def draw(config: DataStage, kept: dict[str, list[int]]) -> dict[str, list[int]]:
-    """The rows of train and of validation, drawn by the seed.
-
-    Without counts and shares all rows are one pool; with them and a size each side of a joint set gives half of the
-    rows. Validation rows of a joint set are half of each side in any case.
-
-    Raises:
-        PipelineError: too few rows, of all or of a side.
-    """
-    data, sources, seed = config.data, config.expert.sources, config.seed
-    size = data.size or config.expert.size
-    if not any(source.count or source.share for source in sources.values()):
-        pool = [row for rows in kept.values() for row in rows]
-        wanted = (size or 1) + data.validation
-        if len(pool) < wanted and not data.allow_fewer:
-            raise PipelineError(
-                f"data.size={size} and data.validation={data.validation} ask for {wanted} rows, "
-                f"expert={config.expert.name} has {len(pool)}: ask for fewer, or take those with data.allow_fewer=true"
-            )
-        if data.shuffle:
-            random.Random(seed).shuffle(pool)
-        if not (data.validation and joint(config)):
-            return {"train": pool[data.validation :][:size], "validation": pool[: data.validation]}
-        side_of = {row: sources[name].side for name, rows in kept.items() for row in rows}
-        names = dict.fromkeys(source.side for source in sources.values())
-        both = {side: [row for row in pool if side_of[row] == side] for side in names}
-        refuse_short_sides(config, both)
-        apart = {row for rows in both.values() for row in rows[: data.validation // 2]}
-        train = [row for row in pool if row not in apart]
-        return {"train": train[:size], "validation": [row for row in pool if row in apart]}
-
-    parts = quotas(config, {name: len(rows) for name, rows in kept.items()})
-    sides: dict[str | None, list[int]] = {}
-    for name, rows in kept.items():
-        drawn = random.Random(f"{seed} {name}").sample(rows, parts[name])
-        sides.setdefault(sources[name].side, []).extend(drawn if data.shuffle else sorted(drawn))
-    if joint(config):
-        refuse_short_sides(config, sides)
-    train, validation = [], []
-    for index, rows in enumerate(sides.values()):
-        if data.shuffle:
-            random.Random(f"{seed} {index}").shuffle(rows)
-        share = halves(data.validation, len(sides))[index]
-        validation += rows[:share]
-        train += rows[share:]
-    if data.shuffle:
-        random.Random(seed).shuffle(train)
-    return {"train": train, "validation": validation}
-
-
-def refuse_short_sides(config: DataStage, sides: Mapping[str | None, list[int]]) -> None:
-    validation = config.data.validation
-    for side, rows in sides.items():
-        if validation and len(rows) <= validation // 2:  # nothing would be left to train on
-            raise PipelineError(
-                f"data.validation={validation} takes {validation // 2} rows of each side, and side {side} of "
-                f"expert={config.expert.name} has {len(rows)}: ask for fewer"
-            )
-
-
-def halves(total: int, parts: int) -> list[int]:
-    """`total` in as equal parts as whole numbers allow."""
-    return [total // parts + (index < total % parts) for index in range(parts)]
-
-
-def quotas(config: DataStage, there: dict[str, int]) -> dict[str, int]:
-    """Rows to take of each source, training and validation together.
-
-    `count` is taken as it is, a source with neither count nor share gives all it has, and the shares divide what is
-    left of the size, which in a joint set is halved between the sides first.
-
-    Raises:
-        PipelineError: shares without a size, a size that is reached before the shares, or a source with too few rows.
-    """
-    sources, data = config.expert.sources, config.data
-    size = data.size or config.expert.size
-    sides = list(dict.fromkeys(source.side for source in sources.values()))
-    budgets = halves(size + data.validation, len(sides)) if size else [None] * len(sides)
-    asked: dict[str, int] = {}
-    for side, budget in zip(sides, budgets, strict=True):
-        names = [name for name, source in sources.items() if source.side == side]
-        fixed = {name: sources[name].count or there[name] for name in names if sources[name].share is None}
-        shares = {name: sources[name].share or 0.0 for name in names if name not in fixed}
-        asked |= fixed
-        left = (budget or 0) - sum(fixed.values())
-        if shares and budget is None:
-            raise PipelineError(
-                f"expert={config.expert.name} has shares ({', '.join(shares)}) of no size: give data.size, "
-                "or mixture=layer_swapping"
-            )
-        if budget is not None and left < 0:
-            raise PipelineError(
-                f"data.size={size}: the sources without a share ({', '.join(fixed)}) give {sum(fixed.values())} rows, "
-                f"more than {budget}; raise the size or give expert.sources.{next(iter(fixed))}.share"
-            )
-        if budget is not None and not shares and left > 0 and not data.allow_fewer:
-            raise PipelineError(
-                f"data.size={size} and data.validation={data.validation} ask for {budget} rows of "
-                f"{', '.join(names)}, which give {budget - left}: ask for fewer, or take those with "
-                "data.allow_fewer=true"
-            )
-        asked |= apportioned(left, shares)
-    short = [f"{name} has {there[name]} rows of {want} asked" for name, want in asked.items() if want > there[name]]
-    if short and not data.allow_fewer:
-        raise PipelineError(
-            f"expert={config.expert.name}: {'; '.join(short)}: ask for fewer, or take those with data.allow_fewer=true"
-        )
-    for told in short:
-        print(f"expert={config.expert.name}: {told}; taken as they are (data.allow_fewer)", file=sys.stderr)
-    return {name: min(want, there[name]) for name, want in asked.items()}
-
-
-def apportioned(total: int, shares: dict[str, float]) -> dict[str, int]:
-    """Whole rows by shares; the largest remainders get what rounding down leaves."""
-    exact = {name: total * share / sum(shares.values()) for name, share in shares.items()}
-    whole = {name: int(value) for name, value in exact.items()}
-    for name in sorted(exact, key=lambda name: whole[name] - exact[name])[: total - sum(whole.values())]:
-        whole[name] += 1
-    return whole
-
-
-# ---------------------------------------------------------------------------------------------------- files
-
-
-def write_jsonl(path: Path, rows: list[Any]) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-
-def read_jsonl(path: Path) -> list[Any]:
-    """Every line of a JSONL file. PipelineError names the file and line that is not JSON."""
-    rows = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                where = f"{path.parent.name}/{path.name}, line {number}"
-                raise PipelineError(f"{where} is not JSON: make the run again with redo=true") from None
-    return rows
 
 
 def files_read(sources: dict[str, Source], data_root: Path) -> list[Path]:

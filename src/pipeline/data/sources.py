@@ -14,8 +14,8 @@ from string import Formatter
 from typing import Any, Literal
 from zlib import crc32
 
-from pipeline.config import Source
-from pipeline.knobs import PipelineError
+from pipeline.config.data import Source
+from pipeline.errors import PipelineError
 from pipeline.languages import language
 
 Row = dict[str, Any]

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pipeline.benchmark_files import flores_text, place
-from pipeline.knobs import PipelineError
+from pipeline.data.benchmark_files import flores_text, place
+from pipeline.errors import PipelineError
 from pipeline.languages import Language
 
 Row = dict[str, Any]

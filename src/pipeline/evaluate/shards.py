@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lm_eval.api.instance import Instance
 
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
-    from pipeline.evaluate.answering import Answering
+    from pipeline.evaluate.model import Answering
 
 _helper: Any = None  # the model of a helper's own process
 

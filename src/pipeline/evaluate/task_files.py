@@ -8,9 +8,9 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.benchmark_files import place
+from pipeline.data.benchmark_files import place
+from pipeline.errors import PipelineError
 from pipeline.evaluate.local_data import Row
-from pipeline.knobs import PipelineError
 from pipeline.languages import Language
 
 OURS = Path(__file__).parent / "tasks"

@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.knobs import PipelineError
-from pipeline.lock import cache
+from pipeline.errors import PipelineError
+from pipeline.hub.lock import cache
+from pipeline.hub.models import local
 from pipeline.models.anatomy import plain_name
 from pipeline.models.checkpoint import Checkpoint, TensorInfo, digest, header_bytes, read_header, read_json
 from pipeline.models.floats import buffers, matrix
-from pipeline.models.hub import local
-from pipeline.runs import find, folder_of, read_manifest
+from pipeline.runs.find import find
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import folder_of
 
 if TYPE_CHECKING:
     import torch

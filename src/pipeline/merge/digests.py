@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from pipeline.files import Seen, keep, kept
 from pipeline.merge.adapters import Adapted, Source
-from pipeline.runs import read_manifest
+from pipeline.runs.manifest import read_manifest
 
 if TYPE_CHECKING:
-    from pipeline.merge.engine import Merge
+    from pipeline.merge.merge import Merge
 
 
 class SourceDigests:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 from pipeline.merge import ties
 from pipeline.merge.adapters import WEIGHTS, Adapted, Source
-from pipeline.merge.recipes import Weights, expert_weights
+from pipeline.merge.weights import Weights, expert_weights
 from pipeline.models.floats import buffers, in_threads, matrix, pieces
 
 if TYPE_CHECKING:
-    from pipeline.config import Reset, TaskArithmetic, Ties
+    from pipeline.config.merging import Reset, TaskArithmetic, Ties
 
 Formula = Callable[[str, int, int], np.ndarray]
 Sources = Mapping[str, Source]

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.config import Soup
-from pipeline.knobs import PipelineError
+from pipeline.config.merging import Soup
+from pipeline.errors import PipelineError
 from pipeline.merge import formulas
 from pipeline.merge.adapters import Adapted, open_source
-from pipeline.merge.checks import tokenizer_folder
-from pipeline.merge.engine import Merge
-from pipeline.merge.writing import Known
+from pipeline.merge.compatibility import tokenizer_folder
+from pipeline.merge.merge import Merge
+from pipeline.merge.write import Known
 from pipeline.models.checkpoint import DTYPES, digest, torch_dtype
 from pipeline.models.floats import STORED, buffers, in_threads
 from pipeline.models.skeleton import skeleton

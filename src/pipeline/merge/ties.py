@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 from pipeline.models.floats import buffers
 
 Stream = Callable[[], Iterable[np.ndarray]]  # starts the magnitudes of a task vector anew for each pass

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 
 OUTSIDE = ("embedding", "final_norm", "head")  # the kinds that belong to no transformer layer
 NORMS = ("attention_norm", "mlp_norm", "shared_norm")

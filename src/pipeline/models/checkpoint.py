@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 from pipeline.models.arithmetic import arithmetic
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 
 T = TypeVar("T")
 PIECE = 2**17  # entries worked on together: a handful of such buffers stays in a core's cache

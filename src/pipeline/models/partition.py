@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from pipeline.config import Partition
-from pipeline.knobs import PipelineError
+from pipeline.config.training import Partition
+from pipeline.errors import PipelineError
 from pipeline.models.anatomy import OUTSIDE, Site, num_layers
 
 Side = Literal["math", "language", "outside", "frozen"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 
 
 @dataclass(frozen=True)

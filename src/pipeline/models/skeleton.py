@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import Checkpoint
 
 # Buffers that older versions of transformers stored, and which every version computes from the config

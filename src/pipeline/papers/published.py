@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 
 FOLDER = Path(__file__).parent
 HEATMAPS = FOLDER / "layer_swapping_delta_heatmaps.csv"  # layer_swapping, figures 4 to 9

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.data.mixture import read_jsonl
+from pipeline.data.rows import read_jsonl
 from pipeline.evaluate.metrics import share_in
 from pipeline.languages import language as language_of
 from pipeline.report.scores import Record

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 
 Record = dict[str, Any]
 

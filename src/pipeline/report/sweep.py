@@ -10,11 +10,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import SweepStage
-from pipeline.report.maps import Map, png_of_maps, svg_of_maps
+from pipeline.analyze.heatmaps import Map, png_of_maps, svg_of_maps
+from pipeline.config.stages import SweepStage
+from pipeline.files import write_atomically
 from pipeline.report.scores import PRIMARY, family
 from pipeline.report.statistics import mean, split_half
-from pipeline.runs import Run, read_manifest, write_atomically
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import Run
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 from pipeline.report.scores import AVERAGE, PRIMARY, Record, family, label, load
 from pipeline.report.statistics import mean, standard_deviation
 

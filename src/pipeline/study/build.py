@@ -7,16 +7,19 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline import benchmark_files
-from pipeline.config import AnalyzeStage, DataStage, EvalStage, MergeStage, RunStage, SelectStage, TrainStage
+from pipeline.config.stages import AnalyzeStage, DataStage, EvalStage, MergeStage, RunStage, SelectStage, TrainStage
+from pipeline.data import benchmark_files
+from pipeline.errors import PipelineError
 from pipeline.files import content_hash, sha256
-from pipeline.knobs import PipelineError
+from pipeline.hub.lock import digest, read_lock
 from pipeline.languages import language
-from pipeline.lock import digest, read_lock
 from pipeline.models.partition import resolved
-from pipeline.runs import Found, Parent, Run, Snapshot, find, read_manifest
-from pipeline.study.merges import base_of, merge_label, merge_parents, one_base
-from pipeline.train.numbers import MOST_BETA2, bytes_per_parameter, micro_batches
+from pipeline.runs.find import find
+from pipeline.runs.lineage import base_of, one_base
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import External, Parent, Run, Snapshot
+from pipeline.study.merges import merge_label, merge_parents
+from pipeline.train.memory import MOST_BETA2, bytes_per_parameter, micro_batches
 
 Known = dict[str, Parent]  # runs that a RUN may name before they are finished
 
@@ -29,7 +32,7 @@ def build(config: RunStage, known: Known | None = None) -> Run:
     """
     known = known or {}
     if isinstance(config, DataStage):
-        from pipeline.data.mixture import check_halves
+        from pipeline.data.draw import check_halves
 
         check_halves(config)
         config = at_locked_revisions(config)
@@ -63,7 +66,7 @@ def build(config: RunStage, known: Known | None = None) -> Run:
             raise PipelineError(
                 f"eval.spm_model={file} is no file: give the SentencePiece model of spBLEU, or leave it out"
             )
-        parents["spm_model"] = Found(file.name, sha256(file), file)
+        parents["spm_model"] = External(file.name, sha256(file), file)
     return Run(config, f"eval-{config.eval.name}-{label}", parents)
 
 
@@ -107,7 +110,7 @@ def data_parents(config: DataStage, known: Known) -> dict[str, Parent]:
             raise PipelineError(
                 f"data.benchmarks={folder} holds no file like mgsm/sw/test.jsonl: name a folder with some"
             )
-        parents["benchmarks"] = Found(folder.name, content_hash(files, folder), folder)
+        parents["benchmarks"] = External(folder.name, content_hash(files, folder), folder)
     elif config.data_root is None:
         parents |= locked_benchmarks(config)
     if config.data_root is None:
@@ -118,7 +121,7 @@ def data_parents(config: DataStage, known: Known) -> dict[str, Parent]:
         files = files_read(config.expert.sources, folder)
         if config.data.benchmarks is None:
             files += [path for paths in benchmark_files.scored(folder).values() for path in paths]
-        found = Found(folder.name, content_hash(files, folder), folder)
+        found = External(folder.name, content_hash(files, folder), folder)
     return {"data_root": found, **parents}
 
 
@@ -134,7 +137,7 @@ def locked_benchmarks(config: DataStage | EvalStage) -> dict[str, Parent]:
     except PipelineError:  # a task that the hub has no data for: the evaluation itself refuses it
         return {}
     pins = sorted({f"{hub}@{entry['revision']}" for hub, entry in entries if entry})
-    return {"benchmarks": Found("benchmarks of the hub", digest(pins), Path("hub"))} if pins else {}
+    return {"benchmarks": External("benchmarks of the hub", digest(pins), Path("hub"))} if pins else {}
 
 
 def root(reference: str, config: RunStage, known: Known) -> Parent | None:
@@ -160,7 +163,7 @@ def eval_root(config: EvalStage, known: Known) -> Parent:
     asked = [(task.task, language) for task in config.eval.tasks for language in {*config.languages, "en"}]
     places = [(re.sub("^mgsm_.*", "mgsm", task), language) for task, language in asked]
     files = {path for task, language in places for path in benchmark_files.files(folder, task, language)}
-    return Found(folder.name, content_hash(sorted(files), folder), folder)
+    return External(folder.name, content_hash(sorted(files), folder), folder)
 
 
 def build_training(config: TrainStage, known: Known) -> Run:
@@ -170,7 +173,7 @@ def build_training(config: TrainStage, known: Known) -> Run:
     if config.sft.method == "partial" and config.sft.side is None:
         config = replace(config, sft=replace(config.sft, side=config.expert.side))
     base = parents.get("model")
-    told = not isinstance(base, Found) or base.folder.is_dir()  # a model of the hub is asked only where it must be
+    told = not isinstance(base, External) or base.folder.is_dir()  # a model of the hub is asked only where it must be
     if config.partition is not None and (config.partition.scale_to_depth or told):
         config = replace(config, partition=resolved(config.partition, depth(config, parents)))  # or refused
     way = {"sft": config.sft.name, "cpt": f"cpt-{config.sft.name}".removesuffix("-full")}[config.stage]
@@ -275,14 +278,14 @@ def train_parents(config: TrainStage, known: Known) -> dict[str, Parent]:
     return parents
 
 
-def with_tokenizer(folder: Path) -> Found:
+def with_tokenizer(folder: Path) -> External:
     """A plain data_root of which only tokenizer/ is read."""
     files = list((folder / "tokenizer").glob("*.json"))
     if not files:
         raise PipelineError(
             f"model.tokenizer=data_root: data_root={folder} has no tokenizer/tokenizer.json; put it there"
         )
-    return Found(folder.name, content_hash(files, folder), folder)
+    return External(folder.name, content_hash(files, folder), folder)
 
 
 def merge_of(config: MergeStage | EvalStage, known: Known) -> tuple[str, dict[str, Parent]]:

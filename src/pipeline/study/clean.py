@@ -18,9 +18,12 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from pipeline import resume
-from pipeline.config import CleanStage
-from pipeline.runs import MANIFEST, finished, lock_of, of_same_digits, snapshot_hash, write_atomically
+from pipeline.config.stages import CleanStage
+from pipeline.files import write_atomically
+from pipeline.runs import resume
+from pipeline.runs.lease import lock_of
+from pipeline.runs.manifest import MANIFEST, finished, snapshot_hash
+from pipeline.runs.run import of_same_digits
 
 
 @dataclass(frozen=True)

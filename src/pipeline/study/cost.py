@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from pipeline.models.anatomy import Site
 from pipeline.models.partition import side as side_of
 from pipeline.models.shape import Shape
-from pipeline.train.numbers import BYTES
+from pipeline.train.memory import BYTES
 
 if TYPE_CHECKING:
-    from pipeline.config import Partition
+    from pipeline.config.training import Partition
 
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 

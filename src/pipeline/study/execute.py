@@ -13,17 +13,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import RunStage
-from pipeline.knobs import PipelineError
-from pipeline.provenance import without_credentials
-from pipeline.runs import Run, check_unchanged, finished, make, read_manifest, runs_behind, why_not_finished
+from pipeline.config.stages import RunStage
+from pipeline.errors import PipelineError
+from pipeline.runs.make import make, why_not_finished
+from pipeline.runs.manifest import finished, read_manifest
+from pipeline.runs.provenance import without_credentials
+from pipeline.runs.run import Run, check_unchanged, runs_behind
 from pipeline.study.build import build
 from pipeline.study.plan import ordered, predict, unfinished
 from pipeline.train.processes import Relay, is_follower
 
 MAKERS = {
-    "data": "pipeline.data.mixture", "cpt": "pipeline.train.sft", "sft": "pipeline.train.sft",
-    "merge": "pipeline.merge.engine", "eval": "pipeline.evaluate.harness", "analyze": "pipeline.merge.delta",
+    "data": "pipeline.data.stage", "cpt": "pipeline.train.stage", "sft": "pipeline.train.stage",
+    "merge": "pipeline.merge.stage", "eval": "pipeline.evaluate.stage", "analyze": "pipeline.analyze.stage",
     "select": "pipeline.study.select",
 }  # fmt: skip
 WITHOUT_TORCH = ("data", "merge", "analyze")  # NumPy, with threads of their own

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import LayerSwap, Merge, MergeStage, Partition, Reset, RunStage, TrainStage
+from pipeline.config.merging import LayerSwap, Merge, Reset
+from pipeline.config.stages import RunStage
+from pipeline.config.training import Partition
+from pipeline.errors import PipelineError
 from pipeline.files import sha256_of
-from pipeline.knobs import PipelineError
-from pipeline.merge.recipes import needs_magnitudes, roles
-from pipeline.runs import Folder, Found, Parent, Run, Snapshot, find, folder_of, from_folder, read_manifest
+from pipeline.merge.weights import needs_magnitudes, roles
+from pipeline.runs.lineage import base_of, gives_adapter, one_base, recorded_base
+from pipeline.runs.run import Folder, Parent
 
 LIMIT = 60  # characters of a label that names many experts
 
@@ -52,7 +54,7 @@ def merge_parents(merge: Merge, config: RunStage, named: Callable[[str, str], Pa
 def check_headers(experts: Mapping[str, Parent], base: Parent | None) -> None:
     """Refuse whole models on this disk that do not fit each other, or the base that is given."""
     from pipeline.merge.adapters import open_source
-    from pipeline.merge.checks import check_sources
+    from pipeline.merge.compatibility import check_sources
 
     sources = {role: open_source(one.folder) for role, one in experts.items() if _whole(one)}
     if sources:
@@ -61,28 +63,6 @@ def check_headers(experts: Mapping[str, Parent], base: Parent | None) -> None:
 
 def _whole(expert: Parent) -> bool:
     return any(expert.folder.glob("*.safetensors")) and not gives_adapter(expert)
-
-
-def one_base(bases: Sequence[tuple[str, Parent | None]], what: str, remedy: str = "") -> Any:
-    """The base that all were trained from, of each expert's name and base; None: they were made from nothing.
-
-    Raises:
-        PipelineError: they have different ones.
-    """
-    if len({base and base.hash for _, base in bases}) > 1:
-        told = ", ".join(f"{name} from {base.name if base else 'nothing'}" for name, base in bases)
-        raise PipelineError(f"{what} have different bases ({told}): name experts of one base{remedy}")
-    return bases[0][1]
-
-
-def recorded_base(expert: Parent) -> Parent | None:
-    """The base that a training says it began from, made or not; None for what is no training, or does not say."""
-    expert = expert.run if isinstance(expert, Snapshot) else expert
-    if isinstance(expert, Run):
-        return expert.parents.get("model")
-    manifest = (read_manifest(expert.folder) if expert.folder.is_dir() else None) or {"parents": {}}
-    base = manifest["parents"].get("model")
-    return Found(base["name"], base["hash"], expert.folder) if base else None
 
 
 def references(merge: Merge) -> dict[str, tuple[str, Any]]:
@@ -116,50 +96,3 @@ def merge_label(merge: Merge, partition: Partition | None, names: list[str]) -> 
         sizes = f"-{what}"
     joined = "-".join(names)
     return f"{merge.method}{sizes}-" + (joined if len(joined) <= LIMIT or len(names) < 3 else f"{len(names)}-experts")
-
-
-def gives_adapter(expert: Parent) -> bool:
-    """Whether a run holds, or will hold, a LoRA adapter and no whole model."""
-    if isinstance(expert, Run) and isinstance(expert.config, TrainStage):
-        return getattr(expert.config.sft, "adapter", "none") != "none"
-    if isinstance(expert, Run) and isinstance(expert.config, MergeStage):
-        merge = expert.config.merge
-        exact = merge.method != "ties" and not getattr(merge, "threshold", None) and merge.dtype is None
-        experts = [one for role, one in expert.parents.items() if role != "base"]
-        return merge.form != "dense" and exact and all(map(gives_adapter, experts))
-    return (expert.folder / "adapter_config.json").is_file()
-
-
-def base_of(expert: Parent, config: RunStage, key: str = "merge.experts") -> Parent:
-    """The base that an expert was trained from, by its plan or its manifest, or as its adapter_config.json names it."""
-    expert = expert.run if isinstance(expert, Snapshot) else expert
-    if isinstance(expert, Run):
-        planned = expert.parents.get("model") or expert.parents.get("base")
-        if planned is not None:
-            return planned
-    given = "base" if key == "checkpoint" else "merge.base"
-    manifest = (read_manifest(expert.folder) if expert.folder.is_dir() else None) or {"parents": {}}
-    recorded = manifest["parents"].get("model") or manifest["parents"].get("base")
-    ours = folder_of(recorded["hash"], Path(config.runs_dir)) if recorded else None
-    if ours:
-        return from_folder(ours, key, Path(config.runs_dir))
-    model = (manifest["config"].get("model") or {"path": manifest["facts"].get("base")}) if recorded else {}
-    path, revision = model.get("path"), model.get("revision")  # facts: of a select run
-    if not path:
-        path, revision = _named(expert, recorded, f"{key}: {expert.name}", f"{given}=RUN")
-    found = find(path, Path(config.runs_dir), key, revision)
-    if isinstance(found, Found) and revision and not found.folder.is_dir():
-        return replace(found, folder=Path(f"{found.folder}@{revision}"))
-    return found
-
-
-def _named(expert: Parent, recorded: dict[str, str] | None, who: str, remedy: str) -> tuple[str, str | None]:
-    """The RUN, and its revision on the hub, that the adapter_config.json of an expert names as its base."""
-    if (expert.folder / "adapter_config.json").is_file():
-        from pipeline.merge.adapters import named_base
-
-        base, revision = named_base(expert.folder)
-        return (str(base.resolve()), None) if base.is_dir() else (f"hub:{base}", revision)
-    if recorded:
-        raise PipelineError(f"{who}: its base {recorded['name']} is not in runs_dir: give {remedy}")
-    raise PipelineError(f"{who} does not say which base it was trained from; name an sft run, or give {remedy}")

@@ -12,11 +12,13 @@ from functools import lru_cache
 from graphlib import TopologicalSorter
 from typing import Any
 
-from pipeline.compose import compose
-from pipeline.config import RunStage, Table, TableStage, TrainStage
-from pipeline.knobs import PipelineError
-from pipeline.lock import read_lock
-from pipeline.runs import Parent, Run, finished, read_manifest, runs_behind, why_not_finished
+from pipeline.config.compose import compose
+from pipeline.config.stages import RunStage, Table, TableStage, TrainStage
+from pipeline.errors import PipelineError
+from pipeline.hub.lock import read_lock
+from pipeline.runs.make import why_not_finished
+from pipeline.runs.manifest import finished, read_manifest
+from pipeline.runs.run import Parent, Run, runs_behind
 from pipeline.study.build import Known, build, parent
 from pipeline.study.prefetch import needs
 

@@ -18,14 +18,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pipeline.config import DataStage, EvalStage, PrefetchStage, Source
+from pipeline.config.data import Source
+from pipeline.config.stages import DataStage, EvalStage, PrefetchStage
 from pipeline.data.benchmarks import hub_sources
 from pipeline.data.load import told
-from pipeline.knobs import PipelineError
-from pipeline.lock import LOCK, Lock, digest, key, part_of, read_lock, snapshot, url_key
-from pipeline.models.hub import FILES
-from pipeline.provenance import without_credentials
-from pipeline.runs import Found, Run, sha256, write_atomically
+from pipeline.errors import PipelineError
+from pipeline.files import sha256, write_atomically
+from pipeline.hub.lock import LOCK, Lock, digest, key, part_of, read_lock, snapshot, url_key
+from pipeline.hub.models import FILES
+from pipeline.runs.provenance import without_credentials
+from pipeline.runs.run import External, Run
 
 
 @dataclass
@@ -48,7 +50,7 @@ def needs(runs: list[Run]) -> Needs:
     found = Needs()
     for run in runs:
         for parent in run.parents.values():
-            if isinstance(parent, Found) and parent.hub and parent.hub not in found.models:
+            if isinstance(parent, External) and parent.hub and parent.hub not in found.models:
                 found.models.append(parent.hub)
         config = run.config
         if isinstance(config, DataStage) and config.data_root is None and config.expert.world is None:
@@ -87,9 +89,9 @@ def benchmark_sources(config: DataStage | EvalStage) -> list[Source]:
 @lru_cache(maxsize=64)
 def _evaluated(tasks: tuple[tuple[str, int], ...], languages: tuple[str, ...]) -> list[tuple[str, str | None, str]]:
     """(repository, configuration, split) of each set that the harness' task files name."""
-    from pipeline.config import EvalTask
-    from pipeline.evaluate.definitions import task_definitions
-    from pipeline.evaluate.hub import data_sets
+    from pipeline.config.evaluation import EvalTask
+    from pipeline.evaluate.flores_plus import data_sets
+    from pipeline.evaluate.tasks import task_definitions
 
     asked = [EvalTask(task, shots) for task, shots in tasks]
     found: list[tuple[str, str | None, str]] = []

@@ -14,15 +14,19 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config import EvalStage, Measure, SelectStage, TrainStage
-from pipeline.knobs import PipelineError, identity
-from pipeline.runs import MANIFEST, Parent, Run, Snapshot, check_unchanged, read_manifest, snapshot
+from pipeline.config.evaluation import Measure
+from pipeline.config.knob import identity
+from pipeline.config.stages import EvalStage, SelectStage, TrainStage
+from pipeline.errors import PipelineError
+from pipeline.runs.find import snapshot
+from pipeline.runs.lineage import base_of, one_base, recorded_base
+from pipeline.runs.manifest import MANIFEST, read_manifest
+from pipeline.runs.run import Parent, Run, Snapshot, check_unchanged
 from pipeline.study.build import Known, build, parent
-from pipeline.study.merges import base_of, one_base, recorded_base
-from pipeline.train.snapshots import snapshot_steps
+from pipeline.train.steps import snapshot_steps
 
 if TYPE_CHECKING:
-    from pipeline.tracking import Tracker
+    from pipeline.runs.tracking import Tracker
 
 CHOICE = "choice.json"
 MODEL_FILES = (".json", ".safetensors", ".model", ".jinja", ".txt")

@@ -16,9 +16,11 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config import EvalStage, Merge, SweepStage
-from pipeline.knobs import PipelineError, check
-from pipeline.runs import Run
+from pipeline.config.knob import check
+from pipeline.config.merging import Merge
+from pipeline.config.stages import EvalStage, SweepStage
+from pipeline.errors import PipelineError
+from pipeline.runs.run import Run
 from pipeline.study.build import build
 
 Point = dict[str, Any]  # swept knob -> its value
@@ -30,8 +32,8 @@ def make_sweep(config: SweepStage) -> Path:
     Raises:
         PipelineError: a point that is no merge (before any is scored), or points that failed (after the page is there).
     """
-    from pipeline.merge.engine import merge_of
     from pipeline.merge.live import kept
+    from pipeline.merge.stage import merge_of
     from pipeline.report.sweep import write_page
     from pipeline.study.execute import execute
 
@@ -59,7 +61,7 @@ def make_sweep(config: SweepStage) -> Path:
 
 def track(config: SweepStage, folder: Path) -> None:
     """The sweep as a W&B run of its own: the scores and the map."""
-    from pipeline.tracking import open_run
+    from pipeline.runs.tracking import open_run
 
     if not (folder / "scores.csv").is_file():
         return

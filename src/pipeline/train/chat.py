@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Sft
-from pipeline.knobs import PipelineError
+from pipeline.config.training import Sft
+from pipeline.errors import PipelineError
 
 PIECE = 200  # rows at a time: a template that fails on all of the first piece is refused before the rest is rendered
 FAULTS = {  # what can go wrong in a row -> the words for it, and the remedy

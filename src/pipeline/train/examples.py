@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Sft
+from pipeline.config.training import Sft
 from pipeline.data.sources import Example
-from pipeline.knobs import PipelineError
+from pipeline.errors import PipelineError
 from pipeline.train.chat import chats, rendered, response_start
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from pipeline.config import Sft
-from pipeline.knobs import PipelineError
-from pipeline.train.numbers import rounds_stochastically
+from pipeline.config.training import Sft
+from pipeline.errors import PipelineError
+from pipeline.train.memory import rounds_stochastically
 
 
 def of_torchao(sft: Sft) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:

@@ -15,12 +15,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.knobs import PipelineError
-from pipeline.resume import STOPPING, UNFINISHED
+from pipeline.errors import PipelineError
+from pipeline.runs.resume import STOPPING, UNFINISHED
 
 if TYPE_CHECKING:
-    from pipeline.runs import Run
-    from pipeline.tracking import Tracker
+    from pipeline.runs.run import Run
+    from pipeline.runs.tracking import Tracker
 
 Train = Callable[..., dict[str, Any]]
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-from pipeline.config import Sft
-from pipeline.knobs import PipelineError
+from pipeline.config.training import Sft
+from pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
-    from pipeline.tracking import Tracker
+    from pipeline.runs.tracking import Tracker
 
 NAMES = {
     "loss": "loss", "learning_rate": "learning_rate", "grad_norm": "grad_norm",

@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
-from pipeline.config import Sft
-from pipeline.knobs import PipelineError
+from pipeline.config.training import Sft
+from pipeline.errors import PipelineError
 from pipeline.train.trainer import InOrder, Trainer, passes
 
 SIDES = ("math", "language")

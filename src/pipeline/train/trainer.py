@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader, Sampler
 from transformers import TrainerCallback
 from trl import SFTTrainer
 
-from pipeline.config import Sft
-from pipeline.train.movement import Sample
-from pipeline.train.numbers import rounds_stochastically
+from pipeline.config.training import Sft
+from pipeline.train.memory import rounds_stochastically
 from pipeline.train.optim import MuonWithAdamW, of_torchao
-from pipeline.train.parts import ALL, Parts
+from pipeline.train.trainable import ALL, Parts
+from pipeline.train.updates import Sample
 
 LOOK_EVERY = 10  # own steps of a part, from its second: a look at how far it moves costs some milliseconds
 

@@ -26,7 +26,7 @@ from pipeline.data.sandbox.world import (
 
 def write(folder: Path, config: Any) -> dict[str, int]:
     """The whole world below `folder`, with a data card. Gives the counts that the card states."""
-    from pipeline.data.mixture import write_jsonl
+    from pipeline.data.rows import write_jsonl
 
     world, counts = World(config.seed), {}
 

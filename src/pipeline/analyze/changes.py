@@ -1,0 +1,99 @@
+"""The analyze stage: what training changed, parameter by parameter, and where two experts agree.
+
+Streams a piece of a tensor at a time. A row is an input feature by default, as in the published maps
+(papers/decisions.md); a vector is one row, of which the mean absolute change is shown.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.merge.adapters import Source
+from pipeline.merge.formulas import refuse_not_finite, task_vectors
+from pipeline.models.anatomy import Site
+from pipeline.models.floats import buffers, matrix, pieces
+
+COLUMNS = {  # a parameter of a layer -> its column in the published figures
+    "self_attn.q_proj.weight": "attention.wq", "self_attn.k_proj.weight": "attention.wk",
+    "self_attn.v_proj.weight": "attention.wv", "self_attn.o_proj.weight": "attention.wo",
+    "mlp.gate_proj.weight": "feed_forward.w1", "mlp.up_proj.weight": "feed_forward.w3",
+    "mlp.down_proj.weight": "feed_forward.w2",
+}  # fmt: skip
+
+
+@dataclass
+class Change:
+    """One tensor of one expert: norms are Euclidean, `share` is of rows whose mean absolute change is above."""
+
+    mean: float  # of the rows' mean absolute changes
+    share: float
+    norm: float
+    relative: float  # to the base's norm; nan where that is 0
+    same: float  # share of entries that did not move
+
+
+def changes(
+    experts: Sequence[Source], base: Source, name: str, limits: Sequence[float], axis: str
+) -> tuple[list[Change], dict[tuple[str, str], dict[str, float]]]:
+    """One tensor: the change of each expert, and for each pair the cosine and the share of entries that conflict.
+
+    A conflict is an entry that both moved, in opposite directions.
+    """
+    shape = base.info(name).shape
+    rows, columns = matrix(shape)
+    length = columns if axis == "input" and len(shape) > 1 else rows
+    sums, squares = np.zeros((len(experts), length)), np.zeros(len(experts))
+    same, size = np.zeros(len(experts)), 0.0
+    dots = np.zeros((len(experts), len(experts)))
+    conflicts = np.zeros((len(experts), len(experts)))
+    for start, stop in pieces(shape):
+        vectors = task_vectors(experts, base, name, start, stop)
+        size += float(np.vdot(wide := buffers("base", vectors[0].shape).astype(np.float64), wide))
+        for index, vector in enumerate(vectors):
+            sized = np.abs(vector, out=buffers("sized", vector.shape))
+            if axis == "input" and len(shape) > 1:
+                sums[index] += sized.sum(axis=0, dtype=np.float64)
+            else:
+                sums[index, start:stop] = sized.sum(axis=1, dtype=np.float64)
+            same[index] += vector.size - np.count_nonzero(vector)
+            mine = vector.astype(np.float64)
+            squares[index] += float(np.vdot(mine, mine))
+            for earlier in range(index):
+                dots[earlier, index] += float(np.vdot(vectors[earlier].astype(np.float64), mine))
+                other = vectors[earlier]
+                against = ((other > 0) & (vector < 0)) | ((other < 0) & (vector > 0))
+                conflicts[earlier, index] += np.count_nonzero(against)
+    if not np.isfinite(squares).all():
+        refuse_not_finite([base, *experts], [name])
+    entries = max(1, rows * columns)
+    means = sums / max(1, rows if axis == "input" and len(shape) > 1 else columns)
+    each = [
+        Change(
+            float(means[index].mean()) if length else 0.0,
+            float((means[index] > limit).mean()) if length else 0.0,
+            math.sqrt(squares[index]),
+            math.sqrt(squares[index] / size) if size else math.nan,
+            float(same[index] / entries),
+        )
+        for index, limit in enumerate(limits)
+    ]
+    pairs = {}
+    for a, b in itertools.combinations(range(len(experts)), 2):
+        norms = math.sqrt(squares[a] * squares[b])
+        pairs[str(a), str(b)] = {
+            "cosine": dots[a, b] / norms if norms else math.nan,
+            "sign_conflicts": conflicts[a, b] / entries,
+        }
+    return each, pairs
+
+
+def place(name: str, site: Site) -> dict[str, Any]:
+    """Where a parameter stands: its layer, its column in the published maps (the rest of its name, else), its name."""
+    rest = name.split(".", 3)[3] if site.layer is not None else name
+    return {"layer": "" if site.layer is None else site.layer, "column": COLUMNS.get(rest, rest), "parameter": name}

@@ -1,0 +1,106 @@
+"""Heat maps: what training changed, layer by parameter, and scores over the configurations of a merge."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import PipelineError
+from pipeline.papers.published import HEATMAPS
+from pipeline.report.plots import COLOURS, _png, _svg
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+GREENS = ("#ffffff", "#0b4a24")  # the darker, the more: as the published maps
+INK = "#16191d"  # of numbers in cells, which stay light on a dark page
+DIGITS = 3
+
+
+@dataclass(frozen=True)
+class Map:
+    """values[row][column], None where there is none; rows from the top. `best`: (row, column) to be framed."""
+
+    title: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    values: Sequence[Sequence[float | None]]
+    row_label: str = "layer"
+    column_label: str = ""
+    best: tuple[int, int] | None = None
+
+
+def svg_of_maps(maps: Sequence[Map], name: str, label: str, scale: tuple[float, float] | None = (0.0, 1.0)) -> str:
+    """Maps side by side on one scale (None: that of their values), as SVG whose bytes depend on the data alone."""
+    return _svg(lambda: _maps(maps, scale), name, label)
+
+
+def png_of_maps(maps: Sequence[Map], scale: tuple[float, float] | None = (0.0, 1.0)) -> bytes:
+    return _png(lambda: _maps(maps, scale))
+
+
+def _maps(maps: Sequence[Map], scale: tuple[float, float] | None) -> Figure:
+    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.patches import Rectangle
+
+    known = [value for one in maps for row in one.values for value in row if value is not None and math.isfinite(value)]
+    low, high = scale or (min(known, default=0.0), max(known, default=1.0))
+    high = high if high > low else low + 1
+    across = min(2, len(maps))
+    down = math.ceil(len(maps) / across)
+    tallest = max(len(one.rows) for one in maps)
+    width = max(2.2 + 0.78 * max(len(one.columns) for one in maps), 4.5)
+    figure = Figure(figsize=(width * across, down * (1.5 + 0.26 * tallest)), layout=ConstrainedLayoutEngine())
+    colours = LinearSegmentedColormap.from_list("greens", GREENS)
+    for index, one in enumerate(maps):
+        axes = figure.add_subplot(down, across, index + 1)
+        cells = [[math.nan if value is None else value for value in row] for row in one.values]
+        axes.imshow(cells, cmap=colours, vmin=low, vmax=high, aspect="auto")
+        for y, row in enumerate(one.values):
+            for x, value in enumerate(row):
+                dark = value is not None and (value - low) / (high - low) > 0.55
+                text = "–" if value is None else f"{value:.{DIGITS}f}" if high <= 1 else f"{value:.1f}"
+                axes.text(x, y, text, ha="center", va="center", fontsize=7, color="#ffffff" if dark else INK)
+        if one.best is not None:
+            frame = Rectangle(
+                (one.best[1] - 0.5, one.best[0] - 0.5), 1, 1, fill=False, edgecolor=COLOURS["warn"], lw=1.6
+            )
+            axes.add_patch(frame)
+        axes.set_title(one.title)
+        axes.set_xticks(range(len(one.columns)), one.columns, fontsize=7.5, rotation=30 if len(one.columns) > 4 else 0)
+        axes.set_yticks(range(len(one.rows)), one.rows, fontsize=7.5)
+        axes.set_ylabel(one.row_label)
+        axes.set_xlabel(one.column_label)
+        axes.tick_params(length=0)
+    return figure
+
+
+def published_maps(path: Path = HEATMAPS) -> list[Map]:
+    """The maps of a CSV in the columns of the first paper's figures: figure, expert, layer, then a column a parameter.
+    By default those figures themselves.
+
+    One map a figure, layers from the top as printed. Raises PipelineError for a file of other columns, and for a value
+    that is no share.
+    """
+    with open(path, newline="", encoding="utf-8") as stream:
+        reader = csv.DictReader(stream)
+        fields = list(reader.fieldnames or [])
+        if fields[:3] != ["figure", "expert", "layer"] or len(fields) < 4:
+            raise PipelineError(f"{path} has the columns {fields}: it must have figure, expert, layer and parameters")
+        found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for row in reader:
+            found.setdefault((row["figure"], row["expert"]), []).append(row)
+    maps = []
+    for (figure, expert), rows in found.items():
+        rows.sort(key=lambda row: -int(row["layer"]))
+        values = [[float(row[column]) for column in fields[3:]] for row in rows]
+        if not all(0 <= value <= 1 for row in values for value in row):
+            raise PipelineError(f"{path}: figure {figure} holds a value that is no share of rows, between 0 and 1")
+        maps.append(Map(f"Figure {figure}: {expert}", [row["layer"] for row in rows], fields[3:], values))
+    return maps

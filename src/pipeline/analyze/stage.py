@@ -1,0 +1,119 @@
+"""The analyze stage: what training changed, parameter by parameter, and where two experts agree."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.analyze.changes import COLUMNS, changes, place
+from pipeline.errors import PipelineError
+from pipeline.merge.adapters import Source, open_source
+from pipeline.merge.compatibility import check_sources
+from pipeline.merge.formulas import by_size
+from pipeline.models.anatomy import anatomy
+from pipeline.models.floats import in_threads
+from pipeline.runs.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from pipeline.config.merging import Analyze
+    from pipeline.runs.run import Parent, Run
+    from pipeline.runs.tracking import Tracker
+
+
+def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
+    """The analyze stage: delta.csv, pairs.csv where there are two experts or more, and the maps."""
+    from pipeline.analyze.heatmaps import png_of_maps, svg_of_maps
+
+    config: Any = run.config
+    parents = {role: parent for role, parent in run.parents.items() if role != "base"}
+    base = open_source(run.parents["base"].folder)
+    experts = {role: open_source(parent.folder, run.parents["base"].folder) for role, parent in parents.items()}
+    facts = {role: about(parent, experts[role], config.analyze) for role, parent in parents.items()}
+    if not config.analyze.compare_unlike:
+        refuse_unlike(facts)
+    for role, expert in experts.items():  # dtypes may differ between them, which the flag above allows
+        check_sources({role: expert}, base, lambda role: "base" if role == "base" else f"checkpoint[{role}]")
+
+    limits = [facts[role]["threshold"] for role in experts]
+    names = by_size(base)
+    several, axis = list(experts.values()), config.analyze.axis
+    tasks = [lambda name=name: changes(several, base, name, limits, axis) for name in names]  # type: ignore[misc]
+    found = dict(zip(names, in_threads(tasks, config.threads), strict=True))
+    sites = anatomy(base.names)
+
+    rows = [
+        {"expert": facts[role]["name"], **place(name, sites[name]), **vars(found[name][0][index])}
+        for index, role in enumerate(experts)
+        for name in base.names
+    ]
+    write_csv(work / "delta.csv", rows)
+    pairs = [
+        {"first": facts[a]["name"], "second": facts[b]["name"], **place(name, sites[name]), **found[name][1][a, b]}
+        for a, b in itertools.combinations(experts, 2)
+        for name in base.names
+    ]
+    if pairs:
+        write_csv(work / "pairs.csv", pairs)
+    maps = [map_of(facts[role], rows) for role in experts]
+    (work / "map.svg").write_text(svg_of_maps(maps, "delta", "share of rows that training changed"), encoding="utf-8")
+    (work / "map.png").write_bytes(png_of_maps(maps))
+    (work / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
+    tracker.table("delta", list(rows[0]), [[*({**row, "layer": str(row["layer"])}).values()] for row in rows])
+    return {"experts": facts, "axis": config.analyze.axis}
+
+
+def about(parent: Parent, expert: Source, asked: Analyze) -> dict[str, Any]:
+    """What must stand on an expert's map: its threshold, stored dtype and optimizer, by its manifest."""
+    config = (read_manifest(parent.folder) or {}).get("config") or {}
+    side = (config.get("expert") or {}).get("side")
+    threshold = asked.threshold
+    if threshold is None:
+        if side not in ("math", "language"):
+            raise PipelineError(
+                f"{parent.name} is of no side that has a published threshold: give analyze.threshold=1e-5"
+            )
+        threshold = asked.threshold_math if side == "math" else asked.threshold_language
+    dtypes = sorted({expert.info(name).dtype for name in expert.names})
+    optimizer = (config.get("sft") or {}).get("optimizer") or "unknown"
+    return {
+        "name": parent.name,
+        "side": side,
+        "threshold": threshold,
+        "dtype": "+".join(dtypes),
+        "optimizer": optimizer,
+    }
+
+
+def refuse_unlike(facts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Rounding noise is in a change: one scale for experts of other dtypes or optimizers misleads."""
+    (first, *others) = facts.values()
+    for other in others:
+        for key in ("dtype", "optimizer"):
+            if first[key] != other[key]:
+                raise PipelineError(
+                    f"{first['name']} has {key} {first[key]}, {other['name']} has {other[key]}: their maps are not "
+                    "comparable; analyze them apart, or give analyze.compare_unlike=true"
+                )
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    with open(path, "w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def map_of(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Any:
+    """The published figure of one expert: share of rows above the threshold, layer by column of two dimensions."""
+    from pipeline.analyze.heatmaps import Map
+
+    shown = {(row["layer"], row["column"]): row["share"] for row in rows if row["expert"] == facts["name"]}
+    layers = sorted({layer for layer, _ in shown if layer != ""}, reverse=True)
+    columns = [column for column in COLUMNS.values() if any((layer, column) in shown for layer in layers)]
+    values = [[shown.get((layer, column)) for column in columns] for layer in layers]
+    note = f"rows above {facts['threshold']:g} · {facts['dtype']} · {facts['optimizer']}"
+    return Map(f"{facts['name']}\n{note}", [str(layer) for layer in layers], columns, values)

@@ -1,0 +1,165 @@
+"""From words on the command line to a checked dataclass, through Hydra; refusals name the key and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from textwrap import fill
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from pipeline.config.explain import _asked, _unknown, explain
+from pipeline.config.knob import check
+from pipeline.config.merging import MERGES
+from pipeline.config.options import _defaults, conf_dir, groups, options
+from pipeline.config.stages import STAGES, EvalStage, Stage
+from pipeline.errors import PipelineError
+
+
+class Unreadable(PipelineError):
+    """A file of the configuration that is no YAML."""
+
+
+@lru_cache(maxsize=1)
+def register() -> None:
+    """The dataclasses as schemas: a stage's at the root, a merge method's at `merge`."""
+    store = ConfigStore.instance()
+    for name, stage in STAGES.items():
+        store.store(group="stage", name=f"{name}_schema", node=stage, package="_global_")
+    for name, merge in MERGES.items():
+        store.store(group="merge", name=f"{name}_schema", node=merge)
+
+
+@contextmanager
+def hydra() -> Iterator[None]:
+    """Hydra on our conf/, also inside a job of `-m`, where one is at work already."""
+    there = GlobalHydra.instance()
+    outer, there.hydra = there.hydra, None
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            yield
+    finally:
+        there.hydra = outer
+
+
+def compose(words: list[str]) -> Stage:
+    """The stage that these overrides ask for, every knob checked.
+
+    Raises:
+        PipelineError: a wrong key, option, type or range, or a missing value.
+    """
+    register()
+    for word in words:
+        parse(word)
+    try:
+        with hydra():
+            refuse_unasked(words)
+            return to_stage(hydra_compose("config", overrides=words))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise PipelineError(explain(error, words)) from error
+    except YAMLError as error:  # says the file and the line
+        raise Unreadable(f"a file of the configuration is no YAML: {' '.join(str(error).split())}") from error
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"a file below {conf_dir()} is not UTF-8 ({error}): write it again in UTF-8") from error
+
+
+def refuse_unasked(words: list[str]) -> None:
+    """A key of a group that its stage brings only when asked, without the group: OmegaConf has no sentence for it."""
+    asked = _asked(words)
+    named = [group for group, option in _defaults(asked.get("stage", "table")) if option is None]
+    for key in asked:
+        group = key.partition(".")[0]
+        if group in named and group != key and group not in asked:
+            raise PipelineError(f"{key} needs {group}=... beside it: one of {', '.join(options(group))}")
+
+
+def to_stage(config: DictConfig) -> Stage:
+    """A composed config as its dataclass, checked."""
+    refuse_strays(config)
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        runs = missing[0] in ("checkpoint", "merge.math", "merge.language", "merge.expert", "model.path")
+        value = "RUN" if runs else "[RUN,RUN]" if missing[0] in ("merge.experts", "checkpoints") else "..."
+        raise PipelineError(f"stage={config.stage} needs {missing[0]}: give {missing[0]}={value}")
+    try:
+        stage: Any = OmegaConf.to_object(config)
+    except OmegaConfBaseException as error:
+        raise PipelineError(explain(error, [])) from error
+    check(stage)
+    if isinstance(stage, EvalStage) and (stage.checkpoint is None) == (stage.merge is None):
+        both = "" if stage.checkpoint is None else ", not both"
+        raise PipelineError(f"stage=eval needs checkpoint: give checkpoint=RUN, or merge=...{both}")
+    return stage
+
+
+def refuse_strays(node: Any, prefix: str = "") -> None:
+    """Keys that `+key=value` put beside the fields of a dataclass: Hydra takes them, we do not."""
+    if isinstance(node, ListConfig) and not node._is_none() and not node._is_missing():
+        for index, inner in enumerate(node):
+            refuse_strays(inner, f"{prefix}{index}.")
+    if not isinstance(node, DictConfig) or node._is_none():
+        return
+    kind = OmegaConf.get_type(node)
+    known = getattr(kind, "__dataclass_fields__", None)
+    for key in node:
+        if known is not None and key not in known:
+            raise PipelineError(_unknown(f"{prefix}{key!s}", sorted(known)))
+        if not OmegaConf.is_missing(node, key):
+            refuse_strays(node[key], f"{prefix}{key!s}.")
+
+
+def usage() -> str:
+    """What can be typed: the stages with the groups that they read, the groups with their options."""
+    read = {f"stage={stage}": " ".join(group for group, _ in _defaults(stage)) for stage in STAGES}
+    offered = {f"{group}=": ", ".join(options(group)) for group in groups() if group not in ("stage", "data")}
+    lines = [
+        fill(f"{name:15} {text}", 118, initial_indent="  ", subsequent_indent=" " * 18)
+        for name, text in [*read.items(), ("", ""), *offered.items()]
+    ]
+    first = (
+        "python -m pipeline stage=STAGE [group=option ...] [key=value ...]      (nothing: stage=table table=sandbox)"
+    )
+    last = (
+        "Every knob of a command, with its value: the command and --cfg job. One run for each of several values: -m\n"
+        "seed=0,1,2. What would run, and why: stage=plan table=... . README.md has examples of all."
+    )
+    return "\n".join([first, "", *lines, "", last])
+
+
+def parse(word: str, several: bool = False) -> Override:
+    """One `key=value`, refused where Hydra's grammar allows what has no meaning here. several: `key=a,b`, for `-m`."""
+    try:
+        override = OverridesParser.create().parse_override(word)
+    except HydraException as error:
+        raise PipelineError(f"{word!r} is no override: write key=value, for example stage=sft expert=math") from error
+    key = override.key_or_group
+    if override.is_delete():
+        raise PipelineError(f"{word!r} takes a key away, and each has a meaning: give {key}=value")
+    if override.is_sweep_override():
+        if not several:
+            raise PipelineError(f"{word} names several values: -m makes a run of each; a list is {key}=[...]")
+    elif key in groups() and not isinstance(override.value(), str):
+        raise PipelineError(f"{word} is no option: give one of {', '.join(options(key))}")
+    if key.partition(".")[0] == "hydra" and not several:
+        raise PipelineError(f"{word}: hydra's own settings are read with -m only")
+    return override
+
+
+def jobs(words: list[str]) -> list[list[str]]:
+    """The words of each job of a `-m`, as Hydra's sweeper will make them; Hydra's own settings left out."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+    overrides = [parse(word, several=True) for word in words]
+    ours = [override for override in overrides if override.key_or_group.partition(".")[0] != "hydra"]
+    return [job for batch in BasicSweeper.split_arguments(ours, max_batch_size=None) for job in batch]

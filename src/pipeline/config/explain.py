@@ -1,0 +1,92 @@
+"""Hydra's and OmegaConf's errors as one sentence in this program's words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import is_dataclass
+from difflib import get_close_matches
+from types import UnionType
+from typing import Any, get_args, get_type_hints
+
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.config.merging import MERGES
+from pipeline.config.options import groups, options, presets, reads
+from pipeline.config.stages import STAGES
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    parent, dot, last = key.rpartition(".")
+    close = [parent + dot + word for word in get_close_matches(last, known, n=3, cutoff=0.6)]
+    return f"unknown key {key}: " + (f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(known)}")
+
+
+def _asked(words: list[str]) -> dict[str, str]:
+    """key -> value of each override, as typed."""
+    return {word.lstrip("+~").partition("=")[0]: word.partition("=")[2] for word in words}
+
+
+def explain(error: Exception, words: list[str]) -> str:
+    """Hydra's and OmegaConf's errors as one sentence in this program's words."""
+    text, asked = str(error), _asked(words)
+    if isinstance(error.__cause__, OmegaConfBaseException):
+        text = f"{text}\n{error.__cause__}"
+    stage = asked.get("stage", "table")
+    if match := re.search(r"In '[^']*': Could not find '(\w+)/([^']*)'", text):
+        group, option = match.groups()
+        if group in groups():
+            return f"{group}={option} is no option: there are {', '.join(options(group))}"
+    if match := re.search(r"Could not override '([\w/@.]+)'", text):
+        key = match.group(1)
+        inner = re.search(r"Key '(\w+)' not in '\w+'\s+full_key: \1\s", text)
+        if inner and inner.group(1) not in key.split("."):  # key=[{wrong: 1}]
+            return _explain_key(f"{key}.{inner.group(1)}", stage, asked.get("merge"))
+        if new := re.search(rf"full_key: ({re.escape(key)}\.\S+)", text):  # key={new: ...}
+            return f"{new.group(1)} is new: add it with a plus, +{new.group(1)}=..."
+        if key in groups() or key in STAGES:
+            key = f"{key}={asked.get(key, '')}"
+            return f"stage={stage} does not read {key}: leave it out; it reads {', '.join(reads(stage))}"
+        return _explain_key(key, stage, asked.get("merge"))
+    if match := re.search(r"You must specify '(\w+)'", text):
+        group = match.group(1)
+        return f"stage={stage} needs {group}=...: one of {', '.join(options(group))}"
+    if match := re.search(r"(?:Key|key) '(\w+)' (?:is )?not in '(\w+)'", text):
+        full = re.search(r"full_key: (\S+)", text)
+        key = full.group(1) if full else match.group(1)
+        inside = "" if key.endswith(match.group(1)) else f".{match.group(1)}"  # key={wrong: 1}
+        return _explain_key(key + inside, stage, asked.get("merge"))
+    if match := re.search(r"full_key: (\S+)", text):
+        key = match.group(1)
+        if "not in struct" in text:
+            return _explain_key(key, stage, asked.get("merge"))
+        if "is not Optional" in text:
+            return f"{key}={asked.get(key, 'null')}: give a value, there is no meaning to null here"
+        if "is not a subclass of" in text:
+            return f"{key}={asked.get(key, '...')}: it holds keys of its own, give {key}.KEY=..."
+        if "not a ListConfig" in text:
+            return f"{key}={asked.get(key, '...')}: write a list, {key}=[{asked.get(key, '...')}]"
+        lines = [line for line in text.splitlines() if re.match(r"\s*(Value|Invalid|Cannot|Non optional)", line)]
+        return f"{key}={asked.get(key, '...')}: {' '.join((lines or text.splitlines())[0].split())}"
+    return " ".join(text.split())
+
+
+def _explain_key(key: str, stage: str, merge: str | None) -> str:
+    if key.partition(".")[0] in groups() and key.partition(".")[0] not in reads(stage):
+        return f"stage={stage} does not read {key}: leave it out; it reads {', '.join(reads(stage))}"
+    kind: Any = STAGES.get(stage)
+    method = next((name for name in MERGES if merge in (name, *presets(name))), None)
+    for name in key.split(".")[:-1]:
+        kind = MERGES[method] if name == "merge" and method else _inside(kind, name)
+    if not is_dataclass(kind) and get_args(kind):
+        kind = get_args(kind)[-1]
+    known = sorted(getattr(kind, "__dataclass_fields__", {}))
+    return _unknown(key, known) if known else f"unknown key {key}: stage={stage} reads {', '.join(reads(stage))}"
+
+
+def _inside(kind: Any, name: str) -> Any:
+    """The dataclass behind a name: that of a field (of its items, where it is a dict or a list of some), else None."""
+    hint = get_type_hints(kind).get(name) if is_dataclass(kind) else next(iter(get_args(kind)[-1:]), None)
+    if not isinstance(hint, UnionType):
+        return hint
+    inner = [one for one in get_args(hint) if one is not type(None)]
+    return next((one for one in inner if is_dataclass(one)), inner[0])

@@ -1,0 +1,119 @@
+"""What a knob is: a dataclass field with its bounds, how it is checked, and whether it enters a run's hash.
+
+Nothing heavy is imported, so that a wrong key is refused before torch and its friends are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import MISSING as NO_DEFAULT
+from dataclasses import field, fields, is_dataclass
+from typing import Any
+
+from omegaconf import MISSING
+
+from pipeline.errors import PipelineError
+
+
+def knob(
+    default: Any = MISSING,
+    *,
+    options: tuple[str, ...] | None = None,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    below: float | None = None,
+    hashed: bool = True,
+    run: bool = False,
+) -> Any:
+    """A dataclass field with its bounds: one of `options`, `low` <= value <= `high`, `above` < value < `below`."""
+    bounds = {"low": low, "above": above, "high": high, "below": below}
+    meta = {"options": options, **bounds, "hashed": hashed and not run, "run": run}
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: type(default)(default), metadata=meta)
+    return field(default=default, metadata=meta)
+
+
+def part(kind: type, *, hashed: bool = True) -> Any:
+    """A nested dataclass, all its knobs at their defaults."""
+    return field(default_factory=kind, metadata={"hashed": hashed})
+
+
+def check(config: Any, prefix: str = "") -> None:
+    """Raise a PipelineError for the first knob that is missing or out of its bounds."""
+    for item in fields(config):
+        name, value = prefix + item.name, getattr(config, item.name)
+        if value == MISSING:
+            raise PipelineError(f"{name} is missing: give {name}=..." + _hint(item))
+        _check_value(name, value, item)
+        for child, inner in _parts(name, value):
+            check(inner, child + ".")
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The dataclasses inside a field, with the keys that lead to them."""
+    if is_dataclass(value):
+        yield name, value
+    elif isinstance(value, dict):
+        yield from ((f"{name}.{key}", inner) for key, inner in value.items() if is_dataclass(inner))
+    elif isinstance(value, list):
+        yield from ((f"{name}.{index}", inner) for index, inner in enumerate(value) if is_dataclass(inner))
+
+
+def _hint(item: Any) -> str:
+    return f" (one of {', '.join(item.metadata['options'])})" if item.metadata.get("options") else ""
+
+
+def _check_value(name: str, value: Any, item: Any) -> None:
+    meta = item.metadata
+    if value is None:
+        return
+    if meta.get("options") and value not in meta["options"]:
+        raise PipelineError(f"{name} must be one of {', '.join(meta['options'])}, got {value!r}")
+    if isinstance(value, list):
+        if not value:
+            raise PipelineError(f"{name} is empty: name at least one, {name}=[...]")
+        for inner in value:
+            _check_value(name, inner, item)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    if not math.isfinite(value):
+        raise PipelineError(f"{name} must be a finite number, got {value}")
+    low, above, high, below = (meta.get(bound) for bound in ("low", "above", "high", "below"))
+    if (
+        (low is not None and value < low)
+        or (above is not None and value <= above)
+        or (high is not None and value > high)
+        or (below is not None and value >= below)
+    ):
+        words = [f"at least {low}"] if low is not None else []
+        words += [f"above {above}"] if above is not None else []
+        words += [f"at most {high}"] if high is not None else []
+        words += [f"below {below}"] if below is not None else []
+        raise PipelineError(f"{name} must be {' and '.join(words)}, got {value}")
+
+
+def identity(config: Any) -> dict[str, Any]:
+    """The part of a config that decides results: hashed fields that differ from their declared defaults.
+
+    What is there at all counts where nothing is the default, as an expert's world.
+    """
+    found: dict[str, Any] = {}
+    for item in fields(config):
+        value = getattr(config, item.name)
+        if not item.metadata.get("hashed", True):
+            continue
+        if is_dataclass(value):
+            inner = identity(value)
+            if inner or item.default is None:
+                found[item.name] = inner
+            continue
+        default = item.default_factory() if item.default_factory is not NO_DEFAULT else item.default
+        if isinstance(value, dict) and any(is_dataclass(inner) for inner in value.values()):
+            value = {key: identity(inner) for key, inner in value.items()}
+        elif isinstance(value, list) and any(is_dataclass(inner) for inner in value):
+            value = [identity(inner) for inner in value]
+        if value != default or item.name in ("method", "stage"):
+            found[item.name] = value
+    return found

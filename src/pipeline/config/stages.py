@@ -1,0 +1,245 @@
+"""Every knob: its unit, its bounds, its default; a dataclass a stage.
+
+The defaults stand here and nowhere else; the files under conf/ only choose.
+
+What enters a run's hash (design: identity) is decided here too: each field does, unless it is declared with
+`hashed=False` (paths, labels, batch sizes of evaluation) or names a RUN (parents enter by their own hashes), and a
+field at its declared default adds nothing, so a new knob leaves old runs valid.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+from pipeline.config.data import Data, Expert, Source, World
+from pipeline.config.evaluation import Eval, EvalTask, Measure, Select
+from pipeline.config.knob import knob, part
+from pipeline.config.merging import (
+    MERGES,
+    NOT_SWEPT,
+    Analyze,
+    LayerSwap,
+    Merge,
+    Reset,
+    Soup,
+    Sweep,
+    TaskArithmetic,
+    Ties,
+)
+from pipeline.config.training import Model, Partition, Sft
+
+__all__ = [
+    "Analyze",
+    "AnalyzeStage",
+    "Clean",
+    "CleanStage",
+    "Data",
+    "DataStage",
+    "Eval",
+    "EvalStage",
+    "EvalTask",
+    "Expert",
+    "LayerSwap",
+    "MERGES",
+    "Measure",
+    "Merge",
+    "MergeStage",
+    "Model",
+    "NOT_SWEPT",
+    "Partition",
+    "Prefetch",
+    "PrefetchStage",
+    "Reset",
+    "RunStage",
+    "STAGES",
+    "Select",
+    "SelectStage",
+    "Sft",
+    "Soup",
+    "Source",
+    "Stage",
+    "StatusStage",
+    "Sweep",
+    "SweepStage",
+    "Table",
+    "TableStage",
+    "TaskArithmetic",
+    "Ties",
+    "Tracking",
+    "TrainStage",
+    "VERSIONS",
+    "World",
+]
+
+MOST_SEED = 2**32 - 1  # numpy's bound
+
+
+@dataclass
+class Tracking:
+    """W&B. mode auto: online where a key is configured, offline otherwise; nothing ever asks."""
+
+    project: str = "cross-lingual-merging"
+    entity: str | None = None
+    mode: str = knob("auto", options=("auto", "online", "offline", "disabled"))
+
+
+@dataclass
+class Clean:
+    """What stage=clean frees, and what it leaves."""
+
+    dry_run: bool = True  # only tell
+    hours: float = knob(24.0, low=0)  # work untouched for less is left
+    resume_points: bool = False  # free also what an interrupted training would go on from
+
+
+@dataclass
+class Table:
+    """A table: rows that are command lines.
+
+    In a row, `{language}` and `{seed}` are filled in, and a RUN may name a row above it. An empty row is the model of
+    `base`.
+    """
+
+    name: str = MISSING
+    title: str = MISSING
+    note: str = ""
+    languages: list[str] = MISSING  # the targets
+    seeds: list[int] = knob([0], low=0, high=MOST_SEED)
+    data_root: dict[str, Any] | None = None  # a data run laid out as a data_root; null: the root key data_root
+    base: dict[str, Any] | None = None  # the model that an empty row scores
+    rows: dict[str, dict[str, Any]] = MISSING
+    eval: dict[str, Any] = MISSING
+
+
+@dataclass
+class Stage:
+    stage: str = MISSING
+    runs_dir: str = knob("runs", hashed=False)
+    tracking: Tracking = part(Tracking, hashed=False)
+    launcher: str = knob("local", options=("local",), hashed=False)
+
+
+@dataclass
+class RunStage(Stage):
+    """A stage that makes one run. `deterministic`: torch's deterministic algorithms, wanted on a GPU."""
+
+    redo: bool = knob(False, hashed=False)  # make it again, as a new attempt; its parents are left as they are
+    seed: int = knob(0, low=0, high=MOST_SEED)
+    deterministic: bool = knob(False)
+    threads: int | None = knob(
+        None, low=1, hashed=False
+    )  # CPU threads; null: torch's choice. Same bits need the same count
+    group: str | None = knob(None, hashed=False)  # the table it is made for; W&B's group
+
+
+@dataclass
+class DataStage(RunStage):
+    expert: Expert = MISSING
+    data: Data = part(Data)
+    data_root: str | None = knob(None, run=True)
+
+
+@dataclass
+class TrainStage(RunStage):
+    """sft and cpt. Expert and data are decided by the data run, which is the parent."""
+
+    model: Model = MISSING
+    expert: Expert = field(default=MISSING, metadata={"hashed": False})
+    data: Data = part(Data, hashed=False)
+    data_root: str | None = knob(None, run=True)
+    sft: Sft = MISSING
+    partition: Partition | None = None  # partial and simultaneous training need one
+
+
+@dataclass
+class MergeStage(RunStage):
+    merge: Merge = MISSING
+    partition: Partition | None = None  # layer_swap: in place of counts; reset: what merge.side is of
+
+
+@dataclass
+class EvalStage(RunStage):
+    """One of `checkpoint` and `merge`: a merge is scored in memory, without being written."""
+
+    checkpoint: str | None = knob(None, run=True)  # RUN, a folder with a model, or package:folder
+    merge: Merge | None = None
+    partition: Partition | None = None
+    eval: Eval = MISSING
+    languages: list[str] = knob(["en"])
+    data_root: str | None = knob(None, run=True)
+
+
+@dataclass
+class SelectStage(RunStage):
+    checkpoints: list[str] = knob(run=True)  # finished trainings, or rows of a table
+    select: Select = MISSING
+    languages: list[str] = knob(["en"])
+    data_root: str | None = knob(None, run=True)
+
+
+@dataclass
+class AnalyzeStage(RunStage):
+    checkpoint: Any = knob(run=True)  # an expert, or a list of experts of one base
+    base: str | None = knob(None, run=True)  # null: from the experts' manifests
+    analyze: Analyze = part(Analyze)
+
+
+@dataclass
+class SweepStage(Stage):
+    """One merge over a grid of its knobs, scored on one loaded model. Each point is a run of stage=eval merge=..."""
+
+    merge: Merge = MISSING
+    partition: Partition | None = None
+    sweep: Sweep = part(Sweep)
+    eval: Eval = MISSING
+    languages: list[str] = knob(["en"])
+    data_root: str | None = knob(None, run=True)
+    seed: int = knob(0, low=0, high=MOST_SEED)
+    deterministic: bool = False
+    threads: int | None = knob(None, low=1, hashed=False)
+    redo: bool = knob(False, hashed=False)
+
+
+@dataclass
+class TableStage(Stage):
+    """plan, table and report: many runs."""
+
+    table: Table = MISSING
+    data_root: str | None = knob(None, run=True)
+    threads: int | None = knob(None, low=1, hashed=False)
+
+
+@dataclass
+class Prefetch:
+    update: bool = False  # take what the hub has now in place of what is locked: the hashes of runs change with it
+
+
+@dataclass
+class PrefetchStage(TableStage):
+    prefetch: Prefetch = part(Prefetch)
+
+
+@dataclass
+class StatusStage(Stage):
+    pass
+
+
+@dataclass
+class CleanStage(Stage):
+    clean: Clean = part(Clean)
+
+
+STAGES: dict[str, type[Stage]] = {
+    "data": DataStage, "cpt": TrainStage, "sft": TrainStage, "merge": MergeStage, "eval": EvalStage,
+    "select": SelectStage, "analyze": AnalyzeStage, "sweep": SweepStage,
+    "plan": TableStage, "table": TableStage, "report": TableStage, "status": StatusStage,
+    "prefetch": PrefetchStage, "clean": CleanStage,
+}  # fmt: skip
+
+# Raised when the stage's code changes its results; a test holds a tiny run of each to its values.
+
+
+VERSIONS = {"data": 2, "cpt": 1, "sft": 1, "merge": 1, "eval": 2, "select": 1, "analyze": 1}

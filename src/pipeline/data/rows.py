@@ -1,0 +1,29 @@
+"""Rows as JSON lines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import PipelineError
+
+# ---------------------------------------------------------------------------------------------------- files
+
+
+def write_jsonl(path: Path, rows: list[Any]) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def read_jsonl(path: Path) -> list[Any]:
+    """Every line of a JSONL file. PipelineError names the file and line that is not JSON."""
+    rows = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                where = f"{path.parent.name}/{path.name}, line {number}"
+                raise PipelineError(f"{where} is not JSON: make the run again with redo=true") from None
+    return rows

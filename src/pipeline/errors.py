@@ -1,0 +1,7 @@
+"""The one error that a user can fix."""
+
+from __future__ import annotations
+
+
+class PipelineError(ValueError):
+    """Something the user can mend. The message is one sentence: the knob, the value, the remedy."""

@@ -1,0 +1,184 @@
+"""MBPP: programs that a model wrote, run against their tests, each in a confined process of its own (confined.py).
+
+The outcome is decided here, from how the process ended and from one line that it wrote, of which nothing but the name
+of a built-in exception is kept. The line begins with a nonce, which no object of the interpreter holds while the
+program runs: what it prints, raises or writes is no pass. Not stopped is forgery that is meant for this very code:
+program and tests share an interpreter, as in the stock task, so that a program can replace what its tests compare with,
+or do what confined.py does at its end. It so claims a pass for itself; it reaches no other problem, secret or process.
+"""
+
+from __future__ import annotations
+
+import builtins
+import enum
+import functools
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import PipelineError
+
+SECONDS, MEMORY = 10, 2**29  # a program may compute so long, and use so many bytes
+GRACE = 5  # seconds more by the clock: waiting costs no computing time
+
+# What a confined program must not be able to do, each tried before a model is loaded.
+_ESCAPES = {
+    "reach the network": "import socket\nsocket.socket()",
+    "write files": "open('/escaped', 'w')",
+    "remove files": "import os\nos.rmdir('/no such folder')",
+    "start processes": "import os\nos.fork()",
+    "signal processes": "import os\nos.kill(os.getppid(), 0)",
+    "read other processes": "open('/proc/self/environ')",
+    "take all memory": "bytearray(2**31)",
+    "run for ever": "while True: pass",
+}
+_NEEDS_LANDLOCK = "read other processes"
+_SECRET = re.compile(r"(?:^|_)(?:API_?KEY|ACCESS_KEY|PRIVATE_KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$")
+
+
+class Ending(enum.StrEnum):
+    """How the process of a program ended."""
+
+    PASSED = "passed"  # the program reached its end, the tests after it included
+    RAISED = "raised"  # an exception left it
+    TIMED_OUT = "timed out"
+    KILLED = "killed"  # by a signal; or it left by itself before its end, or wrote what is no outcome
+    UNCONFINED = "not confined"  # the program was not begun
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a program. detail: the built-in exception's name (others are Exception), why it is not confined."""
+
+    ending: Ending
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return self.detail if self.ending is Ending.RAISED else str(self.ending)
+
+
+@functools.cache
+def has_landlock() -> bool:
+    """Whether this kernel can keep a process from files: Linux 5.13 or later, with Landlock on."""
+    if sys.platform != "linux":
+        return False
+    from pipeline.evaluate.confined import landlock_version
+
+    return landlock_version() > 0
+
+
+def run(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> Outcome:
+    """What comes of a program. Whatever it does, it is an outcome, never an exception.
+
+    It computes `seconds` at most, has `memory` bytes, an empty environment and no capabilities, and writes nothing.
+    With Landlock it reads Python's own files alone; without, what the user may read (see `refuse_secrets`).
+    """
+    nonce, code = secrets.token_hex(16), program.encode(errors="replace")
+    arguments = map(str, (seconds, memory, int(has_landlock()), len(code)))
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-B", str(Path(__file__).with_name("confined.py")), *arguments],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env={}, cwd="/", start_new_session=True,
+    )  # fmt: skip
+    assert child.stdin and child.stdout
+    try:
+        child.stdin.write(code + nonce.encode())
+        child.stdin.close()
+        status = child.wait(seconds + GRACE)
+        return outcome_of(status, os.read(child.stdout.fileno(), 4096), nonce)
+    except subprocess.TimeoutExpired:
+        return Outcome(Ending.TIMED_OUT)
+    except BrokenPipeError:
+        return Outcome(Ending.KILLED)
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def outcome_of(status: int, line: bytes, nonce: str) -> Outcome:
+    """The outcome of a process by its exit status (minus the signal that ended it) and the line that it wrote."""
+    if status == -signal.SIGXCPU:
+        return Outcome(Ending.TIMED_OUT)
+    own, _, told = line.decode(errors="replace").partition(" ")
+    word, _, detail = told.partition(" ")
+    if own != nonce:
+        return Outcome(Ending.KILLED)
+    if status == 0 and told == "passed":
+        return Outcome(Ending.PASSED)
+    if status == 1 and word == "raised":
+        kind = getattr(builtins, detail, None)
+        known = isinstance(kind, type) and issubclass(kind, BaseException)
+        return Outcome(Ending.RAISED, detail if known else "Exception")
+    if status == 1 and word == "unconfined":
+        return Outcome(Ending.UNCONFINED, detail)
+    return Outcome(Ending.KILLED)
+
+
+def check_confinement() -> None:
+    """Try to escape. Raises PipelineError where programs cannot be confined on this machine."""
+    refuse_secrets()
+    begun = run("import math, re, heapq, collections, itertools\nassert math.gcd(4, 6) == 2")
+    if begun.ending is Ending.UNCONFINED:
+        raise PipelineError(
+            f"eval.run_code=true: programs cannot be confined here ({begun.detail}): use Linux on x86-64"
+        )
+    if begun.ending is not Ending.PASSED:
+        raise PipelineError("eval.run_code=true: a confined program cannot even compute here: use Linux on x86-64")
+
+    def escapes(what: str) -> bool:
+        found = run(_ESCAPES[what], 1 if what == "run for ever" else SECONDS)
+        if what == "run for ever":
+            return found.ending not in (Ending.TIMED_OUT, Ending.KILLED)
+        return str(found) != ("MemoryError" if what == "take all memory" else "PermissionError")
+
+    tried = [what for what in _ESCAPES if what != _NEEDS_LANDLOCK or has_landlock()]
+    with ThreadPoolExecutor(len(tried)) as pool:
+        escaped = [what for what, could in zip(tried, pool.map(escapes, tried), strict=True) if could]
+    if escaped:
+        raise PipelineError(
+            f"eval.run_code=true: programs of a model could {', '.join(escaped)} on this machine: use Linux on x86-64"
+        )
+
+
+def refuse_secrets() -> None:
+    """Without Landlock a program can read this process' environment and the user's files: not beside secrets."""
+    if has_landlock():
+        return
+    found = sorted(name for name, value in os.environ.items() if _SECRET.search(name.upper()) and len(value) >= 8)
+    home = os.environ.get("HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"))
+    files = (os.environ.get("NETRC", "~/.netrc"), os.environ.get("HF_TOKEN_PATH", os.path.join(home, "token")))
+    found += [file for file in files if Path(file).expanduser().is_file()]
+    if found:
+        raise PipelineError(
+            f"eval.run_code=true: this kernel has no Landlock, so programs of a model could read {', '.join(found)}: "
+            "take what is secret away for this evaluation, or use Linux 5.13 or later with Landlock"
+        )
+
+
+def code_of(response: str) -> str:
+    """The program in an answer: its first fenced block where it has one, else all of it, as in the stock task."""
+    fenced = re.search(r"```(?:\w+)?\n(.*?)(?:```|\Z)", response, re.DOTALL)
+    return fenced[1] if fenced else response
+
+
+def outcomes(responses: Sequence[Sequence[str]], docs: Sequence[dict[str, Any]]) -> list[Outcome]:
+    """For each answer what came of its program with the tests after it. A filter of the harness (tasks/mbpp.yaml)."""
+    programs = [
+        code_of(answers[0]) + "\n" + "\n".join(doc["test_list"]) for answers, doc in zip(responses, docs, strict=True)
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(run, programs))
+
+
+def passed(doc: dict[str, Any], results: Sequence[Outcome]) -> dict[str, float]:
+    """pass@1 of one problem. Named by tasks/mbpp.yaml."""
+    return {"pass_at_1": float(results[0].ending is Ending.PASSED)}

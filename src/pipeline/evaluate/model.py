@@ -1,0 +1,219 @@
+"""The harness' model class with what a long sweep needs: shared prefixes, smaller batches when memory runs out, helpers
+on other GPUs, and a note of which answers were cut off. Tokens, stop strings and scores are the harness' own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from accelerate.utils.memory import should_reduce_batch_size
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normalize_gen_kwargs, postprocess_generated_text
+from tqdm import tqdm
+
+from pipeline.evaluate import metrics
+from pipeline.evaluate.prefix import Prefix, batches, groups, heads_as_they_are, laid_out, last_logits, shareable
+
+if TYPE_CHECKING:
+    from pipeline.evaluate.shards import Helpers
+    from pipeline.merge.live import Live
+    from pipeline.merge.merge import Merge
+
+Result = TypeVar("Result")
+ENCODED_AHEAD = 256  # texts
+
+
+def key(request: Sequence[Any]) -> tuple[str, str]:
+    """A generation request (prompt, settings) as it is remembered."""
+    return request[0], json.dumps(request[1], sort_keys=True)
+
+
+class Answering(HFLM):
+    """HFLM that remembers which answers ended because max_gen_toks ran out.
+
+    `share_prefix`: compute what prompts have in common once. `helpers`: processes that answer a part of the questions.
+    `live`: of a merge, the model in memory and the merge that it holds.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._ahead: Iterator[str] = iter(())
+        self._encoded: dict[str, list[int]] = {}
+        super().__init__(**kwargs)
+        self.ran_out: dict[tuple[str, str], bool] = {}
+        self.share_prefix = False
+        self.helpers: Helpers | None = None
+        self.live: tuple[Live, Merge] | None = None
+        self._batch: list[bool] = []
+        self.set_cache_hook(self)  # the harness tells its cache each answer, in the order of the batch
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        if self.helpers:
+            return self.helpers.answer(self, "loglikelihood", requests)
+        pairs = [request.args for request in requests]
+        self._ahead = (text for context, rest in pairs if context for text in (context + rest, context.rstrip()))
+        try:
+            return super().loglikelihood(requests, disable_tqdm)
+        finally:
+            self._ahead, self._encoded = iter(()), {}
+
+    def tok_encode(self, string: str, *args: Any, **kwargs: Any) -> list[int]:
+        """As HFLM's, which encodes a context anew for each continuation: here the texts that come next are encoded
+        together, each once, by the tokenizer's threads."""
+        if args or kwargs:
+            return super().tok_encode(string, *args, **kwargs)
+        if string not in self._encoded:
+            texts = list(dict.fromkeys(itertools.islice(self._ahead, ENCODED_AHEAD)))
+            begin = self.tokenizer.decode(self.prefix_token_id)
+            if string not in texts or any(has_bos_prefix(text, begin) for text in texts):
+                return super().tok_encode(string)
+            special = {} if self.add_bos_token is None else {"add_special_tokens": self.add_bos_token}
+            found = self.tokenizer(texts, **special).input_ids
+            self._encoded = dict(zip(texts, found, strict=True))
+        return list(self._encoded[string])
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        if self.helpers:
+            return self.helpers.answer(self, "generate_until", requests)
+        if self.share_prefix and shareable(self.model.config):
+            return self._generate_shared(requests, disable_tqdm)
+        return self.halving(lambda: HFLM.generate_until(self, requests, disable_tqdm))
+
+    def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None) -> list:
+        if self.share_prefix and shareable(self.model.config):
+            return self._loglikelihood_shared(requests, disable_tqdm)
+        return self.halving(lambda: HFLM._loglikelihood_tokens(self, requests, disable_tqdm, override_bs))
+
+    # ------------------------------------------------------------------------------------------- shared prefixes
+
+    def _loglikelihood_shared(self, requests: list, disable_tqdm: bool) -> list[tuple[float, bool]]:
+        """As HFLM's, requests being ((context, continuation), tokens, tokens): one forward pass serves all requests of
+        which only the last token differs, such as the four letters of a choice."""
+        inputs: dict[tuple[int, ...], list[int]] = {}
+        for place, (_, context, continuation) in enumerate(requests):
+            inputs.setdefault((*context, *continuation[:-1]), []).append(place)
+        prompts = list(inputs)
+        keep = [max(len(requests[place][2]) for place in inputs[prompt]) for prompt in prompts]
+        answers: list[Any] = [None] * len(requests)
+        bar = tqdm(total=len(prompts), desc="Running loglikelihood prompts", disable=disable_tqdm)
+
+        def weigh(prefix: Prefix, batch: list[int], rests: list[Sequence[int]]) -> None:
+            logits = last_logits(self.model, prefix, rests, self._pad, max(keep[one] for one in batch))
+            for one, row in zip(batch, torch.log_softmax(logits, dim=-1, dtype=self.softmax_dtype), strict=True):
+                for place in inputs[prompts[one]]:
+                    tokens = torch.tensor(requests[place][2], device=row.device)
+                    own = row[-len(tokens) :]
+                    likelihood = float(own.gather(1, tokens[:, None]).sum())
+                    answers[place] = likelihood, bool((own.argmax(dim=-1) == tokens).all())
+            bar.update(len(batch))
+
+        longest = [len(prompt) - kept for prompt, kept in zip(prompts, keep, strict=True)]
+        for shared, members in groups(prompts, longest):
+            if shared:
+                self._in_batches(prompts, shared, members, 0, weigh)
+                continue
+            places = [place for one in members for place in inputs[prompts[one]]]
+            alone = [requests[place] for place in places]
+            found = self.halving(lambda alone=alone: HFLM._loglikelihood_tokens(self, alone, True))  # type: ignore[misc]
+            for place, answer in zip(places, found, strict=True):
+                answers[place] = answer
+            bar.update(len(members))
+        bar.close()
+        return answers
+
+    def _generate_shared(self, requests: list[Instance], disable_tqdm: bool) -> list[str]:
+        """As HFLM's, for requests of the same settings, which those of one task are."""
+        settings = requests[0].args[1]
+        assert all(request.args[1] == settings for request in requests)
+        kwargs = normalize_gen_kwargs(settings, self.max_gen_toks)
+        eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
+        until = handle_stop_sequences(kwargs.pop("until", None), eos=eos)
+        room = kwargs.pop("max_gen_toks")
+        prompts = [self.tok_batch_encode([request.args[0]])[0][0].tolist() for request in requests]
+        answers: list[str] = [""] * len(requests)
+        bar = tqdm(total=len(prompts), desc="Running generate_until requests", disable=disable_tqdm)
+
+        def generate(prefix: Prefix, batch: list[int], rests: list[Sequence[int]]) -> None:
+            ids, mask = (tensor.to(self.device) for tensor in laid_out(prefix.tokens, rests, self._pad))
+            limit, start = ids.shape[1] + room, ids.shape[1]
+            cache = prefix.again()
+            rows = self._model_generate(ids, limit, until, attention_mask=mask, past_key_values=cache, **kwargs)
+            for place, row in zip(batch, rows.tolist(), strict=True):
+                text = self.tok_decode(row[start:])
+                answers[place] = postprocess_generated_text(text, until, think_end_token=None)
+                self.add_partial("generate_until", requests[place].args, answers[place])
+            bar.update(len(batch))
+
+        for shared, members in groups(prompts):
+            if shared:
+                self._in_batches(prompts, shared, members, room, generate)
+                continue
+            alone = [requests[place] for place in members]
+            found = self.halving(lambda alone=alone: HFLM.generate_until(self, alone, True))  # type: ignore[misc]
+            for place, answer in zip(members, found, strict=True):
+                answers[place] = answer
+            bar.update(len(members))
+        bar.close()
+        return answers
+
+    def _in_batches(
+        self,
+        prompts: Sequence[Sequence[int]],
+        shared: int,
+        members: list[int],
+        room: int,
+        answer: Callable[[Prefix, list[int], list[Sequence[int]]], None],
+    ) -> None:
+        """Put the members of a group to the model after their prefix, `room` tokens for each answer."""
+        done: set[int] = set()
+
+        def go_on() -> None:
+            left = [one for one in members if one not in done]
+            longest = max(len(prompts[one]) - shared for one in left)
+            prefix = Prefix(self.model, prompts[left[0]][:shared], min(self.batch_size, len(left)), longest + room)
+            for batch in batches(left, [len(prompt) for prompt in prompts], self.batch_size):
+                answer(prefix, batch, [prompts[one][shared:] for one in batch])
+                done.update(batch)
+
+        autocast = torch.autocast(
+            self.device.type, dtype=self.mixed_precision_dtype, enabled=self.mixed_precision_dtype is not None
+        )
+        with torch.no_grad(), autocast, heads_as_they_are(self.device):
+            self.halving(go_on)
+
+    @property
+    def _pad(self) -> int:
+        return self.tokenizer.pad_token_id or 0  # masked, so that any token does
+
+    # ------------------------------------------------------------------------------------------- memory, lengths
+
+    def halving(self, work: Callable[[], Result]) -> Result:
+        """Do the work; out of memory, do it again with half the batch."""
+        while True:
+            try:
+                return work()
+            except RuntimeError as error:
+                if self.batch_size == 1 or not should_reduce_batch_size(error):
+                    raise
+            self.batch_size_per_gpu = self.batch_size // 2  # out of the handler, which holds on to the tensors
+            print(f"out of memory: going on with eval.batch_size={self.batch_size}", file=sys.stderr)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    def _model_generate(self, context: Any, max_length: int, stop: list[str], **kwargs: Any) -> Any:
+        rows = super()._model_generate(context, max_length, stop, **kwargs)
+        start = context.shape[1]
+        self._batch = [
+            metrics.ran_out(tokens, self.tok_decode(tokens), max_length - start, stop, self.eot_token_id)
+            for tokens in (row[start:].tolist() for row in rows)
+        ]
+        return rows
+
+    def add_partial(self, attr: str, request: Any, response: Any) -> None:
+        if attr == "generate_until":
+            self.ran_out[key(request)] = self._batch.pop(0)

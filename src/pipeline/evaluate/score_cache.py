@@ -1,0 +1,138 @@
+"""Scores that were made before: one file for each (weights, task), found again by all that decides them, or not at all.
+
+A file is named by the digest of its key and holds the key, which is compared in full. It is written at once when its
+task is done, so that an evaluation that stops keeps what it has scored, and evaluations that share a task share it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from pipeline.config.stages import VERSIONS
+from pipeline.evaluate.records import Scored
+from pipeline.evaluate.task_files import Definition
+from pipeline.files import sha256, write_atomically
+from pipeline.hub.models import local
+from pipeline.merge.adapters import base_folder, write_adapter
+from pipeline.merge.write import copy_files
+from pipeline.models.checkpoint import digest_tensors, weights_root
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import Parent
+
+if TYPE_CHECKING:
+    from pipeline.merge.merge import Merge
+
+Key = dict[str, Any]
+
+# Beside the weights, what of a model's folder decides its answers.
+_DECIDING = (
+    "config.json", "generation_config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
+    "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+
+
+def model_key(checkpoint: Parent) -> Key:
+    """What a model is: the root over its tensors, an adapter's base, and the files that decide how it answers.
+
+    The root is the one that its run recorded; of a folder that no run made, all tensors are read.
+    """
+    folder, base = checkpoint.folder, None
+    manifest = read_manifest(folder) or {"facts": {}, "parents": {}}
+    root = manifest["facts"].get("weights", {}).get("root") or weights_root(digest_tensors(folder))
+    if (folder / "adapter_config.json").is_file():
+        model = manifest["parents"].get("model")  # a merge has none
+        base = (model.get("content") or model["hash"]) if model else base_key(local(base_folder(folder)))
+    return {"root": root, "base": base, "files": deciding_files(folder)}
+
+
+def merge_key(merge: Merge, digests: Mapping[str, str]) -> Key:
+    """The key of a merge in memory, which is that of the written merge. digests: of the tensors that it would store.
+
+    A merge of adapters is stored as an adapter, whose tensors are few: it is written to a folder that does not last.
+    """
+    with TemporaryDirectory() as folder:
+        if merge.adapter:
+            digests = write_adapter(merge.adapter, Path(folder))
+        giver = merge.sources[merge.config.files_from] if merge.config.files_from else merge.layout
+        copy_files(giver, Path(folder), merge.dtype, bool(merge.adapter))
+        base = base_key(merge.adapter.base.folder) if merge.adapter else None
+        return {"root": weights_root(digests), "base": base, "files": deciding_files(Path(folder))}
+
+
+def base_key(folder: Path) -> str:
+    """What the base of an adapter is: the root that was recorded when it was written, else over its tensors."""
+    manifest = read_manifest(folder) or {"facts": {}}
+    return weights_root(manifest["facts"].get("weights", {}).get("digests") or digest_tensors(folder))
+
+
+def deciding_files(folder: Path) -> dict[str, str]:
+    return {name: sha256(folder / name) for name in _DECIDING if (folder / name).is_file()}
+
+
+def task_key(definition: Definition, task: Any, rows: Sequence[int]) -> Key:
+    """What is asked: the task's files without the places of anything, the exemplars and the questions themselves."""
+    docs = [list(task.fewshot_docs()) if definition.num_fewshot else [], [task.eval_docs[row] for row in rows]]
+    return {
+        "name": definition.name,
+        "files": _texts(definition.file),
+        "data": _digest(docs),
+        "rows": [rows[0], rows[-1]] if len(rows) else [],
+    }
+
+
+def _texts(file: Path) -> list[Any]:
+    """The generated task file, and the digests of those that it includes."""
+    body = yaml.safe_load(file.read_text(encoding="utf-8"))
+    included = [[Path(name).name, sha256(Path(name))] for name in body.pop("include")]
+    body.pop("dataset_kwargs", None)
+    return [body, included]
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def whole_key(model: Key, task: Key, settings: Key) -> Key:
+    """The key of one (weights, task): `settings` are the backend, the dtype and how prompts are made."""
+    made_by = {"harness": version("lm_eval"), "ours": VERSIONS["eval"]}
+    return {"model": model, "task": task, "made_by": made_by, **settings}
+
+
+@dataclass
+class Kept:
+    """The folder with the files, and the model whose scores are asked for. `fresh`: find nothing, write anew."""
+
+    folder: Path
+    model: Key
+    fresh: bool = False
+
+    def look_up(self, key: Key) -> Scored | None:
+        """What was scored under exactly this key. A file that is not whole counts as not there."""
+        if self.fresh:
+            return None
+        try:
+            kept = json.loads(self.file(key).read_text(encoding="utf-8"))
+            same = kept["key"] == json.loads(json.dumps(key)) and kept["digest"] == _digest(kept["scored"])
+            return Scored(**kept["scored"]) if same else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def keep(self, key: Key, scored: Scored) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        body = json.loads(json.dumps(asdict(scored), ensure_ascii=False))  # as it will be read
+        text = json.dumps({"key": key, "digest": _digest(body), "scored": body}, ensure_ascii=False)
+        write_atomically(self.file(key), text)
+
+    def file(self, key: Key) -> Path:
+        return self.folder / f"{key['task']['name']}-{_digest(key)[:32]}.json"

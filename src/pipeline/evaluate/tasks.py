@@ -1,0 +1,205 @@
+"""From benchmarks and a data_root to task files of the harness: what is asked, of which rows, with which exemplars.
+
+Each task is the harness' stock file, included by its path, with only the place of the data, the order of the exemplars
+and the length of answers changed, so that a prompt equals the stock task's byte for byte. FLORES and MBPP are ours: no
+stock FLORES task reads any source that can still be had, and the stock MBPP asks the hub for a metric when it is read;
+its prompt is kept. Constructed languages take the English stock file: the prompt's words (`Question:`, `Step-by-Step
+Answer:`) are English, question and answer are not.
+
+Everything that can be wrong with the data is found here, before any weights load. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import yaml
+
+from pipeline.errors import PipelineError
+from pipeline.evaluate.local_data import Missing, Row, check_worked, joined, rows_of, sentences
+from pipeline.evaluate.task_files import (
+    Ask,
+    Definition,
+    enough,
+    generation_kwargs,
+    local_files,
+    ours,
+    read_from,
+    stock,
+    write,
+)
+from pipeline.languages import language
+
+
+class AskedTask(Protocol):
+    """`EvalTask` of the configuration: a benchmark, a number of exemplars, and whether it may be left out."""
+
+    task: str
+    num_fewshot: int
+    where_possible: bool
+
+
+def task_definitions(
+    tasks: Sequence[AskedTask],
+    languages: Sequence[str],
+    data_root: Path | None,
+    folder: Path,
+    *,
+    split: str = "test",
+    max_gen_toks: int | None = None,
+    run_code: bool = False,
+    left_out: list[Row] | None = None,
+) -> list[Definition]:
+    """Check the data of each task in each language and write a task file of the harness for each into `folder`.
+
+    `data_root`: the folder with the data, None for the hub. `split`: test, or dev (development items). `max_gen_toks`:
+    the longest answer in tokens, None for the task's own. `run_code`: MBPP may run programs. `left_out`: takes the
+    tasks that are wanted `where_possible` and are not, as {task, language, num_fewshot, reason}. FLORES gives two tasks
+    a language, from and into English.
+    Raises PipelineError for an unknown task or language, missing or broken data, and more exemplars than there are.
+    """
+    if not languages:
+        raise PipelineError("languages is empty: name at least one, such as languages=[en]")
+    counts = Counter(asked.task for asked in tasks)
+    for task, count in counts.items():
+        if task not in _TASKS:
+            near = difflib.get_close_matches(task, _TASKS, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise PipelineError(f"unknown task {task!r}: {hint}Known are {', '.join(_TASKS)}")
+        if count > 1:
+            raise PipelineError(f"{task} stands {count} times in one evaluation: give each number of shots its own")
+    if data_root is None and split != "test":
+        raise PipelineError(f"eval.split={split} has no items on the hub: set data_root to a folder that has them")
+    known = [language(code) for code in dict.fromkeys(languages)]
+    folder.mkdir(parents=True, exist_ok=True)
+    found: list[Definition] = []
+    for asked in tasks:
+        spoken = [one for one in known if asked.task != "flores" or one.code != "en"]
+        if not spoken:
+            raise PipelineError("flores translates between English and another language: add one to languages")
+        for one in spoken:
+            ask = Ask(asked.task, one, asked.num_fewshot, data_root, split, max_gen_toks, run_code, folder)
+            try:
+                found += _TASKS[asked.task](ask)
+            except Missing as error:
+                if not asked.where_possible or left_out is None:
+                    raise
+                told = {"task": asked.task, "language": one.code, "num_fewshot": asked.num_fewshot}
+                left_out.append({**told, "reason": str(error)})
+    return found
+
+
+# ------------------------------------------------------------------------------------------------- the tasks
+
+
+def _mgsm(ask: Ask) -> list[Definition]:
+    """MGSM with worked answers in the question's language (the papers'), worked in English, or bare answers."""
+    kind = {"mgsm": "native_cot", "mgsm_en_cot": "en_cot", "mgsm_direct": "direct"}[ask.task]
+    theirs = stock(ask, f"mgsm/{kind}/mgsm_{kind}_{ask.language.stock}.yaml")
+    body: Row = {"include": [str(theirs), str(ours("mgsm"))]}
+    if ask.data_root:
+        columns = {"question": str, "answer_number": int}
+        train, test = local_files(ask, "mgsm", "train", "test" if ask.split == "test" else "dev")
+        exemplars = rows_of(train, columns | {"answer": str})
+        enough(ask, ask.task, len(exemplars), train)
+        if ask.task == "mgsm":
+            check_worked(train, exemplars, yaml.safe_load(theirs.read_text()))
+        rows_of(test, columns | {"answer": type(None)})
+        read_from(body, train=train, test=test)
+    return [write(ask, body | generation_kwargs(ask, theirs, ours("mgsm")))]
+
+
+def _belebele(ask: Ask) -> list[Definition]:
+    code = "eng_Latn" if ask.language.constructed else ask.language.flores
+    body: Row = {"include": [str(stock(ask, f"belebele/belebele_{code}.yaml"))]}
+    if ask.data_root:
+        (test,) = local_files(ask, "belebele", "test" if ask.split == "test" else "dev")
+        names = ("flores_passage", "question", "mc_answer1", "mc_answer2", "mc_answer3", "mc_answer4")
+        rows = rows_of(test, dict.fromkeys(names, str), {"correct_answer_num": ("1", "2", "3", "4")})
+        enough(ask, "belebele", len(rows) - 1, test)  # one question at least is to be left
+        read_from(body, test=test)
+    return [write(ask, body, first=ask.num_fewshot)]
+
+
+def _global_mmlu(ask: Ask) -> list[Definition]:
+    code = ask.language.stock
+    theirs = stock(ask, f"global_mmlu/full/{code}/_{code}_template_yaml")
+    body: Row = {"include": [str(theirs), str(ours("global_mmlu"))]}
+    if ask.data_root:
+        dev, test = local_files(ask, "global_mmlu", "dev", "test" if ask.split == "test" else "development")
+        names = ("subject", "question", "option_a", "option_b", "option_c", "option_d")
+        exemplars, rows = (
+            rows_of(file, dict.fromkeys(names, str), {"answer": ("A", "B", "C", "D")}) for file in (dev, test)
+        )
+        shots = Counter(row["subject"] for row in exemplars)
+        for subject in dict.fromkeys(row["subject"] for row in rows):
+            enough(ask, f"global_mmlu, {subject}", shots[subject], dev)
+        read_from(body, dev=dev, test=test)
+    return [write(ask, body)]
+
+
+def _flores(ask: Ask) -> list[Definition]:
+    if ask.language.constructed and not ask.data_root:
+        raise PipelineError(f"{ask.language.code} is a constructed language and not on the hub: set data_root")
+    english, other = language("en"), ask.language
+    found = []
+    for source, target in ((english, other), (other, english)):
+        pair = f"{source.code}-{target.code}"
+        if target.code == "ja" and not importlib.util.find_spec("MeCab"):
+            raise PipelineError(f"flores {pair}: BLEU of Japanese needs a word list, pip install 'sacrebleu[ja]'")
+        body: Row = {"include": [str(ours("flores_ja" if target.code == "ja" else "flores"))]}
+        # Where the scored rows are the exemplars' own file (development items), the exemplars leave the score.
+        first = ask.num_fewshot if ask.split == "dev" else 0
+        if ask.data_root:
+            files = {}
+            for name, split in (("dev", "dev"), ("test", "devtest" if ask.split == "test" else "dev")):
+                if name == "dev" and not ask.num_fewshot:
+                    continue
+                sides = [sentences(ask.data_root, one, split) for one in (source, target)]
+                if name == "dev":
+                    enough(ask, "flores", len(sides[0][1]) - min(first, 1), sides[0][0])
+                what = f"flores {split} of {source.code} and {target.code}"
+                rows = joined([side for _, side in sides], [source.name, target.name], what)
+                files[name] = ask.folder / f"flores.{pair}.{name}.jsonl"
+                lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+                files[name].write_text("".join(lines), encoding="utf-8")
+            read_from(body, **files)
+            if "dev" not in files:
+                body["fewshot_split"] = None
+        else:
+            body["include"].append(str(ours("flores_hub")))
+            body["dataset_kwargs"] = {"source": source.code, "target": target.code}
+        found.append(write(ask, body | generation_kwargs(ask, ours("flores")), pair, first))
+    return found
+
+
+def _mbpp(ask: Ask) -> list[Definition]:
+    if ask.num_fewshot:
+        raise PipelineError(f"mbpp is asked without exemplars: num_fewshot=0, not {ask.num_fewshot}")
+    if not ask.run_code:
+        raise Missing("mbpp runs the programs that a model writes: allow it with eval.run_code=true, or leave mbpp out")
+    body: Row = {"include": [str(ours("mbpp"))]}
+    if ask.data_root:
+        (test,) = local_files(ask, "mbpp", "test" if ask.split == "test" else "dev")
+        for number, row in enumerate(rows_of(test, {"text": str, "test_list": list}), start=1):
+            if len(row["test_list"]) < 3 or not all(isinstance(one, str) for one in row["test_list"]):
+                raise PipelineError(f"{test}, row {number}: test_list must hold three tests, as the prompt shows three")
+        read_from(body, test=test)
+    elif ask.language.code != "en":
+        raise Missing(
+            f"mbpp has no translation into {ask.language.name} on the hub: set data_root to a folder with "
+            f"mbpp/{ask.language.code}/test.jsonl"
+        )
+    return [write(ask, body | generation_kwargs(ask, ours("mbpp")))]
+
+
+_TASKS: dict[str, Callable[[Ask], list[Definition]]] = {
+    "mgsm": _mgsm, "mgsm_en_cot": _mgsm, "mgsm_direct": _mgsm,
+    "belebele": _belebele, "global_mmlu": _global_mmlu, "flores": _flores, "mbpp": _mbpp,
+}  # fmt: skip

@@ -1,0 +1,52 @@
+"""Models of the hub: taken from its cache or fetched, and refused in one sentence where neither can be done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.errors import PipelineError
+
+FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt", "vocab.txt"]  # no pickles
+SECONDS = 10  # for the hub to answer
+
+
+def local(folder: Path, revision: str | None = None) -> Path:
+    """The folder itself, or the snapshot of the hub's model that org/name (or org/name@revision) stands for.
+
+    The hub is asked once before anything is fetched, as a download that cannot reach it tries for half a minute. Old
+    names there have no organisation.
+
+    Raises:
+        PipelineError: it cannot be reached and has no copy in the cache, or it refuses.
+    """
+    if folder.is_dir() or folder.is_absolute() or len(folder.parts) > 2:
+        return folder
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    name, _, asked = str(folder).partition("@")
+    revision = revision or asked or None
+    try:
+        HfApi().model_info(name, revision=revision, timeout=SECONDS)
+        reached = True
+    except HfHubHTTPError as error:
+        raise refusal(name, error) from error
+    except Exception:  # whatever the network does, or HF_HUB_OFFLINE
+        reached = False
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=FILES, local_files_only=not reached))
+    except Exception as error:
+        if reached:
+            raise refusal(name, error) from error
+        raise PipelineError(
+            f"hub:{name} cannot be reached, and is not in its cache here: run stage=prefetch on a node with the hub, "
+            "or name a folder that holds it"
+        ) from error
+
+
+def refusal(name: str, error: Exception) -> PipelineError:
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return PipelineError(
+        f"hub:{name} cannot be fetched ({reason}): accept its terms on its page and log in (hf auth login, or "
+        "HF_TOKEN), or name a folder that holds it"
+    )

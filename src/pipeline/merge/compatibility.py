@@ -1,0 +1,132 @@
+"""What cannot be merged, told from headers and a few rows: other models, other tokenizers, experts of no base."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import PipelineError
+from pipeline.merge.adapters import Adapted, Source
+from pipeline.merge.formulas import refuse_not_finite, task_vectors
+from pipeline.models.checkpoint import DTYPES, read_json, same_architecture
+from pipeline.models.floats import buffers, matrix, pieces
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import Parent
+
+ROWS = 8  # of a tensor, looked at to tell a descendant from a stranger
+
+
+def knob(role: str) -> str:
+    """The key that names a source: merge.math, merge.language[1], merge.experts[0]."""
+    side, _, index = role.partition(".")
+    return f"merge.experts[{role}]" if role.isdigit() else f"merge.{side}[{index}]" if index else f"merge.{role}"
+
+
+def check_sources(sources: Mapping[str, Source], base: Source | None, named: Callable[[str], str] = knob) -> None:
+    """Refuse sources that do not fit each other, and experts that moved from `base` not at all or to another model."""
+    (role, first), *others = sources.items()
+    for one, source in (*sources.items(), *([("base", base)] if base else [])):
+        if quantized := source.config.get("quantization_config"):
+            told = quantized.get("quant_method", quantized) if isinstance(quantized, dict) else quantized
+            raise PipelineError(
+                f"{named(one)}: config.json of {source.folder} has quantization_config ({told}), so its tensors are "
+                "not the weights that it computes with: name the model before it was quantized, or dequantize it"
+            )
+    for name in first.names:
+        if first.info(name).dtype not in DTYPES.values():
+            raise PipelineError(f"{first.folder}: {name} is stored as {first.info(name).dtype}, not as a float")
+    for other, source in others:
+        same_architecture(first, source, (named(role), named(other)))
+        same_tokenizer(first, source, (named(role), named(other)))
+    if base is not None:
+        same_architecture(first, base, (named(role), named("base")), dtypes=False)
+        for one, source in sources.items():
+            check_descent(source, base, named(one))
+
+
+def tokenizer_folder(source: Source) -> Path:
+    """Where a source's tokenizer is: an adapter's may be its base's."""
+    own = any((source.folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
+    return source.base.folder if isinstance(source, Adapted) and not own else source.folder
+
+
+def same_tokenizer(first: Source, second: Source, keys: tuple[str, str]) -> None:
+    """Refuse experts that read text differently: rows of their embeddings would mean different tokens.
+
+    A tokenizer that only one has is no obstacle; formats that differ between library versions are none either.
+    """
+    folders = [tokenizer_folder(one) for one in (first, second)]
+    for name, meaning in (("tokenizer.json", _vocabulary), ("tokenizer.model", Path.read_bytes)):
+        files = [folder / name for folder in folders]
+        if all(file.is_file() for file in files):
+            if files[0].read_bytes() != files[1].read_bytes() and meaning(files[0]) != meaning(files[1]):
+                raise PipelineError(
+                    f"{keys[1]}: {second.folder} has another tokenizer than {keys[0]}: {first.folder}; "
+                    "they must be alike"
+                )
+            return
+
+
+def _vocabulary(file: Path) -> dict[str, Any]:
+    found = read_json(file)
+    try:
+        model = found.get("model") or {}
+        merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or []]
+        added = {token["content"]: token["id"] for token in found.get("added_tokens") or []}
+        return {"vocab": model.get("vocab"), "merges": merges, "added": added}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise PipelineError(f"{file} is no file of the tokenizers library ({error!r}): copy it again") from error
+
+
+def check_descent(expert: Source, base: Source, key: str) -> None:
+    """Refuse an expert that equals its base, and one that shares no tensor with it and is further from it than zero is.
+
+    Judged on values, so that a base in bfloat16 and an expert in float32 compare; on a few rows of each tensor, and on
+    all of them before an expert is said to be equal.
+    """
+    if isinstance(expert, Adapted) and expert.base.folder.resolve() != base.folder.resolve():
+        raise PipelineError(
+            f"{key}: {expert.folder} is an adapter of {expert.base.folder}, merge.base is {base.folder}: merge experts "
+            "of one base"
+        )
+    moved, identical, change, size = False, 0, 0.0, 0.0
+    for name in base.names:
+        rows, columns = matrix(base.info(name).shape)
+        distance = 0.0
+        for row in sorted(set(np.linspace(0, rows - 1, ROWS).astype(int))) if columns else []:
+            (vector,) = task_vectors([expert], base, name, int(row), int(row) + 1)
+            distance += float(np.square(vector, dtype=np.float64).sum())
+            size += float(np.square(buffers("base", vector.shape), dtype=np.float64).sum())
+        if not np.isfinite(distance):
+            refuse_not_finite([base, expert], [name])
+        moved, identical, change = moved or distance > 0, identical + (distance == 0), change + distance
+    if not np.isfinite(change):
+        raise PipelineError(f"{key}: {expert.folder} is further from its base than float32 can tell: name another")
+    if not moved and not _differs(expert, base):
+        raise PipelineError(f"{key}: {expert.folder} is equal to its base {base.folder}: training changed nothing")
+    if not identical and change > size:
+        raise PipelineError(
+            f"{key}: {expert.folder} does not descend from {base.folder}: no tensor is the same, and it is further "
+            "from it than zeros are; give merge.base=RUN, the model it was trained from"
+        )
+
+
+def _differs(expert: Source, base: Source) -> bool:
+    return any(
+        task_vectors([expert], base, name, *piece)[0].any()
+        for name in base.names
+        for piece in pieces(base.info(name).shape)
+    )
+
+
+def refuse_unmoved(parents: Mapping[str, Parent]) -> None:
+    """Refuse a run whose manifest says that its weights are those it was trained from."""
+    for role, parent in parents.items():
+        manifest = read_manifest(parent.folder) or {}
+        root = ((manifest.get("facts") or {}).get("weights") or {}).get("root")
+        base = (manifest.get("parents") or {}).get("model") or {}
+        if role != "base" and root and root == base.get("content"):
+            raise PipelineError(f"{knob(role)}: {parent.name} is equal to its base {base['name']}: it learned nothing")

@@ -1,0 +1,327 @@
+"""Merges: decided from headers, told as a plan, then computed a piece of a tensor at a time, to disk or into a model.
+
+One object serves both: `Merge.pieces(name)` is what a tensor becomes, whoever asks. Nothing needs a whole model in
+memory, and nothing here imports torch: a layer swap is over before torch would be loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.errors import PipelineError
+from pipeline.merge import formulas
+from pipeline.merge import weights as recipes
+from pipeline.merge.adapters import Adapted, Source, combined, why_dense, write_adapter
+from pipeline.merge.compatibility import check_sources
+from pipeline.merge.formulas import Formula
+from pipeline.merge.summary import Row, grouped
+from pipeline.merge.weights import Weights
+from pipeline.merge.write import copy_files, readable, write_index, write_weights
+from pipeline.models import floats
+from pipeline.models.anatomy import anatomy
+from pipeline.models.checkpoint import DTYPES, TensorInfo
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.config.merging import LayerSwap, Reset, Soup, TaskArithmetic, Ties
+    from pipeline.config.merging import Merge as MergeConfig
+    from pipeline.config.training import Partition
+
+
+@dataclasses.dataclass
+class Merge:
+    """A merge that is decided but not computed.
+
+    `weights` holds the linear weights of the parameters that have some; `formula` computes rows of any parameter;
+    `rows` is the plan to show; `adapter` is set where the result is one. `prepare` finds what methods need to know of
+    whole models.
+    """
+
+    config: MergeConfig
+    sources: dict[str, Source]
+    formula: Formula
+    weights: Weights
+    rows: list[Row]
+    prepare: Callable[[int | None], None] | None = None
+    passes: int = 1  # over the sources of a computed tensor
+    adapter: Adapted | None = None
+    lost: dict[str, np.ndarray] | None = None  # by merge.dtype, as floats.lost has it; counted while it is written
+
+    @property
+    def dtype(self) -> str | None:
+        """torch's name; None stores every tensor in the dtype of the sources."""
+        return self.config.dtype
+
+    @property
+    def layout(self) -> Source:
+        """The source whose tensor names and files the result takes over: the first."""
+        return next(iter(self.sources.values()))
+
+    @property
+    def names(self) -> list[str]:
+        return self.layout.names
+
+    def stored_dtype(self, name: str) -> str:
+        """The safetensors dtype in which a tensor of the result is stored."""
+        return DTYPES[self.dtype] if self.dtype else self.layout.info(name).dtype
+
+    def stored_info(self, name: str) -> TensorInfo:
+        """A tensor of the result as it will be stored; its place is not decided."""
+        dtype, info = self.stored_dtype(name), self.layout.info(name)
+        return TensorInfo(dtype, info.shape, math.prod(info.shape) * (4 if dtype == "F32" else 2), info.file, 0)
+
+    def copied_from(self, name: str) -> str | None:
+        """The one source whose tensor this is, unchanged, or None where it has to be computed."""
+        weights = self.weights.get(name, {})
+        if list(weights.values()) != [1.0] or self.adapter:
+            return None
+        role = next(iter(weights))
+        info = self.sources[role].stored(name)
+        return role if info is not None and info.dtype == self.stored_dtype(name) else None
+
+    def signature(self, name: str) -> Any:
+        """What decides a tensor: two merges of the same sources that agree here agree on the tensor."""
+        dtype = self.stored_dtype(name)
+        if self.adapter is None and name in self.weights:
+            return tuple((str(self.sources[role].folder), weight) for role, weight in self.weights[name].items()), dtype
+        folders = {role: str(source.folder) for role, source in self.sources.items()}
+        return json.dumps([dataclasses.asdict(self.config), folders, self.rows], sort_keys=True, default=str), dtype
+
+    def ready(self, threads: int | None = None) -> None:
+        """Find what the method needs to know of whole models, once."""
+        if self.prepare:
+            prepare, self.prepare = self.prepare, None
+            prepare(threads)
+
+    def pieces(self, name: str) -> Iterator[np.ndarray]:
+        """One tensor of the result as stored, (rows, columns) by (rows, columns); a piece lasts until the next.
+
+        Computed in float32 and cast once. Raises PipelineError where the result is not finite: naming the source's file
+        where that is not, else float16 overflows.
+        """
+        dtype, lost = self.stored_dtype(name), np.zeros(2)
+        casts = self.lost is not None and dtype not in ("F32", self.layout.info(name).dtype)
+        for start, stop in floats.pieces(self.layout.info(name).shape):
+            values = self.formula(name, start, stop)
+            exact = values.copy() if casts else None
+            try:
+                stored = floats.narrow(values, dtype, name)
+            except PipelineError:
+                formulas.refuse_not_finite(self.sources.values(), [name])
+                raise
+            if exact is not None:
+                lost += floats.lost(exact, stored, dtype)
+            yield stored
+        if self.lost is not None and casts:
+            self.lost[name] = lost
+
+    def merged(self, name: str) -> torch.Tensor:
+        """One tensor of the result, whole."""
+        import torch
+
+        from pipeline.models.checkpoint import torch_dtype
+
+        self.ready()
+        dtype, shape = self.stored_dtype(name), self.layout.info(name).shape
+        whole = np.concatenate(
+            [np.empty(0, floats.STORED[dtype]), *(part.reshape(-1).copy() for part in self.pieces(name))]
+        )
+        return torch.from_numpy(whole).view(torch_dtype(dtype)).reshape(shape)
+
+    def cast(self) -> dict[str, Any]:
+        """What merge.dtype cost, once it is written: the relative error of the whole. Empty where it cost nothing."""
+        if not self.lost:
+            return {}
+        error, size = sum((self.lost[name] for name in sorted(self.lost)), np.zeros(2))
+        return {"cast": {"to": self.dtype, "relative_error": math.sqrt(error / size) if size else 0.0}}
+
+    def plan_rows(self) -> list[Row]:
+        """The plan: `where` (layers a-b, embedding, ...), `what` (kinds), `weights` (source -> weight)."""
+        return self.rows
+
+    def bytes(self) -> dict[str, int]:
+        """Bytes to copy as they are, to read for what is computed, and to write."""
+        found = {"copied": 0, "read": 0, "written": 0}
+        if self.adapter:
+            entries = [part.rank * sum(self.adapter.base.info(n).shape) for n, part in self.adapter.factors.items()]
+            return {"copied": 0, "read": 4 * sum(entries), "written": 4 * sum(entries)}
+        for name in self.names:
+            size = self.stored_info(name).nbytes
+            found["written"] += size
+            if self.copied_from(name):
+                found["copied"] += size
+            else:
+                roles = self.weights.get(name, self.sources)
+                found["read"] += self.passes * sum(self.sources[role].info(name).nbytes for role in roles)
+        return found
+
+    def write(
+        self,
+        folder: Path,
+        files_from: str | None = None,
+        known: Mapping[str, Mapping[str, str]] | None = None,
+        threads: int | None = None,
+    ) -> dict[str, str]:
+        """Write the merged checkpoint, or adapter, into an existing folder; returns {tensor: digest}.
+
+        Shards are laid out as in the first source. Config, generation config, tokenizer and chat template
+        come from the source `files_from` (default: the first). `known` holds digests of sources on record,
+        source -> name -> digest: a tensor copied from one inherits it, and is then not read at all.
+        """
+        refuse_unknown_role(files_from, self)
+        self.ready(threads)
+        self.lost = {}
+        if self.adapter:
+            digests = write_adapter(self.adapter, folder)
+        else:
+            digests = write_weights(self, folder, known or {}, threads)
+            write_index(self, folder)
+        copy_files(self.sources[files_from] if files_from else self.layout, folder, self.dtype, bool(self.adapter))
+        readable(folder)
+        return digests
+
+
+def open_merge(
+    config: MergeConfig,
+    sources: Mapping[str, Source],
+    base: Source | None = None,
+    partition: Partition | None = None,
+    threads: int | None = None,
+) -> Merge:
+    """Decide a merge from headers; weights by magnitude then also read the experts.
+
+    `sources` by role: see `recipes.roles`. Raises PipelineError where sources do not fit each other or the method.
+    """
+    if config.method not in METHODS:
+        raise PipelineError(f"merge.method must be one of {', '.join(METHODS)}, got {config.method!r}")
+    if config.dtype is not None and config.dtype not in DTYPES:
+        raise PipelineError(f"merge.dtype must be one of {', '.join(DTYPES)}, got {config.dtype!r}")
+    roles = recipes.roles(config)
+    if not roles:
+        raise PipelineError("merge.experts is empty: give at least one run")
+    if set(sources) != set(roles):
+        raise PipelineError(f"merge={config.method} needs the sources {roles}, got {list(sources)}")
+    sources = {role: sources[role] for role in roles}
+    if base is None:
+        base = next((source.base for source in sources.values() if isinstance(source, Adapted)), None)
+    if base is None and (config.method in NEED_BASE or recipes.needs_magnitudes(config)):
+        raise PipelineError(f"merge={config.method} needs merge.base, the model that the experts were trained from")
+    if partition is not None and config.method not in ("layer_swap", "reset"):
+        raise PipelineError(f"merge={config.method} reads no partition: leave partition={partition.name} out")
+    check_sources(sources, base)
+    merge = METHODS[config.method](config, sources, base, partition, threads)
+    refuse_unknown_role(config.files_from, merge)
+    return _as_adapter(merge, base)
+
+
+def refuse_unknown_role(role: str | None, merge: Merge) -> None:
+    if role is not None and role not in merge.sources:
+        raise PipelineError(f"merge.files_from={role} is no source: there are {', '.join(merge.sources)}")
+
+
+def _layer_swap(
+    config: LayerSwap, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
+) -> Merge:
+    sites = anatomy(next(iter(sources.values())).names)
+    magnitudes = None
+    even = recipes.layer_swap_weights(config, sites, partition, dict.fromkeys(recipes.SIDES, 1.0))  # refuses first
+    if recipes.needs_magnitudes(config):
+        assert base is not None
+        magnitudes = {}
+        for side in recipes.SIDES:
+            own = [source for role, source in sources.items() if role.partition(".")[0] == side]
+            magnitudes[side] = formulas.mean_change([(1 / len(own), one) for one in own], base, threads)
+        even = recipes.layer_swap_weights(config, sites, partition, magnitudes)
+    return _linear(config, sources, even)
+
+
+def _soup(config: Soup, sources: dict[str, Source], base: Source | None, _: Any, threads: int | None) -> Merge:
+    magnitudes = None
+    if config.weights == "magnitude":
+        assert base is not None
+        magnitudes = {role: formulas.mean_change([(1.0, one)], base, threads) for role, one in sources.items()}
+    return _linear(config, sources, recipes.soup_weights(config, sources["0"].names, magnitudes))
+
+
+def _linear(config: MergeConfig, sources: dict[str, Source], weights: Weights) -> Merge:
+    return Merge(config, sources, formulas.linear(sources, weights), weights, grouped(weights))
+
+
+def _reset(config: Reset, sources: dict[str, Source], base: Source, partition: Partition | None, _: Any) -> Merge:
+    sites = anatomy(base.names)
+    weights = recipes.reset_weights(config, sites, partition)
+    both = {**sources, "base": base}
+    whole, by_row = formulas.linear(both, weights), formulas.reset_rows(config, sources["expert"], base)
+    rows = grouped(weights)
+    if config.threshold is not None:
+        told = f"expert, but base in rows ({config.axis} features) that changed by {config.threshold:g} or less"
+        rows.insert(1, {"where": "all layers", "what": "all", "weights": {}, "formula": told})
+
+    def formula(name: str, start: int, stop: int) -> np.ndarray:
+        return whole(name, start, stop) if name in weights else by_row(name, start, stop)
+
+    return Merge(config, both, formula, weights, rows, passes=2)
+
+
+def _task_arithmetic(config: TaskArithmetic, sources: dict[str, Source], base: Source, *_: Any) -> Merge:
+    numbers = recipes.expert_weights(config.weights, len(sources))
+    sum_ = " + ".join(f"{number:g} task vector {role}" for role, number in zip(sources, numbers, strict=True))
+    rows = [{"where": "everywhere", "what": "all", "weights": {}, "formula": f"base + {config.scale:g} x ({sum_})"}]
+    formula = formulas.task_arithmetic(config, sources, base)
+    return Merge(config, {**sources, "base": base}, formula, {}, rows)
+
+
+def _ties(config: Ties, sources: dict[str, Source], base: Source, *_: Any) -> Merge:
+    ties = formulas.TiesFormula(config, sources, base)
+    said = (
+        f"base + {config.scale:g} x TIES of {len(sources)} task vectors, density {config.density:g}, trim {config.trim}"
+    )
+    if config.weights:
+        told = " ".join(f"{weight:g}" for weight in config.weights)
+        said += f", weights {told} {config.weigh} the election, mean over {config.divisor}"
+    rows = [{"where": "everywhere", "what": "all", "weights": {}, "formula": said}]
+    passes = 2 + (config.zero_sum == "majority")
+    return Merge(config, {**sources, "base": base}, ties, {}, rows, prepare=ties.prepare, passes=passes)
+
+
+METHODS: dict[str, Callable[..., Merge]] = {
+    "layer_swap": _layer_swap, "soup": _soup, "ties": _ties, "task_arithmetic": _task_arithmetic, "reset": _reset,
+}  # fmt: skip
+
+NEED_BASE = ("ties", "task_arithmetic", "reset")
+
+
+def _as_adapter(merge: Merge, base: Source | None) -> Merge:
+    """The same merge as an adapter on the base, where that is exact and wanted."""
+    form, changes = merge.config.form, None
+    if merge.config.method == "task_arithmetic":
+        config: Any = merge.config
+        numbers = recipes.expert_weights(config.weights, len(config.experts))
+        shares = {str(index): config.scale * number for index, number in enumerate(numbers)}
+        changes = dict.fromkeys(merge.names, shares)
+    elif len(merge.weights) == len(merge.names):
+        changes = merge.weights
+    why = why_dense(merge.sources, changes) or (f"merge.dtype={merge.dtype} is given" if merge.dtype else None)
+    if form == "adapter" and why:
+        raise PipelineError(f"merge.form=adapter is not possible: {why}; leave it out, or give merge.form=dense")
+    if form == "dense" or why:
+        return merge
+    assert changes is not None
+    adapter = combined(merge.sources, changes)
+    if not adapter.factors:
+        raise PipelineError("the merge is the base itself: no adapter is left in it; choose fewer layers")
+
+    def formula(name: str, start: int, stop: int) -> np.ndarray:
+        out = floats.buffers("sum", (stop - start, floats.matrix(adapter.info(name).shape)[1]))
+        adapter.rows(name, start, stop, out)
+        return out
+
+    return dataclasses.replace(merge, formula=formula, adapter=adapter)

@@ -1,0 +1,83 @@
+"""A merge in words, before it is made: the plan as a table, on the terminal, and as the card of what was merged."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pipeline.merge.weights import Weights
+from pipeline.models.anatomy import anatomy
+
+if TYPE_CHECKING:
+    from pipeline.config.merging import Merge
+    from pipeline.runs.run import Parent
+
+Row = dict[str, Any]
+
+
+def grouped(weights: Weights) -> list[Row]:
+    """The weights as a table, from the embeddings up; adjacent layers that are alike share a row."""
+    places: dict[int | str, dict[str, set[str]]] = {}  # layer, or kind outside the layers -> weights -> kinds
+    for name, site in anatomy(weights).items():
+        place = places.setdefault(site.kind if site.layer is None else site.layer, {})
+        place.setdefault(json.dumps(weights[name]), set()).add(site.kind)
+
+    def told(place: int | str) -> list[tuple[str, str]]:  # (what, weights)
+        found = places[place]
+        return sorted(("all" if len(found) == 1 else ", ".join(sorted(k)), row) for row, k in found.items())
+
+    layers = sorted(place for place in places if isinstance(place, int))
+    blocks: list[list[Any]] = [list(block) for _, block in itertools.groupby(layers, key=told)]
+    rows: list[Row] = []
+    for block in [["embedding"], *blocks, ["final_norm"], ["head"]]:
+        if block[0] in places:
+            where = block[0]
+            if isinstance(where, int):
+                where = f"layer {where}" if len(block) == 1 else f"layers {where}-{block[-1]}"
+            rows += [{"where": where, "what": what, "weights": json.loads(row)} for what, row in told(block[0])]
+    return rows
+
+
+def _order(item: tuple[str, Any]) -> tuple[int, str, int]:
+    side, _, index = item[0].partition(
+        "."
+    )  # experts by number; math, whose files the merge takes over, before language
+    places = {"math": 0, "language": 1, "expert": 2}
+    return (int(side) if side.isdigit() else places.get(side, sys.maxsize), side, int(index or 0))
+
+
+def cells(row: Row) -> list[str]:
+    sum_ = " + ".join(f"{weight:g} {source}" for source, weight in row["weights"].items())
+    return [row["where"], row["what"], row.get("formula", sum_)]
+
+
+def tell(config: Merge, parents: Mapping[str, Parent], rows: list[Row], size: Mapping[str, int]) -> None:
+    """The plan, on standard error."""
+    names = ", ".join(f"{role} = {parent.name}" for role, parent in sorted(parents.items(), key=_order))
+    print(f"merge {config.method}: {names}", file=sys.stderr)
+    for where, what, weights in map(cells, rows):
+        print(f"  {where:<14} {what:<24} {weights}", file=sys.stderr)
+    print(f"  {in_words(size)}", file=sys.stderr)
+
+
+def in_words(size: Mapping[str, int]) -> str:
+    told = {key: f"{value / 1e6:,.1f} MB" for key, value in size.items()}
+    return f"{told['copied']} copied, {told['read']} read to compute, {told['written']} written"
+
+
+def card(config: Merge, parents: Mapping[str, Parent], rows: list[Row], size: Mapping[str, int]) -> str:
+    """A model card: the recipe, the parents, and the plan."""
+    settings = dataclasses.asdict(config)
+    for role in ("math", "language", "experts", "expert", "base"):  # the parents' names stand below, without paths
+        settings.pop(role, None)
+    lines = [f"# A merge by {config.method}", "", "| setting | value |", "|---|---|"]
+    lines += [f"| merge.{key} | {value} |" for key, value in settings.items()]
+    lines += ["", "| source | run |", "|---|---|"]
+    lines += [f"| {role} | {parent.name} |" for role, parent in sorted(parents.items(), key=_order)]
+    lines += ["", "| where | what | weights |", "|---|---|---|"]
+    lines += [f"| {' | '.join(cells(row))} |" for row in rows]
+    return "\n".join([*lines, "", in_words(size)]) + "\n"

@@ -1,0 +1,203 @@
+"""A merge to disk: what is one source's is copied by the kernel, the rest computed a piece at a time.
+
+Files are laid out as the first source's. Each tensor is a task of its own, written to its own place in its file, so
+that threads wait for nothing but the end. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+
+from pipeline.errors import PipelineError
+from pipeline.models.checkpoint import PIECE_BYTES, TensorInfo, digest, header_bytes, read_header
+from pipeline.models.floats import in_threads
+
+if TYPE_CHECKING:
+    from pipeline.merge.adapters import Source
+    from pipeline.merge.merge import Merge
+
+Known = Mapping[str, Mapping[str, str]]  # source -> tensor -> digest on record
+_NO_RANGES = (
+    errno.EXDEV,
+    errno.ENOSYS,
+    errno.EINVAL,
+    errno.EOPNOTSUPP,
+    errno.EPERM,
+)  # this system cannot; others mean it
+COPIED = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
+    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+    *("chat_template.jinja", "chat_template.json"),
+)
+
+
+@dataclass
+class _Range:
+    """Bytes that go from one file to another as they are."""
+
+    source: Path
+    start: int
+    target: BinaryIO
+    place: int
+    count: int
+
+
+def write_weights(merge: Merge, folder: Path, known: Known, threads: int | None = None) -> dict[str, str]:
+    """The weight files of a merge into an existing folder; {tensor: digest}.
+
+    A copied tensor inherits the digest on record, which also says that it is finite; one without a record passes
+    through memory, and is hashed and checked on its way. Raises PipelineError for values that are not finite.
+    """
+    tasks: list[tuple[int, Callable[[], tuple[str, str] | None]]] = []  # size, what is to be done
+    ranges: list[_Range] = []
+    digests: dict[str, str] = {}
+    with contextlib.ExitStack() as streams:
+        for file, names in merge.layout.files.items():
+            stored = {name: (merge.stored_dtype(name), merge.layout.info(name).shape) for name in names}
+            target = streams.enter_context(open(folder / file.name, "wb", buffering=0))
+            target.write(header_bytes(stored))
+            place = target.tell()
+            for name in names:
+                size, role = merge.stored_info(name).nbytes, merge.copied_from(name)
+                info = merge.sources[role].stored(name) if role is not None else None
+                if role is None or info is None:
+                    tasks.append((size, partial(_compute, merge, name, target, place)))
+                elif name in known.get(role, {}):
+                    _add(ranges, _Range(info.file, info.offset, target, place, size))
+                    digests[name] = known[role][name]
+                else:
+                    tasks.append((size, partial(_carry, name, info, target, place)))
+                place += size
+            target.truncate(place)
+        ordered = [task for _, task in sorted(tasks, key=lambda one: -one[0])]  # largest first
+        ordered += [partial(_copy, one) for one in ranges]
+        digests |= dict(found for found in in_threads(ordered, threads) if found is not None)
+    return dict(sorted(digests.items()))
+
+
+def _add(ranges: list[_Range], new: _Range) -> None:
+    """Neighbours in both files are one range."""
+    last = ranges[-1] if ranges else None
+    if (
+        last
+        and (last.source, last.target) == (new.source, new.target)
+        and (last.start + last.count, last.place + last.count) == (new.start, new.place)
+    ):
+        last.count += new.count
+    elif new.count:
+        ranges.append(new)
+
+
+def _carry(name: str, info: TensorInfo, target: BinaryIO, place: int) -> tuple[str, str]:
+    """One tensor as it is to its place; its digest, made of what is written while it is in the cache."""
+
+    def written() -> Iterator[memoryview]:
+        done = place
+        for piece in info.pieces():
+            _write(target, piece, done)
+            done += len(piece)
+            yield piece
+
+    return name, digest(info.dtype, info.shape, written(), f"{info.file}: {name}")
+
+
+def _copy(one: _Range) -> None:
+    """By copy_file_range, in the kernel (by reference where the file system can); by reading where there is none."""
+    with open(one.source, "rb", buffering=0) as source:
+        done = 0
+        while done < one.count:
+            try:
+                count = os.copy_file_range(
+                    source.fileno(), one.target.fileno(), one.count - done, one.start + done, one.place + done
+                )
+            except (OSError, AttributeError) as error:
+                if isinstance(error, OSError) and error.errno not in _NO_RANGES:
+                    raise OSError(error.errno, error.strerror, str(one.target.name)) from error
+                return _copy_by_reading(one, source, done)
+            if not count:
+                raise PipelineError(f"{one.source} became shorter while it was read: copy it again")
+            done += count
+    return None
+
+
+def _copy_by_reading(one: _Range, source: BinaryIO, done: int) -> None:
+    buffer = memoryview(bytearray(PIECE_BYTES))
+    while done < one.count:
+        count = os.preadv(source.fileno(), [buffer[: one.count - done]], one.start + done)
+        if not count:
+            raise PipelineError(f"{one.source} became shorter while it was read: copy it again")
+        _write(one.target, buffer[:count], one.place + done)
+        done += count
+
+
+def _compute(merge: Merge, name: str, target: BinaryIO, place: int) -> tuple[str, str]:
+    """One computed tensor to its place; its digest, made of what was written while it is in the cache."""
+    dtype, shape = merge.stored_dtype(name), merge.layout.info(name).shape
+    found = hashlib.sha256(f"{dtype} {list(shape)}\n".encode())  # as checkpoint.digest has it
+    for part in merge.pieces(name):
+        data = part.reshape(-1).view(np.uint8).data
+        found.update(data)
+        _write(target, data, place)
+        place += len(data)
+    return name, f"sha256:{found.hexdigest()}"
+
+
+def _write(target: BinaryIO, data: memoryview, place: int) -> None:
+    try:
+        while data:
+            count = os.pwrite(target.fileno(), data, place)
+            data, place = data[count:], place + count
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target.name)) from error
+
+
+def write_index(merge: Merge, folder: Path) -> None:
+    """The index of a checkpoint in shards, one or more, as transformers reads it."""
+    if [file.name for file in merge.layout.files] == ["model.safetensors"]:
+        return
+    headers = [read_header(folder / file.name) for file in merge.layout.files]
+    index = {
+        "metadata": {"total_size": sum(info.nbytes for header in headers for info in header.values())},
+        "weight_map": {name: merge.layout.info(name).file.name for name in merge.names},
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -> None:
+    """Config, generation config, tokenizer and chat template of one source; an adapter has no config.json.
+
+    `dtype`: torch's name of the merge's. transformers loads in the dtype that config.json names: a stale one would
+    round the merge again.
+    """
+    folders = [source.folder, *([source.base.folder] if hasattr(source, "base") else [])]
+    for name in COPIED:
+        there = next((one / name for one in folders if (one / name).is_file()), None)
+        if there and not (adapter and name == "config.json"):
+            shutil.copyfile(there, folder / name)
+    if dtype and not adapter and (source.config.get("dtype") or source.config.get("torch_dtype")) != dtype:
+        config = {key: value for key, value in source.config.items() if key != "torch_dtype"} | {"dtype": dtype}
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    if not adapter and hasattr(source, "base"):
+        (folder / "config.json").write_text(
+            json.dumps(source.config | ({"dtype": dtype} if dtype else {}), indent=2) + "\n"
+        )
+
+
+def readable(folder: Path) -> None:
+    """Let a group that shares the runs read them: safetensors and umasks leave files to their owner alone."""
+    folder.chmod(folder.stat().st_mode | 0o055)
+    for path in folder.iterdir():
+        if path.is_file():
+            path.chmod(0o644)

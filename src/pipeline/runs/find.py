@@ -1,0 +1,93 @@
+"""What RUN means: a folder, a name, a prefix, a snapshot, a model on the Hub or in the package."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from pipeline.errors import PipelineError
+from pipeline.hub.lock import key, read_lock
+from pipeline.runs.manifest import MANIFEST, read_manifest
+from pipeline.runs.run import External, Folder, Parent
+
+# ---------------------------------------------------------------------------------------------------- finding one
+
+
+def find(reference: str, runs_dir: Path, knob: str, revision: str | None = None) -> Parent:
+    """What RUN means: a folder (has a / or starts with .), a run's exact name, or a unique prefix of one.
+
+    hub:org/name is a model on the hub, package:folder one that is shipped with this package, RUN@STEP a snapshot. A
+    model that stage=prefetch locked is known by its revision, and is its folder in the hub's cache.
+
+    Raises:
+        PipelineError: nothing or more than one thing is meant, or the folder is no finished run and no model.
+    """
+    if not reference:
+        raise PipelineError(f"{knob} is empty: give {knob}=RUN, a finished run, a folder with a model, or hub:org/name")
+    if reference.startswith("hub:"):
+        name = reference.removeprefix("hub:")
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+            raise PipelineError(f"{knob}={reference} is no model of the hub: write hub:org/name")
+        hub = key(name, revision)
+        pinned, folder = read_lock(runs_dir).model(hub) or (None, Path(name))
+        identity = f"{reference}@{pinned}" if pinned else reference
+        return External(Path(name).name, hashlib.sha256(identity.encode()).hexdigest(), folder, hub)
+    if reference.startswith("package:"):
+        return from_folder(Path(__file__).parents[1] / reference.removeprefix("package:"), knob, runs_dir)
+    name, at, step = reference.rpartition("@")
+    if at and step.isdigit() and not Path(reference).is_dir():
+        return snapshot(find(name, runs_dir, knob), int(step), knob)
+    if "/" in reference or reference.startswith("."):
+        return from_folder(Path(reference), knob, runs_dir)
+    names = [path.parent.name for path in sorted(runs_dir.glob(f"{glob.escape(reference)}*/{MANIFEST}"))]
+    if reference in names:
+        names = [reference]
+    if len(names) == 1:
+        return from_folder(runs_dir / names[0], knob, runs_dir)
+    if names:
+        raise PipelineError(
+            f"{knob}={reference} means more than one run: {', '.join(names[:6])}; give more of the name"
+        )
+    if (runs_dir / reference).is_dir():
+        return from_folder(runs_dir / reference, knob, runs_dir)
+    known = [path.parent.name for path in sorted(runs_dir.glob(f"*/{MANIFEST}"))]
+    raise PipelineError(f"{knob}={reference} is no finished run of {runs_dir}{near(reference, known)}")
+
+
+def snapshot(training: Parent, step: int, knob: str) -> Parent:
+    """RUN@STEP. One that stage=clean freed is still known by its weights' digests."""
+    folder = training.folder / "snapshots" / f"step-{step}"
+    manifest = read_manifest(folder)
+    if manifest is None:
+        there = (read_manifest(training.folder) or {"facts": {}})["facts"].get("snapshots", {})
+        told = f"there are {', '.join(there)}" if there else "it was trained without sft.snapshot_every"
+        raise PipelineError(f"{knob}={training.name}@{step}: {training.name} has no snapshot of that step; {told}")
+    return External(manifest["name"], manifest["hash"], folder)
+
+
+def near(word: str, known: list[str]) -> str:
+    """'; did you mean a, b' where something is near, else what there is."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, known, n=3, cutoff=0.5)
+    return f"; did you mean {', '.join(close)}" if close else f"; there are {', '.join(known[:8]) or 'none'}"
+
+
+def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
+    folder = Path(os.path.normpath(folder))
+    if not folder.is_dir():
+        raise PipelineError(f"{knob}={folder} is not a folder: name a finished run, or a folder with a model")
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        return External(manifest["name"], manifest["hash"], folder)
+    files = [path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".model", ".jinja")]
+    described = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+    if not described or not any(path.suffix == ".safetensors" for path in files):
+        raise PipelineError(
+            f"{knob}={folder} has no {MANIFEST}, so it is no finished run, "
+            "and no config.json with safetensors, so it is no model"
+        )
+    return Folder(folder, tuple(files), runs_dir)

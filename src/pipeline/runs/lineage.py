@@ -1,0 +1,83 @@
+"""Which base a model was trained from, and what it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.stages import MergeStage, RunStage, TrainStage
+from pipeline.errors import PipelineError
+from pipeline.runs.find import find, from_folder
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import External, Parent, Run, Snapshot, folder_of
+
+
+def one_base(bases: Sequence[tuple[str, Parent | None]], what: str, remedy: str = "") -> Any:
+    """The base that all were trained from, of each expert's name and base; None: they were made from nothing.
+
+    Raises:
+        PipelineError: they have different ones.
+    """
+    if len({base and base.hash for _, base in bases}) > 1:
+        told = ", ".join(f"{name} from {base.name if base else 'nothing'}" for name, base in bases)
+        raise PipelineError(f"{what} have different bases ({told}): name experts of one base{remedy}")
+    return bases[0][1]
+
+
+def recorded_base(expert: Parent) -> Parent | None:
+    """The base that a training says it began from, made or not; None for what is no training, or does not say."""
+    expert = expert.run if isinstance(expert, Snapshot) else expert
+    if isinstance(expert, Run):
+        return expert.parents.get("model")
+    manifest = (read_manifest(expert.folder) if expert.folder.is_dir() else None) or {"parents": {}}
+    base = manifest["parents"].get("model")
+    return External(base["name"], base["hash"], expert.folder) if base else None
+
+
+def gives_adapter(expert: Parent) -> bool:
+    """Whether a run holds, or will hold, a LoRA adapter and no whole model."""
+    if isinstance(expert, Run) and isinstance(expert.config, TrainStage):
+        return getattr(expert.config.sft, "adapter", "none") != "none"
+    if isinstance(expert, Run) and isinstance(expert.config, MergeStage):
+        merge = expert.config.merge
+        exact = merge.method != "ties" and not getattr(merge, "threshold", None) and merge.dtype is None
+        experts = [one for role, one in expert.parents.items() if role != "base"]
+        return merge.form != "dense" and exact and all(map(gives_adapter, experts))
+    return (expert.folder / "adapter_config.json").is_file()
+
+
+def base_of(expert: Parent, config: RunStage, key: str = "merge.experts") -> Parent:
+    """The base that an expert was trained from, by its plan or its manifest, or as its adapter_config.json names it."""
+    expert = expert.run if isinstance(expert, Snapshot) else expert
+    if isinstance(expert, Run):
+        planned = expert.parents.get("model") or expert.parents.get("base")
+        if planned is not None:
+            return planned
+    given = "base" if key == "checkpoint" else "merge.base"
+    manifest = (read_manifest(expert.folder) if expert.folder.is_dir() else None) or {"parents": {}}
+    recorded = manifest["parents"].get("model") or manifest["parents"].get("base")
+    ours = folder_of(recorded["hash"], Path(config.runs_dir)) if recorded else None
+    if ours:
+        return from_folder(ours, key, Path(config.runs_dir))
+    model = (manifest["config"].get("model") or {"path": manifest["facts"].get("base")}) if recorded else {}
+    path, revision = model.get("path"), model.get("revision")  # facts: of a select run
+    if not path:
+        path, revision = _named(expert, recorded, f"{key}: {expert.name}", f"{given}=RUN")
+    found = find(path, Path(config.runs_dir), key, revision)
+    if isinstance(found, External) and revision and not found.folder.is_dir():
+        return replace(found, folder=Path(f"{found.folder}@{revision}"))
+    return found
+
+
+def _named(expert: Parent, recorded: dict[str, str] | None, who: str, remedy: str) -> tuple[str, str | None]:
+    """The RUN, and its revision on the hub, that the adapter_config.json of an expert names as its base."""
+    if (expert.folder / "adapter_config.json").is_file():
+        from pipeline.merge.adapters import named_base
+
+        base, revision = named_base(expert.folder)
+        return (str(base.resolve()), None) if base.is_dir() else (f"hub:{base}", revision)
+    if recorded:
+        raise PipelineError(f"{who}: its base {recorded['name']} is not in runs_dir: give {remedy}")
+    raise PipelineError(f"{who} does not say which base it was trained from; name an sft run, or give {remedy}")

@@ -1,0 +1,137 @@
+"""Making a run: in its work folder, its manifest last, published by one rename."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import PipelineError
+from pipeline.files import fingerprints, write_atomically
+from pipeline.hub.lock import read_lock
+from pipeline.runs.lease import lock_of
+from pipeline.runs.manifest import MANIFEST, read_manifest
+from pipeline.runs.provenance import environment, git_state, machine, versions, without_credentials
+from pipeline.runs.run import External, Folder, Run, changes, check_unchanged, content, known_by_tensors
+
+
+def why_not_finished(run: Run) -> str | None:
+    """None where the run is finished and still valid, else the reason in a few words; parents are taken as they are."""
+    manifest = read_manifest(run.folder)
+    if manifest is None:
+        return _nearest(run) or "never made"
+    for role, parent in run.parents.items():
+        current = content(parent)
+        if current is not None and current != manifest["parents"][role]["content"]:
+            return f"its {role} {parent.name} was made again with other contents"
+    return None
+
+
+def _nearest(run: Run) -> str | None:
+    """How this run differs from the finished one of the same stage that is most like it: 'sft.steps 120 -> 200'."""
+    best: list[str] | None = None
+    for folder in sorted(run.runs_dir.glob(f"{glob.escape(run.label)}-*")):
+        manifest = read_manifest(folder)
+        if manifest is None or manifest["decided_by"]["stage"] != run.config.stage:
+            continue
+        changed = changes(manifest["decided_by"], run.decided_by)
+        if best is None or len(changed) < len(best):
+            best = changed
+    return "changed: " + ", ".join(best[:3]) if best else None
+
+
+def make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], predicted_seconds: float | None = None) -> Path:
+    """Make the run unless it is finished, and give its folder.
+
+    On one host two processes that ask for the same run meet at its lock: one works, the other waits and uses the
+    result.
+    """
+    from filelock import Timeout
+
+    from pipeline.train.disk import check_room
+
+    run.work.parent.mkdir(parents=True, exist_ok=True)
+    lock = lock_of(run.work)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(f"{run.name}: another process is making it; waiting", file=sys.stderr)
+        lock.acquire()
+    try:
+        if (run.work / MANIFEST).is_file():
+            publish(run.work, run.folder)  # killed between its manifest and its rename
+        if not run.config.redo and why_not_finished(run) is None:
+            check_unchanged(run.folder)
+            return run.folder
+        if run.folder.exists() and read_manifest(run.folder) is None:
+            raise PipelineError(
+                f"{run.folder} has no {MANIFEST}, so no run made it: move it away, its name is this run's"
+            )
+        for parent in run.parents.values():
+            check_unchanged(parent.folder)
+            if isinstance(parent, External) and parent.hub in read_lock(run.runs_dir).models:
+                read_lock(run.runs_dir).check_model(parent.hub)
+        check_room(run)
+        attempt = (read_manifest(run.folder) or {"attempt": 0})["attempt"] + 1
+        _make(run, stage, attempt, predicted_seconds)
+        return run.folder
+    finally:
+        lock.release()
+
+
+def _make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], attempt: int, predicted: float | None) -> None:
+    from pipeline.runs import resume
+    from pipeline.runs.tracking import tracked
+
+    earlier = resume.begin(run)
+    begun, started = time.perf_counter(), datetime.now(UTC)
+    with tracked(run, attempt) as tracker:
+        facts = stage(run, run.work, tracker)
+    resume.forget(run.work)
+    for parent in run.parents.values():
+        if isinstance(parent, Folder) and parent.changed:
+            raise PipelineError(f"{parent.folder} was changed while {run.label} was made of it: ask for it again")
+    manifest = {
+        "name": run.name,
+        "hash": run.hash,
+        "attempt": attempt,
+        "decided_by": run.decided_by,
+        "config": asdict(run.config),
+        "parents": {
+            role: {"name": parent.name, "hash": parent.hash, "content": content(parent)}
+            for role, parent in run.parents.items()
+        },
+        "facts": facts,
+        "files": fingerprints(run.work, known_by_tensors(run.work, facts.get("weights", {}).get("digests", {}))),
+        "git": git_state(),
+        "versions": versions(),
+        "machine": machine(),
+        "environment": environment(),
+        "started": started.isoformat(timespec="seconds"),
+        "cost": {
+            "seconds": round(earlier + time.perf_counter() - begun, 3),
+            "predicted_seconds": predicted,
+            "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        },
+    }
+    write_atomically(run.work / MANIFEST, json.dumps(without_credentials(manifest), indent=1))
+    publish(run.work, run.folder)
+
+
+def publish(work: Path, folder: Path) -> None:
+    """Rename the finished work folder to its place; what was there (an earlier attempt) goes first to the work side."""
+    old = work.with_name(f"{work.name}.replaced")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.is_dir():
+        os.rename(folder, old)
+    os.rename(work, folder)
+    shutil.rmtree(old, ignore_errors=True)

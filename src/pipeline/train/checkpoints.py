@@ -1,0 +1,274 @@
+"""The life of a training: snapshots, resume points, an early look at what it will save, and an end in good order.
+
+A training that is killed goes on from its resume point and ends with the bits, and the log, that it would have had.
+Beside what the trainer saves (weights, optimizer, schedule, generators), that takes what it holds between two lines of
+the log (the sums behind the mean losses, the tokens so far), which it forgets.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import torch
+from transformers import TrainerCallback
+
+from pipeline.config.stages import TrainStage
+from pipeline.config.training import Sft
+from pipeline.errors import PipelineError
+from pipeline.runs import resume
+from pipeline.runs.provenance import machine, versions
+from pipeline.train.reload_check import check_saved
+from pipeline.train.steps import kept, snapshot_steps
+from pipeline.train.updates import local
+
+if TYPE_CHECKING:
+    from pipeline.runs.run import Run
+    from pipeline.runs.tracking import Tracker
+
+
+BETWEEN_LOGS = (  # of the trainer: its own sums since the last log, and those of a side
+    *("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_total_train_tokens", "current_flos"),
+    *("sums", "counts", "measured"),
+)
+
+Save = Callable[[Path], dict[str, Any]]  # weights, tokenizer and configs into a folder; their root and digests
+
+
+class Life(TrainerCallback):
+    """Snapshots and resume points, as the trainer's steps go by.
+
+    Args:
+        trainer: a transformers Trainer, its number of steps planned.
+        save: writes what the run would end with if it ended now.
+        base: the folder of the base, which adapters are checked on.
+    """
+
+    def __init__(self, trainer: Any, run: Run, tracker: Tracker, save: Save, base: Path | None = None) -> None:
+        config = run.config
+        assert isinstance(config, TrainStage)
+        self.trainer, self.run, self.tracker, self.save, self.base = trainer, run, tracker, save, base
+        self.sft: Sft = config.sft
+        self.first = trainer.args.process_index == 0
+        self.validated = trainer.eval_dataset is not None
+        self.steps = snapshot_steps(self.sft.snapshot_every, self.sft.batch_size, trainer.args.max_steps)
+        if self.sft.snapshot_keep and self.sft.snapshot_keep_by == "validation_loss" and not self.validated:
+            raise PipelineError("sft.snapshot_keep_by=validation_loss needs a validation set: give data.validation=N")
+        self.record = resume.usable(run)
+        self.snapshots: dict[str, dict[str, Any]] = self.record["snapshots"] if self.record else {}
+        self.before: float = self.record["seconds"] if self.record else 0.0  # seconds of earlier attempts
+        self.resumed: list[dict[str, Any]] = self.record["resumed"] if self.record else []
+        self.can_go_on = self.record is not None  # a resume point is there
+        self.asked_to_stop: str | None = None
+        self.begun = self.beat = self.saved = time.monotonic()
+        if self.record:
+            self._refuse_other_processes(self.record)
+            tied = "There were missing keys"  # the trainer says so of a tied head
+            logging.getLogger("transformers.trainer").addFilter(lambda told: tied not in told.getMessage())
+
+    @property
+    def resume_from(self) -> str | None:
+        return str(resume.point(self.run.work, self.record)) if self.record else None
+
+    @property
+    def seconds(self) -> float:
+        """Of training, those before an interruption included."""
+        return self.before + time.monotonic() - self.begun
+
+    def finish(self, weights: dict[str, Any]) -> dict[str, Any]:
+        """For the manifest: the snapshots that stayed, and where the training was taken up again.
+
+        A snapshot of the last step shares its files with the run's own weights.
+        """
+        for step, entry in self.snapshots.items():
+            if not self._folder(step).is_dir():
+                raise PipelineError(f"{self.run.work} lost snapshots/step-{step}: remove that folder and run it again")
+            if entry["root"] == weights["root"]:
+                share(self._folder(step), self.run.work)
+        found = {"snapshots": self.snapshots} if self.steps else {}
+        return {**found, **({"resumed": self.resumed} if self.resumed else {})}
+
+    # ------------------------------------------------------------------------------------------ the trainer's events
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.begun = self.beat = self.saved = time.monotonic()
+        if not self.record:
+            return
+        folder = resume.point(self.run.work, self.record)
+        here = "cpu" if args.device.type == "cpu" else args.device  # torch cannot restore to cpu:0, as gloo calls it
+        held = torch.load(folder / f"between_logs_{args.process_index}.pt", weights_only=True, map_location=here)
+        for name, value in held["numbers"].items():
+            if isinstance(value, dict):
+                getattr(self.trainer, name).update(value)
+            else:
+                setattr(self.trainer, name, value)
+        self.trainer._initial_global_step = 0
+        for mode, metrics in held["metrics"].items():
+            self.trainer._metrics[mode].update(metrics)
+        self.resumed.append({"step": self.record["step"], "made_with": self.record["made_with"]})
+        if self.first:
+            self._restore_log(folder / "log.jsonl")
+            tell(f"{self.run.name}: goes on after step {self.record['step']}")
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.beat = time.monotonic()
+
+    on_prediction_step = on_substep_end
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.beat, step = time.monotonic(), state.global_step
+        if step == 1 and self.sft.check_saved:
+            self._check()
+        if step in self.steps:
+            if self.validated:
+                control.should_evaluate = True  # the snapshot is taken with its loss
+            else:
+                self._snapshot(step)
+        if self._is_due() and step < args.max_steps:
+            refuse_broken(self.trainer.model, step)
+            control.should_save = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        step, loss = state.global_step, (logs or {}).get("eval_loss")
+        if step in self.steps and str(step) not in self.snapshots and loss is not None:
+            self._snapshot(step, loss)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The trainer has written its checkpoint: make it the resume point."""
+        beside = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        numbers = {name: getattr(self.trainer, name) for name in BETWEEN_LOGS}
+        held = {
+            "numbers": {name: dict(value) if isinstance(value, dict) else value for name, value in numbers.items()},
+            "metrics": {mode: dict(metrics) for mode, metrics in self.trainer._metrics.items()},
+        }
+        torch.save(held, beside / f"between_logs_{args.process_index}.pt")
+        self.trainer.accelerator.wait_for_everyone()
+        if self.first:
+            (beside / "training_args.bin").unlink(missing_ok=True)
+            log = self.run.work / "log.jsonl"
+            (beside / "log.jsonl").write_bytes(log.read_bytes() if log.is_file() else b"")
+            facts = {
+                "snapshots": self.snapshots, "seconds": self.seconds, "resumed": self.resumed,
+                "processes": args.world_size, "made_with": made_with(),
+            }  # fmt: skip
+            resume.write(self.run, beside, state.global_step, facts)
+        self.trainer.accelerator.wait_for_everyone()
+        self.can_go_on = True
+        self.beat = self.saved = time.monotonic()
+        if self.asked_to_stop:
+            told = f"{self.asked_to_stop}: {self.run.name} stopped after step {state.global_step}"
+            if self.first:
+                tell(f"{told}, its resume point is written; the same command goes on")
+            raise SystemExit(resume.UNFINISHED)
+
+    # ------------------------------------------------------------------------------------------ what they do
+
+    def _is_due(self) -> bool:
+        """Whether a resume point is to be written now. Processes agree: all that one of them wants."""
+        every = self.sft.resume_minutes
+        timely = every is not None and time.monotonic() - self.saved >= 60 * every
+        wanted = 2 if self.asked_to_stop else int(timely)
+        if self.trainer.args.world_size > 1:
+            shared = torch.tensor(wanted, device=self.trainer.args.device)
+            torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
+            wanted = int(shared)
+        if wanted == 2:
+            self.asked_to_stop = self.asked_to_stop or "asked to stop"
+        return wanted > 0
+
+    def _folder(self, step: int | str) -> Path:
+        return self.run.work / resume.SNAPSHOTS / f"step-{step}"
+
+    def _snapshot(self, step: int, loss: float | None = None) -> None:
+        """All processes come here together; the first writes."""
+        refuse_broken(self.trainer.model, step)
+        entry: dict[str, Any] = {"step": step, "samples": step * self.sft.batch_size, "validation_loss": loss}
+        with same_random_numbers():
+            entry |= self.save(self._folder(step))
+        self.snapshots[str(step)] = entry
+        stay = kept(self.snapshots, self.sft.snapshot_keep, self.sft.snapshot_keep_by)
+        for gone in self.snapshots.keys() - stay:
+            del self.snapshots[gone]
+            if self.first:
+                shutil.rmtree(self._folder(gone), ignore_errors=True)
+        self.beat = time.monotonic()
+
+    def _check(self) -> None:
+        folder = self.run.work / "check"
+        with same_random_numbers():
+            self.save(folder)
+            check_saved(self.trainer, folder, self.base)
+        if self.first:
+            shutil.rmtree(folder)
+        self.beat = time.monotonic()
+
+    def _restore_log(self, kept_log: Path) -> None:
+        """The log as it was at the resume point; told again to the tracker, whose files went with the attempt."""
+        (self.run.work / "log.jsonl").write_bytes(kept_log.read_bytes())
+        for line in kept_log.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            step = row.pop("step")
+            self.tracker.log({f"train/{key}": value for key, value in row.items()}, step=step)
+
+    def _refuse_other_processes(self, record: dict[str, Any]) -> None:
+        processes = self.trainer.args.world_size
+        if record["processes"] != processes:
+            raise PipelineError(
+                f"the resume point of {self.run.name} was written by {record['processes']} processes and this is "
+                f"{processes}: start {record['processes']}, or remove {self.run.work} to begin anew"
+            )
+        was, now = record["made_with"], made_with()
+        changed = [f"{key} {was.get(key)} -> {now[key]}" for key in now if now[key] != was.get(key)]
+        if changed:
+            tell(f"{self.run.name} goes on with another {', '.join(changed)}: bits may differ")
+
+
+def tell(what: str) -> None:
+    """To standard error, above the bar."""
+    from tqdm import tqdm
+
+    tqdm.write(what, file=sys.stderr)
+
+
+def made_with() -> dict[str, Any]:
+    """What bits may depend on besides the configuration."""
+    here = machine()
+    return {"torch": versions()["torch"], **{key: here[key] for key in ("processor", "device", "threads")}}
+
+
+def refuse_broken(model: Any, step: int) -> None:
+    """Raise for the first parameter that is not finite, so that nothing broken is kept."""
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(local(parameter.detach())).all():
+            raise PipelineError(f"{name} is not finite after step {step}: lower sft.learning_rate or sft.max_grad_norm")
+
+
+def share(folder: Path, twin: Path) -> None:
+    """Make the weight files of two folders with the same weights one, where the file system has links."""
+    for path in folder.glob("*.safetensors"):
+        other = twin / path.name
+        if other.is_file() and other.stat().st_size == path.stat().st_size:
+            beside = path.with_suffix(".link")
+            with suppress(OSError):
+                os.link(other, beside)
+                os.replace(beside, path)
+
+
+@contextmanager
+def same_random_numbers() -> Iterator[None]:
+    """Whatever is drawn inside, training goes on with the numbers that it would have had."""
+    python, numbers = random.getstate(), numpy.random.get_state()
+    with torch.random.fork_rng():
+        yield
+    random.setstate(python)
+    numpy.random.set_state(numbers)

@@ -1,0 +1,85 @@
+"""What a run will write, and whether the disk has room for it: asked before the work."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from typing import Any
+
+from pipeline.config.stages import TrainStage
+from pipeline.errors import PipelineError
+from pipeline.models.anatomy import anatomy
+from pipeline.models.checkpoint import Checkpoint
+from pipeline.models.partition import sides
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import Run
+from pipeline.train.memory import bytes_per_parameter
+from pipeline.train.steps import snapshot_steps
+
+SPARE_BYTES = 64 * 2**20  # logs, tables, W&B's files
+
+
+def check_room(run: Run) -> None:
+    """Refuse a run that the disk has no room for.
+
+    Raises:
+        PipelineError: what is free, what is needed, and what for.
+    """
+    needs = bytes_needed(run)
+    needed, free = sum(needs.values()) + SPARE_BYTES, shutil.disk_usage(run.runs_dir).free
+    if free < needed:
+        parts = ", ".join(f"{size / 2**30:.1f} {what}" for what, size in needs.items() if size)
+        told = f"{free / 2**30:.1f} GB free, about {needed / 2**30:.1f} GB needed{f' ({parts})' if parts else ''}"
+        remedy = "free some (stage=clean), or give another runs_dir"
+        raise PipelineError(f"runs_dir={run.runs_dir} is too full for {run.label}: {told}; {remedy}")
+
+
+def bytes_needed(run: Run) -> dict[str, int]:
+    """What for -> bytes. A merge weighs what its heaviest parent does; a training writes weights, one resume point
+    beside the one before it, and snapshots."""
+    if run.config.stage == "merge":
+        files = (parent.folder.glob("*.safetensors") for parent in run.parents.values())
+        return {"weights": max((sum(path.stat().st_size for path in found) for found in files), default=0)}
+    if not isinstance(run.config, TrainStage):
+        return {}
+    sft = run.config.sft
+    whole, trained = parameters(run)
+    held = 2 if sft.weights == "bfloat16" and sft.adapter == "none" else 4  # bytes of a trained weight
+    kept = trained if sft.adapter == "lora" else whole  # an expert of adapters is them alone
+    weights = kept * (2 if sft.save_dtype == "bfloat16" else held)
+    states = trained * (bytes_per_parameter(sft) - 2 * held)  # what is neither weight nor gradient
+    points = 1 if sft.resume_minutes is None else 2
+    return {
+        "weights": weights,
+        "resume points": points * (kept * held + states),
+        "snapshots": weights * snapshots(run),
+    }
+
+
+def parameters(run: Run) -> tuple[int, int]:
+    """(of the whole model, of what is trained), by the headers of its files; 0 where it is not on this disk yet."""
+    config = run.config
+    assert isinstance(config, TrainStage)
+    if "model" not in run.parents or not (run.parents["model"].folder / "config.json").is_file():
+        return 0, 0
+    infos = Checkpoint.open(run.parents["model"].folder).infos
+    sizes = {name: math.prod(info.shape) for name, info in infos.items()}
+    sft, trained = config.sft, set(sizes)
+    if config.partition is not None:
+        side_of = sides(config.partition, anatomy(sizes))
+        wanted = (sft.side,) if sft.method == "partial" else ("math", "language")
+        trained = {name for name, side in side_of.items() if side in wanted}
+    if sft.adapter == "none":
+        return sum(sizes.values()), sum(sizes[name] for name in trained)
+    modules = [name for name in trained if name.endswith(tuple(f".{target}.weight" for target in sft.lora_targets))]
+    return sum(sizes.values()), sum(sft.lora_rank * sum(infos[name].shape) for name in modules)
+
+
+def snapshots(run: Run) -> int:
+    """How many lie on the disk at once: one more than are kept."""
+    config: Any = run.config
+    manifest = read_manifest(run.parents["data"].folder) if "data" in run.parents else None
+    rows = (manifest or {"facts": {}})["facts"].get("counts", {}).get("train", config.data.size or 0)
+    steps = config.sft.steps or rows * config.sft.epochs // config.sft.batch_size
+    count = len(snapshot_steps(config.sft.snapshot_every, config.sft.batch_size, steps))
+    return min(count, config.sft.snapshot_keep + 1) if config.sft.snapshot_keep else count

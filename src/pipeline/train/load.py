@@ -1,0 +1,98 @@
+"""The base and its tokenizer, loaded or made from nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from pipeline.data.sources import Example
+from pipeline.errors import PipelineError
+from pipeline.hub.models import local
+from pipeline.models.skeleton import skeleton
+
+if TYPE_CHECKING:
+    from pipeline.runs.run import Run
+
+
+def base_of(run: Run) -> Path | None:
+    """The folder of the base, fetched where it is the hub's; None for a model that is made from nothing."""
+    if "model" not in run.parents:
+        return None
+    return local(run.parents["model"].folder, run.config.model.revision)  # type: ignore[attr-defined]
+
+
+def load_tokenizer(run: Run, examples: list[Example], base: Path | None) -> Any:
+    """The tokenizer beside the weights, that of data_root, or a byte-level BPE made from the training text."""
+    model = run.config.model  # type: ignore[attr-defined]
+    if model.tokenizer == "bpe":
+        return make_bpe(examples, model.vocab_size)
+    of_root = model.tokenizer == "data_root"
+    folder: Any = run.parents["data_root"].folder / "tokenizer" if of_root else base
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise PipelineError(
+            f"{folder} has no tokenizer: put tokenizer.json and tokenizer_config.json beside the weights"
+        ) from error
+    if tokenizer.eos_token is None:
+        raise PipelineError(
+            f"the tokenizer of {folder} has no end-of-sequence token: set eos_token in tokenizer_config.json"
+        )
+    return tokenizer
+
+
+def check_base(base: Path, tokenizer: Any) -> None:
+    """Refuse a base, by its headers, that lacks tensors or has others than its config, or fewer rows than tokens."""
+    model = skeleton(base, "model.path")
+    if getattr(model.config, "quantization_config", None):
+        raise PipelineError(
+            f"model.path={base} is quantized, as its config.json says: give the model that it was made of"
+        )
+    rows = model.get_input_embeddings().weight.shape[0]
+    beyond = {index: token for token, index in tokenizer.get_vocab().items() if index >= rows}
+    if beyond:
+        first = min(beyond)
+        raise PipelineError(
+            f"the tokenizer of {tokenizer.name_or_path or base} has {len(beyond)} tokens beyond the {rows} rows of the "
+            f"embedding of {base}, the first {beyond[first]!r} (id {first}): use the model's own tokenizer, or resize "
+            "the embedding"
+        )
+
+
+def make_bpe(examples: list[Example], vocab_size: int) -> Any:
+    """A byte-level BPE of `vocab_size` pieces, three of them special, from the training text in its order."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=["<s>", "</s>", "<pad>"], initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator((value for example in examples for value in example.values()), trainer)
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+
+
+def load_model(run: Run, tokenizer: Any, base: Path | None) -> Any:
+    """The base's weights in sft.weights (fp32 master weights by default), or drawn from the seed (init=random)."""
+    weights = run.config.sft.weights  # type: ignore[attr-defined]
+    model = run.config.model  # type: ignore[attr-defined]
+    attention = {"attn_implementation": model.attn_implementation}
+    if model.init == "random":
+        fields = dict(model.architecture)
+        ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
+        config = AutoConfig.for_model(fields.pop("model_type"), vocab_size=len(tokenizer), **ids, **fields)
+        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, weights), **attention)
+    assert base is not None
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            base, dtype=getattr(torch, weights), use_safetensors=True, **attention
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise PipelineError(f"model.path={base} could not be loaded: {error}") from error

@@ -1,0 +1,237 @@
+"""Stages sft and cpt: load a base (or make one from nothing), choose what is trained, train, save, take the digests.
+
+All ways to train go through TRL's SFTTrainer: prompts and completions with the loss on the completion, or plain text
+with the loss on all of it, strung together with an end of sequence between documents and cut into rows of seq_length
+tokens (sft.packing, cpt's default).
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PrinterCallback, set_seed
+from trl import SFTConfig
+
+from pipeline.config.stages import TrainStage
+from pipeline.config.training import Sft
+from pipeline.data.rows import read_jsonl
+from pipeline.errors import PipelineError
+from pipeline.train.examples import by_side, dataset, halves, measure
+from pipeline.train.load import base_of, check_base, load_model, load_tokenizer
+from pipeline.train.memory import bytes_per_parameter, micro_batches, refuse_without_room
+from pipeline.train.optim import schedule
+from pipeline.train.processes import together
+from pipeline.train.progress import Progress
+from pipeline.train.save import left_of_training, save
+from pipeline.train.simultaneous import Alternating, refuse_flat_shards, steps_of_sides
+from pipeline.train.trainable import choose
+from pipeline.train.trainer import Trainer
+from pipeline.train.watchdog import alive
+
+if TYPE_CHECKING:
+    from pipeline.runs.run import Run
+    from pipeline.runs.tracking import Tracker
+
+
+def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
+    """The sft or cpt stage. Gives weights, token and step counts, what was truncated, and the losses."""
+    return together(train, run, work, tracker)
+
+
+def train(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
+    """The stage in one of its processes; the first saves and answers."""
+    config = run.config
+    assert isinstance(config, TrainStage)
+    quiet()
+    torch.use_deterministic_algorithms(config.deterministic)
+    set_seed(config.seed)
+
+    data = run.parents["data"].folder
+    examples, validation = read_jsonl(data / "train.jsonl"), read_jsonl(data / "validation.jsonl")
+    base = base_of(run)
+    tokenizer = load_tokenizer(run, examples, base)
+    if base is not None:
+        check_base(base, tokenizer)
+    lengths = measure(examples, tokenizer, config.sft, base, validation)
+    model, parts = choose(load_model(run, tokenizer, base), config.sft, config.partition)
+    numbers = size_of(model, config.sft)
+    refuse_without_room(numbers["training_bytes"], gpu_memory(), config.sft)
+
+    trainer, steps, sides = trainer_of(config, model, parts, tokenizer, examples, validation, work / "trainer")
+    first = trainer.is_world_process_zero()
+    if first:
+        warn_where_slow(config.sft)
+    progress = Progress(work / "log.jsonl", tracker, run.name, steps, config.sft)
+    if first:
+        trainer.add_callback(progress)
+    trainer.remove_callback(PrinterCallback)
+
+    def gathered() -> dict[str, Any] | None:
+        """Of shards the whole, by all processes together."""
+        return trainer.accelerator.get_state_dict(trainer.model) if trainer.is_fsdp_enabled else None
+
+    def save_to(folder: Path) -> dict[str, Any]:
+        """By all processes together; the first writes."""
+        whole = gathered()
+        return save(model, tokenizer, folder, config.sft.save_dtype, whole) if first else {}
+
+    with alive(trainer, run, tracker, save_to, base) as life:
+        result = trainer.train(resume_from_checkpoint=life.resume_from)
+    whole = gathered()
+    if not first:
+        return {}
+    weights = save(model, tokenizer, work, config.sft.save_dtype, whole)
+    shutil.rmtree(work / "trainer", ignore_errors=True)
+    if "cast" in weights and base is not None and not hasattr(model, "peft_config"):
+        named = {name: (whole or {}).get(name, p) for name, p in model.named_parameters()}
+        weights["cast"] |= left_of_training(named, base, getattr(torch, str(config.sft.save_dtype)))
+    return {
+        "weights": weights, "steps": steps, "loss": result.training_loss, "tokens": progress.tokens,
+        "tokens_per_second": round(progress.tokens / life.seconds, 1),
+        **lengths, **numbers, **sides, **life.finish(weights),
+    }  # fmt: skip
+
+
+def trainer_of(
+    config: TrainStage, model: Any, parts: Any, tokenizer: Any, examples: Any, validation: Any, output: Path
+) -> tuple[Trainer, int, dict[str, Any]]:
+    """The trainer of this way to train, its optimizer steps, and what it tells of its sides.
+
+    Joint sets are validated side by side, with as many rows of each.
+    """
+    sft = config.sft
+    joint = sft.method in ("mixed", "simultaneous")
+    args = arguments(config, text="text" in examples[0], validated=bool(validation), output=output)
+    held_out: Any = None
+    if validation:
+        held_out = halves(validation, sft) if joint else dataset(validation, sft)
+    shared: dict[str, Any] = {
+        "model": model, "args": args, "eval_dataset": held_out, "processing_class": tokenizer,
+        "sft": sft, "parts": parts,
+    }  # fmt: skip
+    if sft.method == "simultaneous":
+        alternating = Alternating(train_dataset=by_side(examples, sft), **shared)
+        of_sides, left_out = steps_of_sides(sft, {side: len(rows) for side, rows in alternating.sets.items()})
+        steps = sum(of_sides.values())
+        plan_steps(args, sft, steps)
+        return alternating, steps, {"steps_a_side": of_sides, "rows_left_out": left_out}
+    trainer = Trainer(train_dataset=dataset(examples, sft), **shared)
+    if config.partition is not None:
+        refuse_flat_shards(trainer)
+    rows = len(trainer.train_dataset)  # type: ignore[arg-type]
+    steps = steps_of(sft, rows)
+    plan_steps(args, sft, steps)
+    return trainer, steps, {"rows_left_out": rows * sft.epochs - steps * sft.batch_size}
+
+
+def size_of(model: Any, sft: Sft) -> dict[str, int]:
+    """Parameters, those that are trained, and the bytes that their weights, gradients and moments take."""
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    frozen = sum(p.numel() * p.element_size() for p in model.parameters() if not p.requires_grad)
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()), "trained_parameters": trained,
+        "training_bytes": trained * bytes_per_parameter(sft) + frozen,
+    }  # fmt: skip
+
+
+def gpu_memory() -> int | None:
+    """Bytes of the GPU that this process takes; None on a CPU."""
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
+
+
+def warn_where_slow(sft: Sft) -> None:
+    """One line where a training computes in bfloat16 on a CPU that has to imitate it."""
+    wide = {
+        "sft.precision=bf16": (sft.precision == "bf16", "sft.precision=fp32"),
+        "sft.optimizer=muon_adamw": (sft.optimizer == "muon_adamw", "sft.optimizer=adamw"),
+        "sft.weights=bfloat16": (sft.weights == "bfloat16", "sft.weights=float32"),
+    }
+    used = {knob: remedy for knob, (here, remedy) in wide.items() if here}
+    if used and not torch.cuda.is_available() and not cpu_has_bf16():
+        print(
+            f"warning: this CPU has no bfloat16 instructions, so {' and '.join(used)} can take 3 to 10 times as "
+            f"long as {' '.join(used.values())}, which is another run",
+            file=sys.stderr,
+        )
+
+
+def cpu_has_bf16() -> bool:
+    """Whether matrix products in bfloat16 run on instructions of their own (AVX512_BF16, AMX; bf16 on Arm).
+
+    oneDNN, which computes them, also says yes for AVX-512 without those, where it casts to fp32 and back.
+    """
+    if not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    return platform.machine() not in ("x86_64", "AMD64") or torch.cpu._is_avx512_bf16_supported()
+
+
+def quiet() -> None:
+    """One bar of ours in place of a dozen of the libraries', and no warning of what is theirs to mend."""
+    import warnings
+
+    import datasets
+    from transformers.utils import logging
+
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
+    datasets.disable_progress_bars()
+    logging.disable_progress_bar()
+
+
+def arguments(config: TrainStage, text: bool, validated: bool, output: Path) -> SFTConfig:
+    """Our recipe in the trainer's words. All that differs between its defaults and ours is set here."""
+    sft, seed = config.sft, config.seed
+    micro, passes = micro_batches(sft)
+    return SFTConfig(
+        output_dir=str(output), seed=seed, data_seed=seed, save_strategy="no", report_to="none",
+        per_device_train_batch_size=micro, per_device_eval_batch_size=micro,
+        gradient_accumulation_steps=passes,
+        learning_rate=sft.learning_rate, warmup_steps=sft.warmup_steps, weight_decay=sft.weight_decay,
+        adam_beta1=sft.adam_beta1, adam_beta2=sft.adam_beta2, max_grad_norm=sft.max_grad_norm,
+        max_length=sft.seq_length, packing=sft.packing, packing_strategy="wrapped",
+        completion_only_loss=None if text else sft.loss_on == "response",
+        bf16=sft.precision == "bf16", use_cpu=not torch.cuda.is_available(),
+        activation_checkpointing=sft.gradient_checkpointing,
+        train_sampling_strategy="random" if sft.shuffle else "sequential",
+        eval_strategy="steps" if validated else "no", logging_nan_inf_filter=False, disable_tqdm=True,
+        ddp_find_unused_parameters=sft.method == "simultaneous", **shards(sft),
+    )  # fmt: skip
+
+
+def shards(sft: Sft) -> dict[str, Any]:
+    """FSDP2 in the trainer's words. PipelineError where accelerate would use whole copies instead, in silence."""
+    if sft.parallel != "fsdp2" or sft.processes == 1:
+        return {}
+    if not torch.cuda.is_available():
+        raise PipelineError("sft.parallel=fsdp2 needs GPUs: on a CPU accelerate falls back to sft.parallel=ddp")
+    # not FSDP's own checkpointing, which renames the parameters
+    return {"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": True}}
+
+
+def plan_steps(args: SFTConfig, sft: Sft, steps: int) -> None:
+    """What depends on the number of steps, which packing alone decides: the schedule, when to log and to validate."""
+    args.max_steps = steps
+    if sft.warmup_steps >= steps and args.process_index == 0:
+        share = (steps - 1) / sft.warmup_steps  # the first step has rate 0
+        print(
+            f"warning: sft.warmup_steps={sft.warmup_steps} of {steps} steps: the rate ends at {share:.0%} of "
+            f"sft.learning_rate={sft.learning_rate} and is never reached; lower sft.warmup_steps",
+            file=sys.stderr,
+        )
+    args.lr_scheduler_type, args.lr_scheduler_kwargs = schedule(sft.schedule, steps, sft.decay_share)
+    args.logging_steps, args.eval_steps = max(1, steps // 200), max(1, steps // 4)
+
+
+def steps_of(sft: Sft, rows: int) -> int:
+    """Optimizer steps over rows as the trainer keeps them, packed or not. None is cycled beyond sft.epochs."""
+    there = rows * sft.epochs // sft.batch_size
+    if there == 0 or (sft.steps or 0) > there:
+        raise PipelineError(
+            f"sft.steps={sft.steps or 1} of sft.batch_size={sft.batch_size} need more rows than there are "
+            f"({rows} in each of sft.epochs={sft.epochs}): ask for fewer, or raise sft.epochs"
+        )
+    return sft.steps or there
