@@ -162,7 +162,7 @@ def one(name: str, folder: Path, threads: int | None) -> dict[str, float]:
         return live(folder, threads)
     if name in FOREIGN or name == HASHING:
         return foreign(name, folder, threads)
-    import pipeline.merge.engine  # noqa: F401  # what importing takes is timed with the process
+    import pipeline.merge.stage  # noqa: F401  # what importing takes is timed with the process
 
     begun, cpu = time.perf_counter(), time.process_time()
     merge = opened(name, folder)
@@ -175,10 +175,9 @@ def one(name: str, folder: Path, threads: int | None) -> dict[str, float]:
 
 def foreign(name: str, folder: Path, threads: int | None) -> dict[str, float]:
     """The command on folders without manifests, from what was composed to the finished run."""
-    import pipeline.merge.engine
-    import pipeline.resume
-    import pipeline.tracking  # noqa: F401  # what importing takes is timed with the process
-
+    import pipeline.merge.stage
+    import pipeline.runs.resume
+    import pipeline.runs.tracking  # noqa: F401  # what importing takes is timed with the process
     from pipeline.config.compose import compose
     from pipeline.files import sha256_of
     from pipeline.study.execute import one as make

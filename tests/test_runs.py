@@ -187,8 +187,8 @@ def test_a_finished_run_is_not_made_again(tmp_path: Path) -> None:
     manifest = read_manifest(folder)
     assert manifest is not None
     assert make(a_run(tmp_path), never) == folder
-    assert (manifest["name"], manifest["attempt"], list(manifest["files"])) == (folder.name, 1, ["train.jsonl"])
-    assert manifest["hash"].startswith(folder.name[-8:])
+    assert (manifest.name, manifest.attempt, list(manifest.files)) == (folder.name, 1, ["train.jsonl"])
+    assert manifest.hash.startswith(folder.name[-8:])
     keys = {"decided_by", "config", "parents", "facts", "git", "versions", "machine", "environment", "started", "cost"}
     assert keys <= manifest.keys()
     assert not list((tmp_path / ".work").glob("[0-9a-f]*[0-9a-f]"))  # only its lock is left
@@ -214,7 +214,7 @@ def test_two_runs_may_share_eight_digits_of_their_hashes(tmp_path: Path) -> None
     for run, folder, text in ((one, first, "one\n"), (two, second, "two\n")):
         assert make(run, never) == folder == run.folder and (folder / "train.jsonl").read_text() == text
         manifest = read_manifest(folder)
-        assert manifest is not None and (manifest["name"], manifest["hash"]) == (folder.name, run.hash)
+        assert manifest is not None and (manifest.name, manifest.hash) == (folder.name, run.hash)
         found = find(folder.name, tmp_path, "checkpoint")
         assert (found.hash, found.folder) == (run.hash, folder)
     again = of_digits(a_run(tmp_path, seed=2, redo=True))
@@ -237,7 +237,7 @@ def test_a_parent_is_known_by_all_digits_of_its_hash(tmp_path: Path) -> None:
     expert = a_run(tmp_path, {"model": base}, label="expert", seed=3)
     make(expert, writes(weights="expert"))
     manifest = read_manifest(expert.folder)
-    assert manifest is not None and manifest["parents"]["model"]["content"] == "base"
+    assert manifest is not None and manifest.parents["model"]["content"] == "base"
     assert label_of(find(base.folder.name, tmp_path, "base")) == "b" and len(base.folder.name) == len("b-") + 12
     found = find(expert.name, tmp_path, "checkpoint")
     assert base_of(found, compose([f"runs_dir={tmp_path}", *FULL["soup"].split()])).hash == base.hash  # type: ignore[arg-type]
@@ -322,7 +322,7 @@ def test_work_that_was_finished_and_not_renamed_is_published(tmp_path: Path, mon
 def test_redo_is_a_new_attempt_that_takes_the_place_of_the_old(tmp_path: Path) -> None:
     folder = make(a_run(tmp_path), writes("one\n"))
     assert make(a_run(tmp_path, redo=True), writes("two\n")) == folder
-    assert (folder / "train.jsonl").read_text() == "two\n" and read_manifest(folder)["attempt"] == 2  # type: ignore[index]
+    assert (folder / "train.jsonl").read_text() == "two\n" and read_manifest(folder).attempt == 2  # type: ignore[union-attr]
     assert not list((tmp_path / ".work").glob("*.replaced"))
     with pytest.raises(RuntimeError):
         make(a_run(tmp_path, redo=True), lambda *_: (_ for _ in ()).throw(RuntimeError))
@@ -344,7 +344,7 @@ def test_a_child_sees_that_its_parent_was_made_again(tmp_path: Path) -> None:
     reasons = unfinished(ordered([grandchild]))
     assert reasons[grandchild.hash] == f"its parent {child.name} is made first"
     assert make(child, writes()) == child.folder and why_not_finished(child) is None
-    assert read_manifest(child.folder)["attempt"] == 2  # type: ignore[index]
+    assert read_manifest(child.folder).attempt == 2  # type: ignore[union-attr]
     assert unfinished(ordered([grandchild])) == {}
 
 
@@ -419,7 +419,7 @@ def test_what_a_run_reference_means(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         make(a_run(tmp_path, label=label, seed=seed), writes()) for label, seed in (("math-a", 1), ("math-b", 2))
     )
     assert find(one.name, tmp_path, "x").folder == one
-    assert find("math-a", tmp_path, "x").hash == read_manifest(one)["hash"]  # type: ignore[index]
+    assert find("math-a", tmp_path, "x").hash == read_manifest(one).hash  # type: ignore[union-attr]
     assert find(str(two), tmp_path, "x").folder == two
     monkeypatch.chdir(tmp_path)
     assert find(f"./{two.name}", Path("elsewhere"), "x").name == two.name

@@ -48,10 +48,10 @@ def held(what: str, folder: Path, found: dict[str, Any]) -> None:
     manifest = read_manifest(folder)
     assert manifest is not None
     kept = json.loads(VALUES.read_text()) if VALUES.is_file() else {}
-    if os.environ.get("PIPELINE_WRITE_VALUES") and kept.get(what, {}).get("run") != manifest["hash"]:
-        kept[what] = {"run": manifest["hash"], "values": found}
+    if os.environ.get("PIPELINE_WRITE_VALUES") and kept.get(what, {}).get("run") != manifest.hash:
+        kept[what] = {"run": manifest.hash, "values": found}
         VALUES.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
-    assert kept.get(what, {}).get("run") == manifest["hash"], f"{what} has no values yet: PIPELINE_WRITE_VALUES=1"
+    assert kept.get(what, {}).get("run") == manifest.hash, f"{what} has no values yet: PIPELINE_WRITE_VALUES=1"
     far = moved(found, kept[what]["values"])
     assert not far, f"the values of {what} moved, raise VERSIONS[{what.split()[0]!r}] in config: {'; '.join(far)}"
 
@@ -85,14 +85,14 @@ def files(folder: Path) -> dict[str, str]:
     """sha256 of the data files. The tokenizer's format is its library's."""
     manifest = read_manifest(folder)
     assert manifest is not None
-    return {name: file["sha256"] for name, file in manifest["files"].items() if name.endswith(".jsonl")}
+    return {name: file["sha256"] for name, file in manifest.files.items() if name.endswith(".jsonl")}
 
 
 def test_data(world: Path, math_expert: Path) -> None:
     held("data world", world, files(world))
     manifest = read_manifest(math_expert)
     assert manifest is not None
-    folder = world.parent / manifest["parents"]["data"]["name"]
+    folder = world.parent / manifest.parents["data"]["name"]
     held("data", folder, files(folder))
 
 
@@ -214,7 +214,7 @@ def test_merge(make_run: Callable[..., Path], experts: list[str], method: str) -
     folder = make_run("stage=merge", *words, "merge.base=package:data/sandbox_base")
     manifest = read_manifest(folder)
     assert manifest is not None
-    held(f"merge {method}", folder, {"root": manifest["facts"]["weights"]["root"]})
+    held(f"merge {method}", folder, {"root": manifest.facts["weights"]["root"]})
 
 
 def test_analyze(make_run: Callable[..., Path], experts: list[str]) -> None:

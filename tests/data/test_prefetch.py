@@ -199,10 +199,8 @@ def test_a_table_is_fetched_locked_and_made_with_the_hub_off(place: Place) -> No
     data = next((place.folder / "runs").glob("data-sw-*"))
     card, manifest = (data / "data_card.md").read_text(), read_manifest(data)
     assert manifest is not None
-    assert (
-        manifest["facts"]["counts"]["inkuba"]["shared"] == {"mgsm": 1} and "Nzuri" in (data / "train.jsonl").read_text()
-    )
-    nllb = manifest["facts"]["counts"]["nllb"]
+    assert manifest.facts["counts"]["inkuba"]["shared"] == {"mgsm": 1} and "Nzuri" in (data / "train.jsonl").read_text()
+    nllb = manifest.facts["counts"]["nllb"]
     assert (nllb["rows"], nllb["broken"], nllb["low_score"], nllb["left"]) == (4, 1, 1, 2)
     assert f"| aya | CohereLabs/aya_dataset | {heads['datasets/CohereLabs/aya_dataset']} |" in card
     assert "Benchmark texts: mgsm 1, belebele 2, flores 2, global_mmlu 1, mbpp 2" in card

@@ -24,7 +24,7 @@ def adapters(runs_dir: Path, base: Path) -> list[str]:
 
     manifest = read_manifest(base)
     assert manifest is not None
-    model_parent = {"name": manifest["name"], "hash": manifest["hash"], "content": manifest["facts"]["weights"]["root"]}
+    model_parent = {"name": manifest.name, "hash": manifest.hash, "content": manifest.facts["weights"]["root"]}
     folders = []
     for seed, side in enumerate(("math", "language")):
         torch.manual_seed(seed)
@@ -69,7 +69,7 @@ def test_a_swap_of_adapters_is_an_adapter_and_scores_the_same_from_disk_and_from
     named = ["merge=layer_swap", f"merge.math={adapters[0]}", f"merge.language={adapters[1]}", "merge.bottom_layers=3"]
     written = make_run("stage=merge", *named)
     manifest = read_manifest(written)
-    assert manifest is not None and set(manifest["parents"]) == {"math", "language", "base"}
+    assert manifest is not None and set(manifest.parents) == {"math", "language", "base"}
     assert (written / "adapter_model.safetensors").is_file() and not (written / "model.safetensors").exists()
     asked = [*ASKED, f"data_root={world}"]
     from_disk = make_run("stage=eval", f"checkpoint={written}", *asked)

@@ -54,7 +54,7 @@ def test_a_swap_of_folders_is_theirs_tensor_by_tensor(pair, swap):
     found, math, language = (load_file(folder / "model.safetensors") for folder in (merged, *pair))
     for name, tensor in found.items():
         assert torch.equal(tensor, (language if ".layers.0." in name else math)[name]), name
-    assert read_manifest(merged)["facts"]["weights"]["digests"] == digest_tensors(merged)
+    assert read_manifest(merged).facts["weights"]["digests"] == digest_tensors(merged)
 
 
 def test_what_does_not_fit_is_refused_before_contents_are_hashed(pair, swap, monkeypatch):
@@ -79,7 +79,7 @@ def test_another_merge_of_the_same_folders_inherits_their_digests(swap, monkeypa
     monkeypatch.setattr(writing, "_carry", lambda name, *more: read.append(name) or real(name, *more))
     merged = swap("merge.bottom_layers=2")
     assert {name.split(".")[2] for name in read} == {"1"}  # of the language expert, for the first time
-    assert read_manifest(merged)["facts"]["weights"]["digests"] == digest_tensors(merged)
+    assert read_manifest(merged).facts["weights"]["digests"] == digest_tensors(merged)
     read.clear()
     swap("merge.bottom_layers=2", "redo=true")
     assert not read
@@ -104,7 +104,7 @@ def test_a_folder_that_changes_while_it_is_merged_is_refused(pair, swap, monkeyp
 def test_weights_of_a_run_are_known_by_their_tensors(swap, tmp_path):
     """A copy of a run with other times is the same run, one with another value is not; nothing is hashed twice."""
     merged = swap()
-    listed = read_manifest(merged)["files"]
+    listed = read_manifest(merged).files
     assert "sha256" not in listed["model.safetensors"] and "sha256" in listed["config.json"]
     os.utime(merged / "model.safetensors")
     assert swap() == merged

@@ -68,8 +68,8 @@ def test_a_merge_in_memory_scores_as_the_written_one(
     )
     assert answers(found) == answers(scored)
     manifest = read_manifest(found)
-    assert manifest is not None and set(manifest["parents"]) == {"math", "language", "data_root"}
-    assert manifest["decided_by"]["config"]["merge"] == {"method": "layer_swap", "bottom_layers": 3, "top_layers": 1}
+    assert manifest is not None and set(manifest.parents) == {"math", "language", "data_root"}
+    assert manifest.decided_by["config"]["merge"] == {"method": "layer_swap", "bottom_layers": 3, "top_layers": 1}
 
 
 def test_a_sweep_loads_one_model_and_its_points_are_found_by_their_recipe(

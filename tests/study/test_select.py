@@ -118,13 +118,13 @@ def names(trainings: list[Path]) -> str:
 
 def test_a_snapshot_is_a_run_of_its_own(trainings: list[Path], runs_of_ours: list[str], call: Any) -> None:
     training, runs_dir = trainings[0], trainings[0].parent
-    facts = read_manifest(training)["facts"]  # type: ignore[index]
+    facts = read_manifest(training).facts  # type: ignore[union-attr]
     assert {step: one["samples"] for step, one in facts["snapshots"].items()} == {"2": 8, "3": 12}
     found = find(f"{training.name}@2", runs_dir, "x")
     assert found.folder == training / "snapshots/step-2" and found.name == f"{training.name}@2"
     manifest = read_manifest(found.folder)
-    assert manifest["facts"]["weights"]["root"] == facts["snapshots"]["2"]["root"] != facts["weights"]["root"]  # type: ignore[index]
-    assert "model.safetensors" in manifest["files"] and "log.jsonl" not in manifest["files"]  # type: ignore[index]
+    assert manifest.facts["weights"]["root"] == facts["snapshots"]["2"]["root"] != facts["weights"]["root"]  # type: ignore[union-attr]
+    assert "model.safetensors" in manifest.files and "log.jsonl" not in manifest.files  # type: ignore[union-attr]
     logged = [json.loads(line) for line in (training / "log.jsonl").read_text().splitlines()]
     losses = {row["step"]: row["validation_loss"] for row in logged if "validation_loss" in row}
     assert [one["validation_loss"] for one in facts["snapshots"].values()] == [losses[2], losses[3]]
@@ -160,7 +160,7 @@ def test_the_best_snapshot_by_its_scores(
     assert len(choice["ranking"]) == 6  # three of each training: two snapshots and the final weights
     manifest = read_manifest(folder)
     assert manifest is not None
-    for role, parent in manifest["parents"].items():  # each number is that of its evaluation
+    for role, parent in manifest.parents.items():  # each number is that of its evaluation
         if role in ("base", "model"):
             continue
         rows = json.loads((folder.parent / parent["name"] / "scores.json").read_text())["rows"]
@@ -172,10 +172,10 @@ def test_the_best_snapshot_by_its_scores(
     chosen = find(choice["chosen"]["checkpoint"], folder.parent, "x")
     ours, theirs = Checkpoint.open(folder), Checkpoint.open(chosen.folder)
     assert all((ours.tensor(name) == theirs.tensor(name)).all() for name in theirs.names)
-    assert manifest["facts"]["weights"]["root"] == read_manifest(chosen.folder)["facts"]["weights"]["root"]  # type: ignore[index]
+    assert manifest.facts["weights"]["root"] == read_manifest(chosen.folder).weights_root  # type: ignore[union-attr]
     merged = f"merge.experts=[{folder.name},{trainings[0].name}]"
     ties = build(compose(["stage=merge", "merge=ties", merged, *runs_of_ours]))  # type: ignore[arg-type]
-    assert ties.parents["base"].hash == read_manifest(base)["hash"]  # type: ignore[index]
+    assert ties.parents["base"].hash == read_manifest(base).hash  # type: ignore[union-attr]
     soup = call("stage=merge", "merge=soup", merged, *runs_of_ours)
     assert soup.status == 0, soup.err[-2000:]
     # asked again, nothing is made; the order of checkpoints= is no matter

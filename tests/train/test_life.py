@@ -110,7 +110,7 @@ def whole(words: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFact
 def results(folder: Path) -> dict[str, Any]:
     manifest = read_manifest(folder)
     assert manifest is not None
-    return facts_of(manifest["facts"], folder)
+    return facts_of(manifest.facts, folder)
 
 
 def facts_of(facts: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def test_killed_at_any_step_it_ends_with_the_same_bits_and_log(
         folder = made(command)
         assert results(folder) == expected, step
         assert not {"resume", "resume.json", "trainer", "check"} & {path.name for path in folder.iterdir()}
-        taken_up = read_manifest(folder)["facts"].get("resumed", [])  # type: ignore[index]
+        taken_up = read_manifest(folder).facts.get("resumed", [])  # type: ignore[union-attr]
         assert [one["step"] for one in taken_up] == ([step - 1] if step > 1 else [])
 
 
@@ -191,7 +191,7 @@ def test_killed_for_good_and_taken_up_in_another_process(words: Callable[..., li
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     folder = made(command)
-    (taken_up,) = read_manifest(folder)["facts"]["resumed"]  # type: ignore[index]
+    (taken_up,) = read_manifest(folder).facts["resumed"]  # type: ignore[union-attr]
     assert 3 <= taken_up["step"] < 24 and results(folder) == expected
 
 
@@ -273,7 +273,7 @@ def test_a_resume_point_that_is_not_whole_is_not_used(interrupted: list[str]) ->
     with open(work / "resume/step-3/optimizer.pt", "r+b") as file:
         file.truncate(1000)
     assert resume.read(work) is None
-    assert "resumed" not in read_manifest(made(interrupted))["facts"]  # type: ignore[index]
+    assert "resumed" not in read_manifest(made(interrupted)).facts  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("other", [{"attempt": 2}, {"parents": {"data": "sha256:other"}}, {"hash": "other"}])

@@ -25,7 +25,7 @@ B = ["partition=B", "partition.scale_to_depth=true"]  # of 14 layers: the first 
 def facts(folder: Path) -> dict:
     manifest = read_manifest(folder)
     assert manifest is not None
-    return manifest["facts"]
+    return manifest.facts
 
 
 def layers_moved(base: Path, expert: Path) -> set[str]:

@@ -68,7 +68,8 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
 
 def about(parent: Parent, expert: Source, asked: Analyze) -> dict[str, Any]:
     """What must stand on an expert's map: its threshold, stored dtype and optimizer, by its manifest."""
-    config = (read_manifest(parent.folder) or {}).get("config") or {}
+    manifest = read_manifest(parent.folder)
+    config = manifest.config if manifest else {}
     side = (config.get("expert") or {}).get("side")
     threshold = asked.threshold
     if threshold is None:

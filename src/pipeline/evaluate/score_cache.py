@@ -47,11 +47,11 @@ def model_key(checkpoint: Parent) -> Key:
     The root is the one that its run recorded; of a folder that no run made, all tensors are read.
     """
     folder, base = checkpoint.folder, None
-    manifest = read_manifest(folder) or {"facts": {}, "parents": {}}
-    root = manifest["facts"].get("weights", {}).get("root") or weights_root(digest_tensors(folder))
+    manifest = read_manifest(folder)
+    root = (manifest and manifest.weights_root) or weights_root(digest_tensors(folder))
     if (folder / "adapter_config.json").is_file():
-        model = manifest["parents"].get("model")  # a merge has none
-        base = (model.get("content") or model["hash"]) if model else base_key(local(base_folder(folder)))
+        model = manifest.parents.get("model") if manifest else None  # a merge has none
+        base = (model.content or model.hash) if model else base_key(local(base_folder(folder)))
     return {"root": root, "base": base, "files": deciding_files(folder)}
 
 
@@ -71,8 +71,8 @@ def merge_key(merge: Merge, digests: Mapping[str, str]) -> Key:
 
 def base_key(folder: Path) -> str:
     """What the base of an adapter is: the root that was recorded when it was written, else over its tensors."""
-    manifest = read_manifest(folder) or {"facts": {}}
-    return weights_root(manifest["facts"].get("weights", {}).get("digests") or digest_tensors(folder))
+    manifest = read_manifest(folder)
+    return weights_root((manifest and manifest.weights.get("digests")) or digest_tensors(folder))
 
 
 def deciding_files(folder: Path) -> dict[str, str]:

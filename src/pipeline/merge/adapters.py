@@ -136,12 +136,12 @@ def base_folder(folder: Path) -> Path:
     manifest = read_manifest(folder)
     home = folder.parents[1] if folder.parent.name == "snapshots" else folder
     if manifest:
-        recorded = manifest["parents"].get("model") or manifest["parents"].get("base")
+        recorded = manifest.base
         if recorded:
-            ours = folder_of(recorded["hash"], home.parent)
+            ours = folder_of(recorded.hash, home.parent)
             if ours:
                 return ours
-        model = manifest["config"].get("model") or {}
+        model = manifest.config.get("model") or {}
         if model.get("path"):
             found = find(model["path"], home.parent, f"the base of {folder.name}").folder
             return found if found.is_dir() or not model.get("revision") else Path(f"{found}@{model['revision']}")

@@ -125,8 +125,7 @@ def _differs(expert: Source, base: Source) -> bool:
 def refuse_unmoved(parents: Mapping[str, Parent]) -> None:
     """Refuse a run whose manifest says that its weights are those it was trained from."""
     for role, parent in parents.items():
-        manifest = read_manifest(parent.folder) or {}
-        root = ((manifest.get("facts") or {}).get("weights") or {}).get("root")
-        base = (manifest.get("parents") or {}).get("model") or {}
-        if role != "base" and root and root == base.get("content"):
-            raise PipelineError(f"{knob(role)}: {parent.name} is equal to its base {base['name']}: it learned nothing")
+        manifest = read_manifest(parent.folder)
+        base = manifest.parents.get("model") if manifest else None
+        if role != "base" and manifest and base and manifest.weights_root == base.content is not None:
+            raise PipelineError(f"{knob(role)}: {parent.name} is equal to its base {base.name}: it learned nothing")

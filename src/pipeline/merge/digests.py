@@ -29,7 +29,7 @@ class SourceDigests:
     def _known(self, source: Source) -> dict[str, str]:
         manifest = read_manifest(source.base.folder if isinstance(source, Adapted) else source.folder)
         if manifest is not None:
-            return dict(manifest["facts"].get("weights", {}).get("digests", {}))
+            return dict(manifest.weights.get("digests", {}))
         tensors = [kept(self.seen[file], self.runs_dir).get("tensors", {}) for file in source.files]
         return {name: digest for each in tensors for name, digest in each.items()}
 

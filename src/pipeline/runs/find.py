@@ -62,10 +62,11 @@ def snapshot(training: Parent, step: int, knob: str) -> Parent:
     folder = training.folder / "snapshots" / f"step-{step}"
     manifest = read_manifest(folder)
     if manifest is None:
-        there = (read_manifest(training.folder) or {"facts": {}})["facts"].get("snapshots", {})
+        whole = read_manifest(training.folder)
+        there = whole.snapshots if whole else {}
         told = f"there are {', '.join(there)}" if there else "it was trained without sft.snapshot_every"
         raise PipelineError(f"{knob}={training.name}@{step}: {training.name} has no snapshot of that step; {told}")
-    return External(manifest["name"], manifest["hash"], folder)
+    return External(manifest.name, manifest.hash, folder)
 
 
 def near(word: str, known: list[str]) -> str:
@@ -82,7 +83,7 @@ def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
         raise PipelineError(f"{knob}={folder} is not a folder: name a finished run, or a folder with a model")
     manifest = read_manifest(folder)
     if manifest is not None:
-        return External(manifest["name"], manifest["hash"], folder)
+        return External(manifest.name, manifest.hash, folder)
     files = [path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".model", ".jinja")]
     described = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
     if not described or not any(path.suffix == ".safetensors" for path in files):

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.config.stages import MergeStage, RunStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.runs.find import find, from_folder
-from pipeline.runs.manifest import read_manifest
+from pipeline.runs.manifest import Ancestor, read_manifest
 from pipeline.runs.run import External, Parent, Run, Snapshot, folder_of
 
 
@@ -31,9 +31,9 @@ def recorded_base(expert: Parent) -> Parent | None:
     expert = expert.run if isinstance(expert, Snapshot) else expert
     if isinstance(expert, Run):
         return expert.parents.get("model")
-    manifest = (read_manifest(expert.folder) if expert.folder.is_dir() else None) or {"parents": {}}
-    base = manifest["parents"].get("model")
-    return External(base["name"], base["hash"], expert.folder) if base else None
+    manifest = read_manifest(expert.folder)
+    base = manifest.parents.get("model") if manifest else None
+    return External(base.name, base.hash, expert.folder) if base else None
 
 
 def gives_adapter(expert: Parent) -> bool:
@@ -56,12 +56,12 @@ def base_of(expert: Parent, config: RunStage, key: str = "merge.experts") -> Par
         if planned is not None:
             return planned
     given = "base" if key == "checkpoint" else "merge.base"
-    manifest = (read_manifest(expert.folder) if expert.folder.is_dir() else None) or {"parents": {}}
-    recorded = manifest["parents"].get("model") or manifest["parents"].get("base")
-    ours = folder_of(recorded["hash"], Path(config.runs_dir)) if recorded else None
+    manifest = read_manifest(expert.folder)
+    recorded = manifest.base if manifest else None
+    ours = folder_of(recorded.hash, Path(config.runs_dir)) if recorded else None
     if ours:
         return from_folder(ours, key, Path(config.runs_dir))
-    model = (manifest["config"].get("model") or {"path": manifest["facts"].get("base")}) if recorded else {}
+    model = (manifest.config.get("model") or {"path": manifest.facts.get("base")}) if manifest and recorded else {}
     path, revision = model.get("path"), model.get("revision")  # facts: of a select run
     if not path:
         path, revision = _named(expert, recorded, f"{key}: {expert.name}", f"{given}=RUN")
@@ -71,7 +71,7 @@ def base_of(expert: Parent, config: RunStage, key: str = "merge.experts") -> Par
     return found
 
 
-def _named(expert: Parent, recorded: dict[str, str] | None, who: str, remedy: str) -> tuple[str, str | None]:
+def _named(expert: Parent, recorded: Ancestor | None, who: str, remedy: str) -> tuple[str, str | None]:
     """The RUN, and its revision on the hub, that the adapter_config.json of an expert names as its base."""
     if (expert.folder / "adapter_config.json").is_file():
         from pipeline.merge.adapters import named_base
@@ -79,5 +79,5 @@ def _named(expert: Parent, recorded: dict[str, str] | None, who: str, remedy: st
         base, revision = named_base(expert.folder)
         return (str(base.resolve()), None) if base.is_dir() else (f"hub:{base}", revision)
     if recorded:
-        raise PipelineError(f"{who}: its base {recorded['name']} is not in runs_dir: give {remedy}")
+        raise PipelineError(f"{who}: its base {recorded.name} is not in runs_dir: give {remedy}")
     raise PipelineError(f"{who} does not say which base it was trained from; name an sft run, or give {remedy}")

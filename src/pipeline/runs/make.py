@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 import resource
 import shutil
@@ -16,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.files import fingerprints, write_atomically
+from pipeline.files import fingerprints
 from pipeline.hub.lock import read_lock
 from pipeline.runs.lease import lock_of
-from pipeline.runs.manifest import MANIFEST, read_manifest
-from pipeline.runs.provenance import environment, git_state, machine, versions, without_credentials
-from pipeline.runs.run import External, Folder, Run, changes, check_unchanged, content, known_by_tensors
+from pipeline.runs.manifest import MANIFEST, Ancestor, Manifest, read_manifest
+from pipeline.runs.provenance import environment, git_state, machine, versions
+from pipeline.runs.run import External, Folder, Run, changes, check_unchanged, content, next_attempt
 
 
 def why_not_finished(run: Run) -> str | None:
@@ -31,7 +30,7 @@ def why_not_finished(run: Run) -> str | None:
         return _nearest(run) or "never made"
     for role, parent in run.parents.items():
         current = content(parent)
-        if current is not None and current != manifest["parents"][role]["content"]:
+        if current is not None and current != manifest.parents[role].content:
             return f"its {role} {parent.name} was made again with other contents"
     return None
 
@@ -41,9 +40,9 @@ def _nearest(run: Run) -> str | None:
     best: list[str] | None = None
     for folder in sorted(run.runs_dir.glob(f"{glob.escape(run.label)}-*")):
         manifest = read_manifest(folder)
-        if manifest is None or manifest["decided_by"]["stage"] != run.config.stage:
+        if manifest is None or manifest.stage != run.config.stage:
             continue
-        changed = changes(manifest["decided_by"], run.decided_by)
+        changed = changes(manifest.decided_by, run.decided_by)
         if best is None or len(changed) < len(best):
             best = changed
     return "changed: " + ", ".join(best[:3]) if best else None
@@ -81,7 +80,7 @@ def make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], predicted_
             if isinstance(parent, External) and parent.hub in read_lock(run.runs_dir).models:
                 read_lock(run.runs_dir).check_model(parent.hub)
         check_room(run)
-        attempt = (read_manifest(run.folder) or {"attempt": 0})["attempt"] + 1
+        attempt = next_attempt(run)
         _make(run, stage, attempt, predicted_seconds)
         return run.folder
     finally:
@@ -100,30 +99,27 @@ def _make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], attempt: 
     for parent in run.parents.values():
         if isinstance(parent, Folder) and parent.changed:
             raise PipelineError(f"{parent.folder} was changed while {run.label} was made of it: ask for it again")
-    manifest = {
-        "name": run.name,
-        "hash": run.hash,
-        "attempt": attempt,
-        "decided_by": run.decided_by,
-        "config": asdict(run.config),
-        "parents": {
-            role: {"name": parent.name, "hash": parent.hash, "content": content(parent)}
-            for role, parent in run.parents.items()
-        },
-        "facts": facts,
-        "files": fingerprints(run.work, known_by_tensors(run.work, facts.get("weights", {}).get("digests", {}))),
-        "git": git_state(),
-        "versions": versions(),
-        "machine": machine(),
-        "environment": environment(),
-        "started": started.isoformat(timespec="seconds"),
-        "cost": {
+    manifest = Manifest(
+        name=f"{run.label}-{run.hash[:8]}",
+        hash=run.hash,
+        attempt=attempt,
+        decided_by=run.decided_by,
+        config=asdict(run.config),
+        parents={role: Ancestor(one.name, one.hash, content(one)) for role, one in run.parents.items()},
+        facts=facts,
+        files=fingerprints(run.work),
+        git=git_state(),
+        versions=versions(),
+        machine=machine(),
+        environment=environment(),
+        started=started.isoformat(timespec="seconds"),
+        cost={
             "seconds": round(earlier + time.perf_counter() - begun, 3),
             "predicted_seconds": predicted,
             "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         },
-    }
-    write_atomically(run.work / MANIFEST, json.dumps(without_credentials(manifest), indent=1))
+    )
+    manifest.write(run.work)
     publish(run.work, run.folder)
 
 

@@ -1,55 +1,160 @@
-"""The manifest of a finished run: written last, read here and nowhere else."""
+"""The manifest of a finished run: written last, and read here and nowhere else."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
+from pipeline.files import write_atomically
+from pipeline.runs.provenance import without_credentials
 
 MANIFEST = "manifest.json"
+SNAPSHOTS = "snapshots"  # the folder of a training that holds them
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """A parent as a manifest records it; `content` is its second identity (None for what no run made)."""
+
+    name: str
+    hash: str
+    content: str | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a finished run was made from, what it is, and what it cost (design: identity).
+
+    `decided_by` is what the hash covers, `config` every knob, `facts` what the stage reports of its results, `cost`
+    {seconds, predicted_seconds, peak_memory_bytes}. `files`: name -> {bytes, mtime_ns, sha256}; weights whose tensors
+    all have digests of their own have no sha256.
+    """
+
+    name: str
+    hash: str
+    decided_by: dict[str, Any]
+    facts: dict[str, Any]
+    config: dict[str, Any] = field(default_factory=dict)
+    parents: dict[str, Ancestor] = field(default_factory=dict)
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    attempt: int = 1
+    git: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    started: str = ""
+    cost: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def stage(self) -> str:
+        return self.decided_by["stage"]
+
+    @property
+    def weights(self) -> dict[str, Any]:
+        """{root, digests, ...} of the model that the run holds; empty where it holds none."""
+        return self.facts.get("weights") or {}
+
+    @property
+    def weights_root(self) -> str | None:
+        return self.weights.get("root")
+
+    @property
+    def snapshots(self) -> dict[str, dict[str, Any]]:
+        """Step -> its weights, validation loss, and `freed` where stage=clean took it."""
+        return self.facts.get("snapshots") or {}
+
+    @property
+    def base(self) -> Ancestor | None:
+        """The model that this one began from: a training's base, else the base of a merge."""
+        return self.parents.get("model") or self.parents.get("base")
+
+    @property
+    def content(self) -> str:
+        """The second identity: the root over the tensors, of a run without weights the digest over its files."""
+        if self.weights_root:
+            return self.weights_root
+        files = "".join(f"{name} {file['sha256']}\n" for name, file in sorted(self.files.items()))
+        return f"sha256:{hashlib.sha256(files.encode()).hexdigest()}"
+
+    @property
+    def seconds(self) -> float:
+        return self.cost["seconds"]
+
+    def snapshot(self, step: str) -> Manifest:
+        """That of a snapshot: its training's, with its own name, hash, weights and files."""
+        inside = f"{SNAPSHOTS}/step-{step}/"
+        files = {name.removeprefix(inside): file for name, file in self.files.items() if name.startswith(inside)}
+        return replace(
+            self, name=f"{self.name}@{step}", hash=snapshot_hash(self.hash, int(step)), files=files,
+            facts={**self.facts, "weights": self.snapshots[step]},
+        )  # fmt: skip
+
+    def without_snapshot(self, step: str) -> Manifest:
+        """The same manifest after the files of a snapshot were freed: what it was is still on record."""
+        inside = f"{SNAPSHOTS}/step-{step}/"
+        files = {name: file for name, file in self.files.items() if not name.startswith(inside)}
+        snapshots = {**self.snapshots, step: {**self.snapshots[step], "freed": True}}
+        return replace(self, files=files, facts={**self.facts, "snapshots": snapshots})
+
+    def as_json(self) -> str:
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        found["parents"] = {role: vars(parent) for role, parent in self.parents.items()}
+        return json.dumps(without_credentials(found), indent=1)
+
+    def write(self, folder: Path) -> None:
+        write_atomically(folder / MANIFEST, self.as_json())
 
 
 def snapshot_hash(run_hash: str, step: int) -> str:
     return hashlib.sha256(f"{run_hash}@{step}".encode()).hexdigest()
 
 
-# ---------------------------------------------------------------------------------------------------- manifests
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a finished run or of a snapshot, or None where no run was finished there.
 
-
-def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a finished run, or None. A broken one is refused: nobody but us writes it.
-
-    A snapshot's is that of its training, with the snapshot's own name, weights and files.
+    Raises:
+        PipelineError: a broken one; nobody but this program writes it.
     """
     path = folder / MANIFEST
     if not path.is_file():
-        return _snapshot_manifest(folder) if folder.parent.name == "snapshots" else None
+        if folder.parent.name != SNAPSHOTS:
+            return None
+        training, step = read_manifest(folder.parent.parent), folder.name.removeprefix("step-")
+        return training.snapshot(step) if training is not None and step in training.snapshots else None
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        return parsed(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise PipelineError(f"{path} is not readable JSON: remove the folder or restore it") from error
-    if not isinstance(manifest, dict) or "facts" not in manifest:
-        raise PipelineError(f"{path} is no manifest of this program: name another folder, or move this one away")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PipelineError(
+            f"{path} is no manifest of this program: name another folder, or move this one away"
+        ) from error
+
+
+def parsed(kept: Mapping[str, Any]) -> Manifest:
+    """A manifest from its JSON. Raises KeyError, TypeError, ValueError or AttributeError where it is none."""
+    known = {one.name for one in fields(Manifest)}
+    parents = {role: Ancestor(**parent) for role, parent in kept.get("parents", {}).items()}
+    manifest = Manifest(**{**{key: value for key, value in kept.items() if key in known}, "parents": parents})
+    dicts = (manifest.decided_by, manifest.facts, manifest.config, manifest.files, manifest.cost)
+    if not isinstance(manifest.hash, str) or not all(isinstance(one, dict) for one in dicts):
+        raise TypeError("a field of another type")
+    _ = manifest.stage  # every run has one
     return manifest
 
 
-def _snapshot_manifest(folder: Path) -> dict[str, Any] | None:
-    training, step = read_manifest(folder.parent.parent), folder.name.removeprefix("step-")
-    if training is None or step not in training["facts"].get("snapshots", {}):
-        return None
-    inside = f"{folder.parent.name}/{folder.name}/"
-    files = {name.removeprefix(inside): file for name, file in training["files"].items() if name.startswith(inside)}
-    return {
-        **training, "name": f"{training['name']}@{step}", "hash": snapshot_hash(training["hash"], int(step)),
-        "facts": {**training["facts"], "weights": training["facts"]["snapshots"][step]}, "files": files,
-    }  # fmt: skip
-
-
-def finished(runs_dir: Path) -> Iterator[dict[str, Any]]:
-    """The manifests of all finished runs, oldest first."""
-    found = [read_manifest(path.parent) for path in runs_dir.glob(f"*/{MANIFEST}")]
-    yield from sorted((manifest for manifest in found if manifest), key=lambda manifest: manifest["started"])
+def finished(runs_dir: Path) -> Iterator[Manifest]:
+    """The manifests of all finished runs, oldest first. A broken one is named on standard error and left out."""
+    found = []
+    for path in runs_dir.glob(f"*/{MANIFEST}"):
+        try:
+            found.append(read_manifest(path.parent))
+        except PipelineError as error:
+            print(f"left out: {error}", file=sys.stderr)
+    yield from sorted((one for one in found if one is not None), key=lambda manifest: manifest.started)

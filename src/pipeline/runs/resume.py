@@ -16,9 +16,8 @@ from typing import Any
 
 from pipeline.files import write_atomically
 from pipeline.runs.lease import lock_of
-from pipeline.runs.manifest import read_manifest
 from pipeline.runs.provenance import without_credentials
-from pipeline.runs.run import Run, changes, content
+from pipeline.runs.run import Run, changes, content, next_attempt
 
 UNFINISHED = 75  # exit status (EX_TEMPFAIL): the same command goes on. Slurm scripts requeue on it
 STOPPING = (signal.SIGTERM, signal.SIGUSR1)  # what asks a training to stop with a resume point
@@ -27,9 +26,8 @@ RECORD, FOLDER, SNAPSHOTS = "resume.json", "resume", "snapshots"
 
 def identity(run: Run) -> dict[str, Any]:
     """What a resume point is of: the run, its attempt, and the contents of its parents."""
-    attempt = (read_manifest(run.folder) or {"attempt": 0})["attempt"] + 1
     parents = {role: content(parent) for role, parent in sorted(run.parents.items())}
-    return {"hash": run.hash, "attempt": attempt, "parents": parents}
+    return {"hash": run.hash, "attempt": next_attempt(run), "parents": parents}
 
 
 def write(run: Run, beside: Path, step: int, facts: dict[str, Any]) -> None:

@@ -152,7 +152,7 @@ def of_same_digits(run_hash: str, runs_dir: Path) -> dict[str, Path]:
     named = re.compile(rf".*-{run_hash[:8]}[0-9a-f]*")
     folders = [path for path in runs_dir.glob(f"*-{run_hash[:8]}*") if named.fullmatch(path.name)]
     found = {folder: read_manifest(folder) for folder in sorted(folders, reverse=True)}  # of copies the first stands
-    return {manifest["hash"]: folder for folder, manifest in found.items() if manifest}
+    return {manifest.hash: folder for folder, manifest in found.items() if manifest}
 
 
 def folder_of(run_hash: str, runs_dir: Path) -> Path | None:
@@ -172,28 +172,24 @@ def content(parent: Parent) -> str | None:
     None for what is not made yet, and for what no run of ours made, which is known by its content alone.
     """
     manifest = read_manifest(parent.folder)
-    if manifest is None:
-        return None
-    if root := manifest["facts"].get("weights", {}).get("root"):
-        return str(root)
-    files = "".join(f"{name} {file['sha256']}\n" for name, file in sorted(manifest["files"].items()))
-    return f"sha256:{hashlib.sha256(files.encode()).hexdigest()}"
+    return manifest.content if manifest else None
 
 
 def check_unchanged(folder: Path) -> None:
     """Refuse a finished run whose files are not those that its manifest lists."""
     remedy = "make it again with redo=true, or restore the file"
-    manifest = read_manifest(folder) or {"files": {}, "facts": {}}
-    weights = manifest["facts"].get("weights", {})
-    if weights.get("freed"):
-        raise PipelineError(f"{manifest['name']} was freed by stage=clean: train it again with redo=true")
-    for name, was in manifest["files"].items():
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return
+    if manifest.weights.get("freed"):
+        raise PipelineError(f"{manifest.name} was freed by stage=clean: train it again with redo=true")
+    for name, was in manifest.files.items():
         path = folder / name
         if not path.is_file():
             raise PipelineError(f"{folder.name} was changed after it was finished: {name} is gone; {remedy}")
         stat = path.stat()
         touched = (stat.st_size, stat.st_mtime_ns) != (was["bytes"], was["mtime_ns"])
-        if touched and not _same(path, was, weights.get("digests", {})):
+        if touched and not _same(path, was, manifest.weights.get("digests", {})):
             raise PipelineError(f"{folder.name} was changed after it was finished: {name} differs; {remedy}")
 
 
@@ -213,6 +209,12 @@ def known_by_tensors(folder: Path, digests: dict[str, str]) -> list[str]:
     """The files of weights all of whose tensors have a digest on record: they need none of their own."""
     files = folder.glob("*.safetensors")
     return [path.name for path in files if digests.keys() >= read_header(path).keys()]
+
+
+def next_attempt(run: Run) -> int:
+    """1 for a run that was never finished; redo=true makes a finished one again, as a new attempt."""
+    manifest = read_manifest(run.folder)
+    return manifest.attempt + 1 if manifest else 1
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -78,9 +78,11 @@ def parent(reference: str, config: RunStage, knob: str, known: Known, revision: 
     if reference in known:
         return known[reference]
     found = find(reference, Path(config.runs_dir), knob, revision)
-    made = (read_manifest(found.folder) or {}).get("decided_by", {}).get("stage")
-    if made in ("data", "eval", "analyze"):
-        raise PipelineError(f"{knob}={reference} is a run of stage={made}, which holds no model: name another RUN")
+    manifest = read_manifest(found.folder)
+    if manifest and manifest.stage in ("data", "eval", "analyze"):
+        raise PipelineError(
+            f"{knob}={reference} is a run of stage={manifest.stage}, which holds no model: name another RUN"
+        )
     return found
 
 
@@ -238,7 +240,7 @@ def depth(config: TrainStage, parents: dict[str, Parent]) -> int:
         path = Path(hub_file(str(base.folder), config.model.revision))
     elif not path.is_file():  # an expert that is adapters: its base is in its manifest
         manifest = read_manifest(base.folder)
-        if manifest is None or "model" not in manifest["parents"]:
+        if manifest is None or "model" not in manifest.parents:
             raise PipelineError(f"model.path={base.folder} has no config.json: name a folder with a model")
         return depth(config, {"model": base_of(base, config)})
     return int(json.loads(path.read_bytes())["num_hidden_layers"])

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -19,10 +18,9 @@ from pathlib import Path
 from filelock import Timeout
 
 from pipeline.config.stages import CleanStage
-from pipeline.files import write_atomically
 from pipeline.runs import resume
 from pipeline.runs.lease import lock_of
-from pipeline.runs.manifest import MANIFEST, finished, snapshot_hash
+from pipeline.runs.manifest import finished, read_manifest, snapshot_hash
 from pipeline.runs.run import of_same_digits
 
 
@@ -82,25 +80,25 @@ def last_touched(folder: Path) -> float:
 def idle_snapshots(runs_dir: Path) -> list[Item]:
     """Snapshots of finished trainings that no finished run needs any more."""
     manifests = list(finished(runs_dir))
-    by_hash = {manifest["hash"]: manifest for manifest in manifests}
+    by_hash = {manifest.hash: manifest for manifest in manifests}
     ranked, ranking = set(), set()  # snapshots that select runs compared; the evaluations that they did it by
     for manifest in manifests:
-        if manifest["decided_by"]["stage"] == "select":
-            parents = {parent["hash"] for parent in manifest["parents"].values()}
-            ranking |= {manifest["hash"], *parents}
-            scored = [by_hash[parent]["parents"] for parent in parents if parent in by_hash]
-            ranked |= parents | {parent["hash"] for one in scored for parent in one.values()}
-    others = [manifest for manifest in manifests if manifest["hash"] not in ranking]
-    used = {parent["hash"] for manifest in others for parent in manifest["parents"].values()}
+        if manifest.stage == "select":
+            parents = {parent.hash for parent in manifest.parents.values()}
+            ranking |= {manifest.hash, *parents}
+            scored = [by_hash[parent].parents for parent in parents if parent in by_hash]
+            ranked |= parents | {parent.hash for one in scored for parent in one.values()}
+    others = [manifest for manifest in manifests if manifest.hash not in ranking]
+    used = {parent.hash for manifest in others for parent in manifest.parents.values()}
     found = []
     for training in manifests:
-        for step, entry in training["facts"].get("snapshots", {}).items():
-            here = snapshot_hash(training["hash"], int(step))
+        for step, entry in training.snapshots.items():
+            here = snapshot_hash(training.hash, int(step))
             if not entry.get("freed") and here not in used:
-                home = of_same_digits(training["hash"], runs_dir)[training["hash"]]
+                home = of_same_digits(training.hash, runs_dir)[training.hash]
                 folder = home / resume.SNAPSHOTS / f"step-{step}"
                 reason = "a select run has ranked it" if here in ranked else "no run was made from it"
-                found.append(Item(folder, training["hash"], f"a snapshot: {reason}", step))
+                found.append(Item(folder, training.hash, f"a snapshot: {reason}", step))
     return found
 
 
@@ -120,12 +118,10 @@ def free(item: Item) -> None:
     A folder that is gone already counts as freed.
     """
     if item.step is not None:
-        path = item.folder.parent.parent / MANIFEST
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        inside = f"{resume.SNAPSHOTS}/{item.folder.name}/"
-        manifest["files"] = {name: file for name, file in manifest["files"].items() if not name.startswith(inside)}
-        manifest["facts"]["snapshots"][item.step]["freed"] = True
-        write_atomically(path, json.dumps(manifest, indent=1))
+        training = item.folder.parent.parent
+        manifest = read_manifest(training)
+        assert manifest is not None
+        manifest.without_snapshot(item.step).write(training)
     aside = item.folder.with_name(f"{item.folder.name}.freed")
     shutil.rmtree(aside, ignore_errors=True)  # of a clean that was killed
     with suppress(FileNotFoundError):

@@ -17,7 +17,7 @@ from pipeline.config.stages import RunStage, Table, TableStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import read_lock
 from pipeline.runs.make import why_not_finished
-from pipeline.runs.manifest import finished, read_manifest
+from pipeline.runs.manifest import Manifest, finished, read_manifest
 from pipeline.runs.run import Parent, Run, runs_behind
 from pipeline.study.build import Known, build, parent
 from pipeline.study.prefetch import needs
@@ -143,11 +143,11 @@ def ordered(targets: list[Run]) -> list[Run]:
     return [runs[key] for key in TopologicalSorter(graph).static_order()]
 
 
-def predict(run: Run, history: list[dict[str, Any]]) -> float:
+def predict(run: Run, history: list[Manifest]) -> float:
     """Seconds: the median of finished runs like it, else of its stage, else a first guess."""
-    same = [one for one in history if one["decided_by"]["stage"] == run.config.stage]
-    alike = [one for one in same if one["name"].split("-")[:2] == run.label.split("-")[:2]]
-    seconds = [one["cost"]["seconds"] for one in alike or same]
+    same = [one for one in history if one.stage == run.config.stage]
+    alike = [one for one in same if one.name.split("-")[:2] == run.label.split("-")[:2]]
+    seconds = [one.seconds for one in alike or same]
     return statistics.median(seconds) if seconds else FIRST_GUESS_SECONDS[run.config.stage]
 
 
@@ -172,8 +172,9 @@ def show(runs: list[Run]) -> str:
             left += predict(run, history)
             rows.append((run.name, run.config.stage, f"~{predict(run, history):.0f}", reasons[run.hash]))
         else:
-            seconds = (read_manifest(run.folder) or {})["cost"]["seconds"]
-            rows.append((run.name, run.config.stage, f"{seconds:.0f}", "finished"))
+            manifest = read_manifest(run.folder)
+            assert manifest is not None
+            rows.append((run.name, run.config.stage, f"{manifest.seconds:.0f}", "finished"))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = ["  ".join([*map(str.ljust, row[:3], widths), row[3]]) for row in rows]
     if runs:

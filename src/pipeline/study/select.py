@@ -88,14 +88,14 @@ def snapshots_of(training: Parent, which: str) -> dict[int, Parent]:
     else:
         planned = False
     if not planned:
-        if manifest is None or manifest["decided_by"]["stage"] not in ("sft", "cpt"):
+        if manifest is None or manifest.stage not in ("sft", "cpt"):
             raise PipelineError(
                 f"checkpoints: the snapshots of {training.name} are not known yet: train it first, or give sft.steps "
                 "and no sft.snapshot_keep_by"
                 if manifest is None
                 else f"checkpoints: {training.name} is no training: name runs of stage=sft or stage=cpt"
             )
-        last, steps = manifest["facts"]["steps"], [int(step) for step in manifest["facts"].get("snapshots", {})]
+        last, steps = manifest.facts["steps"], [int(step) for step in manifest.snapshots]
     found: dict[int, Parent] = {last: training}
     if which == "all":
         made = isinstance(training, Run)
@@ -154,8 +154,8 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     tracker.summary({"chosen": chosen["checkpoint"], **chosen["values"]})
     manifest = read_manifest(folder)
     assert manifest is not None
-    base = (manifest["config"].get("model") or {}).get("path") or manifest["facts"].get("base")
-    return {"weights": manifest["facts"]["weights"], "base": base, "choice": chosen, "candidates": len(rows)}
+    base = (manifest.config.get("model") or {}).get("path") or manifest.facts.get("base")
+    return {"weights": manifest.weights, "base": base, "choice": chosen, "candidates": len(rows)}
 
 
 def label(measure: Measure) -> str:
@@ -206,7 +206,7 @@ def validation_losses(models: dict[str, Parent]) -> dict[str, dict[str, float]]:
     for role, model in models.items():
         manifest = read_manifest(model.folder)
         assert manifest is not None
-        loss = manifest["facts"]["weights"].get("validation_loss")
+        loss = manifest.weights.get("validation_loss")
         if "@" not in model.name:
             lines = (model.folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
             logged = [row["validation_loss"] for row in map(json.loads, lines) if "validation_loss" in row]
@@ -214,7 +214,7 @@ def validation_losses(models: dict[str, Parent]) -> dict[str, dict[str, float]]:
         if loss is None:
             raise PipelineError(f"{model.name} has no validation loss: train it with data.validation=N")
         losses[role] = {"validation_loss": loss}
-        sets[manifest["parents"]["data"]["hash"]] = model.name
+        sets[manifest.parents["data"].hash] = model.name
     if len(sets) > 1:
         told = " and ".join(list(sets.values())[:2])
         raise PipelineError(f"checkpoints: {told} have different validation sets, whose losses cannot be compared")

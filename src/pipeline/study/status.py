@@ -14,11 +14,11 @@ def show_status(config: StatusStage) -> str:
     rows = [("run", "stage", "seconds", "attempt", "made")]
     rows += [
         (
-            one["name"],
-            one["decided_by"]["stage"],
-            f"{one['cost']['seconds']:.0f}",
-            str(one["attempt"]),
-            one["started"],
+            one.name,
+            one.stage,
+            f"{one.seconds:.0f}",
+            str(one.attempt),
+            one.started,
         )
         for one in finished(runs_dir)
     ]

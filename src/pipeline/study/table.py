@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.config.stages import TableStage, TrainStage
 from pipeline.errors import PipelineError
-from pipeline.runs.manifest import read_manifest
+from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.provenance import git_state, machine, versions
 from pipeline.study.execute import execute
 from pipeline.study.plan import Study, ordered, study, unfinished
@@ -61,7 +61,7 @@ def gather(config: TableStage, asked: Study, failed: dict[str, str]) -> dict[str
         cells.append({
             "row": cell.row, "language": cell.language, "seed": cell.seed,
             "eval": str(cell.eval.folder), "name": cell.eval.name, "checkpoint": str(cell.model.folder),
-            "seconds": manifest and manifest["cost"]["seconds"], "manifest_warnings": differences(manifest),
+            "seconds": manifest and manifest.seconds, "manifest_warnings": differences(manifest),
         })  # fmt: skip
     return {
         "table": table.name, "title": table.title, "note": table.note,
@@ -70,17 +70,17 @@ def gather(config: TableStage, asked: Study, failed: dict[str, str]) -> dict[str
         "cells": cells,
         "trainings": [{"label": run.label, "folder": str(run.folder), "name": run.name} for run in trainings],
         "failed": [{"name": name, "reason": reason} for name, reason in failed.items()],
-        "seconds": sum(one["cost"]["seconds"] for one in manifests.values()),
+        "seconds": sum(one.seconds for one in manifests.values()),
         "versions": versions(), "machine": machine(), "git": git_state(),
     }  # fmt: skip
 
 
-def differences(manifest: dict[str, Any] | None) -> list[str]:
+def differences(manifest: Manifest | None) -> list[str]:
     """How the making of a cell differs from this process: versions, threads, device."""
     if manifest is None:
         return []
     here = {**versions(), **machine()}
-    there = {**manifest["versions"], **manifest["machine"]}
+    there = {**manifest.versions, **manifest.machine}
     return [f"{key} {there[key]}, here {here[key]}" for key in sorted(there) if key in here and there[key] != here[key]]
 
 

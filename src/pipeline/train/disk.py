@@ -79,7 +79,7 @@ def snapshots(run: Run) -> int:
     """How many lie on the disk at once: one more than are kept."""
     config: Any = run.config
     manifest = read_manifest(run.parents["data"].folder) if "data" in run.parents else None
-    rows = (manifest or {"facts": {}})["facts"].get("counts", {}).get("train", config.data.size or 0)
+    rows = (manifest.facts if manifest else {}).get("counts", {}).get("train", config.data.size or 0)
     steps = config.sft.steps or rows * config.sft.epochs // config.sft.batch_size
     count = len(snapshot_steps(config.sft.snapshot_every, config.sft.batch_size, steps))
     return min(count, config.sft.snapshot_keep + 1) if config.sft.snapshot_keep else count
