@@ -18,6 +18,7 @@ import pytest
 from tiny_words import FEW, TINY, WORLD
 
 import pipeline
+import pipeline.study.stages  # hands its rows to compose
 
 os.environ["PYTHONPATH"] = str(Path(pipeline.__file__).parents[1])  # for processes that tests start elsewhere
 

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from tiny_words import FEW
 
-from pipeline.config import compose
 from pipeline.study import execute
 
 ROW = '{"question": "1 + 1?", "answer": "2"}\n'
@@ -345,9 +344,9 @@ def test_a_configuration_file_that_is_no_yaml(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shutil.copytree(compose.conf_dir(), tmp_path / "conf")
+    shutil.copytree(conf.folder(), tmp_path / "conf")
     (tmp_path / "conf/data/own.yaml").write_bytes(text)
-    monkeypatch.setattr(compose, "conf_dir", lambda: tmp_path / "conf")
+    monkeypatch.setattr(conf, "folder", lambda: tmp_path / "conf")
     refused(call(*flags, "stage=data", "expert=own"), expected)
 
 

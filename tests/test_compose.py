@@ -15,12 +15,12 @@ import pytest
 from omegaconf import OmegaConf
 from tiny_words import WORLD
 
+from pipeline.config import conf
 from pipeline.config.compose import compose
+from pipeline.config.conf import STAGES
 from pipeline.config.data import Source
 from pipeline.config.knob import check
 from pipeline.config.merging import MERGES
-from pipeline.config.options import conf_dir, groups, options, presets, reads
-from pipeline.config.stages import STAGES
 from pipeline.errors import PipelineError
 
 HEAVY = ("torch", "transformers", "trl", "datasets", "lm_eval", "wandb")
@@ -63,7 +63,9 @@ STAGE_WORDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("group", "option"), [(group, option) for group in groups() for option in options(group)])
+@pytest.mark.parametrize(
+    ("group", "option"), [(group, option) for group in conf.groups() for option in conf.options(group)]
+)
 def test_every_option_composes_in_the_stages_that_read_it(group: str, option: str) -> None:
     for words in READ_IN[group]:
         more = RUNS[option] if group == "merge" else ["model.path=x"] if option == "trained" else []
@@ -73,23 +75,23 @@ def test_every_option_composes_in_the_stages_that_read_it(group: str, option: st
         assert compose([*words.split(), f"{group}={option}", *more])
 
 
-@pytest.mark.parametrize("option", options("data"))
+@pytest.mark.parametrize("option", conf.options("data"))
 def test_every_dataset_is_a_source(option: str) -> None:
     source = OmegaConf.to_object(
-        OmegaConf.merge(OmegaConf.structured(Source), OmegaConf.load(conf_dir() / f"data/{option}.yaml"))
+        OmegaConf.merge(OmegaConf.structured(Source), OmegaConf.load(conf.folder() / f"data/{option}.yaml"))
     )
     check(source)
 
 
-@pytest.mark.parametrize("stage", options("stage"))
+@pytest.mark.parametrize("stage", conf.options("stage"))
 def test_every_stage_composes_and_is_its_dataclass(stage: str) -> None:
     found = compose([f"stage={stage}", *STAGE_WORDS[stage].split()])
     assert type(found) is STAGES[stage] and found.stage == stage
 
 
 def test_every_merge_method_has_an_option_and_a_schema() -> None:
-    assert set(options("merge")) == {name for one in MERGES for name in (one, *presets(one))}
-    assert set(options("stage")) == set(STAGES)
+    assert set(conf.options("merge")) == {name for one in MERGES for name in (one, *conf.presets(one))}
+    assert set(conf.options("stage")) == set(STAGES)
 
 
 def test_no_words_are_the_demo() -> None:
@@ -252,18 +254,18 @@ def test_refused_before_anything_heavy_is_imported_or_written(refusals: dict[str
     assert refusals["left"] == []
 
 
-@pytest.mark.parametrize("stage", options("stage"))
+@pytest.mark.parametrize("stage", conf.options("stage"))
 def test_the_groups_that_a_stage_names_exist(stage: str) -> None:
-    assert set(reads(stage)) <= set(groups())
+    assert set(conf.reads(stage)) <= set(conf.groups())
 
 
 def test_help_names_every_stage_and_option(call: Callable[..., SimpleNamespace]) -> None:
     told = call("--help").out
     assert call("stage=sft", "-h").out == told
     lines = {line.split()[0]: line.split()[1:] for line in told.splitlines() if line.startswith("  stage=")}
-    assert {f"stage={stage}": reads(stage)[:-2] for stage in STAGES} == lines
-    for group in groups():
-        assert group in ("stage", "data") or all(option in told for option in options(group)), group
+    assert {f"stage={stage}": conf.reads(stage)[:-2] for stage in STAGES} == lines
+    for group in conf.groups():
+        assert group in ("stage", "data") or all(option in told for option in conf.options(group)), group
     assert max(map(len, told.splitlines())) <= 120
 
 

@@ -9,13 +9,15 @@ from typing import Any, get_type_hints
 import pytest
 
 from pipeline.config import stages as config
+from pipeline.config.conf import STAGES
 from pipeline.config.data import Expert, World
 from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.config.knob import check, identity
 from pipeline.config.merging import Soup, Ties
-from pipeline.config.stages import STAGES, VERSIONS, DataStage, EvalStage
+from pipeline.config.stages import DataStage, EvalStage
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
+from pipeline.study.stages import RUN_STAGES
 
 DATACLASSES = [kind for kind in vars(config).values() if isinstance(kind, type) and is_dataclass(kind)]
 
@@ -114,5 +116,5 @@ def test_a_part_that_is_there_differs_from_none() -> None:
     assert identity(Expert(name="x", side="none")) == {}
 
 
-def test_each_stage_that_makes_a_run_has_a_version() -> None:
-    assert {name for name, kind in STAGES.items() if issubclass(kind, config.RunStage)} == set(VERSIONS)
+def test_each_stage_that_makes_a_run_has_a_row() -> None:
+    assert {name for name, kind in STAGES.items() if issubclass(kind, config.RunStage)} == RUN_STAGES.keys()

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from tiny_words import FEW, WORLD
 
-from pipeline.config import compose
-from pipeline.study import execute, plan
+from pipeline.config import compose, conf
+from pipeline.study import cells, execute
 from pipeline.study.table import gather
 
 REAL_STAGE = execute.stage_function
@@ -23,9 +23,9 @@ REAL_STAGE = execute.stage_function
 @pytest.fixture
 def table(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The words of table=tiny: conf/table/sandbox.yaml with a tiny base, few items and few steps."""
-    conf = tmp_path / "conf"
-    shutil.copytree(compose.conf_dir(), conf)
-    sandbox: dict[str, Any] = yaml.safe_load((conf / "table/sandbox.yaml").read_text())
+    copy = tmp_path / "conf"
+    shutil.copytree(conf.folder(), copy)
+    sandbox: dict[str, Any] = yaml.safe_load((copy / "table/sandbox.yaml").read_text())
     start = {"model": "trained", "model.path": str(base)}
     few = dict(word.split("=") for word in FEW)
     for words in sandbox["rows"].values():
@@ -34,9 +34,9 @@ def table(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[s
     small = dict(word.split("=") for word in WORLD) | {"stage": "data"}
     scores = sandbox["eval"] | {"eval.limit": 2, "eval.max_gen_toks": 4}
     tiny = sandbox | {"name": "tiny", "base": start, "data_root": small, "eval": scores}
-    (conf / "table/tiny.yaml").write_text(yaml.safe_dump(tiny, sort_keys=False))
-    monkeypatch.setattr(compose, "conf_dir", lambda: conf)
-    plan._composed.cache_clear()
+    (copy / "table/tiny.yaml").write_text(yaml.safe_dump(tiny, sort_keys=False))
+    monkeypatch.setattr(conf, "folder", lambda: copy)
+    cells._composed.cache_clear()
     return ["table=tiny", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
 
 
@@ -95,7 +95,7 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     assert "injected by the test" not in page.read_text(encoding="utf-8")
     for name in ("table.csv", "table.md", "plots"):
         assert (page.parent / name).exists(), sorted(path.name for path in page.parent.iterdir())
-    asked = plan.study(compose.compose(["stage=table", *table]))  # type: ignore[arg-type]
+    asked = cells.study(compose.compose(["stage=table", *table]))  # type: ignore[arg-type]
     for cell in gather(asked.config, asked, {})["cells"]:
         found = json.loads((Path(cell["eval"]) / "scores.json").read_text())
         assert {row["task"] for row in found["rows"]} == {"mgsm", "belebele", "global_mmlu", "flores"}
@@ -127,7 +127,7 @@ def test_a_run_that_changed_on_disk_stops_only_what_needs_it(
         return {}
 
     monkeypatch.setattr(execute, "stage_function", lambda run: writes)
-    asked = plan.study(compose.compose(["stage=table", *table]))  # type: ignore[arg-type]
+    asked = cells.study(compose.compose(["stage=table", *table]))  # type: ignore[arg-type]
     assert execute.execute(asked.targets) == {}
     (next((tmp_path / "runs").glob("math-*")) / "x").write_text("changed")
     failed = execute.execute(asked.targets)
@@ -155,11 +155,11 @@ def test_a_failed_parent_of_one_run_is_the_reason(
     ],
 )
 def test_a_value_of_a_row_is_written_in_the_grammar_of_the_command_line(word: Any, expected: str) -> None:
-    assert plan._word(word) == expected
+    assert cells._word(word) == expected
     assert compose.parse(f"key={expected}").value() == word or isinstance(word, dict)
 
 
 def test_what_a_row_says_stands_above_the_table(tmp_path: Path) -> None:
     words = {"stage": "sft", "expert": "math", "data_root": "mine", "threads": 3}
-    config: Any = plan.row_config(words, {"runs_dir": str(tmp_path), "threads": 1}, data_root="theirs")
+    config: Any = cells.row_config(words, {"runs_dir": str(tmp_path), "threads": 1}, data_root="theirs")
     assert (config.data_root, config.threads, config.runs_dir) == ("mine", 3, str(tmp_path))

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from pipeline.config import compose
-from pipeline.study import plan
+from pipeline.config import conf
+from pipeline.study import cells
 
 pytestmark = pytest.mark.real_data
 
@@ -22,16 +22,16 @@ pytestmark = pytest.mark.real_data
 @pytest.fixture
 def smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The words of table=real_smoke as it is shipped, with two steps and two questions."""
-    conf = tmp_path / "conf"
-    shutil.copytree(compose.conf_dir(), conf)
-    table = conf / "table/real_smoke.yaml"
+    copy = tmp_path / "conf"
+    shutil.copytree(conf.folder(), copy)
+    table = copy / "table/real_smoke.yaml"
     shipped = yaml.safe_load(table.read_text())
     shipped["eval"] |= {"eval.limit": 2, "eval.max_gen_toks": 4}
     table.write_text(yaml.safe_dump(shipped, sort_keys=False))
-    recipe = conf / "recipe/smoke.yaml"
+    recipe = copy / "recipe/smoke.yaml"
     recipe.write_text(re.sub(r"(?m)^steps: .*$", "steps: 2", recipe.read_text()))
-    monkeypatch.setattr(compose, "conf_dir", lambda: conf)
-    plan._composed.cache_clear()
+    monkeypatch.setattr(conf, "folder", lambda: copy)
+    cells._composed.cache_clear()
     data = os.environ["PIPELINE_TEST_DATA"]
     return ["table=real_smoke", f"data_root={data}", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
 

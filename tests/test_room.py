@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +13,10 @@ from safetensors.torch import save_file
 
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
+from pipeline.runs.disk import check_disk
+from pipeline.runs.manifest import Manifest
 from pipeline.runs.run import External, Run
-from pipeline.train.disk import bytes_needed, check_room
+from pipeline.train.disk import bytes_of_training
 
 LAYERS, WIDTH = 4, 4
 PARAMETERS = 6 * WIDTH + LAYERS * (WIDTH * WIDTH + 2 * WIDTH)  # embeddings; an attention matrix and two norms a layer
@@ -34,29 +35,29 @@ def parents(tmp_path: Path) -> dict[str, Any]:
     weights = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     (model / "config.json").write_text('{"tie_word_embeddings": true}')
-    (data / "manifest.json").write_text(json.dumps({"facts": {"counts": {"train": 40}}}))
+    (data / "manifest.json").write_text(Manifest("data", "d", {"stage": "data"}, {"counts": {"train": 40}}).as_json())
     return {"model": External("model", "m", model), "data": External("data", "d", data)}
 
 
 def training(tmp_path: Path, parents: dict[str, Any], *words: str) -> Run:
     config: Any = compose(["stage=sft", "expert=math", "sft.batch_size=4", f"runs_dir={tmp_path}", *words])
-    return Run(config, "math", parents)
+    return Run(config, "math", parents, version=1)
 
 
 def test_weights_in_fp32_and_two_resume_points_with_both_moments(tmp_path: Path, parents: dict[str, Any]) -> None:
-    needs = bytes_needed(training(tmp_path, parents))
+    needs = bytes_of_training(training(tmp_path, parents))
     assert needs == {"weights": 4 * PARAMETERS, "resume points": 2 * 12 * PARAMETERS, "snapshots": 0}
-    only_when_stopped = bytes_needed(training(tmp_path, parents, "sft.resume_minutes=null"))
+    only_when_stopped = bytes_of_training(training(tmp_path, parents, "sft.resume_minutes=null"))
     assert only_when_stopped["resume points"] == 12 * PARAMETERS
 
 
 def test_of_a_side_only_its_moments_and_of_adapters_only_they(tmp_path: Path, parents: dict[str, Any]) -> None:
     own = "sft.side=math partition=own partition.bottom_layers=1 partition.top_layers=0".split()
     side = (LAYERS - 1) * (WIDTH * WIDTH + 2 * WIDTH)  # all layers but the first
-    needs = bytes_needed(training(tmp_path, parents, "sft=partial", *own))
+    needs = bytes_of_training(training(tmp_path, parents, "sft=partial", *own))
     assert needs["weights"] == 4 * PARAMETERS and needs["resume points"] == 2 * (4 * PARAMETERS + 8 * side)
     adapters = LAYERS * 2 * (WIDTH + WIDTH)  # two matrices of rank 2 on each
-    needs = bytes_needed(training(tmp_path, parents, "sft=lora", "sft.lora_rank=2"))
+    needs = bytes_of_training(training(tmp_path, parents, "sft=lora", "sft.lora_rank=2"))
     assert needs == {"weights": 4 * adapters, "resume points": 2 * 12 * adapters, "snapshots": 0}
 
 
@@ -69,9 +70,9 @@ def test_of_a_side_only_its_moments_and_of_adapters_only_they(tmp_path: Path, pa
     ],
 )
 def test_snapshots(words: str, count: int, tmp_path: Path, parents: dict[str, Any]) -> None:
-    assert bytes_needed(training(tmp_path, parents, *words.split()))["snapshots"] == count * 4 * PARAMETERS
+    assert bytes_of_training(training(tmp_path, parents, *words.split()))["snapshots"] == count * 4 * PARAMETERS
     halved = training(tmp_path, parents, *words.split(), "sft.save_dtype=bfloat16")
-    assert bytes_needed(halved)["snapshots"] == count * 2 * PARAMETERS
+    assert bytes_of_training(halved)["snapshots"] == count * 2 * PARAMETERS
 
 
 def test_what_does_not_fit_is_refused_with_what_it_is_for(
@@ -80,4 +81,5 @@ def test_what_does_not_fit_is_refused_with_what_it_is_for(
     monkeypatch.setattr("pipeline.train.disk.parameters", lambda run: (8 * 10**9, 8 * 10**9))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100 * 2**30))
     with pytest.raises(PipelineError, match=r"100.0 GB free, about 208.7 GB needed \(29.8 weights, 178.8 resume poi"):
-        check_room(training(tmp_path, parents))
+        run = training(tmp_path, parents)
+        check_disk(run, bytes_of_training(run))

@@ -91,7 +91,7 @@ class Recorded:
 
 def a_run(runs_dir: Path, **changes: Any) -> Run:
     expert = Expert(name="x", side="none", sources={"x": Source(file="x", rows="text", hub="https://me:sesame@host/x")})
-    return Run(DataStage(stage="data", runs_dir=str(runs_dir), expert=expert, **changes), "data-x")
+    return Run(DataStage(stage="data", runs_dir=str(runs_dir), expert=expert, **changes), "data-x", version=1)
 
 
 def test_a_run_is_known_by_hash_and_attempt_and_tagged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""One tiny run a stage holds its values. Where one moves, results have changed: raise the stage's number in VERSIONS.
+"""One tiny run a stage holds its values. Where one moves, results have changed: raise the version of the stage's row in study/stages.py.
 
 Held is what the rounding of a processor cannot move. Trainings are short, in fp32 and without Muon: the first loss and
 gradient norm are held to 1e-4, later losses to 1e-3, the length of each tensor's displacement from its start to 2 %.
@@ -27,8 +27,8 @@ import pytest
 from safetensors.torch import load_file
 from tiny_words import FEW
 
-from pipeline.config.stages import VERSIONS
 from pipeline.runs.manifest import read_manifest
+from pipeline.study.stages import RUN_STAGES
 
 VALUES = Path(__file__).with_name("values.json")
 BASE = Path(__file__).parents[1] / "src/pipeline/data/sandbox_base"
@@ -53,7 +53,9 @@ def held(what: str, folder: Path, found: dict[str, Any]) -> None:
         VALUES.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
     assert kept.get(what, {}).get("run") == manifest.hash, f"{what} has no values yet: PIPELINE_WRITE_VALUES=1"
     far = moved(found, kept[what]["values"])
-    assert not far, f"the values of {what} moved, raise VERSIONS[{what.split()[0]!r}] in config: {'; '.join(far)}"
+    assert not far, (
+        f"the values of {what} moved, raise the version of stage={what.split()[0]} in study/stages.py: {'; '.join(far)}"
+    )
 
 
 def moved(found: dict[str, Any], was: dict[str, Any]) -> list[str]:
@@ -279,10 +281,10 @@ def test_what_moved_and_what_is_new_is_told(
 ) -> None:
     monkeypatch.delenv("PIPELINE_WRITE_VALUES", raising=False)
     kept = json.loads(VALUES.read_text())
-    assert {what.split()[0] for what in kept} == VERSIONS.keys()
+    assert {what.split()[0] for what in kept} == RUN_STAGES.keys()
     values = kept["data world"]["values"]
     held("data world", world, values)
-    with pytest.raises(AssertionError, match=r"the values of data world moved, raise VERSIONS\['data'\].*aya"):
+    with pytest.raises(AssertionError, match=r"the values of data world moved, raise the version of stage=data .*aya"):
         held("data world", world, {**values, "aya/train.jsonl": "other bytes"})
     with pytest.raises(AssertionError, match="merge soup has no values yet"):
         held("merge soup", world, {"root": kept["merge soup"]["values"]["root"]})

@@ -40,8 +40,8 @@ def test_it_composes_and_plans_from_elsewhere(wheel: Path, tmp_path: Path) -> No
     installed = tmp_path / "installed"
     zipfile.ZipFile(wheel).extractall(installed)
     code = (
-        "import pipeline.compose, sys; from pipeline.__main__ import main\n"
-        "assert str(pipeline.compose.conf_dir()).startswith(sys.argv[1]), pipeline.compose.conf_dir()\n"
+        "import sys; from pipeline.config import conf; from pipeline.__main__ import main\n"
+        "assert str(conf.folder()).startswith(sys.argv[1]), conf.folder()\n"
         "sys.exit(main(['stage=plan', 'table=real_smoke', 'data_root=.']))"
     )
     (tmp_path / "gsm8k").mkdir()

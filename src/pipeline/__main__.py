@@ -15,66 +15,21 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipeline.config.compose import Unreadable, compose, jobs, register, to_stage, usage
-from pipeline.config.options import conf_dir
-from pipeline.config.stages import CleanStage, PrefetchStage, RunStage, StatusStage, SweepStage, TableStage
+from pipeline.config import conf
+from pipeline.config.compose import Unreadable, compose, jobs, to_stage, usage
+from pipeline.config.stages import Stage
 from pipeline.errors import PipelineError
 from pipeline.files import write_atomically
 from pipeline.runs.provenance import without_credentials
 from pipeline.study.execute import one, sentence
-from pipeline.study.plan import ordered, show, study
+from pipeline.study.stages import STUDY_STAGES
 from pipeline.train.processes import is_follower, launched
 
 
-def make_one(config: RunStage) -> str:
-    return str(one(config))
-
-
-def plan(config: TableStage) -> str:
-    return show(ordered(study(config).targets))
-
-
-def table(config: TableStage) -> str:
-    from pipeline.study.table import make_table
-
-    return str(make_table(config))
-
-
-def sweep_merges(config: SweepStage) -> str:
-    from pipeline.study.sweep import make_sweep
-
-    return str(make_sweep(config))
-
-
-def report(config: TableStage) -> str:
-    from pipeline.study.table import report_table
-
-    return str(report_table(config))
-
-
-def status(config: StatusStage) -> str:
-    from pipeline.study.status import show_status
-
-    return show_status(config)
-
-
-def clean(config: CleanStage) -> str:
-    from pipeline.study.clean import clean_up
-
-    return clean_up(config)
-
-
-def prefetch(config: PrefetchStage) -> str:
-    from pipeline.study.prefetch import fetch
-
-    return str(fetch(ordered(study(config).targets), config))
-
-
-STAGES: dict[str, Callable[[Any], str]] = {
-    "data": make_one, "cpt": make_one, "sft": make_one, "merge": make_one, "eval": make_one,
-    "select": make_one, "analyze": make_one, "sweep": sweep_merges, "plan": plan, "table": table, "report": report,
-    "status": status, "prefetch": prefetch, "clean": clean,
-}  # fmt: skip
+def answer(config: Stage) -> str:
+    """What the stage prints: of one that makes a run, its folder."""
+    row = STUDY_STAGES.get(config.stage)
+    return row.answer(config) if row else str(one(config))  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -99,14 +54,14 @@ def run_stage(compose_stage: Callable[[], Any]) -> int:
         if launched() is not None and config.stage not in ("sft", "cpt"):
             raise PipelineError(f"stage={config.stage} is of one process: start it without torchrun or accelerate")
         with results_alone_on_stdout() as result:
-            answer = STAGES[config.stage](config)
+            told = answer(config)
             if not is_follower():
-                result(answer)
+                result(told)
     except Exception as error:
-        told = sentence(error)
-        if told is None:
+        refusal = sentence(error)
+        if refusal is None:
             raise
-        print(f"error: {told}", file=sys.stderr)
+        print(f"error: {refusal}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(
@@ -124,7 +79,6 @@ def sweep(words: list[str]) -> int:
     """
     import hydra
 
-    register()
     several = bool({"-m", "--multirun"} & set(words))
     asked = [word for word in words if not word.startswith("-") and (several or "=" in word)]
     try:
@@ -136,7 +90,7 @@ def sweep(words: list[str]) -> int:
             return 1
     states: list[int] = []
 
-    @hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")
+    @hydra.main(config_path=str(conf.folder()), config_name="config", version_base="1.3")
     def job(config: Any) -> None:
         if several:
             from hydra.core.hydra_config import HydraConfig

@@ -18,8 +18,8 @@ import repositories
 import yaml
 from fake_hub import Hub, serving
 
+from pipeline.config import conf
 from pipeline.config.data import Source
-from pipeline.config.options import conf_dir
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import Lock, cache, read_lock
 from pipeline.runs.find import find
@@ -48,13 +48,12 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from datasets import config
-from pipeline import compose
+from pipeline.config import conf
 from pipeline.data import benchmarks
 config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
-compose.conf_dir = lambda: Path(sys.argv[1])
+conf.folder = lambda: Path(sys.argv[1])
 benchmarks.LANGUAGES = {"sw": benchmarks.LANGUAGES["sw"]}
 from pipeline import __main__
-__main__.conf_dir = compose.conf_dir
 sys.exit(__main__.main(sys.argv[2:]))
 """
 
@@ -135,7 +134,7 @@ LEAKED = "Bata wa Janet hutaga mayai kumi na sita kila siku naye hula matatu kil
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("prefetch")
-    shutil.copytree(conf_dir(), folder / "conf")
+    shutil.copytree(conf.folder(), folder / "conf")
     with serving() as hub, serving() as mirror:
         model = folder / "model"
         shutil.copytree(base, model, ignore=shutil.ignore_patterns("manifest.json", "*.jsonl", "*.md"))

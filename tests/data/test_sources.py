@@ -15,9 +15,9 @@ import pytest
 import repositories
 from omegaconf import OmegaConf
 
+from pipeline.config import conf
 from pipeline.config.compose import compose
 from pipeline.config.data import Source
-from pipeline.config.options import conf_dir, options
 from pipeline.config.stages import DataStage
 from pipeline.data.load import read, sentence
 from pipeline.data.sources import INSTRUCTIONS, Example, Unusable, turns
@@ -34,7 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def source(name: str, **more: Any) -> Source:
     """A source as conf/data has it."""
-    shipped = OmegaConf.load(conf_dir() / f"data/{name}.yaml")
+    shipped = OmegaConf.load(conf.folder() / f"data/{name}.yaml")
     found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Source), shipped, more))
     assert isinstance(found, Source)
     return found
@@ -103,7 +103,15 @@ def test_all_of_orca_is_read_and_a_part_is_a_sample(tmp_path: Path) -> None:
 
 def test_every_shipped_source_is_tried_here() -> None:
     tried = {name for name, _, _ in EXPECTED} | {"llm_japanese", "open_web_math", "orca_math"}
-    assert set(options("data")) == tried | {"nllb_sw", "nllb_bn", "nllb_te", "nllb_ja", "gsm8k_text", "pairs", "own"}
+    assert set(conf.options("data")) == tried | {
+        "nllb_sw",
+        "nllb_bn",
+        "nllb_te",
+        "nllb_ja",
+        "gsm8k_text",
+        "pairs",
+        "own",
+    }
 
 
 @pytest.mark.parametrize("columns", [9, 3])

@@ -64,7 +64,7 @@ def run_of(folder: Path, checkpoint: Path, data_root: Path, *tasks: EvalTask, **
         stage="eval", runs_dir=str(folder / "runs"), eval=choice(*tasks, **knobs), data_root=str(data_root)
     )
     config = replace(config, **({"languages": ["en", "qac"]} | own))
-    return Run(config, "eval", {"checkpoint": External(checkpoint.name, "hash", checkpoint)})
+    return Run(config, "eval", {"checkpoint": External(checkpoint.name, "hash", checkpoint)}, version=1)
 
 
 class Notes:

@@ -25,7 +25,7 @@ from pipeline.evaluate import records as scored_rows
 from pipeline.evaluate import stage as harness
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.languages import TEN
-from pipeline.study.build import build
+from pipeline.study.stages import build
 
 
 def scored(lm: Any, data_root: Path, folder: Path, task: Any, codes: tuple[str, ...] = ("qac",), **kwargs: Any) -> Any:

@@ -20,10 +20,11 @@ from small_models import by_hand, stacked, swap
 from pipeline.analyze.changes import changes
 from pipeline.config.merging import LayerSwap, Reset, Soup, TaskArithmetic, Ties
 from pipeline.errors import PipelineError
-from pipeline.merge import merge as engine
 from pipeline.merge.adapters import open_source
+from pipeline.merge.compatibility import refuse_unmoved
 from pipeline.merge.merge import open_merge
 from pipeline.models.checkpoint import Checkpoint, digest_tensors
+from pipeline.runs.manifest import Ancestor, Manifest
 
 TIES = Ties(experts=["a", "b"])
 
@@ -146,18 +147,12 @@ def test_a_map_of_what_is_not_finite_is_refused(models, tmp_path):
 
 
 def test_a_run_that_learned_nothing_is_told_from_manifests(tmp_path):
-    (tmp_path / "manifest.json").write_text(
-        json.dumps(
-            {
-                "facts": {"weights": {"root": "sha256:1"}},
-                "parents": {"model": {"name": "base-1", "content": "sha256:1"}},
-            }
-        )
-    )
+    weights, base = {"weights": {"root": "sha256:1"}}, Ancestor("base-1", "b", "sha256:1")
+    Manifest("math-2", "m", {"stage": "sft"}, weights, parents={"model": base}).write(tmp_path)
     from types import SimpleNamespace
 
     with pytest.raises(PipelineError, match="merge.math: math-2 is equal to its base base-1"):
-        engine.refuse_unmoved({"math": SimpleNamespace(folder=tmp_path, name="math-2")})
+        refuse_unmoved({"math": SimpleNamespace(folder=tmp_path, name="math-2")})
 
 
 def test_other_tokenizers(tmp_path):
@@ -263,14 +258,14 @@ def test_no_space_at_each_write(tmp_path, monkeypatch, call):
 
 KILLED = """
 import os, sys, time
-from pipeline.merge import writing
-real = writing._compute
+from pipeline.merge import write
+real = write._compute
 def slow(merge, name, target, place):
     found = real(merge, name, target, place)
     print("written", flush=True)
     time.sleep(60)
     return found
-writing._compute = slow
+write._compute = slow
 from pipeline.__main__ import main
 main(sys.argv[1:])
 """

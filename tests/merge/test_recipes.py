@@ -119,5 +119,5 @@ def test_soups_that_are_refused(settings, words):
 
 
 def test_merging_imports_no_torch():
-    code = "import sys, pipeline.merge.engine; assert not {'torch', 'transformers', 'safetensors'} & set(sys.modules)"
+    code = "import sys, pipeline.merge.stage; assert not {'torch', 'transformers', 'safetensors'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -21,7 +21,7 @@ from pipeline.evaluate.model import Answering
 from pipeline.merge.live import kept
 from pipeline.report.statistics import split_half
 from pipeline.runs.manifest import read_manifest
-from pipeline.study.build import build
+from pipeline.study.stages import build
 from pipeline.study.sweep import grid, shard, stage_of, with_values
 
 ASKED = ["eval=sandbox", "eval.max_gen_toks=4", "eval.limit=3", "languages=[en,qac]"]

@@ -21,10 +21,10 @@ from pipeline.models.checkpoint import Checkpoint
 from pipeline.runs.find import find
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import runs_behind
-from pipeline.study.build import build
 from pipeline.study.execute import one
-from pipeline.study.plan import ordered
+from pipeline.study.graph import ordered
 from pipeline.study.select import choose, ranked, value
+from pipeline.study.stages import build
 from pipeline.train.steps import kept, snapshot_steps
 
 
@@ -163,7 +163,7 @@ def test_the_best_snapshot_by_its_scores(
     for role, parent in manifest.parents.items():  # each number is that of its evaluation
         if role in ("base", "model"):
             continue
-        rows = json.loads((folder.parent / parent["name"] / "scores.json").read_text())["rows"]
+        rows = json.loads((folder.parent / parent.name / "scores.json").read_text())["rows"]
         scored = {row["language"]: row["value"] for row in rows if row["metric"] == "acc"}
         training, step = role.split("@")
         mine = next(one for one in choice["ranking"] if (one["training"], one["step"]) == (training, int(step)))

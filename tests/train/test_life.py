@@ -23,11 +23,11 @@ from pipeline.config.compose import compose
 from pipeline.config.training import Sft
 from pipeline.files import sha256
 from pipeline.runs import resume
-from pipeline.runs import run as runs
+from pipeline.runs.make import make
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
-from pipeline.study.build import build
 from pipeline.study.execute import stage_function
+from pipeline.study.stages import build
 from pipeline.train import checkpoints as life
 from pipeline.train import stage as sft
 from pipeline.train.processes import Relay, stopped_together, together
@@ -97,8 +97,8 @@ def made(command: list[str]) -> Path:
     run = build(compose(command))  # type: ignore[arg-type]
     for parent in run.parents.values():
         if isinstance(parent, Run):
-            runs.make(parent, stage_function(parent))
-    return runs.make(run, stage_function(run))
+            make(parent, stage_function(parent))
+    return make(run, stage_function(run))
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_killed_for_good_and_taken_up_in_another_process(words: Callable[..., li
     run: Any = build(compose(command))  # type: ignore[arg-type]
     for parent in run.parents.values():
         if isinstance(parent, Run):
-            runs.make(parent, stage_function(parent))
+            make(parent, stage_function(parent))
     process = subprocess.Popen(
         [sys.executable, "-m", "pipeline", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -219,7 +219,7 @@ def whole_and_stopped(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
     """In each of two processes: train, then the same again, stopped by a signal that the second alone gets."""
     rank = int(os.environ["RANK"])
     found = [sft.train(run, run.work, Relay(None))]
-    other = Run(replace(run.config, runs_dir=str(work)), run.label, run.parents)
+    other = replace(run, config=replace(run.config, runs_dir=str(work)))
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stopped:
         disturb(patch, 3 if rank else 0, lambda model: os.kill(os.getpid(), signal.SIGTERM))
         sft.train(other, other.work, Relay(None))
@@ -237,7 +237,7 @@ def test_two_processes_stop_together_and_go_on_together(words: Callable[..., lis
     run: Any = build(compose(words(tmp_path / "whole", *WAYS["simultaneous"], "sft.processes=2")))  # type: ignore[arg-type]
     for parent in run.parents.values():
         if isinstance(parent, Run):
-            runs.make(parent, stage_function(parent))
+            make(parent, stage_function(parent))
     run.work.mkdir(parents=True)
     with pytest.raises(SystemExit) as ended:
         together(whole_and_stopped, run, tmp_path, Relay(None))  # type: ignore[arg-type]

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.analyze.drawing import COLOURS, png, svg
 from pipeline.errors import PipelineError
 from pipeline.papers.published import HEATMAPS
-from pipeline.report.plots import COLOURS, _png, _svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,11 +36,11 @@ class Map:
 
 def svg_of_maps(maps: Sequence[Map], name: str, label: str, scale: tuple[float, float] | None = (0.0, 1.0)) -> str:
     """Maps side by side on one scale (None: that of their values), as SVG whose bytes depend on the data alone."""
-    return _svg(lambda: _maps(maps, scale), name, label)
+    return svg(lambda: _maps(maps, scale), name, label)
 
 
 def png_of_maps(maps: Sequence[Map], scale: tuple[float, float] | None = (0.0, 1.0)) -> bytes:
-    return _png(lambda: _maps(maps, scale))
+    return png(lambda: _maps(maps, scale))
 
 
 def _maps(maps: Sequence[Map], scale: tuple[float, float] | None) -> Figure:

@@ -20,15 +20,16 @@ from pipeline.runs.manifest import read_manifest
 
 if TYPE_CHECKING:
     from pipeline.config.merging import Analyze
+    from pipeline.config.stages import AnalyzeStage
     from pipeline.runs.run import Parent, Run
     from pipeline.runs.tracking import Tracker
 
 
-def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
+def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """The analyze stage: delta.csv, pairs.csv where there are two experts or more, and the maps."""
     from pipeline.analyze.heatmaps import png_of_maps, svg_of_maps
 
-    config: Any = run.config
+    config = run.config
     parents = {role: parent for role, parent in run.parents.items() if role != "base"}
     base = open_source(run.parents["base"].folder)
     experts = {role: open_source(parent.folder, run.parents["base"].folder) for role, parent in parents.items()}

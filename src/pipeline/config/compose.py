@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
 from textwrap import fill
 from typing import Any
 
@@ -19,11 +18,11 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from pipeline.config import conf
 from pipeline.config.explain import _asked, _unknown, explain
 from pipeline.config.knob import check
-from pipeline.config.merging import MERGES
-from pipeline.config.options import _defaults, conf_dir, groups, options
-from pipeline.config.stages import STAGES, EvalStage, Stage
+from pipeline.config.merging import Merge
+from pipeline.config.stages import EvalStage, Stage
 from pipeline.errors import PipelineError
 
 
@@ -31,14 +30,15 @@ class Unreadable(PipelineError):
     """A file of the configuration that is no YAML."""
 
 
-@lru_cache(maxsize=1)
-def register() -> None:
-    """The dataclasses as schemas: a stage's at the root, a merge method's at `merge`."""
+def register(stages: Mapping[str, type[Stage]], methods: Mapping[str, type[Merge]]) -> None:
+    """Hand in the stages and merge methods: a stage's dataclass is a schema at the root, a method's one at `merge`."""
+    conf.STAGES.update(stages)
+    conf.METHODS.update(methods)
     store = ConfigStore.instance()
-    for name, stage in STAGES.items():
+    for name, stage in stages.items():
         store.store(group="stage", name=f"{name}_schema", node=stage, package="_global_")
-    for name, merge in MERGES.items():
-        store.store(group="merge", name=f"{name}_schema", node=merge)
+    for name, method in methods.items():
+        store.store(group="merge", name=f"{name}_schema", node=method)
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def hydra() -> Iterator[None]:
     there = GlobalHydra.instance()
     outer, there.hydra = there.hydra, None
     try:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        with initialize_config_dir(str(conf.folder()), version_base="1.3"):
             yield
     finally:
         there.hydra = outer
@@ -59,7 +59,6 @@ def compose(words: list[str]) -> Stage:
     Raises:
         PipelineError: a wrong key, option, type or range, or a missing value.
     """
-    register()
     for word in words:
         parse(word)
     try:
@@ -71,17 +70,17 @@ def compose(words: list[str]) -> Stage:
     except YAMLError as error:  # says the file and the line
         raise Unreadable(f"a file of the configuration is no YAML: {' '.join(str(error).split())}") from error
     except UnicodeDecodeError as error:
-        raise Unreadable(f"a file below {conf_dir()} is not UTF-8 ({error}): write it again in UTF-8") from error
+        raise Unreadable(f"a file below {conf.folder()} is not UTF-8 ({error}): write it again in UTF-8") from error
 
 
 def refuse_unasked(words: list[str]) -> None:
     """A key of a group that its stage brings only when asked, without the group: OmegaConf has no sentence for it."""
     asked = _asked(words)
-    named = [group for group, option in _defaults(asked.get("stage", "table")) if option is None]
+    named = [group for group, option in conf.defaults(asked.get("stage", "table")) if option is None]
     for key in asked:
         group = key.partition(".")[0]
         if group in named and group != key and group not in asked:
-            raise PipelineError(f"{key} needs {group}=... beside it: one of {', '.join(options(group))}")
+            raise PipelineError(f"{key} needs {group}=... beside it: one of {', '.join(conf.options(group))}")
 
 
 def to_stage(config: DictConfig) -> Stage:
@@ -121,8 +120,8 @@ def refuse_strays(node: Any, prefix: str = "") -> None:
 
 def usage() -> str:
     """What can be typed: the stages with the groups that they read, the groups with their options."""
-    read = {f"stage={stage}": " ".join(group for group, _ in _defaults(stage)) for stage in STAGES}
-    offered = {f"{group}=": ", ".join(options(group)) for group in groups() if group not in ("stage", "data")}
+    read = {f"stage={stage}": " ".join(group for group, _ in conf.defaults(stage)) for stage in conf.STAGES}
+    offered = {f"{group}=": ", ".join(conf.options(group)) for group in conf.groups() if group not in ("stage", "data")}
     lines = [
         fill(f"{name:15} {text}", 118, initial_indent="  ", subsequent_indent=" " * 18)
         for name, text in [*read.items(), ("", ""), *offered.items()]
@@ -149,8 +148,8 @@ def parse(word: str, several: bool = False) -> Override:
     if override.is_sweep_override():
         if not several:
             raise PipelineError(f"{word} names several values: -m makes a run of each; a list is {key}=[...]")
-    elif key in groups() and not isinstance(override.value(), str):
-        raise PipelineError(f"{word} is no option: give one of {', '.join(options(key))}")
+    elif key in conf.groups() and not isinstance(override.value(), str):
+        raise PipelineError(f"{word} is no option: give one of {', '.join(conf.options(key))}")
     if key.partition(".")[0] == "hydra" and not several:
         raise PipelineError(f"{word}: hydra's own settings are read with -m only")
     return override

@@ -10,9 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config.merging import MERGES
-from pipeline.config.options import groups, options, presets, reads
-from pipeline.config.stages import STAGES
+from pipeline.config import conf
 
 
 def _unknown(key: str, known: list[str]) -> str:
@@ -34,8 +32,8 @@ def explain(error: Exception, words: list[str]) -> str:
     stage = asked.get("stage", "table")
     if match := re.search(r"In '[^']*': Could not find '(\w+)/([^']*)'", text):
         group, option = match.groups()
-        if group in groups():
-            return f"{group}={option} is no option: there are {', '.join(options(group))}"
+        if group in conf.groups():
+            return f"{group}={option} is no option: there are {', '.join(conf.options(group))}"
     if match := re.search(r"Could not override '([\w/@.]+)'", text):
         key = match.group(1)
         inner = re.search(r"Key '(\w+)' not in '\w+'\s+full_key: \1\s", text)
@@ -43,13 +41,13 @@ def explain(error: Exception, words: list[str]) -> str:
             return _explain_key(f"{key}.{inner.group(1)}", stage, asked.get("merge"))
         if new := re.search(rf"full_key: ({re.escape(key)}\.\S+)", text):  # key={new: ...}
             return f"{new.group(1)} is new: add it with a plus, +{new.group(1)}=..."
-        if key in groups() or key in STAGES:
+        if key in conf.groups() or key in conf.STAGES:
             key = f"{key}={asked.get(key, '')}"
-            return f"stage={stage} does not read {key}: leave it out; it reads {', '.join(reads(stage))}"
+            return f"stage={stage} does not read {key}: leave it out; it reads {', '.join(conf.reads(stage))}"
         return _explain_key(key, stage, asked.get("merge"))
     if match := re.search(r"You must specify '(\w+)'", text):
         group = match.group(1)
-        return f"stage={stage} needs {group}=...: one of {', '.join(options(group))}"
+        return f"stage={stage} needs {group}=...: one of {', '.join(conf.options(group))}"
     if match := re.search(r"(?:Key|key) '(\w+)' (?:is )?not in '(\w+)'", text):
         full = re.search(r"full_key: (\S+)", text)
         key = full.group(1) if full else match.group(1)
@@ -71,16 +69,16 @@ def explain(error: Exception, words: list[str]) -> str:
 
 
 def _explain_key(key: str, stage: str, merge: str | None) -> str:
-    if key.partition(".")[0] in groups() and key.partition(".")[0] not in reads(stage):
-        return f"stage={stage} does not read {key}: leave it out; it reads {', '.join(reads(stage))}"
-    kind: Any = STAGES.get(stage)
-    method = next((name for name in MERGES if merge in (name, *presets(name))), None)
+    if key.partition(".")[0] in conf.groups() and key.partition(".")[0] not in conf.reads(stage):
+        return f"stage={stage} does not read {key}: leave it out; it reads {', '.join(conf.reads(stage))}"
+    kind: Any = conf.STAGES.get(stage)
+    method = next((name for name in conf.METHODS if merge in (name, *conf.presets(name))), None)
     for name in key.split(".")[:-1]:
-        kind = MERGES[method] if name == "merge" and method else _inside(kind, name)
+        kind = conf.METHODS[method] if name == "merge" and method else _inside(kind, name)
     if not is_dataclass(kind) and get_args(kind):
         kind = get_args(kind)[-1]
     known = sorted(getattr(kind, "__dataclass_fields__", {}))
-    return _unknown(key, known) if known else f"unknown key {key}: stage={stage} reads {', '.join(reads(stage))}"
+    return _unknown(key, known) if known else f"unknown key {key}: stage={stage} reads {', '.join(conf.reads(stage))}"
 
 
 def _inside(kind: Any, name: str) -> Any:

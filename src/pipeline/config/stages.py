@@ -18,8 +18,6 @@ from pipeline.config.data import Data, Expert, Source, World
 from pipeline.config.evaluation import Eval, EvalTask, Measure, Select
 from pipeline.config.knob import knob, part
 from pipeline.config.merging import (
-    MERGES,
-    NOT_SWEPT,
     Analyze,
     LayerSwap,
     Merge,
@@ -43,18 +41,15 @@ __all__ = [
     "EvalTask",
     "Expert",
     "LayerSwap",
-    "MERGES",
     "Measure",
     "Merge",
     "MergeStage",
     "Model",
-    "NOT_SWEPT",
     "Partition",
     "Prefetch",
     "PrefetchStage",
     "Reset",
     "RunStage",
-    "STAGES",
     "Select",
     "SelectStage",
     "Sft",
@@ -70,7 +65,6 @@ __all__ = [
     "Ties",
     "Tracking",
     "TrainStage",
-    "VERSIONS",
     "World",
 ]
 
@@ -230,16 +224,3 @@ class StatusStage(Stage):
 @dataclass
 class CleanStage(Stage):
     clean: Clean = part(Clean)
-
-
-STAGES: dict[str, type[Stage]] = {
-    "data": DataStage, "cpt": TrainStage, "sft": TrainStage, "merge": MergeStage, "eval": EvalStage,
-    "select": SelectStage, "analyze": AnalyzeStage, "sweep": SweepStage,
-    "plan": TableStage, "table": TableStage, "report": TableStage, "status": StatusStage,
-    "prefetch": PrefetchStage, "clean": CleanStage,
-}  # fmt: skip
-
-# Raised when the stage's code changes its results; a test holds a tiny run of each to its values.
-
-
-VERSIONS = {"data": 2, "cpt": 1, "sft": 1, "merge": 1, "eval": 2, "select": 1, "analyze": 1}

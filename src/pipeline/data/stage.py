@@ -13,10 +13,9 @@ if TYPE_CHECKING:
     from pipeline.runs.tracking import Tracker
 
 
-def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
+def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """The data stage. Gives the counts that the card states."""
     config = run.config
-    assert isinstance(config, DataStage)
     if config.expert.world is not None:
         from pipeline.data import sandbox
 

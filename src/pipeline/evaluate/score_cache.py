@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from pipeline.config.stages import VERSIONS
 from pipeline.evaluate.records import Scored
 from pipeline.evaluate.task_files import Definition
 from pipeline.files import sha256, write_atomically
@@ -103,9 +102,9 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def whole_key(model: Key, task: Key, settings: Key) -> Key:
+def whole_key(model: Key, task: Key, settings: Key, stage_version: int) -> Key:
     """The key of one (weights, task): `settings` are the backend, the dtype and how prompts are made."""
-    made_by = {"harness": version("lm_eval"), "ours": VERSIONS["eval"]}
+    made_by = {"harness": version("lm_eval"), "ours": stage_version}
     return {"model": model, "task": task, "made_by": made_by, **settings}
 
 
@@ -115,6 +114,7 @@ class Kept:
 
     folder: Path
     model: Key
+    version: int  # of the eval stage
     fresh: bool = False
 
     def look_up(self, key: Key) -> Scored | None:

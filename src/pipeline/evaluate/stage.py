@@ -41,17 +41,18 @@ from pipeline.evaluate.task_files import Definition
 from pipeline.evaluate.tasks import task_definitions
 
 if TYPE_CHECKING:
+    from pipeline.config.stages import EvalStage
     from pipeline.runs.run import Run
     from pipeline.runs.tracking import Tracker
 
 
-def make(run: Run, work: Path, tracker: Tracker) -> Row:
+def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> Row:
     """Score the model of `run`: writes scores.json, samples/ and tasks/ into `work`, gives back the scores.
 
     Raises PipelineError for missing or broken data, unknown tasks and languages, too many exemplars (all before any
     weights are read), and for prompts that are longer than the model takes.
     """
-    stage: Any = run.config  # an EvalStage
+    stage = run.config
     asked: Eval = stage.eval
     left_out: list[Row] = []
     definitions = defined(run, work / "tasks", left_out)
@@ -69,9 +70,9 @@ def make(run: Run, work: Path, tracker: Tracker) -> Row:
     return {"scores": named, "harness": scores.harness}
 
 
-def defined(run: Run, folder: Path, left_out: list[Row]) -> list[Definition]:
+def defined(run: Run[EvalStage], folder: Path, left_out: list[Row]) -> list[Definition]:
     """The task files of what the stage asks for, their data checked; what a bundle cannot have goes into `left_out`."""
-    stage: Any = run.config
+    stage = run.config
     asked: Eval = stage.eval
     root = run.parents["data_root"].folder if "data_root" in run.parents else stage.data_root
     definitions = task_definitions(
@@ -89,9 +90,9 @@ def defined(run: Run, folder: Path, left_out: list[Row]) -> list[Definition]:
     return definitions
 
 
-def refuse_early(run: Run, definitions: Sequence[Definition]) -> None:
+def refuse_early(run: Run[EvalStage], definitions: Sequence[Definition]) -> None:
     """What would otherwise fail after minutes of loading or scoring."""
-    asked: Eval = run.config.eval  # type: ignore[attr-defined]
+    asked = run.config.eval
     if any(definition.task == "mbpp" for definition in definitions):
         check_confinement()
     if asked.spm_model and not find_spec("sentencepiece"):
@@ -113,9 +114,9 @@ def refuse_early(run: Run, definitions: Sequence[Definition]) -> None:
 # ------------------------------------------------------------------------------------------------- the model
 
 
-def answering(run: Run, load: Callable[[], Answering]) -> LM:
+def answering(run: Run[EvalStage], load: Callable[[], Answering]) -> LM:
     """The model that answers: `load()`, with helpers on other GPUs where shards are asked for, or the harness' vLLM."""
-    asked: Eval = run.config.eval  # type: ignore[attr-defined]
+    asked = run.config.eval
     if asked.backend == "vllm":
         return vllm_model(run.parents["checkpoint"].folder, asked)
     helpers = Helpers(load, asked.shards - 1) if asked.shards > 1 else None
@@ -219,7 +220,7 @@ def _refuse_too_many_shots(definition: Definition, task: Any) -> None:
 # ------------------------------------------------------------------------------------------------- scoring
 
 
-def kept_scores(run: Run, model: Callable[[], LM]) -> store.Kept:
+def kept_scores(run: Run[EvalStage], model: Callable[[], LM]) -> store.Kept:
     """Where scores of this model are kept from one evaluation to the next. A merge is known by what it is in memory."""
     if "checkpoint" in run.parents:
         key = store.model_key(run.parents["checkpoint"])
@@ -230,7 +231,7 @@ def kept_scores(run: Run, model: Callable[[], LM]) -> store.Kept:
         live, merge = lm.live
         known = SourceDigests(merge, run.runs_dir).known
         key = store.merge_key(merge, {} if merge.adapter else live.digests(merge, known, run.config.threads))
-    return store.Kept(run.runs_dir / ".scores", key, fresh=run.config.redo)
+    return store.Kept(run.runs_dir / ".scores", key, run.version, fresh=run.config.redo)
 
 
 def score(
@@ -252,7 +253,7 @@ def score(
     if kept:
         for definition, task in put:
             asks = store.task_key(definition, task, chosen[definition.name])
-            keys[definition.name] = store.whole_key(kept.model, asks, settings)
+            keys[definition.name] = store.whole_key(kept.model, asks, settings, kept.version)
             again = kept.look_up(keys[definition.name])
             if again and again.too_long <= asked.too_long:
                 found[definition.name] = again

@@ -6,51 +6,18 @@ fallback, so that one chart serves light, dark and print.
 
 from __future__ import annotations
 
-import io
 import math
-import re
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pipeline.analyze.drawing import COLOURS, png, svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Names are the page's CSS variables. No two may share a value: the SVG is rewritten by value.
-COLOURS = {
-    "ink": "#1f2328",
-    "muted": "#656d77",
-    "line": "#d5d9df",
-    "accent": "#2f6b9a",
-    "soft": "#a9c3d8",
-    "warn": "#b4532a",
-    "second": "#6b8e4e",
-    "third": "#8a6bb0",
-}
-STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "pipeline",
-    "svg.fonttype": "none",  # real text: small, searchable, in the page's own font
-    "text.parse_math": False,  # a $ in a row's name is a $
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "text.color": COLOURS["ink"],
-    "axes.labelcolor": COLOURS["muted"],
-    "axes.edgecolor": COLOURS["line"],
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": COLOURS["line"],
-    "ytick.color": COLOURS["line"],
-    "xtick.labelcolor": COLOURS["muted"],
-    "ytick.labelcolor": COLOURS["ink"],
-    "grid.color": COLOURS["line"],
-    "grid.linewidth": 0.6,
-    "lines.solid_capstyle": "round",
-}
+
 MAX_POINTS = 400  # of a curve; more are averaged in blocks
 
 
@@ -74,20 +41,20 @@ class Curve:
 
 def svg_of_scores(rows: Sequence[str], panels: Sequence[Panel], name: str, label: str) -> str:
     """Horizontal bars, a panel a task, a bar a row. name: prefix of the ids; label: what a screen reader says."""
-    return _svg(lambda: _scores(rows, panels), name, label)
+    return svg(lambda: _scores(rows, panels), name, label)
 
 
 def png_of_scores(rows: Sequence[str], panels: Sequence[Panel]) -> bytes:
-    return _png(lambda: _scores(rows, panels))
+    return png(lambda: _scores(rows, panels))
 
 
 def svg_of_trainings(trainings: Mapping[str, Sequence[Curve]], name: str, label: str) -> str:
     """Loss over steps, a panel a label, a line a training (its seeds); dots are validation losses."""
-    return _svg(lambda: _trainings(trainings), name, label)
+    return svg(lambda: _trainings(trainings), name, label)
 
 
 def png_of_trainings(trainings: Mapping[str, Sequence[Curve]]) -> bytes:
-    return _png(lambda: _trainings(trainings))
+    return png(lambda: _trainings(trainings))
 
 
 def _scores(rows: Sequence[str], panels: Sequence[Panel]) -> Figure:
@@ -194,33 +161,3 @@ def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
     size = math.ceil(len(points) / MAX_POINTS)
     blocks = [points[at : at + size] for at in range(0, len(points), size)] if points else []
     return [(sum(p[0] for p in block) / len(block), sum(p[1] for p in block) / len(block)) for block in blocks]
-
-
-def _svg(draw: Callable[[], Figure], name: str, label: str) -> str:
-    text = _saved(
-        draw, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    ).decode()
-    text = text[text.index("<svg") :].strip()
-    # Several charts stand in one page: their ids must differ.
-    text = re.sub(r'\bid="', f'id="{name}-', text)
-    text = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", text)
-    for variable, value in COLOURS.items():
-        text = text.replace(value, f"var(--{variable}, {value})")
-    text = re.sub(r"(font: [\d.]+px) '[^;\"]*", r"\1 var(--sans, sans-serif)", text)
-    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1)
-
-
-def _png(draw: Callable[[], Figure]) -> bytes:
-    return _saved(draw, format="png", dpi=150, facecolor="white", metadata={"Software": None})
-
-
-def _saved(draw: Callable[[], Figure], **options: Any) -> bytes:
-    import matplotlib
-
-    buffer = io.BytesIO()
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # the page has more fonts than the PNG
-        matplotlib.rcdefaults()  # a user's matplotlibrc changes no byte
-        matplotlib.rcParams.update(STYLE)
-        draw().savefig(buffer, **options)
-    return buffer.getvalue()

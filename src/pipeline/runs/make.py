@@ -8,7 +8,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,10 +17,13 @@ from typing import Any
 from pipeline.errors import PipelineError
 from pipeline.files import fingerprints
 from pipeline.hub.lock import read_lock
+from pipeline.runs.disk import check_disk
 from pipeline.runs.lease import lock_of
 from pipeline.runs.manifest import MANIFEST, Ancestor, Manifest, read_manifest
 from pipeline.runs.provenance import environment, git_state, machine, versions
 from pipeline.runs.run import External, Folder, Run, changes, check_unchanged, content, next_attempt
+
+Stage = Callable[[Run, Path, Any], dict[str, Any]]
 
 
 def why_not_finished(run: Run) -> str | None:
@@ -48,15 +51,19 @@ def _nearest(run: Run) -> str | None:
     return "changed: " + ", ".join(best[:3]) if best else None
 
 
-def make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], predicted_seconds: float | None = None) -> Path:
+def make(
+    run: Run,
+    stage: Stage,
+    bytes_needed: Callable[[Run], Mapping[str, int]] = lambda run: {},
+    predicted_seconds: float | None = None,
+) -> Path:
     """Make the run unless it is finished, and give its folder.
 
+    `stage` works in the run's work folder and gives the facts of the manifest; `bytes_needed` says what it will write.
     On one host two processes that ask for the same run meet at its lock: one works, the other waits and uses the
     result.
     """
     from filelock import Timeout
-
-    from pipeline.train.disk import check_room
 
     run.work.parent.mkdir(parents=True, exist_ok=True)
     lock = lock_of(run.work)
@@ -79,7 +86,7 @@ def make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], predicted_
             check_unchanged(parent.folder)
             if isinstance(parent, External) and parent.hub in read_lock(run.runs_dir).models:
                 read_lock(run.runs_dir).check_model(parent.hub)
-        check_room(run)
+        check_disk(run, bytes_needed(run))
         attempt = next_attempt(run)
         _make(run, stage, attempt, predicted_seconds)
         return run.folder
@@ -87,7 +94,7 @@ def make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], predicted_
         lock.release()
 
 
-def _make(run: Run, stage: Callable[[Run, Path, Any], dict[str, Any]], attempt: int, predicted: float | None) -> None:
+def _make(run: Run, stage: Stage, attempt: int, predicted: float | None) -> None:
     from pipeline.runs import resume
     from pipeline.runs.tracking import tracked
 

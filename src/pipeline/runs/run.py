@@ -14,10 +14,10 @@ import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from pipeline.config.knob import identity
-from pipeline.config.stages import VERSIONS, RunStage
+from pipeline.config.stages import RunStage
 from pipeline.errors import PipelineError
 from pipeline.files import Seen, content_hash, sha256
 from pipeline.models.checkpoint import digests_in, read_header
@@ -25,6 +25,7 @@ from pipeline.runs.manifest import read_manifest, snapshot_hash
 from pipeline.runs.provenance import without_credentials
 
 LABEL_LENGTH = 110
+Config = TypeVar("Config", bound=RunStage)
 
 
 class Parent(Protocol):
@@ -99,12 +100,13 @@ class Snapshot:
 
 
 @dataclass
-class Run:
+class Run(Generic[Config]):
     """One run, asked for or finished. Two runs of the same hash are the same run."""
 
-    config: RunStage
+    config: Config
     label: str
     parents: dict[str, Parent] = field(default_factory=dict)
+    version: int = field(kw_only=True)  # of the stage: raised when its code changes results
 
     def __post_init__(self) -> None:
         """A label is the name of a folder and of a W&B run (128 characters at most)."""
@@ -115,7 +117,7 @@ class Run:
         """All that enters the hash."""
         return {
             "stage": self.config.stage,
-            "version": VERSIONS[self.config.stage],
+            "version": self.version,
             "config": identity(self.config),
             "parents": {role: parent.hash for role, parent in sorted(self.parents.items())},
         }

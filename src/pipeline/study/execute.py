@@ -9,7 +9,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +18,15 @@ from pipeline.runs.make import make, why_not_finished
 from pipeline.runs.manifest import finished, read_manifest
 from pipeline.runs.provenance import without_credentials
 from pipeline.runs.run import Run, check_unchanged, runs_behind
-from pipeline.study.build import build
-from pipeline.study.plan import ordered, predict, unfinished
+from pipeline.study.graph import ordered, predict, unfinished
+from pipeline.study.stages import RUN_STAGES, build
 from pipeline.train.processes import Relay, is_follower
-
-MAKERS = {
-    "data": "pipeline.data.stage", "cpt": "pipeline.train.stage", "sft": "pipeline.train.stage",
-    "merge": "pipeline.merge.stage", "eval": "pipeline.evaluate.stage", "analyze": "pipeline.analyze.stage",
-    "select": "pipeline.study.select",
-}  # fmt: skip
-WITHOUT_TORCH = ("data", "merge", "analyze")  # NumPy, with threads of their own
 
 
 def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
     """The stage's `make`, imported when it is needed."""
-    if run.config.stage not in WITHOUT_TORCH:
+    row = RUN_STAGES[run.config.stage]
+    if row.torch:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads on shared cores cost twenty times
         import torch
 
@@ -41,7 +34,13 @@ def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
             logging.getLogger(chatty).setLevel(logging.ERROR)
         if run.config.threads:
             torch.set_num_threads(run.config.threads)
-    return import_module(MAKERS[run.config.stage]).make
+    return row.maker()
+
+
+def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
+    """The run's folder, made unless it is finished."""
+    needed = RUN_STAGES[run.config.stage].bytes_needed
+    return make(run, stage_function(run), needed, predicted_seconds)
 
 
 def execute(targets: list[Run]) -> dict[str, str]:
@@ -66,7 +65,7 @@ def execute(targets: list[Run]) -> dict[str, str]:
             seconds, begun = sum(predict(later, history) for later in left), time.perf_counter()
             head = f"[{number}/{len(runs)}]"
             print(f"{head} {run.name} ({run.config.stage}), about {seconds:.0f} s left in all", file=sys.stderr)
-            make(run, stage_function(run), round(predict(run, history), 1))
+            make_run(run, round(predict(run, history), 1))
             print(f"{head} done in {time.perf_counter() - begun:.1f} s", file=sys.stderr)
             history += [manifest] if (manifest := read_manifest(run.folder)) else []
         except Exception as error:

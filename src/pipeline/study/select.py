@@ -16,14 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.evaluation import Measure
 from pipeline.config.knob import identity
-from pipeline.config.stages import EvalStage, SelectStage, TrainStage
+from pipeline.config.stages import SelectStage
 from pipeline.errors import PipelineError
-from pipeline.runs.find import snapshot
-from pipeline.runs.lineage import base_of, one_base, recorded_base
 from pipeline.runs.manifest import MANIFEST, read_manifest
-from pipeline.runs.run import Parent, Run, Snapshot, check_unchanged
-from pipeline.study.build import Known, build, parent
-from pipeline.train.steps import snapshot_steps
+from pipeline.runs.run import Parent, Run, check_unchanged
 
 if TYPE_CHECKING:
     from pipeline.runs.tracking import Tracker
@@ -33,101 +29,9 @@ MODEL_FILES = (".json", ".safetensors", ".model", ".jinja", ".txt")
 Row = dict[str, Any]
 
 
-# ---------------------------------------------------------------------------------------------------- what is compared
-
-
-def build_select(config: SelectStage, known: Known) -> Run:
-    """The run with its parents: `<training>@<step>` -> evaluation or snapshot, `model` -> the base they share."""
-    check_rule(config)
-    trainings = {one.hash: one for one in (parent(name, config, "checkpoints", known) for name in config.checkpoints)}
-    candidates = {
-        f"{index}@{step}": candidate
-        for index, (_, training) in enumerate(sorted(trainings.items()))
-        for step, candidate in snapshots_of(training, config.select.snapshots).items()
-    }
-    parents: dict[str, Parent] = dict(candidates)
-    base = shared_base(list(trainings.values()), config)
-    if config.select.by == "scores":
-        parents = {role: evaluation(config, candidate, known) for role, candidate in candidates.items()}
-        if config.select.guards:
-            if base is None:
-                raise PipelineError("select.guards compare with the base, and checkpoints= have none: leave them out")
-            parents["base"] = evaluation(config, base, known)
-    if base is not None:
-        parents["model"] = base
-    place = f"-{config.select.place}" if config.select.place > 1 else ""
-    return Run(config, f"select-{config.select.name}{place}", parents)
-
-
-def check_rule(config: SelectStage) -> None:
-    """Refuse a rule that cannot be followed."""
-    select = config.select
-    if select.by == "validation_loss":
-        if select.primary or select.guards or select.eval:
-            raise PipelineError("select.by=validation_loss scores nothing: leave out select.primary, guards and eval")
-        return
-    if not select.primary or select.eval is None:
-        raise PipelineError("select.by=scores needs select.primary=[{task: ...}] and select.eval with those tasks")
-    scored = [task.task for task in select.eval.tasks]
-    for measure in [*select.primary, *(select.guards or [])]:
-        if measure.task not in scored:
-            raise PipelineError(f"select.eval scores {', '.join(scored)}, not {measure.task}: add it to its tasks")
-
-
-def snapshots_of(training: Parent, which: str) -> dict[int, Parent]:
-    """Step -> snapshot, and the final weights under the last step where no snapshot is of it."""
-    if "@" in training.name:
-        return {int(training.name.rpartition("@")[2]): training}
-    manifest = read_manifest(training.folder)
-    if isinstance(training, Run) and isinstance(training.config, TrainStage) and training.config.sft.steps:
-        sft = training.config.sft
-        last, steps = sft.steps or 0, snapshot_steps(sft.snapshot_every, sft.batch_size, sft.steps or 0)
-        if sft.snapshot_keep and sft.snapshot_keep_by == "last":
-            steps = steps[-sft.snapshot_keep :]
-        planned = manifest is None and not (sft.snapshot_keep and sft.snapshot_keep_by == "validation_loss")
-    else:
-        planned = False
-    if not planned:
-        if manifest is None or manifest.stage not in ("sft", "cpt"):
-            raise PipelineError(
-                f"checkpoints: the snapshots of {training.name} are not known yet: train it first, or give sft.steps "
-                "and no sft.snapshot_keep_by"
-                if manifest is None
-                else f"checkpoints: {training.name} is no training: name runs of stage=sft or stage=cpt"
-            )
-        last, steps = manifest.facts["steps"], [int(step) for step in manifest.snapshots]
-    found: dict[int, Parent] = {last: training}
-    if which == "all":
-        made = isinstance(training, Run)
-        found |= {step: Snapshot(training, step) if made else snapshot(training, step, "checkpoints") for step in steps}  # type: ignore[arg-type]
-    return dict(sorted(found.items()))
-
-
-def shared_base(trainings: list[Parent], config: SelectStage) -> Parent | None:
-    """The base that all were trained from; None where they were made from nothing."""
-    bases = [(one.name, base_of(one, config, "checkpoints") if recorded_base(one) else None) for one in trainings]
-    return one_base(bases, "checkpoints")
-
-
-def evaluation(config: SelectStage, model: Parent, known: Known) -> Run:
-    select = config.select
-    assert select.eval is not None
-    named = [one.language for one in [*(select.primary or []), *(select.guards or [])] if one.language]
-    asked = EvalStage(
-        stage="eval", runs_dir=config.runs_dir, tracking=config.tracking, seed=config.seed, group=config.group,
-        threads=config.threads, deterministic=config.deterministic, checkpoint=model.name, eval=select.eval,
-        languages=list(dict.fromkeys([*config.languages, *named])), data_root=config.data_root,
-    )  # fmt: skip
-    return build(asked, {**known, model.name: model})
-
-
-# ---------------------------------------------------------------------------------------------------- the choice
-
-
-def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
+def make(run: Run[SelectStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """Measure each candidate, rank those that keep to the guards, and put the chosen weights into the run's folder."""
     config = run.config
-    assert isinstance(config, SelectStage)
     select = config.select
     by_loss = select.by == "validation_loss"
     candidates = {role: one for role, one in run.parents.items() if role not in ("base", "model")}

@@ -21,7 +21,7 @@ from pipeline.config.merging import Merge
 from pipeline.config.stages import EvalStage, SweepStage
 from pipeline.errors import PipelineError
 from pipeline.runs.run import Run
-from pipeline.study.build import build
+from pipeline.study.stages import build
 
 Point = dict[str, Any]  # swept knob -> its value
 

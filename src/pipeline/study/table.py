@@ -8,10 +8,40 @@ from typing import Any
 
 from pipeline.config.stages import TableStage, TrainStage
 from pipeline.errors import PipelineError
-from pipeline.runs.manifest import Manifest, read_manifest
+from pipeline.hub.lock import read_lock
+from pipeline.runs.manifest import Manifest, finished, read_manifest
 from pipeline.runs.provenance import git_state, machine, versions
+from pipeline.runs.run import Run
+from pipeline.study.cells import Study, study
 from pipeline.study.execute import execute
-from pipeline.study.plan import Study, ordered, study, unfinished
+from pipeline.study.graph import ordered, predict, unfinished
+from pipeline.study.needs import needs
+
+
+def show_plan(config: TableStage) -> str:
+    return show(ordered(study(config).targets))
+
+
+def show(runs: list[Run]) -> str:
+    """What would run, what is done, and why not, as a table in text."""
+    history = list(finished(runs[0].runs_dir)) if runs else []
+    rows, left, reasons = [("run", "stage", "seconds", "state")], 0.0, unfinished(runs)
+    for run in runs:
+        if run.hash in reasons:
+            left += predict(run, history)
+            rows.append((run.name, run.config.stage, f"~{predict(run, history):.0f}", reasons[run.hash]))
+        else:
+            manifest = read_manifest(run.folder)
+            assert manifest is not None
+            rows.append((run.name, run.config.stage, f"{manifest.seconds:.0f}", "finished"))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = ["  ".join([*map(str.ljust, row[:3], widths), row[3]]) for row in rows]
+    if runs:
+        wanted = needs(runs)
+        missing = wanted.not_pinned(read_lock(runs[0].runs_dir))
+        lines += [f"not pinned: {', '.join(missing)}; stage=prefetch locks their revisions"] if missing else []
+        lines += wanted.problems
+    return "\n".join([*lines, f"{len(reasons)} of {len(runs)} runs to make, about {left:.0f} seconds here"])
 
 
 def make_table(config: TableStage) -> Path:

@@ -54,9 +54,10 @@ class Life(TrainerCallback):
         base: the folder of the base, which adapters are checked on.
     """
 
-    def __init__(self, trainer: Any, run: Run, tracker: Tracker, save: Save, base: Path | None = None) -> None:
+    def __init__(
+        self, trainer: Any, run: Run[TrainStage], tracker: Tracker, save: Save, base: Path | None = None
+    ) -> None:
         config = run.config
-        assert isinstance(config, TrainStage)
         self.trainer, self.run, self.tracker, self.save, self.base = trainer, run, tracker, save, base
         self.sft: Sft = config.sft
         self.first = trainer.args.process_index == 0

@@ -1,13 +1,10 @@
-"""What a run will write, and whether the disk has room for it: asked before the work."""
+"""What a training will write, from the headers of its base, before anything is loaded."""
 
 from __future__ import annotations
 
 import math
-import shutil
-from typing import Any
 
 from pipeline.config.stages import TrainStage
-from pipeline.errors import PipelineError
 from pipeline.models.anatomy import anatomy
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.models.partition import sides
@@ -16,32 +13,9 @@ from pipeline.runs.run import Run
 from pipeline.train.memory import bytes_per_parameter
 from pipeline.train.steps import snapshot_steps
 
-SPARE_BYTES = 64 * 2**20  # logs, tables, W&B's files
 
-
-def check_room(run: Run) -> None:
-    """Refuse a run that the disk has no room for.
-
-    Raises:
-        PipelineError: what is free, what is needed, and what for.
-    """
-    needs = bytes_needed(run)
-    needed, free = sum(needs.values()) + SPARE_BYTES, shutil.disk_usage(run.runs_dir).free
-    if free < needed:
-        parts = ", ".join(f"{size / 2**30:.1f} {what}" for what, size in needs.items() if size)
-        told = f"{free / 2**30:.1f} GB free, about {needed / 2**30:.1f} GB needed{f' ({parts})' if parts else ''}"
-        remedy = "free some (stage=clean), or give another runs_dir"
-        raise PipelineError(f"runs_dir={run.runs_dir} is too full for {run.label}: {told}; {remedy}")
-
-
-def bytes_needed(run: Run) -> dict[str, int]:
-    """What for -> bytes. A merge weighs what its heaviest parent does; a training writes weights, one resume point
-    beside the one before it, and snapshots."""
-    if run.config.stage == "merge":
-        files = (parent.folder.glob("*.safetensors") for parent in run.parents.values())
-        return {"weights": max((sum(path.stat().st_size for path in found) for found in files), default=0)}
-    if not isinstance(run.config, TrainStage):
-        return {}
+def bytes_of_training(run: Run[TrainStage]) -> dict[str, int]:
+    """What for -> bytes: the weights, one resume point beside the one before it, and snapshots."""
     sft = run.config.sft
     whole, trained = parameters(run)
     held = 2 if sft.weights == "bfloat16" and sft.adapter == "none" else 4  # bytes of a trained weight
@@ -56,10 +30,9 @@ def bytes_needed(run: Run) -> dict[str, int]:
     }
 
 
-def parameters(run: Run) -> tuple[int, int]:
+def parameters(run: Run[TrainStage]) -> tuple[int, int]:
     """(of the whole model, of what is trained), by the headers of its files; 0 where it is not on this disk yet."""
     config = run.config
-    assert isinstance(config, TrainStage)
     if "model" not in run.parents or not (run.parents["model"].folder / "config.json").is_file():
         return 0, 0
     infos = Checkpoint.open(run.parents["model"].folder).infos
@@ -75,9 +48,9 @@ def parameters(run: Run) -> tuple[int, int]:
     return sum(sizes.values()), sum(sft.lora_rank * sum(infos[name].shape) for name in modules)
 
 
-def snapshots(run: Run) -> int:
+def snapshots(run: Run[TrainStage]) -> int:
     """How many lie on the disk at once: one more than are kept."""
-    config: Any = run.config
+    config = run.config
     manifest = read_manifest(run.parents["data"].folder) if "data" in run.parents else None
     rows = (manifest.facts if manifest else {}).get("counts", {}).get("train", config.data.size or 0)
     steps = config.sft.steps or rows * config.sft.epochs // config.sft.batch_size

@@ -14,19 +14,20 @@ from pipeline.hub.models import local
 from pipeline.models.skeleton import skeleton
 
 if TYPE_CHECKING:
+    from pipeline.config.stages import TrainStage
     from pipeline.runs.run import Run
 
 
-def base_of(run: Run) -> Path | None:
+def base_of(run: Run[TrainStage]) -> Path | None:
     """The folder of the base, fetched where it is the hub's; None for a model that is made from nothing."""
     if "model" not in run.parents:
         return None
-    return local(run.parents["model"].folder, run.config.model.revision)  # type: ignore[attr-defined]
+    return local(run.parents["model"].folder, run.config.model.revision)
 
 
-def load_tokenizer(run: Run, examples: list[Example], base: Path | None) -> Any:
+def load_tokenizer(run: Run[TrainStage], examples: list[Example], base: Path | None) -> Any:
     """The tokenizer beside the weights, that of data_root, or a byte-level BPE made from the training text."""
-    model = run.config.model  # type: ignore[attr-defined]
+    model = run.config.model
     if model.tokenizer == "bpe":
         return make_bpe(examples, model.vocab_size)
     of_root = model.tokenizer == "data_root"
@@ -79,10 +80,10 @@ def make_bpe(examples: list[Example], vocab_size: int) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
 
 
-def load_model(run: Run, tokenizer: Any, base: Path | None) -> Any:
+def load_model(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
     """The base's weights in sft.weights (fp32 master weights by default), or drawn from the seed (init=random)."""
-    weights = run.config.sft.weights  # type: ignore[attr-defined]
-    model = run.config.model  # type: ignore[attr-defined]
+    weights = run.config.sft.weights
+    model = run.config.model
     attention = {"attn_implementation": model.attn_implementation}
     if model.init == "random":
         fields = dict(model.architecture)

@@ -19,6 +19,7 @@ from pipeline.errors import PipelineError
 from pipeline.runs.resume import STOPPING, UNFINISHED
 
 if TYPE_CHECKING:
+    from pipeline.config.stages import TrainStage
     from pipeline.runs.run import Run
     from pipeline.runs.tracking import Tracker
 
@@ -52,13 +53,13 @@ def meet() -> None:
     PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(hours=24))
 
 
-def together(train: Train, run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
+def together(train: Train, run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """`train(run, work, tracker)` in sft.processes processes; what rank 0 gives.
 
     Raises:
         PipelineError: what any of them raised as one; other failures come with the traceback of their process.
     """
-    count = run.config.sft.processes  # type: ignore[attr-defined]
+    count = run.config.sft.processes
     check_launch(count)
     if count == 1:
         return train(run, work, tracker)
@@ -118,7 +119,7 @@ def stopped_together(pids: list[int]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _one_of(rank: int, count: int, port: int, answers: Any, train: Train, run: Run, work: Path) -> None:
+def _one_of(rank: int, count: int, port: int, answers: Any, train: Train, run: Run[TrainStage], work: Path) -> None:
     """One process: named to torch as a launcher would, with its share of the cores."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

@@ -38,15 +38,14 @@ if TYPE_CHECKING:
     from pipeline.runs.tracking import Tracker
 
 
-def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
+def make(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """The sft or cpt stage. Gives weights, token and step counts, what was truncated, and the losses."""
     return together(train, run, work, tracker)
 
 
-def train(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
+def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """The stage in one of its processes; the first saves and answers."""
     config = run.config
-    assert isinstance(config, TrainStage)
     quiet()
     torch.use_deterministic_algorithms(config.deterministic)
     set_seed(config.seed)

@@ -17,6 +17,7 @@ from pipeline.runs import resume
 from pipeline.train.checkpoints import Life, Save, tell
 
 if TYPE_CHECKING:
+    from pipeline.config.stages import TrainStage
     from pipeline.runs.run import Run
     from pipeline.runs.tracking import Tracker
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def alive(trainer: Any, run: Run, tracker: Tracker, save: Save, base: Path | None = None) -> Iterator[Life]:
+def alive(trainer: Any, run: Run[TrainStage], tracker: Tracker, save: Save, base: Path | None = None) -> Iterator[Life]:
     """A training that is looked after: train inside, with `resume_from_checkpoint=life.resume_from`.
 
     SIGTERM and SIGUSR1 (as Slurm sends them before the end) stop it after the step with a resume point and

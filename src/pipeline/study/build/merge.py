@@ -1,25 +1,38 @@
-"""The parents of a merge: its experts, and the base where the method, the weights or an adapter needs one."""
+"""The builder of merges: its experts, and the base where the method, the weights or an adapter needs one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.merging import LayerSwap, Merge, Reset
-from pipeline.config.stages import RunStage
+from pipeline.config.stages import EvalStage, MergeStage, RunStage
 from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
 from pipeline.files import sha256_of
 from pipeline.merge.weights import needs_magnitudes, roles
 from pipeline.runs.lineage import base_of, gives_adapter, one_base, recorded_base
 from pipeline.runs.run import Folder, Parent
+from pipeline.study.build.resolver import Draft, Resolver, label_of
 
 LIMIT = 60  # characters of a label that names many experts
 
 
-def merge_parents(merge: Merge, config: RunStage, named: Callable[[str, str], Parent]) -> dict[str, Parent]:
-    """Parents by the role that they have in the merge; `named(RUN, key)` finds one.
+def build(config: MergeStage, resolver: Resolver) -> Draft:
+    return config, *merge_of(config, resolver)
+
+
+def merge_of(config: MergeStage | EvalStage, resolver: Resolver) -> tuple[str, dict[str, Parent]]:
+    """Label and parents of the merge that a stage writes, or scores in memory."""
+    assert config.merge is not None
+    parents = merge_parents(config.merge, config, resolver)
+    names = [label_of(expert) for role, expert in parents.items() if role != "base"]
+    return merge_label(config.merge, config.partition, names), parents
+
+
+def merge_parents(merge: Merge, config: RunStage, resolver: Resolver) -> dict[str, Parent]:
+    """Parents by the role that they have in the merge.
 
     Raises:
         PipelineError: too few experts, one twice, different bases, or no base to be found where one is needed.
@@ -28,16 +41,16 @@ def merge_parents(merge: Merge, config: RunStage, named: Callable[[str, str], Pa
     if not all(isinstance(reference, str) for _, reference in experts.values()):
         told = next(f"{key}={reference}" for key, reference in experts.values() if not isinstance(reference, str))
         raise PipelineError(f"{told} is no RUN: give the name of a finished run, or a list of them")
-    parents = {role: named(reference, key) for role, (key, reference) in experts.items()}
+    parents = {role: resolver.model(reference, key) for role, (key, reference) in experts.items()}
     elsewhere = [one for one in parents.values() if isinstance(one, Folder)]
     if elsewhere:  # refused by their headers before their contents are hashed
-        check_headers(parents, named(merge.base, "merge.base") if merge.base else None)
+        check_headers(parents, resolver.model(merge.base, "merge.base") if merge.base else None)
         sha256_of([file for one in elsewhere for file in one.files], Path(config.runs_dir))
     hashes = [one.hash for one in parents.values()]
     if twice := next((one.name for one in parents.values() if hashes.count(one.hash) > 1), None):
         raise PipelineError(f"merge={merge.method} was given {twice} twice: name each expert once")
     if merge.base is not None:
-        parents["base"] = named(merge.base, "merge.base")
+        parents["base"] = resolver.model(merge.base, "merge.base")
         return parents
     adapters = [role for role, one in parents.items() if gives_adapter(one)]
     if adapters or needs_magnitudes(merge) or merge.method in ("ties", "task_arithmetic", "reset"):

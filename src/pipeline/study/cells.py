@@ -1,33 +1,19 @@
-"""From stages asked for to runs in order: parents are the graph, what is finished is skipped, the rest is made here.
-
-A table's rows are command lines; each is composed once an option, and its RUNs may name other rows.
-"""
+"""A table's rows as runs: each row is a command line, composed once an option, and its RUNs may name other rows."""
 
 from __future__ import annotations
 
 import re
-import statistics
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from graphlib import TopologicalSorter
+from pathlib import Path
 from typing import Any
 
 from pipeline.config.compose import compose
 from pipeline.config.stages import RunStage, Table, TableStage, TrainStage
 from pipeline.errors import PipelineError
-from pipeline.hub.lock import read_lock
-from pipeline.runs.make import why_not_finished
-from pipeline.runs.manifest import Manifest, finished, read_manifest
-from pipeline.runs.run import Parent, Run, runs_behind
-from pipeline.study.build import Known, build, parent
-from pipeline.study.prefetch import needs
-
-FIRST_GUESS_SECONDS = {  # until there is a history
-    "data": 10.0, "cpt": 1500.0, "sft": 90.0, "merge": 2.0, "eval": 20.0, "select": 2.0, "analyze": 10.0,
-}  # fmt: skip
-
-
-# ---------------------------------------------------------------------------------------------------- tables
+from pipeline.runs.run import Parent, Run
+from pipeline.study.build.resolver import Resolver
+from pipeline.study.stages import build
 
 
 @dataclass
@@ -59,7 +45,7 @@ def study(config: TableStage) -> Study:
     shared: dict[str, Any] = {
         "runs_dir": config.runs_dir, "tracking": config.tracking, "threads": config.threads, "group": table.name,
     }  # fmt: skip
-    known: Known = {}
+    known: dict[str, Parent] = {}
     data_root = config.data_root
     if table.data_root is not None:
         known["data_root"] = build(row_config(table.data_root, shared))
@@ -78,7 +64,7 @@ def study(config: TableStage) -> Study:
     return found
 
 
-def base_model(table: Table, shared: dict[str, Any], known: Known) -> Parent:
+def base_model(table: Table, shared: dict[str, Any], known: dict[str, Parent]) -> Parent:
     """The model that an empty row scores: what an sft run of the words in `base` would start from."""
     if not table.base:
         raise PipelineError(f"table={table.name} has an empty row and no table.base: give table.base={{model: ...}}")
@@ -86,7 +72,8 @@ def base_model(table: Table, shared: dict[str, Any], known: Known) -> Parent:
     assert isinstance(config, TrainStage)
     if config.model.path is None:
         raise PipelineError(f"table.base of table={table.name} is a model with no path: make it in a row of its own")
-    return parent(config.model.path, config, "model.path", known, config.model.revision)
+    resolver = Resolver(Path(config.runs_dir), build, known)
+    return resolver.model(config.model.path, "model.path", config.model.revision)
 
 
 def fill(words: Any, language: str, seed: int) -> Any:
@@ -120,66 +107,3 @@ def _word(value: Any) -> str:
     if isinstance(value, str) and not re.fullmatch(r"[\w./:-]*", value):
         return "'" + value.replace("'", r"\'") + "'"
     return "null" if value is None else str(value)
-
-
-# ---------------------------------------------------------------------------------------------------- order and cost
-
-
-def ordered(targets: list[Run]) -> list[Run]:
-    """All runs that the targets need, parents first, each once, otherwise in the order asked for."""
-    graph: dict[str, list[str]] = {}
-    runs: dict[str, Run] = {}
-
-    def add(run: Run) -> None:
-        if run.hash not in runs:
-            runs[run.hash] = run
-            ours = runs_behind(run.parents)
-            graph[run.hash] = [parent.hash for parent in ours]
-            for one in ours:
-                add(one)
-
-    for target in targets:
-        add(target)
-    return [runs[key] for key in TopologicalSorter(graph).static_order()]
-
-
-def predict(run: Run, history: list[Manifest]) -> float:
-    """Seconds: the median of finished runs like it, else of its stage, else a first guess."""
-    same = [one for one in history if one.stage == run.config.stage]
-    alike = [one for one in same if one.name.split("-")[:2] == run.label.split("-")[:2]]
-    seconds = [one.seconds for one in alike or same]
-    return statistics.median(seconds) if seconds else FIRST_GUESS_SECONDS[run.config.stage]
-
-
-def unfinished(runs: list[Run]) -> dict[str, str]:
-    """run hash -> why it has to be made, of runs in order: a run is as unfinished as its parents are."""
-    reasons: dict[str, str] = {}
-    for run in runs:
-        waiting = [one.name for one in runs_behind(run.parents) if one.hash in reasons]
-        if reason := why_not_finished(run):
-            reasons[run.hash] = reason
-        elif waiting or run.config.redo:
-            reasons[run.hash] = f"its parent {waiting[0]} is made first" if waiting else "redo=true"
-    return reasons
-
-
-def show(runs: list[Run]) -> str:
-    """What would run, what is done, and why not, as a table in text."""
-    history = list(finished(runs[0].runs_dir)) if runs else []
-    rows, left, reasons = [("run", "stage", "seconds", "state")], 0.0, unfinished(runs)
-    for run in runs:
-        if run.hash in reasons:
-            left += predict(run, history)
-            rows.append((run.name, run.config.stage, f"~{predict(run, history):.0f}", reasons[run.hash]))
-        else:
-            manifest = read_manifest(run.folder)
-            assert manifest is not None
-            rows.append((run.name, run.config.stage, f"{manifest.seconds:.0f}", "finished"))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = ["  ".join([*map(str.ljust, row[:3], widths), row[3]]) for row in rows]
-    if runs:
-        wanted = needs(runs)
-        missing = wanted.not_pinned(read_lock(runs[0].runs_dir))
-        lines += [f"not pinned: {', '.join(missing)}; stage=prefetch locks their revisions"] if missing else []
-        lines += wanted.problems
-    return "\n".join([*lines, f"{len(reasons)} of {len(runs)} runs to make, about {left:.0f} seconds here"])

@@ -1,0 +1,78 @@
+"""Figures as SVG and PNG, in the colours of the report: the bytes depend on the data alone."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Callable
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+# Names are the page's CSS variables. No two may share a value: the SVG is rewritten by value.
+COLOURS = {
+    "ink": "#1f2328",
+    "muted": "#656d77",
+    "line": "#d5d9df",
+    "accent": "#2f6b9a",
+    "soft": "#a9c3d8",
+    "warn": "#b4532a",
+    "second": "#6b8e4e",
+    "third": "#8a6bb0",
+}
+
+STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "pipeline",
+    "svg.fonttype": "none",  # real text: small, searchable, in the page's own font
+    "text.parse_math": False,  # a $ in a row's name is a $
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "text.color": COLOURS["ink"],
+    "axes.labelcolor": COLOURS["muted"],
+    "axes.edgecolor": COLOURS["line"],
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": COLOURS["line"],
+    "ytick.color": COLOURS["line"],
+    "xtick.labelcolor": COLOURS["muted"],
+    "ytick.labelcolor": COLOURS["ink"],
+    "grid.color": COLOURS["line"],
+    "grid.linewidth": 0.6,
+    "lines.solid_capstyle": "round",
+}
+
+
+def svg(draw: Callable[[], Figure], name: str, label: str) -> str:
+    text = _saved(
+        draw, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    ).decode()
+    text = text[text.index("<svg") :].strip()
+    # Several charts stand in one page: their ids must differ.
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", text)
+    for variable, value in COLOURS.items():
+        text = text.replace(value, f"var(--{variable}, {value})")
+    text = re.sub(r"(font: [\d.]+px) '[^;\"]*", r"\1 var(--sans, sans-serif)", text)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1)
+
+
+def png(draw: Callable[[], Figure]) -> bytes:
+    return _saved(draw, format="png", dpi=150, facecolor="white", metadata={"Software": None})
+
+
+def _saved(draw: Callable[[], Figure], **options: Any) -> bytes:
+    import matplotlib
+
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the page has more fonts than the PNG
+        matplotlib.rcdefaults()  # a user's matplotlibrc changes no byte
+        matplotlib.rcParams.update(STYLE)
+        draw().savefig(buffer, **options)
+    return buffer.getvalue()

@@ -1,0 +1,75 @@
+"""The builder of data runs: the sources at their locked revisions, and what below data_root they are read from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.config.stages import DataStage, EvalStage
+from pipeline.data import benchmark_files
+from pipeline.data.draw import check_halves
+from pipeline.data.mixture import files_read
+from pipeline.errors import PipelineError
+from pipeline.files import content_hash
+from pipeline.hub.lock import digest, read_lock
+from pipeline.runs.run import External, Parent
+from pipeline.study.build.resolver import Draft, Resolver
+from pipeline.study.needs import benchmark_sources
+
+
+def build(config: DataStage, resolver: Resolver) -> Draft:
+    check_halves(config)
+    config = at_locked_revisions(config)
+    return config, f"data-{config.expert.name}", parents_of(config, resolver)
+
+
+def at_locked_revisions(config: DataStage) -> DataStage:
+    """The sources of the Hub at the revisions that stage=prefetch locked, so that these enter the hash."""
+    if config.data_root is not None or config.expert.world is not None:
+        return config
+    lock = read_lock(Path(config.runs_dir))
+    sources = {name: lock.pinned(source) for name, source in config.expert.sources.items()}
+    return replace(config, expert=replace(config.expert, sources=sources))
+
+
+def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
+    """A finished data run or a folder; of a folder, the files that are read make its identity.
+
+    `benchmarks`, what rows are compared with, is a parent of its own where a folder is named or the Hub's are locked.
+    """
+    if config.expert.world is not None:
+        return {}
+    parents: dict[str, Parent] = {}
+    if config.data.benchmarks is not None:
+        folder = Path(config.data.benchmarks)
+        files = [path for paths in benchmark_files.scored(folder).values() for path in paths]
+        if not files:
+            raise PipelineError(
+                f"data.benchmarks={folder} holds no file like mgsm/sw/test.jsonl: name a folder with some"
+            )
+        parents["benchmarks"] = External(folder.name, content_hash(files, folder), folder)
+    elif config.data_root is None:
+        parents |= locked_benchmarks(config)
+    if config.data_root is None:
+        return parents
+    found = resolver.data_root(config.data_root)
+    if found is None:
+        folder = Path(config.data_root)
+        files = files_read(config.expert.sources, folder)
+        if config.data.benchmarks is None:
+            files += [path for paths in benchmark_files.scored(folder).values() for path in paths]
+        found = External(folder.name, content_hash(files, folder), folder)
+    return {"data_root": found, **parents}
+
+
+def locked_benchmarks(config: DataStage | EvalStage) -> dict[str, Parent]:
+    """The benchmark sets of the Hub that a run reads, as a parent known by its locked revisions; none until then."""
+    lock = read_lock(Path(config.runs_dir))
+    if not lock.datasets:
+        return {}
+    try:
+        entries = [(source.hub, lock.entry(source)) for source in benchmark_sources(config)]
+    except PipelineError:  # a task that the Hub has no data for: the evaluation itself refuses it
+        return {}
+    pins = sorted({f"{hub}@{entry['revision']}" for hub, entry in entries if entry})
+    return {"benchmarks": External("benchmarks of the hub", digest(pins), Path("hub"))} if pins else {}

@@ -1,0 +1,100 @@
+"""The floor plan of src/pipeline: each room imports only from those above it, and no two files import each other.
+
+Reads every import, those inside functions and under TYPE_CHECKING included: an arrow that is drawn later is an arrow.
+"""
+
+from __future__ import annotations
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import pipeline
+
+SOURCE = Path(pipeline.__file__).parent
+ROOMS = (  # in the order of the arrows: errors is above all, __main__ below all
+    "errors files languages papers config hub models runs data merge train evaluate analyze report study __main__"
+).split()
+
+
+def imports(source: str, module: str) -> set[str]:
+    """The modules of this package that a source text imports, as dotted names without `pipeline.`."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module}: imports are absolute here"
+            found |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    ours = {name.removeprefix("pipeline.") for name in found if name.startswith("pipeline.")}
+    return {name for name in ours if is_module(name)} - {module}
+
+
+def is_module(name: str) -> bool:
+    path = SOURCE.joinpath(*name.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def modules() -> dict[str, str]:
+    """Dotted name -> source text of every file of the package; a room's __init__ has the room's name."""
+    names = {
+        path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", "."): path for path in SOURCE.rglob("*.py")
+    }
+    return {name.removesuffix(".__init__"): path.read_text(encoding="utf-8") for name, path in names.items()}
+
+
+def arrows_up(sources: dict[str, str]) -> list[str]:
+    """`file -> file` for each import from a room that is not above the importing one."""
+    found = []
+    for module, source in sources.items():
+        for other in imports(source, module):
+            here, there = (ROOMS.index(name.partition(".")[0]) for name in (module, other))
+            if there > here:
+                found.append(f"{module} -> {other}")
+    return sorted(found)
+
+
+def circle(sources: dict[str, str]) -> list[str]:
+    """The files of one circle of imports; empty where there is none. A package is not its own modules' parent here."""
+    graph = {module: imports(source, module) for module, source in sources.items()}
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_every_file_is_in_a_room() -> None:
+    assert {name.partition(".")[0] for name in modules() if name != "__init__"} <= set(ROOMS)
+
+
+def test_arrows_point_one_way() -> None:
+    sources = {name: text for name, text in modules().items() if name != "__init__"}
+    assert arrows_up(sources) == []
+
+
+def test_no_circle() -> None:
+    sources = {name: text for name, text in modules().items() if name != "__init__"}
+    assert circle(sources) == []
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        "def f():\n    from pipeline.study.execute import one\n",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pipeline.report import page\n",
+        "import pipeline.train.stage\n",
+    ],
+)
+def test_an_arrow_up_is_seen_wherever_it_hides(hidden: str) -> None:
+    assert arrows_up({"data.load": hidden})
+
+
+def test_a_circle_is_seen() -> None:
+    both = {
+        "runs.make": "from pipeline.runs import resume\n",
+        "runs.resume": "def f():\n    import pipeline.runs.make\n",
+    }
+    assert set(circle(both)) == set(both)
