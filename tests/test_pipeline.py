@@ -14,6 +14,7 @@ import yaml
 from tiny_words import FEW, WORLD
 
 from pipeline.config import compose, conf
+from pipeline.config import words as words_
 from pipeline.study import cells, execute
 from pipeline.study.table import gather
 
@@ -36,7 +37,6 @@ def table(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[s
     tiny = sandbox | {"name": "tiny", "base": start, "data_root": small, "eval": scores}
     (copy / "table/tiny.yaml").write_text(yaml.safe_dump(tiny, sort_keys=False))
     monkeypatch.setattr(conf, "folder", lambda: copy)
-    cells._composed.cache_clear()
     return ["table=tiny", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
 
 
@@ -155,7 +155,7 @@ def test_a_failed_parent_of_one_run_is_the_reason(
     ],
 )
 def test_a_value_of_a_row_is_written_in_the_grammar_of_the_command_line(word: Any, expected: str) -> None:
-    assert cells._word(word) == expected
+    assert words_.word(word) == expected
     assert compose.parse(f"key={expected}").value() == word or isinstance(word, dict)
 
 

@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from pipeline.config import conf
-from pipeline.study import cells
 
 pytestmark = pytest.mark.real_data
 
@@ -31,7 +30,6 @@ def smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     recipe = copy / "recipe/smoke.yaml"
     recipe.write_text(re.sub(r"(?m)^steps: .*$", "steps: 2", recipe.read_text()))
     monkeypatch.setattr(conf, "folder", lambda: copy)
-    cells._composed.cache_clear()
     data = os.environ["PIPELINE_TEST_DATA"]
     return ["table=real_smoke", f"data_root={data}", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.compose import compose
 from pipeline.config.stages import RunStage, Table, TableStage, TrainStage
+from pipeline.config.words import stage_of
 from pipeline.errors import PipelineError
 from pipeline.runs.run import Parent, Run
 from pipeline.study.build.resolver import Resolver
@@ -87,23 +85,7 @@ def fill(words: Any, language: str, seed: int) -> Any:
 def row_config(words: dict[str, Any], shared: dict[str, Any], **later: Any) -> RunStage:
     """The stage of one row: composed once for its options, then given the shared and later fields it leaves out."""
     default = {"stage": "eval", "checkpoint": "row"} if "eval" in words else {}
-    config = _composed(tuple(f"{key}={_word(value)}" for key, value in {**default, **words}.items()))
+    config = stage_of({**default, **words})
     assert isinstance(config, RunStage)
     names = {item.name for item in fields(config)}
     return replace(config, **{key: value for key, value in {**shared, **later}.items() if key in names - words.keys()})
-
-
-@lru_cache(maxsize=1024)
-def _composed(words: tuple[str, ...]) -> Any:
-    return compose(list(words))
-
-
-def _word(value: Any) -> str:
-    """A value as Hydra's grammar reads it."""
-    if isinstance(value, list):
-        return "[" + ",".join(map(_word, value)) + "]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_word(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, str) and not re.fullmatch(r"[\w./:-]*", value):
-        return "'" + value.replace("'", r"\'") + "'"
-    return "null" if value is None else str(value)

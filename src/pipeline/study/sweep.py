@@ -9,16 +9,12 @@ import csv
 import hashlib
 import itertools
 import sys
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from pipeline.config.knob import check
-from pipeline.config.merging import Merge
 from pipeline.config.stages import EvalStage, SweepStage
+from pipeline.config.words import with_values
 from pipeline.errors import PipelineError
 from pipeline.runs.run import Run
 from pipeline.study.stages import build
@@ -107,21 +103,10 @@ def stage_of(config: SweepStage, point: Point) -> EvalStage:
     """The evaluation of one point, as stage=eval merge=... composes it."""
     shared = {item.name for item in fields(EvalStage)} & {item.name for item in fields(SweepStage)} - {"stage", "merge"}
     return EvalStage(
-        stage="eval", merge=with_values(config.merge, point), **{name: getattr(config, name) for name in shared}
+        stage="eval",
+        merge=with_values(config.merge, point, "sweep."),
+        **{name: getattr(config, name) for name in shared},
     )
-
-
-def with_values(merge: Merge, point: Point) -> Merge:
-    """The merge with some knobs set, types and bounds checked as on the command line."""
-    node = OmegaConf.structured(replace(merge))
-    for key, value in point.items():
-        try:
-            OmegaConf.update(node, key, value)
-        except OmegaConfBaseException as error:
-            raise PipelineError(f"sweep.{key}: {str(error).splitlines()[0]}") from error
-    found: Any = OmegaConf.to_object(node)
-    check(found, "merge.")
-    return found
 
 
 def refuse_unfinished(run: Run) -> None:

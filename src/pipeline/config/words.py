@@ -1,0 +1,98 @@
+"""Many stages from mappings of words: each choice of options is composed once a process, the values are set after.
+
+A compose takes tens of milliseconds, and a table's thousand runs differ in seeds and RUNs far more than in options.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import is_dataclass, replace
+from typing import Any, TypeVar
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.config import conf
+from pipeline.config.compose import compose
+from pipeline.config.knob import check
+from pipeline.config.stages import Stage
+from pipeline.errors import PipelineError
+
+T = TypeVar("T")
+_composed: dict[Any, tuple[dict[str, Any], Stage]] = {}  # options and keys of values -> those values, and the stage
+_converted: dict[Any, Any] = {}
+
+
+def stage_of(words: Mapping[str, Any]) -> Stage:
+    """The stage that `compose` gives for these words, a key=value each; values are those of YAML.
+
+    Raises:
+        PipelineError: as compose does.
+    """
+    chosen = {key: value for key, value in words.items() if key == "stage" or key in conf.groups()}
+    values = {key: value for key, value in words.items() if key not in chosen}
+    place = (str(conf.folder()), tuple(map(str, chosen.items())), tuple(values))
+    if place not in _composed:
+        _composed[place] = values, compose([f"{key}={word(value)}" for key, value in words.items()])
+    before, stage = _composed[place]
+    changed = {key.lstrip("+"): value for key, value in values.items() if value != before[key]}
+    if any(not settable(stage, key) for key in changed):  # below a dict, such as expert.sources.own.file
+        return compose([f"{key}={word(value)}" for key, value in words.items()])
+    return with_values(stage, changed)
+
+
+def settable(config: Any, key: str) -> bool:
+    """Whether a dotted key leads through dataclasses alone."""
+    *path, last = key.split(".")
+    for name in path:
+        config = getattr(config, name, None)
+    return is_dataclass(config) and last in config.__dataclass_fields__
+
+
+def with_values(config: T, values: Mapping[str, Any], prefix: str = "") -> T:
+    """A copy with dotted keys set, their types and bounds checked as on the command line; `prefix` names the keys.
+
+    Raises:
+        PipelineError: a key that is not there, or a value of another type or out of its bounds.
+    """
+    for key, value in values.items():
+        config = _put(config, key.split("."), value, prefix + key)
+    if values:
+        check(config, prefix)
+    return config
+
+
+def _put(config: Any, path: list[str], value: Any, key: str) -> Any:
+    name, *rest = path
+    inner = getattr(config, name, None)
+    if rest and is_dataclass(inner):
+        return replace(config, **{name: _put(inner, rest, value, key)})
+    if rest or name not in getattr(config, "__dataclass_fields__", {}):
+        raise PipelineError(f"{key} is no knob: leave it out")
+    place = (type(config), name, repr(value))
+    if place not in _converted:
+        _converted[place] = converted(type(config), name, value, key)
+    return replace(config, **{name: _converted[place]})
+
+
+def converted(kind: type, name: str, value: Any, key: str) -> Any:
+    """A value as this field of a dataclass holds it: an integer as a float where one is wanted, and so on."""
+    node = OmegaConf.structured(kind)
+    try:
+        OmegaConf.update(node, name, value)
+    except OmegaConfBaseException as error:
+        raise PipelineError(f"{key}: {str(error).splitlines()[0]}") from error
+    child = node._get_node(name)
+    return OmegaConf.to_object(child) if OmegaConf.is_config(child) else child._value()
+
+
+def word(value: Any) -> str:
+    """A value as Hydra's grammar reads it."""
+    if isinstance(value, list):
+        return "[" + ",".join(map(word, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{word(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, str) and not re.fullmatch(r"[\w./:-]*", value):
+        return "'" + value.replace("'", r"\'") + "'"
+    return "null" if value is None else str(value)
