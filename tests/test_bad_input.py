@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from tiny_words import FEW
 
+from pipeline.config import conf
 from pipeline.study import execute
 
 ROW = '{"question": "1 + 1?", "answer": "2"}\n'

@@ -21,10 +21,9 @@ from pipeline.config.compose import compose
 from pipeline.config.data import Expert, Source, World
 from pipeline.config.stages import DataStage, RunStage, Tracking
 from pipeline.errors import PipelineError
-from pipeline.merge.adapters import base_folder
 from pipeline.runs import provenance
 from pipeline.runs.find import find
-from pipeline.runs.lineage import base_of
+from pipeline.runs.lineage import base_folder, base_of
 from pipeline.runs.make import make, why_not_finished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import External, Run, check_unchanged

@@ -1,4 +1,4 @@
-"""One tiny run a stage holds its values. Where one moves, results have changed: raise the version of the stage's row in study/stages.py.
+"""One tiny run a stage holds its values. Where one moves, results have changed: raise the version in its stage's row.
 
 Held is what the rounding of a processor cannot move. Trainings are short, in fp32 and without Muon: the first loss and
 gradient norm are held to 1e-4, later losses to 1e-3, the length of each tensor's displacement from its start to 2 %.
@@ -53,9 +53,7 @@ def held(what: str, folder: Path, found: dict[str, Any]) -> None:
         VALUES.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
     assert kept.get(what, {}).get("run") == manifest.hash, f"{what} has no values yet: PIPELINE_WRITE_VALUES=1"
     far = moved(found, kept[what]["values"])
-    assert not far, (
-        f"the values of {what} moved, raise the version of stage={what.split()[0]} in study/stages.py: {'; '.join(far)}"
-    )
+    assert not far, f"the values of {what} moved, raise the version of stage={what.split()[0]}: {'; '.join(far)}"
 
 
 def moved(found: dict[str, Any], was: dict[str, Any]) -> list[str]:

@@ -21,9 +21,10 @@ from pipeline.evaluate.records import Scored
 from pipeline.evaluate.task_files import Definition
 from pipeline.files import sha256, write_atomically
 from pipeline.hub.models import local
-from pipeline.merge.adapters import base_folder, write_adapter
+from pipeline.merge.adapters import write_adapter
 from pipeline.merge.write import copy_files
 from pipeline.models.checkpoint import digest_tensors, weights_root
+from pipeline.runs.lineage import base_folder
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent
 

@@ -143,10 +143,10 @@ def load_model(what: Run | Path, batch_size: int, dtype: str = "auto") -> Answer
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from pipeline.merge.adapters import is_adapter
     from pipeline.merge.live import alone, model_of
     from pipeline.merge.stage import merge_of
     from pipeline.models.skeleton import skeleton
+    from pipeline.runs.lineage import is_adapter
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     safe = {"local_files_only": True, "trust_remote_code": False}

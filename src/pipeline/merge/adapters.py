@@ -21,16 +21,17 @@ from pipeline.errors import PipelineError
 from pipeline.hub.lock import cache
 from pipeline.hub.models import local
 from pipeline.models.anatomy import plain_name
-from pipeline.models.checkpoint import Checkpoint, TensorInfo, digest, header_bytes, read_header, read_json
+from pipeline.models.checkpoint import Checkpoint, TensorInfo, digest, header_bytes, read_header
 from pipeline.models.floats import buffers, matrix
-from pipeline.runs.find import find
+from pipeline.runs.lineage import _settings, base_folder, is_adapter
 from pipeline.runs.manifest import read_manifest
-from pipeline.runs.run import folder_of
 
 if TYPE_CHECKING:
     import torch
 
+
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
 _REFUSED = ("use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "target_parameters")  # other arithmetic
 
 
@@ -109,10 +110,6 @@ class Adapted:
 Source = Checkpoint | Adapted
 
 
-def is_adapter(folder: Path) -> bool:
-    return (folder / CONFIG).is_file() and not (folder / "model.safetensors").is_file()
-
-
 def open_source(folder: str | Path, base: Path | None = None) -> Source:
     """A checkpoint, or an adapter on its base, by headers alone. A name of the hub is looked up there.
 
@@ -129,43 +126,6 @@ def open_source(folder: str | Path, base: Path | None = None) -> Source:
     if cache().resolve() not in where.parents:  # what is written of it elsewhere names the base that was used
         adapted.settings["base_model_name_or_path"] = str(where)
     return adapted
-
-
-def base_folder(folder: Path) -> Path:
-    """Where the base of an adapter is: by the manifest of its run, else by its adapter_config.json."""
-    manifest = read_manifest(folder)
-    home = folder.parents[1] if folder.parent.name == "snapshots" else folder
-    if manifest:
-        recorded = manifest.base
-        if recorded:
-            ours = folder_of(recorded.hash, home.parent)
-            if ours:
-                return ours
-        model = manifest.config.get("model") or {}
-        if model.get("path"):
-            found = find(model["path"], home.parent, f"the base of {folder.name}").folder
-            return found if found.is_dir() or not model.get("revision") else Path(f"{found}@{model['revision']}")
-    named, revision = named_base(folder)
-    return Path(f"{named}@{revision}") if revision and not named.is_dir() else named
-
-
-def named_base(folder: Path) -> tuple[Path, str | None]:
-    """The base that an adapter_config.json names: a folder, or org/name on the hub and its revision."""
-    settings = _settings(folder)
-    named = Path(settings.get("base_model_name_or_path") or "")
-    for path in (named, folder / named):
-        if str(named) != "." and (path / "config.json").is_file():
-            return path, None
-    if len(named.parts) == 2 and not named.is_absolute():
-        return named, settings.get("revision")
-    raise PipelineError(
-        f"{folder} is an adapter whose base {named} is not here: put it there, or correct base_model_name_or_path in "
-        f"its {CONFIG}; a merge takes merge.base=RUN too"
-    )
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    return read_json(folder / CONFIG)
 
 
 def open_adapter(folder: Path, base: Path) -> Adapted:

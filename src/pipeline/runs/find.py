@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import os
 import re
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import key, read_lock
+from pipeline.runs.folders import finished_names
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import External, Folder, Parent
 
@@ -42,7 +42,7 @@ def find(reference: str, runs_dir: Path, knob: str, revision: str | None = None)
         return snapshot(find(name, runs_dir, knob), int(step), knob)
     if "/" in reference or reference.startswith("."):
         return from_folder(Path(reference), knob, runs_dir)
-    names = [path.parent.name for path in sorted(runs_dir.glob(f"{glob.escape(reference)}*/{MANIFEST}"))]
+    names = finished_names(runs_dir, reference)
     if reference in names:
         names = [reference]
     if len(names) == 1:
@@ -53,7 +53,7 @@ def find(reference: str, runs_dir: Path, knob: str, revision: str | None = None)
         )
     if (runs_dir / reference).is_dir():
         return from_folder(runs_dir / reference, knob, runs_dir)
-    known = [path.parent.name for path in sorted(runs_dir.glob(f"*/{MANIFEST}"))]
+    known = finished_names(runs_dir)
     raise PipelineError(f"{knob}={reference} is no finished run of {runs_dir}{near(reference, known)}")
 
 

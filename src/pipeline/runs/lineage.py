@@ -9,9 +9,11 @@ from typing import Any
 
 from pipeline.config.stages import MergeStage, RunStage, TrainStage
 from pipeline.errors import PipelineError
+from pipeline.models.checkpoint import read_json
 from pipeline.runs.find import find, from_folder
+from pipeline.runs.folders import folder_of
 from pipeline.runs.manifest import Ancestor, read_manifest
-from pipeline.runs.run import External, Parent, Run, Snapshot, folder_of
+from pipeline.runs.run import External, Parent, Run, Snapshot
 
 
 def one_base(bases: Sequence[tuple[str, Parent | None]], what: str, remedy: str = "") -> Any:
@@ -74,10 +76,54 @@ def base_of(expert: Parent, config: RunStage, key: str = "merge.experts") -> Par
 def _named(expert: Parent, recorded: Ancestor | None, who: str, remedy: str) -> tuple[str, str | None]:
     """The RUN, and its revision on the hub, that the adapter_config.json of an expert names as its base."""
     if (expert.folder / "adapter_config.json").is_file():
-        from pipeline.merge.adapters import named_base
+        from pipeline.runs.lineage import named_base
 
         base, revision = named_base(expert.folder)
         return (str(base.resolve()), None) if base.is_dir() else (f"hub:{base}", revision)
     if recorded:
         raise PipelineError(f"{who}: its base {recorded.name} is not in runs_dir: give {remedy}")
     raise PipelineError(f"{who} does not say which base it was trained from; name an sft run, or give {remedy}")
+
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def is_adapter(folder: Path) -> bool:
+    return (folder / CONFIG).is_file() and not (folder / "model.safetensors").is_file()
+
+
+def base_folder(folder: Path) -> Path:
+    """Where the base of an adapter is: by the manifest of its run, else by its adapter_config.json."""
+    manifest = read_manifest(folder)
+    home = folder.parents[1] if folder.parent.name == "snapshots" else folder
+    if manifest:
+        recorded = manifest.base
+        if recorded:
+            ours = folder_of(recorded.hash, home.parent)
+            if ours:
+                return ours
+        model = manifest.config.get("model") or {}
+        if model.get("path"):
+            found = find(model["path"], home.parent, f"the base of {folder.name}").folder
+            return found if found.is_dir() or not model.get("revision") else Path(f"{found}@{model['revision']}")
+    named, revision = named_base(folder)
+    return Path(f"{named}@{revision}") if revision and not named.is_dir() else named
+
+
+def named_base(folder: Path) -> tuple[Path, str | None]:
+    """The base that an adapter_config.json names: a folder, or org/name on the hub and its revision."""
+    settings = _settings(folder)
+    named = Path(settings.get("base_model_name_or_path") or "")
+    for path in (named, folder / named):
+        if str(named) != "." and (path / "config.json").is_file():
+            return path, None
+    if len(named.parts) == 2 and not named.is_absolute():
+        return named, settings.get("revision")
+    raise PipelineError(
+        f"{folder} is an adapter whose base {named} is not here: put it there, or correct base_model_name_or_path in "
+        f"its {CONFIG}; a merge takes merge.base=RUN too"
+    )
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    return read_json(folder / CONFIG)

@@ -21,6 +21,7 @@ from pipeline.config.stages import RunStage
 from pipeline.errors import PipelineError
 from pipeline.files import Seen, content_hash, sha256
 from pipeline.models.checkpoint import digests_in, read_header
+from pipeline.runs.folders import of_same_digits
 from pipeline.runs.manifest import read_manifest, snapshot_hash
 from pipeline.runs.provenance import without_credentials
 
@@ -147,19 +148,6 @@ class Run(Generic[Config]):
     @property
     def work(self) -> Path:
         return self.runs_dir / ".work" / self.hash
-
-
-def of_same_digits(run_hash: str, runs_dir: Path) -> dict[str, Path]:
-    """Full hash -> folder, of the finished runs whose hash begins with the same eight digits: one, but for chance."""
-    named = re.compile(rf".*-{run_hash[:8]}[0-9a-f]*")
-    folders = [path for path in runs_dir.glob(f"*-{run_hash[:8]}*") if named.fullmatch(path.name)]
-    found = {folder: read_manifest(folder) for folder in sorted(folders, reverse=True)}  # of copies the first stands
-    return {manifest.hash: folder for folder, manifest in found.items() if manifest}
-
-
-def folder_of(run_hash: str, runs_dir: Path) -> Path | None:
-    """Where the run of this hash was published; None where it is not finished."""
-    return of_same_digits(run_hash, runs_dir).get(run_hash)
 
 
 def runs_behind(parents: dict[str, Parent]) -> list[Run]:

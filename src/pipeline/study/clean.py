@@ -19,9 +19,9 @@ from filelock import Timeout
 
 from pipeline.config.stages import CleanStage
 from pipeline.runs import resume
+from pipeline.runs.folders import of_same_digits
 from pipeline.runs.lease import lock_of
 from pipeline.runs.manifest import finished, read_manifest, snapshot_hash
-from pipeline.runs.run import of_same_digits
 
 
 @dataclass(frozen=True)
