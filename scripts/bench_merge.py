@@ -53,7 +53,7 @@ def main() -> None:
     words.add_argument("--shape", default=SHAPE)
     words.add_argument("--rounds", type=int, default=5)
     words.add_argument("--threads", type=int)
-    words.add_argument("--only", default="", help="names of merges, separated by ;")
+    words.add_argument("--only", default="", help="names of merges, separated by ;; none in memory then")
     words.add_argument("--mergekit", help="a Python that has mergekit")
     words.add_argument("--mergekit_rounds", type=int, default=1, help="it takes minutes for TIES")
     words.add_argument("--out", type=Path, default=Path("results/bench/merge.json"))
@@ -306,7 +306,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
                 (folder / "out").mkdir()
                 found = timed(ours(name, folder, asked.threads))
             runs.setdefault(name, []).append(found)
-    reload = timed(ours("live", folder, asked.threads))
+    reload = None if asked.only else timed(ours("live", folder, asked.threads))
     shutil.rmtree(folder / "out", ignore_errors=True)
     shutil.rmtree(folder / "foreign/runs", ignore_errors=True)
     copy = statistics.median(run["wall"] for run in runs["cp"])
@@ -323,7 +323,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
             name: {**summary(each), **{key: each_median(each, of) / copy for key, of in RATIOS.items()}}
             for name, each in runs.items() if name != "cp"
         },
-        "live": {**reload, "times_faster": (reload["write"] + reload["load"]) / reload["live"]},
+        **({"live": {**reload, "times_faster": (reload["write"] + reload["load"]) / reload["live"]}} if reload else {}),
     }  # fmt: skip
 
 
@@ -395,6 +395,8 @@ def show(record: dict[str, Any]) -> None:
         numbers = f"{values[0]:7.2f} {ratios[0]:6.2f} {values[1] - values[0]:10.2f} {values[1]:14.2f} {ratios[1]:6.1f}"
         numbers += f" {values[2]:7.2f}"
         print(f"{name:<28} {numbers} {values[3] / 1e6:10.0f}")
+    if "live" not in record:
+        return
     print("from one configuration to the next in memory: {live:.3f} s; written {write:.2f} s and loaded {load:.2f} s, "
           "{times_faster:.0f} times as long".format(**record["live"]))  # fmt: skip
 
