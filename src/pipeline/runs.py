@@ -73,9 +73,12 @@ class Folder:
 
     @property
     def changed(self) -> bool:
-        """Whether its content is another than when it was hashed; read again only where a file was touched."""
+        """Whether its content is another than when it was hashed; read again only where a file was touched.
+
+        One that is gone did not change what was read of it.
+        """
         seen, was = self._content
-        if seen == [Seen.now(path) for path in self.files]:
+        if not all(path.is_file() for path in self.files) or seen == [Seen.now(path) for path in self.files]:
             return False
         return content_hash(list(self.files), self.folder, self.runs_dir) != was
 
@@ -241,7 +244,7 @@ def _same(path: Path, was: dict[str, Any], digests: dict[str, str]) -> bool:
         return sha256(path) == was["sha256"]
     try:
         return path.stat().st_size == was["bytes"] and all(
-            digests[name] == one for name, one in digests_in(path).items()
+            digests.get(name) == one for name, one in digests_in(path).items()
         )
     except PipelineError:  # its header is broken, or it holds NaN
         return False
