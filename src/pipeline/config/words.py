@@ -50,8 +50,10 @@ def settable(config: Any, key: str) -> bool:
     return is_dataclass(config) and last in config.__dataclass_fields__
 
 
-def with_values(config: T, values: Mapping[str, Any], prefix: str = "") -> T:
-    """A copy with dotted keys set, their types and bounds checked as on the command line; `prefix` names the keys.
+def with_values(config: T, values: Mapping[str, Any], prefix: str = "", within: str = "") -> T:
+    """A copy with dotted keys set, their types and bounds checked as on the command line.
+
+    prefix: of the keys as they were typed; within: of the config's own, where they are others (sweep. and merge.).
 
     Raises:
         PipelineError: a key that is not there, or a value of another type or out of its bounds.
@@ -59,7 +61,7 @@ def with_values(config: T, values: Mapping[str, Any], prefix: str = "") -> T:
     for key, value in values.items():
         config = _put(config, key.split("."), value, prefix + key)
     if values:
-        check(config, prefix)
+        check(config, within or prefix)
     return config
 
 

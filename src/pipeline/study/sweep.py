@@ -104,7 +104,7 @@ def stage_of(config: SweepStage, point: Point) -> EvalStage:
     shared = {item.name for item in fields(EvalStage)} & {item.name for item in fields(SweepStage)} - {"stage", "merge"}
     return EvalStage(
         stage="eval",
-        merge=with_values(config.merge, point, "merge."),
+        merge=with_values(config.merge, point, "sweep.", "merge."),
         **{name: getattr(config, name) for name in shared},
     )
 
