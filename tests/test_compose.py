@@ -20,8 +20,8 @@ from pipeline.config.compose import compose
 from pipeline.config.conf import STAGES
 from pipeline.config.data import Source
 from pipeline.config.knob import check
-from pipeline.config.merging import MERGES
 from pipeline.errors import PipelineError
+from pipeline.merge.methods import METHODS
 
 HEAVY = ("torch", "transformers", "trl", "datasets", "lm_eval", "wandb")
 RUNS = {
@@ -90,7 +90,7 @@ def test_every_stage_composes_and_is_its_dataclass(stage: str) -> None:
 
 
 def test_every_merge_method_has_an_option_and_a_schema() -> None:
-    assert set(conf.options("merge")) == {name for one in MERGES for name in (one, *conf.presets(one))}
+    assert set(conf.options("merge")) == {name for one in METHODS for name in (one, *conf.presets(one))}
     assert set(conf.options("stage")) == set(STAGES)
 
 

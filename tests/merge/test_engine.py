@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file
 from small_models import LAYERS, TWO_LAYERS, by_hand, swap
 
-from pipeline.config.merging import Soup, Ties
 from pipeline.config.stages import MergeStage
 from pipeline.errors import PipelineError
 from pipeline.merge.merge import open_merge
+from pipeline.merge.methods.soup import Soup
+from pipeline.merge.methods.ties import Ties
 from pipeline.merge.stage import make
 from pipeline.models.checkpoint import Checkpoint, digest_tensors, weights_root
 

@@ -29,7 +29,7 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent
 
 if TYPE_CHECKING:
-    from pipeline.merge.merge import Merge
+    from pipeline.merge.merge import Merging
 
 Key = dict[str, Any]
 
@@ -55,7 +55,7 @@ def model_key(checkpoint: Parent) -> Key:
     return {"root": root, "base": base, "files": deciding_files(folder)}
 
 
-def merge_key(merge: Merge, digests: Mapping[str, str]) -> Key:
+def merge_key(merge: Merging, digests: Mapping[str, str]) -> Key:
     """The key of a merge in memory, which is that of the written merge. digests: of the tensors that it would store.
 
     A merge of adapters is stored as an adapter, whose tensors are few: it is written to a folder that does not last.

@@ -44,7 +44,7 @@ def gives_adapter(expert: Parent) -> bool:
         return getattr(expert.config.sft, "adapter", "none") != "none"
     if isinstance(expert, Run) and isinstance(expert.config, MergeStage):
         merge = expert.config.merge
-        exact = merge.method != "ties" and not getattr(merge, "threshold", None) and merge.dtype is None
+        exact = merge.exact_for_adapters() and merge.dtype is None
         experts = [one for role, one in expert.parents.items() if role != "base"]
         return merge.form != "dense" and exact and all(map(gives_adapter, experts))
     return (expert.folder / "adapter_config.json").is_file()
