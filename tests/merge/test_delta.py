@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from pipeline.config.merging import Analyze
 from pipeline.config.stages import AnalyzeStage
 from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import Checkpoint
+from pipeline.runs.manifest import Manifest
 
 
 @pytest.mark.parametrize("axis", ["input", "output"])
@@ -52,7 +54,8 @@ def run_of(models, tmp_path, *sides, optimizers=("adamw", "adamw"), **settings):
         for path in models["llama"][1 + index].iterdir():
             (folder / path.name).symlink_to(path)
         config = {"expert": {"side": side}, "sft": {"optimizer": optimizer}}
-        (folder / "manifest.json").write_text(json.dumps({"facts": {}, "parents": {}, "config": config}))
+        made = Manifest(f"{side}-{index}", "0", {"stage": "sft"}, facts={}, config=config)
+        (folder / "manifest.json").write_text(json.dumps(asdict(made)))
         parents[str(index)] = SimpleNamespace(folder=folder, name=f"{side}-{index}")
     stage = AnalyzeStage(stage="analyze", checkpoint="x", analyze=Analyze(**settings))
     (tmp_path / "work").mkdir()

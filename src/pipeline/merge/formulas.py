@@ -16,8 +16,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from pipeline.errors import PipelineError
-from pipeline.merge.adapters import WEIGHTS, Adapted, Source
+from pipeline.merge.adapters import Adapted, Source
 from pipeline.merge.weights import Weights
+from pipeline.models.files import ADAPTER_WEIGHTS
 from pipeline.models.floats import buffers, in_threads, matrix, pieces
 
 T = TypeVar("T")
@@ -82,7 +83,7 @@ def refuse_not_finite(sources: Iterable[Source], names: Sequence[str]) -> None:
                 values = buffers("finite", (stop - start, matrix(shape)[1]))
                 part.rows(name, start, stop, values)
                 if not np.isfinite(values).all():
-                    file = part.folder / WEIGHTS if isinstance(part, Adapted) else part.info(name).file
+                    file = part.folder / ADAPTER_WEIGHTS if isinstance(part, Adapted) else part.info(name).file
                     raise PipelineError(f"{file}: {name} holds NaN or infinite values: copy it again, or name another")
 
 

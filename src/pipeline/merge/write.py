@@ -23,6 +23,7 @@ import numpy as np
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Source
 from pipeline.models.checkpoint import PIECE_BYTES, TensorInfo, digest, header_bytes, read_header
+from pipeline.models.files import BESIDE_WEIGHTS
 from pipeline.models.floats import in_threads
 
 Known = Mapping[str, Mapping[str, str]]  # source -> tensor -> digest on record
@@ -33,11 +34,6 @@ _NO_RANGES = (
     errno.EOPNOTSUPP,
     errno.EPERM,
 )  # this system cannot; others mean it
-COPIED = (
-    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
-    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
-    *("chat_template.jinja", "chat_template.json"),
-)
 
 
 class Writable(Protocol):
@@ -199,7 +195,7 @@ def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -
     round the merge again.
     """
     folders = [source.folder, *([source.base.folder] if hasattr(source, "base") else [])]
-    for name in COPIED:
+    for name in BESIDE_WEIGHTS:
         there = next((one / name for one in folders if (one / name).is_file()), None)
         if there and not (adapter and name == "config.json"):
             shutil.copyfile(there, folder / name)
