@@ -24,15 +24,8 @@ from pipeline.errors import PipelineError
 from pipeline.merge.methods import METHODS
 
 HEAVY = ("torch", "transformers", "trl", "datasets", "lm_eval", "wandb")
-RUNS = {
-    "layer_swap": ["merge.math=a", "merge.language=b"],
-    "soup": ["merge.experts=[a,b]"],
-    "ties": ["merge.experts=[a,b]"],
-    "ties_mergekit": ["merge.experts=[a,b]"],
-    "ties_peft": ["merge.experts=[a,b]"],
-    "task_arithmetic": ["merge.experts=[a,b]"],
-    "reset": ["merge.expert=a", "merge.layers=[0]"],
-}
+EXPERTS = ["merge.experts=[a,b]"]  # of a merge, but for:
+RUNS = {"layer_swap": ["merge.math=a", "merge.language=b"], "reset": ["merge.expert=a", "merge.layers=[0]"]}
 SFT = "stage=sft expert=math "
 # a group -> the words of a stage that reads it; a new group is told here which stage that is
 READ_IN = {
@@ -68,7 +61,7 @@ STAGE_WORDS = {
 )
 def test_every_option_composes_in_the_stages_that_read_it(group: str, option: str) -> None:
     for words in READ_IN[group]:
-        more = RUNS[option] if group == "merge" else ["model.path=x"] if option == "trained" else []
+        more = RUNS.get(option, EXPERTS) if group == "merge" else ["model.path=x"] if option == "trained" else []
         more += (
             ["partition.bottom_layers=4", "partition.top_layers=2"] if (group, option) == ("partition", "own") else []
         )

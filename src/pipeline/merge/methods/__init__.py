@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, make_dataclass
+from dataclasses import fields, make_dataclass
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -44,7 +44,7 @@ def method_in(module: ModuleType) -> type[Merge]:
     """The method that a file holds. Raises PipelineError where it is none, or lacks what `Method` asks for."""
     name = module.__name__.rpartition(".")[2]
     found = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
-    merges = [one for one in found if issubclass(one, Merge) and is_dataclass(one)]
+    merges = [one for one in found if issubclass(one, Merge) and "__dataclass_fields__" in vars(one)]
     if len(merges) != 1:
         raise PipelineError(f"merge/methods/{name}.py must hold one dataclass of Merge, it holds {len(merges)}")
     (merge,) = merges
