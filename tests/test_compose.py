@@ -103,7 +103,7 @@ REFUSED = {
     "stage=sft expert=mth": "expert=mth is no option: there are bn,",
     "stage=sft": "stage=sft needs expert=...: one of bn,",
     "stage=eval checkpoint=x": "stage=eval needs eval=...: one of belebele_0shot,",
-    "stage=merge merge=tie": "merge=tie is no option: there are layer_swap, reset, soup, task_arithmetic, ties,",
+    "stage=merge merge=tie": "merge=tie is no option: there are layer_swap, reset,",
     "stage=sft expert=[math,qac]": "expert=[math,qac] is no option: give one of bn,",
     SFT + "sft=null": "sft=null is no option: give one of full",
     SFT + "partition=D": "partition=D is no option: there are A, B, C, Z, own",
