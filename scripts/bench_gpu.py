@@ -339,9 +339,9 @@ def live(size: str, card: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Two checkpoints in bf16, one model in memory: bottom_layers from 1 to 2 and back, five times."""
     import torch
 
-    from pipeline.config.merging import LayerSwap
     from pipeline.merge.live import Live
     from pipeline.merge.merge import open_merge
+    from pipeline.merge.methods.layer_swap import LayerSwap
     from pipeline.models.checkpoint import Checkpoint
 
     bench = importlib.import_module("bench_eval")

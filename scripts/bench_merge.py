@@ -199,8 +199,8 @@ def foreign(name: str, folder: Path, threads: int | None) -> dict[str, float]:
 
 
 def opened(name: str, folder: Path, **more: Any) -> Any:
-    from pipeline.config.merging import MERGES
     from pipeline.merge.merge import open_merge
+    from pipeline.merge.methods import METHODS
     from pipeline.models.checkpoint import Checkpoint
 
     method, settings = OURS[name]
@@ -208,7 +208,7 @@ def opened(name: str, folder: Path, **more: Any) -> Any:
     experts = {role: Checkpoint.open(folder / where) for role, where in zip(sides, ("math", "language"), strict=True)}
     named = {"math": "m", "language": "l"} if method == "layer_swap" else {"experts": ["m", "l"]}
     base = Checkpoint.open(folder / "base") if method == "ties" else None
-    return open_merge(MERGES[method](**named, **settings | more), experts, base)
+    return open_merge(METHODS[method](**named, **settings | more), experts, base)
 
 
 def known(merge: Any) -> dict[str, dict[str, str]]:

@@ -122,6 +122,34 @@ def analyzed(make_run: Callable[..., Path], math_expert: Path, language_expert: 
     return make_run("stage=analyze", f"checkpoint=[{math_expert},{language_expert}]", "analyze.threshold=1e-4")
 
 
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+    """kind -> (base, math, language): folders of random tiny models in bfloat16, of each architecture."""
+    import torch
+    from small_models import LAYERS
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    made: dict[str, list[Path]] = {}
+    for kind in ("llama", "qwen2", "cohere"):
+        sizes = dict(hidden_size=16, intermediate_size=24, num_attention_heads=2, num_key_value_heads=1)
+        config = AutoConfig.for_model(kind, **sizes, num_hidden_layers=LAYERS, vocab_size=64)
+        folders, start = [], {}
+        for seed, role in enumerate(("base", "math", "language")):
+            torch.manual_seed(seed)
+            folder = tmp_path_factory.mktemp(kind) / role
+            network = AutoModelForCausalLM.from_config(config)
+            for name, parameter in network.named_parameters():  # norms too: a constant would hide a wrong owner
+                start.setdefault(name, torch.randn_like(parameter) * 0.1)
+                moved = 0 if role == "base" else torch.randn_like(parameter) * 0.05
+                parameter.data = start[name] + moved
+            network.to(torch.bfloat16).save_pretrained(folder)
+            (folder / "tokenizer.json").write_text(f'{{"of": "{role}"}}')
+            (folder / "chat_template.jinja").write_text(role)
+            folders.append(folder)
+        made[kind] = folders
+    return made
+
+
 @pytest.fixture
 def call(capfd: pytest.CaptureFixture[str]) -> Callable[..., SimpleNamespace]:
     """The command line in this process: its exit status, standard output and standard error."""

@@ -20,19 +20,12 @@ from pipeline.config.compose import compose
 from pipeline.config.conf import STAGES
 from pipeline.config.data import Source
 from pipeline.config.knob import check
-from pipeline.config.merging import MERGES
 from pipeline.errors import PipelineError
+from pipeline.merge.methods import METHODS
 
 HEAVY = ("torch", "transformers", "trl", "datasets", "lm_eval", "wandb")
-RUNS = {
-    "layer_swap": ["merge.math=a", "merge.language=b"],
-    "soup": ["merge.experts=[a,b]"],
-    "ties": ["merge.experts=[a,b]"],
-    "ties_mergekit": ["merge.experts=[a,b]"],
-    "ties_peft": ["merge.experts=[a,b]"],
-    "task_arithmetic": ["merge.experts=[a,b]"],
-    "reset": ["merge.expert=a", "merge.layers=[0]"],
-}
+EXPERTS = ["merge.experts=[a,b]"]  # of a merge, but for:
+RUNS = {"layer_swap": ["merge.math=a", "merge.language=b"], "reset": ["merge.expert=a", "merge.layers=[0]"]}
 SFT = "stage=sft expert=math "
 # a group -> the words of a stage that reads it; a new group is told here which stage that is
 READ_IN = {
@@ -68,7 +61,7 @@ STAGE_WORDS = {
 )
 def test_every_option_composes_in_the_stages_that_read_it(group: str, option: str) -> None:
     for words in READ_IN[group]:
-        more = RUNS[option] if group == "merge" else ["model.path=x"] if option == "trained" else []
+        more = RUNS.get(option, EXPERTS) if group == "merge" else ["model.path=x"] if option == "trained" else []
         more += (
             ["partition.bottom_layers=4", "partition.top_layers=2"] if (group, option) == ("partition", "own") else []
         )
@@ -90,7 +83,7 @@ def test_every_stage_composes_and_is_its_dataclass(stage: str) -> None:
 
 
 def test_every_merge_method_has_an_option_and_a_schema() -> None:
-    assert set(conf.options("merge")) == {name for one in MERGES for name in (one, *conf.presets(one))}
+    assert set(conf.options("merge")) == {name for one in METHODS for name in (one, *conf.presets(one))}
     assert set(conf.options("stage")) == set(STAGES)
 
 
@@ -110,7 +103,7 @@ REFUSED = {
     "stage=sft expert=mth": "expert=mth is no option: there are bn,",
     "stage=sft": "stage=sft needs expert=...: one of bn,",
     "stage=eval checkpoint=x": "stage=eval needs eval=...: one of belebele_0shot,",
-    "stage=merge merge=tie": "merge=tie is no option: there are layer_swap, reset, soup, task_arithmetic, ties,",
+    "stage=merge merge=tie": "merge=tie is no option: there are layer_swap, reset,",
     "stage=sft expert=[math,qac]": "expert=[math,qac] is no option: give one of bn,",
     SFT + "sft=null": "sft=null is no option: give one of full",
     SFT + "partition=D": "partition=D is no option: there are A, B, C, Z, own",

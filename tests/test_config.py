@@ -13,10 +13,11 @@ from pipeline.config.conf import STAGES
 from pipeline.config.data import Expert, World
 from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.config.knob import check, identity
-from pipeline.config.merging import Soup, Ties
 from pipeline.config.stages import DataStage, EvalStage
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
+from pipeline.merge.methods.soup import Soup
+from pipeline.merge.methods.ties import Ties
 from pipeline.study.stages import RUN_STAGES
 
 DATACLASSES = [kind for kind in vars(config).values() if isinstance(kind, type) and is_dataclass(kind)]

@@ -11,11 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from small_models import stacked
 
-from pipeline.config.merging import LayerSwap, Reset, Soup, TaskArithmetic, Ties
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import open_source
 from pipeline.merge.live import alone, model_of
 from pipeline.merge.merge import open_merge
+from pipeline.merge.methods.layer_swap import LayerSwap
+from pipeline.merge.methods.reset import Reset
+from pipeline.merge.methods.soup import Soup
+from pipeline.merge.methods.task_arithmetic import TaskArithmetic
+from pipeline.merge.methods.ties import Ties
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.config.compose import compose
-from pipeline.config.merging import Soup, TaskArithmetic, Ties
 from pipeline.merge.merge import open_merge
+from pipeline.merge.methods.soup import Soup
+from pipeline.merge.methods.task_arithmetic import TaskArithmetic
+from pipeline.merge.methods.ties import Ties
 from pipeline.merge.ties import kept_count
 from pipeline.models.checkpoint import Checkpoint
 

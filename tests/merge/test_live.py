@@ -9,12 +9,16 @@ import torch
 from safetensors.torch import load_file
 from small_models import stacked
 
-from pipeline.config.merging import LayerSwap, Reset, Soup, TaskArithmetic, Ties
 from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
-from pipeline.merge import formulas
+from pipeline.merge import ties
 from pipeline.merge.live import Live, kept, model_of
 from pipeline.merge.merge import open_merge
+from pipeline.merge.methods.layer_swap import LayerSwap
+from pipeline.merge.methods.reset import Reset
+from pipeline.merge.methods.soup import Soup
+from pipeline.merge.methods.task_arithmetic import TaskArithmetic
+from pipeline.merge.methods.ties import Ties
 from pipeline.models import floats
 from pipeline.models.checkpoint import Checkpoint
 
@@ -87,7 +91,7 @@ def test_disk_and_live_agree_bit_for_bit_whatever_the_recipe(models, load, tmp_p
         folder.mkdir()
         with monkeypatch.context() as patch:
             patch.setattr(floats, "PIECE", 50)  # entries: a few rows at a time, where memory below takes whole tensors
-            patch.setattr(formulas, "FEW", 100)  # thresholds from a sample
+            patch.setattr(ties, "FEW", 100)  # thresholds from a sample
             merge.write(folder, threads=2 if number % 2 else 1)
         written = load_file(folder / "model.safetensors")
         again = open_any(models, kind, number)

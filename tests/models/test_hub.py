@@ -11,7 +11,8 @@ import pytest
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
 from pipeline.errors import PipelineError
-from pipeline.hub.models import FILES, local
+from pipeline.hub.models import local
+from pipeline.models.files import HUB_PATTERNS
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
             raise state["answer"]
 
     def snapshot_download(name: str, *, revision: Any, allow_patterns: Any, local_files_only: bool) -> str:
-        assert allow_patterns == FILES
+        assert allow_patterns == HUB_PATTERNS
         state["calls"].append((name, revision, local_files_only))
         if local_files_only and not state["cached"]:
             raise LocalEntryNotFoundError("no such folder")

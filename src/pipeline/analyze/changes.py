@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.merge.adapters import Source
-from pipeline.merge.formulas import refuse_not_finite, task_vectors
+from pipeline.merge.formulas import add_to_rows, refuse_not_finite, rows_in, task_vectors
 from pipeline.models.anatomy import Site
-from pipeline.models.floats import buffers, matrix, pieces
+from pipeline.models.floats import buffers, pieces
 
 COLUMNS = {  # a parameter of a layer -> its column in the published figures
     "self_attn.q_proj.weight": "attention.wq", "self_attn.k_proj.weight": "attention.wk",
@@ -46,9 +46,8 @@ def changes(
     A conflict is an entry that both moved, in opposite directions.
     """
     shape = base.info(name).shape
-    rows, columns = matrix(shape)
-    length = columns if axis == "input" and len(shape) > 1 else rows
-    sums, squares = np.zeros((len(experts), length)), np.zeros(len(experts))
+    count, length = rows_in(shape, axis)
+    sums, squares = np.zeros((len(experts), count)), np.zeros(len(experts))
     same, size = np.zeros(len(experts)), 0.0
     dots = np.zeros((len(experts), len(experts)))
     conflicts = np.zeros((len(experts), len(experts)))
@@ -56,11 +55,8 @@ def changes(
         vectors = task_vectors(experts, base, name, start, stop)
         size += float(np.vdot(wide := buffers("base", vectors[0].shape).astype(np.float64), wide))
         for index, vector in enumerate(vectors):
-            sized = np.abs(vector, out=buffers("sized", vector.shape))
-            if axis == "input" and len(shape) > 1:
-                sums[index] += sized.sum(axis=0, dtype=np.float64)
-            else:
-                sums[index, start:stop] = sized.sum(axis=1, dtype=np.float64)
+            sizes = np.abs(vector, out=buffers("sized", vector.shape))
+            add_to_rows(sums[index], sizes, start, stop, axis, shape)
             same[index] += vector.size - np.count_nonzero(vector)
             mine = vector.astype(np.float64)
             squares[index] += float(np.vdot(mine, mine))
@@ -71,12 +67,12 @@ def changes(
                 conflicts[earlier, index] += np.count_nonzero(against)
     if not np.isfinite(squares).all():
         refuse_not_finite([base, *experts], [name])
-    entries = max(1, rows * columns)
-    means = sums / max(1, rows if axis == "input" and len(shape) > 1 else columns)
+    entries = max(1, count * length)
+    means = sums / max(1, length)
     each = [
         Change(
-            float(means[index].mean()) if length else 0.0,
-            float((means[index] > limit).mean()) if length else 0.0,
+            float(means[index].mean()) if count else 0.0,
+            float((means[index] > limit).mean()) if count else 0.0,
             math.sqrt(squares[index]),
             math.sqrt(squares[index] / size) if size else math.nan,
             float(same[index] / entries),

@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
     limits = [facts[role]["threshold"] for role in experts]
     names = by_size(base)
     several, axis = list(experts.values()), config.analyze.axis
-    tasks = [lambda name=name: changes(several, base, name, limits, axis) for name in names]  # type: ignore[misc]
+    tasks = [partial(changes, several, base, name, limits, axis) for name in names]
     found = dict(zip(names, in_threads(tasks, config.threads), strict=True))
     sites = anatomy(base.names)
 

@@ -17,16 +17,7 @@ from omegaconf import MISSING
 from pipeline.config.data import Data, Expert, Source, World
 from pipeline.config.evaluation import Eval, EvalTask, Measure, Select
 from pipeline.config.knob import knob, part
-from pipeline.config.merging import (
-    Analyze,
-    LayerSwap,
-    Merge,
-    Reset,
-    Soup,
-    Sweep,
-    TaskArithmetic,
-    Ties,
-)
+from pipeline.config.merging import Analyze, Merge
 from pipeline.config.training import Model, Partition, Sft
 
 __all__ = [
@@ -40,7 +31,6 @@ __all__ = [
     "EvalStage",
     "EvalTask",
     "Expert",
-    "LayerSwap",
     "Measure",
     "Merge",
     "MergeStage",
@@ -48,21 +38,16 @@ __all__ = [
     "Partition",
     "Prefetch",
     "PrefetchStage",
-    "Reset",
     "RunStage",
     "Select",
     "SelectStage",
     "Sft",
-    "Soup",
     "Source",
     "Stage",
     "StatusStage",
-    "Sweep",
     "SweepStage",
     "Table",
     "TableStage",
-    "TaskArithmetic",
-    "Ties",
     "Tracking",
     "TrainStage",
     "World",
@@ -183,11 +168,14 @@ class AnalyzeStage(RunStage):
 
 @dataclass
 class SweepStage(Stage):
-    """One merge over a grid of its knobs, scored on one loaded model. Each point is a run of stage=eval merge=..."""
+    """One merge over a grid of its knobs, scored on one loaded model. Each point is a run of stage=eval merge=...
+
+    What can be swept is added where the methods are known (study/stages.py).
+    """
 
     merge: Merge = MISSING
     partition: Partition | None = None
-    sweep: Sweep = part(Sweep)
+    sweep: Any = MISSING
     eval: Eval = MISSING
     languages: list[str] = knob(["en"])
     data_root: str | None = knob(None, run=True)

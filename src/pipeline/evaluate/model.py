@@ -23,7 +23,7 @@ from pipeline.evaluate.prefix import Prefix, batches, groups, heads_as_they_are,
 if TYPE_CHECKING:
     from pipeline.evaluate.shards import Helpers
     from pipeline.merge.live import Live
-    from pipeline.merge.merge import Merge
+    from pipeline.merge.merge import Merging
 
 Result = TypeVar("Result")
 ENCODED_AHEAD = 256  # texts
@@ -48,7 +48,7 @@ class Answering(HFLM):
         self.ran_out: dict[tuple[str, str], bool] = {}
         self.share_prefix = False
         self.helpers: Helpers | None = None
-        self.live: tuple[Live, Merge] | None = None
+        self.live: tuple[Live, Merging] | None = None
         self._batch: list[bool] = []
         self.set_cache_hook(self)  # the harness tells its cache each answer, in the order of the batch
 

@@ -24,21 +24,15 @@ from pipeline.hub.models import local
 from pipeline.merge.adapters import write_adapter
 from pipeline.merge.write import copy_files
 from pipeline.models.checkpoint import digest_tensors, weights_root
+from pipeline.models.files import ADAPTER_CONFIG, DECIDING
 from pipeline.runs.lineage import base_folder
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent
 
 if TYPE_CHECKING:
-    from pipeline.merge.merge import Merge
+    from pipeline.merge.merge import Merging
 
 Key = dict[str, Any]
-
-# Beside the weights, what of a model's folder decides its answers.
-_DECIDING = (
-    "config.json", "generation_config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
-    "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
 
 
 def model_key(checkpoint: Parent) -> Key:
@@ -49,13 +43,13 @@ def model_key(checkpoint: Parent) -> Key:
     folder, base = checkpoint.folder, None
     manifest = read_manifest(folder)
     root = (manifest and manifest.weights_root) or weights_root(digest_tensors(folder))
-    if (folder / "adapter_config.json").is_file():
+    if (folder / ADAPTER_CONFIG).is_file():
         model = manifest.parents.get("model") if manifest else None  # a merge has none
         base = (model.content or model.hash) if model else base_key(local(base_folder(folder)))
     return {"root": root, "base": base, "files": deciding_files(folder)}
 
 
-def merge_key(merge: Merge, digests: Mapping[str, str]) -> Key:
+def merge_key(merge: Merging, digests: Mapping[str, str]) -> Key:
     """The key of a merge in memory, which is that of the written merge. digests: of the tensors that it would store.
 
     A merge of adapters is stored as an adapter, whose tensors are few: it is written to a folder that does not last.
@@ -76,7 +70,7 @@ def base_key(folder: Path) -> str:
 
 
 def deciding_files(folder: Path) -> dict[str, str]:
-    return {name: sha256(folder / name) for name in _DECIDING if (folder / name).is_file()}
+    return {name: sha256(folder / name) for name in DECIDING if (folder / name).is_file()}
 
 
 def task_key(definition: Definition, task: Any, rows: Sequence[int]) -> Key:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.errors import PipelineError
+from pipeline.models.files import HUB_PATTERNS
 
-FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt", "vocab.txt"]  # no pickles
 SECONDS = 10  # for the hub to answer
 
 
@@ -34,7 +34,9 @@ def local(folder: Path, revision: str | None = None) -> Path:
     except Exception:  # whatever the network does, or HF_HUB_OFFLINE
         reached = False
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=FILES, local_files_only=not reached))
+        return Path(
+            snapshot_download(name, revision=revision, allow_patterns=HUB_PATTERNS, local_files_only=not reached)
+        )
     except Exception as error:
         if reached:
             raise refusal(name, error) from error

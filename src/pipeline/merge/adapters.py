@@ -22,6 +22,7 @@ from pipeline.hub.lock import cache
 from pipeline.hub.models import local
 from pipeline.models.anatomy import plain_name
 from pipeline.models.checkpoint import Checkpoint, TensorInfo, digest, header_bytes, read_header
+from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from pipeline.models.floats import buffers, matrix
 from pipeline.runs.lineage import _settings, base_folder, is_adapter
 from pipeline.runs.manifest import read_manifest
@@ -29,8 +30,6 @@ from pipeline.runs.manifest import read_manifest
 if TYPE_CHECKING:
     import torch
 
-
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 _REFUSED = ("use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "target_parameters")  # other arithmetic
 
@@ -136,10 +135,10 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
         raise PipelineError(
             f"{folder} is an adapter with {told}: only plain LoRA is read; merge it into its base first"
         )
-    if not (folder / WEIGHTS).is_file():
-        raise PipelineError(f"{folder} has no {WEIGHTS}: only safetensors are read; save it again")
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise PipelineError(f"{folder} has no {ADAPTER_WEIGHTS}: only safetensors are read; save it again")
     whole = Checkpoint.open(base)
-    held = Checkpoint(folder, settings, read_header(folder / WEIGHTS))
+    held = Checkpoint(folder, settings, read_header(folder / ADAPTER_WEIGHTS))
     pairs: dict[str, dict[str, str]] = {}
     replaced: dict[str, TensorInfo] = {}
     for stored, info in held.infos.items():
@@ -241,7 +240,7 @@ def write_adapter(adapter: Adapted, folder: Path) -> dict[str, str]:
         shapes[f"{module}.lora_A.weight"] = (name, (part.rank, columns))
         shapes[f"{module}.lora_B.weight"] = (name, (rows, part.rank))
     digests = {}
-    with open(folder / WEIGHTS, "wb") as stream:
+    with open(folder / ADAPTER_WEIGHTS, "wb") as stream:
         stream.write(header_bytes({stored: ("F32", shape) for stored, (_, shape) in shapes.items()}))
         for stored, (name, shape) in shapes.items():
             part = adapter.factors[name]
@@ -259,5 +258,5 @@ def write_adapter(adapter: Adapted, folder: Path) -> dict[str, str]:
         "rank_pattern": {module: part.rank for module, part in modules.items()},
         "alpha_pattern": {module: part.scale * part.rank for module, part in modules.items()},
     }
-    (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
     return digests

@@ -12,7 +12,7 @@ from pipeline.merge.adapters import Adapted, Source
 from pipeline.runs.manifest import read_manifest
 
 if TYPE_CHECKING:
-    from pipeline.merge.merge import Merge
+    from pipeline.merge.merge import Merging
 
 
 class SourceDigests:
@@ -21,7 +21,7 @@ class SourceDigests:
     `known`: source -> tensor -> digest; of an adapter its base's, for what it leaves alone.
     """
 
-    def __init__(self, merge: Merge, runs_dir: Path) -> None:
+    def __init__(self, merge: Merging, runs_dir: Path) -> None:
         self.merge, self.runs_dir, self.begun = merge, runs_dir, time.time_ns()
         self.seen = {file: Seen.now(file) for source in merge.sources.values() for file in source.files}
         self.known = {role: self._known(source) for role, source in merge.sources.items()}

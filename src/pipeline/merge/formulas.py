@@ -1,4 +1,4 @@
-"""What one piece of one tensor of a merge is, in float32: the methods as functions of rows of their sources.
+"""What one piece of one tensor of a merge is, in float32, as functions of rows of its sources: what the methods share.
 
 A formula takes a parameter's name and a range of its rows (`floats.matrix`) and gives an array, (rows, columns), that
 lasts until the thread asks for the next. Order is stated where it decides bits: sources in the order of the merge.
@@ -9,24 +9,22 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from pipeline.errors import PipelineError
-from pipeline.merge import ties
-from pipeline.merge.adapters import WEIGHTS, Adapted, Source
-from pipeline.merge.weights import Weights, expert_weights
+from pipeline.merge.adapters import Adapted, Source
+from pipeline.merge.weights import Weights
+from pipeline.models.files import ADAPTER_WEIGHTS
 from pipeline.models.floats import buffers, in_threads, matrix, pieces
 
-if TYPE_CHECKING:
-    from pipeline.config.merging import Reset, TaskArithmetic, Ties
-
+T = TypeVar("T")
 Formula = Callable[[str, int, int], np.ndarray]
 Sources = Mapping[str, Source]
 _measured: dict[Any, float] = {}
-FEW = 2**18  # entries of a tensor that is sorted as it is; of a larger one a sample is taken first
 
 
 def weighted_sum(parts: Sequence[tuple[float, Source]], name: str, start: int, stop: int) -> np.ndarray:
@@ -36,18 +34,18 @@ def weighted_sum(parts: Sequence[tuple[float, Source]], name: str, start: int, s
     product is exact and nothing needs fusing; else it is exact in float64.
     """
     shape = (stop - start, matrix(parts[0][1].info(name).shape)[1])
-    total, part = buffers("sum", shape), buffers("part", shape)
+    found, part = buffers("sum", shape), buffers("part", shape)
     for index, (weight, source) in enumerate(parts):
-        source.rows(name, start, stop, part if index else total)
+        source.rows(name, start, stop, part if index else found)
         single = np.float32(weight)
         if index == 0:
-            np.multiply(total, single, out=total)
+            np.multiply(found, single, out=found)
         elif abs(math.frexp(single)[0]) == 0.5:
-            np.add(total, np.multiply(part, single, out=part), out=total)
+            np.add(found, np.multiply(part, single, out=part), out=found)
         else:
             wide = np.multiply(part, np.float64(single), out=buffers("wide", shape, np.float64), dtype=np.float64)
-            np.copyto(total, np.add(wide, total, out=wide), casting="same_kind")
-    return total
+            np.copyto(found, np.add(wide, found, out=wide), casting="same_kind")
+    return found
 
 
 def linear(sources: Sources, weights: Weights) -> Formula:
@@ -85,8 +83,17 @@ def refuse_not_finite(sources: Iterable[Source], names: Sequence[str]) -> None:
                 values = buffers("finite", (stop - start, matrix(shape)[1]))
                 part.rows(name, start, stop, values)
                 if not np.isfinite(values).all():
-                    file = part.folder / WEIGHTS if isinstance(part, Adapted) else part.info(name).file
+                    file = part.folder / ADAPTER_WEIGHTS if isinstance(part, Adapted) else part.info(name).file
                     raise PipelineError(f"{file}: {name} holds NaN or infinite values: copy it again, or name another")
+
+
+def total(vectors: Sequence[np.ndarray]) -> np.ndarray:
+    """The sum over experts, in their order; a buffer."""
+    found = buffers("total", vectors[0].shape)
+    np.copyto(found, vectors[0])
+    for vector in vectors[1:]:
+        np.add(found, vector, out=found)
+    return found
 
 
 def onto_base(change: np.ndarray, scale: float) -> np.ndarray:
@@ -96,58 +103,35 @@ def onto_base(change: np.ndarray, scale: float) -> np.ndarray:
     return np.add(change, buffers("base", change.shape), out=change)
 
 
-def task_arithmetic(config: TaskArithmetic, sources: Sources, base: Source) -> Formula:
-    """base + scale x (w1 t1 + w2 t2 + ...), summed from the left (Ilharco et al., 2023)."""
-    experts, numbers = list(sources.values()), expert_weights(config.weights, len(sources))
-
-    def formula(name: str, start: int, stop: int) -> np.ndarray:
-        vectors = task_vectors(experts, base, name, start, stop)
-        for vector, number in zip(vectors, numbers, strict=True):
-            if number != 1:
-                np.multiply(vector, np.float32(number), out=vector)
-        return onto_base(ties.total(vectors), config.scale)
-
-    return formula
-
-
-def reset_rows(config: Reset, expert: Source, base: Source) -> Formula:
-    """The expert's rows that changed by more than the threshold in the mean; the base's where they did not."""
-    threshold, kept = config.threshold or 0.0, _Once(lambda name: row_changes(expert, base, name, config.axis))
-
-    def formula(name: str, start: int, stop: int) -> np.ndarray:
-        means = kept(name) > threshold
-        (vector,) = task_vectors([expert], base, name, start, stop)
-        one_row = len(base.info(name).shape) < 2
-        keep = means if config.axis == "input" or one_row else means[start:stop, None]
-        out = buffers("sum", vector.shape)
-        expert.rows(name, start, stop, out)
-        np.copyto(out, buffers("base", out.shape), where=~keep)
-        return out
-
-    return formula
-
-
-def row_changes(expert: Source, base: Source, name: str, axis: str = "input") -> np.ndarray:
-    """The mean absolute change of each row of a tensor, float64; of a vector, one number.
+def rows_in(shape: tuple[int, ...], axis: str) -> tuple[int, int]:
+    """(how many rows a tensor has, how many entries each) where changes are measured by row; a vector is one row.
 
     axis: `input` takes a row to be an input feature, a column of the stored matrix, as the published maps do
     (papers/decisions.md); `output` takes torch's rows.
     """
-    shape = base.info(name).shape
     rows, columns = matrix(shape)
-    sums = np.zeros(columns if axis == "input" else rows)
+    return (columns, rows) if axis == "input" and len(shape) > 1 else (rows, columns)
+
+
+def add_to_rows(sums: np.ndarray, sizes: np.ndarray, start: int, stop: int, axis: str, shape: tuple[int, ...]) -> None:
+    """Add the magnitudes of a piece of a tensor to the sums, float64, of the rows of `rows_in`."""
+    if axis == "input" and len(shape) > 1:
+        sums += sizes.sum(axis=0, dtype=np.float64)
+    else:
+        sums[start:stop] = sizes.sum(axis=1, dtype=np.float64)
+
+
+def row_changes(expert: Source, base: Source, name: str, axis: str = "input") -> np.ndarray:
+    """The mean absolute change of each row of a tensor (`rows_in`), float64."""
+    shape = base.info(name).shape
+    count, length = rows_in(shape, axis)
+    sums = np.zeros(count)
     for start, stop in pieces(shape):
         (vector,) = task_vectors([expert], base, name, start, stop)
-        np.abs(vector, out=vector)
-        if axis == "input":
-            sums += vector.sum(axis=0, dtype=np.float64)
-        else:
-            sums[start:stop] = vector.sum(axis=1, dtype=np.float64)
+        add_to_rows(sums, np.abs(vector, out=vector), start, stop, axis, shape)
     if not np.isfinite(sums).all():
         refuse_not_finite([base, expert], [name])
-    if len(shape) < 2:
-        return np.array([sums.sum() / max(1, columns)])
-    return sums / max(1, rows if axis == "input" else columns)
+    return sums / max(1, length)
 
 
 def mean_change(parts: Sequence[tuple[float, Source]], base: Source, threads: int | None = None) -> float:
@@ -163,20 +147,21 @@ def mean_change(parts: Sequence[tuple[float, Source]], base: Source, threads: in
         return _measured[key]
 
     def of(name: str) -> tuple[float, int]:
+        """The sum of the means of a tensor's rows, and how many there are."""
         shape = base.info(name).shape
-        rows, columns = matrix(shape)
-        total = 0.0
+        count, length = rows_in(shape, "input")
+        sum_ = 0.0
         for start, stop in pieces(shape):
             change = weighted_sum(parts, name, start, stop)
             origin = buffers("base", change.shape)
             base.rows(name, start, stop, origin)
-            total += float(np.abs(np.subtract(change, origin, out=change), out=change).sum(dtype=np.float64))
-        if not math.isfinite(total):
+            sum_ += float(np.abs(np.subtract(change, origin, out=change), out=change).sum(dtype=np.float64))
+        if not math.isfinite(sum_):
             refuse_not_finite([base, *(source for _, source in parts)], [name])
-        return (total / rows, columns) if len(shape) > 1 else (total / max(1, columns), 1)
+        return sum_ / max(1, length), count
 
-    found = in_threads([lambda name=name: of(name) for name in by_size(base)], threads)  # type: ignore[misc]
-    _measured[key] = math.fsum(total for total, _ in found) / sum(rows for _, rows in found)
+    found = in_threads([partial(of, name) for name in by_size(base)], threads)
+    _measured[key] = math.fsum(means for means, _ in found) / sum(count for _, count in found)
     return _measured[key]
 
 
@@ -185,82 +170,14 @@ def by_size(source: Source) -> list[str]:
     return sorted(source.names, key=lambda name: (-math.prod(source.info(name).shape), name))
 
 
-class TiesFormula:
-    """TIES over streams. Thresholds of the whole model, and its majority sign, are found by `prepare`."""
+class Once(Generic[T]):
+    """A function of a tensor's name, computed when first asked for: what a formula must know of the whole tensor."""
 
-    def __init__(self, config: Ties, sources: Sources, base: Source) -> None:
-        self.config, self.base, self.experts = config, base, list(sources.values())
-        self.weights = None if config.weights is None else expert_weights(config.weights, len(sources))
-        self.limits: list[float] | None = None
-        self.majority = 1.0
-        self.of_tensor = _Once(lambda name: [self.threshold(expert, [name]) for expert in self.experts])
+    def __init__(self, function: Callable[[str], T]) -> None:
+        self.function, self.lock = function, threading.Lock()
+        self.found: dict[str, T] = {}
 
-    def prepare(self, threads: int | None) -> None:
-        if self.config.trim == "model":
-            names = self.base.names
-            tasks = [lambda expert=expert: self.threshold(expert, names) for expert in self.experts]
-            self.limits = in_threads(tasks, threads)  # type: ignore[arg-type]
-        if self.config.zero_sum == "majority":
-            tasks = [lambda name=name: self.balance(name) for name in by_size(self.base)]  # type: ignore[misc]
-            self.majority = 1.0 if sum(in_threads(tasks, threads)) >= 0 else -1.0
-
-    def trimmed(self, name: str, start: int, stop: int) -> list[np.ndarray]:
-        limits = self.limits or self.of_tensor(name)
-        vectors = task_vectors(self.experts, self.base, name, start, stop)
-        for index, (vector, limit) in enumerate(zip(vectors, limits, strict=True)):
-            ties.trim(vector, limit)
-            if self.weights and self.config.weigh == "before":
-                np.multiply(vector, np.float32(self.weights[index]), out=vector)
-        return vectors
-
-    def balance(self, name: str) -> int:
-        return sum(ties.balance(self.trimmed(name, *piece)) for piece in pieces(self.base.info(name).shape))
-
-    def __call__(self, name: str, start: int, stop: int) -> np.ndarray:
-        vectors = self.trimmed(name, start, stop)
-        positive, multiplied = ties.elect(vectors, self.majority), self.config.weigh == "before"
-        mean = ties.disjoint_mean(vectors, positive, self.weights, self.config.divisor, multiplied)
-        return onto_base(mean, self.config.scale)
-
-    def threshold(self, expert: Source, names: Sequence[str]) -> float:
-        """The magnitude from which on entries of a task vector are kept, over one tensor or all of them."""
-        size = sum(math.prod(self.base.info(name).shape) for name in names)
-
-        def magnitudes() -> Iterator[np.ndarray]:
-            for name in names:
-                for start, stop in pieces(self.base.info(name).shape):
-                    (vector,) = task_vectors([expert], self.base, name, start, stop)
-                    yield np.abs(vector, out=vector)
-
-        sample = self.sample(expert, names, size) if size > FEW else None
-        try:
-            return ties.kth_largest(magnitudes, ties.kept_count(self.config.density, size), sample, size)
-        except PipelineError:
-            refuse_not_finite([self.base, expert], names)
-            raise
-
-    def sample(self, expert: Source, names: Sequence[str], size: int) -> np.ndarray:
-        """Magnitudes of rows spread evenly over the tensors, each thinned to as many entries: (rows, entries)."""
-        wanted = 64 if len(names) == 1 else 4096
-        shapes = {name: matrix(self.base.info(name).shape) for name in names}
-        width = min(512, *(columns for _, columns in shapes.values()))
-        found = []
-        for name, (rows, columns) in shapes.items():
-            width_here = min(width, columns)
-            for row in np.unique(np.linspace(0, rows - 1, max(1, round(wanted * rows * columns / size))).astype(int)):
-                (vector,) = task_vectors([expert], self.base, name, int(row), int(row) + 1)
-                places = np.linspace(0, columns - 1, width_here).astype(int)
-                found.append(np.abs(vector[0, places]))
-        return np.stack(found)
-
-
-class _Once:
-    """A function of a name, computed when first asked for."""
-
-    def __init__(self, function: Callable[[str], object]) -> None:
-        self.function, self.found, self.lock = function, {}, threading.Lock()  # type: ignore[var-annotated]
-
-    def __call__(self, name: str):  # type: ignore[no-untyped-def]
+    def __call__(self, name: str) -> T:
         if name not in self.found:
             found = self.function(name)
             with self.lock:

@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from pipeline.config.merging import Soup
 from pipeline.errors import PipelineError
-from pipeline.merge import formulas
 from pipeline.merge.adapters import Adapted, open_source
 from pipeline.merge.compatibility import tokenizer_folder
-from pipeline.merge.merge import Merge
+from pipeline.merge.formulas import linear
+from pipeline.merge.merge import Merging
+from pipeline.merge.methods.soup import Soup
 from pipeline.merge.write import Known
 from pipeline.models.checkpoint import DTYPES, digest, torch_dtype
 from pipeline.models.floats import STORED, buffers, in_threads
@@ -41,7 +42,7 @@ class Live:
     holds: dict[str, Any] = field(default_factory=dict)
     digested: dict[str, tuple[Any, str]] = field(default_factory=dict)
 
-    def apply(self, merge: Merge, threads: int | None = None) -> list[str]:
+    def apply(self, merge: Merging, threads: int | None = None) -> list[str]:
         """Make the model the merge; gives the names of the parameters that changed.
 
         Where it fails midway, what was half copied is not taken for anything, and the next merge copies it anew.
@@ -59,12 +60,12 @@ class Live:
             self.holds[name] = merge.signature(name)
 
         largest_first = sorted(changed, key=lambda name: -parameters[name].numel())
-        in_threads([lambda name=name: put(name) for name in largest_first], threads)  # type: ignore[misc]
+        in_threads([partial(put, name) for name in largest_first], threads)
         if changed and merge.layout.tied_head:
             self.model.tie_weights()
         return changed
 
-    def digests(self, merge: Merge, known: Known, threads: int | None = None) -> dict[str, str]:
+    def digests(self, merge: Merging, known: Known, threads: int | None = None) -> dict[str, str]:
         """The digest of each tensor of the merge that the model holds: those that writing it would give.
 
         A tensor that is one source's has the digest on record (`known`); what did not change since the last merge, that
@@ -72,21 +73,20 @@ class Live:
         """
         parameters = {name: parameter.data for name, parameter in self.model.named_parameters()}
 
-        def of(name: str) -> str:
+        def of(name: str) -> tuple[str, str]:
             recorded = known.get(merge.copied_from(name) or "", {}).get(name)
             then, found = self.digested.get(name, (None, ""))
             if recorded or then == merge.signature(name):
-                return recorded or found
+                return name, recorded or found
             shape, dtype = merge.layout.info(name).shape, merge.stored_dtype(name)
             found = digest(dtype, shape, _held(merge, name, parameters[name]), f"the merge in memory: {name}")
             self.digested[name] = merge.signature(name), found
-            return found
+            return name, found
 
-        tasks = [lambda name=name: (name, of(name)) for name in merge.names]  # type: ignore[misc]
-        return dict(in_threads(tasks, threads))
+        return dict(in_threads([partial(of, name) for name in merge.names], threads))
 
 
-def _held(merge: Merge, name: str, parameter: torch.Tensor) -> Iterator[memoryview]:
+def _held(merge: Merging, name: str, parameter: torch.Tensor) -> Iterator[memoryview]:
     """The bytes of a tensor as the merge stores it: the parameter's own, unless the model is of another dtype."""
     if parameter.dtype != torch_dtype(merge.stored_dtype(name)):
         for piece in _stored_pieces(merge, name, parameter.view(-1)):
@@ -96,7 +96,7 @@ def _held(merge: Merge, name: str, parameter: torch.Tensor) -> Iterator[memoryvi
         yield part.cpu().view(torch.uint8).numpy().data
 
 
-def _put(merge: Merge, name: str, target: torch.Tensor) -> None:
+def _put(merge: Merging, name: str, target: torch.Tensor) -> None:
     """One tensor of a merge into a parameter, bit for bit where the dtypes agree, else as torch casts."""
     dtype, flat, place = torch_dtype(merge.stored_dtype(name)), target.view(-1), 0
     for piece in _stored_pieces(merge, name, flat):
@@ -105,7 +105,7 @@ def _put(merge: Merge, name: str, target: torch.Tensor) -> None:
         place += part.numel()
 
 
-def _stored_pieces(merge: Merge, name: str, flat: torch.Tensor) -> Iterator[np.ndarray]:
+def _stored_pieces(merge: Merging, name: str, flat: torch.Tensor) -> Iterator[np.ndarray]:
     role = merge.copied_from(name)
     if role is None:
         yield from merge.pieces(name)
@@ -123,11 +123,11 @@ def _stored_pieces(merge: Merge, name: str, flat: torch.Tensor) -> Iterator[np.n
         yield part
 
 
-def alone(folder: Path) -> Merge:
+def alone(folder: Path) -> Merging:
     """A checkpoint or adapter by itself, as a merge of one."""
     sources = {"0": open_source(folder)}
     weights = {name: {"0": 1.0} for name in sources["0"].names}
-    return Merge(Soup(experts=[str(folder)]), sources, formulas.linear(sources, weights), weights, [])
+    return Merging(Soup(experts=[str(folder)]), sources, linear(sources, weights), weights, [])
 
 
 # ---------------------------------------------------------------------------------------------------- a model for it
@@ -148,7 +148,7 @@ def kept() -> Iterator[None]:
         _kept.clear()
 
 
-def model_of(merge: Merge, dtype: str, device: str, threads: int | None = None) -> Live:
+def model_of(merge: Merging, dtype: str, device: str, threads: int | None = None) -> Live:
     """The merge as a model in memory, with the tokenizer and generation config of the side that gives them.
 
     dtype: `auto` is that of the written merge; torch's name else. Raises PipelineError where the files of the source
@@ -173,7 +173,7 @@ def model_of(merge: Merge, dtype: str, device: str, threads: int | None = None) 
     return found
 
 
-def _load(merge: Merge, giver: Any, dtype: str, device: str) -> Live:
+def _load(merge: Merging, giver: Any, dtype: str, device: str) -> Live:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     folder = giver.base.folder if isinstance(giver, Adapted) else giver.folder

@@ -1,6 +1,6 @@
 """Merges: decided from headers, told as a plan, then computed a piece of a tensor at a time, to disk or into a model.
 
-One object serves both: `Merge.pieces(name)` is what a tensor becomes, whoever asks. Nothing needs a whole model in
+One object serves both: `Merging.pieces(name)` is what a tensor becomes, whoever asks. Nothing needs a whole model in
 memory, and nothing here imports torch: a layer swap is over before torch would be loaded.
 """
 
@@ -11,47 +11,46 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from pipeline.config.merging import Merge
 from pipeline.errors import PipelineError
-from pipeline.merge import formulas
-from pipeline.merge import weights as recipes
 from pipeline.merge.adapters import Adapted, Source, combined, why_dense, write_adapter
 from pipeline.merge.compatibility import check_sources
-from pipeline.merge.formulas import Formula
+from pipeline.merge.formulas import Formula, linear, refuse_not_finite
 from pipeline.merge.summary import Row, grouped
 from pipeline.merge.weights import Weights
 from pipeline.merge.write import copy_files, readable, write_index, write_weights
 from pipeline.models import floats
-from pipeline.models.anatomy import anatomy
 from pipeline.models.checkpoint import DTYPES, TensorInfo
 
 if TYPE_CHECKING:
     import torch
 
-    from pipeline.config.merging import LayerSwap, Reset, Soup, TaskArithmetic, Ties
-    from pipeline.config.merging import Merge as MergeConfig
     from pipeline.config.training import Partition
+    from pipeline.merge.methods import Method
 
 
 @dataclasses.dataclass
-class Merge:
+class Merging:
     """A merge that is decided but not computed.
 
     `weights` holds the linear weights of the parameters that have some; `formula` computes rows of any parameter;
-    `rows` is the plan to show; `adapter` is set where the result is one. `prepare` finds what methods need to know of
-    whole models.
+    `rows` is the plan to show. `prepare` finds what methods need to know of whole models. `changes` says how much of
+    each source's change from the base a parameter has, where it is a sum of such; `adapter` is set where the merge is
+    one.
     """
 
-    config: MergeConfig
+    config: Merge
     sources: dict[str, Source]
     formula: Formula
     weights: Weights
     rows: list[Row]
     prepare: Callable[[int | None], None] | None = None
     passes: int = 1  # over the sources of a computed tensor
+    changes: Weights | None = None
     adapter: Adapted | None = None
     lost: dict[str, np.ndarray] | None = None  # by merge.dtype, as floats.lost has it; counted while it is written
 
@@ -115,7 +114,7 @@ class Merge:
             try:
                 stored = floats.narrow(values, dtype, name)
             except PipelineError:
-                formulas.refuse_not_finite(self.sources.values(), [name])
+                refuse_not_finite(self.sources.values(), [name])
                 raise
             if exact is not None:
                 lost += floats.lost(exact, stored, dtype)
@@ -190,21 +189,19 @@ class Merge:
 
 
 def open_merge(
-    config: MergeConfig,
+    config: Merge,
     sources: Mapping[str, Source],
     base: Source | None = None,
     partition: Partition | None = None,
     threads: int | None = None,
-) -> Merge:
+) -> Merging:
     """Decide a merge from headers; weights by magnitude then also read the experts.
 
-    `sources` by role: see `recipes.roles`. Raises PipelineError where sources do not fit each other or the method.
+    `sources` by role: see `Merge.references`. Raises PipelineError where sources do not fit each other or the method.
     """
-    if config.method not in METHODS:
-        raise PipelineError(f"merge.method must be one of {', '.join(METHODS)}, got {config.method!r}")
     if config.dtype is not None and config.dtype not in DTYPES:
         raise PipelineError(f"merge.dtype must be one of {', '.join(DTYPES)}, got {config.dtype!r}")
-    roles = recipes.roles(config)
+    roles = list(config.references())
     if not roles:
         raise PipelineError("merge.experts is empty: give at least one run")
     if set(sources) != set(roles):
@@ -212,103 +209,29 @@ def open_merge(
     sources = {role: sources[role] for role in roles}
     if base is None:
         base = next((source.base for source in sources.values() if isinstance(source, Adapted)), None)
-    if base is None and (config.method in NEED_BASE or recipes.needs_magnitudes(config)):
+    if base is None and config.needs_base():
         raise PipelineError(f"merge={config.method} needs merge.base, the model that the experts were trained from")
-    if partition is not None and config.method not in ("layer_swap", "reset"):
+    if partition is not None and not config.reads_partition:
         raise PipelineError(f"merge={config.method} reads no partition: leave partition={partition.name} out")
     check_sources(sources, base)
-    merge = METHODS[config.method](config, sources, base, partition, threads)
+    merge = cast("Method", config).decide(sources, base, partition, threads)
     refuse_unknown_role(config.files_from, merge)
-    return _as_adapter(merge, base)
+    return _as_adapter(merge)
 
 
-def refuse_unknown_role(role: str | None, merge: Merge) -> None:
+def refuse_unknown_role(role: str | None, merge: Merging) -> None:
     if role is not None and role not in merge.sources:
         raise PipelineError(f"merge.files_from={role} is no source: there are {', '.join(merge.sources)}")
 
 
-def _layer_swap(
-    config: LayerSwap, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
-) -> Merge:
-    sites = anatomy(next(iter(sources.values())).names)
-    magnitudes = None
-    even = recipes.layer_swap_weights(config, sites, partition, dict.fromkeys(recipes.SIDES, 1.0))  # refuses first
-    if recipes.needs_magnitudes(config):
-        assert base is not None
-        magnitudes = {}
-        for side in recipes.SIDES:
-            own = [source for role, source in sources.items() if role.partition(".")[0] == side]
-            magnitudes[side] = formulas.mean_change([(1 / len(own), one) for one in own], base, threads)
-        even = recipes.layer_swap_weights(config, sites, partition, magnitudes)
-    return _linear(config, sources, even)
+def linear_merge(config: Merge, sources: dict[str, Source], weights: Weights) -> Merging:
+    """The merge that weights of all parameters decide: parameter -> source -> weight."""
+    return Merging(config, sources, linear(sources, weights), weights, grouped(weights), changes=weights)
 
 
-def _soup(config: Soup, sources: dict[str, Source], base: Source | None, _: Any, threads: int | None) -> Merge:
-    magnitudes = None
-    if config.weights == "magnitude":
-        assert base is not None
-        magnitudes = {role: formulas.mean_change([(1.0, one)], base, threads) for role, one in sources.items()}
-    return _linear(config, sources, recipes.soup_weights(config, sources["0"].names, magnitudes))
-
-
-def _linear(config: MergeConfig, sources: dict[str, Source], weights: Weights) -> Merge:
-    return Merge(config, sources, formulas.linear(sources, weights), weights, grouped(weights))
-
-
-def _reset(config: Reset, sources: dict[str, Source], base: Source, partition: Partition | None, _: Any) -> Merge:
-    sites = anatomy(base.names)
-    weights = recipes.reset_weights(config, sites, partition)
-    both = {**sources, "base": base}
-    whole, by_row = formulas.linear(both, weights), formulas.reset_rows(config, sources["expert"], base)
-    rows = grouped(weights)
-    if config.threshold is not None:
-        told = f"expert, but base in rows ({config.axis} features) that changed by {config.threshold:g} or less"
-        rows.insert(1, {"where": "all layers", "what": "all", "weights": {}, "formula": told})
-
-    def formula(name: str, start: int, stop: int) -> np.ndarray:
-        return whole(name, start, stop) if name in weights else by_row(name, start, stop)
-
-    return Merge(config, both, formula, weights, rows, passes=2)
-
-
-def _task_arithmetic(config: TaskArithmetic, sources: dict[str, Source], base: Source, *_: Any) -> Merge:
-    numbers = recipes.expert_weights(config.weights, len(sources))
-    sum_ = " + ".join(f"{number:g} task vector {role}" for role, number in zip(sources, numbers, strict=True))
-    rows = [{"where": "everywhere", "what": "all", "weights": {}, "formula": f"base + {config.scale:g} x ({sum_})"}]
-    formula = formulas.task_arithmetic(config, sources, base)
-    return Merge(config, {**sources, "base": base}, formula, {}, rows)
-
-
-def _ties(config: Ties, sources: dict[str, Source], base: Source, *_: Any) -> Merge:
-    ties = formulas.TiesFormula(config, sources, base)
-    said = (
-        f"base + {config.scale:g} x TIES of {len(sources)} task vectors, density {config.density:g}, trim {config.trim}"
-    )
-    if config.weights:
-        told = " ".join(f"{weight:g}" for weight in config.weights)
-        said += f", weights {told} {config.weigh} the election, mean over {config.divisor}"
-    rows = [{"where": "everywhere", "what": "all", "weights": {}, "formula": said}]
-    passes = 2 + (config.zero_sum == "majority")
-    return Merge(config, {**sources, "base": base}, ties, {}, rows, prepare=ties.prepare, passes=passes)
-
-
-METHODS: dict[str, Callable[..., Merge]] = {
-    "layer_swap": _layer_swap, "soup": _soup, "ties": _ties, "task_arithmetic": _task_arithmetic, "reset": _reset,
-}  # fmt: skip
-
-NEED_BASE = ("ties", "task_arithmetic", "reset")
-
-
-def _as_adapter(merge: Merge, base: Source | None) -> Merge:
+def _as_adapter(merge: Merging) -> Merging:
     """The same merge as an adapter on the base, where that is exact and wanted."""
-    form, changes = merge.config.form, None
-    if merge.config.method == "task_arithmetic":
-        config: Any = merge.config
-        numbers = recipes.expert_weights(config.weights, len(config.experts))
-        shares = {str(index): config.scale * number for index, number in enumerate(numbers)}
-        changes = dict.fromkeys(merge.names, shares)
-    elif len(merge.weights) == len(merge.names):
-        changes = merge.weights
+    form, changes = merge.config.form, merge.changes
     why = why_dense(merge.sources, changes) or (f"merge.dtype={merge.dtype} is given" if merge.dtype else None)
     if form == "adapter" and why:
         raise PipelineError(f"merge.form=adapter is not possible: {why}; leave it out, or give merge.form=dense")

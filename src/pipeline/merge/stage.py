@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
-from pipeline.merge import weights as recipes
 from pipeline.merge.adapters import open_source
 from pipeline.merge.compatibility import refuse_unmoved
 from pipeline.merge.digests import SourceDigests
-from pipeline.merge.merge import Merge, open_merge
+from pipeline.merge.merge import Merging, open_merge
 from pipeline.merge.summary import card, cells, tell
 from pipeline.models.checkpoint import weights_root
 
@@ -38,10 +37,10 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     return {"weights": {"root": weights_root(digests), "digests": digests}, "plan": rows, "bytes": size, **merge.cast()}
 
 
-def merge_of(run: Run) -> Merge:
+def merge_of(run: Run) -> Merging:
     """The merge that a run of stage=merge, or of stage=eval with a merge, asks for: headers read, nothing computed."""
     config: Any = run.config
-    wanted = (*recipes.roles(config.merge), "base")  # an evaluation has other parents too
+    wanted = (*config.merge.references(), "base")  # an evaluation has other parents too
     parents = {role: parent for role, parent in run.parents.items() if role in wanted}
     refuse_unmoved(parents)
     base = parents["base"].folder if "base" in parents else None

@@ -71,9 +71,8 @@ def in_words(size: Mapping[str, int]) -> str:
 
 def card(config: Merge, parents: Mapping[str, Parent], rows: list[Row], size: Mapping[str, int]) -> str:
     """A model card: the recipe, the parents, and the plan."""
-    settings = dataclasses.asdict(config)
-    for role in ("math", "language", "experts", "expert", "base"):  # the parents' names stand below, without paths
-        settings.pop(role, None)
+    knobs = [item.name for item in dataclasses.fields(config) if not item.metadata.get("run")]
+    settings = {key: getattr(config, key) for key in knobs}  # no RUN: the parents' names stand below, without paths
     lines = [f"# A merge by {config.method}", "", "| setting | value |", "|---|---|"]
     lines += [f"| merge.{key} | {value} |" for key, value in settings.items()]
     lines += ["", "| source | run |", "|---|---|"]

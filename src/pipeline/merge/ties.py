@@ -1,4 +1,4 @@
-"""TIES merging (Yadav et al., 2023) as pure functions on arrays: trim, elect sign, disjoint mean.
+"""TIES merging (Yadav et al., 2023): trim, elect sign, disjoint mean as pure functions on arrays, and over streams.
 
 A task vector is expert - base, in float32. The definitions are the paper's where nothing is said: no weights per
 expert, one scale at the end. Other programs weigh before the election, or divide by weights: those are arguments.
@@ -7,15 +7,24 @@ expert, one scale at the end. Other programs weigh before the election, or divid
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipeline.errors import PipelineError
-from pipeline.models.floats import buffers
+from pipeline.merge.adapters import Source
+from pipeline.merge.formulas import Once, Sources, by_size, onto_base, refuse_not_finite, task_vectors, total
+from pipeline.merge.weights import expert_weights
+from pipeline.models.floats import buffers, in_threads, matrix, pieces
+
+if TYPE_CHECKING:
+    from pipeline.merge.methods.ties import Ties
 
 Stream = Callable[[], Iterable[np.ndarray]]  # starts the magnitudes of a task vector anew for each pass
+FEW = 2**18  # entries of a tensor that is sorted as it is; of a larger one a sample is taken first
 
 
 def kept_count(density: float, size: int) -> int:
@@ -96,15 +105,6 @@ def trim(vector: np.ndarray, threshold: float) -> np.ndarray:
     return np.multiply(vector, kept, out=vector)
 
 
-def total(vectors: Sequence[np.ndarray]) -> np.ndarray:
-    """The sum over experts, in their order; a buffer."""
-    found = buffers("total", vectors[0].shape)
-    np.copyto(found, vectors[0])
-    for vector in vectors[1:]:
-        np.add(found, vector, out=found)
-    return found
-
-
 def balance(vectors: Sequence[np.ndarray]) -> int:
     """Entries whose sum over the (trimmed) experts is above 0, less those below: the model's elects the majority."""
     found = total(vectors)
@@ -155,3 +155,71 @@ def disjoint_mean(
         np.add(count, agrees, out=count)
     mean = total(vectors)
     return np.divide(mean, count, out=mean)
+
+
+class TiesFormula:
+    """TIES over streams. Thresholds of the whole model, and its majority sign, are found by `prepare`."""
+
+    def __init__(self, config: Ties, sources: Sources, base: Source) -> None:
+        self.config, self.base, self.experts = config, base, list(sources.values())
+        self.weights = None if config.weights is None else expert_weights(config.weights, len(sources))
+        self.limits: list[float] | None = None
+        self.majority = 1.0
+        self.of_tensor = Once(lambda name: [self.threshold(expert, [name]) for expert in self.experts])
+
+    def prepare(self, threads: int | None) -> None:
+        if self.config.trim == "model":
+            names = self.base.names
+            self.limits = in_threads([partial(self.threshold, expert, names) for expert in self.experts], threads)
+        if self.config.zero_sum == "majority":
+            balances = in_threads([partial(self.balance, name) for name in by_size(self.base)], threads)
+            self.majority = 1.0 if sum(balances) >= 0 else -1.0
+
+    def trimmed(self, name: str, start: int, stop: int) -> list[np.ndarray]:
+        limits = self.limits or self.of_tensor(name)
+        vectors = task_vectors(self.experts, self.base, name, start, stop)
+        for index, (vector, limit) in enumerate(zip(vectors, limits, strict=True)):
+            trim(vector, limit)
+            if self.weights and self.config.weigh == "before":
+                np.multiply(vector, np.float32(self.weights[index]), out=vector)
+        return vectors
+
+    def balance(self, name: str) -> int:
+        return sum(balance(self.trimmed(name, *piece)) for piece in pieces(self.base.info(name).shape))
+
+    def __call__(self, name: str, start: int, stop: int) -> np.ndarray:
+        vectors = self.trimmed(name, start, stop)
+        positive, multiplied = elect(vectors, self.majority), self.config.weigh == "before"
+        mean = disjoint_mean(vectors, positive, self.weights, self.config.divisor, multiplied)
+        return onto_base(mean, self.config.scale)
+
+    def threshold(self, expert: Source, names: Sequence[str]) -> float:
+        """The magnitude from which on entries of a task vector are kept, over one tensor or all of them."""
+        size = sum(math.prod(self.base.info(name).shape) for name in names)
+
+        def magnitudes() -> Iterator[np.ndarray]:
+            for name in names:
+                for start, stop in pieces(self.base.info(name).shape):
+                    (vector,) = task_vectors([expert], self.base, name, start, stop)
+                    yield np.abs(vector, out=vector)
+
+        sample = self.sample(expert, names, size) if size > FEW else None
+        try:
+            return kth_largest(magnitudes, kept_count(self.config.density, size), sample, size)
+        except PipelineError:
+            refuse_not_finite([self.base, expert], names)
+            raise
+
+    def sample(self, expert: Source, names: Sequence[str], size: int) -> np.ndarray:
+        """Magnitudes of rows spread evenly over the tensors, each thinned to as many entries: (rows, entries)."""
+        wanted = 64 if len(names) == 1 else 4096
+        shapes = {name: matrix(self.base.info(name).shape) for name in names}
+        width = min(512, *(columns for _, columns in shapes.values()))
+        found = []
+        for name, (rows, columns) in shapes.items():
+            width_here = min(width, columns)
+            for row in np.unique(np.linspace(0, rows - 1, max(1, round(wanted * rows * columns / size))).astype(int)):
+                (vector,) = task_vectors([expert], self.base, name, int(row), int(row) + 1)
+                places = np.linspace(0, columns - 1, width_here).astype(int)
+                found.append(np.abs(vector[0, places]))
+        return np.stack(found)

@@ -16,17 +16,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 
 from pipeline.errors import PipelineError
+from pipeline.merge.adapters import Source
 from pipeline.models.checkpoint import PIECE_BYTES, TensorInfo, digest, header_bytes, read_header
+from pipeline.models.files import BESIDE_WEIGHTS
 from pipeline.models.floats import in_threads
-
-if TYPE_CHECKING:
-    from pipeline.merge.adapters import Source
-    from pipeline.merge.merge import Merge
 
 Known = Mapping[str, Mapping[str, str]]  # source -> tensor -> digest on record
 _NO_RANGES = (
@@ -36,11 +34,26 @@ _NO_RANGES = (
     errno.EOPNOTSUPP,
     errno.EPERM,
 )  # this system cannot; others mean it
-COPIED = (
-    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
-    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
-    *("chat_template.jinja", "chat_template.json"),
-)
+
+
+class Writable(Protocol):
+    """What a merge is to those that write it: its tensors as they will be stored."""
+
+    sources: dict[str, Source]
+
+    @property
+    def layout(self) -> Source: ...  # whose tensor names and files the result takes over
+
+    @property
+    def names(self) -> list[str]: ...
+
+    def stored_dtype(self, name: str) -> str: ...  # as safetensors names it
+
+    def stored_info(self, name: str) -> TensorInfo: ...
+
+    def copied_from(self, name: str) -> str | None: ...  # the one source whose tensor this is, unchanged
+
+    def pieces(self, name: str) -> Iterator[np.ndarray]: ...  # of a tensor that has to be computed
 
 
 @dataclass
@@ -54,7 +67,7 @@ class _Range:
     count: int
 
 
-def write_weights(merge: Merge, folder: Path, known: Known, threads: int | None = None) -> dict[str, str]:
+def write_weights(merge: Writable, folder: Path, known: Known, threads: int | None = None) -> dict[str, str]:
     """The weight files of a merge into an existing folder; {tensor: digest}.
 
     A copied tensor inherits the digest on record, which also says that it is finite; one without a record passes
@@ -142,7 +155,7 @@ def _copy_by_reading(one: _Range, source: BinaryIO, done: int) -> None:
         done += count
 
 
-def _compute(merge: Merge, name: str, target: BinaryIO, place: int) -> tuple[str, str]:
+def _compute(merge: Writable, name: str, target: BinaryIO, place: int) -> tuple[str, str]:
     """One computed tensor to its place; its digest, made of what was written while it is in the cache."""
     dtype, shape = merge.stored_dtype(name), merge.layout.info(name).shape
     found = hashlib.sha256(f"{dtype} {list(shape)}\n".encode())  # as checkpoint.digest has it
@@ -163,7 +176,7 @@ def _write(target: BinaryIO, data: memoryview, place: int) -> None:
         raise OSError(error.errno, error.strerror, str(target.name)) from error
 
 
-def write_index(merge: Merge, folder: Path) -> None:
+def write_index(merge: Writable, folder: Path) -> None:
     """The index of a checkpoint in shards, one or more, as transformers reads it."""
     if [file.name for file in merge.layout.files] == ["model.safetensors"]:
         return
@@ -182,7 +195,7 @@ def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -
     round the merge again.
     """
     folders = [source.folder, *([source.base.folder] if hasattr(source, "base") else [])]
-    for name in COPIED:
+    for name in BESIDE_WEIGHTS:
         there = next((one / name for one in folders if (one / name).is_file()), None)
         if there and not (adapter and name == "config.json"):
             shutil.copyfile(there, folder / name)

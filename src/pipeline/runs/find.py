@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import key, read_lock
+from pipeline.models.files import ADAPTER_CONFIG, IDENTIFYING_SUFFIXES
 from pipeline.runs.folders import finished_names
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import External, Folder, Parent
@@ -84,8 +85,8 @@ def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
     manifest = read_manifest(folder)
     if manifest is not None:
         return External(manifest.name, manifest.hash, folder)
-    files = [path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".model", ".jinja")]
-    described = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+    files = [path for path in folder.iterdir() if path.suffix in IDENTIFYING_SUFFIXES]
+    described = any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
     if not described or not any(path.suffix == ".safetensors" for path in files):
         raise PipelineError(
             f"{knob}={folder} has no {MANIFEST}, so it is no finished run, "

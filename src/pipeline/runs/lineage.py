@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.config.stages import MergeStage, RunStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import read_json
+from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.runs.find import find, from_folder
 from pipeline.runs.folders import folder_of
 from pipeline.runs.manifest import Ancestor, read_manifest
@@ -44,10 +45,10 @@ def gives_adapter(expert: Parent) -> bool:
         return getattr(expert.config.sft, "adapter", "none") != "none"
     if isinstance(expert, Run) and isinstance(expert.config, MergeStage):
         merge = expert.config.merge
-        exact = merge.method != "ties" and not getattr(merge, "threshold", None) and merge.dtype is None
+        exact = merge.exact_for_adapters() and merge.dtype is None
         experts = [one for role, one in expert.parents.items() if role != "base"]
         return merge.form != "dense" and exact and all(map(gives_adapter, experts))
-    return (expert.folder / "adapter_config.json").is_file()
+    return (expert.folder / ADAPTER_CONFIG).is_file()
 
 
 def base_of(expert: Parent, config: RunStage, key: str = "merge.experts") -> Parent:
@@ -75,7 +76,7 @@ def base_of(expert: Parent, config: RunStage, key: str = "merge.experts") -> Par
 
 def _named(expert: Parent, recorded: Ancestor | None, who: str, remedy: str) -> tuple[str, str | None]:
     """The RUN, and its revision on the hub, that the adapter_config.json of an expert names as its base."""
-    if (expert.folder / "adapter_config.json").is_file():
+    if (expert.folder / ADAPTER_CONFIG).is_file():
         from pipeline.runs.lineage import named_base
 
         base, revision = named_base(expert.folder)
@@ -85,11 +86,8 @@ def _named(expert: Parent, recorded: Ancestor | None, who: str, remedy: str) -> 
     raise PipelineError(f"{who} does not say which base it was trained from; name an sft run, or give {remedy}")
 
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-
-
 def is_adapter(folder: Path) -> bool:
-    return (folder / CONFIG).is_file() and not (folder / "model.safetensors").is_file()
+    return (folder / ADAPTER_CONFIG).is_file() and not (folder / "model.safetensors").is_file()
 
 
 def base_folder(folder: Path) -> Path:
@@ -121,9 +119,9 @@ def named_base(folder: Path) -> tuple[Path, str | None]:
         return named, settings.get("revision")
     raise PipelineError(
         f"{folder} is an adapter whose base {named} is not here: put it there, or correct base_model_name_or_path in "
-        f"its {CONFIG}; a merge takes merge.base=RUN too"
+        f"its {ADAPTER_CONFIG}; a merge takes merge.base=RUN too"
     )
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    return read_json(folder / CONFIG)
+    return read_json(folder / ADAPTER_CONFIG)

@@ -21,7 +21,7 @@ from pipeline.data.load import told
 from pipeline.errors import PipelineError
 from pipeline.files import sha256, write_atomically
 from pipeline.hub.lock import LOCK, Lock, digest, key, part_of, read_lock, snapshot, url_key
-from pipeline.hub.models import FILES
+from pipeline.models.files import HUB_PATTERNS
 from pipeline.runs.provenance import without_credentials
 from pipeline.runs.run import Run
 from pipeline.study.cells import study
@@ -102,7 +102,7 @@ def fetch_model(lock: Lock, name: str, update: bool) -> None:
     hub, entry = _hub(), lock.models.get(name, {})
     revision = resolved(hub.model_info, name, entry.get("revision"), update)
     repository = name.partition("@")[0]
-    hub.snapshot_download(repository, revision=revision, allow_patterns=FILES)
+    hub.snapshot_download(repository, revision=revision, allow_patterns=HUB_PATTERNS)
     folder = snapshot("model", repository, revision)
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in _files(folder)}
     if not any(file.endswith(".safetensors") for file in files):

@@ -18,6 +18,7 @@ from pipeline.config.evaluation import Measure
 from pipeline.config.knob import identity
 from pipeline.config.stages import SelectStage
 from pipeline.errors import PipelineError
+from pipeline.models.files import SUFFIXES
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import Parent, Run, check_unchanged
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from pipeline.runs.tracking import Tracker
 
 CHOICE = "choice.json"
-MODEL_FILES = (".json", ".safetensors", ".model", ".jinja", ".txt")
 Row = dict[str, Any]
 
 
@@ -163,7 +163,7 @@ def choose(ranking: list[Row], place: int) -> Row:
 def link(folder: Path, work: Path) -> None:
     """The model's files as hard links; copies where the file system has none."""
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.suffix in MODEL_FILES and path.name not in (MANIFEST, CHOICE):
+        if path.is_file() and path.suffix in SUFFIXES and path.name not in (MANIFEST, CHOICE):
             try:
                 os.link(path, work / path.name)
             except OSError:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.compose import register
-from pipeline.config.merging import MERGES
+from pipeline.config.knob import part
 from pipeline.config.stages import (
     AnalyzeStage,
     CleanStage,
@@ -25,6 +25,7 @@ from pipeline.config.stages import (
     TableStage,
     TrainStage,
 )
+from pipeline.merge.methods import METHODS, sweep_of
 from pipeline.runs.run import Parent, Run
 from pipeline.study.build import analysis, data, evaluation, merge, select, training
 from pipeline.study.build.resolver import Draft, Resolver
@@ -75,6 +76,16 @@ class Row:
         return str(getattr(import_module(module), function)(config))
 
 
+Sweep: Any = sweep_of(METHODS)
+
+
+@dataclass
+class MergeSweepStage(SweepStage):
+    """stage=sweep, with the knobs of all methods."""
+
+    sweep: Sweep = part(Sweep)
+
+
 RUN_STAGES = {
     "data": RunRow(DataStage, 2, "pipeline.data.stage", data.build, 10, torch=False),
     "cpt": RunRow(TrainStage, 1, "pipeline.train.stage", training.build, 1500, bytes_needed=bytes_of_training),
@@ -85,7 +96,7 @@ RUN_STAGES = {
     "analyze": RunRow(AnalyzeStage, 1, "pipeline.analyze.stage", analysis.build, 10, torch=False),
 }
 STUDY_STAGES = {
-    "sweep": Row(SweepStage, "pipeline.study.sweep:make_sweep"),
+    "sweep": Row(MergeSweepStage, "pipeline.study.sweep:make_sweep"),
     "plan": Row(TableStage, "pipeline.study.table:show_plan"),
     "table": Row(TableStage, "pipeline.study.table:make_table"),
     "report": Row(TableStage, "pipeline.study.table:report_table"),
@@ -108,4 +119,4 @@ def build(config: RunStage, known: Mapping[str, Parent] | None = None) -> Run:
 
 CONFIGS: dict[str, type[Stage]] = {name: row.config for name, row in RUN_STAGES.items()}
 CONFIGS |= {name: row.config for name, row in STUDY_STAGES.items()}
-register(CONFIGS, MERGES)
+register(CONFIGS, METHODS)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from pipeline.config.merging import LayerSwap, Merge, Reset
+from pipeline.config.merging import Merge
 from pipeline.config.stages import EvalStage, MergeStage, RunStage
-from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
 from pipeline.files import sha256_of
-from pipeline.merge.weights import needs_magnitudes, roles
 from pipeline.runs.lineage import base_of, gives_adapter, one_base, recorded_base
 from pipeline.runs.run import Folder, Parent
 from pipeline.study.build.resolver import Draft, Resolver, label_of
@@ -24,11 +21,13 @@ def build(config: MergeStage, resolver: Resolver) -> Draft:
 
 
 def merge_of(config: MergeStage | EvalStage, resolver: Resolver) -> tuple[str, dict[str, Parent]]:
-    """Label and parents of the merge that a stage writes, or scores in memory."""
+    """Label (layer_swap-5-2-<math>-<language>; many experts are counted) and parents of a merge, written or not."""
     assert config.merge is not None
     parents = merge_parents(config.merge, config, resolver)
     names = [label_of(expert) for role, expert in parents.items() if role != "base"]
-    return merge_label(config.merge, config.partition, names), parents
+    joined = "-".join(names)
+    joined = joined if len(joined) <= LIMIT or len(names) < 3 else f"{len(names)}-experts"
+    return f"{config.merge.label(config.partition)}-{joined}", parents
 
 
 def merge_parents(merge: Merge, config: RunStage, resolver: Resolver) -> dict[str, Parent]:
@@ -37,7 +36,11 @@ def merge_parents(merge: Merge, config: RunStage, resolver: Resolver) -> dict[st
     Raises:
         PipelineError: too few experts, one twice, different bases, or no base to be found where one is needed.
     """
-    experts = references(merge)
+    if merge.method != type(merge).method:
+        raise PipelineError(f"merge.method={merge.method}: merge={type(merge).method} decides it, leave it out")
+    experts = merge.references()
+    if len(experts) < merge.fewest:
+        raise PipelineError(f"merge.experts={[run for _, run in experts.values()]}: name two runs or more")
     if not all(isinstance(reference, str) for _, reference in experts.values()):
         told = next(f"{key}={reference}" for key, reference in experts.values() if not isinstance(reference, str))
         raise PipelineError(f"{told} is no RUN: give the name of a finished run, or a list of them")
@@ -53,7 +56,7 @@ def merge_parents(merge: Merge, config: RunStage, resolver: Resolver) -> dict[st
         parents["base"] = resolver.model(merge.base, "merge.base")
         return parents
     adapters = [role for role, one in parents.items() if gives_adapter(one)]
-    if adapters or needs_magnitudes(merge) or merge.method in ("ties", "task_arithmetic", "reset"):
+    if adapters or merge.needs_base():
         of = {role: parents[role] for role in adapters} or parents
         bases = [(expert.name, base_of(expert, config, experts[role][0])) for role, expert in of.items()]
         parents["base"] = one_base(bases, "merge.experts", ", or give merge.base=RUN")
@@ -76,36 +79,3 @@ def check_headers(experts: Mapping[str, Parent], base: Parent | None) -> None:
 
 def _whole(expert: Parent) -> bool:
     return any(expert.folder.glob("*.safetensors")) and not gives_adapter(expert)
-
-
-def references(merge: Merge) -> dict[str, tuple[str, Any]]:
-    """role -> (key, RUN) of each expert."""
-    if isinstance(merge, LayerSwap):
-        values = [(key, one) for key in ("math", "language") for one in _listed(getattr(merge, key))]
-        return {role: (f"merge.{key}", one) for role, (key, one) in zip(roles(merge), values, strict=True)}
-    if isinstance(merge, Reset):
-        return {"expert": ("merge.expert", merge.expert)}
-    experts = getattr(merge, "experts", None)
-    if experts is None:
-        raise PipelineError(f"merge.method={merge.method} is not known")
-    if len(experts) < 2 and merge.method != "task_arithmetic":
-        raise PipelineError(f"merge.experts={experts}: name two runs or more")
-    return {str(index): ("merge.experts", expert) for index, expert in enumerate(experts)}
-
-
-def _listed(value: Any) -> list[Any]:
-    if isinstance(value, list) and not value:
-        raise PipelineError("merge.math and merge.language name at least one run each: give merge.language=RUN")
-    return value if isinstance(value, list) else [value]
-
-
-def merge_label(merge: Merge, partition: Partition | None, names: list[str]) -> str:
-    """layer_swap-5-2-<math>-<language>; many experts are counted."""
-    sizes = ""
-    if isinstance(merge, LayerSwap):
-        sizes = f"-{partition.name}" if partition else f"-{merge.bottom_layers}-{merge.top_layers}"
-    if isinstance(merge, Reset):
-        what = partition.name + "-" + str(merge.side) if partition else "layers" if merge.layers else "rows"
-        sizes = f"-{what}"
-    joined = "-".join(names)
-    return f"{merge.method}{sizes}-" + (joined if len(joined) <= LIMIT or len(names) < 3 else f"{len(names)}-experts")

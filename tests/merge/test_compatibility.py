@@ -18,11 +18,15 @@ from safetensors.torch import load_file, save_file
 from small_models import by_hand, stacked, swap
 
 from pipeline.analyze.changes import changes
-from pipeline.config.merging import LayerSwap, Reset, Soup, TaskArithmetic, Ties
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import open_source
 from pipeline.merge.compatibility import refuse_unmoved
 from pipeline.merge.merge import open_merge
+from pipeline.merge.methods.layer_swap import LayerSwap
+from pipeline.merge.methods.reset import Reset
+from pipeline.merge.methods.soup import Soup
+from pipeline.merge.methods.task_arithmetic import TaskArithmetic
+from pipeline.merge.methods.ties import Ties
 from pipeline.models.checkpoint import Checkpoint, digest_tensors
 from pipeline.runs.manifest import Ancestor, Manifest
 

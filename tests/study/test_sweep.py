@@ -14,11 +14,11 @@ import pytest
 from tiny_words import FEW
 
 from pipeline.config.compose import compose
-from pipeline.config.merging import LayerSwap
 from pipeline.errors import PipelineError
 from pipeline.evaluate import stage as harness
 from pipeline.evaluate.model import Answering
 from pipeline.merge.live import kept
+from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.report.statistics import split_half
 from pipeline.runs.manifest import read_manifest
 from pipeline.study.stages import build

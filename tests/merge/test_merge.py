@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import stat
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -13,12 +14,14 @@ import torch
 from safetensors.torch import load_file
 from small_models import LAYERS, TWO_LAYERS, by_hand, swap
 
-from pipeline.config.merging import Soup, Ties
 from pipeline.config.stages import MergeStage
 from pipeline.errors import PipelineError
 from pipeline.merge.merge import open_merge
+from pipeline.merge.methods.soup import Soup
+from pipeline.merge.methods.ties import Ties
 from pipeline.merge.stage import make
 from pipeline.models.checkpoint import Checkpoint, digest_tensors, weights_root
+from pipeline.runs.manifest import Manifest
 
 
 def test_a_two_layer_swap_by_hand(tmp_path):
@@ -283,7 +286,8 @@ def test_the_stage_takes_digests_from_the_parents_manifests(models, tmp_path):
     for role, source in (("math", models["llama"][1]), ("language", models["llama"][2])):
         shutil.copytree(source, folders[role])
         digests = dict.fromkeys(digest_tensors(source), f"sha256:of {role}")  # recognisable
-        (folders[role] / "manifest.json").write_text(json.dumps({"facts": {"weights": {"digests": digests}}}))
+        made = Manifest(role, "0", {"stage": "sft"}, facts={"weights": {"digests": digests}})
+        (folders[role] / "manifest.json").write_text(json.dumps(asdict(made)))
     folders["work"].mkdir()
     parents = {role: SimpleNamespace(folder=folders[role], name=role) for role in ("math", "language")}
     run = SimpleNamespace(config=MergeStage(merge=swap(bottom_layers=1), runs_dir=str(tmp_path)), parents=parents)

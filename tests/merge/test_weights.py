@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from pipeline.config.merging import LayerSwap, Soup
 from pipeline.errors import PipelineError
-from pipeline.merge.weights import layer_swap_weights, soup_weights
+from pipeline.merge.methods.layer_swap import LayerSwap, layer_swap_weights
+from pipeline.merge.methods.soup import Soup, soup_weights
 from pipeline.models.anatomy import Site, anatomy
 
 MATH, LANGUAGE, AVERAGE = {"math": 1.0}, {"language": 1.0}, {"math": 0.5, "language": 0.5}

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from pipeline.config.merging import LayerSwap
+from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.models.checkpoint import Checkpoint
 
 LAYERS = 14

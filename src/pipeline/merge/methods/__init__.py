@@ -1,0 +1,70 @@
+"""The merge methods, a file each, found by listing this folder; conf/merge/ has an option for each.
+
+A file holds one dataclass, a subclass of config's `Merge` whose `method` is the file's name: its knobs are the fields,
+and what it is, `Method` says. The command line imports all files at its start, so NumPy, torch and what needs them are
+imported inside functions.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import fields, make_dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pipeline.config.knob import knob
+from pipeline.config.merging import Merge, References
+from pipeline.config.training import Partition
+from pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from pipeline.merge.adapters import Source
+    from pipeline.merge.merge import Merging
+
+NOT_SWEPT = ("method", "form", "files_from")  # nor is a RUN
+
+
+class Method(Protocol):
+    """What a method must have. What else may be asked of it has an answer in config's `Merge`."""
+
+    def references(self) -> References:
+        """role -> (key, RUN) of its sources, in order, without the base; the result is laid out as the first."""
+
+    def decide(
+        self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
+    ) -> Merging:
+        """The merge of sources that were opened and fit each other: `merge.linear_merge` of weights a parameter, or a
+        `Merging` with a formula of its own. Reads headers alone, but for weights by magnitude.
+        """
+
+
+def method_in(module: ModuleType) -> type[Merge]:
+    """The method that a file holds. Raises PipelineError where it is none, or lacks what `Method` asks for."""
+    name = module.__name__.rpartition(".")[2]
+    found = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
+    merges = [one for one in found if issubclass(one, Merge) and "__dataclass_fields__" in vars(one)]
+    if len(merges) != 1:
+        raise PipelineError(f"merge/methods/{name}.py must hold one dataclass of Merge, it holds {len(merges)}")
+    (merge,) = merges
+    if merge.method != name:
+        raise PipelineError(f'merge/methods/{name}.py: {merge.__name__} must have method: str = "{name}"')
+    for question in ("references", "decide"):
+        if getattr(merge, question, None) is getattr(Merge, question, None):
+            raise PipelineError(f"merge/methods/{name}.py: {merge.__name__} lacks {question}()")
+    return merge
+
+
+def sweep_of(methods: Mapping[str, type[Merge]]) -> Any:
+    """The dataclass of sweep.<knob>: a list for each knob of the methods that is no RUN, and the shard."""
+    knobs = {item.name for method in methods.values() for item in fields(method) if not item.metadata.get("run")}
+    lists = [(name, list[Any] | None, knob(None)) for name in sorted(knobs - set(NOT_SWEPT))]
+    told = "sweep.<knob of the merge>=[...]: a list each; shard i/n scores each n-th point."
+    shard = ("shard", str, knob("1/1", hashed=False))
+    return make_dataclass("Sweep", [*lists, shard], namespace={"__doc__": told})
+
+
+METHODS = {
+    one.name: method_in(import_module(f"{__name__}.{one.name}")) for one in pkgutil.iter_modules(__path__)
+}  # in the order of their names

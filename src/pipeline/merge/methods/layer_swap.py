@@ -1,0 +1,169 @@
+"""Layer swapping (`layer_swapping`, Algorithm 1): outer layers of one expert around the middle of another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.config.knob import knob
+from pipeline.config.merging import Merge, References
+from pipeline.config.training import Partition
+from pipeline.errors import PipelineError
+from pipeline.merge.weights import Weights, inverse
+from pipeline.models.anatomy import NORMS, Site, anatomy, num_layers
+from pipeline.models.partition import is_outer, resolved, scaled_count, side
+
+if TYPE_CHECKING:
+    from pipeline.merge.adapters import Source
+    from pipeline.merge.merge import Merging
+
+SIDES = ("math", "language")
+OWNERS = ("average", "magnitude", *SIDES)
+_OUTSIDE_KEYS = {"embedding": "embeddings", "final_norm": "final_norm", "head": "head"}
+
+
+@dataclass
+class LayerSwap(Merge):
+    """Layer Swapping, Algorithm 1: the language expert's bottom and top layers in the math expert.
+
+    `math` and `language` are a RUN, or a list that is souped first. With `partition=` its sides replace the counts.
+    """
+
+    method: str = "layer_swap"
+    math: Any = knob(run=True)
+    language: Any = knob(run=True)
+    bottom_layers: int = knob(5, low=0)
+    top_layers: int = knob(2, low=0)
+    bottom_transition: int = knob(0, low=0)
+    top_transition: int = knob(0, low=0)
+    scale_to_depth: bool = False  # counts as of 32 layers: max(1, floor(count x layers / 32))
+    zones: str = knob("average", options=OWNERS)
+    embeddings: str = knob("average", options=OWNERS)
+    final_norm: str = knob("average", options=OWNERS)
+    head: str = knob("average", options=OWNERS)
+    layer_norms: str = knob("with_layer", options=("with_layer", *OWNERS))
+
+    reads_partition = True
+
+    def references(self) -> References:
+        """Roles math and language; math.0, math.1, ... of a list."""
+        found: References = {}
+        for one in SIDES:
+            runs = getattr(self, one)
+            runs = runs if isinstance(runs, list) else [runs]
+            if not runs:
+                raise PipelineError("merge.math and merge.language name at least one run each: give merge.language=RUN")
+            roles = [one] if len(runs) == 1 else [f"{one}.{index}" for index in range(len(runs))]
+            found |= {role: (f"merge.{one}", run) for role, run in zip(roles, runs, strict=True)}
+        return found
+
+    def needs_base(self) -> bool:
+        keys = ("zones", "layer_norms", *_OUTSIDE_KEYS.values())
+        return "magnitude" in [getattr(self, key) for key in keys]
+
+    def label(self, partition: Partition | None) -> str:
+        return f"layer_swap-{partition.name if partition else f'{self.bottom_layers}-{self.top_layers}'}"
+
+    def decide(
+        self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
+    ) -> Merging:
+        from pipeline.merge.formulas import mean_change
+        from pipeline.merge.merge import linear_merge
+
+        sites = anatomy(next(iter(sources.values())).names)
+        weights = layer_swap_weights(self, sites, partition, dict.fromkeys(SIDES, 1.0))  # refuses before it reads
+        if self.needs_base():
+            assert base is not None
+            magnitudes = {}
+            for one in SIDES:
+                own = [source for role, source in sources.items() if role.partition(".")[0] == one]
+                magnitudes[one] = mean_change([(1 / len(own), source) for source in own], base, threads)
+            weights = layer_swap_weights(self, sites, partition, magnitudes)
+        return linear_merge(self, sources, weights)
+
+
+def layer_swap_weights(
+    config: LayerSwap,
+    sites: Mapping[str, Site],
+    partition: Partition | None = None,
+    magnitudes: Mapping[str, float] | None = None,
+) -> Weights:
+    """Layer swapping, Algorithm 1 of `layer_swapping`: outer layers from language, the middle from math.
+
+    Line 5 is read with `and`: as printed, with `or`, no layer would ever be in a transition zone. The zones
+    lie inside, next to the swapped layers. Parameters outside the layers follow their own keys (section 4.2,
+    item 6); layer norms go with their layer, or follow `merge.layer_norms` (line 2 averages them). A tied head is the
+    embedding. With a partition its sides stand in place of the counts; what it leaves to neither is math's.
+
+    Sources are those of `references`: a side that is a list is the uniform soup of its experts. `magnitudes`: the mean
+    absolute change of each side, for the choices that are weighted by it. Raises PipelineError where zones overlap or
+    exceed the model.
+    """
+    layers = num_layers(sites)
+    sources = {one: [role for role in config.references() if role.partition(".")[0] == one] for one in SIDES}
+    shares = {"math": {"math": 1.0}, "language": {"language": 1.0}, "average": dict.fromkeys(SIDES, 0.5)}
+    if magnitudes is not None:
+        shares["magnitude"] = inverse(magnitudes)
+
+    def chosen(key: str) -> dict[str, float]:
+        value = getattr(config, key)
+        if value not in shares:
+            raise PipelineError(f"merge.{key} must be average, magnitude, math or language, got {value!r}")
+        return spread(shares[value])
+
+    def spread(share: Mapping[str, float]) -> dict[str, float]:
+        return {role: part / len(sources[one]) for one, part in share.items() for role in sources[one]}
+
+    math_only, language_only = spread(shares["math"]), spread(shares["language"])
+    outside = {kind: chosen(key) for kind, key in _OUTSIDE_KEYS.items()}
+    norms = None if config.layer_norms == "with_layer" else chosen("layer_norms")
+    zone = chosen("zones")
+    b, u, t_b, t_u = (0, 0, 0, 0) if partition else swapped_counts(config, layers)
+    if partition is not None:
+        refuse_counts(config, partition)
+        resolved(partition, layers)
+
+    def weights(site: Site) -> dict[str, float]:
+        if site.layer is None:
+            return outside[site.kind]
+        if site.kind in NORMS and norms is not None:
+            return norms
+        if partition is not None:
+            return language_only if side(partition, site, layers) == "language" else math_only
+        if is_outer(site.layer, b, u, layers):
+            return language_only
+        return zone if is_outer(site.layer, b + t_b, u + t_u, layers) else math_only
+
+    return {name: weights(site) for name, site in sites.items()}
+
+
+def refuse_counts(config: LayerSwap, partition: Partition) -> None:
+    """Counts beside a partition would be read by nobody."""
+    for key in ("bottom_layers", "top_layers", "bottom_transition", "top_transition", "scale_to_depth"):
+        value = getattr(config, key)
+        if value != type(config).__dataclass_fields__[key].default:
+            raise PipelineError(
+                f"merge.{key}={value} beside partition={partition.name}: give layer counts or a partition, not both"
+            )
+    if partition.outside != "frozen":
+        raise PipelineError(
+            f"partition.outside={partition.outside} is of training: a merge reads merge.embeddings, merge.final_norm "
+            "and merge.head"
+        )
+
+
+def swapped_counts(config: LayerSwap, layers: int) -> tuple[int, int, int, int]:
+    """(b, u, t_b, t_u) for a model of this depth. Raises PipelineError where together they exceed it."""
+    keys = ("bottom_layers", "top_layers", "bottom_transition", "top_transition")
+    counts = [getattr(config, key) for key in keys]
+    for key, count in zip(keys, counts, strict=True):
+        if count < 0:
+            raise PipelineError(f"merge.{key} must be 0 or more, got {count}")
+    b, u, t_b, t_u = [scaled_count(count, layers) for count in counts] if config.scale_to_depth else counts
+    if b + t_b + t_u + u > layers:
+        raise PipelineError(
+            f"merge.bottom_layers={b}, merge.bottom_transition={t_b}, merge.top_transition={t_u} and "
+            f"merge.top_layers={u} are {b + t_b + t_u + u} layers, but the model has {layers}: lower them"
+        )
+    return b, u, t_b, t_u

@@ -1,0 +1,129 @@
+"""Reset (`layer_swapping` 3.3, `unreasonable` table 2): the base's values given back to a part of an expert."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.config.knob import knob
+from pipeline.config.merging import Merge, References
+from pipeline.config.training import Partition
+from pipeline.errors import PipelineError
+from pipeline.merge.weights import Weights
+from pipeline.models.anatomy import OUTSIDE, Site, anatomy, num_layers
+from pipeline.models.partition import resolved, side
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pipeline.merge.adapters import Source
+    from pipeline.merge.formulas import Formula
+    from pipeline.merge.merge import Merging
+
+
+@dataclass
+class Reset(Merge):
+    """The base's values given back to a side of `partition=`, to layers, or to rows that changed little."""
+
+    method: str = "reset"
+    expert: str = knob(run=True)
+    side: str | None = knob(None, options=("math", "language"))
+    layers: list[int] | None = knob(None, low=0)  # from 0, next to the embeddings
+    threshold: float | None = knob(None, low=0)  # mean absolute change of a row
+    axis: str = knob("input", options=("input", "output"))  # what a row is, as in analyze.axis
+    outside: str | None = knob(None, options=("reset", "keep"))  # null: reset with a side, else keep
+
+    reads_partition = True
+    fewest = 1
+
+    def references(self) -> References:
+        return {"expert": ("merge.expert", self.expert)}
+
+    def needs_base(self) -> bool:
+        return True
+
+    def exact_for_adapters(self) -> bool:
+        return self.threshold is None
+
+    def label(self, partition: Partition | None) -> str:
+        return "reset-" + (f"{partition.name}-{self.side}" if partition else "layers" if self.layers else "rows")
+
+    def decide(
+        self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
+    ) -> Merging:
+        from pipeline.merge.formulas import linear
+        from pipeline.merge.merge import Merging
+        from pipeline.merge.summary import grouped
+
+        assert base is not None
+        weights = reset_weights(self, anatomy(base.names), partition)
+        both = {**sources, "base": base}
+        whole, by_row = linear(both, weights), reset_rows(self, sources["expert"], base)
+        rows, changes = grouped(weights), weights if self.exact_for_adapters() else None
+        if self.threshold is not None:
+            told = f"expert, but base in rows ({self.axis} features) that changed by {self.threshold:g} or less"
+            rows.insert(1, {"where": "all layers", "what": "all", "weights": {}, "formula": told})
+
+        def formula(name: str, start: int, stop: int) -> np.ndarray:
+            return whole(name, start, stop) if name in weights else by_row(name, start, stop)
+
+        return Merging(self, both, formula, weights, rows, passes=2, changes=changes)
+
+
+def reset_weights(config: Reset, sites: Mapping[str, Site], partition: Partition | None = None) -> Weights:
+    """Which parameters are given back to the base whole (`layer_swapping` 3.3, `unreasonable` table 2).
+
+    Sources are `expert` and `base`. With merge.threshold, parameters of the layers are left out: their rows are judged
+    one by one. Resetting a side resets what is outside the layers too, unless merge.outside=keep, so that "frozen
+    during" and "reset after" differ in nothing else. Raises PipelineError unless exactly one of side, layers and
+    threshold is given, and for layers that the model does not have.
+    """
+    layers = num_layers(sites)
+    asked = [key for key in ("side", "layers", "threshold") if getattr(config, key) is not None]
+    if len(asked) != 1:
+        told = " and ".join(f"merge.{key}" for key in asked) or "none"
+        raise PipelineError(f"merge=reset needs one of merge.side, merge.layers and merge.threshold, got {told}")
+    if config.side is not None and partition is None:
+        raise PipelineError(f"merge.side={config.side} needs a partition: give partition=A, B, C or Z")
+    if config.side is None and partition is not None:
+        raise PipelineError(f"partition={partition.name} is read with merge.side alone: leave one of them out")
+    if partition is not None:
+        resolved(partition, layers)
+    for layer in config.layers or []:
+        if layer >= layers:
+            raise PipelineError(f"merge.layers={config.layers}: the model has layers 0 to {layers - 1}")
+    outside = config.outside or ("reset" if config.side is not None else "keep")
+    expert, base = {"expert": 1.0}, {"base": 1.0}
+
+    def weights(site: Site) -> dict[str, float]:
+        if site.layer is None or site.kind in OUTSIDE:
+            return base if outside == "reset" else expert
+        if partition is not None:
+            return base if side(partition, site, layers) == config.side else expert
+        return base if site.layer in (config.layers or []) else expert
+
+    by_row = config.threshold is not None
+    return {name: weights(site) for name, site in sites.items() if not (by_row and site.layer is not None)}
+
+
+def reset_rows(config: Reset, expert: Source, base: Source) -> Formula:
+    """The expert's rows that changed by more than the threshold in the mean; the base's where they did not."""
+    import numpy as np
+
+    from pipeline.merge.formulas import Once, row_changes, task_vectors
+    from pipeline.models.floats import buffers
+
+    threshold, kept = config.threshold or 0.0, Once(lambda name: row_changes(expert, base, name, config.axis))
+
+    def formula(name: str, start: int, stop: int) -> np.ndarray:
+        means = kept(name) > threshold
+        (vector,) = task_vectors([expert], base, name, start, stop)
+        one_row = len(base.info(name).shape) < 2
+        keep = means if config.axis == "input" or one_row else means[start:stop, None]
+        out = buffers("sum", vector.shape)
+        expert.rows(name, start, stop, out)
+        np.copyto(out, buffers("base", out.shape), where=~keep)
+        return out
+
+    return formula

@@ -1,0 +1,84 @@
+"""SLERP (Shoemake, 1985): two experts interpolated along the arc between them, each tensor taken as one vector."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.config.knob import knob
+from pipeline.config.merging import Merge, References, numbered
+from pipeline.config.training import Partition
+from pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pipeline.merge.adapters import Source
+    from pipeline.merge.merge import Merging
+
+NEARLY_COLINEAR = 0.9995  # |cosine| above which the arc is a line: mergekit's dot_threshold
+EPS = 1e-8  # a norm up to it counts as 1, as in mergekit
+
+
+@dataclass
+class Slerp(Merge):
+    """From the first expert (t = 0) to the second (t = 1) as mergekit defines it: its base model is our first expert.
+
+    Tensors whose cosine is above 0.9995 in size are averaged linearly. Those of experts of one base mostly are.
+    """
+
+    method: str = "slerp"
+    experts: list[str] = knob(run=True)
+    t: float = knob(0.5, low=0, high=1)
+
+    def references(self) -> References:
+        if len(self.experts) != 2:
+            raise PipelineError(f"merge.experts={self.experts}: merge=slerp is of two runs, name two")
+        return numbered(self.experts)
+
+    def exact_for_adapters(self) -> bool:
+        return False
+
+    def decide(
+        self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
+    ) -> Merging:
+        from pipeline.merge.formulas import Once, weighted_sum
+        from pipeline.merge.merge import Merging
+
+        first, second = sources.values()
+        shares = Once(lambda name: shares_on_the_arc(*angle(first, second, name), self.t))
+
+        def formula(name: str, start: int, stop: int) -> np.ndarray:
+            a, b = shares(name)
+            return weighted_sum([(a, first), (b, second)], name, start, stop)
+
+        said = f"SLERP from 0 to 1, t {self.t:g}; the line where |cosine| > {NEARLY_COLINEAR}"
+        rows = [{"where": "everywhere", "what": "all", "weights": {}, "formula": said}]
+        return Merging(self, sources, formula, {}, rows, passes=2)
+
+
+def angle(first: Source, second: Source, name: str) -> tuple[float, bool]:
+    """The angle between two tensors as vectors, in radians, and whether it is too near 0 or pi to be divided by."""
+    import numpy as np
+
+    from pipeline.models.floats import buffers, matrix, pieces
+
+    shape = first.info(name).shape
+    sums = np.zeros(3)  # a.a, b.b, a.b
+    for start, stop in pieces(shape):
+        a, b = (buffers(f"vector {index}", (stop - start, matrix(shape)[1])) for index in (0, 1))
+        first.rows(name, start, stop, a)
+        second.rows(name, start, stop, b)
+        wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+        sums += [np.vdot(wide_a, wide_a), np.vdot(wide_b, wide_b), np.vdot(wide_a, wide_b)]
+    norms = [norm if norm > EPS else 1.0 for norm in np.sqrt(sums[:2])]
+    cosine = min(1.0, max(-1.0, float(sums[2] / norms[0] / norms[1])))
+    return math.acos(cosine), abs(cosine) > NEARLY_COLINEAR
+
+
+def shares_on_the_arc(theta: float, colinear: bool, t: float) -> tuple[float, float]:
+    """How much of each vector goes in: sin((1 - t) theta) / sin(theta) and sin(t theta) / sin(theta)."""
+    if colinear:
+        return 1 - t, t
+    return math.sin((1 - t) * theta) / math.sin(theta), math.sin(t * theta) / math.sin(theta)

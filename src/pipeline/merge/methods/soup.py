@@ -1,0 +1,70 @@
+"""Model soups (Wortsman et al., 2022): one weighted average for every parameter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.config.knob import knob
+from pipeline.config.merging import Merge, References, numbered
+from pipeline.config.training import Partition
+from pipeline.errors import PipelineError
+from pipeline.merge.weights import Weights, expert_weights, inverse
+
+if TYPE_CHECKING:
+    from pipeline.merge.adapters import Source
+    from pipeline.merge.merge import Merging
+
+
+@dataclass
+class Soup(Merge):
+    method: str = "soup"
+    experts: list[str] = knob(run=True)
+    weights: Any = None  # uniform, magnitude, or a number an expert; null: uniform
+
+    def __post_init__(self) -> None:
+        if self.weights == "uniform":
+            self.weights = None
+        if isinstance(self.weights, list) and all(type(weight) is int for weight in self.weights):
+            self.weights = [float(weight) for weight in self.weights]
+
+    def references(self) -> References:
+        return numbered(self.experts)
+
+    def needs_base(self) -> bool:
+        return isinstance(self.weights, str) and self.weights == "magnitude"
+
+    def decide(
+        self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
+    ) -> Merging:
+        from pipeline.merge.formulas import mean_change
+        from pipeline.merge.merge import linear_merge
+
+        magnitudes = None
+        if self.needs_base():
+            assert base is not None
+            magnitudes = {role: mean_change([(1.0, one)], base, threads) for role, one in sources.items()}
+        return linear_merge(self, sources, soup_weights(self, sources["0"].names, magnitudes))
+
+
+def soup_weights(config: Soup, names: Iterable[str], magnitudes: Mapping[str, float] | None = None) -> Weights:
+    """A model soup: the same weighted average for every parameter, uniform unless weights are given.
+
+    Sources are "0", "1", ... in the order of merge.experts. Raises PipelineError unless there is one weight
+    for each expert and they sum to 1 (within 1e-6).
+    """
+    count = len(config.experts)
+    if not count:
+        raise PipelineError("merge.experts is empty: give at least one run")
+    if config.weights == "magnitude" and magnitudes is not None:
+        weights = list(inverse(magnitudes).values())
+    elif isinstance(config.weights, str):
+        raise PipelineError(f"merge.weights must be uniform, magnitude or a list of numbers, got {config.weights!r}")
+    else:
+        weights = expert_weights(config.weights, count, 1 / count)
+    if not abs(math.fsum(weights) - 1) <= 1e-6:  # "not <=" also catches NaN
+        raise PipelineError(f"merge.weights must sum to 1, got {weights}, which sum to {math.fsum(weights):g}")
+    row = {str(source): weight for source, weight in enumerate(weights) if weight}
+    return {name: row for name in names}

@@ -1,0 +1,59 @@
+"""TIES (Yadav et al., 2023): its knobs and switches. Its arithmetic is merge/ties.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.config.knob import knob
+from pipeline.config.merging import Merge, References, numbered
+from pipeline.config.training import Partition
+
+if TYPE_CHECKING:
+    from pipeline.merge.adapters import Source
+    from pipeline.merge.merge import Merging
+
+
+@dataclass
+class Ties(Merge):
+    """TIES as its paper defines it: trim, elect by the sum of signs, mean of those that agree.
+
+    merge=ties_mergekit and merge=ties_peft set the four switches to the definitions of those programs.
+    """
+
+    method: str = "ties"
+    experts: list[str] = knob(run=True)
+    density: float = knob(0.2, above=0, high=1)
+    scale: float = knob(1.0, above=0)
+    trim: str = knob("model", options=("model", "tensor"))
+    weights: list[float] | None = None  # a number an expert; null: 1 each
+    weigh: str = knob("after", options=("before", "after"))  # the election of signs
+    divisor: str = knob("count", options=("count", "weights"))  # of the experts that agree
+    zero_sum: str = knob("majority", options=("majority", "plus"))  # the sign elected where the sum is exactly 0
+
+    def references(self) -> References:
+        return numbered(self.experts)
+
+    def needs_base(self) -> bool:
+        return True
+
+    def exact_for_adapters(self) -> bool:
+        return False
+
+    def decide(
+        self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
+    ) -> Merging:
+        from pipeline.merge.merge import Merging
+        from pipeline.merge.ties import TiesFormula
+
+        assert base is not None
+        formula = TiesFormula(self, sources, base)
+        said = (
+            f"base + {self.scale:g} x TIES of {len(sources)} task vectors, density {self.density:g}, trim {self.trim}"
+        )
+        if self.weights:
+            told = " ".join(f"{weight:g}" for weight in self.weights)
+            said += f", weights {told} {self.weigh} the election, mean over {self.divisor}"
+        rows = [{"where": "everywhere", "what": "all", "weights": {}, "formula": said}]
+        passes = 2 + (self.zero_sum == "majority")
+        return Merging(self, {**sources, "base": base}, formula, {}, rows, prepare=formula.prepare, passes=passes)

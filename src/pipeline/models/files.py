@@ -1,0 +1,25 @@
+"""The files of a model's folder: the one list, and which of them is read for what."""
+
+from __future__ import annotations
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # as PEFT names them
+
+# Beside the weights: what a merge copies from one of its sources.
+BESIDE_WEIGHTS = (
+    *("config.json", "generation_config.json"),
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
+    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+    *("chat_template.jinja", "chat_template.json"),
+)
+
+# Beside the weights: what decides a model's answers, and so the key under which scores are kept.
+DECIDING = (*BESIDE_WEIGHTS, ADAPTER_CONFIG)
+
+# Of a folder that no run made: what its identity is the digest of. Another suffix would move the hashes of runs.
+IDENTIFYING_SUFFIXES = (".json", ".safetensors", ".model", ".jinja")
+
+# What a select run links of the snapshot that it chose: the whole model.
+SUFFIXES = (*IDENTIFYING_SUFFIXES, ".txt")
+
+# What is fetched from the Hub; no pickles.
+HUB_PATTERNS = [*(f"*{suffix}" for suffix in IDENTIFYING_SUFFIXES), "merges.txt", "vocab.txt"]

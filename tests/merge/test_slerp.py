@@ -1,0 +1,138 @@
+"""SLERP against its definition written out on whole tensors, against numbers by hand, and against mergekit."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_models import TWO_LAYERS, by_hand
+
+from pipeline.config.compose import compose
+from pipeline.errors import PipelineError
+from pipeline.merge.live import model_of
+from pipeline.merge.merge import open_merge
+from pipeline.merge.methods.slerp import Slerp
+from pipeline.models import floats
+from pipeline.models.checkpoint import Checkpoint
+
+CLOSE = {"rtol": 2e-6, "atol": 2e-7}  # of float32: mergekit's angle is float32, ours float64
+
+
+def slerp(t: float, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """The definition, in float64."""
+    a, b = first.double().flatten(), second.double().flatten()
+    unit_a, unit_b = (v / v.norm() if v.norm() > 1e-8 else v for v in (a, b))
+    cosine = (unit_a @ unit_b).clamp(-1, 1)
+    if cosine.abs() > 0.9995:
+        return ((1 - t) * a + t * b).reshape(first.shape).float()
+    theta = torch.acos(cosine)
+    found = (torch.sin((1 - t) * theta) * a + torch.sin(t * theta) * b) / torch.sin(theta)
+    return found.reshape(first.shape).float()
+
+
+@pytest.fixture(scope="module")
+def sources(models, tmp_path_factory):
+    """Two experts far apart, of which some tensors nearly are and some are colinear, one opposite, one zero."""
+    _, first, second = (Checkpoint.open(folder) for folder in models["qwen2"])
+    folder = tmp_path_factory.mktemp("slerp") / "second"
+    folder.mkdir()
+    for path in first.folder.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    tensors = {name: second.tensor(name) for name in second.names}
+    at = "model.layers.{}.mlp.up_proj.weight".format
+    tensors[at(0)] = first.tensor(at(0)) * 3
+    tensors[at(1)] = first.tensor(at(1)) * -2
+    tensors[at(2)] = torch.zeros_like(tensors[at(2)])
+    tensors[at(3)] = (first.tensor(at(3)).float() + 0.1 * tensors[at(3)].float()).bfloat16()
+    save_file(tensors, folder / "model.safetensors")
+    return {"0": first, "1": Checkpoint.open(folder)}
+
+
+def opened(sources, t, **settings):
+    return open_merge(Slerp(experts=["a", "b"], t=t, dtype="float32", **settings), sources)
+
+
+def test_a_quarter_circle_by_hand(tmp_path):
+    """From (2, 0) to (0, 2), a third of the way: 30 degrees on the circle of radius 2. Nearly colinear: the line."""
+    first = by_hand(tmp_path / "a", {name: [2.0, 0.0] for name in TWO_LAYERS})
+    near = {"model.norm.weight": [4.0, 0.04]}  # cosine 0.99995
+    second = by_hand(tmp_path / "b", {name: [0.0, 2.0] for name in TWO_LAYERS} | near)
+    merge = opened({"0": first, "1": second}, 1 / 3)
+    assert merge.merged("lm_head.weight").tolist() == pytest.approx([math.sqrt(3), 1.0], rel=1e-6)
+    assert merge.merged("model.norm.weight").tolist() == pytest.approx([8 / 3, 0.04 / 3], rel=1e-6)
+    assert merge.plan_rows()[0]["formula"] == "SLERP from 0 to 1, t 0.333333; the line where |cosine| > 0.9995"
+
+
+@pytest.mark.parametrize("t", [0.0, 0.3, 0.5, 1.0])
+def test_slerp_is_its_definition_on_whole_tensors(sources, t, monkeypatch):
+    monkeypatch.setattr(floats, "PIECE", 50)  # entries: the angle is of all rows, whatever the pieces
+    merge = opened(sources, t)
+    for name in merge.names:
+        expected = slerp(t, sources["0"].tensor(name), sources["1"].tensor(name))
+        torch.testing.assert_close(merge.merged(name), expected, **CLOSE)
+
+
+def test_disk_and_live_agree(models, tmp_path, monkeypatch):
+    from transformers import AutoTokenizer
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: None)
+    experts = {str(index): Checkpoint.open(folder) for index, folder in enumerate(models["llama"][1:])}
+    open_merge(Slerp(experts=["a", "b"], t=0.3), experts).write(tmp_path, threads=2)
+    live = model_of(open_merge(Slerp(experts=["a", "b"], t=0.3), experts), "auto", "cpu", 1)
+    written = load_file(tmp_path / "model.safetensors")
+    for name, parameter in live.model.named_parameters():
+        assert parameter.dtype == torch.bfloat16 and torch.equal(parameter, written[name])
+
+
+def test_what_is_refused_and_what_can_be_swept(sources, tmp_path):
+    with pytest.raises(PipelineError, match="merge=slerp is of two runs, name two"):
+        Slerp(experts=["a", "b", "c"]).references()
+    with pytest.raises(PipelineError, match="merge.t must be at least 0 and at most 1, got 1.5"):
+        compose("stage=merge merge=slerp merge.experts=[a,b] merge.t=1.5".split())
+    with pytest.raises(PipelineError, match="merge.form=adapter is not possible"):
+        opened(sources, 0.5, form="adapter")
+    swept = compose("stage=sweep merge=slerp merge.experts=[a,b] sweep.t=[0.25,0.75] eval=mgsm_2shot".split())
+    assert swept.sweep.t == [0.25, 0.75]  # type: ignore[attr-defined]
+    good = by_hand(tmp_path / "good", 1.0)
+    bad = by_hand(tmp_path / "bad", {name: [1.0, math.nan if "up_proj" in name else 2.0] for name in TWO_LAYERS})
+    with pytest.raises(PipelineError, match="bad/model.safetensors: model.layers.0.mlp.up_proj.weight holds NaN"):
+        opened({"0": good, "1": bad}, 0.3).merged("model.layers.0.mlp.up_proj.weight")
+
+
+SCRIPT = """
+import json, sys
+from mergekit.config import MergeConfiguration
+from mergekit.merge import run_merge
+from mergekit.options import MergeOptions
+for name, config in json.load(open(sys.argv[1])).items():
+    run_merge(MergeConfiguration.model_validate(config), sys.argv[2] + "/" + name,
+              options=MergeOptions(quiet=True, copy_tokenizer=False))
+"""
+
+
+@pytest.mark.mergekit
+def test_slerp_is_mergekits(sources, tmp_path):
+    """Within CLOSE: mergekit finds the angle in float32."""
+    folders = [str(source.folder) for source in sources.values()]
+    asked = {
+        str(t): {
+            "merge_method": "slerp", "dtype": "float32", "base_model": folders[0],
+            "models": [{"model": folder} for folder in folders], "parameters": {"t": t},
+        }
+        for t in (0.25, 0.5)
+    }  # fmt: skip
+    (tmp_path / "asked.json").write_text(json.dumps(asked))
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    words = [os.environ["PIPELINE_TEST_MERGEKIT"], "-c", SCRIPT, str(tmp_path / "asked.json"), str(tmp_path)]
+    subprocess.run(words, check=True, env=environment)
+    for t in asked:
+        theirs = load_file(next((tmp_path / t).glob("*.safetensors")))
+        merge = opened(sources, float(t))
+        assert set(theirs) == set(merge.names)
+        for name in merge.names:
+            torch.testing.assert_close(merge.merged(name), theirs[name], **CLOSE)
