@@ -284,7 +284,7 @@ def test_pass_at_1_by_hand(tmp_path: Path) -> None:
     lm = Scripted(answer)
     scores = score(lambda: lm, definitions, load_tasks(definitions), choice(asked("mbpp", 0)))
     row = scores.rows[0]
-    assert (row["metric"], row["filter"], row["value"], row["n"]) == ("pass_at_1", "tests", 0.5, 4)
+    assert (row.metric, row.filter, row.value, row.n) == ("pass_at_1", "tests", 0.5, 4)
     samples = scores.samples["mbpp_sw_0shot"]
     assert [sample["extracted"] for sample in samples] == ["passed", "passed", "AssertionError", "SyntaxError"]
     assert [sample["correct"] for sample in samples] == [True, True, False, False]

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from pipeline.data.rows import read_jsonl
+from pipeline.evaluate.records import CHOICES
 from pipeline.report import plots, samples
 from pipeline.report.results import CellResult, Results, Score, TrainingResult
 from pipeline.report.scores import AVERAGE
@@ -130,7 +131,7 @@ def _charts(table: ScoreTable) -> tuple[list[Chart], dict[str, bytes]]:
                 title=column.label,
                 values=[table.entries[row, column].value for row in table.rows],
                 spreads=[table.entries[row, column].spread for row in table.rows],
-                chance=100 * samples.CHANCE if column.task in samples.FOUR_WAY else None,
+                chance=100 * samples.CHANCE if column.task in CHOICES else None,
             )
             for column in columns
         ]

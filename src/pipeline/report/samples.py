@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.data.rows import read_jsonl
-from pipeline.evaluate.metrics import share_in
-from pipeline.evaluate.records import Sample
-from pipeline.languages import language as language_of
+from pipeline.evaluate.metrics import INVALID, mean, share_in
+from pipeline.evaluate.records import CHOICES, Sample
+from pipeline.languages import language
 from pipeline.report.results import Score
-from pipeline.report.statistics import mean, paired_bootstrap, standard_error
+from pipeline.report.statistics import paired_bootstrap, standard_error
 
-FOUR_WAY = ("belebele", "global_mmlu")
-CHANCE = 0.25
+CHANCE = 0.25  # of four choices
 GENERATIONS = 30  # shown a cell
 LONGEST = 4000  # characters of a prompt's end or an answer's beginning that the page carries
 
@@ -69,8 +68,8 @@ def comparisons(
     the interval says nothing about the spread over seeds.
     """
     blocks = []
-    for language in languages:
-        here = [one for one in primary if one.target == one.where == language and one.task.startswith("mgsm")]
+    for target in languages:
+        here = [one for one in primary if one.target == one.where == target and one.task.startswith("mgsm")]
         for task, shots in sorted({(one.task, one.num_fewshot) for one in here}):
             scored: dict[str, list[Score]] = {}
             for one in here:
@@ -88,7 +87,7 @@ def comparisons(
                 for rival in rivals
             ]
             if lines:
-                blocks.append(Comparison(language, task, shots, best, lines))
+                blocks.append(Comparison(target, task, shots, best, lines))
     return blocks
 
 
@@ -158,7 +157,7 @@ def _marks(score: Score, folders: Mapping[str, Path]) -> Iterator[tuple[str, str
         yield "no number", "the score is not a finite number"
     elif value == 0:
         yield "exactly 0", "not one answer counted"
-    elif score.task in FOUR_WAY and n:
+    elif score.task in CHOICES and n:
         error = standard_error(CHANCE, n)
         if value <= CHANCE + 2 * error:
             place = "below chance" if value < CHANCE - 2 * error else "at chance"
@@ -166,9 +165,9 @@ def _marks(score: Score, folders: Mapping[str, Path]) -> Iterator[tuple[str, str
                 place,
                 f"{100 * value:.1f} of 100, where guessing gives {100 * CHANCE:.0f} ± {100 * 2 * error:.1f}",
             )
-    if score.task not in FOUR_WAY:  # a choice among four is always parsed
+    if score.task not in CHOICES:  # a choice among four is always parsed
         samples = read_samples(folders[score.eval], score.task, score.where) or []
-        unparsed = sum(sample.get("extracted") in (None, "", "[invalid]") for sample in samples)
+        unparsed = sum(sample.get("extracted") in (None, "", INVALID) for sample in samples)
         if samples and unparsed / len(samples) > 0.5:
             yield "mostly unparsed", f"nothing extracted from {unparsed} of {len(samples)} answers"
         if cut_off := sum(bool(sample.get("cut_off")) for sample in samples):
@@ -184,7 +183,7 @@ def _in_another_script(score: Score, samples: Sequence[Sample]) -> int:
     """
     if score.task == "mbpp" or not samples:
         return 0
-    spoken = language_of("en" if score.task == "mgsm_en_cot" else score.where.split("-")[-1])
+    spoken = language("en" if score.task == "mgsm_en_cot" else score.where.split("-")[-1])
     shares = [share_in(spoken.scripts, str(sample.get("response") or "")) for sample in samples]
     strange = sum(share is not None and share < 0.5 for share in shares)
     return strange if strange > len(samples) / 2 else 0

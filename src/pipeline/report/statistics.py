@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-
-def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean of at least one value, in the values' unit."""
-    return math.fsum(values) / len(values)
+from pipeline.evaluate.metrics import mean
 
 
 def standard_deviation(values: Sequence[float]) -> float:

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.errors import PipelineError
+from pipeline.evaluate.metrics import mean
 from pipeline.report.results import Results, Score
 from pipeline.report.scores import AVERAGE, TITLES, family, label
-from pipeline.report.statistics import mean, standard_deviation
+from pipeline.report.statistics import standard_deviation
 
 OUT_OF_100 = ("bleu", "spbleu", "chrf")  # metrics that come on the scale 0-100
 METRICS = {"exact_match": "exact match", "acc": "accuracy", "chrf++": "chrF++", "pass_at_1": "pass@1"}

@@ -21,7 +21,7 @@ from pipeline.runs.disk import check_disk
 from pipeline.runs.lease import lock_of
 from pipeline.runs.manifest import MANIFEST, Ancestor, Manifest, read_manifest
 from pipeline.runs.provenance import environment, git_state, machine, versions
-from pipeline.runs.run import External, Folder, Run, changes, check_unchanged, content, folder_name, next_attempt
+from pipeline.runs.run import External, Folder, Run, changes, check_unchanged, content, next_attempt
 
 Stage = Callable[[Run, Path, Any], dict[str, Any]]
 
@@ -107,7 +107,7 @@ def _make(run: Run, stage: Stage, attempt: int, predicted: float | None) -> None
         if isinstance(parent, Folder) and parent.changed:
             raise PipelineError(f"{parent.folder} was changed while {run.label} was made of it: ask for it again")
     manifest = Manifest(
-        name=folder_name(run.label, run.hash),
+        name=f"{run.label}-{run.hash[:8]}",
         hash=run.hash,
         attempt=attempt,
         decided_by=run.decided_by,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +21,7 @@ from pipeline.config.stages import RunStage
 from pipeline.errors import PipelineError
 from pipeline.files import Seen, content_hash, sha256
 from pipeline.models.checkpoint import digests_in, read_header
-from pipeline.runs.folders import DIGITS, of_same_digits
+from pipeline.runs.folders import of_same_digits
 from pipeline.runs.manifest import read_manifest, snapshot_hash
 from pipeline.runs.provenance import without_credentials
 
@@ -139,7 +138,8 @@ class Run(Generic[Config]):
         if self.hash in published:
             return published[self.hash]
         taken = {folder.name.rpartition("-")[2] for folder in published.values()}
-        return self.runs_dir / folder_name(self.label, self.hash, taken)
+        digits = next(count for count in (8, 12, 64) if self.hash[:count] not in taken)
+        return self.runs_dir / f"{self.label}-{self.hash[:digits]}"
 
     @property
     def name(self) -> str:
@@ -148,16 +148,6 @@ class Run(Generic[Config]):
     @property
     def work(self) -> Path:
         return self.runs_dir / ".work" / self.hash
-
-
-def folder_name(label: str, run_hash: str, taken: Set[str] = frozenset()) -> str:
-    """`<label>-<hash8>`: what a run is called, and its folder."""
-    return f"{label}-{digits(run_hash, taken)}"
-
-
-def digits(run_hash: str, taken: Set[str]) -> str:
-    """The first eight digits of a hash; twelve, or all, where another run has these (`taken`)."""
-    return next(run_hash[:count] for count in (DIGITS, 12, 64) if run_hash[:count] not in taken)
 
 
 def runs_behind(parents: dict[str, Parent]) -> list[Run]:

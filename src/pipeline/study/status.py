@@ -6,9 +6,7 @@ from pathlib import Path
 
 from pipeline.config.stages import StatusStage
 from pipeline.report.text import aligned
-from pipeline.runs.folders import DIGITS
 from pipeline.runs.manifest import finished
-from pipeline.runs.run import digits
 
 
 def show_status(config: StatusStage) -> str:
@@ -17,5 +15,6 @@ def show_status(config: StatusStage) -> str:
     rows = [("run", "stage", "seconds", "attempt", "made")]
     rows += [(one.name, one.stage, f"{one.seconds:.0f}", str(one.attempt), one.started) for one in finished(runs_dir)]
     hashes = sorted(path.name for path in (runs_dir / ".work").glob("*") if path.is_dir() and not path.suffix)
-    work = [digits(one, {other[:DIGITS] for other in hashes if other != one}) for one in hashes]
+    digits = 8 if len({one[:8] for one in hashes}) == len(hashes) else 12  # as in the names of folders
+    work = [one[:digits] for one in hashes]
     return "\n".join([*aligned(rows), f"{len(rows) - 1} finished, unpublished work: {', '.join(work) or 'none'}"])
