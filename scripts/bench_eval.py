@@ -38,7 +38,7 @@ from transformers import (
 from pipeline.config.evaluation import EvalTask
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prefix import groups
-from pipeline.evaluate.stage import load_tasks
+from pipeline.evaluate.score import load_tasks
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.runs.provenance import git_state, machine, versions
 

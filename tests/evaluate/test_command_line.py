@@ -17,7 +17,7 @@ import pytest
 import yaml
 from made_up import REAL_DATA, Notes, asked, needs_real_data, problem, run_of, write_rows
 
-from pipeline.evaluate import stage as harness
+from pipeline.evaluate.stage import make
 
 STOCK = Path(lm_eval.__file__).parent / "tasks"
 LENGTH = 16  # max_gen_toks
@@ -90,7 +90,7 @@ def test_the_command_line_says_the_same(every_kind: Path, tmp_path: Path, tiny: 
     tasks = [asked(task, 2) for task in ("mgsm", "belebele", "global_mmlu", "flores")]
     knobs: dict[str, Any] = {"max_gen_toks": LENGTH, "batch_size": 16, "run_code": True, "limit": 60}
     run = run_of(tmp_path, tiny, every_kind, *tasks, asked("mbpp", 0), languages=["sw"], **knobs)
-    harness.make(run, tmp_path / "ours", Notes())
+    make(run, tmp_path / "ours", Notes())
     stock, stock_samples = theirs(every_kind, tmp_path / "theirs", tiny)
 
     report = json.loads((tmp_path / "ours/scores.json").read_text())

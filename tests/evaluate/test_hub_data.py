@@ -16,18 +16,18 @@ from huggingface_hub import constants
 from made_up import asked, worked
 
 from pipeline.errors import PipelineError
-from pipeline.evaluate import flores_plus as hub
-from pipeline.evaluate import stage as harness
+from pipeline.evaluate import hub_data
+from pipeline.evaluate.score import load_tasks
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.study.needs import _evaluated
 
 EVALUATION = """
 import sys
 from pathlib import Path
-from pipeline.config import EvalTask
-from pipeline.evaluate.definitions import task_definitions
-from pipeline.evaluate.harness import load_tasks
-from pipeline.knobs import PipelineError
+from pipeline.config.evaluation import EvalTask
+from pipeline.errors import PipelineError
+from pipeline.evaluate.score import load_tasks
+from pipeline.evaluate.tasks import task_definitions
 
 tasks = [EvalTask("mgsm", 2), EvalTask("belebele", 0)]
 try:
@@ -80,21 +80,21 @@ def test_what_is_in_the_cache_is_read_without_the_hub(tmp_path: Path, monkeypatc
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(hub, "why_not", lambda repository: asked_for.append(repository) or "no route to it")
+    monkeypatch.setattr(hub_data, "why_not", lambda repository: asked_for.append(repository) or "no route to it")
     definitions = task_definitions([asked("mgsm", 2)], ["en", "sw"], None, tmp_path / "tasks")
-    assert [len(task.eval_docs) for task in harness.load_tasks(definitions)] == [2, 2]
+    assert [len(task.eval_docs) for task in load_tasks(definitions)] == [2, 2]
     assert asked_for == ["juletxara/mgsm"]  # for both languages
     assert not datasets.config.HF_HUB_OFFLINE and not constants.HF_HUB_OFFLINE
 
 
 def test_local_data_asks_no_hub(data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "why_not", lambda repository: pytest.fail(f"{repository} was asked for"))
+    monkeypatch.setattr(hub_data, "why_not", lambda repository: pytest.fail(f"{repository} was asked for"))
     tasks = [asked("mgsm", 2), asked("belebele", 2), asked("global_mmlu", 1), asked("flores", 1)]
     definitions = task_definitions(tasks, ["qac"], data_root, tmp_path / "tasks")
-    assert len(harness.load_tasks(definitions)) == 5
+    assert len(load_tasks(definitions)) == 5
     (data_root / "belebele/qac/test.jsonl").unlink()
     with pytest.raises(PipelineError, match=r"belebele_qac_2shot cannot be read .*: write its files below data_root"):
-        harness.load_tasks(definitions)
+        load_tasks(definitions)
 
 
 def test_the_sets_that_evaluations_read_of_the_hub() -> None:

@@ -15,8 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate import prefix
-from pipeline.evaluate import stage as harness
-from pipeline.evaluate.model import Answering
+from pipeline.evaluate.model import Answering, answering, load_model
+from pipeline.evaluate.score import load_tasks
+from pipeline.evaluate.stage import make
 from pipeline.evaluate.tasks import task_definitions
 
 
@@ -87,7 +88,7 @@ def test_the_logits_are_those_of_the_whole_prompt(kind: str) -> None:
 
 
 def both(tiny: Path, double: bool = True) -> tuple[Answering, HFLM]:
-    ours = harness.load_model(tiny, batch_size=4)
+    ours = load_model(tiny, batch_size=4)
     if double:
         ours.model.double()
     ours.share_prefix = True
@@ -96,7 +97,7 @@ def both(tiny: Path, double: bool = True) -> tuple[Answering, HFLM]:
 
 def requests(data_root: Path, folder: Path, task: Any, code: str = "qac", limit: int = 30, **more: Any) -> list[Any]:
     definitions = task_definitions([task], [code], data_root, folder, **more)
-    (loaded, *_) = harness.load_tasks(definitions[:1])
+    (loaded, *_) = load_tasks(definitions[:1])
     loaded.build_all_requests(samples=range(definitions[0].first, min(limit, len(loaded.eval_docs))))
     return loaded.instances
 
@@ -161,7 +162,7 @@ def test_without_exemplars_nothing_is_shared(
 ) -> None:
     monkeypatch.setattr("pipeline.evaluate.model.Prefix", None)  # would be called
     run = run_of(tmp_path, tiny, data_root, asked("belebele", 0), asked("mgsm", 0), max_gen_toks=4)
-    assert harness.make(run, tmp_path / "work", type("Notes", (), {"summary": lambda *_: None})())
+    assert make(run, tmp_path / "work", type("Notes", (), {"summary": lambda *_: None})())
 
 
 class Full:
@@ -205,7 +206,7 @@ def test_shards_answer_as_one(data_root: Path, tmp_path: Path, tiny: Path, monke
     made = []
     for shards in (1, 2):
         run = run_of(tmp_path, tiny, data_root, *tasks, shards=shards, max_gen_toks=4, languages=["en"])
-        facts = harness.make(run, tmp_path / f"work{shards}", type("Notes", (), {"summary": lambda *_: None})())
+        facts = make(run, tmp_path / f"work{shards}", type("Notes", (), {"summary": lambda *_: None})())
         made.append((facts["scores"], (tmp_path / f"work{shards}/samples/mgsm.en.jsonl").read_text()))
         for file in (tmp_path / "runs/.scores").iterdir():
             file.unlink()  # the second is to be scored, not found again
@@ -215,4 +216,4 @@ def test_shards_answer_as_one(data_root: Path, tmp_path: Path, tiny: Path, monke
 def test_more_shards_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(PipelineError, match="eval.shards=3, but 2 GPUs are visible: ask for at most 2"):
-        harness.answering(run_of(tmp_path, tmp_path, tmp_path, shards=3), lambda: None)  # type: ignore[arg-type,return-value]
+        answering(run_of(tmp_path, tmp_path, tmp_path, shards=3), lambda: None)  # type: ignore[arg-type,return-value]

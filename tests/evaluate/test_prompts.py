@@ -15,8 +15,8 @@ from lm_eval.tasks import TaskManager
 from made_up import Scripted, asked, choice, needs_real_data, worked, write_rows
 
 from pipeline.errors import PipelineError
-from pipeline.evaluate import flores_plus as hub
-from pipeline.evaluate.stage import _harness_tamed, load_tasks, score
+from pipeline.evaluate import hub_data
+from pipeline.evaluate.score import harness_tamed, load_tasks, score
 from pipeline.evaluate.tasks import task_definitions
 
 STOCK = Path(lm_eval.__file__).parent / "tasks"
@@ -30,7 +30,7 @@ def stock_prompts(folder: Path, stock: str, shots: int, rows: Any = None, **chan
     (folder / "stock.yaml").write_text(yaml.safe_dump(body, sort_keys=False))  # the split with all columns first
     lm = Scripted()
     manager = TaskManager(include_path=str(folder), include_defaults=False)
-    with _harness_tamed():  # a minute less
+    with harness_tamed():  # a minute less
         chosen = rows and {"stock": rows}
         simple_evaluate(model=lm, tasks=["stock"], task_manager=manager, samples=chosen, bootstrap_iters=0)
     return lm.prompts
@@ -90,7 +90,7 @@ def test_the_hub_gives_the_same_prompts(tmp_path: Path, data_root: Path, monkeyp
         return found[split] if split else datasets.DatasetDict(found)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(hub, "why_not", lambda repository: None)
+    monkeypatch.setattr(hub_data, "why_not", lambda repository: None)
     for task, shots in tasks.items():
         assert our_prompts(tmp_path / f"hub {task}", task, shots, "sw", None) == local[task], task
     names = {("juletxara/mgsm", "sw"), ("facebook/belebele", "swh_Latn"), ("openlanguagedata/flores_plus", "swh_Latn")}

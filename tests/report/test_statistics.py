@@ -6,7 +6,8 @@ from statistics import NormalDist
 
 import pytest
 
-from pipeline.report.statistics import mean, paired_bootstrap, standard_deviation, standard_error
+from pipeline.evaluate.metrics import mean
+from pipeline.report.statistics import paired_bootstrap, standard_deviation, standard_error
 
 
 def test_by_hand():

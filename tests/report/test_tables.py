@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
-from conftest import score, write_eval
+from made_up_report import score, write_eval
 
 from pipeline.errors import PipelineError
-from pipeline.report.tables import build
+from pipeline.report.results import CellResult, FailedRun, Results
+from pipeline.report.write import write_report
 
 
 def results(languages, seeds, rows, cells, **more):
-    made = {
-        "table": "t",
-        "title": "T",
-        "note": "",
-        "command": "python -m pipeline",
-        "languages": languages,
-        "seeds": seeds,
-    }
-    made |= {"row_order": rows, "cells": cells, "trainings": [], "failed": [], "seconds": 1.0}
-    return made | {"versions": {}, "machine": {}, "git": {}} | more
+    made = Results("t", "T", "", "python -m pipeline", languages, seeds, rows, cells, seconds=1.0)
+    return replace(made, **more)
 
 
 def cell(tmp_path, row, language, seed, rows, name=None):
@@ -30,15 +23,7 @@ def cell(tmp_path, row, language, seed, rows, name=None):
     folder = tmp_path / "runs" / name
     if not folder.exists():
         write_eval(folder, rows)
-    return {
-        "row": row,
-        "language": language,
-        "seed": seed,
-        "eval": str(folder),
-        "name": name,
-        "checkpoint": None,
-        "seconds": 1.0,
-    }
+    return CellResult(row, language, seed, name, folder, seconds=1.0)
 
 
 def test_one_seed_exactly(tmp_path):
@@ -54,8 +39,8 @@ def test_one_seed_exactly(tmp_path):
     ]
     swap.append(score("flores", 9.0, 50, "qac", "qac-en", metric="bleu"))
     cells = [cell(tmp_path, "layer swap", "qac", 0, swap), cell(tmp_path, "base", "qac", 0, base)]
-    page = build(
-        results(["qac"], [0], ["base", "layer swap", "a|b"], cells, failed=[{"name": "x", "reason": "why"}]),
+    page = write_report(
+        results(["qac"], [0], ["base", "layer swap", "a|b"], cells, failed=[FailedRun("x", "why")]),
         tmp_path / "r",
     )
     assert page == tmp_path / "r" / "index.html"
@@ -109,7 +94,7 @@ def test_seeds_and_languages_exactly(tmp_path):
         for seed, value in enumerate(three):
             if value is not None:
                 cells.append(cell(tmp_path, "swap", language, seed, [score("mgsm", value, 100, language)]))
-    build(results(["qaa", "qab"], [0, 1, 2], ["base", "swap"], cells), tmp_path / "r")
+    write_report(results(["qaa", "qab"], [0, 1, 2], ["base", "swap"], cells), tmp_path / "r")
     assert (tmp_path / "r" / "table.csv").read_text() == (
         "row,MGSM qaa,MGSM en (qaa),MGSM qab,MGSM en (qab),MGSM average,MGSM en average\n"
         "base,25.0 ± 4.3†,90.0 ± 3.0†,35.0 ± 4.8†,90.0 ± 3.0†,30.0†,90.0†\n"
@@ -125,10 +110,10 @@ def test_seeds_and_languages_exactly(tmp_path):
 def test_what_an_evaluation_did_not_write_is_missing(tmp_path):
     good = cell(tmp_path, "base", "qac", 0, [score("mgsm", 0.5, 4, "qac")])
     nan = cell(tmp_path, "nan", "qac", 0, [{**score("mgsm", 0.5, 4, "qac"), "value": float("nan")}])
-    gone = {**good, "row": "gone", "eval": str(tmp_path / "nowhere"), "name": "gone-1"}
-    died = {**gone, "row": "died", "name": "died-1"}
-    failed = [{"name": "died-1", "reason": "no memory"}]
-    page = build(results(["qac"], [0], ["base"], [good, nan, gone, died], failed=failed), tmp_path / "r")
+    gone = replace(good, row="gone", folder=tmp_path / "nowhere", name="gone-1")
+    died = replace(gone, row="died", name="died-1")
+    failed = [FailedRun("died-1", "no memory")]
+    page = write_report(results(["qac"], [0], ["base"], [good, nan, gone, died], failed=failed), tmp_path / "r")
     assert "2 trainings and evaluations finished, 1 failed" in page.read_text()
     text = (tmp_path / "r" / "table.md").read_text()
     assert "| gone | — |" in text and "- gone, everything: gone-1 has no scores.json." in text
@@ -137,14 +122,14 @@ def test_what_an_evaluation_did_not_write_is_missing(tmp_path):
 
 
 def test_nothing_at_all_is_still_a_page(tmp_path):
-    page = build(results(["qac"], [0], ["base"], [], failed=[{"name": "sft-1", "reason": "no memory"}]), tmp_path / "r")
+    page = write_report(results(["qac"], [0], ["base"], [], failed=[FailedRun("sft-1", "no memory")]), tmp_path / "r")
     assert "No evaluation has finished." in page.read_text() and "no memory" in page.read_text()
 
 
 def test_two_evaluations_of_one_cell_are_refused(tmp_path):
     cells = [cell(tmp_path, "base", "qac", 0, [score("mgsm", 0.5, 4, "qac")], name) for name in ("one", "two")]
     with pytest.raises(PipelineError, match="base, MGSM qac, seed 0 has two evaluations, one and two: keep one"):
-        build(results(["qac"], [0], ["base"], cells), tmp_path / "r")
+        write_report(results(["qac"], [0], ["base"], cells), tmp_path / "r")
 
 
 def test_shots_are_never_mixed(tmp_path):
@@ -153,32 +138,32 @@ def test_shots_are_never_mixed(tmp_path):
         "swap": [score("mgsm", 0.75, 4, "qac", num_fewshot=8)],
     }
     cells = [cell(tmp_path, row, "qac", 0, written) for row, written in rows.items()]
-    build(results(["qac"], [0], list(rows), cells), tmp_path / "r")
+    write_report(results(["qac"], [0], list(rows), cells), tmp_path / "r")
     lines = (tmp_path / "r" / "table.csv").read_text().splitlines()
     assert lines[0] == 'row,"MGSM qac, 2-shot","MGSM qac, 8-shot"'
     assert lines[1:] == ["base,50.0 ± 25.0,—", "swap,—,75.0 ± 21.7"]
 
 
 def test_what_a_bundle_could_not_have_is_missing_with_its_reason(tmp_path, one_language):
-    cell = one_language["cells"][0]
-    file = Path(cell["eval"]) / "scores.json"
+    cell = one_language.cells[0]
+    file = cell.folder / "scores.json"
     told = json.loads(file.read_text())
     missing = score("mbpp", 0.0, 1, "qac") | {"metric": "pass_at_1", "filter": "tests"}
     missing |= {"value": None, "stderr": None, "n": 0, "reason": "mbpp has no translation"}
     average = told["rows"][0] | {"language": "ten languages", "value": 0.5, "stderr": None}
     file.write_text(json.dumps(told | {"beside": [missing, average]}))
-    page = build(one_language, tmp_path / "report")
+    page = write_report(one_language, tmp_path / "report")
     text = (page.parent / "table.md").read_text()
-    assert "MBPP qac" in text and f"- {cell['row']}, MBPP qac: mbpp has no translation." in text
+    assert "MBPP qac" in text and f"- {cell.row}, MBPP qac: mbpp has no translation." in text
     assert "MGSM ten languages" in text
     assert "not a finite number" not in page.read_text()
 
 
 @pytest.mark.parametrize("how", [{"backend": "vllm"}, {"chat_template": True}])
 def test_unlike_ways_of_scoring_never_share_a_table(tmp_path, one_language, how):
-    file = Path(one_language["cells"][0]["eval"]) / "scores.json"
+    file = one_language.cells[0].folder / "scores.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"harness": how}))
     with pytest.raises(
         PipelineError, match=f"eval.{next(iter(how))}={next(iter(how.values()))}.* were not scored alike"
     ):
-        build(one_language, tmp_path / "report")
+        write_report(one_language, tmp_path / "report")

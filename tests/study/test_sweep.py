@@ -15,7 +15,7 @@ from tiny_words import FEW
 
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
-from pipeline.evaluate import stage as harness
+from pipeline.evaluate import stage
 from pipeline.evaluate.model import Answering
 from pipeline.merge.live import kept
 from pipeline.merge.methods.layer_swap import LayerSwap
@@ -119,7 +119,7 @@ def test_a_sweep_loads_one_model_and_its_points_are_found_by_their_recipe(
     point = rows[2]
     swap = make_run("stage=merge", *experts, "merge.top_layers=0")
     written = make_run("stage=eval", f"checkpoint={swap}", *ASKED, f"data_root={world}", "redo=true")  # not found again
-    monkeypatch.setattr(harness, "load_model", None)  # nothing is loaded for what is finished
+    monkeypatch.setattr(stage, "load_model", None)  # nothing is loaded for what is finished
     alone = make_run("stage=eval", *experts, "merge.top_layers=0", *ASKED, f"data_root={world}")
     assert alone.name == point["run"] and answers(alone) == answers(written)
     assert call(*words).status == 0 and len(loads) == 2
@@ -239,7 +239,7 @@ def test_sweeps_that_are_refused_before_anything_is_scored(
     world: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(harness, "make", None)
+    monkeypatch.setattr(stage, "make", None)
     asked = ["stage=sweep", *experts, "merge.top_layers=3", *ASKED, f"data_root={world}", f"runs_dir={runs_dir}"]
     told = call(*asked, *words, "tracking.mode=disabled")
     assert told.status == 1 and told.out == "" and expected in told.err and "Traceback" not in told.err

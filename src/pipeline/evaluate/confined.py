@@ -1,4 +1,4 @@
-"""Runs one program that a model wrote, in a process of its own that can do little. Started by programs.py.
+"""Runs one program that a model wrote, in a process of its own that can do little. Started by code_eval.py.
 
 Arguments: seconds of computing, bytes of memory, whether the kernel has Landlock, and the program's length in bytes.
 Standard input: the program, then a nonce, which stays in the pipe while the program runs and stands before the one line

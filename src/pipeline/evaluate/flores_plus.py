@@ -1,57 +1,15 @@
-"""What the harness reads of the hub: which sets, whether they can be had, and those that it cannot read by itself."""
+"""FLORES+ from the hub, whose rows of one language the harness cannot join. Named by tasks/flores_hub.yaml."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from pipeline.evaluate.local_data import joined
-from pipeline.evaluate.task_files import whole
 from pipeline.languages import Language, language
 
 FLORES_PLUS = "openlanguagedata/flores_plus"
 FLORES_SPLITS = {"dev": "dev", "test": "devtest"}  # the task's, and FLORES+'s
 _RENAMED = {"zho_Hans": "cmn_Hans"}  # FLORES+ has ISO 639-3 codes of single languages
-SECONDS = 5  # for the hub to answer
-
-
-def data_sets(task_file: Path) -> list[tuple[str, str | None, str]]:
-    """(repository, configuration, split) of each set of the hub that a task file reads; none where data is local."""
-    body = whole(task_file)
-    if body.get("dataset_path") == "json":
-        return []
-    if "custom_dataset" in body:
-        spoken = [language(body["dataset_kwargs"][side]) for side in ("source", "target")]
-        return [(FLORES_PLUS, _code(one), split) for one in spoken for split in FLORES_SPLITS.values()]
-    splits = {body.get(f"{kind}_split") for kind in ("test", "training", "fewshot", "validation")}
-    return [(body["dataset_path"], body.get("dataset_name"), split) for split in sorted(filter(None, splits))]
-
-
-def why_not(repository: str) -> str | None:
-    """None where the hub has this data set for us, else what it says; it is asked once."""
-    from huggingface_hub import HfApi
-
-    try:
-        HfApi().dataset_info(repository, timeout=SECONDS)
-    except Exception as error:  # whatever the network does, HF_HUB_OFFLINE, or a refusal
-        return next(iter(str(error).strip().splitlines()), type(error).__name__)
-    return None
-
-
-@contextmanager
-def offline() -> Iterator[None]:
-    """Inside, sets come from the cache alone: `datasets` asks a hub that does not answer six times, half a minute."""
-    import datasets
-    from huggingface_hub import constants
-
-    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
-    datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
 def flores_plus(source: str, target: str, **_: Any) -> dict[str, Any]:
@@ -62,12 +20,13 @@ def flores_plus(source: str, target: str, **_: Any) -> dict[str, Any]:
     for name, split in FLORES_SPLITS.items():
         sides, names = [], []
         for spoken in (language(source), language(target)):
-            rows = datasets.load_dataset(FLORES_PLUS, _code(spoken), split=split)
+            rows = datasets.load_dataset(FLORES_PLUS, configuration(spoken), split=split)
             sides.append({int(row["id"]): row["text"] for row in rows})
             names.append(spoken.name)
         found[name] = datasets.Dataset.from_list(joined(sides, names, f"flores {split} of {source} and {target}"))
     return found
 
 
-def _code(spoken: Language) -> str:
+def configuration(spoken: Language) -> str:
+    """The code of a language as FLORES+ has it."""
     return _RENAMED.get(spoken.flores, spoken.flores)

@@ -1,41 +1,111 @@
-"""The harness' model class with what a long sweep needs: shared prefixes, smaller batches when memory runs out, helpers
-on other GPUs, and a note of which answers were cut off. Tokens, stop strings and scores are the harness' own.
+"""The model that answers: a checkpoint or a merge loaded, as the harness' model class with what a long sweep needs.
+
+These are shared prefixes, smaller batches when memory runs out, helpers on other GPUs, and a note of which answers were
+cut off. Tokens, stop strings and scores are the harness' own.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
 from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normalize_gen_kwargs, postprocess_generated_text
 from tqdm import tqdm
 
+from pipeline.errors import PipelineError
 from pipeline.evaluate import metrics
 from pipeline.evaluate.prefix import Prefix, batches, groups, heads_as_they_are, laid_out, last_logits, shareable
+from pipeline.evaluate.shards import Helpers
 
 if TYPE_CHECKING:
-    from pipeline.evaluate.shards import Helpers
+    from pipeline.config.evaluation import Eval
+    from pipeline.config.stages import EvalStage
     from pipeline.merge.live import Live
     from pipeline.merge.merge import Merging
+    from pipeline.runs.run import Run
 
 Result = TypeVar("Result")
 ENCODED_AHEAD = 256  # texts
 
 
-def key(request: Sequence[Any]) -> tuple[str, str]:
-    """A generation request (prompt, settings) as it is remembered."""
+def answering(run: Run[EvalStage], load: Callable[[], Answering]) -> LM:
+    """The model that answers: `load()`, with helpers on other GPUs where shards are asked for, or the harness' vLLM."""
+    asked = run.config.eval
+    if asked.backend == "vllm":
+        return vllm_model(run.parents["checkpoint"].folder, asked)
+    helpers = Helpers(load, asked.shards - 1) if asked.shards > 1 else None
+    lm = load()
+    if lm.tokenizer.eos_token_id is None:
+        raise PipelineError(
+            f"the tokenizer of {lm.tokenizer.name_or_path} has no eos_token, at which answers end: name one"
+        )
+    lm.helpers = helpers
+    return lm
+
+
+def vllm_model(checkpoint: Path, asked: Eval) -> LM:
+    """The harness' own vLLM model of a folder. It shares prefixes by itself, and does not say which answers ran out."""
+    from lm_eval.models.vllm_causallms import VLLM
+
+    gpus = {"data_parallel_size": asked.shards} if asked.shards > 1 else {}
+    return VLLM(pretrained=str(checkpoint), dtype=asked.dtype, batch_size="auto", enable_prefix_caching=True, **gpus)
+
+
+def load_model(what: Run | Path, batch_size: int, dtype: str = "auto") -> Answering:
+    """The model of a run's checkpoint or merge, or of a folder: safetensors, no code of its own, in the dtype as stored
+    unless told otherwise. A merge, and an adapter with its base, are put together in memory (merge/live.py).
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from pipeline.merge.live import alone, model_of
+    from pipeline.merge.stage import merge_of
+    from pipeline.models.skeleton import skeleton
+    from pipeline.runs.lineage import is_adapter
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    safe = {"local_files_only": True, "trust_remote_code": False}
+    merge, folder = None, what
+    if not isinstance(folder, Path):
+        merge = None if "checkpoint" in folder.parents else merge_of(folder)
+        folder = folder.parents["checkpoint"].folder if merge is None else merge.layout.folder
+    if merge is None and is_adapter(folder):
+        merge = alone(folder)
+    try:
+        if merge is not None:
+            live = model_of(merge, dtype, device)
+            lm = Answering(pretrained=live.model, tokenizer=live.tokenizer, batch_size=batch_size)
+            lm.live = live, merge
+            return lm
+        skeleton(folder, "checkpoint")
+        tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, **safe)
+    except PipelineError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise PipelineError(
+            f"checkpoint {folder} cannot be loaded ({reason}): it needs safetensors and a tokenizer"
+        ) from error
+    return Answering(pretrained=model.to(device), tokenizer=tokenizer, batch_size=batch_size)
+
+
+def remembered(request: Sequence[Any]) -> tuple[str, str]:
+    """What `Answering.ran_out` knows a generation request (prompt, settings) by."""
     return request[0], json.dumps(request[1], sort_keys=True)
 
 
 class Answering(HFLM):
-    """HFLM that remembers which answers ended because max_gen_toks ran out.
+    """The model while it answers the questions of a task: HFLM with `ran_out`, the answers that used up max_gen_toks.
 
     `share_prefix`: compute what prompts have in common once. `helpers`: processes that answer a part of the questions.
     `live`: of a merge, the model in memory and the merge that it holds.
@@ -82,12 +152,12 @@ class Answering(HFLM):
             return self.helpers.answer(self, "generate_until", requests)
         if self.share_prefix and shareable(self.model.config):
             return self._generate_shared(requests, disable_tqdm)
-        return self.halving(lambda: HFLM.generate_until(self, requests, disable_tqdm))
+        return self.halving(functools.partial(HFLM.generate_until, self, requests, disable_tqdm))
 
     def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None) -> list:
         if self.share_prefix and shareable(self.model.config):
             return self._loglikelihood_shared(requests, disable_tqdm)
-        return self.halving(lambda: HFLM._loglikelihood_tokens(self, requests, disable_tqdm, override_bs))
+        return self.halving(functools.partial(HFLM._loglikelihood_tokens, self, requests, disable_tqdm, override_bs))
 
     # ------------------------------------------------------------------------------------------- shared prefixes
 
@@ -119,7 +189,7 @@ class Answering(HFLM):
                 continue
             places = [place for one in members for place in inputs[prompts[one]]]
             alone = [requests[place] for place in places]
-            found = self.halving(lambda alone=alone: HFLM._loglikelihood_tokens(self, alone, True))  # type: ignore[misc]
+            found = self.halving(functools.partial(HFLM._loglikelihood_tokens, self, alone, True))
             for place, answer in zip(places, found, strict=True):
                 answers[place] = answer
             bar.update(len(members))
@@ -154,7 +224,7 @@ class Answering(HFLM):
                 self._in_batches(prompts, shared, members, room, generate)
                 continue
             alone = [requests[place] for place in members]
-            found = self.halving(lambda alone=alone: HFLM.generate_until(self, alone, True))  # type: ignore[misc]
+            found = self.halving(functools.partial(HFLM.generate_until, self, alone, True))
             for place, answer in zip(members, found, strict=True):
                 answers[place] = answer
             bar.update(len(members))
@@ -216,4 +286,4 @@ class Answering(HFLM):
 
     def add_partial(self, attr: str, request: Any, response: Any) -> None:
         if attr == "generate_until":
-            self.ran_out[key(request)] = self._batch.pop(0)
+            self.ran_out[remembered(request)] = self._batch.pop(0)

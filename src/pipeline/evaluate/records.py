@@ -4,56 +4,105 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.evaluate import metrics
-from pipeline.evaluate.model import key
-from pipeline.evaluate.task_files import Definition
+from pipeline.evaluate.tasks import Definition, LeftOut
 from pipeline.languages import TEN
 
-Row = dict[str, Any]
+Sample = dict[str, Any]  # one question as samples/ keeps it; what a line holds depends on the task
 MGSM = ("mgsm", "mgsm_en_cot", "mgsm_direct")
 CHOICES = ("belebele", "global_mmlu")
 AVERAGE_OF_TEN = "ten languages"  # stands where a language does
 
 
-@dataclass
-class Scored:
+@dataclass(frozen=True)
+class ScoreRow:
+    """One score of scores.json. `language`: of a translation pair, the one that is not English. `subject`: None of all.
+
+    `value` and `stderr` as the harness has them: fractions of 1; BLEU and chrF++ 0-100. `n`: questions. `reason`: why a
+    task that was asked for has no value.
+    """
+
+    task: str
+    language: str
+    pair: str | None
+    subject: str | None
+    num_fewshot: int
+    metric: str
+    filter: str
+    value: float | None
+    stderr: float | None
+    n: int
+    reason: str | None = None
+
+    @property
+    def where(self) -> str:
+        return self.pair or self.language
+
+    def as_json(self) -> dict[str, Any]:
+        found = asdict(self)
+        if self.reason is None:
+            del found["reason"]
+            return found
+        return {name: found[name] for name in ("task", "language", "num_fewshot", "reason", *found)}
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any]) -> ScoreRow:
+        """Raises TypeError where `kept` is no row of ours."""
+        return cls(**kept)
+
+
+@dataclass(frozen=True)
+class TaskResult:
     """One task of one model: `rows` of scores, the harness' and what belongs to them, `samples` a question each."""
 
-    rows: list[Row]
-    samples: list[Row]
+    rows: list[ScoreRow]
+    samples: list[Sample]
     task_hash: str
     version: Any
     too_long: int = 0  # prompts that did not fit and were left out
 
+    def as_json(self) -> dict[str, Any]:
+        return {**vars(self), "rows": [row.as_json() for row in self.rows]}
 
-@dataclass
-class Scores:
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any]) -> TaskResult:
+        return cls(**{**kept, "rows": [ScoreRow.from_json(row) for row in kept["rows"]]})
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
     """All tasks of one evaluation. `beside`: rows that are ours alone; `harness`: what scored them, and how."""
 
-    rows: list[Row]
-    samples: dict[str, list[Row]]  # by a definition's name
-    harness: Row
-    beside: list[Row] = field(default_factory=list)
+    rows: list[ScoreRow]
+    samples: dict[str, list[Sample]]  # by a definition's name
+    harness: dict[str, Any]
+    beside: list[ScoreRow] = field(default_factory=list)
 
 
 def score_row(
-    definition: Definition, metric: str, chosen: str, value: float | None, each: Sequence[Any], **changes: Any
-) -> Row:
+    definition: Definition,
+    metric: str,
+    chosen: str,
+    value: float | None,
+    each: Sequence[Any],
+    subject: str | None = None,
+) -> ScoreRow:
     """One score. `each`: a value a question, of which the standard error comes where they are numbers."""
     single = all(isinstance(one, int | float) for one in each)  # not so for corpus scores
-    return {
-        "task": definition.task, "language": definition.language, "pair": definition.pair, "subject": None,
-        "num_fewshot": definition.num_fewshot, "metric": metric, "filter": chosen,
-        "value": None if value is None else float(value),
-        "stderr": metrics.mean_stderr(each) if single else None, "n": len(each), **changes,
-    }  # fmt: skip
+    return ScoreRow(
+        task=definition.task, language=definition.language, pair=definition.pair, subject=subject,
+        num_fewshot=definition.num_fewshot, metric=metric, filter=chosen, value=None if value is None else float(value),
+        stderr=metrics.mean_stderr(each) if single else None, n=len(each),
+    )  # fmt: skip
 
 
-def rows_of(definition: Definition, results: Mapping[str, Any], records: list[Row], samples: list[Row]) -> list[Row]:
+def rows_of(
+    definition: Definition, results: Mapping[str, Any], records: list[dict[str, Any]], samples: list[Sample]
+) -> list[ScoreRow]:
     """The score rows of one task: the harness' metrics, the primary one first, then shares and subjects."""
     primary = metrics.PRIMARY[definition.task]
     found = []
@@ -62,7 +111,7 @@ def rows_of(definition: Definition, results: Mapping[str, Any], records: list[Ro
         if chosen and not metric.endswith("_stderr"):
             each = [record[metric] for record in records if record["filter"] == chosen]
             found.append(score_row(definition, metric, chosen, value, each))
-    found.sort(key=lambda one: (one["metric"], one["filter"]) != primary)
+    found.sort(key=lambda row: (row.metric, row.filter) != primary)
     if definition.task in MGSM:
         lost = [metrics.is_unparsed(sample["extracted"]) for sample in samples]
         found.append(score_row(definition, "unparsed", primary[1], metrics.mean(lost), lost))
@@ -76,10 +125,13 @@ def rows_of(definition: Definition, results: Mapping[str, Any], records: list[Ro
     return found
 
 
-def sample_of(definition: Definition, record: Row, ran_out: Mapping[tuple[str, str], bool]) -> Row:
-    """One question as it is kept: what was asked, what came back, what was read from it, whether it is right."""
+def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool | None) -> Sample:
+    """One question as it is kept: what was asked, what came back, what was read from it, whether it is right.
+
+    `cut_off`: whether the answer ran out of tokens; None where nobody knows, or nothing was generated.
+    """
     request, answer = record["arguments"][0], record["filtered_resps"]
-    sample: Row = {"doc_id": record["doc_id"], "prompt": request[0]}
+    sample: Sample = {"doc_id": record["doc_id"], "prompt": request[0]}
     scores = {name: record[name] for name in record["metrics"]}
     if definition.task in CHOICES:
         letters = [continuation.strip() for _, continuation in record["arguments"]]
@@ -110,14 +162,17 @@ def sample_of(definition: Definition, record: Row, ran_out: Mapping[tuple[str, s
         else:
             sample |= {"extracted": answer[0].strip(), "correct": None}
             scores = {"chrf++": metrics.sentence_chrf(record["target"], answer[0])}
-        if key(request) in ran_out:
-            sample["cut_off"] = ran_out[key(request)]
+        if cut_off is not None:
+            sample["cut_off"] = cut_off
     return sample | {"filter": record["filter"], "prompt_hash": record["prompt_hash"], "scores": scores}
 
 
 def beside(
-    definitions: Sequence[Definition], rows: Sequence[Row], samples: Mapping[str, list[Row]], spm_model: Path | None
-) -> list[Row]:
+    definitions: Sequence[Definition],
+    rows: Sequence[ScoreRow],
+    samples: Mapping[str, list[Sample]],
+    spm_model: Path | None,
+) -> list[ScoreRow]:
     """Rows that are ours alone: a numeric match for MGSM, spBLEU where its model is there, the ten-language average."""
     found = []
     for definition in definitions:
@@ -134,46 +189,60 @@ def beside(
     return found + average_of_ten([*rows, *found])
 
 
-def average_of_ten(rows: Sequence[Row]) -> list[Row]:
+def average_of_ten(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
     """MGSM over all its languages but Thai, each of the same weight, where all ten are there: Layer Swapping's average.
 
     It has no standard error, as languages share their questions.
     """
-    alike: dict[tuple[Any, ...], dict[str, Row]] = {}
+    alike: dict[tuple[Any, ...], dict[str, ScoreRow]] = {}
     for row in rows:
-        if row["task"] in MGSM and row["language"] in TEN:
-            place = tuple(row[name] for name in ("task", "num_fewshot", "metric", "filter"))
-            alike.setdefault(place, {})[row["language"]] = row
+        if row.task in MGSM and row.language in TEN and row.value is not None:
+            alike.setdefault((row.task, row.num_fewshot, row.metric, row.filter), {})[row.language] = row
     found = []
     for by_language in alike.values():
         if len(by_language) == len(TEN):
-            value = metrics.mean([row["value"] for row in by_language.values()])
-            ours = {"language": AVERAGE_OF_TEN, "value": value, "stderr": None}
-            found.append(by_language[TEN[0]] | ours | {"n": sum(row["n"] for row in by_language.values())})
+            value = metrics.mean([row.value for row in by_language.values() if row.value is not None])
+            n = sum(row.n for row in by_language.values())
+            found.append(replace(by_language[TEN[0]], language=AVERAGE_OF_TEN, value=value, stderr=None, n=n))
     return found
 
 
-def missing_row(left_out: Row) -> Row:
+def missing_row(left_out: LeftOut) -> ScoreRow:
     """A task that a bundle wants and could not have, as a score without a value."""
-    metric, chosen = metrics.PRIMARY[left_out["task"]]
-    place = {"pair": None, "subject": None, "metric": metric, "filter": chosen}
-    return left_out | place | {"value": None, "stderr": None, "n": 0}
+    metric, chosen = metrics.PRIMARY[left_out.task]
+    return ScoreRow(
+        task=left_out.task, language=left_out.language, pair=None, subject=None, num_fewshot=left_out.num_fewshot,
+        metric=metric, filter=chosen, value=None, stderr=None, n=0, reason=left_out.reason,
+    )  # fmt: skip
 
 
-def write(scores: Scores, definitions: Sequence[Definition], work: Path) -> Row:
+# ------------------------------------------------------------------------------------------------------ files
+
+
+def write(result: EvaluationResult, definitions: Sequence[Definition], work: Path) -> dict[str, float]:
     """scores.json and samples/<task>.<language or pair>.jsonl; gives back the scores by name for the manifest."""
     (work / "samples").mkdir(parents=True, exist_ok=True)
     for definition in definitions:
-        lines = (json.dumps(sample, ensure_ascii=False) + "\n" for sample in scores.samples[definition.name])
+        lines = (json.dumps(sample, ensure_ascii=False) + "\n" for sample in result.samples[definition.name])
         file = work / "samples" / f"{definition.task}.{definition.where}.jsonl"
         file.write_text("".join(lines), encoding="utf-8")
-    report = {"rows": scores.rows, "beside": scores.beside, "harness": scores.harness}
+    rows, beside = ([row.as_json() for row in side] for side in (result.rows, result.beside))
+    report = {"rows": rows, "beside": beside, "harness": result.harness}
     (work / "scores.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     named = {}
-    for row in [*scores.rows, *scores.beside]:
-        parts = (row["task"], row["pair"] or row["language"], row["subject"], row["metric"])
-        name = "/".join(part for part in parts if part)
-        plain = row["filter"] in ("none", metrics.PRIMARY[row["task"]][1]) or row["metric"] == "numeric_match"
-        if row["value"] is not None:
-            named[name if plain else f"{name},{row['filter']}"] = row["value"]
+    for row in [*result.rows, *result.beside]:
+        name = "/".join(part for part in (row.task, row.where, row.subject, row.metric) if part)
+        plain = row.filter in ("none", metrics.PRIMARY[row.task][1]) or row.metric == "numeric_match"
+        if row.value is not None:
+            named[name if plain else f"{name},{row.filter}"] = row.value
     return named
+
+
+def read_scores(file: Path) -> tuple[list[ScoreRow], dict[str, Any]]:
+    """(rows, how they were scored) of a scores.json, the rows that are ours alone last.
+
+    Raises OSError, ValueError, KeyError or TypeError where it is none.
+    """
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    rows = [ScoreRow.from_json(row) for row in [*kept["rows"], *kept.get("beside", [])]]
+    return rows, kept.get("harness", {})

@@ -9,16 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from pipeline.evaluate.records import Scored
-from pipeline.evaluate.task_files import Definition
+from pipeline.evaluate.records import TaskResult
+from pipeline.evaluate.tasks import Definition, whole
 from pipeline.files import sha256, write_atomically
 from pipeline.hub.models import local
 from pipeline.merge.adapters import write_adapter
@@ -74,22 +72,21 @@ def deciding_files(folder: Path) -> dict[str, str]:
 
 
 def task_key(definition: Definition, task: Any, rows: Sequence[int]) -> Key:
-    """What is asked: the task's files without the places of anything, the exemplars and the questions themselves."""
+    """What is asked: the task's body without the places of anything, the exemplars and the questions themselves."""
     docs = [list(task.fewshot_docs()) if definition.num_fewshot else [], [task.eval_docs[row] for row in rows]]
     return {
         "name": definition.name,
-        "files": _texts(definition.file),
+        "body": _body(definition.file),
         "data": _digest(docs),
         "rows": [rows[0], rows[-1]] if len(rows) else [],
     }
 
 
-def _texts(file: Path) -> list[Any]:
-    """The generated task file, and the digests of those that it includes."""
-    body = yaml.safe_load(file.read_text(encoding="utf-8"))
-    included = [[Path(name).name, sha256(Path(name))] for name in body.pop("include")]
+def _body(file: Path) -> Key:
+    """What a task file says, with those that it includes. Of functions the name alone (tasks.py): modules move."""
+    body = whole(file)
     body.pop("dataset_kwargs", None)
-    return [body, included]
+    return body
 
 
 def _digest(value: Any) -> str:
@@ -112,20 +109,20 @@ class Kept:
     version: int  # of the eval stage
     fresh: bool = False
 
-    def look_up(self, key: Key) -> Scored | None:
+    def look_up(self, key: Key) -> TaskResult | None:
         """What was scored under exactly this key. A file that is not whole counts as not there."""
         if self.fresh:
             return None
         try:
             kept = json.loads(self.file(key).read_text(encoding="utf-8"))
             same = kept["key"] == json.loads(json.dumps(key)) and kept["digest"] == _digest(kept["scored"])
-            return Scored(**kept["scored"]) if same else None
+            return TaskResult.from_json(kept["scored"]) if same else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def keep(self, key: Key, scored: Scored) -> None:
+    def keep(self, key: Key, result: TaskResult) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        body = json.loads(json.dumps(asdict(scored), ensure_ascii=False))  # as it will be read
+        body = json.loads(json.dumps(result.as_json(), ensure_ascii=False))  # as it will be read
         text = json.dumps({"key": key, "digest": _digest(body), "scored": body}, ensure_ascii=False)
         write_atomically(self.file(key), text)
 

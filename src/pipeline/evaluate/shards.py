@@ -10,15 +10,21 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from lm_eval.api.instance import Instance
 
 from pipeline.errors import PipelineError
 
-if TYPE_CHECKING:
-    from pipeline.evaluate.model import Answering
+
+class Shardable(Protocol):
+    """A model whose questions may be dealt out: it has the harness' methods, and says which answers ran out."""
+
+    share_prefix: bool
+    helpers: Helpers | None
+    ran_out: dict[tuple[str, str], bool]
+
 
 _helper: Any = None  # the model of a helper's own process
 
@@ -26,7 +32,7 @@ _helper: Any = None  # the model of a helper's own process
 class Helpers:
     """`count` processes, each with the model that `load()` gives, on the GPUs after the first."""
 
-    def __init__(self, load: Callable[[], Answering], count: int) -> None:
+    def __init__(self, load: Callable[[], Shardable], count: int) -> None:
         gpus = torch.cuda.device_count()
         if gpus and count >= gpus:
             raise PipelineError(f"eval.shards={count + 1}, but {gpus} GPUs are visible: ask for at most {gpus}")
@@ -38,7 +44,7 @@ class Helpers:
             ProcessPoolExecutor(1, spawn, _begin, (names[index] if gpus else None,)) for index in range(1, count + 1)
         ]
 
-    def answer(self, lm: Answering, method: str, requests: list[Instance]) -> list[Any]:
+    def answer(self, lm: Shardable, method: str, requests: list[Instance]) -> list[Any]:
         """The answers of `lm` and its helpers to a part of the requests each, in the order of the requests."""
         parts = len(self.pools) + 1
         cuts = [round(len(requests) * part / parts) for part in range(parts + 1)]
@@ -68,7 +74,7 @@ def _begin(gpu: str | None) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before anything asks for a GPU
 
 
-def _answer(load: Callable[[], Answering], method: str, asked: list[Any], share_prefix: bool) -> tuple[list, dict]:
+def _answer(load: Callable[[], Shardable], method: str, asked: list[Any], share_prefix: bool) -> tuple[list, dict]:
     global _helper
     if _helper is None:
         _helper = load()

@@ -16,25 +16,18 @@ import importlib.util
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import yaml
 
+from pipeline.data.benchmark_files import place
 from pipeline.errors import PipelineError
 from pipeline.evaluate.local_data import Missing, Row, check_worked, joined, rows_of, sentences
-from pipeline.evaluate.task_files import (
-    Ask,
-    Definition,
-    enough,
-    generation_kwargs,
-    local_files,
-    ours,
-    read_from,
-    stock,
-    write,
-)
-from pipeline.languages import language
+from pipeline.languages import Language, language
+
+OURS = Path(__file__).parent / "tasks"
 
 
 class AskedTask(Protocol):
@@ -43,6 +36,47 @@ class AskedTask(Protocol):
     task: str
     num_fewshot: int
     where_possible: bool
+
+
+@dataclass(frozen=True)
+class Definition:
+    """One task as the harness will run it: `file` is its YAML, `first` the first row that is scored."""
+
+    name: str
+    file: Path
+    task: str
+    language: str  # of a translation pair: the one that is not English
+    pair: str | None
+    num_fewshot: int
+    first: int = 0  # Belebele's exemplars are its own first rows, which leave the score
+
+    @property
+    def where(self) -> str:
+        return self.pair or self.language
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A task that a bundle wants where possible and could not have, and why."""
+
+    task: str
+    language: str
+    num_fewshot: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What one task definition is made from."""
+
+    task: str
+    language: Language
+    num_fewshot: int
+    data_root: Path | None
+    split: str
+    max_gen_toks: int | None
+    run_code: bool
+    folder: Path
 
 
 def task_definitions(
@@ -54,14 +88,13 @@ def task_definitions(
     split: str = "test",
     max_gen_toks: int | None = None,
     run_code: bool = False,
-    left_out: list[Row] | None = None,
+    left_out: list[LeftOut] | None = None,
 ) -> list[Definition]:
     """Check the data of each task in each language and write a task file of the harness for each into `folder`.
 
     `data_root`: the folder with the data, None for the hub. `split`: test, or dev (development items). `max_gen_toks`:
     the longest answer in tokens, None for the task's own. `run_code`: MBPP may run programs. `left_out`: takes the
-    tasks that are wanted `where_possible` and are not, as {task, language, num_fewshot, reason}. FLORES gives two tasks
-    a language, from and into English.
+    tasks that are wanted `where_possible` and are not. FLORES gives two tasks a language, from and into English.
     Raises PipelineError for an unknown task or language, missing or broken data, and more exemplars than there are.
     """
     if not languages:
@@ -90,8 +123,7 @@ def task_definitions(
             except Missing as error:
                 if not asked.where_possible or left_out is None:
                     raise
-                told = {"task": asked.task, "language": one.code, "num_fewshot": asked.num_fewshot}
-                left_out.append({**told, "reason": str(error)})
+                left_out.append(LeftOut(asked.task, one.code, asked.num_fewshot, str(error)))
     return found
 
 
@@ -203,3 +235,77 @@ _TASKS: dict[str, Callable[[Ask], list[Definition]]] = {
     "mgsm": _mgsm, "mgsm_en_cot": _mgsm, "mgsm_direct": _mgsm,
     "belebele": _belebele, "global_mmlu": _global_mmlu, "flores": _flores, "mbpp": _mbpp,
 }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------- task files
+
+
+def stock(ask: Ask, name: str) -> Path:
+    """The harness' own file. Found without importing the harness, which takes seconds."""
+    spec = importlib.util.find_spec("lm_eval")
+    if spec is None or not spec.submodule_search_locations:
+        raise PipelineError("lm_eval is not installed: install the package with its requirements")
+    if ask.language.constructed and not ask.data_root:
+        raise PipelineError(f"{ask.language.code} is a constructed language and not on the hub: set data_root")
+    file = Path(spec.submodule_search_locations[0]) / "tasks" / name
+    if not file.is_file():
+        raise PipelineError(
+            f"the harness has no {ask.task} in {ask.language.name}: leave {ask.language.code} out of languages"
+        )
+    return file
+
+
+def ours(name: str) -> Path:
+    return OURS / f"{name}.yaml"
+
+
+def generation_kwargs(ask: Ask, *files: Path) -> Row:
+    """The files' settings joined, and eval.max_gen_toks over them; whole, since the harness replaces nested keys."""
+    found: Row = {}
+    for file in files:
+        found |= yaml.load(file.read_text(encoding="utf-8"), _Plain)["generation_kwargs"]
+    return {"generation_kwargs": found | ({"max_gen_toks": ask.max_gen_toks} if ask.max_gen_toks else {})}
+
+
+class _Plain(yaml.SafeLoader):
+    """Reads !function as the name of the function, without its module, which may move."""
+
+
+_Plain.add_constructor("!function", lambda loader, node: node.value.rpartition(".")[2])
+
+
+def whole(file: Path) -> Row:
+    """A task file with what it includes, its own words before those. A !function is the name of the function."""
+    body = yaml.load(file.read_text(encoding="utf-8"), _Plain)
+    found: Row = {}
+    includes = body.pop("include", [])
+    for include in [includes] if isinstance(includes, str) else includes:
+        found |= whole(file.parent / include)
+    return found | body
+
+
+def local_files(ask: Ask, folder: str, *splits: str) -> list[Path]:
+    assert ask.data_root
+    return [place(ask.data_root, folder, ask.language, split) for split in splits]
+
+
+def enough(ask: Ask, what: str, have: int, file: Path) -> None:
+    if ask.num_fewshot > have:
+        raise PipelineError(
+            f"{what}: num_fewshot={ask.num_fewshot}, but {file} has {have} exemplars: ask for at most {have}"
+        )
+
+
+def read_from(body: Row, **files: Path) -> None:
+    """Point a task at local files, a split each."""
+    body["include"].append(str(ours("local")))
+    body["dataset_kwargs"] = {"data_files": {split: str(file.resolve()) for split, file in files.items()}}
+
+
+def write(ask: Ask, body: Row, pair: str | None = None, first: int = 0) -> Definition:
+    where = pair or ask.language.code
+    name = f"{ask.task}_{where}_{ask.num_fewshot}shot"
+    file = ask.folder / f"{ask.task}.{where}.yaml"
+    body = {"task": name, "num_fewshot": ask.num_fewshot, **body}
+    file.write_text(yaml.safe_dump(body, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return Definition(name, file, ask.task, ask.language.code, pair, ask.num_fewshot, first)

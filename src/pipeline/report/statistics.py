@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-
-def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean of at least one value, in the values' unit."""
-    return math.fsum(values) / len(values)
+from pipeline.evaluate.metrics import mean
 
 
 def standard_deviation(values: Sequence[float]) -> float:
@@ -62,5 +59,5 @@ def split_half(scores: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, f
     if any(len(questions) < 2 for tasks in scores for questions in tasks):
         return []
     halves = [[mean([mean(questions[half::2]) for questions in tasks]) for tasks in scores] for half in (0, 1)]
-    chosen = [max(range(len(scores)), key=lambda index, half=half: half[index]) for half in halves]  # type: ignore[misc]
+    chosen = [max(range(len(scores)), key=half.__getitem__) for half in halves]
     return [(chosen[0], halves[1][chosen[0]]), (chosen[1], halves[0][chosen[1]])]

@@ -12,9 +12,10 @@ from typing import Any
 
 from pipeline.analyze.heatmaps import Map, png_of_maps, svg_of_maps
 from pipeline.config.stages import SweepStage
+from pipeline.evaluate.metrics import PRIMARY, mean
 from pipeline.files import write_atomically
-from pipeline.report.scores import PRIMARY, family
-from pipeline.report.statistics import mean, split_half
+from pipeline.report.scores import family
+from pipeline.report.statistics import split_half
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 

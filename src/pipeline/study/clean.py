@@ -18,6 +18,7 @@ from pathlib import Path
 from filelock import Timeout
 
 from pipeline.config.stages import CleanStage
+from pipeline.report.text import aligned
 from pipeline.runs import resume
 from pipeline.runs.folders import of_same_digits
 from pipeline.runs.lease import lock_of
@@ -51,10 +52,8 @@ def clean_up(config: CleanStage) -> str:
         rows.append((f"{size / 2**20:.1f} MB", str(item.folder), left or item.reason))
         if left is None:
             total, count = total + size, count + 1
-    widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
-    lines = [f"{row[0].rjust(widths[0])}  {row[1].ljust(widths[1])}  {row[2]}" for row in rows]
     said = "would be freed: nothing was touched, clean.dry_run=false frees it" if config.clean.dry_run else "freed"
-    return "\n".join([*lines, f"{total / 2**20:.1f} MB in {count} folders {said}"])
+    return "\n".join([*aligned(rows, right={0}), f"{total / 2**20:.1f} MB in {count} folders {said}"])
 
 
 def stale_work(runs_dir: Path, hours: float, resume_points: bool) -> list[Item]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from pipeline.config.stages import TableStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import read_lock
+from pipeline.report.results import CellResult, FailedRun, Results, TrainingResult
+from pipeline.report.text import aligned
 from pipeline.runs.manifest import Manifest, finished, read_manifest
 from pipeline.runs.provenance import git_state, machine, versions
 from pipeline.runs.run import Run
@@ -34,8 +35,7 @@ def show(runs: list[Run]) -> str:
             manifest = read_manifest(run.folder)
             assert manifest is not None
             rows.append((run.name, run.config.stage, f"{manifest.seconds:.0f}", "finished"))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = ["  ".join([*map(str.ljust, row[:3], widths), row[3]]) for row in rows]
+    lines = aligned(rows)
     if runs:
         wanted = needs(runs)
         missing = wanted.not_pinned(read_lock(runs[0].runs_dir))
@@ -70,15 +70,15 @@ def report_table(config: TableStage) -> Path:
 
 
 def build_report(config: TableStage, asked: Study, failed: dict[str, str]) -> Path:
-    from pipeline.report.tables import build
+    from pipeline.report.write import write_report
 
     folder = Path(config.runs_dir) / "reports" / config.table.name
-    page = build(gather(config, asked, failed), folder)
+    page = write_report(gather(config, asked, failed), folder)
     track(config, folder)
     return page
 
 
-def gather(config: TableStage, asked: Study, failed: dict[str, str]) -> dict[str, Any]:
+def gather(config: TableStage, asked: Study, failed: dict[str, str]) -> Results:
     """What the report is made of: cells with their folders, trainings, failures, provenance."""
     runs = ordered(asked.targets)
     manifests = {run.hash: manifest for run in runs if (manifest := read_manifest(run.folder))}
@@ -88,21 +88,20 @@ def gather(config: TableStage, asked: Study, failed: dict[str, str]) -> dict[str
     cells = []
     for cell in asked.cells:
         manifest = manifests.get(cell.eval.hash)
-        cells.append({
-            "row": cell.row, "language": cell.language, "seed": cell.seed,
-            "eval": str(cell.eval.folder), "name": cell.eval.name, "checkpoint": str(cell.model.folder),
-            "seconds": manifest and manifest.seconds, "manifest_warnings": differences(manifest),
-        })  # fmt: skip
-    return {
-        "table": table.name, "title": table.title, "note": table.note,
-        "command": f"python -m pipeline stage=table table={table.name}{data_root}",
-        "languages": list(table.languages), "seeds": list(table.seeds), "row_order": list(table.rows),
-        "cells": cells,
-        "trainings": [{"label": run.label, "folder": str(run.folder), "name": run.name} for run in trainings],
-        "failed": [{"name": name, "reason": reason} for name, reason in failed.items()],
-        "seconds": sum(one.seconds for one in manifests.values()),
-        "versions": versions(), "machine": machine(), "git": git_state(),
-    }  # fmt: skip
+        cells.append(CellResult(
+            row=cell.row, language=cell.language, seed=cell.seed, name=cell.eval.name, folder=cell.eval.folder,
+            checkpoint=cell.model.folder, seconds=manifest.seconds if manifest else None,
+            manifest_warnings=differences(manifest),
+        ))  # fmt: skip
+    return Results(
+        table=table.name, title=table.title, note=table.note,
+        command=f"python -m pipeline stage=table table={table.name}{data_root}",
+        languages=list(table.languages), seeds=list(table.seeds), rows=list(table.rows), cells=cells,
+        trainings=[TrainingResult(run.label, run.name, run.folder) for run in trainings],
+        failed=[FailedRun(name, reason) for name, reason in failed.items()],
+        seconds=sum(one.seconds for one in manifests.values()),
+        versions=versions(), machine=machine(), git=git_state(),
+    )  # fmt: skip
 
 
 def differences(manifest: Manifest | None) -> list[str]:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_up import Notes, asked, run_of, write_rows
 
-from pipeline.evaluate import score_cache as store
-from pipeline.evaluate import stage as harness
+from pipeline.evaluate import score, score_cache, stage, tasks
+from pipeline.evaluate.records import ScoreRow, TaskResult
+from pipeline.evaluate.score import load_tasks
+from pipeline.evaluate.tasks import task_definitions
+from pipeline.runs.manifest import Ancestor, Manifest
 from pipeline.runs.run import External
 
 
@@ -21,11 +25,11 @@ def scored_again(data_root: Path, tmp_path: Path, tiny: Path) -> Callable[..., l
     """Score MGSM and Belebele in English, and again: the names of what was found the second time."""
 
     def once(checkpoint: Path, **knobs: Any) -> list[str]:
-        tasks = [asked("mgsm", 2), asked("belebele", 2)]
-        run = run_of(tmp_path, checkpoint, data_root, *tasks, **({"max_gen_toks": 4, "languages": ["en"]} | knobs))
+        both = [asked("mgsm", 2), asked("belebele", 2)]
+        run = run_of(tmp_path, checkpoint, data_root, *both, **({"max_gen_toks": 4, "languages": ["en"]} | knobs))
         work = tmp_path / "work"
         shutil.rmtree(work, ignore_errors=True)
-        facts = harness.make(run, work, Notes())
+        facts = stage.make(run, work, Notes())
         return facts["harness"]["found_again"]
 
     def twice(change: Callable[[], Any] = lambda: None, checkpoint: Path = tiny, **knobs: Any) -> list[str]:
@@ -47,7 +51,7 @@ def test_the_same_again_needs_no_model(
     def change() -> None:
         first["scores"] = (tmp_path / "work/scores.json").read_text()
         first["samples"] = (tmp_path / "work/samples/mgsm.en.jsonl").read_text()
-        monkeypatch.setattr(harness, "load_model", lambda *_: pytest.fail("a model was loaded"))
+        monkeypatch.setattr(stage, "load_model", lambda *_: pytest.fail("a model was loaded"))
 
     assert scored_again(change, batch_size=2) == BOTH  # a batch size decides nothing
     assert json.loads((tmp_path / "work/scores.json").read_text())["rows"] == json.loads(first["scores"])["rows"]
@@ -99,11 +103,41 @@ def test_other_weights_data_or_words_are_scored(
 
 def test_another_harness_or_backend_is_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
     model, task = {"root": "a"}, {"name": "b"}
-    keys = [store.whole_key(model, task, {"backend": backend, "chat_template": False}) for backend in ("hf", "vllm")]
-    keys.append(store.whole_key(model, task, {"backend": "hf", "chat_template": True}))
-    monkeypatch.setattr(store, "version", lambda package: "0.0.1")
-    keys.append(store.whole_key(model, task, {"backend": "hf", "chat_template": False}))
-    assert len({json.dumps(key, sort_keys=True) for key in keys}) == 4
+    plain = {"backend": "hf", "chat_template": False}
+    ways = [plain, plain | {"backend": "vllm"}, plain | {"chat_template": True}]
+    keys = [score_cache.whole_key(model, task, way, 1) for way in ways]
+    keys.append(score_cache.whole_key(model, task, plain, 2))
+    monkeypatch.setattr(score_cache, "version", lambda package: "0.0.1")
+    keys.append(score_cache.whole_key(model, task, plain, 1))
+    assert len({json.dumps(key, sort_keys=True) for key in keys}) == 5
+
+
+def test_a_score_is_found_after_a_module_was_renamed(data_root: Path, tmp_path: Path) -> None:
+    """What decides is what a task file says and which function it names, not in which module that function is now."""
+    (definition,) = task_definitions([asked("global_mmlu", 1)], ["qac"], data_root, tmp_path / "tasks")
+    (task,) = load_tasks([definition])
+    ours = (tasks.OURS / "global_mmlu.yaml").read_text()
+    assert "!function pipeline.evaluate.global_mmlu.BySubject" in ours
+    spellings = {
+        "renamed": ours.replace("evaluate.global_mmlu.BySubject", "evaluate.by_subject.BySubject")
+        + "# and a comment\n",
+        "another function": ours.replace("BySubject", "AllTogether"),
+        "another word": ours + 'target_delimiter: "\\n"\n',
+    }
+    keys = {"now": score_cache.task_key(definition, task, range(8))}
+    for name, text in spellings.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+        file = tmp_path / f"{name} task.yaml"
+        file.write_text(definition.file.read_text().replace(str(tasks.OURS / "global_mmlu.yaml"), f"{name}.yaml"))
+        keys[name] = score_cache.task_key(replace(definition, file=file), task, range(8))
+    model, settings = {"root": "a"}, {"backend": "hf"}
+    kept = score_cache.Kept(tmp_path / "scores", model, 2)
+    row = ScoreRow("global_mmlu", "qac", None, None, 1, "acc", "none", 0.25, None, 8)
+    result = TaskResult([row], [{"doc_id": 0}], "hash", 1.0)
+    kept.keep(score_cache.whole_key(model, keys["renamed"], settings, 2), result)
+    found = {name: kept.look_up(score_cache.whole_key(model, key, settings, 2)) for name, key in keys.items()}
+    assert found == {"now": result, "renamed": result, "another function": None, "another word": None}
+    assert str(tmp_path) not in json.dumps(keys) and str(tasks.OURS) not in json.dumps(keys)
 
 
 def test_an_adapter_is_not_the_same_on_another_base(tmp_path: Path) -> None:
@@ -112,12 +146,9 @@ def test_an_adapter_is_not_the_same_on_another_base(tmp_path: Path) -> None:
         folder = tmp_path / base
         folder.mkdir()
         (folder / "adapter_config.json").write_text("{}")
-        manifest = {
-            "facts": {"weights": {"root": "sha256:adapter"}},
-            "parents": {"model": {"content": base, "hash": "h"}},
-        }
-        (folder / "manifest.json").write_text(json.dumps(manifest))
-        found.append(store.model_key(External(base, "hash", folder)))
+        facts = {"weights": {"root": "sha256:adapter"}}
+        Manifest(base, "hash", {"stage": "sft"}, facts, parents={"model": Ancestor("m", "h", base)}).write(folder)
+        found.append(score_cache.model_key(External(base, "hash", folder)))
     assert found[0]["root"] == found[1]["root"] and found[0] != found[1]
 
 
@@ -141,7 +172,7 @@ def test_a_file_that_is_not_whole_is_not_there(
 def test_an_evaluation_that_stops_keeps_what_it_scored(
     data_root: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    score_one = harness.score_one
+    score_one = score.score_one
 
     def until_belebele(lm: Any, definition: Any, *rest: Any) -> Any:
         if definition.task == "belebele":
@@ -149,10 +180,10 @@ def test_an_evaluation_that_stops_keeps_what_it_scored(
         return score_one(lm, definition, *rest)
 
     run = run_of(tmp_path, tiny, data_root, asked("mgsm", 2), asked("belebele", 2), max_gen_toks=4)
-    monkeypatch.setattr(harness, "score_one", until_belebele)
+    monkeypatch.setattr(score, "score_one", until_belebele)
     with pytest.raises(KeyboardInterrupt):
-        harness.make(run, tmp_path / "work", Notes())
+        stage.make(run, tmp_path / "work", Notes())
     monkeypatch.undo()
-    facts = harness.make(run, tmp_path / "work", Notes())
+    facts = stage.make(run, tmp_path / "work", Notes())
     assert facts["harness"]["found_again"] == ["mgsm_en_2shot", "mgsm_qac_2shot"]
     assert not list((tmp_path / "runs/.scores").glob("*.part"))

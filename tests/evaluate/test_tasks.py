@@ -93,16 +93,16 @@ def test_a_bundle_says_what_it_could_not_have(data_root: Path, tmp_path: Path) -
     tasks = asked("mgsm", 2), asked("mbpp", 0, where_possible=True)
     found = build(data_root, tmp_path / "tasks", *tasks, languages=("en", "qac"), left_out=left_out)
     assert [one.name for one in found] == ["mgsm_en_2shot", "mgsm_qac_2shot"]
-    assert [(one["task"], one["language"], one["num_fewshot"]) for one in left_out] == [
+    assert [(one.task, one.language, one.num_fewshot) for one in left_out] == [
         ("mbpp", "en", 0),
         ("mbpp", "qac", 0),
     ]
-    assert "eval.run_code=true" in left_out[0]["reason"]
+    assert "eval.run_code=true" in left_out[0].reason
     left_out.clear()
     write_rows(data_root / "mbpp/qac/test.jsonl", [problem(0)])
     found = build(data_root, tmp_path / "tasks", *tasks, languages=("en", "qac"), left_out=left_out, run_code=True)
     assert "mbpp_qac_0shot" in [one.name for one in found]
-    assert [one["language"] for one in left_out] == ["en"] and "mbpp/en/test.jsonl" in left_out[0]["reason"]
+    assert [one.language for one in left_out] == ["en"] and "mbpp/en/test.jsonl" in left_out[0].reason
     with pytest.raises(PipelineError, match="allow it with eval.run_code=true"):  # asked for by itself
         build(data_root, tmp_path / "tasks", asked("mbpp", 0))
 
@@ -224,7 +224,7 @@ def test_japanese_needs_a_word_list(data_root: Path, tmp_path: Path, monkeypatch
 
 
 def test_checking_imports_nothing_heavy() -> None:
-    code = "import sys; import pipeline.evaluate.definitions; print([m for m in sys.modules if m in "
+    code = "import sys; import pipeline.evaluate.tasks; print([m for m in sys.modules if m in "
     code += "('torch', 'transformers', 'datasets', 'lm_eval', 'sacrebleu')])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

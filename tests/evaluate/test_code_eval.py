@@ -13,9 +13,9 @@ import pytest
 from made_up import Scripted, asked, choice, problem, write_rows
 
 from pipeline.errors import PipelineError
-from pipeline.evaluate import code_eval as programs
-from pipeline.evaluate import stage as harness
+from pipeline.evaluate import code_eval
 from pipeline.evaluate.code_eval import Ending, Outcome
+from pipeline.evaluate.score import load_tasks, score
 from pipeline.evaluate.tasks import task_definitions
 
 
@@ -50,9 +50,9 @@ from pipeline.evaluate.tasks import task_definitions
     ],
 )
 def test_what_comes_of_a_program(program: str, outcome: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "GRACE", 2)
+    monkeypatch.setattr(code_eval, "GRACE", 2)
     begun = time.monotonic()
-    assert str(programs.run(program, seconds=1)) == outcome
+    assert str(code_eval.run(program, seconds=1)) == outcome
     assert time.monotonic() - begun < 20
     assert not Path("/escaped").exists()
 
@@ -84,7 +84,7 @@ os._exit(CODE)
     ],
 )
 def test_a_pass_is_not_for_the_taking(program: str, outcome: str) -> None:
-    assert str(programs.run(program)) == outcome
+    assert str(code_eval.run(program)) == outcome
 
 
 def test_no_frame_or_object_holds_what_a_pass_takes() -> None:
@@ -110,12 +110,12 @@ for one in gc.get_objects():
     send(one if isinstance(one, (tuple, list)) else list(one.values()) if isinstance(one, dict) else [])
 """
     for ending in ("''", "' passed'"):
-        assert programs.run(program.replace("ENDING", ending) + "raise KeyError").ending is not Ending.PASSED
+        assert code_eval.run(program.replace("ENDING", ending) + "raise KeyError").ending is not Ending.PASSED
 
 
 def test_the_outcome_is_decided_by_how_the_process_ended() -> None:
     def of(status: int, line: str) -> str:
-        return repr(programs.outcome_of(status, line.encode(), "nonce"))
+        return repr(code_eval.outcome_of(status, line.encode(), "nonce"))
 
     passed, killed = repr(Outcome(Ending.PASSED)), repr(Outcome(Ending.KILLED))
     assert of(0, "nonce passed") == passed
@@ -131,7 +131,7 @@ def test_the_outcome_is_decided_by_how_the_process_ended() -> None:
 def test_a_program_sees_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", "secret")
     program = "import os\nassert not os.environ.get('SOME_TOKEN')\nassert os.getcwd() == '/'"
-    assert programs.run(program) == Outcome(Ending.PASSED)
+    assert code_eval.run(program) == Outcome(Ending.PASSED)
 
 
 # Raises an error named after the key, where any process' environment shows one.
@@ -153,7 +153,7 @@ raise type(there[0].decode(), (Exception,), {"__module__": "builtins"})
 def no_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As on a machine where nobody is logged in anywhere."""
     for name in list(os.environ):
-        if programs._SECRET.search(name) or name in ("NETRC", "HF_HOME", "XDG_CACHE_HOME", "HF_TOKEN_PATH"):
+        if code_eval._SECRET.search(name) or name in ("NETRC", "HF_HOME", "XDG_CACHE_HOME", "HF_TOKEN_PATH"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
 
@@ -166,23 +166,23 @@ def test_a_key_of_the_parent_never_comes_back(monkeypatch: pytest.MonkeyPatch, t
     netrc = tmp_path / "a file"
     netrc.write_text("password key0123456789")
     try:
-        stolen, read = programs.run(STEAL), programs.run(f"open({str(netrc)!r}).read()")
+        stolen, read = code_eval.run(STEAL), code_eval.run(f"open({str(netrc)!r}).read()")
     finally:
         holder.kill()
         holder.wait()
     assert "key0123456789" not in repr(stolen)
-    if programs.has_landlock():
+    if code_eval.has_landlock():
         assert str(stolen) == str(read) == "PermissionError"
-        assert str(programs.run("import os\nos.listdir('/proc')")) == "PermissionError"
-        programs.check_confinement()
+        assert str(code_eval.run("import os\nos.listdir('/proc')")) == "PermissionError"
+        code_eval.check_confinement()
     else:
         with pytest.raises(PipelineError, match="no Landlock, so programs of a model could read WANDB_API_KEY"):
-            programs.check_confinement()
+            code_eval.check_confinement()
 
 
 @pytest.fixture
 def without_landlock(monkeypatch: pytest.MonkeyPatch, no_secrets: None) -> None:
-    monkeypatch.setattr(programs, "has_landlock", lambda: False)
+    monkeypatch.setattr(code_eval, "has_landlock", lambda: False)
 
 
 def in_environment(name: str) -> Callable[[pytest.MonkeyPatch, Path], None]:
@@ -215,7 +215,7 @@ def test_without_landlock_nothing_runs_beside_a_secret(
 ) -> None:
     put(monkeypatch, tmp_path)
     with pytest.raises(PipelineError, match=f"no Landlock, so programs of a model could read {named}: take") as refused:
-        programs.check_confinement()
+        code_eval.check_confinement()
     assert "0123456789" not in str(refused.value)
 
 
@@ -223,8 +223,8 @@ def test_without_landlock_nothing_runs_beside_a_secret(
 def test_without_landlock_and_secrets_programs_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
-    programs.check_confinement()
-    assert programs.run("assert open('/proc/self/environ').read() == ''") == Outcome(Ending.PASSED)
+    code_eval.check_confinement()
+    assert code_eval.run("assert open('/proc/self/environ').read() == ''") == Outcome(Ending.PASSED)
 
 
 @pytest.mark.usefixtures("without_landlock")
@@ -233,14 +233,14 @@ def test_a_program_of_root_has_no_capabilities(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.write_text("secret")
     closed.chmod(0)
-    assert str(programs.run(f"open({str(closed)!r})")) == "PermissionError"
+    assert str(code_eval.run(f"open({str(closed)!r})")) == "PermissionError"
 
 
 def test_confinement_is_tried_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "has_landlock", lambda: True)
-    monkeypatch.setattr(programs, "run", lambda program, *_: Outcome(Ending.PASSED))
+    monkeypatch.setattr(code_eval, "has_landlock", lambda: True)
+    monkeypatch.setattr(code_eval, "run", lambda program, *_: Outcome(Ending.PASSED))
     with pytest.raises(PipelineError, match=r"could reach the network, write files, .* on this machine"):
-        programs.check_confinement()
+        code_eval.check_confinement()
 
 
 @pytest.mark.usefixtures("no_secrets")
@@ -252,22 +252,22 @@ def test_confinement_is_tried_before_anything_runs(monkeypatch: pytest.MonkeyPat
 def test_where_programs_cannot_be_confined_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: tuple[str, str], reason: str
 ) -> None:
-    monkeypatch.setattr(programs, "has_landlock", lambda: reason == "no Landlock")
+    monkeypatch.setattr(code_eval, "has_landlock", lambda: reason == "no Landlock")
     child = tmp_path / "confined.py"
-    child.write_text(Path(programs.__file__).with_name("confined.py").read_text().replace(*change))
-    monkeypatch.setattr(programs, "__file__", str(tmp_path / "programs.py"))
-    assert programs.run("1").ending is Ending.UNCONFINED
+    child.write_text(Path(code_eval.__file__).with_name("confined.py").read_text().replace(*change))
+    monkeypatch.setattr(code_eval, "__file__", str(tmp_path / "code_eval.py"))
+    assert code_eval.run("1").ending is Ending.UNCONFINED
     with pytest.raises(PipelineError, match=rf"programs cannot be confined here \(.*{reason}"):
-        programs.check_confinement()
+        code_eval.check_confinement()
 
 
 def test_what_dies_or_babbles_is_one_failed_problem() -> None:
     forged = EVERY_PIPE.replace("LINE", "b'not confined: x'").replace("CODE", "1")
     odd = ["import os\nos.abort()", forged, "\0", "\ud800", "x" * 10**6, "def f(): return 1"]
-    found = programs.outcomes([[one] for one in odd], [{"test_list": ["assert f() == 1"]}] * len(odd))
+    found = code_eval.outcomes([[one] for one in odd], [{"test_list": ["assert f() == 1"]}] * len(odd))
     kinds = ["killed", "killed", "SyntaxError", "SyntaxError", "NameError", "passed"]
     assert [str(one) for one in found] == kinds
-    assert [programs.passed({}, [one])["pass_at_1"] for one in found] == [0.0] * 5 + [1.0]
+    assert [code_eval.passed({}, [one])["pass_at_1"] for one in found] == [0.0] * 5 + [1.0]
 
 
 def test_pass_at_1_by_hand(tmp_path: Path) -> None:
@@ -282,9 +282,9 @@ def test_pass_at_1_by_hand(tmp_path: Path) -> None:
 
     definitions = task_definitions([asked("mbpp", 0)], ["sw"], root, tmp_path / "tasks", run_code=True)
     lm = Scripted(answer)
-    scores = harness.score(lambda: lm, definitions, harness.load_tasks(definitions), choice(asked("mbpp", 0)))
+    scores = score(lambda: lm, definitions, load_tasks(definitions), choice(asked("mbpp", 0)))
     row = scores.rows[0]
-    assert (row["metric"], row["filter"], row["value"], row["n"]) == ("pass_at_1", "tests", 0.5, 4)
+    assert (row.metric, row.filter, row.value, row.n) == ("pass_at_1", "tests", 0.5, 4)
     samples = scores.samples["mbpp_sw_0shot"]
     assert [sample["extracted"] for sample in samples] == ["passed", "passed", "AssertionError", "SyntaxError"]
     assert [sample["correct"] for sample in samples] == [True, True, False, False]

@@ -1,0 +1,225 @@
+"""Tasks put to a model by the evaluation harness: its tasks read, its prompts measured, its scores gathered."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+from lm_eval import evaluate
+from lm_eval.api import task as harness_task
+from lm_eval.api.model import LM
+from lm_eval.api.task import Task
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import env as templates
+from lm_eval.utils import hash_string
+
+from pipeline.config.evaluation import Eval
+from pipeline.errors import PipelineError
+from pipeline.evaluate import hub_data, metrics, score_cache
+from pipeline.evaluate.flores_plus import FLORES_PLUS
+from pipeline.evaluate.model import Answering, remembered
+from pipeline.evaluate.records import EvaluationResult, TaskResult, rows_of, sample_of
+from pipeline.evaluate.tasks import Definition
+
+
+def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
+    """The harness' task objects, their data read, in the order of `definitions`.
+
+    Raises PipelineError where data cannot be read: neither from the hub, which is asked once, nor from its cache.
+    """
+    manager, why_not = TaskManager(include_defaults=False), functools.cache(hub_data.why_not)
+    tasks: list[Task] = []
+    for definition in definitions:
+        sets = dict.fromkeys(name for name, _, _ in hub_data.data_sets(definition.file))
+        kept_from = [f"{name}: {reason}" for name in sets if (reason := why_not(name))]
+        try:
+            with harness_tamed(), hub_data.offline() if kept_from else contextlib.nullcontext():
+                tasks += manager.load([str(definition.file)])["tasks"].values()
+        except Exception as error:  # datasets raises whatever its readers and the network raise
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            remedy = "write its files below data_root again"
+            if sets:
+                remedy = "run stage=prefetch on a node with the hub, or set data_root to a folder that has it"
+            if FLORES_PLUS in sets:
+                remedy = f"accept the conditions of FLORES+ on the hub and log in, {remedy}"
+            told = f"{kept_from[0]}; its cache here has none" if kept_from else reason
+            raise PipelineError(f"the data of {definition.name} cannot be read ({told}): {remedy}") from error
+        _refuse_too_many_shots(definition, tasks[-1])
+    return tasks
+
+
+def _refuse_too_many_shots(definition: Definition, task: Any) -> None:
+    """What is checked of local files before, of the hub's."""
+    if definition.num_fewshot:
+        subjects = getattr(task, "exemplars", {"": list(task.fewshot_docs())})
+        subject, fewest = min(((name, len(docs)) for name, docs in subjects.items()), key=lambda one: one[1])
+        if fewest < definition.num_fewshot:
+            raise PipelineError(
+                f"{definition.name}: num_fewshot={definition.num_fewshot}, but there are {fewest} exemplars"
+                + (f" of {subject}" if subject else "")
+                + f": ask for at most {fewest}"
+            )
+
+
+def score(
+    load: Callable[[], LM],
+    definitions: Sequence[Definition],
+    tasks: Sequence[Task],
+    asked: Eval,
+    kept: score_cache.Kept | None = None,
+) -> EvaluationResult:
+    """Put each task to the model of `load()` and gather the harness' scores; what is kept already is taken as it is.
+
+    Raises PipelineError, with the count, if prompts do not fit; checked for all tasks before anything is scored.
+    """
+    settings = {"backend": asked.backend, "chat_template": asked.chat_template, "dtype": asked.dtype}
+    put = list(zip(definitions, tasks, strict=True))
+    chosen = {definition.name: _rows(definition, task, asked) for definition, task in put}
+    keys: dict[str, score_cache.Key] = {}
+    found: dict[str, TaskResult] = {}
+    if kept:
+        for definition, task in put:
+            asks = score_cache.task_key(definition, task, chosen[definition.name])
+            keys[definition.name] = score_cache.whole_key(kept.model, asks, settings, kept.version)
+            again = kept.look_up(keys[definition.name])
+            if again and again.too_long <= asked.too_long:
+                found[definition.name] = again
+                print(f"{definition.name}: found again, scored before on these weights", file=sys.stderr)
+    found_again = list(found)
+    left = [(definition, task) for definition, task in put if definition.name not in found]
+    with harness_tamed():
+        lm = load() if left else None
+        fitting = {d.name: _fitting(lm, d, task, chosen[d.name], asked) for d, task in left if lm}
+        for definition, task in left:
+            assert lm
+            too_long = len(chosen[definition.name]) - len(fitting[definition.name])
+            one = replace(score_one(lm, definition, task, fitting[definition.name], asked), too_long=too_long)
+            found[definition.name] = one
+            _report_endless_answers(definition, one, asked)
+            if kept:
+                kept.keep(keys[definition.name], one)
+        if isinstance(lm, Answering) and lm.helpers:
+            lm.helpers.close()
+    packages = ("lm_eval", "transformers", "torch", "datasets", "sacrebleu")
+    names = [definition.name for definition in definitions]
+    harness = {
+        "packages": {package: version(package) for package in packages},
+        "versions": {name: found[name].version for name in names},
+        "task_hashes": {name: found[name].task_hash for name in names},
+        **settings,
+        "share_prefix": asked.share_prefix,
+        "found_again": found_again,
+        "too_long": {name: found[name].too_long for name in names if found[name].too_long},
+    }
+    rows = [row for name in names for row in found[name].rows]
+    return EvaluationResult(rows, {name: found[name].samples for name in names}, harness)
+
+
+def _report_endless_answers(definition: Definition, one: TaskResult, asked: Eval) -> None:
+    cut_off = sum(bool(sample.get("cut_off")) for sample in one.samples)
+    if cut_off > len(one.samples) / 2:
+        print(
+            f"{definition.name}: {cut_off} of {len(one.samples)} answers ran out of eval.max_gen_toks"
+            f"{'' if asked.max_gen_toks is None else f'={asked.max_gen_toks}'} and were scored as they stood: "
+            "the model does not stop, or needs more",
+            file=sys.stderr,
+        )
+
+
+def _rows(definition: Definition, task: Task, asked: Eval) -> range:
+    """The rows to score. A range, not a list: the harness asks `row in rows` for each row."""
+    end = len(task.eval_docs)
+    return range(definition.first, end if asked.limit is None else min(end, definition.first + asked.limit))
+
+
+def score_one(lm: LM, definition: Definition, task: Task, rows: Sequence[int], asked: Eval) -> TaskResult:
+    """One task put to a model: the inner half of the harness' simple_evaluate.
+
+    The outer half reseeds the global generators and asks pip and git about the machine, which takes ten times as long
+    as scoring a small task does.
+    """
+    if isinstance(lm, Answering):
+        lm.share_prefix = asked.share_prefix and definition.num_fewshot > 0
+    put: Any = {"tasks": {definition.name: task}}
+    samples: Any = {definition.name: rows}
+    how = {"apply_chat_template": asked.chat_template, "fewshot_as_multiturn": asked.chat_template}
+    found = evaluate(lm=lm, task_dict=put, samples=samples, bootstrap_iters=0, log_samples=True, **how)
+    records = found["samples"][definition.name]
+    _, chief = metrics.PRIMARY[definition.task]
+    ran_out = lm.ran_out if isinstance(lm, Answering) else {}
+    kept = [
+        sample_of(definition, record, ran_out.get(remembered(record["arguments"][0])))
+        for record in records
+        if record["filter"] == chief
+    ]
+    return TaskResult(
+        rows=rows_of(definition, found["results"][definition.name], records, kept),
+        samples=kept,
+        task_hash=hash_string(  # as the harness' command line makes it
+            "".join(record["doc_hash"] + record["prompt_hash"] + record["target_hash"] for record in records)
+        ),
+        version=found["versions"].get(definition.name),
+    )
+
+
+@contextlib.contextmanager
+def harness_tamed() -> Iterator[None]:
+    """Habits of the harness: each look at a task's name draws from Python's random numbers; a prompt's template is
+    compiled anew for each exemplar of each question, a millisecond each time; a bar for each task's prompts, done in no
+    time, and warnings that a model in memory is no name of one.
+    """
+    state, compile_template = random.getstate(), templates.from_string
+    logger = logging.getLogger("lm_eval")
+    bar, level = harness_task.tqdm, logger.level
+    templates.from_string = functools.cache(compile_template)
+    harness_task.tqdm = functools.partial(bar, disable=True)
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        harness_task.tqdm = bar
+        templates.from_string = compile_template
+        random.setstate(state)
+
+
+def _fitting(lm: Any, definition: Definition, task: Task, rows: range, asked: Eval) -> Sequence[int]:
+    """The rows whose prompts fit the model. Raises PipelineError where more than eval.too_long do not."""
+    if not hasattr(lm, "max_length"):
+        return rows
+    how: dict[str, Any] = {}
+    if asked.chat_template:
+        if not getattr(lm.tokenizer, "chat_template", None):
+            raise PipelineError("eval.chat_template=true, but the checkpoint's tokenizer has none: leave it off")
+        how = {"apply_chat_template": True, "fewshot_as_multiturn": True}
+        how |= {"chat_template": lm.apply_chat_template, "tokenizer_name": lm.tokenizer_name}
+    task.build_all_requests(samples=rows, **how)  # type: ignore[arg-type]
+    longest, too_long, room = 0, set(), lm.max_length
+    put: dict[tuple[int, str], str] = {}  # a question's prompt -> the longest of what is asked after it
+    for request in task.instances:
+        prompt, after = request.args
+        if request.request_type == "generate_until":
+            room, after = lm.max_length - after.get("max_gen_toks", lm.max_gen_toks), ""
+        put[request.doc_id, prompt] = max(put.get((request.doc_id, prompt), ""), after, key=len)
+    for (doc_id, prompt), after in put.items():
+        length = len(lm.tok_encode(prompt + after)) - bool(after)  # the last token is only predicted
+        longest = max(longest, length)
+        if length > room:
+            too_long.add(rows[doc_id])
+    if len(too_long) > asked.too_long or len(too_long) == len(rows):
+        answer = f" less eval.max_gen_toks={lm.max_length - room} for the answer" if room < lm.max_length else ""
+        raise PipelineError(
+            f"{definition.name}: {len(too_long)} of {len(rows)} prompts do not fit, the longest of {longest} tokens in "
+            f"the model's {lm.max_length}{answer}: ask for fewer exemplars" + (" or shorter answers" if answer else "")
+        )
+    if too_long:
+        print(f"{definition.name}: {len(too_long)} prompts that do not fit leave the score", file=sys.stderr)
+        return [row for row in rows if row not in too_long]
+    return rows

@@ -1,0 +1,184 @@
+"""A whole eval stage on a tiny model: what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from made_up import Notes, asked, run_of, write_rows
+
+from pipeline.config.compose import compose
+from pipeline.errors import PipelineError
+from pipeline.evaluate import metrics, stage
+from pipeline.study.stages import build
+
+
+def test_a_stage_writes_scores_and_samples(
+    data_root: Path, tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = [asked("mgsm", 2), asked("belebele", 1), asked("global_mmlu", 1), asked("flores", 1)]
+    run, notes = run_of(tmp_path, tiny, data_root, *tasks, max_gen_toks=8), Notes()
+    before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    facts = stage.make(run, tmp_path / "work", notes)
+    assert before == (random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    assert capsys.readouterr().out == ""
+    report = json.loads((tmp_path / "work/scores.json").read_text())
+    languages = [(row["task"], row["language"], row["pair"]) for row in report["rows"]]
+    assert len(set(languages)) == 3 * 2 + 2
+    assert notes.found == facts["scores"] and "mgsm/qac/exact_match" in notes.found
+    assert 0 < facts["scores"]["mgsm/qac/cut_off"] <= 1  # random weights end an answer by luck only
+    lines = (tmp_path / "work/samples/flores.en-qac.jsonl").read_text(encoding="utf-8").splitlines()
+    keys = {
+        "doc_id",
+        "prompt",
+        "target",
+        "response",
+        "extracted",
+        "correct",
+        "filter",
+        "prompt_hash",
+        "scores",
+        "cut_off",
+    }
+    assert len(lines) == 6 and set(json.loads(lines[0])) == keys
+    assert set(report["harness"]["task_hashes"]) == set(report["harness"]["versions"])
+
+
+def test_a_prompt_that_does_not_fit_is_counted_and_refused(data_root: Path, tmp_path: Path, tiny: Path) -> None:
+    run = run_of(tmp_path, tiny, data_root, asked("mgsm", 8), max_gen_toks=8000)
+    with pytest.raises(PipelineError, match=r"mgsm_en_8shot: 10 of 10 prompts do not fit, .*eval.max_gen_toks=8000"):
+        stage.make(run, tmp_path / "work", Notes())
+    config = json.loads((tiny / "config.json").read_text()) | {"max_position_embeddings": 200}
+    (tiny / "config.json").write_text(json.dumps(config))
+    with pytest.raises(PipelineError, match=r"belebele_en_5shot: 4 of 4 prompts do not fit, .* fewer exemplars$"):
+        stage.make(run_of(tmp_path, tiny, data_root, asked("belebele", 5)), tmp_path / "work2", Notes())
+
+
+def test_prompts_that_may_be_too_long_leave_the_score(data_root: Path, tmp_path: Path, tiny: Path) -> None:
+    rows = [json.loads(line) for line in (data_root / "mgsm/en/test.jsonl").read_text().splitlines()]
+    rows[3]["question"] = "x" * 9000
+    write_rows(data_root / "mgsm/en/test.jsonl", rows)
+    knobs: dict[str, Any] = {"max_gen_toks": 4, "languages": ["en"]}
+    with pytest.raises(PipelineError, match="mgsm_en_2shot: 1 of 10 prompts do not fit"):
+        stage.make(run_of(tmp_path, tiny, data_root, asked("mgsm", 2), **knobs), tmp_path / "work", Notes())
+    run = run_of(tmp_path, tiny, data_root, asked("mgsm", 2), **knobs, too_long=1)
+    facts = stage.make(run, tmp_path / "work", Notes())
+    report = json.loads((tmp_path / "work/scores.json").read_text())
+    assert report["rows"][0]["n"] == 9 and facts["harness"]["too_long"] == {"mgsm_en_2shot": 1}
+    lines = (tmp_path / "work/samples/mgsm.en.jsonl").read_text().splitlines()
+    assert [json.loads(line)["doc_id"] for line in lines] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    with pytest.raises(PipelineError, match="1 of 10 prompts"):  # not found again either
+        stage.make(run_of(tmp_path, tiny, data_root, asked("mgsm", 2), **knobs), tmp_path / "work", Notes())
+
+
+def test_a_chat_template_makes_turns_of_the_exemplars(data_root: Path, tmp_path: Path, tiny: Path) -> None:
+    run = run_of(tmp_path, tiny, data_root, asked("mgsm", 1), max_gen_toks=4, languages=["en"], chat_template=True)
+    with pytest.raises(PipelineError, match="the checkpoint's tokenizer has none"):
+        stage.make(run, tmp_path / "work", Notes())
+    turns = "{% for m in messages %}<{{m.role}}>{{m.content}}{% endfor %}"
+    template = turns + "{% if add_generation_prompt %}<assistant>{% endif %}"
+    config = json.loads((tiny / "tokenizer_config.json").read_text()) | {"chat_template": template}
+    (tiny / "tokenizer_config.json").write_text(json.dumps(config))
+    facts = stage.make(run, tmp_path / "work", Notes())
+    assert facts["harness"]["chat_template"] is True
+    prompt = json.loads((tmp_path / "work/samples/mgsm.en.jsonl").read_text().splitlines()[0])["prompt"]
+    assert prompt == (
+        "<user>Question: 1?\nStep-by-Step Answer:<assistant>So. The answer is 1."
+        "<user>Question: test problem 0 in en\nStep-by-Step Answer:<assistant>"
+    )
+
+
+def test_a_model_that_never_stops_is_told_of(
+    data_root: Path, tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of(tmp_path, tiny, data_root, asked("mgsm", 0), max_gen_toks=3, languages=["en"])
+    facts = stage.make(run, tmp_path / "work", Notes())
+    assert facts["scores"]["mgsm/en/cut_off"] == 1
+    assert "10 of 10 answers ran out of eval.max_gen_toks=3" in capsys.readouterr().err
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused(data_root: Path, tmp_path: Path, tiny: Path) -> None:
+    (tiny / "tokenizer.json").unlink()
+    with pytest.raises(PipelineError, match="tiny has no tokenizer: copy that of its base"):
+        stage.make(run_of(tmp_path, tiny, data_root, asked("mgsm", 0)), tmp_path / "work", Notes())
+
+
+def test_a_tokenizer_without_an_end_is_refused(data_root: Path, tmp_path: Path, tiny: Path) -> None:
+    config = json.loads((tiny / "tokenizer_config.json").read_text())
+    del config["eos_token"]
+    (tiny / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(PipelineError, match="has no eos_token, at which answers end"):
+        stage.make(run_of(tmp_path, tiny, data_root, asked("mgsm", 0)), tmp_path / "work", Notes())
+
+
+def test_spbleu_stands_beside_and_its_model_enters_the_hash(
+    data_root: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spm_model = tmp_path / "spm.model"
+    spm_model.write_bytes(b"pieces")
+    words = (
+        f"stage=eval eval=flores_0shot checkpoint={tiny} data_root={data_root} languages=[en,qac] eval.max_gen_toks=4"
+    )
+    with_it = [*words.split(), f"runs_dir={tmp_path}", f"eval.spm_model={spm_model}"]
+    run = build(compose(with_it))  # type: ignore[arg-type]
+    with pytest.raises(PipelineError, match="eval.spm_model needs SentencePiece"):
+        monkeypatch.setattr(stage, "find_spec", lambda name: None)
+        stage.make(run, tmp_path / "work", Notes())
+    monkeypatch.setattr(stage, "find_spec", lambda name: name)
+    monkeypatch.setattr(metrics, "spbleu", lambda references, responses, file: float(len(references)))
+    facts = stage.make(run, tmp_path / "work", Notes())
+    assert facts["scores"]["flores/en-qac/spbleu"] == 6
+    moved = tmp_path / "moved.model"
+    spm_model.rename(moved)
+    again = [*words.split(), f"runs_dir={tmp_path}", f"eval.spm_model={moved}"]
+    assert build(compose(again)).hash == run.hash != build(compose(words.split())).hash  # type: ignore[arg-type]
+    moved.write_bytes(b"other pieces")
+    assert build(compose(again)).hash != run.hash  # type: ignore[arg-type]
+    with pytest.raises(PipelineError, match="eval.spm_model=.* is no file"):
+        build(compose(with_it))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("bundle", "languages", "tasks"),
+    [
+        ("layer_swapping", "en sw bn te ja", "mgsm 8, belebele 5, flores 0, mbpp 0, global_mmlu 5"),
+        ("unreasonable", "en sw bn te", "mgsm 2, belebele 5, global_mmlu 5"),
+    ],
+)
+def test_the_bundles_are_the_papers(bundle: str, languages: str, tasks: str) -> None:
+    composed: Any = compose(f"stage=eval eval={bundle} checkpoint=x".split())
+    assert composed.languages == languages.split()
+    assert ", ".join(f"{one.task} {one.num_fewshot}" for one in composed.eval.tasks) == tasks
+    assert [one.task for one in composed.eval.tasks if one.where_possible] == (["mbpp"] if "mbpp" in tasks else [])
+    fewer: Any = compose(f"stage=eval eval={bundle} checkpoint=x languages=[en]".split())
+    assert fewer.languages == ["en"]
+
+
+def test_vllm_is_handed_over(tiny: Path, tmp_path: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(tmp_path, tiny, data_root, backend="vllm", dtype="bfloat16")
+    with pytest.raises(PipelineError, match="eval.backend=vllm needs vLLM, which is not installed"):
+        stage.refuse_early(run, [])
+    given = {}
+    stand_in = SimpleNamespace(VLLM=lambda **kwargs: given.update(kwargs))
+    monkeypatch.setitem(sys.modules, "lm_eval.models.vllm_causallms", stand_in)
+    stage.answering(run, lambda: None)  # type: ignore[arg-type,return-value]
+    assert (given["pretrained"], given["dtype"]) == (str(tiny), "bfloat16")
+
+
+def test_data_is_checked_before_weights_are_read(data_root: Path, tmp_path: Path) -> None:
+    (data_root / "mgsm/qac/test.jsonl").unlink()
+    with pytest.raises(PipelineError, match=r"qac/test.jsonl: put it there"):
+        stage.make(run_of(tmp_path, tmp_path / "no weights", data_root, asked("mgsm", 0)), tmp_path / "work", Notes())
+
+
+def test_a_folder_without_safetensors_is_refused(data_root: Path, tmp_path: Path, tiny: Path) -> None:
+    (tiny / "model.safetensors").rename(tiny / "pytorch_model.bin")
+    with pytest.raises(PipelineError, match="only safetensors are read"):
+        stage.make(run_of(tmp_path, tiny, data_root, asked("mgsm", 0)), tmp_path / "work", Notes())

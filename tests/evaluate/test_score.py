@@ -1,0 +1,184 @@
+"""Scores against answers that are known beforehand."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sacrebleu
+from made_up import Scripted, asked, choice, needs_real_data
+
+from pipeline.evaluate import metrics, records
+from pipeline.evaluate.score import load_tasks, score
+from pipeline.evaluate.tasks import task_definitions
+from pipeline.languages import TEN
+
+
+def scored(lm: Any, data_root: Path, folder: Path, task: Any, codes: tuple[str, ...] = ("qac",), **kwargs: Any) -> Any:
+    limit = kwargs.pop("limit", None)
+    definitions = task_definitions([task], codes, data_root, folder, **kwargs)
+    return score(lambda: lm, definitions, load_tasks(definitions), choice(task, limit=limit))
+
+
+def value(scores: Any, metric: str, **keys: Any) -> Any:
+    (row,) = [
+        row
+        for row in scores.rows
+        if row.metric == metric and all(getattr(row, key) == wanted for key, wanted in keys.items())
+    ]
+    return row.value
+
+
+def number_of(prompt: str) -> int:
+    return int(re.findall(r"problem (\d+)", prompt)[-1])
+
+
+def test_the_share_that_is_right_is_the_score(data_root: Path, tmp_path: Path) -> None:
+    def answer(prompt: str) -> str:
+        i = number_of(prompt)
+        if i < 4:  # right, as asked
+            return f" So. The answer is {10 + i}."
+        if i < 6:  # right, but not in the words of the exemplars
+            return f" It makes {10 + i}"
+        return " I do not know." if i < 9 else " The answer is 77."
+
+    scores = scored(Scripted(answer), data_root, tmp_path / "tasks", asked("mgsm", 2))
+    assert value(scores, "exact_match", filter="flexible-extract") == 0.6
+    assert value(scores, "exact_match", filter="strict-match") == 0.4
+    assert value(scores, "unparsed") == 0.3
+    first = scores.rows[0]
+    assert (first.metric, first.filter, first.n, first.num_fewshot) == (
+        "exact_match",
+        "flexible-extract",
+        10,
+        2,
+    )
+    assert first.stderr == pytest.approx((0.6 * 0.4 / 9) ** 0.5)
+    samples = scores.samples["mgsm_qac_2shot"]
+    assert [sample["correct"] for sample in samples] == [True] * 6 + [False] * 4
+    assert [samples[i]["extracted"] for i in (0, 7, 9)] == ["10.", "[invalid]", "77."]
+    assert samples[0]["target"] == "10" and samples[0]["response"] == " So. The answer is 10."
+
+
+@needs_real_data
+def test_the_share_that_is_right_of_the_real_problems(real_data: Path, tmp_path: Path) -> None:
+    lines = (real_data / "mgsm/sw/test.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    right = {row["question"]: row["answer_number"] for row in rows[:100]}
+
+    def answer(prompt: str) -> str:
+        question = prompt.split("Swali: ")[-1].split("\nJibu la")[0]
+        return f" Jibu ni {right[question]}. Swali: 7" if question in right else " Sijui."
+
+    scores = scored(Scripted(answer), real_data, tmp_path / "tasks", asked("mgsm", 8), ("sw",))
+    assert [row.value for row in scores.rows] == [0.4, 0.4, 0.6]
+    assert scores.rows[0].n == 250
+
+
+def test_limit_takes_the_first_questions(data_root: Path, tmp_path: Path) -> None:
+    scores = scored(Scripted(), data_root, tmp_path / "tasks", asked("belebele", 3), limit=4)
+    assert [sample["doc_id"] for sample in scores.samples["belebele_qac_3shot"]] == [3, 4, 5, 6]
+
+
+def test_belebele_by_hand(data_root: Path, tmp_path: Path) -> None:
+    # Always the second option; right where number % 4 == 1, which of the rows 5..8 holds for row 5 alone.
+    lm = Scripted(weigh=lambda prompt, continuation: -1.0 if continuation == " B" else -2.0)
+    scores = scored(lm, data_root, tmp_path / "tasks", asked("belebele", 5))
+    assert (value(scores, "acc"), value(scores, "acc_norm")) == (0.25, 0.25)
+    assert scores.rows[0].metric == "acc" and scores.rows[0].n == 4
+    first = scores.samples["belebele_qac_5shot"][0]
+    assert (first["doc_id"], first["target"], first["extracted"], first["correct"]) == (5, "B", "B", True)
+    assert first["loglikelihoods"] == {"A": -2.0, "B": -1.0, "C": -2.0, "D": -2.0}
+
+
+@pytest.mark.parametrize("shots", [0, 2])
+def test_global_mmlu_by_hand(data_root: Path, tmp_path: Path, shots: int) -> None:
+    # Always A: rows 0 (homes) and 4 (colors) of 3 homes and 5 colors.
+    lm = Scripted(weigh=lambda prompt, continuation: -1.0 if continuation == " A" else -2.0)
+    scores = scored(lm, data_root, tmp_path / "tasks", asked("global_mmlu", shots))
+    found = {row.subject: (row.value, row.n) for row in scores.rows}
+    assert found == {None: (0.25, 8), "homes": (pytest.approx(1 / 3), 3), "colors": (0.2, 5)}
+
+
+def test_flores_is_sacrebleu(data_root: Path, tmp_path: Path) -> None:
+    def answer(prompt: str) -> str:
+        return " the word number " + re.findall(r"number (\d) here", prompt)[-1] + " says here.\nmore"
+
+    scores = scored(Scripted(answer), data_root, tmp_path / "tasks", asked("flores", 2), ("en", "qac"))
+    responses = [f"the word number {i} says here." for i in range(6)]
+    references = [[f"qac devtest says the word number {i} here." for i in range(6)]]
+    into = {"pair": "en-qac"}
+    assert value(scores, "chrf++", **into) == sacrebleu.corpus_chrf(responses, references, word_order=2).score
+    assert value(scores, "bleu", **into) == sacrebleu.corpus_bleu(responses, references).score
+    assert [(row.pair, row.metric) for row in scores.rows[::2]] == [
+        ("en-qac", "chrf++"),
+        ("qac-en", "chrf++"),
+    ]
+    assert scores.rows[0].language == "qac" and scores.rows[0].stderr is None and scores.rows[0].n == 6
+    sample = scores.samples["flores_en-qac_2shot"][0]
+    assert (sample["extracted"], sample["correct"]) == (responses[0], None)
+
+
+def test_japanese_words_are_counted_where_the_word_list_is_there() -> None:
+    pytest.importorskip("MeCab")
+    assert metrics.bleu_ja_mecab([("猫が魚を食べた。", "猫が魚を食べた。")]) == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text", "cut_off"),
+    [
+        ([5, 6, 7], "a b c", True),
+        ([5, 6], "a b", False),
+        ([5, 2, 5], "a", False),
+        ([5, 6, 7], "a Question: b", False),
+    ],
+)
+def test_an_answer_that_ran_out_of_tokens(tokens: list[int], text: str, cut_off: bool) -> None:
+    assert metrics.ran_out(tokens, text, 3, ["Question:"], 2) is cut_off
+
+
+def test_numbers_are_matched_as_a_person_reads_them(data_root: Path, tmp_path: Path) -> None:
+    """Answers are 10 to 19. Read: 10.0, ১১, $12; then the last number of a worked answer; nothing of the rest."""
+    answers = [" It is 10.0", " ১১", "$12.", "13 14 13", " none"] + [" 99"] * 5
+    lm = Scripted(lambda prompt: answers[number_of(prompt)])
+    task = asked("mgsm_direct", 0)
+    definitions = task_definitions([task], ["qac"], data_root, tmp_path / "tasks")
+    scores = score(lambda: lm, definitions, load_tasks(definitions), choice(task))
+    beside = records.beside(definitions, scores.rows, scores.samples, None)
+    found = {(row.metric, row.filter): row.value for row in [*scores.rows, *beside]}
+    assert found["numeric_match", "last-number"] == 0.4 and found["unparsed", "last-number"] == 0.1
+    assert found["exact_match", "flexible-extract"] == 0.2 and found["unparsed", "flexible-extract"] == 0.2
+    assert scores.samples["mgsm_direct_qac_0shot"][1]["number"] == "11"
+
+
+def test_the_average_of_ten_languages_leaves_thai_out(data_root: Path, tmp_path: Path) -> None:
+    for code in (*TEN[1:], "th"):
+        shutil.copytree(data_root / "mgsm/en", data_root / "mgsm" / code)
+    wrong = {code: index for index, code in enumerate(TEN)}
+    seen: Counter[int] = Counter()
+
+    def answer(prompt: str) -> str:
+        """In the n-th language the first n answers are wrong; in Thai, asked for last, all are."""
+        number = number_of(prompt)
+        seen[number] += 1
+        right = seen[number] <= len(TEN) and number >= wrong[TEN[seen[number] - 1]]
+        return f" The answer is {10 + number}." if right else " 99"
+
+    task, lm = asked("mgsm_en_cot", 0), Scripted(answer)
+    definitions = task_definitions([task], [*TEN, "th"], data_root, tmp_path / "tasks")
+    scores = score(lambda: lm, definitions, load_tasks(definitions), choice(task))
+    beside = records.beside(definitions, scores.rows, scores.samples, None)
+    (row,) = [
+        row
+        for row in beside
+        if row.language == "ten languages" and row.filter == "flexible-extract" and row.metric == "exact_match"
+    ]
+    assert row.value == pytest.approx(sum(1 - n / 10 for n in range(10)) / 10)
+    assert (row.n, row.stderr) == (100, None)
+    fewer = records.beside(definitions[1:], [r for r in scores.rows if r.language != "en"], scores.samples, None)
+    assert not [row for row in fewer if row.language == "ten languages"]
