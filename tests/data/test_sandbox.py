@@ -181,7 +181,7 @@ def test_say_spaces_words_as_english_does():
 def test_the_shipped_base_is_whole_small_and_of_this_world():
     """Its manifest's digests hold, it is at most 10 MB, and it speaks with the world's tokenizer."""
     from pipeline.runs.find import find
-    from pipeline.runs.run import check_unchanged
+    from pipeline.runs.unchanged import check_unchanged
 
     base = find("package:data/sandbox_base", Path("runs"), "model.path")
     check_unchanged(base.folder)

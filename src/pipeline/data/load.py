@@ -19,7 +19,7 @@ from typing import Any
 from pipeline.config.data import Source
 from pipeline.data.sources import READERS, Example, Row, Unusable, columns, is_text, wanted
 from pipeline.errors import PipelineError
-from pipeline.runs.provenance import without_credentials
+from pipeline.hub.addresses import without_credentials
 
 MOST_CANDIDATES = 10_000_000  # rows looked at: their digests and places stay below 2 GB; of more, a sample is drawn
 SHUFFLE_BUFFER = 10_000  # rows of a stream that are shuffled at a time, besides the order of its files

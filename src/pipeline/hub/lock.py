@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.config.data import Source
 from pipeline.errors import PipelineError
-from pipeline.runs.provenance import without_credentials
+from pipeline.hub.addresses import without_credentials
 
 LOCK = "hub.lock.json"
 

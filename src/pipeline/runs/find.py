@@ -13,8 +13,6 @@ from pipeline.runs.folders import finished_names
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import External, Folder, Parent
 
-# ---------------------------------------------------------------------------------------------------- finding one
-
 
 def find(reference: str, runs_dir: Path, knob: str, revision: str | None = None) -> Parent:
     """What RUN means: a folder (has a / or starts with .), a run's exact name, or a unique prefix of one.

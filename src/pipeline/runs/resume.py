@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.files import write_atomically
+from pipeline.hub.addresses import without_credentials
 from pipeline.runs.lease import lock_of
-from pipeline.runs.provenance import without_credentials
-from pipeline.runs.run import Run, changes, content, next_attempt
+from pipeline.runs.run import Run, changes
+from pipeline.runs.unchanged import content, next_attempt
 
 UNFINISHED = 75  # exit status (EX_TEMPFAIL): the same command goes on. Slurm scripts requeue on it
 STOPPING = (signal.SIGTERM, signal.SIGUSR1)  # what asks a training to stop with a resume point

@@ -20,9 +20,9 @@ from pipeline.config.stages import PrefetchStage
 from pipeline.data.load import told
 from pipeline.errors import PipelineError
 from pipeline.files import sha256, write_atomically
+from pipeline.hub.addresses import without_credentials
 from pipeline.hub.lock import LOCK, Lock, digest, key, part_of, read_lock, snapshot, url_key
 from pipeline.hub.models import FILES
-from pipeline.runs.provenance import without_credentials
 from pipeline.runs.run import Run
 from pipeline.study.cells import study
 from pipeline.study.graph import ordered
