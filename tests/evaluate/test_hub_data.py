@@ -19,7 +19,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate import flores_plus as hub
 from pipeline.evaluate import stage as harness
 from pipeline.evaluate.tasks import task_definitions
-from pipeline.study.prefetch import _evaluated
+from pipeline.study.needs import _evaluated
 
 EVALUATION = """
 import sys

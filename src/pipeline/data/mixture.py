@@ -36,7 +36,7 @@ def build(
     """
     from pipeline.data.candidates import gathering
 
-    check_sources(config, data_root, lock)
+    check_readable(config, data_root, lock)
     beside = Path(config.data.benchmarks) if config.data.benchmarks else data_root
     known = benchmarks.known(config.data.ngram, beside, lock)
     with gathering(work, known) as candidates:
@@ -63,7 +63,7 @@ def build(
     return counts
 
 
-def check_sources(config: DataStage, data_root: Path | None, lock: Lock | None) -> None:
+def check_readable(config: DataStage, data_root: Path | None, lock: Lock | None) -> None:
     """Raise a PipelineError for sources that cannot be read or mixed, before any is: each gives its first row."""
     check_halves(config)
     expert = config.expert
