@@ -82,7 +82,7 @@ def measure(root: Path, sample: int) -> dict[str, Any]:
     from pipeline.config.data import Data, Expert, Source
     from pipeline.config.stages import DataStage
     from pipeline.data import benchmarks
-    from pipeline.data.mixture import build
+    from pipeline.data.stage import make_training_set
 
     begun = time.perf_counter()
     known = benchmarks.known(13, root, None)
@@ -93,7 +93,7 @@ def measure(root: Path, sample: int) -> dict[str, Any]:
         stage="data", expert=Expert("bench", "language", sources), data=Data(size=sample, validation=100)
     )
     begun, used = time.perf_counter(), time.process_time()
-    counts = build(config, root, root)
+    counts = make_training_set(config, root, root)
     return {
         "seconds": round(time.perf_counter() - begun, 2),
         "core_seconds": round(time.process_time() - used, 2),

@@ -1,8 +1,8 @@
 """What planning and listing cost beside many finished runs, in CPU seconds of the whole command.
 
-Makes runs_dirs of 1,000 and 10,000 folders whose manifests are like those of real runs (a copy of the shipped base's,
-with other names and hashes), and runs the commands beside them: a plan of 1,000 runs, the plan of table=sandbox_full,
-status, and a RUN found by a prefix of its name.
+Makes a runs_dir of 1,000 and one of 10,000 folders whose manifests are like those of real runs (a copy of the shipped
+base's, 14 KB, with other names and hashes), and runs the commands beside them: a plan of 992 runs, the plan of
+table=sandbox_full, status, and a RUN found by a prefix of its name.
 
     python scripts/bench_plan.py                    # prints the table
     python scripts/bench_plan.py --record results/bench/plan.json
@@ -18,40 +18,53 @@ import resource
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
-from pipeline.runs.manifest import read_manifest
+from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.provenance import machine, versions
 
-SEEDS = "[" + ",".join(map(str, range(26))) + "]"  # 992 runs
-COMMANDS = {
-    "plan of 992 runs": ["stage=plan", "table=sandbox_full", f"table.seeds={SEEDS}"],
-    "plan of sandbox_full (118 runs)": ["stage=plan", "table=sandbox_full"],
+TABLE = "table=sandbox_full"  # its seeds are three
+SEEDS = "[" + ",".join(map(str, range(26))) + "]"  # with so many it has 992 runs
+IMPORTS = "imports alone"
+COMMANDS = {  # name -> words
+    IMPORTS: ["stage=status", "status.nothing=1"],  # refused before anything is read
+    "plan of 992 runs": ["stage=plan", TABLE, f"table.seeds={SEEDS}"],
+    "plan of sandbox_full (118 runs)": ["stage=plan", TABLE],
     "status": ["stage=status"],
-    "a RUN by its prefix": ["stage=analyze", "checkpoint=[other-7-]"],  # found, then refused: it holds no weights
-    "imports alone": ["stage=status", "status.nothing=1"],  # refused before anything is read
+    "a RUN by its prefix": ["stage=analyze", "checkpoint=[other-7-]"],  # found, then refused: its files are not there
 }
-GOALS = {("plan of 992 runs", 0): 5.0, ("plan of sandbox_full (118 runs)", 10_000): 5.0, ("status", 10_000): 3.0}
+GOALS = {  # (name, folders) -> CPU seconds; of a RUN beside the imports
+    ("plan of 992 runs", 0): 5.0,
+    ("plan of sandbox_full (118 runs)", 10_000): 5.0,
+    ("status", 10_000): 3.0,
+    ("a RUN by its prefix", 10_000): 0.5,
+}
 
 
 def fill(runs_dir: Path, count: int) -> None:
     """`count` finished runs of other tables."""
-    shipped = read_manifest(Path(str(files("pipeline") / "data/sandbox_base")))
+    home = Path(str(files("pipeline") / "data/sandbox_base"))
+    shipped, text = read_manifest(home), (home / MANIFEST).read_text(encoding="utf-8")
     assert shipped is not None
     for number in range(count):
         run_hash = hashlib.sha256(str(number).encode()).hexdigest()
         folder = runs_dir / f"other-{number}-{run_hash[:8]}"
         folder.mkdir(parents=True)
-        replace(shipped, name=folder.name, hash=run_hash).write(folder)
+        named = text.replace(shipped.hash, run_hash).replace(f'"{shipped.name}"', f'"{folder.name}"')
+        (folder / MANIFEST).write_text(named, encoding="utf-8")
 
 
 def cpu_seconds(words: list[str], runs_dir: Path) -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "pipeline", *words, f"runs_dir={runs_dir}"]
-    subprocess.run(command, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    refused = words in (COMMANDS[IMPORTS], COMMANDS["a RUN by its prefix"])
+    if (done.returncode != 0) != refused or "Traceback" in done.stderr or "no finished run" in done.stderr:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr[-500:]}")
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
@@ -60,18 +73,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="the least of so many runs stands")
     parser.add_argument("--record", type=Path)
     options = parser.parse_args()
-    rows = []
+    rows, load = [], os.getloadavg()
     for count in (0, 1_000, 10_000):
         with tempfile.TemporaryDirectory() as folder:
             runs_dir = Path(folder) / "runs"
             fill(runs_dir, count)
+            imports = 0.0
             for name, words in COMMANDS.items():
+                if count == 0 and words == COMMANDS["a RUN by its prefix"]:
+                    continue
                 seconds = min(cpu_seconds(words, runs_dir) for _ in range(options.rounds))
-                goal = GOALS.get((name, count))
-                rows.append({"command": name, "folders": count, "cpu_seconds": round(seconds, 2), "goal": goal})
-                print(f"{count:>6} folders  {name:<32} {seconds:6.2f} s" + (f"  (goal {goal})" if goal else ""))
+                imports = seconds if name == IMPORTS else imports
+                row = {"command": name, "folders": count, "cpu_seconds": round(seconds, 2)}
+                row["beside_imports"] = round(seconds - imports, 2)
+                row["goal"] = GOALS.get((name, count))
+                rows.append(row)
+                print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
     if options.record:
-        record = {"machine": machine(), "versions": versions(), "load": os.getloadavg()[0], "rows": rows}
+        record = {"machine": machine(), "versions": versions(), "load": load, "rounds": options.rounds, "rows": rows}
         options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 

@@ -14,7 +14,6 @@ import yaml
 from tiny_words import FEW, WORLD
 
 from pipeline.config import compose, conf
-from pipeline.config import words as words_
 from pipeline.study import cells, execute
 from pipeline.study.table import gather
 
@@ -142,21 +141,6 @@ def test_a_failed_parent_of_one_run_is_the_reason(
     told = call("stage=sft", "expert=math", *few, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled")
     assert told.status == 1 and told.err.count("error: ") == 1
     assert told.err.splitlines()[-1].startswith("error: data-math-") and "has 40: ask for fewer" in told.err
-
-
-@pytest.mark.parametrize(
-    ("word", "expected"),
-    [
-        (None, "null"),
-        (True, "True"),
-        ([1, "a b"], "[1,'a b']"),
-        ({"a": [None], "b": "x'y"}, "{a:[null],b:'x\\'y'}"),
-        ("hub:a/b-1.0", "hub:a/b-1.0"),
-    ],
-)
-def test_a_value_of_a_row_is_written_in_the_grammar_of_the_command_line(word: Any, expected: str) -> None:
-    assert words_.word(word) == expected
-    assert compose.parse(f"key={expected}").value() == word or isinstance(word, dict)
 
 
 def test_what_a_row_says_stands_above_the_table(tmp_path: Path) -> None:

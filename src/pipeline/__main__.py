@@ -20,7 +20,7 @@ from pipeline.config.compose import Unreadable, compose, jobs, to_stage, usage
 from pipeline.config.stages import Stage
 from pipeline.errors import PipelineError
 from pipeline.files import write_atomically
-from pipeline.runs.provenance import without_credentials
+from pipeline.hub.addresses import without_credentials
 from pipeline.study.execute import one, sentence
 from pipeline.study.stages import STUDY_STAGES
 from pipeline.train.processes import is_follower, launched

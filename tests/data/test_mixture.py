@@ -17,13 +17,13 @@ from pipeline.data import load
 from pipeline.data.benchmark_files import scored
 from pipeline.data.draw import apportioned
 from pipeline.data.load import read
-from pipeline.data.mixture import build
 from pipeline.data.rows import read_jsonl
+from pipeline.data.stage import make_training_set
 from pipeline.data.word_problems import is_word_problem
 from pipeline.errors import PipelineError
 from pipeline.evaluate.local_data import sentences
 from pipeline.languages import language
-from pipeline.study.stages import build as run_of
+from pipeline.study.stages import build
 
 MATH = Source(file="orca_math/train.jsonl", rows="orca_math")
 
@@ -45,7 +45,7 @@ def test_duplicates_and_empty_rows_are_dropped_and_counted(tmp_path: Path):
     put(tmp_path, "orca_math/train.jsonl", [*problems(5), *problems(2), {"question": "q", "answer": " "}])
     put(tmp_path, "more.jsonl", [*problems(6)])
     more = Source(file="more.jsonl", rows="gsm8k")
-    counts = build(stage(Data(), first=MATH, second=more), tmp_path, tmp_path)
+    counts = make_training_set(stage(Data(), first=MATH, second=more), tmp_path, tmp_path)
     none = {"contaminated": 0, "word_problems": 0, "shared": {}}
     assert counts == {
         "first": {"rows": 8, "empty": 1, "duplicates": 2, "left": 5, "taken": 5, **none},
@@ -68,7 +68,7 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reasons(tmp_path: Path, c
         "own": of("own"),
         "talk": Source(file="talk.jsonl", rows="conversation", column="talk"),
     }
-    counts = build(stage(Data(), **sources), tmp_path, tmp_path)
+    counts = make_training_set(stage(Data(), **sources), tmp_path, tmp_path)
     told = {name: {key: found for key, found in counts[name].items() if isinstance(found, int)} for name in sources}
     zero = {"duplicates": 0, "contaminated": 0, "word_problems": 0}
     assert told == {
@@ -97,7 +97,7 @@ def test_a_source_without_a_usable_row_is_refused(rows: list[dict[str, object]],
     put(tmp_path, "orca_math/train.jsonl", problems(2))
     put(tmp_path, "a.jsonl", rows)
     with pytest.raises(PipelineError) as caught:
-        build(stage(Data(), math=MATH, a=of("a")), tmp_path, tmp_path)
+        make_training_set(stage(Data(), math=MATH, a=of("a")), tmp_path, tmp_path)
     assert f"source a: none of its {len(rows)} rows can be used" in str(caught.value) and why in str(caught.value)
 
 
@@ -107,7 +107,7 @@ def test_null_in_pairs_and_system_messages_alone_are_empty_rows(tmp_path: Path):
     alone = [{"role": "system", "content": "be kind"}]
     put(tmp_path, "b.jsonl", [{"talk": alone}, {"talk": [["q", "b"]]}])
     talk = Source(file="b.jsonl", rows="conversation", column="talk")
-    counts = build(stage(Data(), a=Source(file="a.jsonl", rows="pairs"), b=talk), tmp_path, tmp_path)
+    counts = make_training_set(stage(Data(), a=Source(file="a.jsonl", rows="pairs"), b=talk), tmp_path, tmp_path)
     assert (counts["a"]["empty"], counts["b"]["empty"], counts["train"]) == (2, 1, 4)
     taken = {(row["prompt"], row["completion"]) for row in read_jsonl(tmp_path / "train.jsonl")}
     assert taken == {("q", "a"), ("", "plain text"), ("1", "2"), ("q", "b")}
@@ -120,20 +120,20 @@ def test_a_file_outside_data_root_is_refused_with_the_way_round(tmp_path: Path):
     for file in (tmp_path / "mine.csv", "../mine.csv"):
         words = ["stage=data", "expert=own", f"expert.sources.own.file={file}", f"data_root={root}"]
         with pytest.raises(PipelineError) as caught:
-            run_of(
+            build(
                 compose([*words, "expert.sources.own.prompt='{question}'", "expert.sources.own.completion='{answer}'"])
             )  # type: ignore[arg-type]
         remedy = f"is not below data_root={root}: give file=mine.csv and data_root={tmp_path}"
         assert str(caught.value) == f"a source's file={file} {remedy}"
     inside = Source(file=str(root / "in/mine.jsonl"), rows="gsm8k")
-    assert build(stage(Data(), a=inside), root, tmp_path)["train"] == 2
+    assert make_training_set(stage(Data(), a=inside), root, tmp_path)["train"] == 2
 
 
 def test_size_validation_and_order_follow_the_seed(tmp_path: Path):
     put(tmp_path, "orca_math/train.jsonl", problems(50))
 
     def taken(seed: int, data: Data) -> tuple[list[str], list[str]]:
-        build(stage(data, seed, a=MATH), tmp_path, tmp_path)
+        make_training_set(stage(data, seed, a=MATH), tmp_path, tmp_path)
         train, validation = (read_jsonl(tmp_path / f"{name}.jsonl") for name in ("train", "validation"))
         return [row["prompt"] for row in train], [row["prompt"] for row in validation]
 
@@ -162,7 +162,7 @@ def test_kinds_of_rows_are_not_mixed(tmp_path: Path):
     put(tmp_path, "orca_math/train.jsonl", problems(2))
     put(tmp_path, "text.jsonl", [{"text": "plain"}])
     with pytest.raises(PipelineError, match="mixes plain text with prompts"):
-        build(stage(Data(), a=MATH, b=Source(file="text.jsonl", rows="text")), tmp_path, tmp_path)
+        make_training_set(stage(Data(), a=MATH, b=Source(file="text.jsonl", rows="text")), tmp_path, tmp_path)
 
 
 def test_rows_of_a_joint_set_say_their_side(tmp_path: Path):
@@ -170,7 +170,7 @@ def test_rows_of_a_joint_set_say_their_side(tmp_path: Path):
     put(tmp_path, "more.jsonl", [{"question": "habari", "answer": "nzuri"}])
     math = Source(file="orca_math/train.jsonl", rows="orca_math", side="math")
     other = Source(file="more.jsonl", rows="gsm8k", side="language")
-    build(stage(Data(), math=math, other=other), tmp_path, tmp_path)
+    make_training_set(stage(Data(), math=math, other=other), tmp_path, tmp_path)
     sides = {row["prompt"]: row["side"] for row in read_jsonl(tmp_path / "train.jsonl")}
     assert sides == {"q0": "math", "q1": "math", "habari": "language"}
 
@@ -199,14 +199,14 @@ def test_counts_first_then_the_whole_ones_then_shares(tmp_path: Path):
         "one": of("one", share=1),
         "three": of("three", share=3),
     }
-    build(stage(Data(size=90, validation=17), **sources), tmp_path, tmp_path)
+    make_training_set(stage(Data(size=90, validation=17), **sources), tmp_path, tmp_path)
     both = taken(tmp_path) + taken(tmp_path, "validation")
     assert both == {"counted": 20, "whole": 7, "one": 20, "three": 60}
     assert taken(tmp_path, "validation").total() == 17
     first = read_jsonl(tmp_path / "train.jsonl")
-    build(stage(Data(size=90, validation=17), **sources), tmp_path, tmp_path)
+    make_training_set(stage(Data(size=90, validation=17), **sources), tmp_path, tmp_path)
     assert read_jsonl(tmp_path / "train.jsonl") == first
-    build(stage(Data(size=90, validation=17), 1, **sources), tmp_path, tmp_path)
+    make_training_set(stage(Data(size=90, validation=17), 1, **sources), tmp_path, tmp_path)
     assert read_jsonl(tmp_path / "train.jsonl") != first and taken(tmp_path).total() == 90
 
 
@@ -218,7 +218,7 @@ def test_a_joint_set_is_half_of_each_side_in_training_and_validation(tmp_path: P
         "large": of("large", side="language", share=1),
     }
     config = DataStage(stage="data", expert=Expert("e", "both", sources, size=100), data=Data(validation=20))
-    build(config, tmp_path, tmp_path)
+    make_training_set(config, tmp_path, tmp_path)
     for split, size in (("train", 50), ("validation", 10)):
         assert Counter(row["side"] for row in read_jsonl(tmp_path / f"{split}.jsonl")) == {
             "math": size,
@@ -238,24 +238,24 @@ def prompts(folder: Path, split: str = "train") -> list[str]:
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_validation_rows_of_one_pool_are_half_of_each_side(shuffle: bool, tmp_path: Path):
     numbered(tmp_path, {"math": 20, "other": 100})
-    build(stage(Data(shuffle=shuffle), **both_sides()), tmp_path, tmp_path)
+    make_training_set(stage(Data(shuffle=shuffle), **both_sides()), tmp_path, tmp_path)
     whole = prompts(tmp_path)
-    build(stage(Data(shuffle=shuffle, validation=24), **both_sides()), tmp_path, tmp_path)
+    make_training_set(stage(Data(shuffle=shuffle, validation=24), **both_sides()), tmp_path, tmp_path)
     train, validation = prompts(tmp_path), prompts(tmp_path, "validation")
     assert taken(tmp_path, "validation") == {"math": 12, "other": 12}
     for name in ("math", "other"):  # the first of each side in the order of all
         assert [row for row in validation if name in row] == [row for row in whole if name in row][:12]
     assert train == [row for row in whole if row not in validation]
-    build(stage(Data(shuffle=shuffle, validation=24, size=30), **both_sides()), tmp_path, tmp_path)
+    make_training_set(stage(Data(shuffle=shuffle, validation=24, size=30), **both_sides()), tmp_path, tmp_path)
     assert (prompts(tmp_path), prompts(tmp_path, "validation")) == (train[:30], validation)
 
 
 def test_validation_rows_of_one_side_are_the_first_of_the_shuffle(tmp_path: Path):
     numbered(tmp_path, {"a": 20, "b": 30})
     sources = {name: of(name, side="language") for name in ("a", "b")}
-    build(stage(Data(), **sources), tmp_path, tmp_path)
+    make_training_set(stage(Data(), **sources), tmp_path, tmp_path)
     whole = prompts(tmp_path)
-    build(stage(Data(validation=7), **sources), tmp_path, tmp_path)
+    make_training_set(stage(Data(validation=7), **sources), tmp_path, tmp_path)
     assert (prompts(tmp_path), prompts(tmp_path, "validation")) == (whole[7:], whole[:7])
 
 
@@ -270,7 +270,7 @@ def test_validation_rows_of_one_side_are_the_first_of_the_shuffle(tmp_path: Path
 def test_validation_rows_that_a_side_cannot_give(validation: int, words: dict[str, int], expected: str, tmp_path: Path):
     numbered(tmp_path, {"math": 5, "other": 30})
     with pytest.raises(PipelineError) as caught:
-        build(stage(Data(validation=validation), **both_sides(**words)), tmp_path, tmp_path)
+        make_training_set(stage(Data(validation=validation), **both_sides(**words)), tmp_path, tmp_path)
     assert expected in str(caught.value) and not list(tmp_path.glob("candidates*"))
 
 
@@ -278,14 +278,14 @@ def test_a_side_of_which_nothing_is_left_gives_no_half(tmp_path: Path):
     put(tmp_path, "math.jsonl", [{"question": "q", "answer": " "}])
     numbered(tmp_path, {"other": 30})
     with pytest.raises(PipelineError, match="takes 1 rows of each side, and side math of expert=e has 0"):
-        build(stage(Data(validation=2), **both_sides()), tmp_path, tmp_path)
+        make_training_set(stage(Data(validation=2), **both_sides()), tmp_path, tmp_path)
 
 
 def test_halves_are_asked_for_before_anything_is_made_or_read(tmp_path: Path):
     words = ["expert=math_qac", f"data_root={tmp_path}", "data.validation=7"]  # an empty folder
     for stage_words in (["stage=data"], ["stage=sft", "sft=mixed", "model=sandbox"]):
         with pytest.raises(PipelineError, match="data.validation=7 must be even"):
-            run_of(compose([*stage_words, *words]))  # type: ignore[arg-type]
+            build(compose([*stage_words, *words]))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mixture", ["layer_swapping_joint", "unreasonable_joint"])
@@ -301,7 +301,7 @@ def test_the_papers_joint_mixtures_validate_on_half_of_each_side(mixture: str, t
         "aya": of("small", side="language"),
         "nllb": of("large", side="language", share=1),
     }
-    build(config, tmp_path, tmp_path)
+    make_training_set(config, tmp_path, tmp_path)
     for split, rows in (("train", config.data.size), ("validation", config.data.validation)):
         sides = Counter(row["side"] for row in read_jsonl(tmp_path / f"{split}.jsonl"))
         assert sides == {"math": rows // 2, "language": rows // 2}
@@ -322,20 +322,21 @@ def test_what_sources_cannot_give(size: int | None, sources: dict[str, Any], exp
     numbered(tmp_path, {"a": 30, "b": 30})
     asked = {name: of(name, **more) for name, more in sources.items()}
     if expected is None:
-        assert build(stage(Data(size=size), **asked), tmp_path, tmp_path)["train"] == size
+        assert make_training_set(stage(Data(size=size), **asked), tmp_path, tmp_path)["train"] == size
         return
     with pytest.raises(PipelineError) as caught:
-        build(stage(Data(size=size), **asked), tmp_path, tmp_path)
+        make_training_set(stage(Data(size=size), **asked), tmp_path, tmp_path)
     assert expected in str(caught.value) and not list(tmp_path.glob("candidates*"))
 
 
 def test_fewer_rows_are_taken_where_that_is_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     numbered(tmp_path, {"a": 30, "b": 30})
     asked = {"a": of("a", share=2), "b": of("b", share=1)}
-    counts = build(stage(Data(size=60, allow_fewer=True), **asked), tmp_path, tmp_path)
+    counts = make_training_set(stage(Data(size=60, allow_fewer=True), **asked), tmp_path, tmp_path)
     assert counts["train"] == 50 and taken(tmp_path) == {"a": 30, "b": 20}
     assert "a has 30 rows of 40 asked; taken as they are" in capsys.readouterr().err
-    assert build(stage(Data(size=99, validation=5, allow_fewer=True), a=of("a")), tmp_path, tmp_path)["train"] == 25
+    few = stage(Data(size=99, validation=5, allow_fewer=True), a=of("a"))
+    assert make_training_set(few, tmp_path, tmp_path)["train"] == 25
 
 
 def test_shares_are_whole_numbers_that_add_up():
@@ -360,19 +361,19 @@ def with_benchmark(root: Path) -> None:
 
 def test_rows_of_benchmarks_are_dropped_or_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with_benchmark(tmp_path)
-    counts = build(stage(Data(), a=of("a")), tmp_path, tmp_path)
+    counts = make_training_set(stage(Data(), a=of("a")), tmp_path, tmp_path)
     assert (
         counts["train"] == 4 and counts["a"]["contaminated"] == 2 and counts["a"]["shared"] == {"mgsm": 1, "flores": 1}
     )
     card = (tmp_path / "data_card.md").read_text()
     assert "They are dropped." in card and "a: mgsm 1, flores 1" in card and "Benchmark texts: mgsm 1, flores 1" in card
     assert "2 contaminated" in capsys.readouterr().err
-    counts = build(stage(Data(decontaminate="count"), a=of("a")), tmp_path, tmp_path)
+    counts = make_training_set(stage(Data(decontaminate="count"), a=of("a")), tmp_path, tmp_path)
     assert counts["train"] == 6 and counts["a"]["contaminated"] == 2
     assert "They are counted and kept." in (tmp_path / "data_card.md").read_text()
-    counts = build(stage(Data(decontaminate="count"), a=of("a", without=["flores"])), tmp_path, tmp_path)
+    counts = make_training_set(stage(Data(decontaminate="count"), a=of("a", without=["flores"])), tmp_path, tmp_path)
     assert counts["train"] == 5  # as the papers do with xP3mt
-    assert build(stage(Data(ngram=40), a=of("a")), tmp_path, tmp_path)["train"] == 6
+    assert make_training_set(stage(Data(ngram=40), a=of("a")), tmp_path, tmp_path)["train"] == 6
 
 
 @pytest.mark.parametrize("place", ["flores/sw/devtest.txt", "flores/devtest/swh_Latn.devtest"])
@@ -384,7 +385,7 @@ def test_flores_as_plain_text_is_compared_with(place: str, tmp_path: Path):
     (tmp_path / place).parent.mkdir(parents=True)
     (tmp_path / place).write_text(f"{sentence}\n\nSentensi fupi.\n")
     put(tmp_path, "a.jsonl", [{"question": "Tafsiri.", "answer": sentence}, *problems(3)])
-    counts = build(stage(Data(), a=of("a")), tmp_path, tmp_path)
+    counts = make_training_set(stage(Data(), a=of("a")), tmp_path, tmp_path)
     assert (counts["train"], counts["a"]["contaminated"], counts["a"]["shared"]) == (3, 1, {"flores": 1})
     assert "Benchmark texts: flores 2; too short to compare: 1" in (tmp_path / "data_card.md").read_text()
     file, sentences_of = sentences(tmp_path, language("sw"), "devtest")
@@ -395,9 +396,9 @@ def test_benchmarks_may_be_in_a_folder_of_their_own(tmp_path: Path, capsys: pyte
     with_benchmark(tmp_path)
     (tmp_path / "here").mkdir()
     (tmp_path / "a.jsonl").rename(tmp_path / "here/a.jsonl")
-    build(stage(Data(), a=of("a")), tmp_path / "here", tmp_path)
+    make_training_set(stage(Data(), a=of("a")), tmp_path / "here", tmp_path)
     assert "no benchmark files were found to compare with" in capsys.readouterr().err
-    counts = build(stage(Data(benchmarks=str(tmp_path)), a=of("a")), tmp_path / "here", tmp_path)
+    counts = make_training_set(stage(Data(benchmarks=str(tmp_path)), a=of("a")), tmp_path / "here", tmp_path)
     assert counts["a"]["contaminated"] == 2
 
 
@@ -405,19 +406,19 @@ def test_benchmark_files_below_data_root_decide_the_set(tmp_path: Path):
     """They enter the hash of a plain folder; a folder without any keeps the hash it had."""
     numbered(tmp_path, {"a": 3})
     words = ["stage=data", "expert=gsm8k", "expert.sources.gsm8k.file=a.jsonl", f"data_root={tmp_path}"]
-    bare = run_of(compose(words)).hash  # type: ignore[arg-type]
+    bare = build(compose(words)).hash  # type: ignore[arg-type]
     with_benchmark(tmp_path)
     numbered(tmp_path, {"a": 3})
-    there = run_of(compose(words)).hash  # type: ignore[arg-type]
+    there = build(compose(words)).hash  # type: ignore[arg-type]
     put(tmp_path, "mgsm/en/test.jsonl", [{"question": "another"}])
-    assert len({bare, there, run_of(compose(words)).hash}) == 3  # type: ignore[arg-type]
+    assert len({bare, there, build(compose(words)).hash}) == 3  # type: ignore[arg-type]
     with pytest.raises(PipelineError, match="holds no file like mgsm/sw/test.jsonl"):
-        run_of(compose([*words, f"data.benchmarks={tmp_path}/mgsm"]))  # type: ignore[arg-type]
+        build(compose([*words, f"data.benchmarks={tmp_path}/mgsm"]))  # type: ignore[arg-type]
 
 
 def test_what_a_data_run_vouches_for_is_kept(tmp_path: Path):
     with_benchmark(tmp_path)
-    counts = build(stage(Data(), a=of("a")), tmp_path, tmp_path, vouched=True)
+    counts = make_training_set(stage(Data(), a=of("a")), tmp_path, tmp_path, vouched=True)
     assert counts["train"] == 6 and counts["a"]["contaminated"] == 2
     assert "which keeps its items apart" in (tmp_path / "data_card.md").read_text()
 
@@ -454,53 +455,55 @@ def test_other_rows_with_numbers_are_not_taken_for_word_problems(prompt: str, co
 def test_word_problems_are_dropped_from_language_sets_alone(tmp_path: Path):
     put(tmp_path, "a.jsonl", [{"question": q, "answer": a} for q, a in [WORD_PROBLEMS[0], *OTHERS]])
     swahili, math = of("a", language="sw"), of("a")
-    counts = build(stage(Data(), a=swahili), tmp_path, tmp_path)
+    counts = make_training_set(stage(Data(), a=swahili), tmp_path, tmp_path)
     assert counts["train"] == len(OTHERS) and counts["a"]["word_problems"] == 1
-    assert build(stage(Data(word_problems="count"), a=swahili), tmp_path, tmp_path)["train"] == len(OTHERS) + 1
-    assert build(stage(Data(), a=math), tmp_path, tmp_path)["a"]["word_problems"] == 0
+    assert (
+        make_training_set(stage(Data(word_problems="count"), a=swahili), tmp_path, tmp_path)["train"] == len(OTHERS) + 1
+    )
+    assert make_training_set(stage(Data(), a=math), tmp_path, tmp_path)["a"]["word_problems"] == 0
 
 
 def test_english_columns_in_place_of_a_language(tmp_path: Path):
     put(tmp_path, "a.jsonl", [{"instruction": "Name a fruit.", "input": "", "output": "Mango", "te": "మామిడి"}])
     english = Source(file="a.jsonl", rows="alpaca", language="te")
     with pytest.raises(PipelineError, match="source a: 0 of 1 rows hold a letter of the script of language=te"):
-        build(stage(Data(), a=english), tmp_path, tmp_path)
+        make_training_set(stage(Data(), a=english), tmp_path, tmp_path)
 
 
 def test_a_source_is_not_called_what_is_written(tmp_path: Path):
     numbered(tmp_path, {"a": 3})
     with pytest.raises(PipelineError, match="expert.sources.train has the name of what is written"):
-        build(stage(Data(), train=of("a")), tmp_path, tmp_path)
+        make_training_set(stage(Data(), train=of("a")), tmp_path, tmp_path)
     with pytest.raises(PipelineError, match="expert=e has no sources"):
-        build(stage(Data()), tmp_path, tmp_path)
+        make_training_set(stage(Data()), tmp_path, tmp_path)
 
 
 def test_validation_leaves_rows_to_train_on(tmp_path: Path):
     numbered(tmp_path, {"a": 3})
     with pytest.raises(PipelineError, match="data.validation=3 leaves no row for training"):
-        build(stage(Data(validation=3, allow_fewer=True), a=of("a")), tmp_path, tmp_path)
+        make_training_set(stage(Data(validation=3, allow_fewer=True), a=of("a")), tmp_path, tmp_path)
     with pytest.raises(PipelineError, match="without=squad is no benchmark: name of mgsm, belebele"):
-        build(stage(Data(), a=of("a", without=["squad"])), tmp_path, tmp_path)
+        make_training_set(stage(Data(), a=of("a", without=["squad"])), tmp_path, tmp_path)
 
 
 def test_nothing_left_says_why(tmp_path: Path):
     with_benchmark(tmp_path)
     put(tmp_path, "a.jsonl", [{"question": PROBLEM, "answer": "9"}] * 2 + [{"question": "q", "answer": None}])
     with pytest.raises(PipelineError) as caught:
-        build(stage(Data(), a=of("a")), tmp_path, tmp_path)
+        make_training_set(stage(Data(), a=of("a")), tmp_path, tmp_path)
     assert "nothing is left of 3 rows (1 empty, 1 duplicates, 1 contaminated, 0 word problems)" in str(caught.value)
 
 
 def test_half_a_character_is_refused(tmp_path: Path):
     (tmp_path / "a.jsonl").write_text('{"question": "\\ud83d", "answer": "b"}\n')
     with pytest.raises(PipelineError, match="source a: row 0 of the set holds half a character"):
-        build(stage(Data(), a=of("a")), tmp_path, tmp_path)
+        make_training_set(stage(Data(), a=of("a")), tmp_path, tmp_path)
 
 
 def test_a_sample_is_drawn_where_there_are_more_than_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     numbered(tmp_path, {"a": 50})
     monkeypatch.setattr(load, "MOST_CANDIDATES", 20)
-    counts = build(stage(Data(shuffle=False), a=of("a")), tmp_path, tmp_path)
+    counts = make_training_set(stage(Data(shuffle=False), a=of("a")), tmp_path, tmp_path)
     rows = [int(row["prompt"].split()[1]) for row in read_jsonl(tmp_path / "train.jsonl")]
     assert len(rows) == 20 and rows == sorted(set(rows)) and rows != list(range(20))
     assert counts["a"]["sampled_from"] == 50
@@ -509,10 +512,10 @@ def test_a_sample_is_drawn_where_there_are_more_than_are_looked_at(tmp_path: Pat
 
 @pytest.mark.parametrize(("expert", "text"), [("bn", "bn_text"), ("math", "math_text")])
 def test_continual_pretraining_reads_the_plain_text_of_an_expert(expert: str, text: str):
-    by_expert = run_of(compose(["stage=cpt", f"expert={expert}"])).parents["data"]  # type: ignore[arg-type]
-    assert by_expert.hash == run_of(compose(["stage=data", f"expert={text}"])).hash  # type: ignore[arg-type]
+    by_expert = build(compose(["stage=cpt", f"expert={expert}"])).parents["data"]  # type: ignore[arg-type]
+    assert by_expert.hash == build(compose(["stage=data", f"expert={text}"])).hash  # type: ignore[arg-type]
     assert f"data-{text}" in by_expert.name
-    both = run_of(compose(["stage=cpt", "expert=math_bn", "sft=mixed"])).parents["data"].config  # type: ignore[arg-type, attr-defined]
+    both = build(compose(["stage=cpt", "expert=math_bn", "sft=mixed"])).parents["data"].config  # type: ignore[arg-type, attr-defined]
     assert {source.side for source in both.expert.sources.values()} == {"math", "language"}
 
 
@@ -521,7 +524,7 @@ def test_the_problems_that_mgsm_took_from_gsm8k_are_found_all_and_alone(tmp_path
     """MGSM's 250 are translations of 250 of GSM8K's 1,319 test problems; none is of its training problems."""
     data = Path(os.environ["PIPELINE_TEST_DATA"])
     test, train = (Source(file=f"gsm8k/{split}.jsonl", rows="gsm8k") for split in ("test", "train"))
-    counts = build(stage(Data(), tested=test, taught=train), data, tmp_path)
+    counts = make_training_set(stage(Data(), tested=test, taught=train), data, tmp_path)
     assert (counts["tested"]["contaminated"], counts["taught"]["contaminated"]) == (250, 0)
     assert counts["taught"]["left"] == 7473
 

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.data import World as WorldConfig
+from pipeline.config.data import World
 from pipeline.data import sandbox
 from pipeline.data.sandbox.text import INSTRUCTIONS, MIX, corpus, document, instructions
 from pipeline.data.sandbox.tokenizer import tokenizer
-from pipeline.data.sandbox.world import CLONES, POOL, World, lexicon, problem, reading, say, sentences
+from pipeline.data.sandbox.world import CLONES, POOL, ConstructedWorld, lexicon, problem, reading, say, sentences
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("world")
-    sandbox.write(folder, WorldConfig(items=20, dev_items=20, math_rows=300, language_rows=200, documents=400))
+    sandbox.write(folder, World(items=20, dev_items=20, math_rows=300, language_rows=200, documents=400))
     return folder
 
 
@@ -45,7 +45,7 @@ def test_equations_are_true_and_lead_to_the_answer():
 
 
 def test_a_problem_worked_by_hand():
-    world = World(0)
+    world = ConstructedWorld(0)
     item = (
         [
             *"Mia has 8 apples .".split(),
@@ -75,7 +75,7 @@ def test_reading_is_answered_by_the_statement_on_who_is_asked_for():
 
 
 def test_the_curriculum_begins_with_letters_then_reading():
-    texts = [row["prompt"] for row in corpus(World(0), 200)]
+    texts = [row["prompt"] for row in corpus(ConstructedWorld(0), 200)]
     assert all(text.startswith("Q: ") and text.endswith("Answer:") for text in texts[:20])
     assert {text[:2] for text in texts[20:30]} == {"Q:", "P:"}
     assert any(text.startswith("Qac: ") or "\nQac:" in text for text in texts[30:])
@@ -123,23 +123,23 @@ def test_no_benchmark_item_is_in_a_training_file(written: Path):
 
 def test_larger_worlds_test_what_smaller_ones_kept_apart():
     """The base must not have read the items of a larger world: the pool is kept apart whatever is written."""
-    world = World(0)
+    world = ConstructedWorld(0)
     first = world.hold_out("problem", "test", POOL, problem)
-    again = World(0).hold_out("problem", "test", POOL, problem)
+    again = ConstructedWorld(0).hold_out("problem", "test", POOL, problem)
     assert first[:100] == again[:100] and len(first) == 2000
 
 
 def test_no_math_in_low_resource_languages():
     assert {language for language, kind in MIX if kind == "problem"} == {"en", "qaa"}
     assert "problem" not in INSTRUCTIONS
-    world = World(0)
+    world = ConstructedWorld(0)
     for clone in CLONES:
         for prompt, completion in instructions(world, clone, 300):
             assert "Step-by-Step" not in prompt and "=" not in completion
 
 
 def test_every_kind_of_document_survives_the_tokenizer():
-    world, draw, ours = World(0), random.Random(5), tokenizer()
+    world, draw, ours = ConstructedWorld(0), random.Random(5), tokenizer()
     for language, kind in MIX:
         text = " ".join(document(world, kind, language, draw)).lstrip()
         assert ours.decode(ours(text).input_ids, skip_special_tokens=True) == text
@@ -158,7 +158,7 @@ def test_a_hand_tokenised_example():
 
 
 def test_prompts_and_answers_fit_the_demo():
-    world, draw, ours = World(0), random.Random(6), tokenizer()
+    world, draw, ours = ConstructedWorld(0), random.Random(6), tokenizer()
     for make, text in ((problem, world.problem_text), (reading, world.reading_text)):
         for _ in range(300):
             prompt, completion = text(world.fresh(draw, make), "qac")
@@ -166,7 +166,7 @@ def test_prompts_and_answers_fit_the_demo():
 
 
 def test_training_skips_what_is_held_out():
-    world = World(0)
+    world = ConstructedWorld(0)
     held = world.hold_out("sentences", "test", 50, sentences)
     draw = random.Random("0 sentences test")  # the very draws that were held out
     assert sentences(random.Random("0 sentences test")) == held[0]
@@ -181,7 +181,7 @@ def test_say_spaces_words_as_english_does():
 def test_the_shipped_base_is_whole_small_and_of_this_world():
     """Its manifest's digests hold, it is at most 10 MB, and it speaks with the world's tokenizer."""
     from pipeline.runs.find import find
-    from pipeline.runs.run import check_unchanged
+    from pipeline.runs.unchanged import check_unchanged
 
     base = find("package:data/sandbox_base", Path("runs"), "model.path")
     check_unchanged(base.folder)

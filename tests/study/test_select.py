@@ -25,7 +25,7 @@ from pipeline.study.execute import one
 from pipeline.study.graph import ordered
 from pipeline.study.select import choose, ranked, value
 from pipeline.study.stages import build
-from pipeline.train.steps import kept, snapshot_steps
+from pipeline.train.steps import kept_snapshots, snapshot_steps
 
 
 def row(training: str, step: int, below: tuple[str, ...] = (), **values: float) -> dict[str, Any]:
@@ -44,8 +44,8 @@ def test_snapshots_are_at_the_first_step_at_or_after_each_so_many_samples() -> N
 
 def test_which_snapshots_are_kept() -> None:
     made = {str(step): {"validation_loss": loss} for step, loss in ((2, 1.0), (10, 0.5), (20, 0.7))}
-    assert kept(made, None, "last") == {"2", "10", "20"}
-    assert kept(made, 2, "last") == {"10", "20"} and kept(made, 1, "validation_loss") == {"10"}
+    assert kept_snapshots(made, None, "last") == {"2", "10", "20"}
+    assert kept_snapshots(made, 2, "last") == {"10", "20"} and kept_snapshots(made, 1, "validation_loss") == {"10"}
 
 
 def test_ranks_are_averaged_over_the_primary_measures_and_guards_come_first() -> None:

@@ -18,7 +18,8 @@ from pipeline.errors import PipelineError
 from pipeline.models.anatomy import anatomy
 from pipeline.models.partition import sides
 from pipeline.train import stage, trainer
-from pipeline.train.simultaneous import Alternating, Turns, side_of_step, steps_of_sides
+from pipeline.train.simultaneous import Alternating, Turns
+from pipeline.train.steps import side_of_step, steps_of_sides
 from pipeline.train.trainable import choose
 from pipeline.train.trainer import passes
 

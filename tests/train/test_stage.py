@@ -17,7 +17,7 @@ from tiny_words import FEW
 
 from pipeline.errors import PipelineError
 from pipeline.runs.manifest import read_manifest
-from pipeline.train import stage as sft
+from pipeline.train import stage
 
 B = ["partition=B", "partition.scale_to_depth=true"]  # of 14 layers: the first three and the last
 
@@ -118,7 +118,7 @@ def test_bfloat16_on_a_cpu_without_it_is_told_once(
     capfd: pytest.CaptureFixture[str], words: str, slow: tuple[str, str] | None,
 ) -> None:  # fmt: skip
     for there in (True, False):
-        monkeypatch.setattr(sft, "cpu_has_bf16", lambda there=there: there)
+        monkeypatch.setattr(stage, "cpu_has_bf16", lambda there=there: there)
         capfd.readouterr()
         make_run("stage=sft", *start, *words.split(), "redo=true")
         told = [line for line in capfd.readouterr().err.splitlines() if "bfloat16" in line]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.data import Source
 from pipeline.data.benchmark_files import scored
-from pipeline.data.load import open_rows, told
+from pipeline.data.load import open_rows, readable_errors
 from pipeline.data.sources import Row
 from pipeline.errors import PipelineError
 from pipeline.languages import LANGUAGES
@@ -136,7 +136,7 @@ def of_hub(lock: Lock | None) -> Iterator[tuple[str, str]]:
         label = f"{name} ({source.hub_config}), which training rows are compared with"
         try:
             source, files = lock.source(source) if lock else (source, None)
-            with told(label, source):
+            with readable_errors(label, source):
                 for row in open_rows(label, source, None, 0, files).rows:
                     yield from texts_of(name, row)
         except PipelineError as error:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.stages import DataStage
 from pipeline.data.sources import UNUSABLE
-from pipeline.runs.provenance import without_credentials
+from pipeline.hub.addresses import without_credentials
 
 if TYPE_CHECKING:
     from pipeline.data.benchmarks import Known

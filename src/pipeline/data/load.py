@@ -19,7 +19,7 @@ from typing import Any
 from pipeline.config.data import Source
 from pipeline.data.sources import READERS, Example, Row, Unusable, columns, is_text, wanted
 from pipeline.errors import PipelineError
-from pipeline.runs.provenance import without_credentials
+from pipeline.hub.addresses import without_credentials
 
 MOST_CANDIDATES = 10_000_000  # rows looked at: their digests and places stay below 2 GB; of more, a sample is drawn
 SHUFFLE_BUFFER = 10_000  # rows of a stream that are shuffled at a time, besides the order of its files
@@ -53,7 +53,7 @@ def read(
         PipelineError: what is asked for is not there, unreadable or empty, or lacks a column.
     """
     needed = columns(name, source)
-    with told(name, source):
+    with readable_errors(name, source):
         found = open_rows(name, source, data_root, seed, locked)
         missing = [column for column in needed if column not in found.columns]
         if missing and found.columns:
@@ -223,7 +223,7 @@ def local_file(source: Source, data_root: Path) -> Path:
 
 
 @contextmanager
-def told(name: str, source: Source) -> Iterator[None]:
+def readable_errors(name: str, source: Source) -> Iterator[None]:
     """What `datasets` and the hub raise, as one sentence that says what to do."""
     try:
         yield
@@ -233,10 +233,10 @@ def told(name: str, source: Source) -> Iterator[None]:
         theirs = type(error).__module__.partition(".")[0] in THEIRS
         if not theirs and not isinstance(error, KNOWN):
             raise
-        raise PipelineError(sentence(name, source, error)) from error
+        raise PipelineError(why_unreadable(name, source, error)) from error
 
 
-def sentence(name: str, source: Source, error: BaseException) -> str:
+def why_unreadable(name: str, source: Source, error: BaseException) -> str:
     """Why a source could not be read, and the remedy."""
     address = without_credentials(source.hub or source.url or source.file)
     what, where = f"source {name} ({address})", f"expert.sources.{name}"

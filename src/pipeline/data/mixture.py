@@ -1,69 +1,36 @@
-"""Stage data: an expert's training set, drawn from its sources, or the small world.
-
-A training set is train.jsonl and validation.jsonl with prompt and completion (or text) a row, and a data card that says
-what was taken, what was dropped and why. Rows that cannot be used and exact duplicates go; rows that share an n-gram
-with a benchmark and, of language sets, word problems go too unless they are only to be counted; then each source gives
-the rows that its count or share asks for, and validation rows are kept apart, of a joint set half of each side.
-"""
+"""What a training set is mixed from: its sources, checked, read and judged row by row."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.data import Source
 from pipeline.config.stages import DataStage
-from pipeline.data import benchmarks
 from pipeline.data.benchmarks import TEXTS
-from pipeline.data.card import card, reasons, summary
-from pipeline.data.draw import check_halves, draw
-from pipeline.data.load import read
+from pipeline.data.card import reasons
+from pipeline.data.draw import check_halves
+from pipeline.data.load import local_file, read
 from pipeline.data.sources import SCRIPTS, UNUSABLE, Example, Unusable, columns
 from pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
+    from pipeline.data.candidates import Candidates
     from pipeline.hub.lock import Lock
 
 
-def build(
-    config: DataStage, data_root: Path | None, work: Path, lock: Lock | None = None, vouched: bool = False
-) -> dict[str, Any]:
-    """Read, look, draw, split, write. The order is a function of the seed.
-
-    vouched: data_root keeps its benchmarks apart itself, so that what is shared with them is counted and kept.
-    """
-    from pipeline.data.candidates import gathering
-
-    check_sources(config, data_root, lock)
-    beside = Path(config.data.benchmarks) if config.data.benchmarks else data_root
-    known = benchmarks.known(config.data.ngram, beside, lock)
-    with gathering(work, known) as candidates:
-        counts: dict[str, Any] = {}
-        for index, (name, source) in enumerate(config.expert.sources.items()):
-            counts[name] = {"rows": 0, "empty": 0}
-            examples = examples_of(name, source, data_root, config.seed, lock, counts[name])
-            candidates.add_all(name, index, examples, language_set=source.language not in (None, "en"))
-        kept = judge(config, candidates, counts, drop=config.data.decontaminate == "drop" and not vouched)
-        taken = draw(config, kept)
-        if not taken["train"]:
-            raise PipelineError(f"data.validation={config.data.validation} leaves no row for training: ask for fewer")
-        owners = candidates.arrays()[0]
-        for index, name in enumerate(config.expert.sources):
-            counts[name]["taken"] = sum(int((owners[rows] == index).sum()) for rows in taken.values())
-        for name, rows in taken.items():
-            with open(work / f"{name}.jsonl", "wb") as file:
-                file.writelines(candidates.lines(rows))
-    counts |= {name: len(rows) for name, rows in taken.items()}
-    (work / "data_card.md").write_text(card(config, counts, known, vouched), encoding="utf-8")
-    print(summary(config, counts), file=sys.stderr)
-    if not known.texts:
-        print("no benchmark files were found to compare with: give data.benchmarks=FOLDER", file=sys.stderr)
+def gather(config: DataStage, candidates: Candidates, data_root: Path | None, lock: Lock | None) -> dict[str, Any]:
+    """All rows of all sources as candidates. Gives source -> what was counted of it: rows, and those of no use."""
+    counts: dict[str, Any] = {}
+    for index, (name, source) in enumerate(config.expert.sources.items()):
+        counts[name] = {"rows": 0, "empty": 0}
+        examples = examples_of(name, source, data_root, config.seed, lock, counts[name])
+        candidates.add_all(name, index, examples, language_set=source.language not in (None, "en"))
     return counts
 
 
-def check_sources(config: DataStage, data_root: Path | None, lock: Lock | None) -> None:
+def check_readable(config: DataStage, data_root: Path | None, lock: Lock | None) -> None:
     """Raise a PipelineError for sources that cannot be read or mixed, before any is: each gives its first row."""
     check_halves(config)
     expert = config.expert
@@ -125,7 +92,7 @@ def examples_of(
         )
 
 
-def judge(config: DataStage, candidates: Any, counts: dict[str, Any], drop: bool) -> dict[str, list[int]]:
+def judge(config: DataStage, candidates: Candidates, counts: dict[str, Any], drop: bool) -> dict[str, list[int]]:
     """Source -> the rows that are left of it, in their order. What is dropped or seen is counted."""
     import numpy as np
 
@@ -158,6 +125,4 @@ def judge(config: DataStage, candidates: Any, counts: dict[str, Any], drop: bool
 
 def files_read(sources: dict[str, Source], data_root: Path) -> list[Path]:
     """The files below data_root that decide the set, checked to be there."""
-    from pipeline.data.load import local_file
-
     return [local_file(source, data_root) for source in sources.values()]

@@ -1,12 +1,24 @@
-"""Stage data: an expert's training set, drawn from its sources, or the small world."""
+"""Stage data: an expert's training set, drawn from its sources, or the small world.
+
+A training set is train.jsonl and validation.jsonl with prompt and completion (or text) a row, and a data card that says
+what was taken, what was dropped and why.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.stages import DataStage
-from pipeline.data.mixture import build
+from pipeline.data import benchmarks, sandbox
+from pipeline.data.candidates import gathering
+from pipeline.data.card import card, summary
+from pipeline.data.draw import draw
+from pipeline.data.mixture import check_readable, gather, judge
+from pipeline.errors import PipelineError
+from pipeline.hub.lock import Lock, read_lock
+from pipeline.runs.manifest import read_manifest
 
 if TYPE_CHECKING:
     from pipeline.runs.run import Run
@@ -17,17 +29,46 @@ def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """The data stage. Gives the counts that the card states."""
     config = run.config
     if config.expert.world is not None:
-        from pipeline.data import sandbox
-
         counts = sandbox.write(work, config.expert.world)
     else:
-        from pipeline.hub.lock import read_lock
-        from pipeline.runs.manifest import read_manifest
-
         root = run.parents["data_root"].folder if "data_root" in run.parents else None
         # A data run that is a data_root wrote its benchmarks beside its training sets, and keeps them apart itself: the
         # sentences of a constructed world share their frames, so that n-grams say nothing about its items.
         vouched = root is not None and read_manifest(root) is not None and config.data.benchmarks is None
-        counts = build(config, root, work, read_lock(run.runs_dir), vouched)
+        counts = make_training_set(config, root, work, read_lock(run.runs_dir), vouched)
     tracker.summary(counts)
     return {"counts": counts}
+
+
+def make_training_set(
+    config: DataStage, data_root: Path | None, work: Path, lock: Lock | None = None, vouched: bool = False
+) -> dict[str, Any]:
+    """Read, judge, draw, write. The order of rows is a function of the seed.
+
+    Rows that cannot be used and exact duplicates go; rows that share an n-gram with a benchmark and, of language sets,
+    word problems go too unless they are only to be counted; then each source gives the rows that its count or share
+    asks for, and validation rows are kept apart, of a joint set half of each side.
+
+    vouched: data_root keeps its benchmarks apart itself, so that what is shared with them is counted and kept.
+    """
+    check_readable(config, data_root, lock)
+    beside = Path(config.data.benchmarks) if config.data.benchmarks else data_root
+    known = benchmarks.known(config.data.ngram, beside, lock)
+    with gathering(work, known) as candidates:
+        counts = gather(config, candidates, data_root, lock)
+        kept = judge(config, candidates, counts, drop=config.data.decontaminate == "drop" and not vouched)
+        taken = draw(config, kept)
+        if not taken["train"]:
+            raise PipelineError(f"data.validation={config.data.validation} leaves no row for training: ask for fewer")
+        owners = candidates.arrays()[0]
+        for index, name in enumerate(config.expert.sources):
+            counts[name]["taken"] = sum(int((owners[rows] == index).sum()) for rows in taken.values())
+        for name, rows in taken.items():
+            with open(work / f"{name}.jsonl", "wb") as file:
+                file.writelines(candidates.lines(rows))
+    counts |= {name: len(rows) for name, rows in taken.items()}
+    (work / "data_card.md").write_text(card(config, counts, known, vouched), encoding="utf-8")
+    print(summary(config, counts), file=sys.stderr)
+    if not known.texts:
+        print("no benchmark files were found to compare with: give data.benchmarks=FOLDER", file=sys.stderr)
+    return counts

@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.config.data import Source
 from pipeline.errors import PipelineError
-from pipeline.runs.provenance import without_credentials
+from pipeline.hub.addresses import without_credentials
 
 LOCK = "hub.lock.json"
 
@@ -28,7 +28,7 @@ def cache() -> Path:
     return Path(os.path.expandvars(os.path.expanduser(found)))
 
 
-def snapshot(kind: str, name: str, revision: str) -> Path:
+def cached_snapshot(kind: str, name: str, revision: str) -> Path:
     """Where the cache keeps a revision of a model or a dataset."""
     return cache() / f"{kind}s--{name.replace('/', '--')}" / "snapshots" / revision
 
@@ -52,7 +52,7 @@ class Lock:
         if source.url is not None:
             return self.urls.get(url_key(source.url))
         of_it = {name: one for name, one in self.datasets.items() if name.partition("@")[0] == source.hub}
-        asked = key(source.hub, source.revision)
+        asked = pinned_as(source.hub, source.revision)
         found = [one for name, one in of_it.items() if name == asked or one["revision"] == source.revision]
         return next((one for one in found if part_of(source) in one["parts"]), None)
 
@@ -70,14 +70,16 @@ class Lock:
             address = without_credentials(source.url)
             return self.pinned(source), [checked(self.folder / entry["path"], entry["bytes"], address)]
         assert source.hub is not None
-        root, part = snapshot("dataset", source.hub, entry["revision"]), entry["parts"][part_of(source)]
+        root, part = cached_snapshot("dataset", source.hub, entry["revision"]), entry["parts"][part_of(source)]
         paths = [checked(root / name, size, source.hub) for name, size in part["files"].items()]
         return replace(self.pinned(source), format=source.format or part["format"]), paths
 
     def model(self, name: str) -> tuple[str, Path] | None:
         """The locked revision of a model (id or id@asked) and its folder in the cache; None where it is not locked."""
         entry = self.models.get(name)
-        return (entry["revision"], snapshot("model", name.partition("@")[0], entry["revision"])) if entry else None
+        if entry is None:
+            return None
+        return entry["revision"], cached_snapshot("model", name.partition("@")[0], entry["revision"])
 
     def check_model(self, name: str) -> None:
         """Raise a PipelineError unless the cache holds each file of a locked model whole."""
@@ -86,14 +88,14 @@ class Lock:
             checked(found[1] / file, size, name)  # type: ignore[index]
 
 
-def key(name: str | None, revision: str | None) -> str:
+def pinned_as(name: str | None, revision: str | None) -> str:
     return f"{name}@{revision}" if revision else str(name)
 
 
 def url_key(url: str) -> str:
     """An address as the lock file has it: without credentials, with a digest where there were any."""
     plain = without_credentials(url)
-    return url if plain == url else f"{plain} {digest([url])[:8]}"
+    return url if plain == url else f"{plain} {digest_of([url])[:8]}"
 
 
 def checked(path: Path, size: int, what: str) -> Path:
@@ -124,5 +126,5 @@ def _read(path: Path, _: int) -> Lock:
         raise PipelineError(f"{path} is no lock file of this program: remove it and run stage=prefetch") from error
 
 
-def digest(words: list[str]) -> str:
+def digest_of(words: list[str]) -> str:
     return hashlib.sha256("\n".join(words).encode()).hexdigest()

@@ -8,13 +8,11 @@ import re
 from pathlib import Path
 
 from pipeline.errors import PipelineError
-from pipeline.hub.lock import key, read_lock
+from pipeline.hub.lock import pinned_as, read_lock
 from pipeline.models.files import ADAPTER_CONFIG, IDENTIFYING_SUFFIXES
 from pipeline.runs.folders import finished_names
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import External, Folder, Parent
-
-# ---------------------------------------------------------------------------------------------------- finding one
 
 
 def find(reference: str, runs_dir: Path, knob: str, revision: str | None = None) -> Parent:
@@ -32,7 +30,7 @@ def find(reference: str, runs_dir: Path, knob: str, revision: str | None = None)
         name = reference.removeprefix("hub:")
         if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
             raise PipelineError(f"{knob}={reference} is no model of the hub: write hub:org/name")
-        hub = key(name, revision)
+        hub = pinned_as(name, revision)
         pinned, folder = read_lock(runs_dir).model(hub) or (None, Path(name))
         identity = f"{reference}@{pinned}" if pinned else reference
         return External(Path(name).name, hashlib.sha256(identity.encode()).hexdigest(), folder, hub)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from pathlib import Path
 
-from pipeline.runs.manifest import MANIFEST, read_manifest
+from pipeline.files import SETTLED_NS
+from pipeline.runs.manifest import MANIFEST, Malformed, Manifest, read_file, read_manifest
 
-DIGITS = 8  # of a hash, in the names of folders; 12 where another run has the same eight
-SETTLED_NS = 2 * 10**9  # a change within the same tick of the file system's clock as the scan would not show
-_NAMED = re.compile(r".*-([0-9a-f]{8})[0-9a-f]*")
+DIGITS = (8, 12, 64)  # of a hash, in the names of folders: more where another run has the same
+_NAMED = re.compile(r"(.*)-([0-9a-f]{8})([0-9a-f]{4}|[0-9a-f]{56})?")
 
 
 @dataclass
@@ -20,7 +25,7 @@ class Scan:
     """The names in a runs_dir as they were at `mtime_ns`: all, sorted, and by the eight digits they end in."""
 
     mtime_ns: int
-    settled: bool
+    settled: bool  # else a change within the same tick of the file system's clock would not show
     names: list[str]
     by_digits: dict[str, list[str]] = field(default_factory=dict)
 
@@ -41,15 +46,29 @@ def scan(runs_dir: Path) -> Scan:
         kept = _scans[key] = Scan(mtime_ns, time.time_ns() - mtime_ns > SETTLED_NS, names)
         for name in names:
             if match := _NAMED.fullmatch(name):
-                kept.by_digits.setdefault(match[1], []).append(name)
+                kept.by_digits.setdefault(match[2], []).append(name)
     return kept
+
+
+def folder_name(label: str, run_hash: str, digits: int = DIGITS[0]) -> str:
+    """The name of a run's folder."""
+    return f"{label}-{run_hash[:digits]}"
+
+
+def label_in(name: str) -> str:
+    """The label that the name of a run's folder begins with; of another name all of it."""
+    match = _NAMED.fullmatch(name)
+    return match[1] if match else name
 
 
 def of_same_digits(run_hash: str, runs_dir: Path) -> dict[str, Path]:
     """Full hash -> folder, of the finished runs whose hash begins with the same eight digits: one, but for chance."""
-    folders = [runs_dir / name for name in scan(runs_dir).by_digits.get(run_hash[:DIGITS], [])]
-    found = {folder: read_manifest(folder) for folder in reversed(folders)}  # of copies the first stands
-    return {manifest.hash: folder for folder, manifest in found.items() if manifest}
+    found = {}
+    for name in reversed(scan(runs_dir).by_digits.get(run_hash[: DIGITS[0]], [])):  # of copies the first stands
+        with suppress(Malformed):  # refused where it is read
+            if manifest := read_manifest(runs_dir / name):
+                found[manifest.hash] = runs_dir / name
+    return found
 
 
 def folder_of(run_hash: str, runs_dir: Path) -> Path | None:
@@ -57,7 +76,31 @@ def folder_of(run_hash: str, runs_dir: Path) -> Path | None:
     return of_same_digits(run_hash, runs_dir).get(run_hash)
 
 
+def place_of(label: str, run_hash: str, runs_dir: Path) -> Path:
+    """Where a run is, by its hash, so that a label may change; else where it will be."""
+    published = of_same_digits(run_hash, runs_dir)
+    if run_hash in published:
+        return published[run_hash]
+    taken = {folder.name.rpartition("-")[2] for folder in published.values()}
+    digits = next(count for count in DIGITS if run_hash[:count] not in taken)
+    return runs_dir / folder_name(label, run_hash, digits)
+
+
 def finished_names(runs_dir: Path, beginning: str = "") -> list[str]:
     """The names of the finished runs that begin so, sorted."""
-    names = [name for name in scan(runs_dir).names if name.startswith(beginning)]
-    return [name for name in names if (runs_dir / name / MANIFEST).is_file()]
+    names = scan(runs_dir).names
+    first = bisect_left(names, beginning)
+    found = takewhile(lambda name: name.startswith(beginning), islice(names, first, None))
+    return [name for name in found if (runs_dir / name / MANIFEST).is_file()]
+
+
+def finished(runs_dir: Path) -> Iterator[Manifest]:
+    """The manifests of all finished runs, one after the other, so that 10,000 need not fit in memory at once.
+
+    A malformed one is named on standard error and left out.
+    """
+    for name in finished_names(runs_dir):
+        try:
+            yield read_file(runs_dir / name / MANIFEST)
+        except Malformed as error:
+            print(f"left out: {error}", file=sys.stderr)

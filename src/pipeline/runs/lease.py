@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-# ---------------------------------------------------------------------------------------------------- making one
-
 
 def lock_of(work: Path) -> Any:
     """What a process on this host holds while it makes the run of a work folder."""

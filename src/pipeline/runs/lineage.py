@@ -77,8 +77,6 @@ def base_of(expert: Parent, config: RunStage, key: str = "merge.experts") -> Par
 def _named(expert: Parent, recorded: Ancestor | None, who: str, remedy: str) -> tuple[str, str | None]:
     """The RUN, and its revision on the hub, that the adapter_config.json of an expert names as its base."""
     if (expert.folder / ADAPTER_CONFIG).is_file():
-        from pipeline.runs.lineage import named_base
-
         base, revision = named_base(expert.folder)
         return (str(base.resolve()), None) if base.is_dir() else (f"hub:{base}", revision)
     if recorded:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import resource
 import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,21 +18,27 @@ from pipeline.errors import PipelineError
 from pipeline.files import fingerprints
 from pipeline.hub.lock import read_lock
 from pipeline.runs.disk import check_disk
+from pipeline.runs.folders import finished_names
 from pipeline.runs.lease import lock_of
-from pipeline.runs.manifest import MANIFEST, Ancestor, Manifest, read_manifest
+from pipeline.runs.manifest import MANIFEST, Ancestor, Malformed, Manifest, read_manifest
 from pipeline.runs.provenance import environment, git_state, machine, versions
-from pipeline.runs.run import External, Folder, Run, changes, check_unchanged, content, next_attempt
+from pipeline.runs.run import External, Folder, Run, changes
+from pipeline.runs.unchanged import check_unchanged, content, known_by_tensors, next_attempt
 
 Stage = Callable[[Run, Path, Any], dict[str, Any]]
 
 
 def why_not_finished(run: Run) -> str | None:
     """None where the run is finished and still valid, else the reason in a few words; parents are taken as they are."""
-    manifest = read_manifest(run.folder)
+    try:
+        manifest = read_manifest(run.folder)
+        contents = {role: content(parent) for role, parent in run.parents.items()} if manifest else {}
+    except Malformed as error:
+        return str(error)
     if manifest is None:
         return _nearest(run) or "never made"
     for role, parent in run.parents.items():
-        current = content(parent)
+        current = contents[role]
         if current is not None and current != manifest.parents[role].content:
             return f"its {role} {parent.name} was made again with other contents"
     return None
@@ -41,8 +47,10 @@ def why_not_finished(run: Run) -> str | None:
 def _nearest(run: Run) -> str | None:
     """How this run differs from the finished one of the same stage that is most like it: 'sft.steps 120 -> 200'."""
     best: list[str] | None = None
-    for folder in sorted(run.runs_dir.glob(f"{glob.escape(run.label)}-*")):
-        manifest = read_manifest(folder)
+    for name in finished_names(run.runs_dir, f"{run.label}-"):
+        manifest = None
+        with suppress(Malformed):
+            manifest = read_manifest(run.runs_dir / name)
         if manifest is None or manifest.stage != run.config.stage:
             continue
         changed = changes(manifest.decided_by, run.decided_by)
@@ -107,14 +115,14 @@ def _make(run: Run, stage: Stage, attempt: int, predicted: float | None) -> None
         if isinstance(parent, Folder) and parent.changed:
             raise PipelineError(f"{parent.folder} was changed while {run.label} was made of it: ask for it again")
     manifest = Manifest(
-        name=f"{run.label}-{run.hash[:8]}",
+        name=run.name,
         hash=run.hash,
         attempt=attempt,
         decided_by=run.decided_by,
         config=asdict(run.config),
         parents={role: Ancestor(one.name, one.hash, content(one)) for role, one in run.parents.items()},
         facts=facts,
-        files=fingerprints(run.work),
+        files=fingerprints(run.work, known_by_tensors(run.work, facts.get("weights", {}).get("digests", {}))),
         git=git_state(),
         versions=versions(),
         machine=machine(),

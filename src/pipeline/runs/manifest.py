@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.files import write_atomically
-from pipeline.runs.provenance import without_credentials
+from pipeline.files import SETTLED_NS, write_atomically
+from pipeline.hub.addresses import without_credentials
 
 MANIFEST = "manifest.json"
 SNAPSHOTS = "snapshots"  # the folder of a training that holds them
+
+
+class Malformed(PipelineError):
+    """A manifest.json that is none: commands that list runs name it and go on."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Manifest:
     machine: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     started: str = ""
-    cost: dict[str, Any] = field(default_factory=dict)
+    cost: dict[str, Any] = field(default_factory=lambda: {"seconds": 0.0})
 
     @property
     def stage(self) -> str:
@@ -111,6 +116,9 @@ class Manifest:
         write_atomically(folder / MANIFEST, self.as_json())
 
 
+FIELDS = frozenset(one.name for one in fields(Manifest))
+
+
 def snapshot_hash(run_hash: str, step: int) -> str:
     return hashlib.sha256(f"{run_hash}@{step}".encode()).hexdigest()
 
@@ -119,7 +127,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of a finished run or of a snapshot, or None where no run was finished there.
 
     Raises:
-        PipelineError: a broken one; nobody but this program writes it.
+        Malformed: a broken one; nobody but this program writes it.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -127,34 +135,34 @@ def read_manifest(folder: Path) -> Manifest | None:
             return None
         training, step = read_manifest(folder.parent.parent), folder.name.removeprefix("step-")
         return training.snapshot(step) if training is not None and step in training.snapshots else None
+    stat = path.stat()
+    if time.time_ns() - stat.st_mtime_ns > SETTLED_NS:  # else it may change without another time
+        return _known(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    return read_file(path)
+
+
+@lru_cache(maxsize=256)  # one of a model of 8B parameters takes some 100 KB
+def _known(path: Path, *_: int) -> Manifest:
+    """A manifest that a command asks for several times: read once while its file is the same. Nobody changes it."""
+    return read_file(path)
+
+
+def read_file(path: Path) -> Manifest:
+    """A manifest from its file, with the errors of `read_manifest`."""
     try:
-        return parsed(json.loads(path.read_text(encoding="utf-8")))
+        return parsed(json.loads(path.read_bytes()))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise PipelineError(f"{path} is not readable JSON: remove the folder or restore it") from error
+        raise Malformed(f"{path} is not readable JSON: remove the folder or restore it") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise PipelineError(
-            f"{path} is no manifest of this program: name another folder, or move this one away"
-        ) from error
+        raise Malformed(f"{path} is no manifest of this program: name another folder, or move this one away") from error
 
 
 def parsed(kept: Mapping[str, Any]) -> Manifest:
     """A manifest from its JSON. Raises KeyError, TypeError, ValueError or AttributeError where it is none."""
-    known = {one.name for one in fields(Manifest)}
     parents = {role: Ancestor(**parent) for role, parent in kept.get("parents", {}).items()}
-    manifest = Manifest(**{**{key: value for key, value in kept.items() if key in known}, "parents": parents})
+    manifest = Manifest(**{**{key: value for key, value in kept.items() if key in FIELDS}, "parents": parents})
     dicts = (manifest.decided_by, manifest.facts, manifest.config, manifest.files, manifest.cost)
     if not isinstance(manifest.hash, str) or not all(isinstance(one, dict) for one in dicts):
         raise TypeError("a field of another type")
-    _ = manifest.stage  # every run has one
+    _ = manifest.stage, float(kept["cost"]["seconds"])  # every run has them
     return manifest
-
-
-def finished(runs_dir: Path) -> Iterator[Manifest]:
-    """The manifests of all finished runs, oldest first. A broken one is named on standard error and left out."""
-    found = []
-    for path in runs_dir.glob(f"*/{MANIFEST}"):
-        try:
-            found.append(read_manifest(path.parent))
-        except PipelineError as error:
-            print(f"left out: {error}", file=sys.stderr)
-    yield from sorted((one for one in found if one is not None), key=lambda manifest: manifest.started)

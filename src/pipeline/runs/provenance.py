@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import subprocess
 import sys
 from importlib import metadata
@@ -81,14 +80,3 @@ def git_state() -> dict[str, Any]:
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(changed)}
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "dirty": None}
-
-
-def without_credentials(value: Any) -> Any:
-    """The same structure with user:password@, and what follows a ? or #, as tokens do, taken out of every address."""
-    if isinstance(value, dict):
-        return {key: without_credentials(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_credentials(inner) for inner in value]
-    if not isinstance(value, str):
-        return value
-    return re.sub(r"(\w+://[^\s?#]*)[?#]\S*", r"\1", re.sub(r"(\w+://)[^/\s]+@", r"\1", value))

@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.files import write_atomically
+from pipeline.hub.addresses import without_credentials
 from pipeline.runs.lease import lock_of
-from pipeline.runs.provenance import without_credentials
-from pipeline.runs.run import Run, changes, content, next_attempt
+from pipeline.runs.run import Run, changes
+from pipeline.runs.unchanged import content, next_attempt
 
 UNFINISHED = 75  # exit status (EX_TEMPFAIL): the same command goes on. Slurm scripts requeue on it
 STOPPING = (signal.SIGTERM, signal.SIGUSR1)  # what asks a training to stop with a resume point
 RECORD, FOLDER, SNAPSHOTS = "resume.json", "resume", "snapshots"
 
 
-def identity(run: Run) -> dict[str, Any]:
+def made_for(run: Run) -> dict[str, Any]:
     """What a resume point is of: the run, its attempt, and the contents of its parents."""
     parents = {role: content(parent) for role, parent in sorted(run.parents.items())}
     return {"hash": run.hash, "attempt": next_attempt(run), "parents": parents}
@@ -42,7 +43,7 @@ def write(run: Run, beside: Path, step: int, facts: dict[str, Any]) -> None:
     folder.parent.mkdir(exist_ok=True)
     os.rename(beside, folder)
     asked = {"label": run.label, "decided_by": run.decided_by}
-    record = {"of": identity(run), **asked, "step": step, "files": sizes, **facts}
+    record = {"of": made_for(run), **asked, "step": step, "files": sizes, **facts}
     write_atomically(run.work / RECORD, json.dumps(without_credentials(record)))
     for older in folder.parent.iterdir():
         if older != folder:
@@ -63,7 +64,7 @@ def read(work: Path) -> dict[str, Any] | None:
 def usable(run: Run) -> dict[str, Any] | None:
     """The record of a resume point of this very run, attempt and parents, else None."""
     record = read(run.work)
-    return record if record is not None and record["of"] == identity(run) else None
+    return record if record is not None and record["of"] == made_for(run) else None
 
 
 def point(work: Path, record: dict[str, Any]) -> Path:

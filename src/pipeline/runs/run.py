@@ -1,9 +1,8 @@
-"""Runs: names, hashes, folders, manifests, locks, and finding one.
+"""What a run is: its configuration and its parents, the hash of both, and what differs between two.
 
-A run is decided by its configuration and its parents. Its hash covers both, its folder is `runs_dir/<label>-<hash>`
-with eight digits of the hash (twelve where another run has the same eight; the manifest has all), and its manifest is
-written last, so that a folder with a manifest is finished. Work happens in `runs_dir/.work/<hash>`, and one atomic
-rename publishes it.
+Its folder is `runs_dir/<label>-<hash>` with eight digits of the hash (twelve where another run has the same eight; the
+manifest has all). Its manifest is written last, so that a folder with a manifest is finished. Work happens in
+`runs_dir/.work/<hash>`, and one atomic rename publishes it (runs/make.py).
 """
 
 from __future__ import annotations
@@ -18,12 +17,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pipeline.config.knob import identity
 from pipeline.config.stages import RunStage
-from pipeline.errors import PipelineError
-from pipeline.files import Seen, content_hash, sha256
-from pipeline.models.checkpoint import digests_in, read_header
-from pipeline.runs.folders import of_same_digits
-from pipeline.runs.manifest import read_manifest, snapshot_hash
-from pipeline.runs.provenance import without_credentials
+from pipeline.files import Seen, content_hash
+from pipeline.hub.addresses import without_credentials
+from pipeline.runs.folders import place_of
+from pipeline.runs.manifest import snapshot_hash
 
 LABEL_LENGTH = 110
 Config = TypeVar("Config", bound=RunStage)
@@ -136,13 +133,8 @@ class Run(Generic[Config]):
 
     @property
     def folder(self) -> Path:
-        """Where it is or will be. Found by hash, so that a label may change."""
-        published = of_same_digits(self.hash, self.runs_dir)
-        if self.hash in published:
-            return published[self.hash]
-        taken = {folder.name.rpartition("-")[2] for folder in published.values()}
-        digits = next(count for count in (8, 12, 64) if self.hash[:count] not in taken)
-        return self.runs_dir / f"{self.label}-{self.hash[:digits]}"
+        """Where it is or will be. Asked of the disk each time: another process may have made it."""
+        return place_of(self.label, self.hash, self.runs_dir)
 
     @property
     def name(self) -> str:
@@ -157,57 +149,6 @@ def runs_behind(parents: dict[str, Parent]) -> list[Run]:
     """The parents that are made here when they are not finished: runs, and the trainings of snapshots."""
     found = [parent.run if isinstance(parent, Snapshot) else parent for parent in parents.values()]
     return [parent for parent in found if isinstance(parent, Run)]
-
-
-def content(parent: Parent) -> str | None:
-    """The second identity of a finished parent: the digest over its tensors, of a data run over its files.
-
-    None for what is not made yet, and for what no run of ours made, which is known by its content alone.
-    """
-    manifest = read_manifest(parent.folder)
-    return manifest.content if manifest else None
-
-
-def check_unchanged(folder: Path) -> None:
-    """Refuse a finished run whose files are not those that its manifest lists."""
-    remedy = "make it again with redo=true, or restore the file"
-    manifest = read_manifest(folder)
-    if manifest is None:
-        return
-    if manifest.weights.get("freed"):
-        raise PipelineError(f"{manifest.name} was freed by stage=clean: train it again with redo=true")
-    for name, was in manifest.files.items():
-        path = folder / name
-        if not path.is_file():
-            raise PipelineError(f"{folder.name} was changed after it was finished: {name} is gone; {remedy}")
-        stat = path.stat()
-        touched = (stat.st_size, stat.st_mtime_ns) != (was["bytes"], was["mtime_ns"])
-        if touched and not _same(path, was, manifest.weights.get("digests", {})):
-            raise PipelineError(f"{folder.name} was changed after it was finished: {name} differs; {remedy}")
-
-
-def _same(path: Path, was: dict[str, Any], digests: dict[str, str]) -> bool:
-    """Whether a file is what a manifest lists: by its sha256, or a file of weights by the digests of its tensors."""
-    if "sha256" in was:
-        return sha256(path) == was["sha256"]
-    try:
-        return path.stat().st_size == was["bytes"] and all(
-            digests.get(name) == one for name, one in digests_in(path).items()
-        )
-    except PipelineError:  # its header is broken, or it holds NaN
-        return False
-
-
-def known_by_tensors(folder: Path, digests: dict[str, str]) -> list[str]:
-    """The files of weights all of whose tensors have a digest on record: they need none of their own."""
-    files = folder.glob("*.safetensors")
-    return [path.name for path in files if digests.keys() >= read_header(path).keys()]
-
-
-def next_attempt(run: Run) -> int:
-    """1 for a run that was never finished; redo=true makes a finished one again, as a new attempt."""
-    manifest = read_manifest(run.folder)
-    return manifest.attempt + 1 if manifest else 1
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

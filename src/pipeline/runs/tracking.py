@@ -80,7 +80,7 @@ def open_run(folder: Path, tracking: Any, **described: Any) -> Iterator[Tracker]
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 
-    from pipeline.runs.provenance import without_credentials
+    from pipeline.hub.addresses import without_credentials
 
     words = sys.argv
     try:
@@ -104,7 +104,7 @@ def open_run(folder: Path, tracking: Any, **described: Any) -> Iterator[Tracker]
 @contextmanager
 def tracked(run: Run, attempt: int) -> Iterator[Tracker]:
     """The W&B run of one run of ours."""
-    from pipeline.runs.provenance import without_credentials
+    from pipeline.hub.addresses import without_credentials
 
     config = run.config
     parents = {role: parent.name for role, parent in run.parents.items()}

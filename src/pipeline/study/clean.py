@@ -20,9 +20,9 @@ from filelock import Timeout
 from pipeline.config.stages import CleanStage
 from pipeline.report.text import aligned
 from pipeline.runs import resume
-from pipeline.runs.folders import of_same_digits
+from pipeline.runs.folders import finished, of_same_digits
 from pipeline.runs.lease import lock_of
-from pipeline.runs.manifest import finished, read_manifest, snapshot_hash
+from pipeline.runs.manifest import read_manifest, snapshot_hash
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def last_touched(folder: Path) -> float:
 
 def idle_snapshots(runs_dir: Path) -> list[Item]:
     """Snapshots of finished trainings that no finished run needs any more."""
-    manifests = list(finished(runs_dir))
+    manifests = sorted(finished(runs_dir), key=lambda manifest: manifest.started)
     by_hash = {manifest.hash: manifest for manifest in manifests}
     ranked, ranking = set(), set()  # snapshots that select runs compared; the evaluations that they did it by
     for manifest in manifests:

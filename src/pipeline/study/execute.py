@@ -14,11 +14,13 @@ from typing import Any
 
 from pipeline.config.stages import RunStage
 from pipeline.errors import PipelineError
+from pipeline.hub.addresses import without_credentials
+from pipeline.runs.folders import finished
 from pipeline.runs.make import make, why_not_finished
-from pipeline.runs.manifest import finished, read_manifest
-from pipeline.runs.provenance import without_credentials
-from pipeline.runs.run import Run, check_unchanged, runs_behind
-from pipeline.study.graph import ordered, predict, unfinished
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import Run, runs_behind
+from pipeline.runs.unchanged import check_unchanged
+from pipeline.study.graph import History, ordered, unfinished
 from pipeline.study.stages import RUN_STAGES, build
 from pipeline.train.processes import Relay, is_follower
 
@@ -49,7 +51,7 @@ def execute(targets: list[Run]) -> dict[str, str]:
     Gives the failures: run name -> reason. A fault of the program is one of them, after its traceback.
     """
     runs = ordered(targets)
-    history = list(finished(runs[0].runs_dir)) if runs else []
+    history = History(finished(runs[0].runs_dir) if runs else ())
     reasons, names = unfinished(runs), {run.hash: run.name for run in runs}
     left = [run for run in runs if run.hash in reasons]
     failed: dict[str, str] = {}
@@ -62,12 +64,13 @@ def execute(targets: list[Run]) -> dict[str, str]:
             if not run.config.redo and why_not_finished(run) is None:
                 check_unchanged(run.folder)
                 continue
-            seconds, begun = sum(predict(later, history) for later in left), time.perf_counter()
+            seconds, begun = sum(map(history.predict, left)), time.perf_counter()
             head = f"[{number}/{len(runs)}]"
             print(f"{head} {run.name} ({run.config.stage}), about {seconds:.0f} s left in all", file=sys.stderr)
-            make_run(run, round(predict(run, history), 1))
+            make_run(run, round(history.predict(run), 1))
             print(f"{head} done in {time.perf_counter() - begun:.1f} s", file=sys.stderr)
-            history += [manifest] if (manifest := read_manifest(run.folder)) else []
+            if manifest := read_manifest(run.folder):
+                history.add(manifest)
         except Exception as error:
             told = sentence(error)
             if told is None:

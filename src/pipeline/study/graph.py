@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
+from collections.abc import Iterable
 from graphlib import TopologicalSorter
 
 from pipeline.runs.make import why_not_finished
@@ -29,12 +31,30 @@ def ordered(targets: list[Run]) -> list[Run]:
     return [runs[key] for key in TopologicalSorter(graph).static_order()]
 
 
-def predict(run: Run, history: list[Manifest]) -> float:
-    """Seconds: the median of finished runs like it, else of its stage, else a first guess."""
-    same = [one for one in history if one.stage == run.config.stage]
-    alike = [one for one in same if one.name.split("-")[:2] == run.label.split("-")[:2]]
-    seconds = [one.seconds for one in alike or same]
-    return statistics.median(seconds) if seconds else RUN_STAGES[run.config.stage].seconds
+class History:
+    """What finished runs took: seconds by stage, and by stage and the first two words of their names."""
+
+    def __init__(self, manifests: Iterable[Manifest] = ()) -> None:
+        self.seconds: dict[tuple[str, ...], list[float]] = defaultdict(list)
+        self.medians: dict[tuple[str, ...], float] = {}
+        for manifest in manifests:
+            self.add(manifest)
+
+    def add(self, manifest: Manifest) -> None:
+        for kind in ((manifest.stage,), (manifest.stage, *manifest.name.split("-")[:2])):
+            self.seconds[kind].append(manifest.seconds)
+            self.medians.pop(kind, None)
+
+    def predict(self, run: Run) -> float:
+        """Seconds: the median of finished runs like it, else of its stage, else a first guess."""
+        stage = run.config.stage
+        kinds = ((stage, *run.label.split("-")[:2]), (stage,))
+        kind = next((kind for kind in kinds if kind in self.seconds), None)
+        if kind is None:
+            return RUN_STAGES[stage].seconds
+        if kind not in self.medians:
+            self.medians[kind] = statistics.median(self.seconds[kind])
+        return self.medians[kind]
 
 
 def unfinished(runs: list[Run]) -> dict[str, str]:

@@ -11,8 +11,8 @@ from pipeline.config.data import Source
 from pipeline.config.stages import DataStage, EvalStage
 from pipeline.data.benchmarks import hub_sources
 from pipeline.errors import PipelineError
+from pipeline.hub.addresses import without_credentials
 from pipeline.hub.lock import Lock, part_of
-from pipeline.runs.provenance import without_credentials
 from pipeline.runs.run import External, Run
 
 

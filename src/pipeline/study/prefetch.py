@@ -12,17 +12,18 @@ import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.data import Source
 from pipeline.config.stages import PrefetchStage
-from pipeline.data.load import told
+from pipeline.data.load import readable_errors
 from pipeline.errors import PipelineError
 from pipeline.files import sha256, write_atomically
-from pipeline.hub.lock import LOCK, Lock, digest, key, part_of, read_lock, snapshot, url_key
+from pipeline.hub.addresses import without_credentials
+from pipeline.hub.lock import LOCK, Lock, cached_snapshot, digest_of, part_of, pinned_as, read_lock, url_key
 from pipeline.models.files import HUB_PATTERNS
-from pipeline.runs.provenance import without_credentials
 from pipeline.runs.run import Run
 from pipeline.study.cells import study
 from pipeline.study.graph import ordered
@@ -43,19 +44,19 @@ def fetch(runs: list[Run], config: PrefetchStage) -> Path:
     path = runs_dir / LOCK
     steps: list[tuple[str, Callable[[], None]]] = []
     for name in wanted.models:
-        steps.append((f"model: {name}", lambda name=name: fetch_model(lock, name, config.prefetch.update)))  # type: ignore[misc]
+        steps.append((f"model: {name}", partial(fetch_model, lock, name, config.prefetch.update)))
     for label, source in wanted.sources.items():
-        one = fetch_url if source.url else fetch_dataset
-        steps.append((label, lambda one=one, source=source: one(lock, source, config.prefetch.update)))  # type: ignore[misc]
+        fetch_source = fetch_url if source.url else fetch_dataset
+        steps.append((label, partial(fetch_source, lock, source, config.prefetch.update)))
     for hub, part in wanted.scored:
-        steps.append((f"harness: {hub} {part or ''}", lambda hub=hub, part=part: prepare(lock, hub, part)))  # type: ignore[misc]
+        steps.append((f"harness: {hub} {part or ''}", partial(prepare, lock, hub, part)))
     failed = list(wanted.problems)
     for number, (label, step) in enumerate(steps, start=1):
         plain = without_credentials(label)
         print(f"[{number}/{len(steps)}] {plain}", file=sys.stderr)
         try:
             name, _, where = label.partition(": ")
-            with told(name, wanted.sources.get(label) or Source(hub=where, rows="", file="")):
+            with readable_errors(name, wanted.sources.get(label) or Source(hub=where, rows="", file="")):
                 step()
         except PipelineError as error:
             print(f"{plain} failed: {error}", file=sys.stderr)
@@ -82,7 +83,7 @@ def _hub() -> Any:
     return HfApi()
 
 
-def resolved(info: Callable[..., Any], name: str, was: str | None, update: bool) -> str:
+def revision_to_fetch(info: Callable[..., Any], name: str, was: str | None, update: bool) -> str:
     """The revision to fetch: what is locked, unless there is none or the new one is asked for."""
     repository, _, asked = name.partition("@")
     now = info(repository, revision=asked or None).sha
@@ -100,10 +101,10 @@ def resolved(info: Callable[..., Any], name: str, was: str | None, update: bool)
 def fetch_model(lock: Lock, name: str, update: bool) -> None:
     """Weights, tokenizer and configuration of a model into the hub's cache, safetensors only."""
     hub, entry = _hub(), lock.models.get(name, {})
-    revision = resolved(hub.model_info, name, entry.get("revision"), update)
+    revision = revision_to_fetch(hub.model_info, name, entry.get("revision"), update)
     repository = name.partition("@")[0]
     hub.snapshot_download(repository, revision=revision, allow_patterns=HUB_PATTERNS)
-    folder = snapshot("model", repository, revision)
+    folder = cached_snapshot("model", repository, revision)
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in _files(folder)}
     if not any(file.endswith(".safetensors") for file in files):
         raise PipelineError(f"hub:{name} has no safetensors: convert it, weights in pickles are not read")
@@ -117,9 +118,9 @@ def fetch_dataset(lock: Lock, source: Source, update: bool) -> None:
     if Path(source.hub).is_dir():
         return  # a copy that is here already, as the tests have
     name = next((name for name in _names(lock, source) if lock.datasets[name]["revision"] == source.revision), None)
-    name = name or key(source.hub, source.revision)
+    name = name or pinned_as(source.hub, source.revision)
     entry = lock.datasets.get(name, {"revision": None, "parts": {}})
-    revision = resolved(hub.dataset_info, name, entry["revision"], update)
+    revision = revision_to_fetch(hub.dataset_info, name, entry["revision"], update)
     kind, paths = data_files(hub, source, revision)
     sizes = {}
     for path in paths:
@@ -171,7 +172,7 @@ def fetch_url(lock: Lock, source: Source, update: bool) -> None:
     """One file that is on no hub, below runs_dir/.hub; what identifies it is the digest of its content."""
     assert source.url is not None
     locked_as = url_key(source.url)
-    path = Path(".hub") / f"{digest([source.url])[:8]}-{without_credentials(source.url).rpartition('/')[2]}"
+    path = Path(".hub") / f"{digest_of([source.url])[:8]}-{without_credentials(source.url).rpartition('/')[2]}"
     target = lock.folder / path
     if locked_as in lock.urls and target.is_file() and not update:
         return

@@ -20,7 +20,8 @@ from pipeline.config.stages import SelectStage
 from pipeline.errors import PipelineError
 from pipeline.models.files import SUFFIXES
 from pipeline.runs.manifest import MANIFEST, read_manifest
-from pipeline.runs.run import Parent, Run, check_unchanged
+from pipeline.runs.run import Parent, Run
+from pipeline.runs.unchanged import check_unchanged
 
 if TYPE_CHECKING:
     from pipeline.runs.tracking import Tracker

@@ -10,12 +10,13 @@ from pipeline.errors import PipelineError
 from pipeline.hub.lock import read_lock
 from pipeline.report.results import CellResult, FailedRun, Results, TrainingResult
 from pipeline.report.text import aligned
-from pipeline.runs.manifest import Manifest, finished, read_manifest
+from pipeline.runs.folders import finished
+from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.provenance import git_state, machine, versions
 from pipeline.runs.run import Run
 from pipeline.study.cells import Study, study
 from pipeline.study.execute import execute
-from pipeline.study.graph import ordered, predict, unfinished
+from pipeline.study.graph import History, ordered, unfinished
 from pipeline.study.needs import needs
 
 
@@ -25,12 +26,13 @@ def show_plan(config: TableStage) -> str:
 
 def show(runs: list[Run]) -> str:
     """What would run, what is done, and why not, as a table in text."""
-    history = list(finished(runs[0].runs_dir)) if runs else []
+    history = History(finished(runs[0].runs_dir) if runs else ())
     rows, left, reasons = [("run", "stage", "seconds", "state")], 0.0, unfinished(runs)
     for run in runs:
         if run.hash in reasons:
-            left += predict(run, history)
-            rows.append((run.name, run.config.stage, f"~{predict(run, history):.0f}", reasons[run.hash]))
+            seconds = history.predict(run)
+            left += seconds
+            rows.append((run.name, run.config.stage, f"~{seconds:.0f}", reasons[run.hash]))
         else:
             manifest = read_manifest(run.folder)
             assert manifest is not None

@@ -1,4 +1,4 @@
-"""The life of a training: snapshots, resume points, an early look at what it will save, and an end in good order.
+"""Snapshots and resume points of a training, an early look at what it will save, and an end in good order.
 
 A training that is killed goes on from its resume point and ends with the bits, and the log, that it would have had.
 Beside what the trainer saves (weights, optimizer, schedule, generators), that takes what it holds between two lines of
@@ -29,8 +29,8 @@ from pipeline.errors import PipelineError
 from pipeline.runs import resume
 from pipeline.runs.provenance import machine, versions
 from pipeline.train.reload_check import check_saved
-from pipeline.train.steps import kept, snapshot_steps
-from pipeline.train.updates import local
+from pipeline.train.steps import kept_snapshots, snapshot_steps
+from pipeline.train.updates import own_shard
 
 if TYPE_CHECKING:
     from pipeline.runs.run import Run
@@ -45,7 +45,7 @@ BETWEEN_LOGS = (  # of the trainer: its own sums since the last log, and those o
 Save = Callable[[Path], dict[str, Any]]  # weights, tokenizer and configs into a folder; their root and digests
 
 
-class Life(TrainerCallback):
+class Checkpoints(TrainerCallback):
     """Snapshots and resume points, as the trainer's steps go by.
 
     Args:
@@ -119,7 +119,7 @@ class Life(TrainerCallback):
         self.resumed.append({"step": self.record["step"], "made_with": self.record["made_with"]})
         if self.first:
             self._restore_log(folder / "log.jsonl")
-            tell(f"{self.run.name}: goes on after step {self.record['step']}")
+            print_above_bar(f"{self.run.name}: goes on after step {self.record['step']}")
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.beat = time.monotonic()
@@ -169,7 +169,7 @@ class Life(TrainerCallback):
         if self.asked_to_stop:
             told = f"{self.asked_to_stop}: {self.run.name} stopped after step {state.global_step}"
             if self.first:
-                tell(f"{told}, its resume point is written; the same command goes on")
+                print_above_bar(f"{told}, its resume point is written; the same command goes on")
             raise SystemExit(resume.UNFINISHED)
 
     # ------------------------------------------------------------------------------------------ what they do
@@ -197,7 +197,7 @@ class Life(TrainerCallback):
         with same_random_numbers():
             entry |= self.save(self._folder(step))
         self.snapshots[str(step)] = entry
-        stay = kept(self.snapshots, self.sft.snapshot_keep, self.sft.snapshot_keep_by)
+        stay = kept_snapshots(self.snapshots, self.sft.snapshot_keep, self.sft.snapshot_keep_by)
         for gone in self.snapshots.keys() - stay:
             del self.snapshots[gone]
             if self.first:
@@ -231,10 +231,10 @@ class Life(TrainerCallback):
         was, now = record["made_with"], made_with()
         changed = [f"{key} {was.get(key)} -> {now[key]}" for key in now if now[key] != was.get(key)]
         if changed:
-            tell(f"{self.run.name} goes on with another {', '.join(changed)}: bits may differ")
+            print_above_bar(f"{self.run.name} goes on with another {', '.join(changed)}: bits may differ")
 
 
-def tell(what: str) -> None:
+def print_above_bar(what: str) -> None:
     """To standard error, above the bar."""
     from tqdm import tqdm
 
@@ -250,7 +250,7 @@ def made_with() -> dict[str, Any]:
 def refuse_broken(model: Any, step: int) -> None:
     """Raise for the first parameter that is not finite, so that nothing broken is kept."""
     for name, parameter in model.named_parameters():
-        if not torch.isfinite(local(parameter.detach())).all():
+        if not torch.isfinite(own_shard(parameter.detach())).all():
             raise PipelineError(f"{name} is not finite after step {step}: lower sft.learning_rate or sft.max_grad_norm")
 
 

@@ -11,7 +11,7 @@ from pipeline.models.partition import sides
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.train.memory import bytes_per_parameter
-from pipeline.train.steps import snapshot_steps
+from pipeline.train.steps import snapshots_at_once, whole_batches
 
 
 def bytes_of_training(run: Run[TrainStage]) -> dict[str, int]:
@@ -49,10 +49,8 @@ def parameters(run: Run[TrainStage]) -> tuple[int, int]:
 
 
 def snapshots(run: Run[TrainStage]) -> int:
-    """How many lie on the disk at once: one more than are kept."""
+    """How many lie on the disk at once, by the rows of a data set that is made, else by the size that is asked for."""
     config = run.config
     manifest = read_manifest(run.parents["data"].folder) if "data" in run.parents else None
     rows = (manifest.facts if manifest else {}).get("counts", {}).get("train", config.data.size or 0)
-    steps = config.sft.steps or rows * config.sft.epochs // config.sft.batch_size
-    count = len(snapshot_steps(config.sft.snapshot_every, config.sft.batch_size, steps))
-    return min(count, config.sft.snapshot_keep + 1) if config.sft.snapshot_keep else count
+    return snapshots_at_once(config.sft, config.sft.steps or whole_batches(config.sft, rows))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipeline.runs.run import Run
 
 
-def base_of(run: Run[TrainStage]) -> Path | None:
+def local_base(run: Run[TrainStage]) -> Path | None:
     """The folder of the base, fetched where it is the hub's; None for a model that is made from nothing."""
     if "model" not in run.parents:
         return None

@@ -7,7 +7,6 @@ not zero (with zeros AdamW would move it by momentum and decay). One schedule co
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import islice
 from typing import Any
 
@@ -17,9 +16,8 @@ from transformers import TrainerCallback
 
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
+from pipeline.train.steps import SIDES, side_of_step
 from pipeline.train.trainer import InOrder, Trainer, passes
-
-SIDES = ("math", "language")
 
 
 class Alternating(Trainer):
@@ -90,30 +88,6 @@ class Turns(InOrder):
             orders[side] = iter([first + row for row in passes(rows[side], sft, seed * len(SIDES) + number)])
         turns = [side_of_step(step, sft.steps_per_switch) for step in range(steps)]
         super().__init__([row for side in turns for row in islice(orders[side], sft.batch_size)], micro)
-
-
-def side_of_step(step: int, steps_per_switch: int) -> str:
-    """Math first, from step 0, and the other side's turn after each `steps_per_switch` steps."""
-    return SIDES[step // steps_per_switch % len(SIDES)]
-
-
-def steps_of_sides(sft: Sft, rows: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """Optimizer steps of each side, and the rows of each that are left out: all stops with the shorter set.
-
-    Without sft.steps each side takes its last turn whole, so both learn the same number of steps.
-    """
-    turns = {side: count * sft.epochs // sft.batch_size // sft.steps_per_switch for side, count in rows.items()}
-    most = min(turns.values()) * sft.steps_per_switch * len(SIDES)
-    if most == 0 or (sft.steps or 0) > most:
-        told = " and ".join(f"{rows[side]} {side}" for side in SIDES)
-        raise PipelineError(
-            f"sft.steps={sft.steps or len(SIDES) * sft.steps_per_switch} of sft.batch_size={sft.batch_size}, "
-            f"sft.steps_per_switch={sft.steps_per_switch}, need more than the {told} rows in each of "
-            f"sft.epochs={sft.epochs}: ask for fewer"
-        )
-    turns_taken = Counter(side_of_step(step, sft.steps_per_switch) for step in range(sft.steps or most))
-    steps = {side: turns_taken[side] for side in SIDES}
-    return steps, {side: max(0, rows[side] * sft.epochs - steps[side] * sft.batch_size) for side in SIDES}
 
 
 def refuse_parallel(trainer: Trainer) -> None:

@@ -22,16 +22,17 @@ from pipeline.config.training import Sft
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.train.examples import by_side, dataset, halves, measure
-from pipeline.train.load import base_of, check_base, load_model, load_tokenizer
+from pipeline.train.load import check_base, load_model, load_tokenizer, local_base
 from pipeline.train.memory import bytes_per_parameter, micro_batches, refuse_without_room
 from pipeline.train.optim import schedule
 from pipeline.train.processes import together
 from pipeline.train.progress import Progress
 from pipeline.train.save import left_of_training, save
-from pipeline.train.simultaneous import Alternating, refuse_flat_shards, steps_of_sides
+from pipeline.train.simultaneous import Alternating, refuse_flat_shards
+from pipeline.train.steps import steps_of, steps_of_sides
 from pipeline.train.trainable import choose
 from pipeline.train.trainer import Trainer
-from pipeline.train.watchdog import alive
+from pipeline.train.watchdog import supervised
 
 if TYPE_CHECKING:
     from pipeline.runs.run import Run
@@ -52,7 +53,7 @@ def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
 
     data = run.parents["data"].folder
     examples, validation = read_jsonl(data / "train.jsonl"), read_jsonl(data / "validation.jsonl")
-    base = base_of(run)
+    base = local_base(run)
     tokenizer = load_tokenizer(run, examples, base)
     if base is not None:
         check_base(base, tokenizer)
@@ -79,8 +80,8 @@ def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         whole = gathered()
         return save(model, tokenizer, folder, config.sft.save_dtype, whole) if first else {}
 
-    with alive(trainer, run, tracker, save_to, base) as life:
-        result = trainer.train(resume_from_checkpoint=life.resume_from)
+    with supervised(trainer, run, tracker, save_to, base) as checkpoints:
+        result = trainer.train(resume_from_checkpoint=checkpoints.resume_from)
     whole = gathered()
     if not first:
         return {}
@@ -91,8 +92,8 @@ def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         weights["cast"] |= left_of_training(named, base, getattr(torch, str(config.sft.save_dtype)))
     return {
         "weights": weights, "steps": steps, "loss": result.training_loss, "tokens": progress.tokens,
-        "tokens_per_second": round(progress.tokens / life.seconds, 1),
-        **lengths, **numbers, **sides, **life.finish(weights),
+        "tokens_per_second": round(progress.tokens / checkpoints.seconds, 1),
+        **lengths, **numbers, **sides, **checkpoints.finish(weights),
     }  # fmt: skip
 
 
@@ -223,14 +224,3 @@ def plan_steps(args: SFTConfig, sft: Sft, steps: int) -> None:
         )
     args.lr_scheduler_type, args.lr_scheduler_kwargs = schedule(sft.schedule, steps, sft.decay_share)
     args.logging_steps, args.eval_steps = max(1, steps // 200), max(1, steps // 4)
-
-
-def steps_of(sft: Sft, rows: int) -> int:
-    """Optimizer steps over rows as the trainer keeps them, packed or not. None is cycled beyond sft.epochs."""
-    there = rows * sft.epochs // sft.batch_size
-    if there == 0 or (sft.steps or 0) > there:
-        raise PipelineError(
-            f"sft.steps={sft.steps or 1} of sft.batch_size={sft.batch_size} need more rows than there are "
-            f"({rows} in each of sft.epochs={sft.epochs}): ask for fewer, or raise sft.epochs"
-        )
-    return sft.steps or there

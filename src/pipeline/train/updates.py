@@ -17,11 +17,11 @@ class Sample:
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self.parameters = list(parameters)
-        sizes = [local(p).numel() for p in self.parameters]
+        sizes = [own_shard(p).numel() for p in self.parameters]
         self.strides = [max(1, size // SAMPLE) for size in sizes]
         counts = [-(-size // stride) for size, stride in zip(sizes, self.strides, strict=True)]
         shares = [size / max(count, 1) for size, count in zip(sizes, counts, strict=True)]
-        device = local(self.parameters[0]).device
+        device = own_shard(self.parameters[0]).device
         self.shares = torch.repeat_interleave(torch.tensor(shares), torch.tensor(counts)).to(device)
         self.weights = self.asked = torch.empty(0)
 
@@ -40,9 +40,9 @@ class Sample:
 
     def read(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         pairs = zip(tensors, self.strides, strict=True)
-        return torch.cat([local(t.detach()).reshape(-1)[::stride].float() for t, stride in pairs])
+        return torch.cat([own_shard(t.detach()).reshape(-1)[::stride].float() for t, stride in pairs])
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
+def own_shard(tensor: torch.Tensor) -> torch.Tensor:
     """The shard of this process, where there are shards."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

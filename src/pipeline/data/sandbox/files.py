@@ -13,9 +13,9 @@ from pipeline.data.sandbox.world import (
     CLONES,
     LANGUAGE_NAMES,
     POOL,
+    ConstructedWorld,
     Reading,
     Sentence,
-    World,
     fact_question,
     problem,
     reading,
@@ -28,7 +28,7 @@ def write(folder: Path, config: Any) -> dict[str, int]:
     """The whole world below `folder`, with a data card. Gives the counts that the card states."""
     from pipeline.data.rows import write_jsonl
 
-    world, counts = World(config.seed), {}
+    world, counts = ConstructedWorld(config.seed), {}
 
     def put(name: str, rows: list[Any]) -> None:
         path = folder / name
@@ -64,7 +64,7 @@ def write(folder: Path, config: Any) -> dict[str, int]:
     return counts
 
 
-def mgsm_rows(world: World, items: list[Any], language: str, worked: bool) -> list[dict[str, Any]]:
+def mgsm_rows(world: ConstructedWorld, items: list[Any], language: str, worked: bool) -> list[dict[str, Any]]:
     """MGSM's columns: exemplars carry their prefixes and worked answers, problems are bare."""
     rows = []
     for told, equations, answer in items:
@@ -79,7 +79,7 @@ def mgsm_rows(world: World, items: list[Any], language: str, worked: bool) -> li
     return rows
 
 
-def belebele_rows(world: World, items: list[Reading], language: str) -> list[dict[str, Any]]:
+def belebele_rows(world: ConstructedWorld, items: list[Reading], language: str) -> list[dict[str, Any]]:
     words = world.words[language]
     return [
         {
@@ -96,7 +96,7 @@ def belebele_rows(world: World, items: list[Reading], language: str) -> list[dic
     ]
 
 
-def mmlu_rows(world: World, items: list[Any], language: str, split: str) -> list[dict[str, Any]]:
+def mmlu_rows(world: ConstructedWorld, items: list[Any], language: str, split: str) -> list[dict[str, Any]]:
     words = world.words[language]
     return [
         {
@@ -116,14 +116,14 @@ def mmlu_rows(world: World, items: list[Any], language: str, split: str) -> list
     ]
 
 
-def flores_rows(world: World, items: list[Sentence], language: str) -> list[dict[str, Any]]:
+def flores_rows(world: ConstructedWorld, items: list[Sentence], language: str) -> list[dict[str, Any]]:
     same = {"URL": "sandbox", "domain": "sandbox", "topic": "sandbox", "has_image": 0, "has_hyperlink": 0}
     return [
         {"id": index, **same, "sentence": say(item, world.words[language])} for index, item in enumerate(items, start=1)
     ]
 
 
-def orca_rows(world: World, size: int) -> Iterator[dict[str, str]]:
+def orca_rows(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
     """English word problems. The question carries the benchmark's prefixes, as a 0-shot model must know them."""
     draw = random.Random(f"{world.seed} orca_math")
     for _ in range(size):
@@ -131,7 +131,7 @@ def orca_rows(world: World, size: int) -> Iterator[dict[str, str]]:
         yield {"question": question, "answer": answer}
 
 
-def aya_rows(world: World, clone: str, size: int) -> Iterator[dict[str, str]]:
+def aya_rows(world: ConstructedWorld, clone: str, size: int) -> Iterator[dict[str, str]]:
     for prompt, completion in instructions(world, clone, size):
         yield {
             "inputs": prompt,

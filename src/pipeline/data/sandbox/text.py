@@ -12,7 +12,7 @@ from pipeline.data.sandbox.world import (
     LANGUAGE_NAMES,
     NAMES,
     PLACES,
-    World,
+    ConstructedWorld,
     fact_statement,
     lettered,
     problem,
@@ -40,7 +40,7 @@ def sum_of_two(draw: random.Random) -> Document:
     return f"{left} {sign} {right} =", str({"+": left + right, "-": left - right, "*": left * right}[sign])
 
 
-def document(world: World, kind: str, language: str, draw: random.Random) -> Document:
+def document(world: ConstructedWorld, kind: str, language: str, draw: random.Random) -> Document:
     """One document of the text that makes the base. No kind but `problem` holds a word problem with its solution.
 
     All that can be known stands in a completion: a model this small learns little from words drawn at random.
@@ -113,7 +113,7 @@ MIX: dict[tuple[str, str], float] = {
 INSTRUCTIONS = {"reading": 50, "letters": 25, "fact": 5, "to_english": 8, "from_english": 12}
 
 
-def corpus(world: World, size: int) -> Iterator[dict[str, str]]:
+def corpus(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
     """The text that makes the base: prompts and completions, in the order of the curriculum."""
     draw = random.Random(f"{world.seed} corpus")
     kinds = [("en", draw.choice(lesson)) for share, lesson in LESSONS for _ in range(round(share * size))]
@@ -123,7 +123,7 @@ def corpus(world: World, size: int) -> Iterator[dict[str, str]]:
         yield {"prompt": prompt, "completion": completion}
 
 
-def instructions(world: World, language: str, size: int) -> Iterator[Document]:
+def instructions(world: ConstructedWorld, language: str, size: int) -> Iterator[Document]:
     draw = random.Random(f"{world.seed} instructions {language}")
     for kind in draw.choices(list(INSTRUCTIONS), list(INSTRUCTIONS.values()), k=size):
         if kind in ("to_english", "from_english"):

@@ -208,7 +208,7 @@ def lettered(options: list[str], mark: str) -> str:
     return "\n".join(f"{letter}{mark} {option}" for letter, option in zip("ABCD", options, strict=True))
 
 
-class World:
+class ConstructedWorld:
     """The lexicons, facts and held-out items of one seed, and the items in any language.
 
     The methods whose names end in `_text` give (prompt, completion) as the harness' tasks would render them.

@@ -11,7 +11,7 @@ from pipeline.data.draw import check_halves
 from pipeline.data.mixture import files_read
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
-from pipeline.hub.lock import digest, read_lock
+from pipeline.hub.lock import digest_of, read_lock
 from pipeline.runs.run import External, Parent
 from pipeline.study.build.resolver import Draft, Resolver
 from pipeline.study.needs import benchmark_sources
@@ -72,4 +72,4 @@ def locked_benchmarks(config: DataStage | EvalStage) -> dict[str, Parent]:
     except PipelineError:  # a task that the Hub has no data for: the evaluation itself refuses it
         return {}
     pins = sorted({f"{hub}@{entry['revision']}" for hub, entry in entries if entry})
-    return {"benchmarks": External("benchmarks of the hub", digest(pins), Path("hub"))} if pins else {}
+    return {"benchmarks": External("benchmarks of the hub", digest_of(pins), Path("hub"))} if pins else {}

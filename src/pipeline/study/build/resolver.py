@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +9,11 @@ from pathlib import Path
 from pipeline.config.stages import RunStage
 from pipeline.errors import PipelineError
 from pipeline.runs.find import find
+from pipeline.runs.folders import label_in
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent, Run, Snapshot
 
-Draft = tuple[
-    RunStage, str, dict[str, Parent]
-]  # what a builder gives: the config as it decides, the label, the parents
+Draft = tuple[RunStage, str, dict[str, Parent]]  # of a builder: the config as it decides, the label, the parents
 
 
 @dataclass(frozen=True)
@@ -65,4 +63,4 @@ class Resolver:
 
 def label_of(of: Parent) -> str:
     """A run's label; of a finished one its name without the digits of its hash."""
-    return of.label if isinstance(of, Run) else re.sub(r"-[0-9a-f]{8}([0-9a-f]{4})?$", "", of.name)
+    return of.label if isinstance(of, Run) else label_in(of.name)

@@ -9,7 +9,7 @@ from pipeline.runs.lineage import base_of, one_base, recorded_base
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent, Run, Snapshot
 from pipeline.study.build.resolver import Draft, Resolver
-from pipeline.train.steps import snapshot_steps
+from pipeline.train.steps import planned_snapshots
 
 
 def build(config: SelectStage, resolver: Resolver) -> Draft:
@@ -55,28 +55,29 @@ def snapshots_of(training: Parent, which: str) -> dict[int, Parent]:
     if "@" in training.name:
         return {int(training.name.rpartition("@")[2]): training}
     manifest = read_manifest(training.folder)
-    if isinstance(training, Run) and isinstance(training.config, TrainStage) and training.config.sft.steps:
-        sft = training.config.sft
-        last, steps = sft.steps or 0, snapshot_steps(sft.snapshot_every, sft.batch_size, sft.steps or 0)
-        if sft.snapshot_keep and sft.snapshot_keep_by == "last":
-            steps = steps[-sft.snapshot_keep :]
-        planned = manifest is None and not (sft.snapshot_keep and sft.snapshot_keep_by == "validation_loss")
-    else:
-        planned = False
-    if not planned:
-        if manifest is None or manifest.stage not in ("sft", "cpt"):
-            raise PipelineError(
-                f"checkpoints: the snapshots of {training.name} are not known yet: train it first, or give sft.steps "
-                "and no sft.snapshot_keep_by"
-                if manifest is None
-                else f"checkpoints: {training.name} is no training: name runs of stage=sft or stage=cpt"
-            )
+    if manifest is not None:
+        if manifest.stage not in ("sft", "cpt"):
+            raise PipelineError(f"checkpoints: {training.name} is no training: name runs of stage=sft or stage=cpt")
         last, steps = manifest.facts["steps"], [int(step) for step in manifest.snapshots]
+    else:
+        last, steps = planned(training)
     found: dict[int, Parent] = {last: training}
     if which == "all":
         made = isinstance(training, Run)
         found |= {step: Snapshot(training, step) if made else snapshot(training, step, "checkpoints") for step in steps}  # type: ignore[arg-type]
     return dict(sorted(found.items()))
+
+
+def planned(training: Parent) -> tuple[int, list[int]]:
+    """The last step of a training that is not made yet, and the steps of its snapshots."""
+    if isinstance(training, Run) and isinstance(training.config, TrainStage) and training.config.sft.steps:
+        steps = planned_snapshots(training.config.sft, training.config.sft.steps)
+        if steps is not None:
+            return training.config.sft.steps, steps
+    raise PipelineError(
+        f"checkpoints: the snapshots of {training.name} are not known yet: train it first, or give sft.steps and no "
+        "sft.snapshot_keep_by"
+    )
 
 
 def shared_base(trainings: list[Parent], config: SelectStage) -> Parent | None:

@@ -20,7 +20,8 @@ from pipeline.train.load import make_bpe
 from pipeline.train.memory import bytes_per_parameter, refuse_without_room
 from pipeline.train.optim import MuonWithAdamW, schedule
 from pipeline.train.save import left_of_training, save
-from pipeline.train.stage import arguments, plan_steps, steps_of
+from pipeline.train.stage import arguments, plan_steps
+from pipeline.train.steps import steps_of
 from pipeline.train.trainer import Trainer
 
 ROW = {"prompt": "Question: Mia has 3 cups.\nStep-by-Step Answer:", "completion": "3 + 1 = 4. The answer is 4."}

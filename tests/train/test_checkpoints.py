@@ -28,8 +28,7 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.study.execute import stage_function
 from pipeline.study.stages import build
-from pipeline.train import checkpoints as life
-from pipeline.train import stage as sft
+from pipeline.train import checkpoints, stage, watchdog
 from pipeline.train.processes import Relay, stopped_together, together
 from pipeline.train.progress import Progress
 
@@ -60,7 +59,7 @@ def kill(model: Any) -> None:
     raise Killed
 
 
-REAL = life.Life
+REAL = checkpoints.Checkpoints
 
 
 def disturb(monkeypatch: pytest.MonkeyPatch, step: int, do: Callable[[Any], None]) -> None:
@@ -71,7 +70,7 @@ def disturb(monkeypatch: pytest.MonkeyPatch, step: int, do: Callable[[Any], None
             super().__init__(trainer, *rest)
             trainer.add_callback(At(step, do))
 
-    monkeypatch.setattr(life, "Life", Disturbed)
+    monkeypatch.setattr(watchdog, "Checkpoints", Disturbed)
 
 
 @pytest.fixture
@@ -139,13 +138,13 @@ RARELY_LOGGED = ("full", "simultaneous")  # sums behind the mean loss are held o
 
 
 def log_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = sft.plan_steps
+    plan = stage.plan_steps
 
     def rarely(args: Any, *rest: Any) -> None:
         plan(args, *rest)
         args.logging_steps = 4
 
-    monkeypatch.setattr(sft, "plan_steps", rarely)
+    monkeypatch.setattr(stage, "plan_steps", rarely)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -218,14 +217,14 @@ def test_a_signal_stops_it_with_a_resume_point_and_a_status_of_its_own(
 def whole_and_stopped(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
     """In each of two processes: train, then the same again, stopped by a signal that the second alone gets."""
     rank = int(os.environ["RANK"])
-    found = [sft.train(run, run.work, Relay(None))]
+    found = [stage.train(run, run.work, Relay(None))]
     other = replace(run, config=replace(run.config, runs_dir=str(work)))
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stopped:
         disturb(patch, 3 if rank else 0, lambda model: os.kill(os.getpid(), signal.SIGTERM))
-        sft.train(other, other.work, Relay(None))
+        stage.train(other, other.work, Relay(None))
     record = resume.usable(other)
     assert stopped.value.code == resume.UNFINISHED and record is not None and record["step"] == 3
-    found.append(sft.train(other, other.work, Relay(None)))
+    found.append(stage.train(other, other.work, Relay(None)))
     if rank == 0:
         told = [facts_of(facts, one.work) for facts, one in zip(found, (run, other), strict=True)]
         (work / "told.json").write_text(json.dumps([told, found[1]["resumed"]]))

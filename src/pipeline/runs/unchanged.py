@@ -1,0 +1,63 @@
+"""What a finished run's folder holds, against its manifest: its contents, and whether a file was changed since."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import PipelineError
+from pipeline.files import sha256
+from pipeline.models.checkpoint import digests_in, read_header
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import Parent, Run
+
+
+def content(parent: Parent) -> str | None:
+    """The second identity of a finished parent: the digest over its tensors, of a data run over its files.
+
+    None for what is not made yet, and for what no run of ours made, which is known by its content alone.
+    """
+    manifest = read_manifest(parent.folder)
+    return manifest.content if manifest else None
+
+
+def next_attempt(run: Run) -> int:
+    """1 for a run that was never finished; redo=true makes a finished one again, as a new attempt."""
+    manifest = read_manifest(run.folder)
+    return manifest.attempt + 1 if manifest else 1
+
+
+def check_unchanged(folder: Path) -> None:
+    """Refuse a finished run whose files are not those that its manifest lists."""
+    remedy = "make it again with redo=true, or restore the file"
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return
+    if manifest.weights.get("freed"):
+        raise PipelineError(f"{manifest.name} was freed by stage=clean: train it again with redo=true")
+    for name, was in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise PipelineError(f"{folder.name} was changed after it was finished: {name} is gone; {remedy}")
+        stat = path.stat()
+        touched = (stat.st_size, stat.st_mtime_ns) != (was["bytes"], was["mtime_ns"])
+        if touched and not _same(path, was, manifest.weights.get("digests", {})):
+            raise PipelineError(f"{folder.name} was changed after it was finished: {name} differs; {remedy}")
+
+
+def _same(path: Path, was: dict[str, Any], digests: dict[str, str]) -> bool:
+    """Whether a file is what a manifest lists: by its sha256, or a file of weights by the digests of its tensors."""
+    if "sha256" in was:
+        return sha256(path) == was["sha256"]
+    try:
+        return path.stat().st_size == was["bytes"] and all(
+            digests.get(name) == one for name, one in digests_in(path).items()
+        )
+    except PipelineError:  # its header is broken, or it holds NaN
+        return False
+
+
+def known_by_tensors(folder: Path, digests: dict[str, str]) -> list[str]:
+    """The files of weights all of whose tensors have a digest on record: they need none of their own."""
+    files = folder.glob("*.safetensors")
+    return [path.name for path in files if digests.keys() >= read_header(path).keys()]

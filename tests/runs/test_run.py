@@ -1,0 +1,154 @@
+"""What a run is: its hash, and the name of its folder."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from small_runs import a_run, never, writes
+
+from pipeline.config.compose import compose
+from pipeline.config.data import World
+from pipeline.config.stages import RunStage
+from pipeline.runs.make import make
+from pipeline.runs.run import External, Run
+from pipeline.study.stages import build
+
+HASHES = Path(__file__).parents[1] / "hashes.json"
+
+
+FULL = {  # a stage or a merge -> words
+    "data": "expert=math data.size=5",
+    "cpt": "expert=gsm8k_text model=small_bpe recipe=smoke",
+    "sft": "expert=math sft.separator=x",
+    "layer_swap": "stage=merge merge=layer_swap merge.math=hub:a/b merge.language=hub:a/c",
+    "soup": "stage=merge merge=soup merge.experts=[hub:a/b,hub:a/c] merge.weights=[0.5,0.5]",
+    "ties": "stage=merge merge=ties merge.experts=[hub:a/b,hub:a/c]",
+    "eval": "eval=mgsm_2shot checkpoint=hub:a/b",
+}
+
+
+def full(name: str) -> RunStage:
+    """A configuration with something in each part."""
+    words = FULL[name].split()
+    config: Any = compose(words if words[0].startswith("stage=") else [f"stage={name}", *words])
+    if name == "data":
+        config.expert.world = World()
+    return config
+
+
+def leaves(config: Any, path: tuple[Any, ...] = (), hashed: bool = True) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
+    """(path, type, whether it decides results) of each field, and of those inside it."""
+    hints = get_type_hints(type(config))
+    for item in fields(config):
+        value, counts = getattr(config, item.name), hashed and item.metadata.get("hashed", True)
+        here = (*path, item.name)
+        inside = [((), value)]
+        inside += [((key,), inner) for key, inner in value.items()] if isinstance(value, dict) else []
+        inside += [((key,), inner) for key, inner in enumerate(value)] if isinstance(value, list) else []
+        parts = [(key, inner) for key, inner in inside if is_dataclass(inner)]
+        for key, inner in parts:
+            yield from leaves(inner, here + key, counts)
+        if not parts:
+            yield here, hints[item.name], counts
+
+
+def other(value: Any, hint: Any) -> Any:
+    """Another value of the same type."""
+    if isinstance(hint, UnionType) and value is None:
+        hint = get_args(hint)[0]
+        return {int: 7, float: 0.7, str: "other"}.get(hint) or [0.7]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, list):
+        return [*value, value[0] if value else "other"]
+    return {**value, "other": 1} if isinstance(value, dict) else value + "other"
+
+
+def put(config: Any, path: tuple[Any, ...], change: Callable[[Any], Any]) -> Any:
+    """A copy of the config with one value changed."""
+    config = copy.deepcopy(config)
+    node = config
+    for key in path[:-1]:
+        node = node[key] if isinstance(node, dict | list) else getattr(node, key)
+    setattr(node, path[-1], change(getattr(node, path[-1])))
+    return config
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_the_hash_changes_exactly_with_what_decides_results(name: str) -> None:
+    config = full(name)
+    was, seen = Run(config, "x", version=1).hash, set()
+    for path, hint, hashed in leaves(config):
+        if path[-1] == "stage":
+            continue
+        changed = Run(put(config, path, lambda value, hint=hint: other(value, hint)), "x", version=1).hash
+        assert (changed != was) == hashed, ".".join(map(str, path))
+        assert not hashed or changed not in seen, f"{path} is confused with another field"
+        seen.add(changed if hashed else None)
+    assert len(seen) > 3
+
+
+@pytest.mark.parametrize(
+    ("name", "free"),
+    [
+        (
+            "data",
+            "runs_dir redo launcher threads group data_root expert.name expert.side expert.sources.orca_math.paper",
+        ),
+        ("sft", "runs_dir redo launcher tracking.mode model.path model.name sft.name data.size expert.name data_root"),
+        ("eval", "checkpoint data_root eval.name eval.batch_size"),
+        ("layer_swap", "merge.math merge.language"),
+        ("soup", "merge.experts"),
+    ],
+)
+def test_paths_labels_and_the_batch_size_of_evaluation_are_free(name: str, free: str) -> None:
+    unhashed = {".".join(map(str, path)) for path, _, hashed in leaves(full(name)) if not hashed}
+    assert set(free.split()) <= unhashed
+
+
+def test_a_knob_at_its_default_adds_nothing() -> None:
+    one = Run(compose(["stage=sft", "expert=math"]), "x", version=1)  # type: ignore[arg-type]
+    two = Run(compose(["stage=sft", "expert=math", "sft.epochs=1", "sft.max_grad_norm=1.0", "seed=0"]), "y", version=1)  # type: ignore[arg-type]
+    assert one.hash == two.hash
+    assert one.decided_by["config"]["sft"] == {"method": "full", "learning_rate": 1e-6, "precision": "bf16"}
+
+
+def test_parents_and_the_version_are_in_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = full("layer_swap")
+    parents = {role: External("n", role * 9, Path("x")) for role in ("math", "language")}
+    one = Run(config, "x", dict(parents), version=1)
+    swapped = Run(config, "x", {"math": parents["language"], "language": parents["math"]}, version=1)
+    renamed = Run(config, "x", {**parents, "math": replace(parents["math"], name="m", folder=Path("y"))}, version=1)
+    assert one.hash != swapped.hash and one.hash == renamed.hash and one.hash != Run(config, "x", version=1).hash
+    assert replace(one, version=2).hash != one.hash
+
+
+def test_ten_committed_configs_keep_their_hashes() -> None:
+    """Where this fails, finished runs are orphaned. A new file: PIPELINE_WRITE_VALUES=1."""
+    kept = json.loads(HASHES.read_text())
+    assert len(kept) == 10
+    found = {words: build(compose(words.split())).hash for words in kept}  # type: ignore[arg-type]
+    if os.environ.get("PIPELINE_WRITE_VALUES"):
+        HASHES.write_text(json.dumps(found, indent=1) + "\n")
+    assert found == json.loads(HASHES.read_text())
+
+
+def test_a_label_may_change(tmp_path: Path) -> None:
+    folder = make(a_run(tmp_path), writes())
+    assert make(a_run(tmp_path, label="another name"), never) == folder
+
+
+@pytest.mark.parametrize("label", ["eval-org/model", "../up", "a b:c\n", "x" * 300])
+def test_a_label_is_the_name_of_one_folder(label: str, tmp_path: Path) -> None:
+    folder = make(a_run(tmp_path / "runs", label=label), writes())
+    assert folder.parent == tmp_path / "runs" and len(folder.name) < 128 and not folder.name.startswith(".")

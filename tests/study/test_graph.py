@@ -1,0 +1,26 @@
+"""What a plan says of each run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from small_runs import a_run, writes
+
+from pipeline.runs.make import make, why_not_finished
+from pipeline.runs.run import External
+from pipeline.study.table import show
+
+
+def test_the_plan_says_why_a_run_is_not_taken_from_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert show([]) == "run  stage  seconds  state\n0 of 0 runs to make, about 0 seconds here"
+    run, other_seed = a_run(tmp_path), a_run(tmp_path, seed=3)
+    assert "never made" in show([run])
+    make(run, writes())
+    assert "finished" in show([run]) and "0 of 1 runs to make" in show([run])
+    assert why_not_finished(other_seed) == "changed: seed default -> 3"
+    assert why_not_finished(replace(run, version=99)) == f"changed: version {run.version} -> 99"
+    parent = a_run(tmp_path, {"data_root": External("w", "abc", tmp_path)})
+    assert why_not_finished(parent) == "changed: parents.data_root default -> abc"
+    assert "redo=true" in show([a_run(tmp_path, redo=True)])
