@@ -1,0 +1,42 @@
+"""What scores.json holds: the same keys in the same order for every score, read back as it was written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.evaluate.records import EvaluationResult, ScoreRow, TaskResult, missing_row, read_scores, write
+from pipeline.evaluate.tasks import Definition, LeftOut
+
+ROW = ScoreRow("flores", "sw", "en-sw", None, 0, "chrf++", "none", 43.25, None, 50)
+KEYS = ["task", "language", "pair", "subject", "num_fewshot", "metric", "filter", "value", "stderr", "n"]
+
+
+def test_the_keys_of_a_score() -> None:
+    assert list(ROW.as_json()) == KEYS
+    left_out = missing_row(LeftOut("mbpp", "sw", 0, "mbpp has no translation"))
+    first = ["task", "language", "num_fewshot", "reason"]
+    assert list(left_out.as_json()) == first + [key for key in KEYS if key not in first]
+    assert (left_out.metric, left_out.value, left_out.n) == ("pass_at_1", None, 0)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    definition = Definition("flores_en-sw_0shot", tmp_path / "task.yaml", "flores", "sw", "en-sw", 0)
+    samples = [{"doc_id": 0, "response": "maji\u2028"}]
+    missing = missing_row(LeftOut("mbpp", "sw", 0, "no translation"))
+    result = EvaluationResult([ROW], {definition.name: samples}, {"backend": "hf"}, beside=[missing])
+    assert write(result, [definition], tmp_path) == {"flores/en-sw/chrf++": 43.25}
+    assert read_scores(tmp_path / "scores.json") == ([ROW, missing], {"backend": "hf"})
+    assert json.loads((tmp_path / "samples/flores.en-sw.jsonl").read_text(encoding="utf-8")) == samples[0]
+    task = TaskResult([ROW, replace(ROW, value=float("inf"))], samples, "hash", 1.0, too_long=2)
+    assert TaskResult.from_json(json.loads(json.dumps(task.as_json()))) == task
+
+
+@pytest.mark.parametrize("kept", [{"rows": [{"task": "flores"}]}, {"rows": [{**ROW.as_json(), "more": 1}]}, {}, []])
+def test_what_is_no_score_is_refused(tmp_path: Path, kept: object) -> None:
+    (tmp_path / "scores.json").write_text(json.dumps(kept))
+    with pytest.raises((TypeError, KeyError)):
+        read_scores(tmp_path / "scores.json")
