@@ -11,11 +11,11 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
-from pipeline.config.merging import Merge
+from pipeline.config.merging import Merge, References
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Adapted, Source, combined, why_dense, write_adapter
 from pipeline.merge.compatibility import check_sources
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import torch
 
     from pipeline.config.training import Partition
-    from pipeline.merge.methods import Method
 
 
 @dataclasses.dataclass
@@ -188,6 +187,20 @@ class Merging:
         return digests
 
 
+class Method(Protocol):
+    """What a method must have. What else may be asked of it has an answer in config's `Merge`."""
+
+    def references(self) -> References:
+        """role -> (key, RUN) of its sources, in order, without the base; the result is laid out as the first."""
+
+    def decide(
+        self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
+    ) -> Merging:
+        """The merge of sources that were opened and fit each other: `linear_merge` of weights a parameter, or a
+        `Merging` with a formula of its own. Reads headers alone, but for weights by magnitude.
+        """
+
+
 def open_merge(
     config: Merge,
     sources: Mapping[str, Source],
@@ -214,7 +227,7 @@ def open_merge(
     if partition is not None and not config.reads_partition:
         raise PipelineError(f"merge={config.method} reads no partition: leave partition={partition.name} out")
     check_sources(sources, base)
-    merge = cast("Method", config).decide(sources, base, partition, threads)
+    merge = cast(Method, config).decide(sources, base, partition, threads)
     refuse_unknown_role(config.files_from, merge)
     return _as_adapter(merge)
 

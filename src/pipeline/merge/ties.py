@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -20,11 +20,20 @@ from pipeline.merge.formulas import Once, Sources, by_size, onto_base, refuse_no
 from pipeline.merge.weights import expert_weights
 from pipeline.models.floats import buffers, in_threads, matrix, pieces
 
-if TYPE_CHECKING:
-    from pipeline.merge.methods.ties import Ties
-
 Stream = Callable[[], Iterable[np.ndarray]]  # starts the magnitudes of a task vector anew for each pass
 FEW = 2**18  # entries of a tensor that is sorted as it is; of a larger one a sample is taken first
+
+
+class Definition(Protocol):
+    """Which TIES: the knobs of methods/ties.py."""
+
+    density: float
+    scale: float
+    trim: str
+    weights: list[float] | None
+    weigh: str
+    divisor: str
+    zero_sum: str
 
 
 def kept_count(density: float, size: int) -> int:
@@ -160,7 +169,7 @@ def disjoint_mean(
 class TiesFormula:
     """TIES over streams. Thresholds of the whole model, and its majority sign, are found by `prepare`."""
 
-    def __init__(self, config: Ties, sources: Sources, base: Source) -> None:
+    def __init__(self, config: Definition, sources: Sources, base: Source) -> None:
         self.config, self.base, self.experts = config, base, list(sources.values())
         self.weights = None if config.weights is None else expert_weights(config.weights, len(sources))
         self.limits: list[float] | None = None

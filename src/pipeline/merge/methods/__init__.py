@@ -1,8 +1,8 @@
 """The merge methods, a file each, found by listing this folder; conf/merge/ has an option for each.
 
 A file holds one dataclass, a subclass of config's `Merge` whose `method` is the file's name: its knobs are the fields,
-and what it is, `Method` says. The command line imports all files at its start, so NumPy, torch and what needs them are
-imported inside functions.
+and what it must have, `merge.merge.Method` says. The command line imports all files at its start, so NumPy, torch and
+what needs them are imported inside functions.
 """
 
 from __future__ import annotations
@@ -12,32 +12,13 @@ from collections.abc import Mapping
 from dataclasses import fields, make_dataclass
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from pipeline.config.knob import knob
-from pipeline.config.merging import Merge, References
-from pipeline.config.training import Partition
+from pipeline.config.merging import Merge
 from pipeline.errors import PipelineError
 
-if TYPE_CHECKING:
-    from pipeline.merge.adapters import Source
-    from pipeline.merge.merge import Merging
-
 NOT_SWEPT = ("method", "form", "files_from")  # nor is a RUN
-
-
-class Method(Protocol):
-    """What a method must have. What else may be asked of it has an answer in config's `Merge`."""
-
-    def references(self) -> References:
-        """role -> (key, RUN) of its sources, in order, without the base; the result is laid out as the first."""
-
-    def decide(
-        self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
-    ) -> Merging:
-        """The merge of sources that were opened and fit each other: `merge.linear_merge` of weights a parameter, or a
-        `Merging` with a formula of its own. Reads headers alone, but for weights by magnitude.
-        """
 
 
 def method_in(module: ModuleType) -> type[Merge]:
