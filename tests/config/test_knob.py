@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from pipeline.config import stages as config
+from pipeline.config import stages
 from pipeline.config.conf import STAGES
 from pipeline.config.data import Expert, World
 from pipeline.config.evaluation import Eval, EvalTask
@@ -20,7 +20,7 @@ from pipeline.merge.methods.soup import Soup
 from pipeline.merge.methods.ties import Ties
 from pipeline.study.stages import RUN_STAGES
 
-DATACLASSES = [kind for kind in vars(config).values() if isinstance(kind, type) and is_dataclass(kind)]
+DATACLASSES = [kind for kind in vars(stages).values() if isinstance(kind, type) and is_dataclass(kind)]
 
 
 def bounded() -> Iterator[tuple[type, str, str, Any]]:
@@ -118,4 +118,4 @@ def test_a_part_that_is_there_differs_from_none() -> None:
 
 
 def test_each_stage_that_makes_a_run_has_a_row() -> None:
-    assert {name for name, kind in STAGES.items() if issubclass(kind, config.RunStage)} == RUN_STAGES.keys()
+    assert {name for name, kind in STAGES.items() if issubclass(kind, stages.RunStage)} == RUN_STAGES.keys()

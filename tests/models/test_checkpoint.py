@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import save_file
 
 from pipeline.errors import PipelineError
+from pipeline.models.alike import same_architecture
 from pipeline.models.checkpoint import (
     Checkpoint,
     digest_tensors,
     header_bytes,
     read_header,
-    same_architecture,
     weights_root,
 )
 

@@ -37,28 +37,35 @@ def draw(config: DataStage, kept: dict[str, list[int]]) -> dict[str, list[int]]:
     Raises:
         PipelineError: too few rows, of all or of a side.
     """
-    data, sources, seed = config.data, config.expert.sources, config.seed
-    size = data.size or config.expert.size
-    if not any(source.count or source.share for source in sources.values()):
-        pool = [row for rows in kept.values() for row in rows]
-        wanted = (size or 1) + data.validation
-        if len(pool) < wanted and not data.allow_fewer:
-            raise PipelineError(
-                f"data.size={size} and data.validation={data.validation} ask for {wanted} rows, "
-                f"expert={config.expert.name} has {len(pool)}: ask for fewer, or take those with data.allow_fewer=true"
-            )
-        if data.shuffle:
-            random.Random(seed).shuffle(pool)
-        if not (data.validation and joint(config)):
-            return {"train": pool[data.validation :][:size], "validation": pool[: data.validation]}
-        side_of = {row: sources[name].side for name, rows in kept.items() for row in rows}
-        names = dict.fromkeys(source.side for source in sources.values())
-        both = {side: [row for row in pool if side_of[row] == side] for side in names}
-        refuse_short_sides(config, both)
-        apart = {row for rows in both.values() for row in rows[: data.validation // 2]}
-        train = [row for row in pool if row not in apart]
-        return {"train": train[:size], "validation": [row for row in pool if row in apart]}
+    counted = any(source.count or source.share for source in config.expert.sources.values())
+    return draw_by_quotas(config, kept) if counted else draw_from_one_pool(config, kept)
 
+
+def draw_from_one_pool(config: DataStage, kept: dict[str, list[int]]) -> dict[str, list[int]]:
+    data, sources = config.data, config.expert.sources
+    size = data.size or config.expert.size
+    pool = [row for rows in kept.values() for row in rows]
+    wanted = (size or 1) + data.validation
+    if len(pool) < wanted and not data.allow_fewer:
+        raise PipelineError(
+            f"data.size={size} and data.validation={data.validation} ask for {wanted} rows, "
+            f"expert={config.expert.name} has {len(pool)}: ask for fewer, or take those with data.allow_fewer=true"
+        )
+    if data.shuffle:
+        random.Random(config.seed).shuffle(pool)
+    if not (data.validation and joint(config)):
+        return {"train": pool[data.validation :][:size], "validation": pool[: data.validation]}
+    side_of = {row: sources[name].side for name, rows in kept.items() for row in rows}
+    names = dict.fromkeys(source.side for source in sources.values())
+    both = {side: [row for row in pool if side_of[row] == side] for side in names}
+    refuse_short_sides(config, both)
+    apart = {row for rows in both.values() for row in rows[: data.validation // 2]}
+    train = [row for row in pool if row not in apart]
+    return {"train": train[:size], "validation": [row for row in pool if row in apart]}
+
+
+def draw_by_quotas(config: DataStage, kept: dict[str, list[int]]) -> dict[str, list[int]]:
+    data, sources, seed = config.data, config.expert.sources, config.seed
     parts = quotas(config, {name: len(rows) for name, rows in kept.items()})
     sides: dict[str | None, list[int]] = {}
     for name, rows in kept.items():

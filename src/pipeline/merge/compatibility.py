@@ -11,7 +11,8 @@ import numpy as np
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Adapted, Source
 from pipeline.merge.formulas import refuse_not_finite, task_vectors
-from pipeline.models.checkpoint import DTYPES, read_json, same_architecture
+from pipeline.models.alike import same_architecture
+from pipeline.models.checkpoint import DTYPES, read_json
 from pipeline.models.floats import buffers, matrix, pieces
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent

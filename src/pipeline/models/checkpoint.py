@@ -15,10 +15,9 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pipeline.errors import PipelineError
-from pipeline.models.arithmetic import arithmetic
 
 if TYPE_CHECKING:
     import numpy as np
@@ -332,58 +331,3 @@ def weights_root(digests: Mapping[str, str]) -> str:
     """One `sha256:...` for a whole checkpoint, whatever its sharding: over its sorted names and digests."""
     lines = "".join(f"{name} {digests[name]}\n" for name in sorted(digests))
     return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
-
-
-class Headers(Protocol):
-    """What is known of a model before its weights are read; an adapter on its base has it too."""
-
-    folder: Path
-
-    @property
-    def config(self) -> dict[str, Any]: ...
-    @property
-    def infos(self) -> dict[str, TensorInfo]: ...
-    @property
-    def tied_head(self) -> bool: ...
-
-
-def same_architecture(
-    first: Headers,
-    second: Headers,
-    keys: tuple[str, str] = ("the first", "the second"),
-    dtypes: bool = True,
-) -> None:
-    """Raise PipelineError, naming what differs first, unless the tensors of both can be combined by name.
-
-    That is: the same arithmetic by config.json (`models/arithmetic.py`), and tensors of the same names and shapes.
-    `keys` are the knobs to name in the sentence. `dtypes=False` accepts tensors of other precision (a base
-    in bfloat16 under experts in float32).
-    """
-
-    def refuse(a: str, b: str) -> None:
-        raise PipelineError(
-            f"{keys[1]}: {second.folder} has {b}, {keys[0]}: {first.folder} has {a}; they must be alike"
-        )
-
-    depths = [checkpoint.config.get("num_hidden_layers") for checkpoint in (first, second)]
-    if depths[0] != depths[1]:
-        refuse(f"{depths[0]} layers", f"{depths[1]} layers")
-    ours, theirs = arithmetic(first.config), arithmetic(second.config)
-    for key in ("model_type", *sorted(ours.keys() | theirs.keys())):
-        a, b = ours.get(key), theirs.get(key)
-        if a != b and not (
-            key == "architectures" and (a is None or b is None)
-        ):  # no class is named: told by model_type
-            refuse(
-                *(f"{'no ' if value is None else ''}{key}{'' if value is None else f' {value}'}" for value in (a, b))
-            )
-    if first.tied_head != second.tied_head:
-        refuse(*("a tied head" if checkpoint.tied_head else "a head of its own" for checkpoint in (first, second)))
-    for name in sorted(first.infos.keys() | second.infos.keys()):
-        if name not in first.infos or name not in second.infos:
-            refuse(*(f"{'a' if name in checkpoint.infos else 'no'} {name}" for checkpoint in (first, second)))
-        x, y = first.infos[name], second.infos[name]
-        if x.shape != y.shape:
-            refuse(f"{name} of shape {list(x.shape)}", f"{name} of shape {list(y.shape)}")
-        if dtypes and x.dtype != y.dtype:
-            refuse(f"{name} as {x.dtype}", f"{name} as {y.dtype}")

@@ -8,7 +8,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,10 +36,9 @@ def why_not_finished(run: Run) -> str | None:
         return str(error)
     if manifest is None:
         return _nearest(run) or "never made"
-    for role, parent in run.parents.items():
-        current = contents[role]
+    for role, current in contents.items():
         if current is not None and current != manifest.parents[role].content:
-            return f"its {role} {parent.name} was made again with other contents"
+            return f"its {role} {run.parents[role].name} was made again with other contents"
     return None
 
 
@@ -48,9 +46,10 @@ def _nearest(run: Run) -> str | None:
     """How this run differs from the finished one of the same stage that is most like it: 'sft.steps 120 -> 200'."""
     best: list[str] | None = None
     for name in finished_names(run.runs_dir, f"{run.label}-"):
-        manifest = None
-        with suppress(Malformed):
+        try:
             manifest = read_manifest(run.runs_dir / name)
+        except Malformed:  # named where runs are listed
+            continue
         if manifest is None or manifest.stage != run.config.stage:
             continue
         changed = changes(manifest.decided_by, run.decided_by)

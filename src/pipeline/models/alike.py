@@ -1,0 +1,74 @@
+"""Whether the tensors of two models can be combined by name, told from their headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from pipeline.errors import PipelineError
+from pipeline.models.arithmetic import arithmetic
+from pipeline.models.checkpoint import TensorInfo
+
+
+class Headers(Protocol):
+    """What is known of a model before its weights are read; an adapter on its base has it too."""
+
+    folder: Path
+
+    @property
+    def config(self) -> dict[str, Any]: ...
+    @property
+    def infos(self) -> dict[str, TensorInfo]: ...
+    @property
+    def tied_head(self) -> bool: ...
+
+
+def same_architecture(
+    first: Headers,
+    second: Headers,
+    keys: tuple[str, str] = ("the first", "the second"),
+    dtypes: bool = True,
+) -> None:
+    """Raise PipelineError, naming what differs first, unless the tensors of both can be combined by name.
+
+    That is: the same arithmetic by config.json (`models/arithmetic.py`), and tensors of the same names and shapes.
+    `keys` are the knobs to name in the sentence. `dtypes=False` accepts tensors of other precision (a base
+    in bfloat16 under experts in float32).
+    """
+    for a, b in differences(first, second, dtypes):
+        raise PipelineError(
+            f"{keys[1]}: {second.folder} has {b}, {keys[0]}: {first.folder} has {a}; they must be alike"
+        )
+
+
+def differences(first: Headers, second: Headers, dtypes: bool) -> Iterator[tuple[str, str]]:
+    """What the first has and what the second has, in words, of all in which they differ."""
+    both = (first, second)
+    depths = [one.config.get("num_hidden_layers") for one in both]
+    if depths[0] != depths[1]:
+        yield f"{depths[0]} layers", f"{depths[1]} layers"
+    ours, theirs = arithmetic(first.config), arithmetic(second.config)
+    for key in ("model_type", *sorted(ours.keys() | theirs.keys())):
+        a, b = ours.get(key), theirs.get(key)
+        if key == "architectures" and (a is None or b is None):
+            continue  # no class is named: told by model_type
+        if a != b:
+            yield setting(key, a), setting(key, b)
+    if first.tied_head != second.tied_head:
+        mine, other = ("a tied head" if one.tied_head else "a head of its own" for one in both)
+        yield mine, other
+    for name in sorted(first.infos.keys() | second.infos.keys()):
+        if name not in first.infos or name not in second.infos:
+            mine, other = (f"{'a' if name in one.infos else 'no'} {name}" for one in both)
+            yield mine, other
+            continue
+        x, y = first.infos[name], second.infos[name]
+        if x.shape != y.shape:
+            yield f"{name} of shape {list(x.shape)}", f"{name} of shape {list(y.shape)}"
+        if dtypes and x.dtype != y.dtype:
+            yield f"{name} as {x.dtype}", f"{name} as {y.dtype}"
+
+
+def setting(key: str, value: Any) -> str:
+    return f"no {key}" if value is None else f"{key} {value}"

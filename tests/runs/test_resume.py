@@ -1,0 +1,99 @@
+"""The resume point of a run: whole or not used, of this very run, and all that is kept of its work folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from small_runs import a_run, writes
+
+from pipeline.runs import resume
+from pipeline.runs.lease import lock_of
+from pipeline.runs.make import make
+from pipeline.runs.run import Run
+
+
+def at_step(run: Run, step: int, snapshots: tuple[int, ...] = ()) -> Path:
+    """Its resume point of a step, two files in folders, as a training writes it."""
+    run.work.mkdir(parents=True, exist_ok=True)
+    for one in snapshots:
+        (run.work / f"snapshots/step-{one}").mkdir(parents=True, exist_ok=True)
+    beside = run.work / "trainer" / f"checkpoint-{step}"
+    (beside / "inner").mkdir(parents=True)
+    (beside / "state").write_text(f"state {step}")
+    (beside / "inner/moments").write_text("moments")
+    resume.write(run, beside, step, {"snapshots": {str(one): {} for one in snapshots}, "seconds": 1.5})
+    return run.work / f"resume/step-{step}"
+
+
+def test_there_is_one_and_it_is_the_last(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    first, second = at_step(run, 1), at_step(run, 2)
+    record = resume.usable(run)
+    assert record is not None and record["step"] == 2 and resume.point(run.work, record) == second
+    assert record["files"] == {"inner/moments": 7, "state": 7} and not first.exists()
+
+
+def test_beginning_again_keeps_what_it_needs_and_nothing_else(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    at_step(run, 4, snapshots=(2, 3))
+    (run.work / "snapshots/step-4").mkdir()  # taken after the resume point
+    (run.work / "model.safetensors").write_text("x")
+    assert resume.begin(run) == 1.5
+    there = {path.relative_to(run.work).as_posix() for path in run.work.rglob("*")}
+    point = {"resume", "resume/step-4", "resume/step-4/inner", "resume/step-4/inner/moments", "resume/step-4/state"}
+    assert there == {"resume.json", *point, "snapshots", "snapshots/step-2", "snapshots/step-3"}
+
+
+@pytest.mark.parametrize("broken", ["cut", "gone", "no JSON", "no record"])
+def test_one_that_is_not_whole_is_not_used(broken: str, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    point = at_step(run, 3)
+    if broken == "cut":
+        (point / "state").write_text("sta")
+    elif broken == "gone":
+        (point / "inner/moments").unlink()
+    elif broken == "no JSON":
+        (run.work / "resume.json").write_text("{")
+    else:
+        (run.work / "resume.json").unlink()
+    assert resume.read(run.work) is None and resume.usable(run) is None
+    assert resume.begin(run) == 0.0 and list(run.work.iterdir()) == []
+
+
+def test_one_of_another_attempt_or_other_parents_is_not_used(tmp_path: Path) -> None:
+    parent = a_run(tmp_path, label="parent", seed=1)
+    make(parent, writes("one\n", weights="one"))
+    run = a_run(tmp_path, {"data_root": parent}, label="child")
+    at_step(run, 3)
+    assert resume.usable(run) is not None
+    again = a_run(tmp_path, label="parent", seed=1, redo=True)
+    make(again, writes("two\n", weights="two"))
+    assert resume.usable(run) is None and resume.read(run.work) is not None
+    make(again, writes("one\n", weights="one"))
+    assert resume.usable(run) is not None
+    make(a_run(tmp_path, {"data_root": parent}, label="child"), writes())  # which takes up the point, and ends
+    at_step(run, 3)
+    assert resume.usable(run) is not None  # of attempt 2, as the run is finished
+
+
+def test_another_of_its_label_that_could_go_on_is_named_unless_it_is_in_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left, asked = a_run(tmp_path, seed=1), a_run(tmp_path, seed=2)
+    at_step(left, 3)
+    resume.begin(asked)
+    told = capsys.readouterr().err
+    assert told.startswith(f"{asked.name} begins anew: an unfinished data-x differs in seed 1 -> 2; ")
+    assert f"after step 3 stays in {left.work}" in told
+    with lock_of(left.work):
+        assert resume.in_use(left.work)
+        resume.begin(asked)
+    assert capsys.readouterr().err == "" and not resume.in_use(left.work)
+
+
+def test_what_is_forgotten_is_not_used(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    at_step(run, 3)
+    resume.forget(run.work)
+    assert resume.usable(run) is None and not (run.work / "resume").exists()
