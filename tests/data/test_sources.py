@@ -19,7 +19,7 @@ from pipeline.config import conf
 from pipeline.config.compose import compose
 from pipeline.config.data import Source
 from pipeline.config.stages import DataStage
-from pipeline.data.load import read, sentence
+from pipeline.data.load import read, why_unreadable
 from pipeline.data.sources import INSTRUCTIONS, Example, Unusable, turns
 from pipeline.errors import PipelineError
 
@@ -373,7 +373,7 @@ def test_a_gated_repository_asks_for_a_login() -> None:
     error = DatasetNotFoundError(
         "Dataset 'lelapa/Inkuba-instruct' is a gated dataset on the Hub. You must be authenticated to access it."
     )
-    told = sentence("inkuba", source("inkuba"), error)
+    told = why_unreadable("inkuba", source("inkuba"), error)
     assert told.startswith("source inkuba (lelapa/Inkuba-instruct) is gated: accept its terms on its page and log in")
 
 
@@ -383,7 +383,7 @@ def test_a_revision_that_is_gone() -> None:
     error = DatasetNotFoundError(
         "Revision '1.0.3' doesn't exist for dataset 'izumi-lab/llm-japanese-dataset' on the Hub."
     )
-    assert "has no revision 1.0.3 any more: run stage=prefetch" in sentence("x", source("llm_japanese"), error)
+    assert "has no revision 1.0.3 any more: run stage=prefetch" in why_unreadable("x", source("llm_japanese"), error)
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "txt"])
