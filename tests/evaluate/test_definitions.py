@@ -224,7 +224,7 @@ def test_japanese_needs_a_word_list(data_root: Path, tmp_path: Path, monkeypatch
 
 
 def test_checking_imports_nothing_heavy() -> None:
-    code = "import sys; import pipeline.evaluate.definitions; print([m for m in sys.modules if m in "
+    code = "import sys; import pipeline.evaluate.tasks; print([m for m in sys.modules if m in "
     code += "('torch', 'transformers', 'datasets', 'lm_eval', 'sacrebleu')])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

@@ -24,10 +24,10 @@ from pipeline.study.needs import _evaluated
 EVALUATION = """
 import sys
 from pathlib import Path
-from pipeline.config import EvalTask
-from pipeline.evaluate.definitions import task_definitions
-from pipeline.evaluate.harness import load_tasks
-from pipeline.knobs import PipelineError
+from pipeline.config.evaluation import EvalTask
+from pipeline.errors import PipelineError
+from pipeline.evaluate.stage import load_tasks
+from pipeline.evaluate.tasks import task_definitions
 
 tasks = [EvalTask("mgsm", 2), EvalTask("belebele", 0)]
 try:
