@@ -323,7 +323,8 @@ def finished_with_a_snapshot(runs_dir: Path, letter: str) -> Path:
     (snapshot / "model.safetensors").write_bytes(b"0" * 2**20)
     manifest = {
         "name": folder.name, "hash": letter * 64, "decided_by": {"stage": "sft"}, "parents": {}, "started": letter,
-        "facts": {"snapshots": {"2": {"root": "x"}}}, "files": {"snapshots/step-2/model.safetensors": {}},
+        "cost": {"seconds": 1.0}, "facts": {"snapshots": {"2": {"root": "x"}}},
+        "files": {"snapshots/step-2/model.safetensors": {}},
     }  # fmt: skip
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
