@@ -95,10 +95,10 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     for name in ("table.csv", "table.md", "plots"):
         assert (page.parent / name).exists(), sorted(path.name for path in page.parent.iterdir())
     asked = cells.study(compose.compose(["stage=table", *table]))  # type: ignore[arg-type]
-    for cell in gather(asked.config, asked, {})["cells"]:
-        found = json.loads((Path(cell["eval"]) / "scores.json").read_text())
+    for cell in gather(asked.config, asked, {}).cells:
+        found = json.loads((cell.folder / "scores.json").read_text())
         assert {row["task"] for row in found["rows"]} == {"mgsm", "belebele", "global_mmlu", "flores"}
-        assert cell["manifest_warnings"] == [] and cell["seconds"] > 0
+        assert not cell.manifest_warnings and cell.seconds > 0
 
     # and once more, nothing
     before, calls.made = times(runs_dir), []
