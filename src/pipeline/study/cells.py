@@ -1,0 +1,117 @@
+"""What a table comes to: runs, scores, choices, and how each cell is reduced from them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.study.rows import Table
+from pipeline.study.specs import At, Ref, Spec
+
+Candidate = tuple[Any, ...]  # a value of each axis that a choice is over; () where nothing is chosen
+Path = tuple[str, str, str]  # of a published number: its table, row and column
+
+
+@dataclass(frozen=True)
+class Score:
+    """A scoring run: one model (a spec, or what is Chosen), one task, one language. words: eval, task, eval.KEY ..."""
+
+    model: str
+    words: tuple[tuple[str, Any], ...]
+    language: str
+
+    def refs(self) -> Iterator[Ref]:
+        yield from (value for _, value in self.words if isinstance(value, Ref))
+
+
+@dataclass
+class Choice:
+    """The best value of some axes of a run: that of the largest mean over its scores, the first of equals."""
+
+    key: str
+    run: str
+    axes: tuple[str, ...]
+    at: At
+    candidates: dict[Candidate, tuple[Score, ...]]
+
+
+@dataclass
+class Chosen:
+    """A model that is known once its choice is made: candidate -> spec."""
+
+    key: str
+    choice: str
+    models: dict[Candidate, str]
+
+
+@dataclass
+class Item:
+    """One number under a cell: the mean over `readings`, one a language.
+
+    A reading has a score for each candidate of `choice`, of which the winner's counts and the others stand beside it;
+    or one score under (), where nothing is chosen or only what is Chosen is scored.
+    """
+
+    at: At
+    readings: tuple[dict[Candidate, Score], ...] = ()
+    choice: str | None = None
+    model: str | None = None  # of a fact or a figure, which nothing scores: the spec that holds it
+
+
+@dataclass
+class Cell:
+    """Items, reduced step by step: mean, max or min over these axes. `of`: the rows that it is reduced over instead."""
+
+    row: str
+    column: str
+    items: list[Item] = field(default_factory=list)
+    reduce: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    of: tuple[str, ...] = ()
+    metric: str | None = None
+    pair: str | None = None
+    fact: str | None = None
+    published: Path | None = None
+
+
+@dataclass
+class Plan:
+    """specs: parents first. A place of rows x columns that has no cell is not in `cells`."""
+
+    table: Table
+    specs: dict[str, Spec]
+    choices: dict[str, Choice] = field(default_factory=dict)
+    chosen: dict[str, Chosen] = field(default_factory=dict)
+    scores: list[Score] = field(default_factory=list)
+    rows: list[str] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
+    cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
+    compare: list[tuple[str, str]] = field(default_factory=list)  # of columns, or of rows
+
+
+def canonical(plan: Plan) -> dict[str, str]:
+    """Key of a spec or of what is chosen -> digest of its filled words, those it names by their digests.
+
+    Equal words have equal digests, in any table and under any name. A knob written out at its default differs from one
+    left out: the run hash knows better, this knows no knobs.
+    """
+    found: dict[str, str] = {}
+
+    def told(value: Any) -> Any:
+        if isinstance(value, Ref):
+            return {"run": found[value.spec], "step": value.step}
+        if isinstance(value, Score):
+            return [found[value.model], [(key, told(inner)) for key, inner in value.words], value.language]
+        return [told(one) for one in value] if isinstance(value, list | tuple) else value
+
+    def digest(*parts: Any) -> str:
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    for key, spec in plan.specs.items():
+        found[key] = digest(spec.kind, {name: told(value) for name, value in spec.words.items()})
+    for key, one in plan.chosen.items():
+        candidates = [told(scores) for scores in plan.choices[one.choice].candidates.values()]
+        found[key] = digest("chosen", [found[model] for model in one.models.values()], candidates)
+    return found
