@@ -70,8 +70,8 @@ def refused(text: str, **every: Any) -> str:
         ("{mean: [m, l]}", "{mean: [m, l], columns: [maths]}", "columns: 'maths' is no column: did you mean math?"),
         ('in: "{language}"}', 'in: "{lang}"}', "{lang} is no axis: did you mean language?"),
         ("score: {eval: mgsm_2shot,", "score: {", "nothing says eval of it: give score: {eval: mgsm_2shot}"),
-        (COLUMN, "  math: {run: math, eval.dtype: bfloat16}\n", "eval.dtype=bfloat16 for math m=1 and float32 "
-         "for base: one for all rows, in every"),
+        (COLUMN, "  math: {run: math, eval.dtype: bfloat16}\n", "column 'math': eval.dtype=bfloat16 for math "
+         "m=1 and float32 for base: one for all rows, in every"),
         (COLUMN, "  math: {run: math, eval.backend: vllm}\n", "eval.backend=vllm for math m=1 and None for base"),
         (ROWS, "compare: {best: [maths]}\nrows:", "compare: 'maths' is no column or row: did you mean math?"),
         (ROWS, "free_snapshots: maybe\nrows:", "mine.yaml: free_snapshots=maybe: give true or false"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from planned import CONF, TABLES, plan_of
+from planned import CONF, TABLES, plan, plan_of
 
 from pipeline.study.cells import Plan
 
@@ -109,7 +110,7 @@ def test_the_demo_chooses_on_development_problems_of_one_seed_and_scores_what_it
 
 
 def test_reset_and_sparse_merges_name_what_they_give_back() -> None:
-    """unreasonable table 2 resets the language side; layer_swapping 3.3 the first five and the last two of 32 layers."""
+    """unreasonable table 2 resets the language side, layer_swapping 3.3 the first five and last two of 32 layers."""
     resets = [spec.words for spec in plan_of("unreasonable_table2").specs.values() if spec.kind == "merge"]
     assert {words["partition"] for words in resets} == set("ABCZ") and {words["merge.side"] for words in resets} == {
         "language"
@@ -129,3 +130,13 @@ def test_the_swaps_of_soups_are_of_all_experts() -> None:
         if isinstance(spec.words.get("merge.math"), list)
     }
     assert sizes == {(3, 3), (3, 12)}
+
+
+def test_the_example_of_the_documentation_is_a_table() -> None:
+    """Three math trainings, six of languages, 18 merges, a model from elsewhere and the base, as the text says."""
+    text = (CONF.parent / "docs" / "tables.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    made = plan(example)
+    runs = [spec.run for spec in made.specs.values()]
+    assert [runs.count(name) for name in ("math", "language", "swap", "ours", "base")] == [3, 6, 18, 1, 1]
+    assert len(made.cells) == len(made.rows) * len(made.columns) == 4 * 6

@@ -12,7 +12,7 @@ from pipeline.study.rows import Table
 from pipeline.study.specs import At, Ref, Spec
 
 Candidate = tuple[Any, ...]  # a value of each axis that a choice is over; () where nothing is chosen
-Path = tuple[str, str, str]  # of a published number: its table, row and column
+Published = tuple[str, str, str]  # where a published number stands: table, row and column
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,10 @@ class Choice:
 
 @dataclass
 class Chosen:
-    """A model that is known once its choice is made: candidate -> spec."""
+    """A model that is known once its choice is made: candidate -> spec.
+
+    A spec that nothing else names need not be made before, and only if it wins.
+    """
 
     key: str
     choice: str
@@ -73,7 +76,7 @@ class Cell:
     metric: str | None = None
     pair: str | None = None
     fact: str | None = None
-    published: Path | None = None
+    published: Published | None = None
 
 
 @dataclass

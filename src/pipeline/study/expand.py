@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.study.cells import Candidate, Cell, Choice, Chosen, Item, Path, Plan, Score
+from pipeline.study.cells import Candidate, Cell, Choice, Chosen, Item, Plan, Published, Score
 from pipeline.study.rows import Side, Table, Words, meant
 from pipeline.study.specs import At, Reads, Specs
 
@@ -154,7 +154,7 @@ class Expansion:
     def names(self, place: Place, *values: Any) -> list[str]:
         return [axis for value in values for axis in self.specs.names(place.where, value)]
 
-    def published(self, place: Place) -> Path | None:
+    def published(self, place: Place) -> Published | None:
         """TABLE, or TABLE ROW COLUMN where the table says other names than the cell has."""
         told = self.specs.fill(place.words.get("published", self.table.published), place.at)
         words = [] if told is None else str(told).split()
@@ -171,7 +171,7 @@ class Expansion:
         words, languages = self.how(place, place.words, at)
         if not best:
             model = specs.spec(run, at)
-            return Item(at, tuple({(): self.score(model, words, language)} for language in languages))
+            return Item(at, tuple({(): self.score(place, model, words, language)} for language in languages))
         choice = self.choice(place, run, at, best)
         models = {tuple(one.values()): specs.spec(run, {**at, **one}) for one in specs.product(best)}
         known = {score for scores in choice.candidates.values() for score in scores}
@@ -179,9 +179,9 @@ class Expansion:
         for language in languages:
             each = {one: Score(model, words, language) for one, model in models.items()}
             if set(best) <= set(self.table.beside) or known.issuperset(each.values()):
-                readings.append({one: self.score(model, words, language) for one, model in models.items()})
+                readings.append({one: self.score(place, model, words, language) for one, model in models.items()})
             else:
-                readings.append({(): self.score(self.chosen(choice, run, at, models), words, language)})
+                readings.append({(): self.score(place, self.chosen(choice, run, at, models), words, language)})
         return Item(at, tuple(readings), choice.key)
 
     def how(self, place: Place, words: Words, at: At) -> tuple[tuple[tuple[str, Any], ...], list[str]]:
@@ -195,14 +195,14 @@ class Expansion:
         frozen = ((key, tuple(value) if isinstance(value, list) else value) for key, value in filled.items())
         return tuple(sorted(frozen)), [str(one) for one in (languages if isinstance(languages, list) else [languages])]
 
-    def score(self, model: str, words: tuple[tuple[str, Any], ...], language: str) -> Score:
+    def score(self, place: Place, model: str, words: tuple[tuple[str, Any], ...], language: str) -> Score:
         score = Score(model, words, language)
         first = next(iter(self.scores), score)
         for key in ONE_FOR_ALL:
             one, other = dict(first.words).get(key), dict(words).get(key)
             if one != other:
                 problem = f"{key}={other} for {model} and {one} for {first.model}: one for all rows, in every"
-                raise self.table.refuse("", problem)
+                raise self.table.refuse(place.where, problem)
         self.scores[score] = None
         return score
 
@@ -223,7 +223,7 @@ class Expansion:
                 for rest in specs.product(pooled):
                     full = {**fixed, **rest, **one}
                     how, languages = self.how(place, words, full)
-                    scores += [self.score(specs.spec(run, full), how, language) for language in languages]
+                    scores += [self.score(place, specs.spec(run, full), how, language) for language in languages]
                 candidates[tuple(one.values())] = tuple(scores)
             self.found.choices[key] = Choice(key, run, best, fixed, candidates)
         return self.found.choices[key]
