@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planned import plan
 
-from pipeline.study.cells import Score, canonical
+from pipeline.study.cells import Score, canonical, value, winner
 from pipeline.study.specs import Ref
 
 TABLE = """
@@ -254,6 +254,29 @@ def test_facts_and_figures_are_made_and_not_scored() -> None:
     assert not made.scores
     assert [item.model for item in made.cells["all", "loss"].items] == ["math m=1", "math m=2"]
     assert [item.model for item in made.cells["all", "figure"].items] == ["map m=2"]
+
+
+def test_the_number_of_a_cell() -> None:
+    """Scores made up: 10 m + l, and 100 more for the swap of b = 5 in Swahili and b = 3 in Telugu."""
+    made = plan(
+        TABLE.replace("{mean: [m, l]}", "{max: [l], mean: [m]}")
+        + '  "{language}.en": {mean: [m, l], in: [en, "{language}"]}\n  all: {min: [sw.avg, te.avg]}\n'
+    )
+
+    def made_up(score: Score) -> float:
+        if score.model in made.chosen:
+            return 1000.0
+        at = made.specs[score.model].at
+        better = {"sw": 5, "te": 3}.get(at.get("language", ""), 0)
+        return 10.0 * at.get("m", 0) + at.get("l", 0) + (100 if "b" in at and at["b"] == better else 0)
+
+    chosen = made.cells["te.avg", "best"].items[0].choice
+    assert winner(made.choices[chosen or ""], made_up) == (3,)
+    number = {place: value(made, cell, made_up) for place, cell in made.cells.items()}
+    assert number["sw.avg", "base"] == 0 and number["sw.avg", "math"] == (10 + 20) / 2
+    assert number["te.avg", "best"] == 100 + ((10 + 2) + (20 + 2)) / 2  # the better l of each m
+    assert number["te.en", "best"] == (1000 + 100 + (11 + 12 + 21 + 22) / 4) / 2  # English of the chosen, and Telugu
+    assert number["all", "best"] == min(number["sw.avg", "best"], number["te.avg", "best"])
 
 
 def test_published_numbers_are_found_by_the_names_of_row_and_column() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,6 +93,35 @@ class Plan:
     columns: list[str] = field(default_factory=list)
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
     compare: list[tuple[str, str]] = field(default_factory=list)  # of columns, or of rows
+
+
+REDUCERS: dict[str, Callable[[Sequence[float]], float]] = {"mean": statistics.fmean, "max": max, "min": min}
+
+
+def winner(choice: Choice, values: Callable[[Score], float]) -> Candidate:
+    means = {one: statistics.fmean(map(values, scores)) for one, scores in choice.candidates.items()}
+    return max(means, key=means.__getitem__)
+
+
+def value(plan: Plan, cell: Cell, values: Callable[[Score], float]) -> float:
+    """The number of a cell, given that of each score. Choices are made by `values` too, so that one draw of questions
+    (a bootstrap's, the odd ones) goes through the whole table."""
+    if cell.of:
+        return REDUCERS[cell.reduce[0][0]]([value(plan, plan.cells[row, cell.column], values) for row in cell.of])
+    left = [(item.at, item_value(plan, item, values)) for item in cell.items]
+    for how, axes in cell.reduce:
+        groups: dict[tuple[tuple[str, Any], ...], list[float]] = {}
+        for at, number in left:
+            groups.setdefault(tuple(one for one in at.items() if one[0] not in axes), []).append(number)
+        left = [(dict(at), REDUCERS[how](numbers)) for at, numbers in groups.items()]
+    ((_, number),) = left
+    return number
+
+
+def item_value(plan: Plan, item: Item, values: Callable[[Score], float]) -> float:
+    """The mean over the item's readings, of what was chosen where there was a choice."""
+    chosen = winner(plan.choices[item.choice], values) if item.choice else ()
+    return statistics.fmean(values(reading[() if () in reading else chosen]) for reading in item.readings)
 
 
 def canonical(plan: Plan) -> dict[str, str]:
