@@ -15,7 +15,7 @@ from tiny_words import FEW, WORLD
 
 from pipeline.config import compose, conf
 from pipeline.config import words as words_
-from pipeline.study import cells, execute
+from pipeline.study import command_rows, execute
 from pipeline.study.table import gather
 
 REAL_STAGE = execute.stage_function
@@ -95,7 +95,7 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     assert "injected by the test" not in page.read_text(encoding="utf-8")
     for name in ("table.csv", "table.md", "plots"):
         assert (page.parent / name).exists(), sorted(path.name for path in page.parent.iterdir())
-    asked = cells.study(compose.compose(["stage=table", *table]))  # type: ignore[arg-type]
+    asked = command_rows.study(compose.compose(["stage=table", *table]))  # type: ignore[arg-type]
     for cell in gather(asked.config, asked, {})["cells"]:
         found = json.loads((Path(cell["eval"]) / "scores.json").read_text())
         assert {row["task"] for row in found["rows"]} == {"mgsm", "belebele", "global_mmlu", "flores"}
@@ -127,7 +127,7 @@ def test_a_run_that_changed_on_disk_stops_only_what_needs_it(
         return {}
 
     monkeypatch.setattr(execute, "stage_function", lambda run: writes)
-    asked = cells.study(compose.compose(["stage=table", *table]))  # type: ignore[arg-type]
+    asked = command_rows.study(compose.compose(["stage=table", *table]))  # type: ignore[arg-type]
     assert execute.execute(asked.targets) == {}
     (next((tmp_path / "runs").glob("math-*")) / "x").write_text("changed")
     failed = execute.execute(asked.targets)
@@ -161,5 +161,5 @@ def test_a_value_of_a_row_is_written_in_the_grammar_of_the_command_line(word: An
 
 def test_what_a_row_says_stands_above_the_table(tmp_path: Path) -> None:
     words = {"stage": "sft", "expert": "math", "data_root": "mine", "threads": 3}
-    config: Any = cells.row_config(words, {"runs_dir": str(tmp_path), "threads": 1}, data_root="theirs")
+    config: Any = command_rows.row_config(words, {"runs_dir": str(tmp_path), "threads": 1}, data_root="theirs")
     assert (config.data_root, config.threads, config.runs_dir) == ("mine", 3, str(tmp_path))

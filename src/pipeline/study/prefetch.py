@@ -24,7 +24,7 @@ from pipeline.hub.lock import LOCK, Lock, digest, key, part_of, read_lock, snaps
 from pipeline.hub.models import FILES
 from pipeline.runs.provenance import without_credentials
 from pipeline.runs.run import Run
-from pipeline.study.cells import study
+from pipeline.study.command_rows import study
 from pipeline.study.graph import ordered
 from pipeline.study.needs import needs
 

@@ -12,7 +12,7 @@ from pipeline.hub.lock import read_lock
 from pipeline.runs.manifest import Manifest, finished, read_manifest
 from pipeline.runs.provenance import git_state, machine, versions
 from pipeline.runs.run import Run
-from pipeline.study.cells import Study, study
+from pipeline.study.command_rows import Study, study
 from pipeline.study.execute import execute
 from pipeline.study.graph import ordered, predict, unfinished
 from pipeline.study.needs import needs
