@@ -9,7 +9,7 @@ from pipeline.study.expand import expand
 from pipeline.study.rows import read
 
 CONF = Path(__file__).parents[2] / "conf"
-TABLES = next(folder for folder in (CONF / "table_new", CONF / "table") if folder.is_dir())
+TABLES = CONF / "tables"
 
 ALL = {"seed", "threads", "deterministic"}
 TRAINING = ALL | {"model", "expert", "sft", "partition", "recipe", "mixture", "data", "data_root"}

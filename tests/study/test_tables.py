@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,7 +53,7 @@ def numbers(table: dict[str, Any], rows: dict[str, Any] | None = None, above: st
 
 
 def published(path: str) -> dict[tuple[str, str], float]:
-    file = Path(os.environ["PIPELINE_TEST_PAPERS"]) / "tables.yaml"
+    file = CONF.parent / "src/pipeline/papers/tables.yaml"
     paper, table = path.split(".")
     return numbers(yaml.safe_load(file.read_text(encoding="utf-8"))[paper][table])
 
@@ -66,7 +64,6 @@ def places(made: Plan, path: str) -> set[tuple[str, str]]:
     return {(row, column) for table, row, column in told if table == path}
 
 
-@pytest.mark.papers
 @pytest.mark.parametrize("name", [name for name in NAMES if plan_of(name).table.published])
 def test_cells_are_the_published_numbers_and_no_others(name: str) -> None:
     made = plan_of(name)
@@ -74,7 +71,6 @@ def test_cells_are_the_published_numbers_and_no_others(name: str) -> None:
     assert path == name.replace("_table", ".table") and places(made, path) == published(path).keys()
 
 
-@pytest.mark.papers
 def test_calibrate_stands_beside_the_base_rows_of_both_papers() -> None:
     made = plan_of("calibrate")
     base = {row for row in published("layer_swapping.table5") if row[1] == "base" and row[0].startswith("mgsm")}

@@ -103,7 +103,10 @@ def winner(choice: Choice, values: Callable[[Score], float]) -> Candidate:
     return max(means, key=means.__getitem__)
 
 
-def value(plan: Plan, cell: Cell, values: Callable[[Score], float]) -> float:
+Values = Callable[[Any], float]  # the number of a Score; of a spec's key, where a cell shows a fact of it
+
+
+def value(plan: Plan, cell: Cell, values: Values) -> float:
     """The number of a cell, given that of each score. Choices are made by `values` too, so that one draw of questions
     (a bootstrap's, the odd ones) goes through the whole table."""
     if cell.of:
@@ -118,8 +121,10 @@ def value(plan: Plan, cell: Cell, values: Callable[[Score], float]) -> float:
     return number
 
 
-def item_value(plan: Plan, item: Item, values: Callable[[Score], float]) -> float:
-    """The mean over the item's readings, of what was chosen where there was a choice."""
+def item_value(plan: Plan, item: Item, values: Values) -> float:
+    """The mean over the item's readings, of what was chosen where there was a choice; or a fact."""
+    if item.model is not None:
+        return values(item.model)
     chosen = winner(plan.choices[item.choice], values) if item.choice else ()
     return statistics.fmean(values(reading[() if () in reading else chosen]) for reading in item.readings)
 

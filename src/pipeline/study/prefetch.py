@@ -24,13 +24,16 @@ from pipeline.hub.lock import LOCK, Lock, digest, key, part_of, read_lock, snaps
 from pipeline.hub.models import FILES
 from pipeline.runs.provenance import without_credentials
 from pipeline.runs.run import Run
-from pipeline.study.command_rows import study
 from pipeline.study.graph import ordered
 from pipeline.study.needs import needs
+from pipeline.study.planning import Planning
 
 
 def prefetch(config: PrefetchStage) -> Path:
-    return fetch(ordered(study(config).targets), config)
+    """Of models that choices are still to name, what scores them is known: it is the same for each candidate."""
+    planning = Planning.of(config)
+    likely = [run for score in planning.waiting() if (run := planning.like(score))]
+    return fetch(ordered([*planning.targets(), *likely]), config)
 
 
 def fetch(runs: list[Run], config: PrefetchStage) -> Path:

@@ -9,6 +9,7 @@ from pipeline.runs.lineage import base_of, one_base, recorded_base
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent, Run, Snapshot
 from pipeline.study.build.resolver import Draft, Resolver
+from pipeline.study.build.steps import planned_steps
 from pipeline.train.steps import snapshot_steps
 
 
@@ -55,9 +56,9 @@ def snapshots_of(training: Parent, which: str) -> dict[int, Parent]:
     if "@" in training.name:
         return {int(training.name.rpartition("@")[2]): training}
     manifest = read_manifest(training.folder)
-    if isinstance(training, Run) and isinstance(training.config, TrainStage) and training.config.sft.steps:
-        sft = training.config.sft
-        last, steps = sft.steps or 0, snapshot_steps(sft.snapshot_every, sft.batch_size, sft.steps or 0)
+    if isinstance(training, Run) and isinstance(training.config, TrainStage) and (known := planned_steps(training)):
+        last, sft = known, training.config.sft
+        steps = snapshot_steps(sft.snapshot_every, sft.batch_size, last)
         if sft.snapshot_keep and sft.snapshot_keep_by == "last":
             steps = steps[-sft.snapshot_keep :]
         planned = manifest is None and not (sft.snapshot_keep and sft.snapshot_keep_by == "validation_loss")
@@ -66,8 +67,8 @@ def snapshots_of(training: Parent, which: str) -> dict[int, Parent]:
     if not planned:
         if manifest is None or manifest.stage not in ("sft", "cpt"):
             raise PipelineError(
-                f"checkpoints: the snapshots of {training.name} are not known yet: train it first, or give sft.steps "
-                "and no sft.snapshot_keep_by"
+                f"checkpoints: the snapshots of {training.name} are not known yet: train it first, or give sft.steps, "
+                "or data.size without data.allow_fewer, and no sft.snapshot_keep_by"
                 if manifest is None
                 else f"checkpoints: {training.name} is no training: name runs of stage=sft or stage=cpt"
             )
