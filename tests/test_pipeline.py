@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from collections.abc import Callable
@@ -13,28 +14,33 @@ import pytest
 import yaml
 from tiny_words import FEW, WORLD
 
-from pipeline.config import compose, conf
-from pipeline.study import cells, execute
-from pipeline.study.table import gather
+from pipeline.config import conf
+from pipeline.config import words as words_
+from pipeline.config.compose import compose, parse
+from pipeline.evaluate import stage as evaluation
+from pipeline.study import execute
+from pipeline.study.planning import Planning
 
 REAL_STAGE = execute.stage_function
 
 
 @pytest.fixture
 def table(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The words of table=tiny: conf/table/sandbox.yaml with a tiny base, few items and few steps."""
+    """The words of table=tiny: conf/tables/sandbox.yaml with a tiny base, few items, few steps, four candidates."""
     copy = tmp_path / "conf"
     shutil.copytree(conf.folder(), copy)
-    sandbox: dict[str, Any] = yaml.safe_load((copy / "table/sandbox.yaml").read_text())
     start = {"model": "trained", "model.path": str(base)}
-    few = dict(word.split("=") for word in FEW)
-    for words in sandbox["rows"].values():
-        if words.get("stage") == "sft":
-            words |= start | few
-    small = dict(word.split("=") for word in WORLD) | {"stage": "data"}
-    scores = sandbox["eval"] | {"eval.limit": 2, "eval.max_gen_toks": 4}
-    tiny = sandbox | {"name": "tiny", "base": start, "data_root": small, "eval": scores}
-    (copy / "table/tiny.yaml").write_text(yaml.safe_dump(tiny, sort_keys=False))
+    few = {key: yaml.safe_load(value) for key, value in (word.split("=") for word in FEW)}
+    small = dict(word.split("=") for word in WORLD)
+    sandbox: dict[str, Any] = yaml.safe_load((copy / "tables/sandbox.yaml").read_text())
+    del sandbox["every"]["model"]
+    sandbox["every"] |= start | few
+    sandbox["axes"] |= {"counts": {f"{n}+0": {"bottom": n, "top": 0} for n in (1, 2)}, "density": [0.2, 0.8]}
+    sandbox["runs"]["world"] = {"stage": "data", **small}
+    sandbox["score"] |= {"eval.limit": 2, "eval.max_gen_toks": 4}
+    for row in ("layer swap", "TIES"):
+        sandbox["rows"][row]["by"] |= {"eval.max_gen_toks": 4}
+    (copy / "tables/tiny.yaml").write_text(yaml.safe_dump(sandbox | {"name": "tiny"}, sort_keys=False))
     monkeypatch.setattr(conf, "folder", lambda: copy)
     return ["table=tiny", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
 
@@ -65,57 +71,101 @@ def times(folder: Path) -> dict[Path, int]:
 def test_a_table_from_nothing_with_a_failure_and_again(
     table: list[str], call: Callable[..., SimpleNamespace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Three data sets, two trainings; of 7 rows 4 tasks in 2 languages, FLORES in one: 7 x 7 scores. Five models' are
+    known at once, and four candidates' on development problems; the two that are chosen come after."""
     runs_dir = tmp_path / "runs"
     planned = call("stage=plan", *table)
-    assert planned.status == 0 and planned.out.count("never made") == 16 and "16 of 16 runs to make" in planned.out
+    assert planned.status == 0 and planned.out.count("never made") == 5 + 35 + 4
+    assert "44 of 44 runs to make" in planned.out and "2 choices, 14 scores wait for theirs" in planned.out
     refused = call("stage=report", *table)
     assert refused.status == 1 and "table=tiny has no finished run in" in refused.err
 
-    # one merge fails: what does not need it is made, the report says so, the status is 1
+    # one merge fails: what does not need it is made, its cells say so, the status is 1
     calls = Calls(monkeypatch)
-    calls.fails = "soup"
+    calls.fails = "eval-mgsm_0shot-soup"
     told = call("stage=table", *table)
     assert told.status == 1 and told.out == ""
     assert "RuntimeError: injected by the test" in told.err and "Traceback" in told.err
-    last = told.err.strip().splitlines()[-1]
-    assert last.startswith("error: 2 runs failed (soup-") and "eval-sandbox-soup" in last
-    assert len(calls.made) == 15  # all but the evaluation of the soup
-    page = runs_dir / "reports/tiny/index.html"
+    assert told.err.strip().splitlines()[-1].startswith("error: 2 runs failed (eval-mgsm_0shot-soup-")
+    assert len(calls.made) == 5 + 35 + 4 + 14  # what was chosen is scored too, and nothing is tried twice
+    page = runs_dir / "reports/tiny/table.md"
     assert page.is_file() and "injected by the test" in page.read_text(encoding="utf-8")
-    assert "2 of 16 runs to make" in call("stage=plan", *table).out
+    assert "2 of 58 runs to make" in call("stage=plan", *table).out
+    assert {path.parent.name[:4] for path in runs_dir.glob("*/model.safetensors")} == {"math", "qac-"}  # no merge
 
     # the same command makes the rest
     before = times(runs_dir)
     calls.fails, calls.made = None, []
     told = call("stage=table", *table)
     assert (told.status, told.out.strip()) == (0, str(page))
-    assert [label.partition("-")[0] for label in calls.made] == ["soup", "eval"]
+    assert [label.rpartition("-math")[0] for label in calls.made] == ["eval-mgsm_0shot-soup"] * 2
     assert {path: time for path, time in times(runs_dir).items() if path in before} == before
     assert "injected by the test" not in page.read_text(encoding="utf-8")
-    for name in ("table.csv", "table.md", "plots"):
-        assert (page.parent / name).exists(), sorted(path.name for path in page.parent.iterdir())
-    asked = cells.study(compose.compose(["stage=table", *table]))  # type: ignore[arg-type]
-    for cell in gather(asked.config, asked, {}).cells:
-        found = json.loads((cell.folder / "scores.json").read_text())
-        assert {row["task"] for row in found["rows"]} == {"mgsm", "belebele", "global_mmlu", "flores"}
-        assert not cell.manifest_warnings and cell.seconds > 0
+
+    # the choice is that of the means on development problems, and what it chose says so
+    choices = json.loads((page.parent / "choices.json").read_text())
+    for choice in choices.values():
+        best = max(choice["candidates"], key=lambda one: one["mean"])  # the first of equals
+        assert choice["chosen"] == {axis: best[axis] for axis in choice["chosen"]}
+        for one in choice["candidates"]:
+            (name,) = one["scores"]
+            row = json.loads((runs_dir / name / "scores.json").read_text())["rows"][0]
+            assert (row["metric"], row["filter"], row["value"]) == ("exact_match", "flexible-extract", one["mean"])
+    swap = next(choice["chosen"]["counts"][0] for choice in choices.values() if "counts" in choice["chosen"])
+    manifests = runs_dir.glob("eval-mgsm*-layer_swap-*/manifest.json")
+    scored = [json.loads(file.read_text())["config"] for file in manifests]
+    chosen = [one for one in scored if one["chosen_by"]]
+    assert len(chosen) == 2 and {one["merge"]["bottom_layers"] for one in chosen} == {int(swap)}
+    assert all(one["chosen_by"].startswith("best counts of layer swap ") for one in chosen)
+
+    # each cell is what its run wrote
+    rows = {(row["row"], row["column"]): row for row in csv.DictReader((page.parent / "cells.csv").open())}
+    assert len(rows) == 7 * 8 and not [row for row in rows.values() if row["missing"]]
+    for (name, column), row in rows.items():
+        written = json.loads((runs_dir / row["runs"] / "scores.json").read_text())["rows"]
+        pair = {"flores to": "en-qac", "flores from": "qac-en"}.get(column.removeprefix("qac: "))
+        found = next(one["value"] for one in written if not one["subject"] and pair in (None, one["pair"])
+                     and one["metric"] in ("exact_match", "acc", "chrf++")
+                     and one["filter"] != "strict-match")  # fmt: skip
+        assert float(row["value"]) == pytest.approx(found if pair else 100 * found), (name, column)
 
     # and once more, nothing
     before, calls.made = times(runs_dir), []
     assert call("stage=table", *table).status == 0
     assert calls.made == [] and times(runs_dir) == before
-    assert "0 of 16 runs to make" in call("stage=plan", *table).out
-    status = call("stage=status", f"runs_dir={runs_dir}")
-    assert status.out.splitlines()[-1] == "16 finished, unpublished work: none"
-
-    # a parent that was made again with other contents: its children are to be made, their children too
-    manifest = next(runs_dir.glob("math-*/manifest.json"))
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"facts": {"weights": {"root": "other"}}}))
-    planned = call("stage=plan", *table)
-    assert planned.out.count("was made again with other contents") == 5  # its evaluation, and four merges
-    assert planned.out.count("is made first") == 4 and "9 of 16 runs to make" in planned.out
+    assert "0 of 58 runs to make" in call("stage=plan", *table).out
     told = call("stage=report", *table)
-    assert (told.status, told.out.strip()) == (0, str(page)) and told.err.count("missing: ") == 9
+    assert (told.status, told.out.strip()) == (0, str(page)) and "missing: " not in told.err
+
+
+def test_no_score_is_made_twice(
+    table: list[str], call: Callable[..., SimpleNamespace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another table over the same models asks for some of the same scores, and one of its merges is another's weights:
+    each (weights, task, questions) is put to a model once."""
+    made: list[str] = []
+    score_one = evaluation.score_one
+
+    def counted(lm: Any, definition: Any, *rest: Any) -> Any:
+        made.append(definition.name)
+        return score_one(lm, definition, *rest)
+
+    monkeypatch.setattr(evaluation, "score_one", counted)
+    own = tmp_path / "own.yaml"
+    text = {
+        "defaults": ["tiny"], "name": "own", "axes": {"b": [1, 2]},
+        "runs": {"again": {"merge": "layer_swap", "merge.math": "math expert", "merge.language": "language expert",
+                           "merge.bottom_layers": "{b}", "merge.top_layers": 0}},
+        "score": {"eval": "mgsm_0shot", "eval.split": "dev", "eval.max_gen_toks": 4, "in": "qac"}, "rows": {},
+        "columns": {"swap {counts}": {"run": "layer swap"}, "again {b}": {"run": "again"}}, "compare": {},
+    }  # fmt: skip
+    own.write_text(yaml.safe_dump(text, sort_keys=False))
+    for name in ("tiny", str(own)):
+        assert call("stage=table", f"table={name}", *table[1:]).status == 0
+    runs = list((tmp_path / "runs").glob("eval-*"))
+    assert len(runs) == 49 + 4  # the second table has no score of its own
+    files = list((tmp_path / "runs/.scores").glob("*.json"))
+    assert len(made) == len(files) == 53 + 7  # FLORES is two tasks, one a direction
 
 
 def test_a_run_that_changed_on_disk_stops_only_what_needs_it(
@@ -126,12 +176,15 @@ def test_a_run_that_changed_on_disk_stops_only_what_needs_it(
         return {}
 
     monkeypatch.setattr(execute, "stage_function", lambda run: writes)
-    asked = cells.study(compose.compose(["stage=table", *table]))  # type: ignore[arg-type]
-    assert execute.execute(asked.targets) == {}
+    asked = Planning.of(compose(["stage=table", *table]))  # type: ignore[arg-type]
+    monkeypatch.setattr(Planning, "number", lambda self, score: None)  # nothing is chosen
+    targets = asked.targets()
+    assert execute.execute(targets) == {}
     (next((tmp_path / "runs").glob("math-*")) / "x").write_text("changed")
-    failed = execute.execute(asked.targets)
-    assert {name.partition("-")[0] for name in failed} == {"math", "layer_swap", "soup", "ties", "eval"}
-    assert len(failed) == 10 and sum("was changed after it was finished" in reason for reason in failed.values()) == 1
+    failed = execute.execute(targets)
+    assert {name.partition("-")[0] for name in failed} == {"math", "eval"}
+    told = [reason for reason in failed.values() if "was changed after it was finished" in reason]
+    assert len(failed) == 1 + 3 * 7 + 4 and len(told) == 1
 
 
 def test_a_failed_parent_of_one_run_is_the_reason(
@@ -143,7 +196,16 @@ def test_a_failed_parent_of_one_run_is_the_reason(
     assert told.err.splitlines()[-1].startswith("error: data-math-") and "has 40: ask for fewer" in told.err
 
 
-def test_what_a_row_says_stands_above_the_table(tmp_path: Path) -> None:
-    words = {"stage": "sft", "expert": "math", "data_root": "mine", "threads": 3}
-    config: Any = cells.row_config(words, {"runs_dir": str(tmp_path), "threads": 1}, data_root="theirs")
-    assert (config.data_root, config.threads, config.runs_dir) == ("mine", 3, str(tmp_path))
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        (None, "null"),
+        (True, "True"),
+        ([1, "a b"], "[1,'a b']"),
+        ({"a": [None], "b": "x'y"}, "{a:[null],b:'x\\'y'}"),
+        ("hub:a/b-1.0", "hub:a/b-1.0"),
+    ],
+)
+def test_a_value_of_a_row_is_written_in_the_grammar_of_the_command_line(word: Any, expected: str) -> None:
+    assert words_.word(word) == expected
+    assert parse(f"key={expected}").value() == word or isinstance(word, dict)

@@ -23,9 +23,9 @@ def smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The words of table=real_smoke as it is shipped, with two steps and two questions."""
     copy = tmp_path / "conf"
     shutil.copytree(conf.folder(), copy)
-    table = copy / "table/real_smoke.yaml"
+    table = copy / "tables/real_smoke.yaml"
     shipped = yaml.safe_load(table.read_text())
-    shipped["eval"] |= {"eval.limit": 2, "eval.max_gen_toks": 4}
+    shipped["score"] |= {"eval.limit": 2, "eval.max_gen_toks": 4}
     table.write_text(yaml.safe_dump(shipped, sort_keys=False))
     recipe = copy / "recipe/smoke.yaml"
     recipe.write_text(re.sub(r"(?m)^steps: .*$", "steps: 2", recipe.read_text()))

@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from pipeline.config import conf
-from pipeline.config.compose import Unreadable, compose, jobs, to_stage, usage
+from pipeline.config.compose import Unreadable, compose, jobs, split_every, to_stage, usage, with_every
 from pipeline.config.stages import Stage
 from pipeline.errors import PipelineError
 from pipeline.files import write_atomically
@@ -81,9 +81,12 @@ def sweep(words: list[str]) -> int:
 
     several = bool({"-m", "--multirun"} & set(words))
     asked = [word for word in words if not word.startswith("-") and (several or "=" in word)]
+    every: dict[str, Any] = {}
     try:
+        words, every = split_every(words)
+        asked, _ = split_every(asked)
         for job_words in jobs(asked):
-            compose(job_words)
+            with_every(compose(job_words), every)
     except PipelineError as error:
         if several or isinstance(error, Unreadable):  # --cfg shows what is incomplete, too
             print(f"error: {sentence(error)}", file=sys.stderr)
@@ -99,7 +102,7 @@ def sweep(words: list[str]) -> int:
             write_atomically(
                 record, OmegaConf.to_yaml(without_credentials(OmegaConf.to_container(OmegaConf.load(record))))
             )
-        states.append(run_stage(lambda: to_stage(config)))
+        states.append(run_stage(lambda: with_every(to_stage(config), every)))
 
     ours = [word for word in words if "=" in word and not word.startswith("-")]
     sys.argv = [sys.argv[0], *(word for word in words if word not in ours), *ours]  # Hydra wants its flags together

@@ -41,7 +41,6 @@ READ_IN = {
     "merge": ["stage=merge ", "stage=eval eval=mgsm_2shot ", "stage=sweep eval=mgsm_2shot "],
     "eval": ["stage=eval checkpoint=x "],
     "select": ["stage=select checkpoints=[x] "],
-    "table": ["stage=table ", "stage=plan ", "stage=report ", "stage=prefetch "],
     "mixture": [SFT, "stage=data expert=math ", "stage=cpt expert=gsm8k_text "],
     "launcher": [SFT, "stage=status "],
     "tracking": [SFT, "stage=status "],
@@ -89,7 +88,7 @@ def test_every_merge_method_has_an_option_and_a_schema() -> None:
 
 def test_no_words_are_the_demo() -> None:
     demo = compose([])
-    assert (demo.stage, demo.table.name) == ("table", "sandbox")  # type: ignore[attr-defined]
+    assert (demo.stage, demo.table) == ("table", "sandbox")  # type: ignore[attr-defined]
 
 
 EVAL = "stage=eval eval=mgsm_2shot checkpoint=x "
@@ -110,15 +109,25 @@ REFUSED = {
     SFT + "partition.bottom_layers=3": "partition.bottom_layers needs partition=... beside it: one of A, B, C, Z, own",
     SFT + "partition=own": "stage=sft needs partition.bottom_layers",
     SFT + "partition=A partition.bottom=3": "unknown key partition.bottom: did you mean partition.bottom_layers",
-    "table=nope": "table=nope is no option: there are",
+    "table=nope": "table=nope is no table: there are calibrate,",
+    "table=sandbax": "table=sandbax is no table: did you mean sandbox",
+    "table=./nope.yaml": "table=./nope.yaml is no file: give one, or one of calibrate,",
+    "stage=prefetch table=nope": "table=nope is no table",
+    SFT + "every.sft.steps=2": "stage=sft has no table, whose runs every.sft.steps would be given to",
+    "every.sft.stops=2": "sandbox.yaml, run 'math expert': unknown key sft.stops: did you mean sft.steps",
+    "every.sft.steps=1,2": "every.sft.steps=1,2 names several values",
+    "every.recipe=nope": "sandbox.yaml, run 'math expert': recipe=nope is no option: there are",
+    "every.moddel=x": "sandbox.yaml, every: no run of this table reads moddel",
+    "plan.gpu=h100": "unknown key plan: there are",
+    "stage=plan plan.gpu=h100": "plan.gpu must be one of a100_80, h100_80, h200_141, got 'h100'",
     # a group that the stage does not read
     SFT + "merge=soup": "stage=sft does not read merge=soup: leave it out; it reads model, expert, sft, partition,",
     SFT + "merge.dtype=float32": "stage=sft does not read merge.dtype: leave it out",
     SFT + "eval=mgsm_2shot": "stage=sft does not read eval=mgsm_2shot",
-    SFT + "table=sandbox": "stage=sft does not read table=sandbox",
+    SFT + "table=sandbox": "unknown key table: there are",
     EVAL + "sft=full": "stage=eval does not read sft=full: leave it out; it reads merge, partition, eval,",
     EVAL + "model=llama3.1_8b": "stage=eval does not read model=llama3.1_8b",
-    "stage=status table=sandbox": "stage=status does not read table=sandbox",
+    "stage=status table=sandbox": "unknown key table: there are",
     "stage=data expert=math data=aya": "stage=data does not read data=aya",
     "expert=math": "stage=table does not read expert=math",
     # an unknown key, with + too
@@ -151,7 +160,7 @@ REFUSED = {
     "stage=data expert=sandbox expert.world=3": "expert.world=3: it holds keys of its own, give expert.world.KEY=...",
     EVAL + "languages=en": "languages=en: write a list, languages=[en]",
     SOUP + "merge.experts=a": "merge.experts=a: write a list, merge.experts=[a]",
-    "table.seeds=[a]": "Value 'a' of type 'str' could not be converted to Integer",
+    "every.seed=a": "sandbox.yaml, run 'math expert': seed=a: Value 'a' of type 'str' could not be",
     # a wrong value
     SFT + "sft.learning_rate=nan": "sft.learning_rate must be a finite number, got nan",
     SFT + "sft.learning_rate=inf": "sft.learning_rate must be a finite number, got inf",
@@ -186,7 +195,6 @@ REFUSED = {
     SFT + "model=trained": "give model.path=RUN",
     SFT + "model=sandbox_random": "model.tokenizer=data_root needs data_root",
     "stage=data expert=math data_root=/no/where": "data_root=/no/where is not a folder",
-    "table.base=null": "table=sandbox has an empty row and no table.base",
     # no key=value at all
     "expert": "'expert' is no override: write key=value",
     "a=[": "'a=[' is no override: write key=value",
@@ -202,8 +210,7 @@ REFUSED = {
         f"stage={stage} {STAGE_WORDS[stage]} seed={seed}": f"seed must be at least 0 and at most 4294967295, got {seed}"
         for stage in ("data", "cpt", "sft", "merge", "eval", "select", "analyze", "sweep") for seed in (2**32, -1)
     },
-    "stage=plan table=sandbox table.seeds=[0,4294967296]": "table.seeds must be at least 0 and at most 4294967295",
-    "stage=plan table=sandbox table.seeds=[-1]": "table.seeds must be at least 0 and at most 4294967295, got -1",
+    "stage=plan every.sft.batch_size=0": "sandbox.yaml, run 'math expert': sft.batch_size must be at least 1, got 0",
 }  # fmt: skip
 
 
@@ -285,7 +292,7 @@ def test_a_sweep_over_tables_composes_inside_its_jobs(call: Callable[..., Simple
     (tmp_path / "gsm8k").mkdir()
     (tmp_path / "gsm8k/train.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
     told = call("-m", *words, f"hydra.sweep.dir={tmp_path}/hydra")
-    assert (told.status, told.out.count("8 of 8 runs to make")) == (0, 2)
+    assert (told.status, told.out.count("11 of 11 runs to make")) == (0, 2)
 
 
 def test_a_dataclass_error_names_the_key() -> None:

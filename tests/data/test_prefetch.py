@@ -29,18 +29,16 @@ MODEL = "hub:tiny/base"
 TABLE: dict[str, Any] = {
     "name": "fetched",
     "title": "A table of the test",
-    "languages": ["sw"],
-    "rows": {
+    "every": {"model": "trained", "model.path": MODEL},
+    "runs": {
         "base": {},
         "expert": {
-            "stage": "sft", "model": "trained", "model.path": MODEL, "expert": "{language}",
-            "recipe": "sandbox_language", "data.size": 8, "data.allow_fewer": True,
-            "sft.steps": 1, "sft.batch_size": 2, "sft.seq_length": 96,
-            "sft.warmup_steps": 0,
+            "stage": "sft", "expert": "sw", "recipe": "sandbox_language", "data.size": 8, "data.allow_fewer": True,
+            "sft.steps": 1, "sft.batch_size": 2, "sft.seq_length": 96, "sft.warmup_steps": 0,
         },
     },
-    "base": {"model": "trained", "model.path": MODEL},
-    "eval": {"eval": "mgsm_2shot", "languages": ["{language}"], "eval.limit": 1, "eval.max_gen_toks": 2},
+    "score": {"eval": "mgsm_2shot", "in": "sw", "eval.limit": 1, "eval.max_gen_toks": 2},
+    "columns": {"base": "base", "expert": "expert"},
 }  # fmt: skip
 # The program with a conf/ of the test, and one language of the benchmarks: a process of its own, as HF_ENDPOINT is read
 # when huggingface_hub is imported.
@@ -156,7 +154,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Iterator[Plac
         nllb = folder / "conf/data/nllb_sw.yaml"
         shipped = yaml.safe_load(nllb.read_text()) | {"url": f"{mirror.address}/nllb/eng_Latn-swh_Latn.gz"}
         nllb.write_text(yaml.safe_dump(shipped))
-        (folder / "conf/table/fetched.yaml").write_text(yaml.safe_dump(TABLE, sort_keys=False))
+        (folder / "conf/tables/fetched.yaml").write_text(yaml.safe_dump(TABLE, sort_keys=False))
         yield Place(hub, folder, mirror)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from textwrap import fill
 from typing import Any
 
@@ -22,7 +23,7 @@ from pipeline.config import conf
 from pipeline.config.explain import _asked, _unknown, explain
 from pipeline.config.knob import check
 from pipeline.config.merging import Merge
-from pipeline.config.stages import EvalStage, Stage
+from pipeline.config.stages import EvalStage, Stage, TableStage
 from pipeline.errors import PipelineError
 
 
@@ -53,24 +54,47 @@ def hydra() -> Iterator[None]:
         there.hydra = outer
 
 
-def compose(words: list[str]) -> Stage:
-    """The stage that these overrides ask for, every knob checked.
+def compose(words: list[str], without: tuple[str, ...] = ()) -> Stage:
+    """The stage that these overrides ask for, every knob checked; of the groups in `without`, no option at all.
 
     Raises:
         PipelineError: a wrong key, option, type or range, or a missing value.
     """
+    words, every = split_every(words)
     for word in words:
         parse(word)
+    asked = [*words, *(f"~{group}" for group in without)]
     try:
         with hydra():
             refuse_unasked(words)
-            return to_stage(hydra_compose("config", overrides=words))
+            return with_every(to_stage(hydra_compose("config", overrides=asked)), every)
     except (HydraException, OmegaConfBaseException) as error:
         raise PipelineError(explain(error, words)) from error
     except YAMLError as error:  # says the file and the line
         raise Unreadable(f"a file of the configuration is no YAML: {' '.join(str(error).split())}") from error
     except UnicodeDecodeError as error:
         raise Unreadable(f"a file below {conf.folder()} is not UTF-8 ({error}): write it again in UTF-8") from error
+
+
+def split_every(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """The words without every.KEY=VALUE, and these: KEY is one of the table's runs, which Hydra knows nothing of."""
+    rest, every = [], {}
+    for word in words:
+        if word.lstrip("+").startswith("every."):
+            override = parse(word)
+            every[override.key_or_group.removeprefix("every.")] = override.value()
+        else:
+            rest.append(word)
+    return rest, every
+
+
+def with_every(stage: Stage, every: Mapping[str, Any]) -> Stage:
+    """A stage with a table given these words for its runs."""
+    if not every:
+        return stage
+    if not isinstance(stage, TableStage):
+        raise PipelineError(f"stage={stage.stage} has no table, whose runs every.{next(iter(every))} would be given to")
+    return replace(stage, every={**stage.every, **every})
 
 
 def refuse_unasked(words: list[str]) -> None:
@@ -96,6 +120,8 @@ def to_stage(config: DictConfig) -> Stage:
     except OmegaConfBaseException as error:
         raise PipelineError(explain(error, [])) from error
     check(stage)
+    if isinstance(stage, TableStage):
+        conf.table(stage.table)
     if isinstance(stage, EvalStage) and (stage.checkpoint is None) == (stage.merge is None):
         both = "" if stage.checkpoint is None else ", not both"
         raise PipelineError(f"stage=eval needs checkpoint: give checkpoint=RUN, or merge=...{both}")
@@ -124,7 +150,7 @@ def usage() -> str:
     offered = {f"{group}=": ", ".join(conf.options(group)) for group in conf.groups() if group not in ("stage", "data")}
     lines = [
         fill(f"{name:15} {text}", 118, initial_indent="  ", subsequent_indent=" " * 18)
-        for name, text in [*read.items(), ("", ""), *offered.items()]
+        for name, text in [*read.items(), ("", ""), *offered.items(), ("table=", ", ".join(conf.options(conf.TABLES)))]
     ]
     first = (
         "python -m pipeline stage=STAGE [group=option ...] [key=value ...]      (nothing: stage=table table=sandbox)"

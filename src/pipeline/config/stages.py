@@ -36,6 +36,8 @@ __all__ = [
     "MergeStage",
     "Model",
     "Partition",
+    "Plan",
+    "PlanStage",
     "Prefetch",
     "PrefetchStage",
     "RunStage",
@@ -46,7 +48,6 @@ __all__ = [
     "Stage",
     "StatusStage",
     "SweepStage",
-    "Table",
     "TableStage",
     "Tracking",
     "TrainStage",
@@ -72,25 +73,6 @@ class Clean:
     dry_run: bool = True  # only tell
     hours: float = knob(24.0, low=0)  # work untouched for less is left
     resume_points: bool = False  # free also what an interrupted training would go on from
-
-
-@dataclass
-class Table:
-    """A table: rows that are command lines.
-
-    In a row, `{language}` and `{seed}` are filled in, and a RUN may name a row above it. An empty row is the model of
-    `base`.
-    """
-
-    name: str = MISSING
-    title: str = MISSING
-    note: str = ""
-    languages: list[str] = MISSING  # the targets
-    seeds: list[int] = knob([0], low=0, high=MOST_SEED)
-    data_root: dict[str, Any] | None = None  # a data run laid out as a data_root; null: the root key data_root
-    base: dict[str, Any] | None = None  # the model that an empty row scores
-    rows: dict[str, dict[str, Any]] = MISSING
-    eval: dict[str, Any] = MISSING
 
 
 @dataclass
@@ -149,6 +131,7 @@ class EvalStage(RunStage):
     eval: Eval = MISSING
     languages: list[str] = knob(["en"])
     data_root: str | None = knob(None, run=True)
+    chosen_by: str | None = knob(None, hashed=False)  # the choice of a table that this model won
 
 
 @dataclass
@@ -187,11 +170,26 @@ class SweepStage(Stage):
 
 @dataclass
 class TableStage(Stage):
-    """plan, table and report: many runs."""
+    """plan, table, report and prefetch: the many runs of a table."""
 
-    table: Table = MISSING
-    data_root: str | None = knob(None, run=True)
+    table: str = "sandbox"  # conf/tables/NAME.yaml, or a file: whatever has a / or begins with .
+    every: dict[str, Any] = field(default_factory=dict)  # every.KEY=VALUE: laid over the table's own `every`
+    data_root: str | None = knob(None, run=True)  # the same as every.data_root
     threads: int | None = knob(None, low=1, hashed=False)
+
+
+@dataclass
+class Plan:
+    """On what hours and memory are reckoned; null: seconds as finished runs took here."""
+
+    gpu: str | None = knob(None, options=("a100_80", "h100_80", "h200_141"))
+    gpus: int = knob(1, low=1)
+    lines: int = knob(150, low=0)  # runs that are listed one by one; of more, their numbers
+
+
+@dataclass
+class PlanStage(TableStage):
+    plan: Plan = part(Plan)
 
 
 @dataclass

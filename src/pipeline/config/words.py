@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
@@ -20,7 +20,8 @@ from pipeline.config.stages import Stage
 from pipeline.errors import PipelineError
 
 T = TypeVar("T")
-_composed: dict[Any, tuple[dict[str, Any], Stage]] = {}  # options and keys of values -> those values, and the stage
+_composed: dict[Any, tuple[dict[str, Any], Stage]] = {}  # stage, groups, keys of values -> values, and the stage
+_parts: dict[Any, Any] = {}  # an option, and the keys of values below its group -> the part of a stage that it brings
 _converted: dict[Any, Any] = {}
 
 
@@ -30,16 +31,34 @@ def stage_of(words: Mapping[str, Any]) -> Stage:
     Raises:
         PipelineError: as compose does.
     """
-    chosen = {key: value for key, value in words.items() if key == "stage" or key in conf.groups()}
+    groups = conf.groups()
+    chosen = {key: value for key, value in words.items() if key == "stage" or key in groups}
     values = {key: value for key, value in words.items() if key not in chosen}
-    place = (str(conf.folder()), tuple(map(str, chosen.items())), tuple(values))
-    if place not in _composed:
-        _composed[place] = values, compose([f"{key}={word(value)}" for key, value in words.items()])
+    listed = {group: conf.values_of(str(words.get("stage")), group, str(option)) for group, option in chosen.items()}
+    without = tuple(group for group, found in listed.items() if found is not None)
+    later = {key: value for group in without for key, value in (listed[group] or {}).items() if key not in values}
+    chosen = {group: option for group, option in chosen.items() if group not in without}
+    whole = [f"{group}={option}" for group, option in chosen.items() if not conf.alone(group, str(option))]
+    place = (str(conf.folder()), *whole, *chosen, without, tuple(values))
+    parts = {
+        group: (str(conf.folder()), group, option, *(key for key in values if key.startswith(f"{group}.")))
+        for group, option in chosen.items()
+        if f"{group}={option}" not in whole
+    }
+    if place not in _composed or not _parts.keys() >= set(parts.values()):
+        stage = compose(as_words({**chosen, **values}), without)
+        _composed[place] = values, stage
+        _parts.update({part: getattr(stage, group) for group, part in parts.items()})
     before, stage = _composed[place]
-    changed = {key.lstrip("+"): value for key, value in values.items() if value != before[key]}
+    changed = {key: value for key, value in values.items() if value != before[key] or key.partition(".")[0] in parts}
+    changed = later | {key.lstrip("+"): value for key, value in changed.items()}
     if any(not settable(stage, key) for key in changed):  # below a dict, such as expert.sources.own.file
-        return compose([f"{key}={word(value)}" for key, value in words.items()])
-    return with_values(stage, changed)
+        return compose(as_words(words))
+    return with_values(replace(stage, **{group: _parts[part] for group, part in parts.items()}), changed)
+
+
+def as_words(words: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={word(value)}" for key, value in words.items()]
 
 
 def settable(config: Any, key: str) -> bool:
@@ -80,6 +99,8 @@ def _put(config: Any, path: list[str], value: Any, key: str) -> Any:
 
 def converted(kind: type, name: str, value: Any, key: str) -> Any:
     """A value as this field of a dataclass holds it: an integer as a float where one is wanted, and so on."""
+    if is_plain(next(one.type for one in fields(kind) if one.name == name), value):
+        return value
     node = OmegaConf.structured(kind)
     try:
         OmegaConf.update(node, name, value)
@@ -87,6 +108,14 @@ def converted(kind: type, name: str, value: Any, key: str) -> Any:
         raise PipelineError(f"{key}: {str(error).splitlines()[0]}") from error
     child = node._get_node(name)
     return OmegaConf.to_object(child) if OmegaConf.is_config(child) else child._value()
+
+
+def is_plain(told: Any, value: Any) -> bool:
+    """Whether a value is of the field's own type, which nothing converts: most of a table's are RUNs."""
+    if type(value) is list:
+        return told == "list[str]" and all(is_plain("str", one) for one in value)
+    special = type(value) is str and ("${" in value or value == "???")
+    return not special and told in (type(value).__name__, f"{type(value).__name__} | None")
 
 
 def word(value: Any) -> str:

@@ -1,91 +1,155 @@
-"""A table's rows as runs: each row is a command line, composed once an option, and its RUNs may name other rows."""
+"""What a table comes to: runs, scores, choices, and how each cell is reduced from them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+import hashlib
+import json
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.config.stages import RunStage, Table, TableStage, TrainStage
-from pipeline.config.words import stage_of
-from pipeline.errors import PipelineError
-from pipeline.runs.run import Parent, Run
-from pipeline.study.build.resolver import Resolver
-from pipeline.study.stages import build
+from pipeline.study.rows import Table
+from pipeline.study.specs import At, Ref, Spec
+
+Candidate = tuple[Any, ...]  # a value of each axis that a choice is over; () where nothing is chosen
+Published = tuple[str, str, str]  # where a published number stands: table, row and column
+
+
+@dataclass(frozen=True)
+class Score:
+    """A scoring run: one model (a spec, or what is Chosen), one task, one language. words: eval, task, eval.KEY ..."""
+
+    model: str
+    words: tuple[tuple[str, Any], ...]
+    language: str
+
+    def refs(self) -> Iterator[Ref]:
+        yield from (value for _, value in self.words if isinstance(value, Ref))
+
+
+@dataclass
+class Choice:
+    """The best value of some axes of a run: that of the largest mean over its scores, the first of equals."""
+
+    key: str
+    run: str
+    axes: tuple[str, ...]
+    at: At
+    candidates: dict[Candidate, tuple[Score, ...]]
+
+
+@dataclass
+class Chosen:
+    """A model that is known once its choice is made: candidate -> spec.
+
+    A spec that nothing else names need not be made before, and only if it wins.
+    """
+
+    key: str
+    choice: str
+    models: dict[Candidate, str]
+
+
+@dataclass
+class Item:
+    """One number under a cell: the mean over `readings`, one a language.
+
+    A reading has a score for each candidate of `choice`, of which the winner's counts and the others stand beside it;
+    or one score under (), where nothing is chosen or only what is Chosen is scored.
+    """
+
+    at: At
+    readings: tuple[dict[Candidate, Score], ...] = ()
+    choice: str | None = None
+    model: str | None = None  # of a fact or a figure, which nothing scores: the spec that holds it
 
 
 @dataclass
 class Cell:
-    """One row of a table for one language and seed: the model, and the run that scores it."""
+    """Items, reduced step by step: mean, max or min over these axes. `of`: the rows that it is reduced over instead."""
 
     row: str
-    language: str
-    seed: int
-    model: Parent
-    eval: Run
+    column: str
+    items: list[Item] = field(default_factory=list)
+    reduce: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    of: tuple[str, ...] = ()
+    metric: str | None = None
+    pair: str | None = None
+    fact: str | None = None
+    published: Published | None = None
 
 
 @dataclass
-class Study:
-    """A table as runs. `rows` keeps the table's order."""
+class Plan:
+    """specs: parents first. A place of rows x columns that has no cell is not in `cells`."""
 
-    config: TableStage
-    cells: list[Cell] = field(default_factory=list)
+    table: Table
+    specs: dict[str, Spec]
+    choices: dict[str, Choice] = field(default_factory=dict)
+    chosen: dict[str, Chosen] = field(default_factory=dict)
+    scores: list[Score] = field(default_factory=list)
+    rows: list[str] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
+    cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
+    compare: list[tuple[str, str]] = field(default_factory=list)  # of columns, or of rows
 
-    @property
-    def targets(self) -> list[Run]:
-        return [cell.eval for cell in self.cells]
+
+REDUCERS: dict[str, Callable[[Sequence[float]], float]] = {"mean": statistics.fmean, "max": max, "min": min}
 
 
-def study(config: TableStage) -> Study:
-    """Each row for each language and seed. Rows that do not speak of the language are one run for all of them."""
-    table, found = config.table, Study(config)
-    shared: dict[str, Any] = {
-        "runs_dir": config.runs_dir, "tracking": config.tracking, "threads": config.threads, "group": table.name,
-    }  # fmt: skip
-    known: dict[str, Parent] = {}
-    data_root = config.data_root
-    if table.data_root is not None:
-        known["data_root"] = build(row_config(table.data_root, shared))
-        data_root = "data_root"
-    for language in table.languages:
-        for seed in table.seeds:
-            named = dict(known)
-            for row, words in table.rows.items():
-                filled = fill(words, language, seed)
-                if filled:
-                    named[row] = build(row_config(filled, shared, data_root=data_root), named)
-                else:
-                    named[row] = base_model(table, shared, named)
-                scored = row_config(fill(table.eval, language, seed), shared, data_root=data_root, checkpoint=row)
-                found.cells.append(Cell(row, language, seed, named[row], build(scored, named)))
+def winner(choice: Choice, values: Callable[[Score], float]) -> Candidate:
+    means = {one: statistics.fmean(map(values, scores)) for one, scores in choice.candidates.items()}
+    return max(means, key=means.__getitem__)
+
+
+Values = Callable[[Any], float]  # the number of a Score; of a spec's key, where a cell shows a fact of it
+
+
+def value(plan: Plan, cell: Cell, values: Values) -> float:
+    """The number of a cell, given that of each score. Choices are made by `values` too, so that one draw of questions
+    (a bootstrap's, the odd ones) goes through the whole table."""
+    if cell.of:
+        return REDUCERS[cell.reduce[0][0]]([value(plan, plan.cells[row, cell.column], values) for row in cell.of])
+    left = [(item.at, item_value(plan, item, values)) for item in cell.items]
+    for how, axes in cell.reduce:
+        groups: dict[tuple[tuple[str, Any], ...], list[float]] = {}
+        for at, number in left:
+            groups.setdefault(tuple(one for one in at.items() if one[0] not in axes), []).append(number)
+        left = [(dict(at), REDUCERS[how](numbers)) for at, numbers in groups.items()]
+    ((_, number),) = left
+    return number
+
+
+def item_value(plan: Plan, item: Item, values: Values) -> float:
+    """The mean over the item's readings, of what was chosen where there was a choice; or a fact."""
+    if item.model is not None:
+        return values(item.model)
+    chosen = winner(plan.choices[item.choice], values) if item.choice else ()
+    return statistics.fmean(values(reading[() if () in reading else chosen]) for reading in item.readings)
+
+
+def canonical(plan: Plan) -> dict[str, str]:
+    """Key of a spec or of what is chosen -> digest of its filled words, those it names by their digests.
+
+    Equal words have equal digests, in any table and under any name. A knob written out at its default differs from one
+    left out: the run hash knows better, this knows no knobs.
+    """
+    found: dict[str, str] = {}
+
+    def told(value: Any) -> Any:
+        if isinstance(value, Ref):
+            return {"run": found[value.spec], "step": value.step}
+        if isinstance(value, Score):
+            return [found[value.model], [(key, told(inner)) for key, inner in value.words], value.language]
+        return [told(one) for one in value] if isinstance(value, list | tuple) else value
+
+    def digest(*parts: Any) -> str:
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    for key, spec in plan.specs.items():
+        found[key] = digest(spec.kind, {name: told(value) for name, value in spec.words.items()})
+    for key, one in plan.chosen.items():
+        candidates = [told(scores) for scores in plan.choices[one.choice].candidates.values()]
+        found[key] = digest("chosen", [found[model] for model in one.models.values()], candidates)
     return found
-
-
-def base_model(table: Table, shared: dict[str, Any], known: dict[str, Parent]) -> Parent:
-    """The model that an empty row scores: what an sft run of the words in `base` would start from."""
-    if not table.base:
-        raise PipelineError(f"table={table.name} has an empty row and no table.base: give table.base={{model: ...}}")
-    config = row_config({"stage": "sft", "expert": "math", **table.base}, shared)
-    assert isinstance(config, TrainStage)
-    if config.model.path is None:
-        raise PipelineError(f"table.base of table={table.name} is a model with no path: make it in a row of its own")
-    resolver = Resolver(Path(config.runs_dir), build, known)
-    return resolver.model(config.model.path, "model.path", config.model.revision)
-
-
-def fill(words: Any, language: str, seed: int) -> Any:
-    if isinstance(words, dict):
-        return {key: fill(value, language, seed) for key, value in words.items()}
-    if isinstance(words, list | tuple):
-        return [fill(value, language, seed) for value in words]
-    return words.replace("{language}", language).replace("{seed}", str(seed)) if isinstance(words, str) else words
-
-
-def row_config(words: dict[str, Any], shared: dict[str, Any], **later: Any) -> RunStage:
-    """The stage of one row: composed once for its options, then given the shared and later fields it leaves out."""
-    default = {"stage": "eval", "checkpoint": "row"} if "eval" in words else {}
-    config = stage_of({**default, **words})
-    assert isinstance(config, RunStage)
-    names = {item.name for item in fields(config)}
-    return replace(config, **{key: value for key, value in {**shared, **later}.items() if key in names - words.keys()})

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +45,20 @@ def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
     return make(run, stage_function(run), needed, predicted_seconds)
 
 
-def execute(targets: list[Run]) -> dict[str, str]:
+def execute(targets: list[Run], before: Mapping[str, str] | None = None) -> dict[str, str]:
     """Make what is not finished, in order; go on after a failure with what does not depend on it.
 
-    Gives the failures: run name -> reason. A fault of the program is one of them, after its traceback.
+    Gives the failures: run name -> reason. A fault of the program is one of them, after its traceback. `before`: those
+    of an earlier call, which are not tried again.
     """
     runs = ordered(targets)
     history = History(finished(runs[0].runs_dir) if runs else ())
     reasons, names = unfinished(runs), {run.hash: run.name for run in runs}
     left = [run for run in runs if run.hash in reasons]
-    failed: dict[str, str] = {}
+    failed: dict[str, str] = dict(before or {})
     for number, run in enumerate(runs, start=1):
+        if run.name in failed:
+            continue
         blocked = [one.name for one in runs_behind(run.parents) if names.get(one.hash) in failed]
         if blocked:
             failed[run.name] = f"its parent {blocked[0]} failed"

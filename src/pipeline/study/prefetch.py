@@ -25,13 +25,16 @@ from pipeline.hub.addresses import without_credentials
 from pipeline.hub.lock import LOCK, Lock, cached_snapshot, digest_of, part_of, pinned_as, read_lock, url_key
 from pipeline.models.files import HUB_PATTERNS
 from pipeline.runs.run import Run
-from pipeline.study.cells import study
 from pipeline.study.graph import ordered
 from pipeline.study.needs import needs
+from pipeline.study.planning import Planning
 
 
 def prefetch(config: PrefetchStage) -> Path:
-    return fetch(ordered(study(config).targets), config)
+    """Of models that choices are still to name, what scores them is known: it is the same for each candidate."""
+    planning = Planning.of(config)
+    likely = [run for score in planning.waiting() if (run := planning.like(score))]
+    return fetch(ordered([*planning.targets(), *likely]), config)
 
 
 def fetch(runs: list[Run], config: PrefetchStage) -> Path:

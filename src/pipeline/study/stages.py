@@ -16,6 +16,7 @@ from pipeline.config.stages import (
     DataStage,
     EvalStage,
     MergeStage,
+    PlanStage,
     PrefetchStage,
     RunStage,
     SelectStage,
@@ -97,7 +98,7 @@ RUN_STAGES = {
 }
 STUDY_STAGES = {
     "sweep": Row(MergeSweepStage, "pipeline.study.sweep:make_sweep"),
-    "plan": Row(TableStage, "pipeline.study.table:show_plan"),
+    "plan": Row(PlanStage, "pipeline.study.table:show_plan"),
     "table": Row(TableStage, "pipeline.study.table:make_table"),
     "report": Row(TableStage, "pipeline.study.table:report_table"),
     "status": Row(StatusStage, "pipeline.study.status:show_status"),

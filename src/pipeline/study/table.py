@@ -1,31 +1,43 @@
-"""Stages table and report: a table's runs made, gathered and handed to the report."""
+"""Stages plan, table and report: what a table needs, made, and what it came to."""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.config.stages import TableStage, TrainStage
+from pipeline.config.stages import EvalStage, PlanStage, TableStage
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import read_lock
-from pipeline.report.results import CellResult, FailedRun, Results, TrainingResult
 from pipeline.report.text import aligned
 from pipeline.runs.folders import finished
-from pipeline.runs.manifest import Manifest, read_manifest
-from pipeline.runs.provenance import git_state, machine, versions
+from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
-from pipeline.study.cells import Study, study
+from pipeline.study.bill import bill
+from pipeline.study.contrasts import contrasts
 from pipeline.study.execute import execute
 from pipeline.study.graph import History, ordered, unfinished
+from pipeline.study.hashed import told_every
 from pipeline.study.needs import needs
+from pipeline.study.outcome import Outcome
+from pipeline.study.planning import Planning
 
 
-def show_plan(config: TableStage) -> str:
-    return show(ordered(study(config).targets))
+def show_plan(config: PlanStage) -> str:
+    """The runs of a table by kind, what they cost, what is missing, and what its contrasts could show."""
+    planning = Planning.of(config)
+    runs = ordered(planning.targets())
+    lines = [show(runs, config.plan.lines), *kinds(planning, runs)]
+    lines += bill(runs, config.plan) if config.plan.gpu else []
+    lines += [*told_every(planning), *contrasts(planning)]
+    for told, count in Counter(planning.problems.values()).items():
+        lines.append(f"cannot be planned: {told}{f' ({count} times)' if count > 1 else ''}")
+    return "\n".join(lines)
 
 
-def show(runs: list[Run]) -> str:
-    """What would run, what is done, and why not, as a table in text."""
+def show(runs: list[Run], most: int = 10**9) -> str:
+    """What would run, what is done, and why not, as a table in text; where there are many runs, of the first ones."""
     history = History(finished(runs[0].runs_dir) if runs else ())
     rows, left, reasons = [("run", "stage", "seconds", "state")], 0.0, unfinished(runs)
     for run in runs:
@@ -37,7 +49,9 @@ def show(runs: list[Run]) -> str:
             manifest = read_manifest(run.folder)
             assert manifest is not None
             rows.append((run.name, run.config.stage, f"{manifest.seconds:.0f}", "finished"))
-    lines = aligned(rows)
+    more = len(rows) - 1 - most
+    lines = aligned(rows[: most + 1])
+    lines += [f"and {more} more; plan.lines={len(runs)} lists all"] if more > 0 else []
     if runs:
         wanted = needs(runs)
         missing = wanted.not_pinned(read_lock(runs[0].runs_dir))
@@ -46,90 +60,81 @@ def show(runs: list[Run]) -> str:
     return "\n".join([*lines, f"{len(reasons)} of {len(runs)} runs to make, about {left:.0f} seconds here"])
 
 
+def kinds(planning: Planning, runs: Sequence[Run]) -> list[str]:
+    """Runs by kind, distinct and finished; scores of merges are told apart, as they are made in memory."""
+    there: dict[str, list[Run]] = {}
+    for run in runs:
+        live = isinstance(run.config, EvalStage) and run.config.merge is not None
+        there.setdefault("eval of a merge in memory" if live else run.config.stage, []).append(run)
+    left = unfinished(list(runs))
+    lines = [f"{kind}: {len(of)}, {sum(run.hash not in left for run in of)} finished" for kind, of in there.items()]
+    plan, waiting = planning.plan, len(planning.waiting())
+    asked = len(plan.scores)
+    cells = f"{len(plan.cells)} cells of {asked} scores, {len({run.hash for run in runs if is_score(run)})} distinct"
+    lines += [f"{cells}; {len(plan.choices)} choices" + (f", {waiting} scores wait for theirs" if waiting else "")]
+    return lines
+
+
+def is_score(run: Run) -> bool:
+    return isinstance(run.config, EvalStage)
+
+
 def make_table(config: TableStage) -> Path:
-    """Make what the table needs, then its report. Failed runs stand in the report, and the stage fails after it."""
-    asked = study(config)
-    failed = execute(asked.targets)
-    page = build_report(config, asked, failed)
+    """Make what a table needs: all that is known, then what choices among it ask for, until nothing is.
+
+    Failed runs stand in what is written, and the stage fails after it.
+    """
+    planning = Planning.of(config)
+    targets = planning.targets()
+    if planning.problems:
+        told = next(iter(planning.problems.values()))
+        raise PipelineError(f"{len(planning.problems)} parts of table={config.table} cannot be planned, first: {told}")
+    from pipeline.merge.live import kept
+
+    failed: dict[str, str] = {}
+    made: set[str] = set()
+    with kept():
+        while targets := [run for run in targets if run.hash not in made]:
+            failed = execute(targets, failed)
+            made |= {run.hash for run in targets}
+            targets = planning.targets()
+    page = write(planning, failed)
     if failed:
-        raise PipelineError(f"{len(failed)} runs failed ({', '.join(failed)}); the report {page} shows what there is")
+        raise PipelineError(f"{len(failed)} runs failed ({', '.join(failed)}); {page} shows what there is")
     return page
 
 
 def report_table(config: TableStage) -> Path:
-    """The report of what is finished; nothing is made."""
-    asked = study(config)
-    runs = ordered(asked.targets)
+    """What is finished of a table; nothing is made."""
+    planning = Planning.of(config)
+    runs = ordered(planning.targets())
     reasons = unfinished(runs)
     missing = {run.name: reasons[run.hash] for run in runs if run.hash in reasons}
     if len(missing) == len(runs):
         raise PipelineError(
-            f"table={config.table.name} has no finished run in {config.runs_dir}: make them with stage=table"
+            f"table={config.table} has no finished run in {config.runs_dir}: make them with stage=table"
         )
     for name, reason in missing.items():
         print(f"missing: {name}: {reason}", file=sys.stderr)
-    return build_report(config, asked, missing)
+    return write(planning, missing)
 
 
-def build_report(config: TableStage, asked: Study, failed: dict[str, str]) -> Path:
-    from pipeline.report.write import write_report
-
-    folder = Path(config.runs_dir) / "reports" / config.table.name
-    page = write_report(gather(config, asked, failed), folder)
-    track(config, folder)
+def write(planning: Planning, failed: dict[str, str]) -> Path:
+    folder = Path(planning.config.runs_dir) / "reports" / planning.plan.table.name
+    page = Outcome.of(planning, failed).write(folder)
+    track(planning, folder)
     return page
 
 
-def gather(config: TableStage, asked: Study, failed: dict[str, str]) -> Results:
-    """What the report is made of: cells with their folders, trainings, failures, provenance."""
-    runs = ordered(asked.targets)
-    manifests = {run.hash: manifest for run in runs if (manifest := read_manifest(run.folder))}
-    table = config.table
-    data_root = f" data_root={config.data_root}" if config.data_root else ""
-    trainings = [run for run in runs if isinstance(run.config, TrainStage) and run.hash in manifests]
-    cells = []
-    for cell in asked.cells:
-        manifest = manifests.get(cell.eval.hash)
-        cells.append(CellResult(
-            row=cell.row, language=cell.language, seed=cell.seed, name=cell.eval.name, folder=cell.eval.folder,
-            checkpoint=cell.model.folder, seconds=manifest.seconds if manifest else None,
-            manifest_warnings=differences(manifest),
-        ))  # fmt: skip
-    return Results(
-        table=table.name, title=table.title, note=table.note,
-        command=f"python -m pipeline stage=table table={table.name}{data_root}",
-        languages=list(table.languages), seeds=list(table.seeds), rows=list(table.rows), cells=cells,
-        trainings=[TrainingResult(run.label, run.name, run.folder) for run in trainings],
-        failed=[FailedRun(name, reason) for name, reason in failed.items()],
-        seconds=sum(one.seconds for one in manifests.values()),
-        versions=versions(), machine=machine(), git=git_state(),
-    )  # fmt: skip
-
-
-def differences(manifest: Manifest | None) -> list[str]:
-    """How the making of a cell differs from this process: versions, threads, device."""
-    if manifest is None:
-        return []
-    here = {**versions(), **machine()}
-    there = {**manifest.versions, **manifest.machine}
-    return [f"{key} {there[key]}, here {here[key]}" for key in sorted(there) if key in here and there[key] != here[key]]
-
-
-def track(config: TableStage, folder: Path) -> None:
-    """The table as a W&B run of its own: scores, the table, the plots."""
+def track(planning: Planning, folder: Path) -> None:
+    """The table as a W&B run of its own."""
     import csv
 
     from pipeline.runs.tracking import open_run
 
-    described = {
-        "name": f"table-{config.table.name}",
-        "group": config.table.name,
-        "job_type": "table",
-        "config": {"table": config.table.name},
-    }
-    with open_run(folder, config.tracking, **described) as tracker:
+    name = planning.plan.table.name
+    described = {"name": f"table-{name}", "group": name, "job_type": "table", "config": {"table": name}}
+    with open_run(folder, planning.config.tracking, **described) as tracker:
         with open(folder / "table.csv", encoding="utf-8", newline="") as file:
             head, *rows = list(csv.reader(file))
         tracker.table("scores", head, rows)
-        for plot in sorted((folder / "plots").glob("*.png")):
-            tracker.image(f"plots/{plot.stem}", plot)

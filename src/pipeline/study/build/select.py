@@ -9,6 +9,7 @@ from pipeline.runs.lineage import base_of, one_base, recorded_base
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent, Run, Snapshot
 from pipeline.study.build.resolver import Draft, Resolver
+from pipeline.study.build.steps import planned_steps
 from pipeline.train.steps import planned_snapshots
 
 
@@ -70,13 +71,13 @@ def snapshots_of(training: Parent, which: str) -> dict[int, Parent]:
 
 def planned(training: Parent) -> tuple[int, list[int]]:
     """The last step of a training that is not made yet, and the steps of its snapshots."""
-    if isinstance(training, Run) and isinstance(training.config, TrainStage) and training.config.sft.steps:
-        steps = planned_snapshots(training.config.sft, training.config.sft.steps)
+    if isinstance(training, Run) and isinstance(training.config, TrainStage) and (last := planned_steps(training)):
+        steps = planned_snapshots(training.config.sft, last)
         if steps is not None:
-            return training.config.sft.steps, steps
+            return last, steps
     raise PipelineError(
-        f"checkpoints: the snapshots of {training.name} are not known yet: train it first, or give sft.steps and no "
-        "sft.snapshot_keep_by"
+        f"checkpoints: the snapshots of {training.name} are not known yet: train it first, or give sft.steps, or "
+        "data.size without data.allow_fewer, and no sft.snapshot_keep_by"
     )
 
 

@@ -1,0 +1,219 @@
+"""What a table came to: the number of each cell, read from finished runs, and the choices that were made.
+
+Nothing is scored here, and nothing is left out: a cell that cannot be filled says why. Numbers are percent; BLEU,
+chrF++ and facts of trainings are as they are.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import PipelineError
+from pipeline.files import write_atomically
+from pipeline.papers import published as papers
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import Run
+from pipeline.study.cells import REDUCERS, Candidate, Cell, Score, item_value, value
+from pipeline.study.planning import Planning, primary, readings
+
+MISSING = "—"
+
+
+class Missing(PipelineError):
+    """A number that is not there, and why."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """What stands in a cell. n: the numbers that it was reduced from; runs: those that these were read from."""
+
+    value: float | None = None
+    n: int = 0
+    published: float | None = None
+    suspect: str | None = None  # why the published number is not to be trusted
+    missing: str = ""
+    runs: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Made:
+    """A choice: the mean of each candidate, and who won; None while scores are missing."""
+
+    means: dict[Candidate, float | None]
+    winner: Candidate | None
+
+
+@dataclass
+class Outcome:
+    """failed: name of a run -> why it could not be made."""
+
+    planning: Planning
+    failed: Mapping[str, str] = field(default_factory=dict)
+    cells: dict[tuple[str, str], Number] = field(default_factory=dict)
+    choices: dict[str, Made] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, planning: Planning, failed: Mapping[str, str]) -> Outcome:
+        """What is finished of a table."""
+        found = cls(planning, failed)
+        for place, cell in planning.plan.cells.items():
+            found.cells[place] = found.number(cell)
+        for key, choice in planning.plan.choices.items():
+            means: dict[Candidate, float | None] = {}
+            for one, scores in choice.candidates.items():
+                numbers = [planning.number(score) for score in scores]
+                known = [number for number in numbers if number is not None]
+                means[one] = statistics.fmean(known) if len(known) == len(numbers) else None
+            found.choices[key] = Made(means, planning.chosen(key))
+        return found
+
+    # ------------------------------------------------------------------------------------------ cells
+
+    def number(self, cell: Cell) -> Number:
+        printed, suspect = None, None
+        if cell.published:
+            printed, suspect = papers.value(*cell.published), papers.suspect(*cell.published)
+        runs: dict[Path, None] = {}
+        if any(item.model is not None for item in cell.items) and cell.fact is None:  # a figure
+            folders = tuple(run.folder for item in cell.items if (run := self.run(item.model)))
+            return Number(None, len(folders), printed, suspect, "a figure, in its run's folder", folders)
+        try:
+            found, n = self.reduced(cell, runs)
+            return Number(found, n, printed, suspect, "", tuple(runs))
+        except Missing as error:
+            return Number(None, 0, printed, suspect, str(error), tuple(runs))
+
+    def reduced(self, cell: Cell, runs: dict[Path, None]) -> tuple[float, int]:
+        """The number of a cell and how many it was made of; `runs` takes the folders that they were read from."""
+        plan = self.planning.plan
+        if cell.of:
+            parts = [self.reduced(plan.cells[row, cell.column], runs) for row in cell.of]
+            return REDUCERS[cell.reduce[0][0]]([number for number, _ in parts]), sum(n for _, n in parts)
+        own = {score for item in cell.items for reading in item.readings for score in reading.values()}
+
+        def values(of: Score | str) -> float:
+            if isinstance(of, str):
+                return self.fact(of, cell.fact or "", runs)
+            metric, pair = (cell.metric, cell.pair) if of in own else (None, None)
+            return self.score(of, metric, pair, runs if of in own else {})
+
+        for item in cell.items:  # the one that is missing first says why
+            item_value(plan, item, values)
+        return value(plan, cell, values), sum(max(1, len(item.readings)) for item in cell.items)
+
+    def score(self, score: Score, metric: str | None, pair: str | None, runs: dict[Path, None]) -> float:
+        """One score, of a choice's candidate or of a cell."""
+        planning = self.planning
+        run = planning.evaluation(score)
+        if run is None:
+            if score in planning.problems:
+                raise Missing(planning.problems[score])
+            raise Missing(f"{planning.plan.chosen[score.model].choice} waits for its candidates' scores")
+        runs[run.folder] = None
+        if read_manifest(run.folder) is None:
+            raise Missing(f"{run.name} {self.failed.get(run.name, 'is not made yet')}")
+        found = primary(run) if metric is None and pair is None else None
+        rows = readings(run, metric, pair)
+        if found is None and not rows:
+            raise Missing(f"{run.name} has no {metric or 'score'}{f' of {pair}' if pair else ''}")
+        number = statistics.fmean(row["value"] for row in rows) if found is None else found
+        return number if rows and rows[0]["metric"] in ("bleu", "spbleu", "chrf++") else 100 * number
+
+    def run(self, key: str | None) -> Run | None:
+        found = self.planning.attempt(key, lambda: self.planning.model(key)) if key else None
+        return found if isinstance(found, Run) else None
+
+    def fact(self, key: str, fact: str, runs: dict[Path, None]) -> float:
+        """A number that a training recorded."""
+        run = self.run(key)
+        if run is None:
+            raise Missing(self.planning.problems.get(key, f"{key} is no run"))
+        runs[run.folder] = None
+        manifest = read_manifest(run.folder)
+        if manifest is None:
+            raise Missing(f"{run.name} {self.failed.get(run.name, 'is not made yet')}")
+        if not isinstance(manifest.facts.get(fact), int | float):
+            raise Missing(f"{run.name} records no {fact}")
+        return float(manifest.facts[fact])
+
+    # ------------------------------------------------------------------------------------------ files
+
+    def write(self, folder: Path) -> Path:
+        """scores.json, choices.json, cells.csv, table.csv and table.md; gives the path of the last."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, told in (("scores", self.scores()), ("choices", self.told_choices())):
+            write_atomically(folder / f"{name}.json", json.dumps(told, indent=1, ensure_ascii=False) + "\n")
+        plan = self.planning.plan
+        grid = [["", *plan.columns]]
+        grid += [[row, *(self.text(row, column) for column in plan.columns)] for row in plan.rows]
+        write_atomically(folder / "table.csv", written(grid))
+        head = ["row", "column", "value", "n", "published", "suspect", "missing", "runs"]
+        cells = [
+            [row, column, one.value, one.n, one.published, one.suspect, one.missing, " ".join(r.name for r in one.runs)]
+            for (row, column), one in self.cells.items()
+        ]
+        write_atomically(folder / "cells.csv", written([head, *cells]))
+        write_atomically(folder / "table.md", self.markdown())
+        return folder / "table.md"
+
+    def text(self, row: str, column: str) -> str:
+        """45.2 (9) [44.8]: the number, how many it was made of where that is more than one, what the paper prints."""
+        cell = self.cells.get((row, column))
+        if cell is None:
+            return ""
+        parts = [MISSING if cell.value is None else f"{cell.value:.1f}"]
+        parts += [f"({cell.n})"] if cell.n > 1 and cell.value is not None else []
+        parts += [f"[{cell.published:g}{'?' if cell.suspect else ''}]"] if cell.published is not None else []
+        return " ".join(parts)
+
+    def markdown(self) -> str:
+        table, plan = self.planning.plan.table, self.planning.plan
+        lines = [f"# {table.title}", "", *([table.note, ""] if table.note else [])]
+        lines += ["| | " + " | ".join(plan.columns) + " |", "|---|" + "---:|" * len(plan.columns)]
+        lines += [f"| {row} | " + " | ".join(self.text(row, one) for one in plan.columns) + " |" for row in plan.rows]
+        lines += ["", "In round brackets how many numbers a cell is made of, in square ones what the paper prints."]
+        for key, made in self.choices.items():
+            told = " ".join(map(str, made.winner)) if made.winner else "not made yet"
+            lines += [f"- {key}: {told}"]
+        reasons = {cell.missing: place for place, cell in self.cells.items() if cell.missing}
+        lines += [f"- {row}, {column} {MISSING} {reason}" for reason, (row, column) in reasons.items()]
+        lines += [f"- failed: {name}: {reason}" for name, reason in self.failed.items()]
+        return "\n".join(lines) + "\n"
+
+    def scores(self) -> list[dict[str, Any]]:
+        """Each score as its run wrote it, with the model that it is of; a FLORES score has two rows, a pair each."""
+        found = []
+        for score in self.planning.plan.scores:
+            run, model = self.planning.evaluation(score), self.planning.model_of(score)
+            rows = readings(run) if run and read_manifest(run.folder) else []
+            chosen = {} if score.model == model else {"chosen_by": score.model}
+            found += [{"model": model, "run": run.name, **chosen, **row} for row in rows if run]
+        return found
+
+    def told_choices(self) -> dict[str, Any]:
+        plan, found = self.planning.plan, {}
+        for key, made in self.choices.items():
+            choice = plan.choices[key]
+            candidates = [
+                {
+                    **dict(zip(choice.axes, one, strict=True)), "mean": made.means[one],
+                    "scores": [run.name for score in scores if (run := self.planning.evaluation(score))],
+                }
+                for one, scores in choice.candidates.items()
+            ]  # fmt: skip
+            won = dict(zip(choice.axes, made.winner, strict=True)) if made.winner else None
+            found[key] = {"run": choice.run, "at": choice.at, "chosen": won, "candidates": candidates}
+        return found
+
+
+def written(rows: list[list[Any]]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()

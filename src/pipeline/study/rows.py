@@ -1,0 +1,356 @@
+"""The format of a table: YAML read into a Table, strictly, in the table's own words.
+
+    axes     name -> values; a value may hold words: way: {full: {sft: full}, lora: {sft: lora}}, used as {way.sft}
+    every    words for each run, and each evaluation, whose stage reads them
+    trials   key -> values tried in each training, "recipe" for the recipe's own; the lowest validation loss counts
+    runs     name -> words; one run for each value of the axes it names, itself or through the runs it is made of
+    score    what is said of every cell: eval, in, and anything that a row or a column may say
+    columns, rows  name -> words; a cell is both together, the row's word before the column's. Names may hold {axis}
+    beside   axes whose values stand beside the best of them: all are scored wherever the best one is
+    compare  column -> columns (or row -> rows) that it is held against
+    defaults tables that this one starts from: their axes, every, trials and runs entry by entry (null takes one away),
+             the rest whole
+
+A run has `stage` (one that makes a run), or `merge` (scored live, never written), or `checkpoint` (a model made
+elsewhere), or nothing: the model of `every`, unmodified. A key that takes a RUN takes the name of a run of the table,
+{run: NAME, AXIS: VALUE}, {all: NAME, over: [AXES]}, or a list of these.
+
+A cell says: run (null: there is none); the value of an axis; eval, task (of a bundle), in (a language, or several that
+are averaged), eval.KEY, where_possible (missing where its data is, not refused); metric, pair (of FLORES), fact (a
+number that a training recorded); published (TABLE, or TABLE ROW COLUMN); mean, max, min (axes, in the order they are
+reduced, or rows); best (axes: the value of the largest mean, one for all that is pooled), each (axes: one choice for
+each value), by (what is scored to choose, else the table's score). A row may also say columns, the only ones that it
+fills. Where row and column give an axis different values, or the run is null, the place is empty.
+
+Nothing here composes an option or looks at a file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from pipeline.errors import PipelineError
+
+KEYS = ("name", "title", "note", "published", "axes", "every", "trials", "runs", "score", "columns", "rows", "beside",
+        "compare", "defaults", "free_snapshots")  # fmt: skip
+SECTIONS = ("axes", "every", "trials", "runs", "score", "columns", "rows", "compare")
+INHERITED = ("axes", "every", "trials", "runs")  # entry by entry; the rest whole
+REDUCE = ("mean", "max", "min")
+CELL = ("run", "eval", "task", "in", "where_possible", "metric", "pair", "fact", "published", *REDUCE, "best", "each",
+        "by", "columns")  # fmt: skip
+RUN_KEYS = frozenset(
+    {"checkpoint", "checkpoints", "model.path", "merge.math", "merge.language", "merge.experts", "merge.expert",
+     "merge.base", "base", "data_root", "data.benchmarks"}
+)  # fmt: skip
+PLACEHOLDER = re.compile(r"\{(\w[^{}.]*)(?:\.([^{}]+))?\}")
+ELSEWHERE = re.compile(r"[./:{]|-[0-9a-f]{4,}(@\d+)?$")  # a path, hub:, a placeholder, an exact name
+
+Words = dict[str, Any]
+Find = Callable[[str], tuple[str, str]]  # name of a table -> its text and its file
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A run of the table as a RUN key names it: `at` fixes axes, `over` lists all values of some, `step` a snapshot."""
+
+    run: str
+    at: tuple[tuple[str, Any], ...] = ()
+    over: tuple[str, ...] = ()
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class Names:
+    """What stands under a RUN key: references, or text for a model made elsewhere; `many`: it was written as a list."""
+
+    items: tuple[Reference | str, ...]
+    many: bool
+
+
+@dataclass
+class RunRow:
+    """One entry of `runs`. kind: stage, merge, checkpoint or base (an empty one)."""
+
+    name: str
+    kind: str
+    words: Words  # RUN keys hold Names
+
+    @property
+    def stage(self) -> str:
+        """Whose keys of `every` it reads."""
+        return str(self.words["stage"]) if self.kind == "stage" else self.kind
+
+
+@dataclass
+class Side:
+    """A row, a column, or what all cells share."""
+
+    name: str
+    words: Words = field(default_factory=dict)  # run, eval, task, in, metric, pair, fact, published, eval.KEY
+    at: Words = field(default_factory=dict)  # axis -> its value
+    reduce: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    best: tuple[str, ...] = ()
+    each: tuple[str, ...] = ()
+    by: Side | None = None
+    columns: tuple[str, ...] = ()  # of a row: the only columns it fills; none: all
+
+
+@dataclass
+class Table:
+    file: str
+    name: str
+    title: str
+    note: str
+    published: str | None
+    axes: dict[str, dict[Any, Words]]  # axis -> value -> its words
+    every: Words
+    trials: dict[str, list[Any]]
+    runs: dict[str, RunRow]
+    score: Side
+    columns: list[Side]
+    rows: list[Side]
+    beside: tuple[str, ...]
+    compare: list[tuple[str, str]]
+    free_snapshots: bool
+
+    def refuse(self, where: str, problem: str) -> PipelineError:
+        return refuse(self.file, where, problem)
+
+
+def refuse(file: str, where: str, problem: str) -> PipelineError:
+    return PipelineError(f"{file}, {where}: {problem}" if where else f"{file}: {problem}")
+
+
+def meant(word: object, known: Iterable[object]) -> str:
+    names = [str(name) for name in known]
+    close = get_close_matches(str(word), names, n=3, cutoff=0.6)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return f"there are {', '.join(names[:12])}{more}" if names else "there are none"
+
+
+# ---------------------------------------------------------------------------------------------------- text
+
+
+def read(
+    text: str,
+    file: str,
+    find: Find | None = None,
+    every: Mapping[str, Any] | None = None,
+    run_keys: Collection[str] = RUN_KEYS,
+) -> Table:
+    """A table from its text. `file` is how errors call it, `find` gives the tables that `defaults` name, `every` is
+    added to the table's own (every.KEY=VALUE of the command line), `run_keys` are the knobs that take a RUN.
+
+    Raises:
+        PipelineError: anything that is not in the format, naming file and row.
+    """
+    raw = inherited(text, file, find, ())
+    for key in ("name", "runs", "columns"):
+        if not raw.get(key):
+            raise refuse(file, "", f"{key} is missing: a table has at least name, runs and columns")
+    raw |= {key: mapping(file, key, raw.get(key)) for key in SECTIONS}
+    return Reader(file, raw, run_keys).table({**raw["every"], **(every or {})})
+
+
+def inherited(text: str, file: str, find: Find | None, above: tuple[str, ...]) -> Words:
+    """The table's own words over those of the tables in its `defaults`."""
+    own = parse(text, file)
+    for key in own:
+        if key not in KEYS:
+            raise refuse(file, "", f"unknown key {key}: {meant(key, KEYS)}")
+    found: Words = {}
+    for name in as_list(own.pop("defaults", None) or []):
+        if name == "_self_":
+            continue
+        if find is None or name in above:
+            raise refuse(file, "", f"defaults: {name} starts from itself" if find else "defaults: no table is known")
+        layer(found, inherited(*find(name), find, (*above, name)), file)
+    layer(found, own, file)
+    return found
+
+
+def layer(under: Words, over: Words, file: str) -> None:
+    """Lay one table's words over another's, in place."""
+    for key, value in over.items():
+        if key not in INHERITED:
+            under[key] = value
+            continue
+        before, after = mapping(file, key, under.get(key)), mapping(file, key, value)
+        gone = {name for name, entry in after.items() if entry is None and name in before}
+        under[key] = {name: entry for name, entry in {**before, **after}.items() if name not in gone}
+
+
+def parse(text: str, file: str) -> Words:
+    """YAML with a mapping at its root; a key written twice is refused."""
+    try:
+        found = OmegaConf.to_container(OmegaConf.create(text))
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" in line {mark.line + 1}" if mark else ""
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise refuse(file, "", f"this is no YAML{line}: {problem}") from error
+    except OmegaConfBaseException as error:
+        raise refuse(file, "", " ".join(str(error).split())) from error
+    if not isinstance(found, dict):
+        raise refuse(file, "", f"a table is a mapping with {', '.join(KEYS[:9])}, not a list")
+    return {str(key): value for key, value in found.items()}
+
+
+def mapping(file: str, where: str, value: Any) -> Words:
+    if value is not None and not isinstance(value, dict):
+        raise refuse(file, where, f"{value!r} is no mapping of names to values")
+    return value or {}
+
+
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+# ---------------------------------------------------------------------------------------------------- words
+
+
+class Reader:
+    """Reads the words of one table, whose axes and names of runs it knows."""
+
+    def __init__(self, file: str, raw: Words, run_keys: Collection[str]) -> None:
+        self.file, self.raw, self.run_keys = file, raw, run_keys
+        self.names = list(raw["runs"])
+        self.axes = {name: self.axis(name, values) for name, values in raw["axes"].items()}
+
+    def table(self, every: Words) -> Table:
+        raw = self.raw
+        if raw.get("free_snapshots", False) not in (True, False):
+            raise refuse(self.file, "", f"free_snapshots={raw['free_snapshots']}: give true or false")
+        return Table(
+            self.file, str(raw["name"]), str(raw.get("title") or raw["name"]), str(raw.get("note") or ""),
+            raw.get("published"), self.axes, self.words("every", every),
+            {key: self.values(f"trials.{key}", "[recipe], or more", values) for key, values in raw["trials"].items()},
+            {name: self.run(name, value) for name, value in raw["runs"].items()},
+            self.side("score", "", raw["score"]),
+            [self.side(f"column {name!r}", name, value) for name, value in raw["columns"].items()],
+            [self.side(f"row {name!r}", name, value) for name, value in (raw["rows"] or {"all": {}}).items()],
+            self.axes_in("", "beside", raw.get("beside") or []),
+            [(str(left), str(right)) for left, rights in raw["compare"].items() for right in as_list(rights)],
+            raw.get("free_snapshots", False),
+        )  # fmt: skip
+
+    def values(self, where: str, example: str, values: Any) -> list[Any]:
+        """A list of names or numbers, each once."""
+        listed = list(values) if isinstance(values, list | dict) else []
+        if not listed:
+            raise refuse(self.file, where, f"it has no values: give {example}")
+        for value in listed:
+            if isinstance(value, list | dict) or value is None:
+                raise refuse(self.file, where, f"{value!r} is no value: give names or numbers")
+        if len(set(map(str, listed))) < len(listed):
+            raise refuse(self.file, where, "a value is there twice")
+        return listed
+
+    def axis(self, name: str, values: Any) -> dict[Any, Words]:
+        """Value -> its words; a list is of values without words."""
+        where = f"axis {name!r}"
+        if name in CELL or name in ("all", "over") or "." in name:
+            raise refuse(self.file, where, f"{name} has a meaning of its own: call the axis otherwise")
+        listed = self.values(where, f"{name}: [...]", values)
+        for value in listed if isinstance(values, dict) else ():
+            if not isinstance(values[value], dict):
+                raise refuse(self.file, where, f"{value} holds {values[value]!r}: give {value}: {{word: value}}")
+        return dict(values) if isinstance(values, dict) else {value: {} for value in listed}
+
+    def axes_in(self, where: str, key: str, value: Any) -> tuple[str, ...]:
+        for name in as_list(value):
+            if not isinstance(name, str) or name not in self.axes:
+                raise refuse(self.file, where, f"{key} names {name!r}, which is no axis: {meant(name, self.axes)}")
+        return tuple(as_list(value))
+
+    def value_of(self, where: str, name: str, value: Any) -> Any:
+        """A value of an axis."""
+        if name not in self.axes:
+            raise refuse(self.file, where, f"unknown word {name}: {meant(name, [*self.axes, *CELL])}")
+        if isinstance(value, list | dict) or value not in self.axes[name]:
+            raise refuse(self.file, where, f"{name}={value} is no value of that axis: {meant(value, self.axes[name])}")
+        return value
+
+    # ------------------------------------------------------------------------------------------ runs
+
+    def run(self, name: str, value: Any) -> RunRow:
+        where = f"run {name!r}"
+        words = self.words(where, mapping(self.file, where, value))
+        if "stage" in words:
+            return RunRow(name, "stage", words)
+        if "merge" in words and "checkpoint" not in words:
+            return RunRow(name, "merge", words)
+        if set(words) == {"checkpoint"} and words["checkpoint"]:
+            return RunRow(name, "checkpoint", words)
+        if not words:
+            return RunRow(name, "base", words)
+        problem = f"{where} is neither a stage, a merge, a checkpoint nor empty"
+        raise refuse(self.file, "", f"{problem}: give stage=, merge= or checkpoint=, or nothing for the model of every")
+
+    def words(self, where: str, words: Words) -> Words:
+        for key, value in words.items():
+            if isinstance(value, dict) and list(value.values()) == [None]:
+                (name,) = value
+                raise refuse(self.file, where, f'{key}: {{{name}}} needs quotes, "{{{name}}}"')
+        return {
+            key: self.run_names(where, key, value) if key in self.run_keys and value is not None else value
+            for key, value in words.items()
+        }
+
+    def run_names(self, where: str, key: str, value: Any) -> Names:
+        many = isinstance(value, list) or (isinstance(value, dict) and "all" in value)
+        return Names(tuple(self.reference(where, key, one) for one in as_list(value)), many)
+
+    def reference(self, where: str, key: str, value: Any) -> Reference | str:
+        words = value if isinstance(value, dict) else {"run": value}
+        name = words.get("run", words.get("all"))
+        if not isinstance(name, str) or ("run" in words) == ("all" in words) or ("over" in words) != ("all" in words):
+            forms = "a name, {run: NAME, AXIS: VALUE} or {all: NAME, over: [AXES]}"
+            raise refuse(self.file, where, f"{key}: {value!r} names no run: give {forms}")
+        fixed = {axis: inner for axis, inner in words.items() if axis not in ("run", "all", "over")}
+        at = tuple((axis, self.value_of(where, axis, inner)) for axis, inner in fixed.items())
+        if name in self.names:
+            return Reference(name, at, self.axes_in(where, f"{key}.over", words.get("over") or []))
+        stem, _, step = name.rpartition("@")
+        if stem in self.names and step.isdigit() and "all" not in words:
+            return Reference(stem, at, step=int(step))
+        if "all" in words or at or not ELSEWHERE.search(name):
+            problem = f"{key} names {name!r}, which is no run of this table: {meant(name, self.names)}"
+            raise refuse(self.file, where, problem)
+        return name
+
+    # ------------------------------------------------------------------------------------------ rows and columns
+
+    def side(self, where: str, name: str, value: Any) -> Side:
+        """The words of a row, a column, or of all cells; a plain name is a run."""
+        words = self.words(where, mapping(self.file, where, {"run": value} if isinstance(value, str) else value))
+        found = Side(str(name))
+        for key, inner in words.items():
+            if key in REDUCE:
+                found.reduce.append((key, tuple(map(str, self.values(f"{where}, {key}", "axes", as_list(inner))))))
+            elif key in ("best", "each"):
+                setattr(found, key, self.axes_in(where, key, inner))
+            elif key == "by":
+                found.by = self.side(f"{where}, by", "", inner)
+            elif key == "columns":
+                found.columns = tuple(map(str, as_list(inner)))
+            elif key in CELL or str(key).startswith("eval."):
+                found.words[key] = inner
+            else:
+                found.at[key] = self.value_of(where, key, inner)
+        for key, given in (("each", found.each), ("by", found.by)):
+            if given and not found.best:
+                raise refuse(self.file, where, f"{key} is about what best chooses: give best=[...] beside it")
+        if found.by and (found.by.reduce or found.by.best or "run" in found.by.words):
+            raise refuse(self.file, f"{where}, by", "it says what is scored: leave run, mean, max, min and best out")
+        return found

@@ -1,0 +1,320 @@
+"""The format of a table: what small tables expand to, worked out by hand."""
+
+from __future__ import annotations
+
+from planned import plan
+
+from pipeline.study.cells import Score, canonical, value, winner
+from pipeline.study.specs import Ref
+
+TABLE = """
+name: small
+axes:
+  language: [sw, te]
+  m: [1, 2]
+  l: [1, 2]
+  b: [3, 5]
+every: {model: base_model, mixture: small, eval.dtype: float32}
+runs:
+  base: {}
+  math: {stage: sft, expert: math, recipe: "math_{m}", seed: "{m}"}
+  language: {stage: sft, expert: "{language}", seed: "{l}"}
+  swap: {merge: layer_swap, merge.math: math, merge.language: language, merge.bottom_layers: "{b}"}
+  unused: {stage: sft, expert: math, seed: 9}
+score: {eval: mgsm_2shot, in: "{language}"}
+columns:
+  base: base
+  math: math
+  best: {run: swap, best: [b]}
+rows:
+  "{language}.avg": {mean: [m, l]}
+"""
+
+
+def changed(old: str, new: str) -> str:
+    assert old in TABLE
+    return TABLE.replace(old, new)
+
+
+def scored(model: str, language: str) -> Score:
+    return Score(model, (("eval", "mgsm_2shot"), ("eval.dtype", "float32")), language)
+
+
+def test_a_run_is_made_for_each_value_of_the_axes_that_it_names() -> None:
+    found = plan(TABLE).specs
+    assert {key for key in found if key.startswith("math")} == {"math m=1", "math m=2"}
+    assert sum(key.startswith("swap") for key in found) == 2 * 2 * 2 * 2  # language and m, l through its experts, b
+    one = found["swap language=te m=1 l=2 b=5"]
+    assert one.kind == "merge" and one.words == {
+        "merge": "layer_swap",
+        "merge.math": Ref("math m=1"),
+        "merge.language": Ref("language language=te l=2"),
+        "merge.bottom_layers": 5,
+    }
+
+
+def test_every_reaches_the_runs_whose_stage_reads_it() -> None:
+    found = plan(TABLE).specs
+    assert found["base"].kind == "base" and found["base"].words == {"model": "base_model"}
+    math = {"model": "base_model", "mixture": "small", "stage": "sft", "expert": "math", "recipe": "math_1", "seed": 1}
+    assert found["math m=1"].words == math
+    assert "model" not in found["swap language=sw m=1 l=1 b=3"].words
+
+
+def test_a_run_that_nothing_needs_is_not_planned() -> None:
+    assert not any(key.startswith("unused") for key in plan(TABLE).specs)
+
+
+def test_parents_come_before_what_is_made_of_them() -> None:
+    found = plan(TABLE).specs
+    order = list(found)
+    assert all(order.index(ref.spec) < order.index(key) for key, spec in found.items() for ref in spec.refs())
+
+
+def test_the_cells_of_a_small_table() -> None:
+    made = plan(TABLE)
+    assert made.rows == ["sw.avg", "te.avg"] and made.columns == ["base", "math", "best"]
+    base, math, best = (made.cells["sw.avg", column] for column in made.columns)
+    assert [item.readings for item in base.items] == [({(): scored("base", "sw")},)] and base.reduce == ()
+    assert [item.readings for item in math.items] == [({(): scored(f"math m={m}", "sw")},) for m in (1, 2)]
+    assert math.reduce == (("mean", ("m",)),)
+    assert best.reduce == (("mean", ("m", "l")),)
+    first = best.items[0]
+    assert first.at == {"language": "sw", "m": 1, "l": 1}
+    assert first.readings == ({(b,): scored(f"swap language=sw m=1 l=1 b={b}", "sw") for b in (3, 5)},)
+
+
+def test_the_best_is_one_choice_for_all_that_is_pooled() -> None:
+    made = plan(TABLE)
+    assert len(made.choices) == 2  # one a language, which the row fixes
+    choice = made.choices[made.cells["sw.avg", "best"].items[0].choice or ""]
+    assert choice.axes == ("b",) and choice.at == {"language": "sw"}
+    pairs = [(m, n) for m in (1, 2) for n in (1, 2)]
+    assert choice.candidates == {
+        (b,): tuple(scored(f"swap language=sw m={m} l={n} b={b}", "sw") for m, n in pairs) for b in (3, 5)
+    }
+
+
+def test_each_chooses_for_each_value() -> None:
+    made = plan(changed("best: {run: swap, best: [b]}", "best: {run: swap, best: [b], each: [m]}"))
+    assert sorted(tuple(choice.at.items()) for choice in made.choices.values()) == [
+        (("language", language), ("m", m)) for language in ("sw", "te") for m in (1, 2)
+    ]
+    assert len({item.choice for item in made.cells["te.avg", "best"].items}) == 2
+
+
+def test_only_what_is_chosen_is_scored_in_other_languages() -> None:
+    made = plan(TABLE + '  "{language}.en": {mean: [m, l], in: [en, "{language}"]}\n')
+    item = made.cells["sw.en", "best"].items[0]
+    english, swahili = item.readings
+    chosen = made.chosen[english[()].model]
+    assert chosen.choice == item.choice == made.cells["sw.avg", "best"].items[0].choice
+    assert chosen.models == {(b,): f"swap language=sw m=1 l=1 b={b}" for b in (3, 5)}
+    assert set(swahili) == {(3,), (5,)}  # scored already, to choose
+    assert sum(score.language == "en" for score in made.scores if "swap" in score.model) == 2 * 4  # not 16
+
+
+def test_what_stands_beside_is_scored_everywhere() -> None:
+    made = plan(TABLE + '  "{language}.en": {mean: [m, l], in: en}\nbeside: [b]\n')
+    assert not made.chosen
+    assert set(made.cells["sw.en", "best"].items[0].readings[0]) == {(3,), (5,)}
+
+
+def test_a_choice_can_be_made_by_other_scores() -> None:
+    by = "{run: swap, best: [b], by: {eval.split: dev, language: te, m: 1, in: te}}"
+    made = plan(changed("{run: swap, best: [b]}", by))
+    (choice,) = made.choices.values()
+    assert choice.at == {"language": "te", "m": 1}
+    assert [score.model for score in choice.candidates[5,]] == [f"swap language=te m=1 l={n} b=5" for n in (1, 2)]
+    assert dict(choice.candidates[5,][0].words)["eval.split"] == "dev"
+    assert (
+        made.chosen[made.cells["sw.avg", "best"].items[0].readings[0][()].model]
+        .models[5,]
+        .startswith("swap language=sw")
+    )
+
+
+def test_all_of_a_run_over_axes_is_a_list_that_closes_them() -> None:
+    new = "merge.math: {all: math, over: [m]}, merge.language: {all: language, over: [language, l]}"
+    made = plan(changed("merge.math: math, merge.language: language", new))
+    assert made.specs["swap b=5"].at == {"b": 5}
+    words = made.specs["swap b=5"].words
+    assert words["merge.math"] == [Ref("math m=1"), Ref("math m=2")]
+    assert words["merge.language"] == [Ref(f"language language={a} l={n}") for a in ("sw", "te") for n in (1, 2)]
+
+
+def test_a_reference_may_fix_an_axis_and_name_a_snapshot() -> None:
+    new = "merge.math: {run: math, m: 2}, merge.language: language@500"
+    made = plan(changed("merge.math: math, merge.language: language", new))
+    words = made.specs["swap language=sw l=1 b=3"].words
+    assert words["merge.math"] == Ref("math m=2")
+    assert words["merge.language"] == Ref("language language=sw l=1", 500)
+
+
+def test_the_values_of_an_axis_may_hold_words() -> None:
+    made = plan(
+        """
+        name: words
+        axes:
+          way: {full: {sft: full, rate: 5.0e-6, run: math}, lora: {sft: "{kind}_lora", rate: 6.0e-5, run: null}}
+          kind: [a, b]
+        every: {model: x, sft.learning_rate: "{way.rate}"}
+        runs: {math: {stage: sft, expert: math, sft: "{way.sft}"}}
+        score: {eval: mgsm_2shot, in: en, mean: [kind]}
+        columns: {"{way}": {run: "{way.run}"}}
+        """
+    )
+    assert list(made.cells) == [("all", "full")]  # null: no run, no cell
+    words = [spec.words for spec in made.specs.values()]
+    assert [(one["sft"], one["sft.learning_rate"]) for one in words] == [("full", 5.0e-6)] * 2
+
+
+def test_a_row_and_a_column_of_different_values_leave_the_place_empty() -> None:
+    made = plan(changed("  math: math\n", "").replace("  best: {run: swap, best: [b]}", '  "of {language}": language'))
+    assert list(made.cells) == [
+        ("sw.avg", "base"), ("sw.avg", "of sw"), ("te.avg", "base"), ("te.avg", "of te"),
+    ]  # fmt: skip
+
+
+def test_a_row_may_name_the_run_and_the_only_columns_that_it_fills() -> None:
+    made = plan(TABLE + "  plain: {run: base, in: en, columns: [math]}\n")
+    assert [column for row, column in made.cells if row == "plain"] == ["math"]
+    assert made.cells["plain", "math"].items[0].readings == ({(): scored("base", "en")},)
+
+
+def test_a_row_may_be_reduced_over_rows() -> None:
+    made = plan(TABLE + "  both: {max: [sw.avg, te.avg]}\n")
+    cell = made.cells["both", "best"]
+    assert cell.of == ("sw.avg", "te.avg") and cell.reduce == (("max", ()),) and not cell.items
+
+
+def test_reductions_keep_their_order() -> None:
+    made = plan(changed("{mean: [m, l]}", "{max: [l], mean: [m]}"))
+    assert made.cells["sw.avg", "best"].reduce == (("max", ("l",)), ("mean", ("m",)))
+
+
+def test_a_run_in_every_is_not_given_to_itself_or_what_it_is_made_of() -> None:
+    made = plan(
+        changed("eval.dtype: float32}", "eval.dtype: float32, data_root: world}").replace(
+            "  base: {}", "  base: {}\n  world: {stage: data, expert: made}"
+        )
+    )
+    assert "data_root" not in made.specs["world"].words
+    assert made.specs["math m=1"].words["data_root"] == Ref("world")
+    assert ("data_root", Ref("world")) in made.scores[0].words
+
+
+def test_the_command_line_adds_to_every() -> None:
+    made = plan(TABLE, **{"sft.processes": 4, "model": "other"})
+    assert made.specs["math m=1"].words["sft.processes"] == 4
+    assert made.specs["base"].words == {"model": "other"}
+
+
+def test_an_existing_model_is_a_row() -> None:
+    runs = changed("  base: {}", "  base: {}\n  ours: {checkpoint: hub:org/name}\n  again: {checkpoint: math}")
+    made = plan(runs.replace("  base: base", "  base: base\n  ours: ours\n  again: again"))
+    assert made.specs["ours"].kind == "checkpoint" and made.specs["ours"].words == {"checkpoint": "hub:org/name"}
+    assert made.specs["again m=2"].words == {"checkpoint": Ref("math m=2")}
+
+
+def test_trials_stand_behind_a_choice_by_validation_loss() -> None:
+    made = plan(TABLE + "trials: {sft.learning_rate: [recipe, 1.0e-5], sft.seq_length: [512]}\n")
+    chosen = made.specs["math m=1"]
+    assert chosen.words["stage"] == "select" and chosen.words["select"] == "unreasonable"
+    tried = [made.specs[ref.spec].words for ref in chosen.words["checkpoints"]]
+    assert [words.get("sft.learning_rate") for words in tried] == [None, 1.0e-5]  # of the recipe, and tried
+    assert all(words["sft.seq_length"] == 512 and words["recipe"] == "math_1" for words in tried)
+    assert made.specs["swap language=sw m=1 l=1 b=3"].words["merge.math"] == Ref("math m=1")
+
+
+def test_a_selection_of_snapshots_takes_those_of_all_trials() -> None:
+    text = changed(
+        "  unused: {stage: sft, expert: math, seed: 9}", "  picked: {stage: select, select: x, checkpoints: [math]}"
+    )
+    text = text.replace("  math: math\n", "  math: picked\n") + "trials: {sft.learning_rate: [1.0e-5, 1.0e-6]}\n"
+    listed = plan(text).specs["picked m=2"].words["checkpoints"]
+    assert [one.spec for one in listed] == [f"math trial m=2 sft learning_rate={rate}" for rate in (1e-5, 1e-6)]
+
+
+def test_one_trial_is_a_word_like_others() -> None:
+    same, other = plan(TABLE + "trials: {sft.learning_rate: [recipe]}\n"), plan(TABLE)
+    assert same.specs == other.specs
+
+
+def test_facts_and_figures_are_made_and_not_scored() -> None:
+    made = plan(
+        """
+        name: figures
+        axes: {m: [1, 2]}
+        every: {model: x}
+        runs: {math: {stage: sft, expert: math, seed: "{m}"}, map: {stage: analyze, checkpoint: math}}
+        columns: {loss: {run: math, fact: validation_loss, mean: [m]}, figure: {run: map, m: 2}}
+        """
+    )
+    assert not made.scores
+    assert [item.model for item in made.cells["all", "loss"].items] == ["math m=1", "math m=2"]
+    assert [item.model for item in made.cells["all", "figure"].items] == ["map m=2"]
+
+
+def test_the_number_of_a_cell() -> None:
+    """Scores made up: 10 m + l, and 100 more for the swap of b = 5 in Swahili and b = 3 in Telugu."""
+    made = plan(
+        TABLE.replace("{mean: [m, l]}", "{max: [l], mean: [m]}")
+        + '  "{language}.en": {mean: [m, l], in: [en, "{language}"]}\n  all: {min: [sw.avg, te.avg]}\n'
+    )
+
+    def made_up(score: Score) -> float:
+        if score.model in made.chosen:
+            return 1000.0
+        at = made.specs[score.model].at
+        better = {"sw": 5, "te": 3}.get(at.get("language", ""), 0)
+        return 10.0 * at.get("m", 0) + at.get("l", 0) + (100 if "b" in at and at["b"] == better else 0)
+
+    chosen = made.cells["te.avg", "best"].items[0].choice
+    assert winner(made.choices[chosen or ""], made_up) == (3,)
+    number = {place: value(made, cell, made_up) for place, cell in made.cells.items()}
+    assert number["sw.avg", "base"] == 0 and number["sw.avg", "math"] == (10 + 20) / 2
+    assert number["te.avg", "best"] == 100 + ((10 + 2) + (20 + 2)) / 2  # the better l of each m
+    assert number["te.en", "best"] == (1000 + 100 + (11 + 12 + 21 + 22) / 4) / 2  # English of the chosen, and Telugu
+    assert number["all", "best"] == min(number["sw.avg", "best"], number["te.avg", "best"])
+
+
+def test_published_numbers_are_found_by_the_names_of_row_and_column() -> None:
+    made = plan(TABLE.replace("name: small", "name: small\npublished: paper.table1")
+                + '  "{language}.max": {max: [m, l], published: "paper.table5 mgsm.{language} base"}\n')  # fmt: skip
+    assert made.cells["sw.avg", "math"].published == ("paper.table1", "sw.avg", "math")
+    assert made.cells["te.max", "math"].published == ("paper.table5", "mgsm.te", "base")
+
+
+def test_a_table_starts_from_another() -> None:
+    made = plan(
+        """
+        defaults: [layer_swapping_table1]
+        name: child
+        axes: {language: [sw], weights: null}
+        every: {model: other}
+        runs: {soup: {merge: soup, merge.experts: [math, language]}}
+        columns: {soup: soup}
+        rows: {"{language}": {mean: [m, l]}}
+        compare: null
+        """
+    )
+    assert made.columns == ["soup"] and made.rows == ["sw"]
+    assert sum(spec.words.get("stage") == "sft" for spec in made.specs.values()) == 6
+    assert {spec.words["model"] for spec in made.specs.values() if spec.words.get("stage") == "sft"} == {"other"}
+
+
+def test_equal_words_are_one_run_under_any_name() -> None:
+    one, renamed = plan(TABLE), TABLE.replace("math", "sums")
+    for word in ("expert: ", '"', "merge."):  # what is no name of a run
+        renamed = renamed.replace(f"{word}sums", f"{word}math")
+    other = plan(renamed)
+    assert sorted(canonical(one).values()) == sorted(canonical(other).values())
+    third = plan(changed('seed: "{l}"', 'seed: "{l}", recipe: gentle'))
+    shared = set(canonical(one).values()) & set(canonical(third).values())
+    assert len(shared) == 3  # base and the math experts; swaps are made of other language experts
+
+
+def test_the_same_text_is_the_same_plan() -> None:
+    one, other = plan(TABLE), plan(TABLE)
+    assert (one.specs, one.scores, one.cells, one.choices) == (other.specs, other.scores, other.cells, other.choices)

@@ -1,0 +1,138 @@
+"""The tables that are shipped: each expands, names options that exist, and has a cell for each published number."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+from planned import CONF, TABLES, plan, plan_of
+
+from pipeline.study.cells import Plan
+
+NAMES = sorted(path.stem for path in TABLES.glob("*.yaml"))
+LAYER_SWAPPING = ("table1", "table2", "table5", "table6", "claims", "figures")
+UNREASONABLE = ("table1", "table2", "table3", "table_a1", "table_a2", "table_a3", "table_a8", "bars", "correlations",
+                "friedman")  # fmt: skip
+GROUPS = ("model", "expert", "mixture", "sft", "partition", "recipe", "merge", "select", "eval")
+
+
+def test_each_table_of_both_papers_is_there() -> None:
+    wanted = {f"layer_swapping_{table}" for table in LAYER_SWAPPING} | {
+        f"unreasonable_{table}" for table in UNREASONABLE
+    }
+    wanted |= {"calibrate", "sandbox_layer_swapping", "sandbox_unreasonable"}
+    assert wanted | {"sandbox", "sandbox_dev", "sandbox_full", "real_smoke"} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_table_is_short_and_names_options_that_there_are(name: str) -> None:
+    assert len((TABLES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()) <= 50
+    made = plan_of(name)
+    assert made.table.name == name and made.cells
+    words = [spec.words for spec in made.specs.values()] + [dict(score.words) for score in made.scores]
+    for group in GROUPS:
+        options = {str(one[group]) for one in words if one.get(group) is not None}
+        missing = [option for option in options if not (CONF / group / f"{option}.yaml").is_file()]
+        assert not missing, f"{group}: {missing}"
+
+
+def numbers(table: dict[str, Any], rows: dict[str, Any] | None = None, above: str = "") -> dict[tuple[str, str], float]:
+    """(row, column) -> published number, rows inside rows by dotted names; what is not reported is not there."""
+    found: dict[tuple[str, str], float] = {}
+    for name, row in (table if rows is None else rows).items():
+        if name in ("metric", "columns", "suspect"):
+            continue
+        if isinstance(row, dict):
+            found |= numbers(table, row, f"{above}{name}.")
+        else:
+            cells = zip(table["columns"], row, strict=True)
+            found |= {(f"{above}{name}", column): value for column, value in cells if value is not None}
+    return found
+
+
+def published(path: str) -> dict[tuple[str, str], float]:
+    file = CONF.parent / "src/pipeline/papers/tables.yaml"
+    paper, table = path.split(".")
+    return numbers(yaml.safe_load(file.read_text(encoding="utf-8"))[paper][table])
+
+
+def places(made: Plan, path: str) -> set[tuple[str, str]]:
+    """(row, column) of the published table that cells stand beside."""
+    told = [cell.published for cell in made.cells.values() if cell.published]
+    return {(row, column) for table, row, column in told if table == path}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if plan_of(name).table.published])
+def test_cells_are_the_published_numbers_and_no_others(name: str) -> None:
+    made = plan_of(name)
+    path = made.table.published
+    assert path == name.replace("_table", ".table") and places(made, path) == published(path).keys()
+
+
+def test_calibrate_stands_beside_the_base_rows_of_both_papers() -> None:
+    made = plan_of("calibrate")
+    base = {row for row in published("layer_swapping.table5") if row[1] == "base" and row[0].startswith("mgsm")}
+    assert places(made, "layer_swapping.table5") == base - {("mgsm_8shot_exact_match.ten_language_avg", "base")}
+    models = {row for row in published("unreasonable.table_a8") if row[1].startswith("mgsm")}
+    assert len(models) == 16 and places(made, "unreasonable.table_a8") >= models
+    assert not any(spec.words.get("stage") for spec in made.specs.values())  # nothing is trained
+
+
+@pytest.mark.parametrize(("name", "languages", "seeds"), [("sandbox", 1, 1), ("sandbox_full", 3, 3)])
+def test_the_demo_has_the_cells_that_it_had(name: str, languages: int, seeds: int) -> None:
+    """Base, two experts, four merges; four tasks in English and in the language, FLORES in both directions; a number a
+    seed but for the base."""
+    made = plan_of(name)
+    assert len(made.rows) == 7 and len(made.columns) == languages * 8 and len(made.cells) == 7 * languages * 8
+    items = {len(cell.items) for (row, _), cell in made.cells.items() if row != "base"}
+    assert items == {seeds}
+
+
+def test_the_demo_chooses_on_development_problems_of_one_seed_and_scores_what_it_chose() -> None:
+    """11 swaps and 3 densities are scored once on development problems, two models on the test problems."""
+    for name in ("sandbox", "sandbox_full"):
+        made = plan_of(name)
+        choices = list(made.choices.values())
+        assert sorted(len(choice.candidates) for choice in choices) == [3, 11]
+        chosen_by = {score for choice in choices for scores in choice.candidates.values() for score in scores}
+        assert len(chosen_by) == 14 and {score.language for score in chosen_by} == {"qac"}
+        assert all(dict(score.words)["eval.split"] == "dev" for score in chosen_by)
+        assert chosen_by <= set(made.scores)
+        tested = {score.model for score in made.scores} - {score.model for score in chosen_by}
+        assert not any("counts=" in model or "density=" in model for model in tested if model in made.specs)
+    assert {score.model for score in plan_of("sandbox_dev").scores} >= {score.model for score in chosen_by}
+
+
+def test_reset_and_sparse_merges_name_what_they_give_back() -> None:
+    """unreasonable table 2 resets the language side, layer_swapping 3.3 the first five and last two of 32 layers."""
+    resets = [spec.words for spec in plan_of("unreasonable_table2").specs.values() if spec.kind == "merge"]
+    assert {words["partition"] for words in resets} == set("ABCZ") and {words["merge.side"] for words in resets} == {
+        "language"
+    }
+    claims = [
+        spec.words for spec in plan_of("layer_swapping_claims").specs.values() if spec.words.get("merge") == "reset"
+    ]
+    assert [0, 1, 2, 3, 4, 30, 31] in [words.get("merge.layers") for words in claims]
+
+
+def test_the_swaps_of_soups_are_of_all_experts() -> None:
+    """layer_swapping table 6: three math experts souped, and three of a language or all twelve."""
+    made = plan_of("layer_swapping_table6")
+    sizes = {
+        (len(spec.words["merge.math"]), len(spec.words["merge.language"]))
+        for spec in made.specs.values()
+        if isinstance(spec.words.get("merge.math"), list)
+    }
+    assert sizes == {(3, 3), (3, 12)}
+
+
+def test_the_example_of_the_documentation_is_a_table() -> None:
+    """Three math trainings, six of languages, 18 merges, a model from elsewhere and the base, as the text says."""
+    text = (CONF.parent / "docs" / "tables.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    made = plan(example)
+    runs = [spec.run for spec in made.specs.values()]
+    assert [runs.count(name) for name in ("math", "language", "swap", "ours", "base")] == [3, 6, 18, 1, 1]
+    assert len(made.cells) == len(made.rows) * len(made.columns) == 4 * 6
