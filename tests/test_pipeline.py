@@ -17,7 +17,7 @@ from tiny_words import FEW, WORLD
 from pipeline.config import conf
 from pipeline.config import words as words_
 from pipeline.config.compose import compose, parse
-from pipeline.evaluate import stage as evaluation
+from pipeline.evaluate import score as evaluation
 from pipeline.study import execute
 from pipeline.study.planning import Planning
 
@@ -88,7 +88,7 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     assert "RuntimeError: injected by the test" in told.err and "Traceback" in told.err
     assert told.err.strip().splitlines()[-1].startswith("error: 2 runs failed (eval-mgsm_0shot-soup-")
     assert len(calls.made) == 5 + 35 + 4 + 14  # what was chosen is scored too, and nothing is tried twice
-    page = runs_dir / "reports/tiny/table.md"
+    page = runs_dir / "reports/tiny/index.html"
     assert page.is_file() and "injected by the test" in page.read_text(encoding="utf-8")
     assert "2 of 58 runs to make" in call("stage=plan", *table).out
     assert {path.parent.name[:4] for path in runs_dir.glob("*/model.safetensors")} == {"math", "qac-"}  # no merge
@@ -101,6 +101,18 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     assert [label.rpartition("-math")[0] for label in calls.made] == ["eval-mgsm_0shot-soup"] * 2
     assert {path: time for path, time in times(runs_dir).items() if path in before} == before
     assert "injected by the test" not in page.read_text(encoding="utf-8")
+
+    for name in ("table.csv", "table.md", "scores.json", "cells.md", "plots"):
+        assert (page.parent / name).exists(), sorted(path.name for path in page.parent.iterdir())
+    head, *lines = list(csv.reader((page.parent / "table.csv").open()))
+    assert [line[0] for line in lines] == [
+        "base", "math expert", "language expert", "layer swap", "layer swap, default", "soup", "TIES"
+    ]  # fmt: skip
+    assert head[1:] == [
+        "MGSM qac", "MGSM en", "Belebele qac", "Belebele en", "Global MMLU qac", "Global MMLU en", "FLORES en-qac",
+        "FLORES qac-en",
+    ]  # fmt: skip
+    assert not [cell for line in lines for cell in line if "—" in cell]
 
     # the choice is that of the means on development problems, and what it chose says so
     choices = json.loads((page.parent / "choices.json").read_text())

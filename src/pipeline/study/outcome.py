@@ -146,22 +146,17 @@ class Outcome:
     # ------------------------------------------------------------------------------------------ files
 
     def write(self, folder: Path) -> Path:
-        """scores.json, choices.json, cells.csv, table.csv and table.md; gives the path of the last."""
+        """choices.json, cells.csv and cells.md: the cells with the published numbers beside, and what was chosen."""
         folder.mkdir(parents=True, exist_ok=True)
-        for name, told in (("scores", self.scores()), ("choices", self.told_choices())):
-            write_atomically(folder / f"{name}.json", json.dumps(told, indent=1, ensure_ascii=False) + "\n")
-        plan = self.planning.plan
-        grid = [["", *plan.columns]]
-        grid += [[row, *(self.text(row, column) for column in plan.columns)] for row in plan.rows]
-        write_atomically(folder / "table.csv", written(grid))
+        write_atomically(folder / "choices.json", json.dumps(self.told_choices(), indent=1, ensure_ascii=False) + "\n")
         head = ["row", "column", "value", "n", "published", "suspect", "missing", "runs"]
         cells = [
             [row, column, one.value, one.n, one.published, one.suspect, one.missing, " ".join(r.name for r in one.runs)]
             for (row, column), one in self.cells.items()
         ]
         write_atomically(folder / "cells.csv", written([head, *cells]))
-        write_atomically(folder / "table.md", self.markdown())
-        return folder / "table.md"
+        write_atomically(folder / "cells.md", self.markdown())
+        return folder / "cells.md"
 
     def text(self, row: str, column: str) -> str:
         """45.2 (9) [44.8]: the number, how many it was made of where that is more than one, what the paper prints."""
@@ -186,16 +181,6 @@ class Outcome:
         lines += [f"- {row}, {column} {MISSING} {reason}" for reason, (row, column) in reasons.items()]
         lines += [f"- failed: {name}: {reason}" for name, reason in self.failed.items()]
         return "\n".join(lines) + "\n"
-
-    def scores(self) -> list[dict[str, Any]]:
-        """Each score as its run wrote it, with the model that it is of; a FLORES score has two rows, a pair each."""
-        found = []
-        for score in self.planning.plan.scores:
-            run, model = self.planning.evaluation(score), self.planning.model_of(score)
-            rows = readings(run) if run and read_manifest(run.folder) else []
-            chosen = {} if score.model == model else {"chosen_by": score.model}
-            found += [{"model": model, "run": run.name, **chosen, **row} for row in rows if run]
-        return found
 
     def told_choices(self) -> dict[str, Any]:
         plan, found = self.planning.plan, {}

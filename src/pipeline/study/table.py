@@ -17,6 +17,7 @@ from pipeline.runs.run import Run
 from pipeline.study.bill import bill
 from pipeline.study.contrasts import contrasts
 from pipeline.study.execute import execute
+from pipeline.study.gather import gather
 from pipeline.study.graph import History, ordered, unfinished
 from pipeline.study.hashed import told_every
 from pipeline.study.needs import needs
@@ -120,8 +121,12 @@ def report_table(config: TableStage) -> Path:
 
 
 def write(planning: Planning, failed: dict[str, str]) -> Path:
+    """The page of all scores, and beside it the cells that the table reduces them to."""
+    from pipeline.report.write import write_report
+
     folder = Path(planning.config.runs_dir) / "reports" / planning.plan.table.name
-    page = Outcome.of(planning, failed).write(folder)
+    page = write_report(gather(planning, failed), folder)
+    Outcome.of(planning, failed).write(folder)
     track(planning, folder)
     return page
 
