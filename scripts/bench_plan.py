@@ -1,7 +1,7 @@
 """What planning and listing cost beside many finished runs, in CPU seconds of the whole command.
 
 Makes runs_dirs of 1,000 and 10,000 folders whose manifests are like those of real runs (a copy of the shipped base's,
-with other names and hashes), and runs the commands beside them: a plan of 1,000 runs, the plan of table=sandbox_full,
+with other names and hashes), and runs the commands beside them: a plan of 1,241 runs, the plan of table=sandbox_full,
 status, and a RUN found by a prefix of its name.
 
     python scripts/bench_plan.py                    # prints the table
@@ -25,15 +25,14 @@ from pathlib import Path
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.provenance import machine, versions
 
-SEEDS = "[" + ",".join(map(str, range(26))) + "]"  # 992 runs
 COMMANDS = {
-    "plan of 992 runs": ["stage=plan", "table=sandbox_full", f"table.seeds={SEEDS}"],
-    "plan of sandbox_full (118 runs)": ["stage=plan", "table=sandbox_full"],
+    "plan of 1,241 runs": ["stage=plan", "table=layer_swapping_table1"],
+    "plan of sandbox_full (288 runs)": ["stage=plan", "table=sandbox_full"],
     "status": ["stage=status"],
     "a RUN by its prefix": ["stage=analyze", "checkpoint=[other-7-]"],  # found, then refused: it holds no weights
     "imports alone": ["stage=status", "status.nothing=1"],  # refused before anything is read
 }
-GOALS = {("plan of 992 runs", 0): 5.0, ("plan of sandbox_full (118 runs)", 10_000): 5.0, ("status", 10_000): 3.0}
+GOALS = {("plan of 1,241 runs", 0): 5.0, ("plan of sandbox_full (288 runs)", 10_000): 5.0, ("status", 10_000): 3.0}
 
 
 def fill(runs_dir: Path, count: int) -> None:

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from pipeline.runs.tracking import Tracker
 
 
+FEWSHOT_SEED = 1234  # of simple_evaluate
+
+
 def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> Row:
     """Score the model of `run`: writes scores.json, samples/ and tasks/ into `work`, gives back the scores.
 
@@ -82,6 +85,8 @@ def defined(run: Run[EvalStage], folder: Path, left_out: list[Row]) -> list[Defi
         folder,
         split=asked.split,
         max_gen_toks=asked.max_gen_toks,
+        max_gen_toks_of=asked.max_gen_toks_of,
+        exemplars=asked.exemplars,
         run_code=asked.run_code,
         left_out=left_out,
     )
@@ -316,6 +321,8 @@ def score_one(lm: LM, definition: Definition, task: Task, rows: Sequence[int], a
     put: Any = {"tasks": {definition.name: task}}
     samples: Any = {definition.name: rows}
     how = {"apply_chat_template": asked.chat_template, "fewshot_as_multiturn": asked.chat_template}
+    if asked.exemplars == "random":
+        task.set_fewshot_seed(FEWSHOT_SEED)
     found = evaluate(lm=lm, task_dict=put, samples=samples, bootstrap_iters=0, log_samples=True, **how)
     records = found["samples"][definition.name]
     _, chief = metrics.PRIMARY[definition.task]
@@ -362,6 +369,8 @@ def _fitting(lm: Any, definition: Definition, task: Task, rows: range, asked: Ev
             raise PipelineError("eval.chat_template=true, but the checkpoint's tokenizer has none: leave it off")
         how = {"apply_chat_template": True, "fewshot_as_multiturn": True}
         how |= {"chat_template": lm.apply_chat_template, "tokenizer_name": lm.tokenizer_name}
+    if asked.exemplars == "random":
+        task.set_fewshot_seed(FEWSHOT_SEED)
     task.build_all_requests(samples=rows, **how)  # type: ignore[arg-type]
     longest, too_long, room = 0, set(), lm.max_length
     put: dict[tuple[int, str], str] = {}  # a question's prompt -> the longest of what is asked after it

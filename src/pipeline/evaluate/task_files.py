@@ -45,6 +45,7 @@ class Ask:
     max_gen_toks: int | None
     run_code: bool
     folder: Path
+    exemplars: str = "first_n"
 
 
 def stock(ask: Ask, name: str) -> Path:
