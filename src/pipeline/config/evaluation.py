@@ -23,6 +23,8 @@ class Eval:
     split: str = knob("test", options=("test", "dev"))
     limit: int | None = knob(None, low=1)  # questions a task; null: all
     max_gen_toks: int | None = knob(None, low=1)  # null: the task's own
+    max_gen_toks_of: dict[str, int] = knob({}, low=1)  # language -> in place of max_gen_toks: scripts cost tokens
+    exemplars: str = knob("first_n", options=("first_n", "random"))  # of MGSM; random: the harness' draw a question
     dtype: str = knob("auto", options=("auto", "float32", "bfloat16", "float16"))  # auto: as stored
     backend: str = knob("hf", options=("hf", "vllm"))  # vllm: handed to the harness' own model class
     chat_template: bool = False  # the exemplars as turns of a conversation

@@ -76,6 +76,9 @@ def _check_value(name: str, value: Any, item: Any) -> None:
             raise PipelineError(f"{name} is empty: name at least one, {name}=[...]")
         for inner in value:
             _check_value(name, inner, item)
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _check_value(f"{name}.{key}", inner, item)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
     if not math.isfinite(value):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
+from functools import reduce
 from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
@@ -33,7 +34,8 @@ def stage_of(words: Mapping[str, Any]) -> Stage:
     """
     groups = conf.groups()
     chosen = {key: value for key, value in words.items() if key == "stage" or key in groups}
-    values = {key: value for key, value in words.items() if key not in chosen}
+    mappings = {key: value for key, value in words.items() if isinstance(value, dict) and key not in chosen}
+    values = {key: value for key, value in words.items() if key not in chosen and key not in mappings}
     listed = {group: conf.values_of(str(words.get("stage")), group, str(option)) for group, option in chosen.items()}
     without = tuple(group for group, found in listed.items() if found is not None)
     later = {key: value for group in without for key, value in (listed[group] or {}).items() if key not in values}
@@ -54,6 +56,9 @@ def stage_of(words: Mapping[str, Any]) -> Stage:
     changed = later | {key.lstrip("+"): value for key, value in changed.items()}
     if any(not settable(stage, key) for key in changed):  # below a dict, such as expert.sources.own.file
         return compose(as_words(words))
+    if any(not settable(stage, key) or reduce(getattr, key.split("."), stage) != {} for key in mappings):
+        return compose(as_words(words))  # a mapping is laid over the one that is there
+    changed |= mappings
     return with_values(replace(stage, **{group: _parts[part] for group, part in parts.items()}), changed)
 
 

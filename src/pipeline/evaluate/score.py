@@ -28,6 +28,8 @@ from pipeline.evaluate.model import Answering, remembered
 from pipeline.evaluate.records import EvaluationResult, TaskResult, rows_of, sample_of
 from pipeline.evaluate.tasks import Definition
 
+FEWSHOT_SEED = 1234  # of simple_evaluate
+
 
 def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
     """The harness' task objects, their data read, in the order of `definitions`.
@@ -150,6 +152,8 @@ def score_one(lm: LM, definition: Definition, task: Task, rows: Sequence[int], a
     put: Any = {"tasks": {definition.name: task}}
     samples: Any = {definition.name: rows}
     how = {"apply_chat_template": asked.chat_template, "fewshot_as_multiturn": asked.chat_template}
+    if asked.exemplars == "random":
+        task.set_fewshot_seed(FEWSHOT_SEED)
     found = evaluate(lm=lm, task_dict=put, samples=samples, bootstrap_iters=0, log_samples=True, **how)
     records = found["samples"][definition.name]
     _, chief = metrics.PRIMARY[definition.task]
@@ -200,6 +204,8 @@ def _fitting(lm: Any, definition: Definition, task: Task, rows: range, asked: Ev
             raise PipelineError("eval.chat_template=true, but the checkpoint's tokenizer has none: leave it off")
         how = {"apply_chat_template": True, "fewshot_as_multiturn": True}
         how |= {"chat_template": lm.apply_chat_template, "tokenizer_name": lm.tokenizer_name}
+    if asked.exemplars == "random":
+        task.set_fewshot_seed(FEWSHOT_SEED)
     task.build_all_requests(samples=rows, **how)  # type: ignore[arg-type]
     longest, too_long, room = 0, set(), lm.max_length
     put: dict[tuple[int, str], str] = {}  # a question's prompt -> the longest of what is asked after it

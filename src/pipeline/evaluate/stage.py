@@ -68,6 +68,8 @@ def defined(run: Run[EvalStage], folder: Path, left_out: list[LeftOut]) -> list[
         folder,
         split=asked.split,
         max_gen_toks=asked.max_gen_toks,
+        max_gen_toks_of=asked.max_gen_toks_of,
+        exemplars=asked.exemplars,
         run_code=asked.run_code,
         left_out=left_out,
     )

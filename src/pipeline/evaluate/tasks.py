@@ -15,7 +15,7 @@ import difflib
 import importlib.util
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -77,6 +77,7 @@ class Ask:
     max_gen_toks: int | None
     run_code: bool
     folder: Path
+    exemplars: str = "first_n"
 
 
 def task_definitions(
@@ -87,6 +88,8 @@ def task_definitions(
     *,
     split: str = "test",
     max_gen_toks: int | None = None,
+    max_gen_toks_of: Mapping[str, int] | None = None,
+    exemplars: str = "first_n",
     run_code: bool = False,
     left_out: list[LeftOut] | None = None,
 ) -> list[Definition]:
@@ -109,6 +112,8 @@ def task_definitions(
             raise PipelineError(f"{task} stands {count} times in one evaluation: give each number of shots its own")
     if data_root is None and split != "test":
         raise PipelineError(f"eval.split={split} has no items on the hub: set data_root to a folder that has them")
+    if exemplars == "random" and (other := [task for task in counts if _TASKS[task] is not _mgsm]):
+        raise PipelineError(f"eval.exemplars=random is for MGSM: {other[0]} has its exemplars in the order of its file")
     known = [language(code) for code in dict.fromkeys(languages)]
     folder.mkdir(parents=True, exist_ok=True)
     found: list[Definition] = []
@@ -117,7 +122,8 @@ def task_definitions(
         if not spoken:
             raise PipelineError("flores translates between English and another language: add one to languages")
         for one in spoken:
-            ask = Ask(asked.task, one, asked.num_fewshot, data_root, split, max_gen_toks, run_code, folder)
+            room = (max_gen_toks_of or {}).get(one.code, max_gen_toks)
+            ask = Ask(asked.task, one, asked.num_fewshot, data_root, split, room, run_code, folder, exemplars)
             try:
                 found += _TASKS[asked.task](ask)
             except Missing as error:
@@ -144,6 +150,8 @@ def _mgsm(ask: Ask) -> list[Definition]:
             check_worked(train, exemplars, yaml.safe_load(theirs.read_text()))
         rows_of(test, columns | {"answer": type(None)})
         read_from(body, train=train, test=test)
+    if ask.exemplars == "random":
+        body["fewshot_config"] = {"sampler": "default"}
     return [write(ask, body | generation_kwargs(ask, theirs, ours("mgsm")))]
 
 

@@ -16,6 +16,10 @@ Candidate = tuple[Any, ...]  # a value of each axis that a choice is over; () wh
 Published = tuple[str, str, str]  # where a published number stands: table, row and column
 
 
+class Pairs(tuple[tuple[str, Any], ...]):
+    """A mapping as the words of a score hold it, which are compared and hashed."""
+
+
 @dataclass(frozen=True)
 class Score:
     """A scoring run: one model (a spec, or what is Chosen), one task, one language. words: eval, task, eval.KEY ..."""

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.study.cells import Candidate, Cell, Choice, Chosen, Item, Plan, Published, Score
+from pipeline.study.cells import Candidate, Cell, Choice, Chosen, Item, Pairs, Plan, Published, Score
 from pipeline.study.rows import Side, Table, Words, meant
 from pipeline.study.specs import At, Reads, Specs
 
@@ -192,8 +192,9 @@ class Expansion:
                 raise self.table.refuse(place.where, f"nothing says {key} of it: give score: {{{example}}}")
         languages = self.specs.fill(asked.pop("in"), at)
         filled = {key: self.specs.fill(value, at) for key, value in {**self.every, **asked}.items()}
-        frozen = ((key, tuple(value) if isinstance(value, list) else value) for key, value in filled.items())
-        return tuple(sorted(frozen)), [str(one) for one in (languages if isinstance(languages, list) else [languages])]
+        return tuple(sorted((key, frozen(value)) for key, value in filled.items())), [
+            str(one) for one in (languages if isinstance(languages, list) else [languages])
+        ]
 
     def score(self, place: Place, model: str, words: tuple[tuple[str, Any], ...], language: str) -> Score:
         score = Score(model, words, language)
@@ -255,6 +256,10 @@ class Expansion:
         for axis in table.axes:
             if axis not in self.specs.used:
                 raise table.refuse(f"axis {axis!r}", "no run, row or column names it: leave it out")
+
+
+def frozen(value: Any) -> Any:
+    return Pairs(value.items()) if isinstance(value, dict) else tuple(value) if isinstance(value, list) else value
 
 
 def about_axes(side: Side) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -22,7 +22,7 @@ from pipeline.errors import PipelineError
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent, Run
 from pipeline.study.build.resolver import Resolver
-from pipeline.study.cells import Candidate, Plan, Score, winner
+from pipeline.study.cells import Candidate, Pairs, Plan, Score, winner
 from pipeline.study.expand import expand
 from pipeline.study.rows import Table, meant, read
 from pipeline.study.specs import Ref, Spec
@@ -160,7 +160,7 @@ class Planning:
             words |= live
         else:
             words["checkpoint"], known[spec.key] = spec.key, self.model(spec.key)
-        told = {key: list(value) if isinstance(value, tuple) else value for key, value in score.words}
+        told = {key: thawed(value) for key, value in score.words}
         task, where_possible = told.pop("task", None), told.pop("where_possible", False)
         more, theirs = self.named(told)
         config = self.composed(f"run {spec.run!r}", {**words, **more, "languages": [score.language]})
@@ -171,7 +171,9 @@ class Planning:
             problem = f"eval={config.eval.name} holds {held}: say which of them is scored, task: ..."
             raise self.refused("score", problem)
         one = replace(tasks[0], where_possible=tasks[0].where_possible or bool(where_possible))
-        asked = replace(config.eval, name=f"{one.task}_{one.num_fewshot}shot", tasks=[one])
+        room = config.eval.max_gen_toks_of.get(score.language, config.eval.max_gen_toks)
+        name = f"{one.task}_{one.num_fewshot}shot"
+        asked = replace(config.eval, name=name, tasks=[one], max_gen_toks=room, max_gen_toks_of={})
         chosen = score.model if score.model in self.plan.chosen else None
         return build(replace(config, eval=asked, chosen_by=chosen), {**known, **theirs})
 
@@ -236,6 +238,10 @@ class Planning:
 
 def refs(value: Any) -> Iterator[Ref]:
     yield from (one for one in (value if isinstance(value, list) else [value]) if isinstance(one, Ref))
+
+
+def thawed(value: Any) -> Any:
+    return dict(value) if isinstance(value, Pairs) else list(value) if isinstance(value, tuple) else value
 
 
 def as_names(value: Any) -> Any:

@@ -1,0 +1,132 @@
+"""Tables as runs: every shipped table plans, its runs are those of the command line, and knobs mean what they say."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+from planned import TABLES
+
+from pipeline.config.compose import compose
+from pipeline.config.words import as_words, stage_of
+from pipeline.errors import PipelineError
+from pipeline.runs.run import Run
+from pipeline.study.cells import Candidate
+from pipeline.study.graph import ordered
+from pipeline.study.planning import Planning
+from pipeline.study.stages import build
+
+NAMES = sorted(path.stem for path in TABLES.glob("*.yaml"))
+
+
+def planning(tmp_path: Path, *words: str) -> Planning:
+    return Planning.of(compose(["stage=plan", f"runs_dir={tmp_path}/runs", *words]))  # type: ignore[arg-type]
+
+
+def kinds(runs: list[Run]) -> Counter[str]:
+    return Counter(run.config.stage for run in ordered(runs))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_table_plans_without_a_problem(name: str, tmp_path: Path) -> None:
+    found = planning(tmp_path, f"table={name}")
+    assert found.targets() and not found.problems
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["layer_swapping_table1", "unreasonable_table3"])
+def test_the_largest_tables_plan_in_five_seconds(name: str, tmp_path: Path) -> None:
+    """CPU seconds of this process; table 1 with all 81 configurations of the swap."""
+    own = tmp_path / "own.yaml"
+    zones = {f"{b}+{t}": {"bottom": b, "top": t} for b in range(3) for t in range(3)}
+    axes = {"axes": {"t": zones}} if name == "layer_swapping_table1" else {}
+    own.write_text(yaml.safe_dump({"defaults": [name], "name": "own", **axes}))
+    begun = time.process_time()
+    runs = planning(tmp_path, f"table={own}").targets()
+    assert time.process_time() - begun < 5
+    assert kinds(runs) == (
+        {"eval": 3020 + 120, "sft": 15, "data": 15, "select": 15}  # 8 snapshots of 15 trainings are scored to select
+        if axes
+        else {"eval": 472, "sft": 212, "data": 7}
+    )
+
+
+def test_a_stage_put_together_of_parts_is_the_composed_one(tmp_path: Path) -> None:
+    """Of each table, some of its runs, by every knob."""
+    for name in ("layer_swapping_table2", "unreasonable_table3", "sandbox_unreasonable"):
+        found = planning(tmp_path, f"table={name}")
+        specs = [spec for spec in found.plan.specs.values() if spec.kind == "stage" and spec.words["stage"] == "sft"]
+        for spec in specs[:: max(1, len(specs) // 6)]:
+            words, _ = found.named(spec.words)
+            assert dataclasses.asdict(stage_of(words)) == dataclasses.asdict(compose(as_words(words)))
+
+
+def test_a_score_is_the_run_of_the_same_command(tmp_path: Path) -> None:
+    """One task of the bundle, one language, the longest answer of that language: its hash is that of stage=eval."""
+    found = planning(tmp_path, "table=unreasonable_table_a8")
+    runs = {(run.config.eval.tasks[0].task, run.config.languages[0]): run for run in found.targets()}  # type: ignore[attr-defined]
+    for language, room in (("te", ["eval.max_gen_toks=1024"]), ("sw", [])):
+        model = next(iter(runs["mgsm", language].parents.values()))
+        asked = ["stage=eval", "eval=mgsm_2shot", f"languages=[{language}]", "eval.dtype=float32", *room]
+        config = compose([*asked, f"checkpoint=hub:{model.hub}", f"runs_dir={tmp_path}/runs"])  # type: ignore[attr-defined]
+        assert build(config).hash == runs["mgsm", language].hash  # type: ignore[arg-type]
+
+
+def test_every_from_the_command_line_goes_to_the_runs_that_read_it(tmp_path: Path) -> None:
+    plain, more = (
+        {run.label: run for run in ordered(planning(tmp_path, "table=sandbox", *words).targets())}
+        for words in ([], ["every.sft.max_grad_norm=0.5"])
+    )
+    changed = {label for label in plain if plain[label].hash != more[label].hash}
+    assert changed >= {"math-full-s0", "qac-full-s0"} and not any(label.startswith("data-") for label in changed)
+    assert all("sandbox_text" not in label for label in changed)  # the base is scored as before
+
+
+def test_a_selection_is_planned_from_the_sizes_of_its_sets(tmp_path: Path) -> None:
+    """40,000 rows, a snapshot each 5,000: eight, the last of them the final weights."""
+    found = planning(tmp_path, "table=layer_swapping_table1")
+    select = next(run for run in ordered(found.targets()) if run.config.stage == "select")
+    steps = sorted(int(role.partition("@")[2]) for role in select.parents if "@" in role)
+    training = next(run for run in ordered([select]) if run.config.stage == "sft")
+    batch = training.config.sft.batch_size  # type: ignore[attr-defined]
+    assert steps == [5000 * number // batch for number in range(1, 9)]
+    with_fewer = planning(tmp_path, "table=layer_swapping_table1", "every.data.allow_fewer=true")
+    assert not [run for run in with_fewer.targets() if "select" in run.label]
+    assert any("the snapshots of" in problem for problem in with_fewer.problems.values())
+
+
+def test_what_a_choice_names_is_planned_once_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = planning(tmp_path, "table=sandbox")
+    assert len(found.waiting()) == 14
+    numbers = {score: float("counts=3+0" in score.model or "density=0.5" in score.model) for score in found.plan.scores}
+    monkeypatch.setattr(found, "number", numbers.__getitem__)
+    winners: set[Candidate | None] = {found.chosen(key) for key in found.plan.choices}
+    assert winners == {("3+0",), (0.5,)} and not found.waiting()
+    chosen = [run for run in found.targets() if run.config.chosen_by]  # type: ignore[attr-defined]
+    assert len(chosen) == 14
+    assert {getattr(run.config.merge, "bottom_layers", None) for run in chosen} == {3, None}  # type: ignore[attr-defined]
+
+
+def test_a_file_of_ones_own_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults: [sandbox]\nname: mine\naxes: {seed: [0, 1]}\n")
+    monkeypatch.chdir(tmp_path)
+    assert kinds(planning(tmp_path, "table=./mine.yaml").targets())["sft"] == 4
+    (tmp_path / "mine.yaml").write_bytes(b"name: \xff")
+    with pytest.raises(PipelineError, match="is not UTF-8"):
+        planning(tmp_path, "table=./mine.yaml")
+
+
+def test_random_exemplars_are_for_mgsm(tmp_path: Path) -> None:
+    from pipeline.config.evaluation import EvalTask
+    from pipeline.evaluate.tasks import task_definitions
+
+    (drawn,) = task_definitions([EvalTask("mgsm", 2)], ["sw"], None, tmp_path / "a", exemplars="random")
+    assert yaml.unsafe_load(drawn.file.read_text())["fewshot_config"] == {"sampler": "default"}
+    rooms = task_definitions([EvalTask("mgsm", 2)], ["sw", "te"], None, tmp_path / "b", max_gen_toks_of={"te": 1024})
+    assert [yaml.unsafe_load(one.file.read_text())["generation_kwargs"]["max_gen_toks"] for one in rooms] == [512, 1024]
+    with pytest.raises(PipelineError, match="exemplars=random is for MGSM: belebele"):
+        task_definitions([EvalTask("belebele", 5)], ["sw"], None, tmp_path / "c", exemplars="random")
