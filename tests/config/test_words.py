@@ -6,27 +6,31 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from planned import TABLES as TABLE_FILES
+from planned import plan_of
 
-from pipeline.config import conf
 from pipeline.config.compose import compose, parse
 from pipeline.config.words import stage_of, with_values, word
 from pipeline.errors import PipelineError
-from pipeline.study.cells import fill
+from pipeline.study.planning import as_names, thawed
 
-TABLES = conf.options("table")
+TABLES = sorted(path.stem for path in TABLE_FILES.glob("*.yaml"))
 
 
 def rows(table: str) -> Iterator[dict[str, Any]]:
-    """The words of each row of a table, of its evaluation, its world and its base, for two seeds."""
-    asked: Any = compose(["stage=plan", f"table={table}"])
-    found = asked.table
-    lines = [*found.rows.values(), {"stage": "eval", "checkpoint": "row", **found.eval}, found.data_root or {}]
-    lines += [{"stage": "sft", "expert": "math", **found.base}] if found.base else []
-    for line in lines:
-        for language, seed in ((found.languages[0], 0), (found.languages[-1], 7)):
-            filled = fill(line, language, seed)
-            if filled:
-                yield ({"stage": "eval", "checkpoint": "row"} if "eval" in filled else {}) | filled
+    """The words of a table's runs: of those with the same keys, the first and the last."""
+    alike: dict[Any, list[dict[str, Any]]] = {}
+    for spec in plan_of(table).specs.values():
+        if spec.kind == "stage":
+            words = {key: as_names(thawed(value)) for key, value in spec.words.items()}
+            alike.setdefault((words["stage"], tuple(words)), []).append(words)
+    for same in alike.values():
+        yield from same[:: max(1, len(same) - 1)]
+
+
+def typed(line: dict[str, Any]) -> list[str]:
+    """As one types it: what is put into a mapping takes a plus."""
+    return [f"{'+' if isinstance(value, dict) else ''}{name}={word(value)}" for name, value in line.items()]
 
 
 @pytest.fixture(autouse=True)
@@ -39,12 +43,11 @@ def nothing_composed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_row_of_every_table_is_what_composing_it_gives(table: str) -> None:
     """Each line twice: the first of its options is composed, later ones have their values set."""
     lines = list(rows(table))
-    assert lines
     composed: dict[str, Any] = {}
     for line in lines:
         key = repr(line)
         if key not in composed:
-            composed[key] = compose([f"{name}={word(value)}" for name, value in line.items()])
+            composed[key] = compose(typed(line))
         assert stage_of(line) == composed[key], line
     for line in reversed(lines):
         assert stage_of(line) == composed[repr(line)], line

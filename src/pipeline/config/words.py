@@ -22,7 +22,7 @@ from pipeline.errors import PipelineError
 
 T = TypeVar("T")
 _composed: dict[Any, tuple[dict[str, Any], Stage]] = {}  # stage, groups, keys of values -> values, and the stage
-_parts: dict[Any, Any] = {}  # an option, and the keys of values below its group -> the part of a stage that it brings
+_parts: dict[Any, Any] = {}  # stage, option, keys of values below its group -> the part of the stage
 _converted: dict[Any, Any] = {}
 
 
@@ -43,7 +43,13 @@ def stage_of(words: Mapping[str, Any]) -> Stage:
     whole = [f"{group}={option}" for group, option in chosen.items() if not conf.alone(group, str(option))]
     place = (str(conf.folder()), *whole, *chosen, without, tuple(values))
     parts = {
-        group: (str(conf.folder()), group, option, *(key for key in values if key.startswith(f"{group}.")))
+        group: (
+            str(conf.folder()),
+            words.get("stage"),
+            group,
+            option,
+            *(key for key in values if key.startswith(f"{group}.")),
+        )
         for group, option in chosen.items()
         if f"{group}={option}" not in whole
     }

@@ -8,7 +8,7 @@ from pipeline.study.cells import Plan
 from pipeline.study.expand import expand
 from pipeline.study.rows import read
 
-CONF = Path(__file__).parents[2] / "conf"
+CONF = Path(__file__).parents[1] / "conf"
 TABLES = CONF / "tables"
 
 ALL = {"seed", "threads", "deterministic"}
