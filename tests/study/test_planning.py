@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -39,15 +38,13 @@ def test_a_shipped_table_plans_without_a_problem(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["layer_swapping_table1", "unreasonable_table3"])
-def test_the_largest_tables_plan_in_five_seconds(name: str, tmp_path: Path) -> None:
-    """CPU seconds of this process; table 1 with all 81 configurations of the swap."""
+def test_the_largest_tables_plan(name: str, tmp_path: Path) -> None:
+    """Table 1 with all 81 configurations of the swap. How long it takes: scripts/bench_plan.py."""
     own = tmp_path / "own.yaml"
     zones = {f"{b}+{t}": {"bottom": b, "top": t} for b in range(3) for t in range(3)}
     axes = {"axes": {"t": zones}} if name == "layer_swapping_table1" else {}
     own.write_text(yaml.safe_dump({"defaults": [name], "name": "own", **axes}))
-    begun = time.process_time()
     runs = planning(tmp_path, f"table={own}").targets()
-    assert time.process_time() - begun < 5
     assert kinds(runs) == (
         {"eval": 3020 + 120, "sft": 15, "data": 15, "select": 15}  # 8 snapshots of 15 trainings are scored to select
         if axes
