@@ -37,12 +37,23 @@ def stock_prompts(folder: Path, stock: str, shots: int, rows: Any = None, **chan
 
 
 def our_prompts(
-    folder: Path, task: str, shots: int, code: str, data_root: Path | None, limit: int | None = None
+    folder: Path, task: str, shots: int, code: str, data_root: Path | None, limit: int | None = None, **how: Any
 ) -> list[str]:
     lm = Scripted()
-    definitions = task_definitions([asked(task, shots)], [code], data_root, folder)
-    score(lambda: lm, definitions, load_tasks(definitions), choice(limit=limit))
+    definitions = task_definitions([asked(task, shots)], [code], data_root, folder, **how)
+    score(lambda: lm, definitions, load_tasks(definitions), choice(limit=limit, **how))
     return lm.prompts
+
+
+@needs_real_data
+@pytest.mark.parametrize("shots", [2, 8])
+def test_random_exemplars_are_those_that_the_harness_draws(tmp_path: Path, real_data: Path, shots: int) -> None:
+    """The stock task as it is: with the harness' own sampler and seed, another draw for each question."""
+    files = {split: str(real_data / "mgsm/sw" / f"{split}.jsonl") for split in ("train", "test")}
+    changes = {"dataset_kwargs": {"data_files": files}, "fewshot_config": {"sampler": "default"}}
+    theirs = stock_prompts(tmp_path / "stock", "mgsm/native_cot/mgsm_native_cot_sw.yaml", shots, **changes)
+    assert our_prompts(tmp_path / "ours", "mgsm", shots, "sw", real_data, exemplars="random") == theirs
+    assert theirs[0].split("\n\n")[0] != theirs[1].split("\n\n")[0] or shots == 8
 
 
 @needs_real_data

@@ -148,6 +148,10 @@ def kept() -> Iterator[None]:
         _kept.clear()
 
 
+def keeping() -> bool:
+    return _keeping
+
+
 def model_of(merge: Merging, dtype: str, device: str, threads: int | None = None) -> Live:
     """The merge as a model in memory, with the tokenizer and generation config of the side that gives them.
 

@@ -139,9 +139,10 @@ class Outcome:
         manifest = read_manifest(run.folder)
         if manifest is None:
             raise Missing(f"{run.name} {self.failed.get(run.name, 'is not made yet')}")
-        if not isinstance(manifest.facts.get(fact), int | float):
+        found = last_validation(run) if fact == "ending_validation_loss" else manifest.facts.get(fact)
+        if not isinstance(found, int | float):
             raise Missing(f"{run.name} records no {fact}")
-        return float(manifest.facts[fact])
+        return float(found)
 
     # ------------------------------------------------------------------------------------------ files
 
@@ -196,6 +197,14 @@ class Outcome:
             won = dict(zip(choice.axes, made.winner, strict=True)) if made.winner else None
             found[key] = {"run": choice.run, "at": choice.at, "chosen": won, "candidates": candidates}
         return found
+
+
+def last_validation(run: Run) -> float | None:
+    """The last validation loss of a training; of simultaneous training the mean of both sides'."""
+    log = run.folder / "log.jsonl"
+    rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.is_file() else []
+    losses = [[loss for key, loss in row.items() if key.startswith("validation_loss")] for row in rows]
+    return next((statistics.fmean(found) for found in reversed(losses) if found), None)
 
 
 def written(rows: list[list[Any]]) -> str:
