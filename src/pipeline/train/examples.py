@@ -59,6 +59,9 @@ def halves(validation: list[Example], sft: Sft) -> dict[str, Any]:
 
 def measure(examples: list[Example], tokenizer: Any, sft: Sft) -> dict[str, int]:
     """Tokens of the set, and how many rows seq_length cuts (truncated) or leaves without any loss (dropped)."""
+    if sft.prompt_weight and ("text" in examples[0] or sft.loss_on == "all"):
+        why = "plain text has no prompts" if "text" in examples[0] else "with sft.loss_on=all a prompt's token weighs 1"
+        raise PipelineError(f"sft.prompt_weight={sft.prompt_weight}: {why}; leave it at 0")
     if "text" in examples[0]:
         ids = tokenizer([row["text"] for row in examples]).input_ids
         lengths = [len(row) + 1 for row in ids]  # and the end
@@ -75,7 +78,8 @@ def measure(examples: list[Example], tokenizer: Any, sft: Sft) -> dict[str, int]
         prompts = tokenizer([row["prompt"] for row in rows]).input_ids
         joined = tokenizer([row["prompt"] + row["completion"] for row in rows]).input_ids
         whole = [[*ids, tokenizer.eos_token_id] for ids in joined]
-    dropped = sum(len(ids) >= sft.seq_length for ids in prompts) if sft.loss_on == "response" else 0
+    responses_only = sft.loss_on == "response" and not sft.prompt_weight
+    dropped = sum(len(ids) >= sft.seq_length for ids in prompts) if responses_only else 0
     if dropped == len(whole):
         raise PipelineError(f"sft.seq_length={sft.seq_length} leaves no row with a loss: raise it above the prompts")
     return counted([len(ids) for ids in whole], dropped, sft)
