@@ -25,6 +25,7 @@ from pipeline.evaluate.local_data import Missing, Row, check_worked, joined, row
 from pipeline.evaluate.task_files import (
     Ask,
     Definition,
+    by_text,
     enough,
     generation_kwargs,
     local_files,
@@ -54,12 +55,14 @@ def task_definitions(
     split: str = "test",
     max_gen_toks: int | None = None,
     run_code: bool = False,
+    options: str = "letters",
     left_out: list[Row] | None = None,
 ) -> list[Definition]:
     """Check the data of each task in each language and write a task file of the harness for each into `folder`.
 
     `data_root`: the folder with the data, None for the hub. `split`: test, or dev (development items). `max_gen_toks`:
-    the longest answer in tokens, None for the task's own. `run_code`: MBPP may run programs. `left_out`: takes the
+    the longest answer in tokens, None for the task's own. `run_code`: MBPP may run programs. `options`: what a four-way
+    question is answered by, letters or text. `left_out`: takes the
     tasks that are wanted `where_possible` and are not, as {task, language, num_fewshot, reason}. FLORES gives two tasks
     a language, from and into English.
     Raises PipelineError for an unknown task or language, missing or broken data, and more exemplars than there are.
@@ -84,7 +87,7 @@ def task_definitions(
         if not spoken:
             raise PipelineError("flores translates between English and another language: add one to languages")
         for one in spoken:
-            ask = Ask(asked.task, one, asked.num_fewshot, data_root, split, max_gen_toks, run_code, folder)
+            ask = Ask(asked.task, one, asked.num_fewshot, data_root, split, max_gen_toks, run_code, options, folder)
             try:
                 found += _TASKS[asked.task](ask)
             except Missing as error:
@@ -117,7 +120,7 @@ def _mgsm(ask: Ask) -> list[Definition]:
 
 def _belebele(ask: Ask) -> list[Definition]:
     code = "eng_Latn" if ask.language.constructed else ask.language.flores
-    body: Row = {"include": [str(stock(ask, f"belebele/belebele_{code}.yaml"))]}
+    body: Row = {"include": [str(stock(ask, f"belebele/belebele_{code}.yaml")), *by_text(ask)]}
     if ask.data_root:
         (test,) = local_files(ask, "belebele", "test" if ask.split == "test" else "dev")
         names = ("flores_passage", "question", "mc_answer1", "mc_answer2", "mc_answer3", "mc_answer4")
@@ -130,7 +133,7 @@ def _belebele(ask: Ask) -> list[Definition]:
 def _global_mmlu(ask: Ask) -> list[Definition]:
     code = ask.language.stock
     theirs = stock(ask, f"global_mmlu/full/{code}/_{code}_template_yaml")
-    body: Row = {"include": [str(theirs), str(ours("global_mmlu"))]}
+    body: Row = {"include": [str(theirs), str(ours("global_mmlu")), *by_text(ask)]}
     if ask.data_root:
         dev, test = local_files(ask, "global_mmlu", "dev", "test" if ask.split == "test" else "development")
         names = ("subject", "question", "option_a", "option_b", "option_c", "option_d")

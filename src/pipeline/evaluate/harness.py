@@ -79,6 +79,7 @@ def defined(run: Run, folder: Path, left_out: list[Row]) -> list[Definition]:
         split=asked.split,
         max_gen_toks=asked.max_gen_toks,
         run_code=asked.run_code,
+        options=asked.options,
         left_out=left_out,
     )
     for one in left_out:

@@ -43,6 +43,7 @@ class Ask:
     split: str
     max_gen_toks: int | None
     run_code: bool
+    options: str
     folder: Path
 
 
@@ -63,6 +64,11 @@ def stock(ask: Ask, name: str) -> Path:
 
 def ours(name: str) -> Path:
     return OURS / f"{name}.yaml"
+
+
+def by_text(ask: Ask) -> list[str]:
+    """What turns a four-way question into one that is answered by the text of its options, where that is asked for."""
+    return [str(ours(f"{ask.task}_text"))] if ask.options == "text" else []
 
 
 def generation_kwargs(ask: Ask, *files: Path) -> Row:
