@@ -15,8 +15,7 @@ import yaml
 from tiny_words import FEW, WORLD
 
 from pipeline.config import conf
-from pipeline.config import words as words_
-from pipeline.config.compose import compose, parse
+from pipeline.config.compose import compose
 from pipeline.evaluate import score as evaluation
 from pipeline.study import execute
 from pipeline.study.planning import Planning
@@ -208,18 +207,3 @@ def test_a_failed_parent_of_one_run_is_the_reason(
     told = call("stage=sft", "expert=math", *few, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled")
     assert told.status == 1 and told.err.count("error: ") == 1
     assert told.err.splitlines()[-1].startswith("error: data-math-") and "has 40: ask for fewer" in told.err
-
-
-@pytest.mark.parametrize(
-    ("word", "expected"),
-    [
-        (None, "null"),
-        (True, "True"),
-        ([1, "a b"], "[1,'a b']"),
-        ({"a": [None], "b": "x'y"}, "{a:[null],b:'x\\'y'}"),
-        ("hub:a/b-1.0", "hub:a/b-1.0"),
-    ],
-)
-def test_a_value_of_a_row_is_written_in_the_grammar_of_the_command_line(word: Any, expected: str) -> None:
-    assert words_.word(word) == expected
-    assert parse(f"key={expected}").value() == word or isinstance(word, dict)

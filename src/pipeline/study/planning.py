@@ -11,7 +11,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ class Planning:
         found: dict[str, Run] = {}
         facts = [item.model for cell in self.plan.cells.values() for item in cell.items if item.model is not None]
         for key in dict.fromkeys(facts):
-            model = self.attempt(key, lambda key=key: self.model(key))  # type: ignore[misc]
+            model = self.attempt(key, partial(self.model, key))
             if isinstance(model, Run):
                 found[model.hash] = model
         by_model: dict[str, list[Score]] = {}

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import read_header, torch_dtype
+from pipeline.models.files import ADAPTER_CONFIG
 
 SAME, ROUNDED = 1e-3, 0.1  # of the largest logit: by the same arithmetic on the same weights, or after rounding
 TOKENS = 64
@@ -57,7 +58,7 @@ def load(folder: Path, base: Path | None, model: Any) -> Any:
     """A whole model, or an adapter on its base, in the dtype and with the attention of `model`, the one in training;
     beside it where there is room, else on the CPU."""
     weights = folder
-    if (folder / "adapter_config.json").is_file():
+    if (folder / ADAPTER_CONFIG).is_file():
         assert base is not None
         weights = base
     device = model.device

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pipeline.models.checkpoint import Checkpoint, digest_tensors, digests_in, weights_root
+from pipeline.models.files import ADAPTER_WEIGHTS
 
 
 def save(
@@ -86,4 +87,4 @@ def left_of_training(named: dict[str, Any], base: Path, dtype: torch.dtype) -> d
 
 def adapter_digests(folder: Path) -> dict[str, str]:
     """The digest of every tensor of a LoRA adapter, by name. Refuses NaN and infinite values."""
-    return digests_in(folder / "adapter_model.safetensors")
+    return digests_in(folder / ADAPTER_WEIGHTS)
