@@ -1,7 +1,7 @@
 """How long merges take beside copying the file: cp, ours and mergekit, interleaved, with imports and without.
 
     python scripts/bench_merge.py --folder DIR                        # 1B-shaped, about 13 GB in DIR while it runs
-    python scripts/bench_merge.py --folder DIR --shape 512,1024,4,8,2,2000 --rounds 1
+    python scripts/bench_merge.py --folder DIR --shape 512,1024,8,8,2,2000 --rounds 1
     python scripts/bench_merge.py --folder DIR --mergekit PYTHON      # an environment with the bench extra
 
 Sources are in the page cache and stand as finished runs: their digests are on record, which also says that they are
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -138,7 +139,15 @@ def make_checkpoints(folder: Path, shape: list[int]) -> None:
         digests = digest_tensors(target)  # what hashing and checking a foreign folder costs, once
         seconds = time.perf_counter() - begun
         (target / "manifest.json").write_text(
-            json.dumps({"facts": {"weights": {"digests": digests}, "hashing": seconds}})
+            json.dumps(
+                {
+                    "name": role,
+                    "hash": hashlib.sha256(role.encode()).hexdigest(),
+                    "decided_by": {"stage": "sft"},
+                    "facts": {"weights": {"digests": digests}, "hashing": seconds},
+                    "cost": {"seconds": seconds},
+                }
+            )
         )
 
 

@@ -12,7 +12,7 @@ from small_models import stacked
 from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
 from pipeline.merge import ties
-from pipeline.merge.live import Live, kept, model_of
+from pipeline.merge.live import Live, model_of, resident
 from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.merge.methods.reset import Reset
@@ -157,7 +157,7 @@ def test_models_are_kept_only_where_asked(models, load):
         experts = {str(index): Checkpoint.open(folder) for index, folder in enumerate(models["llama"][1:])}
         return open_merge(Soup(experts=["a", "b"], weights=list(weights)), experts)
 
-    with kept():
+    with resident():
         first = load(soup(0.5, 0.5))
         assert load(soup(0.25, 0.75)) is first and load(soup(0.5, 0.5), "float32") is not first
     assert load(soup(0.5, 0.5)) is not first

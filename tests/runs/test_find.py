@@ -11,14 +11,14 @@ from small_runs import a_run, writes
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.runs.find import find
-from pipeline.runs.make import make, why_not_finished
+from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import read_manifest
 from pipeline.study.stages import build
 
 
 def test_what_a_run_reference_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = (
-        make(a_run(tmp_path, label=label, seed=seed), writes()) for label, seed in (("math-a", 1), ("math-b", 2))
+        make_once(a_run(tmp_path, label=label, seed=seed), writes()) for label, seed in (("math-a", 1), ("math-b", 2))
     )
     assert find(one.name, tmp_path, "x").folder == one
     assert find("math-a", tmp_path, "x").hash == read_manifest(one).hash  # type: ignore[union-attr]
@@ -34,7 +34,7 @@ def test_what_a_run_reference_means(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_exact_name_stands_above_a_prefix(tmp_path: Path) -> None:
-    short = make(a_run(tmp_path), writes())
+    short = make_once(a_run(tmp_path), writes())
     shutil.copytree(short, tmp_path / f"{short.name}-copy")
     assert find(short.name, tmp_path, "x").folder == short
 

@@ -18,32 +18,34 @@ from small_runs import a_run, never, of_digits, writes
 from pipeline.errors import PipelineError
 from pipeline.runs.find import find
 from pipeline.runs.folders import DIGITS, finished, finished_names, folder_name, folder_of, label_in, scan
-from pipeline.runs.make import make, why_not_finished
+from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import read_manifest
 from pipeline.study.clean import idle_snapshots
 
 
 def test_two_runs_may_share_eight_digits_of_their_hashes(tmp_path: Path) -> None:
     one, two = (of_digits(a_run(tmp_path, seed=seed)) for seed in (1, 2))
-    first = make(one, writes("one\n", weights="one"))
+    first = make_once(one, writes("one\n", weights="one"))
     assert why_not_finished(two) == "changed: seed 1 -> 2" and first.name == "data-x-0123abcd"
-    second = make(two, writes("two\n", weights="two"))
+    second = make_once(two, writes("two\n", weights="two"))
     assert second.name == f"data-x-{two.hash[:12]}" and (first / "train.jsonl").read_text() == "one\n"
     for run, folder, text in ((one, first, "one\n"), (two, second, "two\n")):
-        assert make(run, never) == folder == run.folder and (folder / "train.jsonl").read_text() == text
+        assert make_once(run, never) == folder == run.folder and (folder / "train.jsonl").read_text() == text
         manifest = read_manifest(folder)
         assert manifest is not None and (manifest.name, manifest.hash) == (folder.name, run.hash)
         found = find(folder.name, tmp_path, "checkpoint")
         assert (found.hash, found.folder) == (run.hash, folder)
     again = of_digits(a_run(tmp_path, seed=2, redo=True))
-    assert make(again, writes("again\n", weights="two")) == second and (first / "train.jsonl").read_text() == "one\n"
+    assert (
+        make_once(again, writes("again\n", weights="two")) == second and (first / "train.jsonl").read_text() == "one\n"
+    )
     assert find(second.name[:-2], tmp_path, "checkpoint").hash == two.hash
     with pytest.raises(PipelineError, match=f"means more than one run: {first.name}, {second.name}"):
         find("data-x-0123", tmp_path, "checkpoint")
     shutil.rmtree(first)  # the other keeps its name
     assert two.folder == second and one.folder == first and why_not_finished(one) is not None
     third = of_digits(a_run(tmp_path, seed=3), two.hash[:12])
-    assert make(third, writes("three\n")).name == "data-x-0123abcd"  # which is free again
+    assert make_once(third, writes("three\n")).name == "data-x-0123abcd"  # which is free again
     assert third.folder != two.folder == second
 
 
@@ -51,7 +53,7 @@ def test_snapshots_of_runs_that_share_eight_digits_are_freed_in_their_own_folder
     homes = []
     for seed in (1, 2):
         run = of_digits(a_run(tmp_path, seed=seed))
-        homes.append(make(run, lambda run, work, _: with_a_snapshot(work)))
+        homes.append(make_once(run, lambda run, work, _: with_a_snapshot(work)))
     items = idle_snapshots(tmp_path)
     assert sorted(item.folder for item in items) == sorted(home / "snapshots/step-3" for home in homes)
 
@@ -66,12 +68,12 @@ def test_work_is_apart_and_status_tells_both(tmp_path: Path, call: Callable[...,
     one, two = (of_digits(a_run(tmp_path, seed=seed)) for seed in (1, 2))
     for run in (one, two):
         with pytest.raises(RuntimeError):
-            make(run, lambda *_: (_ for _ in ()).throw(RuntimeError))
+            make_once(run, lambda *_: (_ for _ in ()).throw(RuntimeError))
     assert one.work != two.work and one.work.is_dir() and two.work.is_dir()
     listed = ", ".join(sorted(run.hash[:12] for run in (one, two)))
     assert f"unpublished work: {listed}\n" in call("stage=status", f"runs_dir={tmp_path}").out
-    make(two, writes())
-    make(one, writes())
+    make_once(two, writes())
+    make_once(one, writes())
     shown = call("stage=status", f"runs_dir={tmp_path}").out
     assert "data-x-0123abcd " in shown and f"data-x-{one.hash[:12]} " in shown
 
@@ -86,7 +88,7 @@ def old(folder: Path, seconds: int = 3600) -> None:
 
 
 def test_a_scan_is_kept_while_the_folder_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make(a_run(tmp_path), writes())
+    make_once(a_run(tmp_path), writes())
     old(tmp_path)
     first = scan(tmp_path)
     monkeypatch.setattr(os, "listdir", lambda path: pytest.fail("read again"))
@@ -97,12 +99,12 @@ def test_a_run_published_within_the_same_second_is_seen(tmp_path: Path) -> None:
     """By this process or another, also where the clock of the file system has not ticked in between."""
     one, two = a_run(tmp_path, seed=1), a_run(tmp_path, seed=2)
     assert folder_of(one.hash, tmp_path) is None  # which reads runs_dir, young as it is
-    make(one, writes())
+    make_once(one, writes())
     assert folder_of(one.hash, tmp_path) == one.folder and scan(tmp_path).names
     tick = os.stat(tmp_path).st_mtime_ns
     text = (
-        f"from small_runs import a_run, writes; from pipeline.runs.make import make; from pathlib import Path\n"
-        f"make(a_run(Path({str(tmp_path)!r}), seed=2), writes())"
+        f"from small_runs import a_run, writes; from pipeline.runs.make import make_once; from pathlib import Path\n"
+        f"make_once(a_run(Path({str(tmp_path)!r}), seed=2), writes())"
     )
     here = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", text], check=True, env=here, capture_output=True)
@@ -116,13 +118,13 @@ def test_a_run_published_after_a_kept_scan_is_seen(tmp_path: Path) -> None:
     old(tmp_path)
     run = a_run(tmp_path)
     assert folder_of(run.hash, tmp_path) is None and scan(tmp_path).settled
-    make(run, writes())
+    make_once(run, writes())
     assert folder_of(run.hash, tmp_path) == run.folder
 
 
 def test_a_folder_that_was_removed_is_gone(tmp_path: Path) -> None:
     run = a_run(tmp_path)
-    folder = make(run, writes())
+    folder = make_once(run, writes())
     old(tmp_path)
     assert folder_of(run.hash, tmp_path) == folder
     shutil.rmtree(folder)

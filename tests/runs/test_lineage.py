@@ -12,7 +12,7 @@ from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.runs.find import find
 from pipeline.runs.lineage import base_folder, base_of
-from pipeline.runs.make import make
+from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
 from pipeline.study.build.resolver import label_of
 
@@ -22,10 +22,10 @@ SOUP = "stage=merge merge=soup merge.experts=[hub:a/b,hub:a/c] merge.weights=[0.
 def test_a_parent_is_known_by_all_digits_of_its_hash(tmp_path: Path) -> None:
     """The base of an expert: not the run that shares eight digits with it and is first by name."""
     other, base = (of_digits(a_run(tmp_path, label=label, seed=seed)) for label, seed in (("a", 1), ("b", 2)))
-    make(other, writes(weights="other"))
-    make(base, writes(weights="base"))
+    make_once(other, writes(weights="other"))
+    make_once(base, writes(weights="base"))
     expert = a_run(tmp_path, {"model": base}, label="expert", seed=3)
-    make(expert, writes(weights="expert"))
+    make_once(expert, writes(weights="expert"))
     manifest = read_manifest(expert.folder)
     assert manifest is not None and manifest.parents["model"].content == "base"
     assert label_of(find(base.folder.name, tmp_path, "base")) == "b" and len(base.folder.name) == len("b-") + 12

@@ -16,7 +16,7 @@ from small_runs import a_run, never, writes
 
 from pipeline.errors import PipelineError
 from pipeline.runs.find import find
-from pipeline.runs.make import make, why_not_finished
+from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.runs.unchanged import check_unchanged
@@ -24,10 +24,10 @@ from pipeline.study.graph import ordered, unfinished
 
 
 def test_a_finished_run_is_not_made_again(tmp_path: Path) -> None:
-    folder = make(a_run(tmp_path), writes())
+    folder = make_once(a_run(tmp_path), writes())
     manifest = read_manifest(folder)
     assert manifest is not None
-    assert make(a_run(tmp_path), never) == folder
+    assert make_once(a_run(tmp_path), never) == folder
     assert (manifest.name, manifest.attempt, list(manifest.files)) == (folder.name, 1, ["train.jsonl"])
     assert manifest.hash.startswith(folder.name[-8:])
     keys = {"decided_by", "config", "parents", "facts", "git", "versions", "machine", "environment", "started", "cost"}
@@ -45,7 +45,7 @@ def test_the_manifest_is_written_last_and_the_folder_appears_at_once(tmp_path: P
         (work / "sub/rows").write_text("x")
         return {}
 
-    folder = make(run, stage)
+    folder = make_once(run, stage)
     times = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
     assert max(times, key=lambda path: times[path]).name == "manifest.json"
 
@@ -58,71 +58,71 @@ def test_work_that_failed_is_begun_anew(tmp_path: Path) -> None:
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError):
-        make(run, fails)
+        make_once(run, fails)
     assert not run.folder.exists() and (run.work / "half").exists()
-    assert not (make(run, writes()) / "half").exists()
+    assert not (make_once(run, writes()) / "half").exists()
 
 
 def test_work_that_was_finished_and_not_renamed_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = a_run(tmp_path)
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
         killed.setattr("pipeline.runs.make.publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        make(run, writes())
+        make_once(run, writes())
     assert not run.folder.exists()
-    assert (make(run, never) / "train.jsonl").is_file()
+    assert (make_once(run, never) / "train.jsonl").is_file()
 
 
 def test_redo_is_a_new_attempt_that_takes_the_place_of_the_old(tmp_path: Path) -> None:
-    folder = make(a_run(tmp_path), writes("one\n"))
-    assert make(a_run(tmp_path, redo=True), writes("two\n")) == folder
+    folder = make_once(a_run(tmp_path), writes("one\n"))
+    assert make_once(a_run(tmp_path, redo=True), writes("two\n")) == folder
     assert (folder / "train.jsonl").read_text() == "two\n" and read_manifest(folder).attempt == 2  # type: ignore[union-attr]
     assert not list((tmp_path / ".work").glob("*.replaced"))
     with pytest.raises(RuntimeError):
-        make(a_run(tmp_path, redo=True), lambda *_: (_ for _ in ()).throw(RuntimeError))
+        make_once(a_run(tmp_path, redo=True), lambda *_: (_ for _ in ()).throw(RuntimeError))
     assert (folder / "train.jsonl").read_text() == "two\n"  # a failed attempt takes nothing away
 
 
 def test_a_child_sees_that_its_parent_was_made_again(tmp_path: Path) -> None:
     parent = a_run(tmp_path, label="parent", seed=1)
-    make(parent, writes(weights="one"))
+    make_once(parent, writes(weights="one"))
     child = a_run(tmp_path, {"model": parent}, label="child")
-    make(child, writes())
+    make_once(child, writes())
     again = a_run(tmp_path, label="parent", seed=1, redo=True)
-    make(again, writes(weights="one"))
+    make_once(again, writes(weights="one"))
     assert why_not_finished(child) is None  # the same weights: nothing to do
-    make(again, writes(weights="two"))
+    make_once(again, writes(weights="two"))
     assert why_not_finished(child) == f"its model {parent.name} was made again with other contents"
     grandchild = a_run(tmp_path, {"model": child}, label="grandchild", seed=2)
-    make(grandchild, writes())
+    make_once(grandchild, writes())
     reasons = unfinished(ordered([grandchild]))
     assert reasons[grandchild.hash] == f"its parent {child.name} is made first"
-    assert make(child, writes()) == child.folder and why_not_finished(child) is None
+    assert make_once(child, writes()) == child.folder and why_not_finished(child) is None
     assert read_manifest(child.folder).attempt == 2  # type: ignore[union-attr]
     assert unfinished(ordered([grandchild])) == {}
 
 
 def test_a_run_that_changed_on_disk_is_refused(tmp_path: Path) -> None:
     run = a_run(tmp_path)
-    file = make(run, writes()) / "train.jsonl"
+    file = make_once(run, writes()) / "train.jsonl"
     file.touch()  # another time, the same bytes
     check_unchanged(run.folder)
     file.write_text("rowz\n")
-    for use in (lambda: make(run, never), lambda: make(a_run(tmp_path, {"data": run}, label="child"), never)):
+    for use in (lambda: make_once(run, never), lambda: make_once(a_run(tmp_path, {"data": run}, label="child"), never)):
         with pytest.raises(PipelineError, match=r"changed after it was finished: train.jsonl differs; .*redo=true"):
             use()
     file.unlink()
     with pytest.raises(PipelineError, match=r"train.jsonl is gone"):
-        make(run, never)
-    make(a_run(tmp_path, redo=True), writes())
-    make(run, never)
+        make_once(run, never)
+    make_once(a_run(tmp_path, redo=True), writes())
+    make_once(run, never)
 
 
 def test_a_folder_without_a_manifest_is_not_taken_for_a_run_nor_overwritten(tmp_path: Path) -> None:
     run = a_run(tmp_path)
-    folder = make(run, writes())
+    folder = make_once(run, writes())
     (folder / "manifest.json").unlink()
     with pytest.raises(PipelineError, match=r"has no manifest.json, so no run made it: move it away"):
-        make(run, never)
+        make_once(run, never)
     assert (folder / "train.jsonl").is_file()
     with pytest.raises(PipelineError, match=r"has no manifest.json, so it is no finished run, and no config.json"):
         find(folder.name, tmp_path, "checkpoint")
@@ -131,7 +131,7 @@ def test_a_folder_without_a_manifest_is_not_taken_for_a_run_nor_overwritten(tmp_
 def test_a_full_disk_is_seen_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
     with pytest.raises(PipelineError, match=r"^runs_dir=.* is too full for data-x: 0.0 GB free, about 0.1 GB needed;"):
-        make(a_run(tmp_path), never)
+        make_once(a_run(tmp_path), never)
 
 
 def slow(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def slow(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
 
 
 def in_a_process(runs_dir: str) -> None:
-    make(a_run(Path(runs_dir)), slow)
+    make_once(a_run(Path(runs_dir)), slow)
 
 
 def test_two_processes_that_ask_for_one_run_make_it_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from small_runs import a_run, never, writes
 
 from pipeline.errors import PipelineError
-from pipeline.runs.make import make, why_not_finished
+from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import Manifest, read_manifest
 
 MALFORMED = {
@@ -46,7 +46,7 @@ def test_a_manifest_that_is_none_is_refused(malformed: Path) -> None:
 def test_commands_that_list_runs_name_it_and_go_on(
     stage: str, malformed: Path, tmp_path: Path, call: Callable[..., SimpleNamespace]
 ) -> None:
-    finished = make(a_run(tmp_path), writes())
+    finished = make_once(a_run(tmp_path), writes())
     told = call(*f"stage={stage}".split(), f"runs_dir={tmp_path}")
     assert told.status == 0 and told.err.count(f"left out: {malformed}/manifest.json is ") == 1
     if stage == "status":
@@ -55,19 +55,19 @@ def test_commands_that_list_runs_name_it_and_go_on(
 
 def test_a_run_whose_own_manifest_is_malformed_is_planned_and_refused_when_it_is_made(tmp_path: Path) -> None:
     run = a_run(tmp_path)
-    folder = make(run, writes())
+    folder = make_once(run, writes())
     (folder / "manifest.json").write_text("{")
     assert run.folder == folder
     assert str(why_not_finished(run)).startswith(f"{folder}/manifest.json is not readable JSON")
     with pytest.raises(PipelineError, match="manifest.json is not readable JSON"):
-        make(run, never)
+        make_once(run, never)
 
 
 def test_a_parent_whose_manifest_is_malformed_does_not_stop_a_plan(tmp_path: Path) -> None:
     parent = a_run(tmp_path, label="parent", seed=1)
     child = a_run(tmp_path, {"data_root": parent}, label="child")
-    make(parent, writes())
-    make(child, writes())
+    make_once(parent, writes())
+    make_once(child, writes())
     (parent.folder / "manifest.json").write_text("[]")
     assert "manifest.json is no manifest of this program" in str(why_not_finished(child))
 

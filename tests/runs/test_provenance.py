@@ -11,7 +11,7 @@ from small_runs import a_run
 
 from pipeline.hub.addresses import without_credentials
 from pipeline.runs import provenance
-from pipeline.runs.make import make
+from pipeline.runs.make import make_once
 
 
 def test_credentials_are_taken_out_of_every_address() -> None:
@@ -29,7 +29,7 @@ def test_no_credential_reaches_a_manifest(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("HF_TOKEN", "sesame")
     run = a_run(tmp_path)
     run.config.expert.sources["x"].hub = "https://me:sesame@host/set"  # type: ignore[attr-defined]
-    folder = make(run, lambda run, work, tracker: {"from": "https://me:sesame@host"})
+    folder = make_once(run, lambda run, work, tracker: {"from": "https://me:sesame@host"})
     text = (folder / "manifest.json").read_text()
     assert "sesame" not in text and "https://host/set" in text
     assert set(json.loads(text)["environment"]) <= set(provenance.ENVIRONMENT)

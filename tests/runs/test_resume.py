@@ -9,7 +9,7 @@ from small_runs import a_run, writes
 
 from pipeline.runs import resume
 from pipeline.runs.lease import lock_of
-from pipeline.runs.make import make
+from pipeline.runs.make import make_once
 from pipeline.runs.run import Run
 
 
@@ -63,16 +63,16 @@ def test_one_that_is_not_whole_is_not_used(broken: str, tmp_path: Path) -> None:
 
 def test_one_of_another_attempt_or_other_parents_is_not_used(tmp_path: Path) -> None:
     parent = a_run(tmp_path, label="parent", seed=1)
-    make(parent, writes("one\n", weights="one"))
+    make_once(parent, writes("one\n", weights="one"))
     run = a_run(tmp_path, {"data_root": parent}, label="child")
     at_step(run, 3)
     assert resume.usable(run) is not None
     again = a_run(tmp_path, label="parent", seed=1, redo=True)
-    make(again, writes("two\n", weights="two"))
+    make_once(again, writes("two\n", weights="two"))
     assert resume.usable(run) is None and resume.read(run.work) is not None
-    make(again, writes("one\n", weights="one"))
+    make_once(again, writes("one\n", weights="one"))
     assert resume.usable(run) is not None
-    make(a_run(tmp_path, {"data_root": parent}, label="child"), writes())  # which takes up the point, and ends
+    make_once(a_run(tmp_path, {"data_root": parent}, label="child"), writes())  # which takes up the point, and ends
     at_step(run, 3)
     assert resume.usable(run) is not None  # of attempt 2, as the run is finished
 

@@ -17,7 +17,7 @@ from small_runs import a_run, never, writes
 from pipeline.config.compose import compose
 from pipeline.config.data import World
 from pipeline.config.stages import RunStage
-from pipeline.runs.make import make
+from pipeline.runs.make import make_once
 from pipeline.runs.run import External, Run
 from pipeline.study.stages import build
 
@@ -144,11 +144,11 @@ def test_ten_committed_configs_keep_their_hashes() -> None:
 
 
 def test_a_label_may_change(tmp_path: Path) -> None:
-    folder = make(a_run(tmp_path), writes())
-    assert make(a_run(tmp_path, label="another name"), never) == folder
+    folder = make_once(a_run(tmp_path), writes())
+    assert make_once(a_run(tmp_path, label="another name"), never) == folder
 
 
 @pytest.mark.parametrize("label", ["eval-org/model", "../up", "a b:c\n", "x" * 300])
 def test_a_label_is_the_name_of_one_folder(label: str, tmp_path: Path) -> None:
-    folder = make(a_run(tmp_path / "runs", label=label), writes())
+    folder = make_once(a_run(tmp_path / "runs", label=label), writes())
     assert folder.parent == tmp_path / "runs" and len(folder.name) < 128 and not folder.name.startswith(".")

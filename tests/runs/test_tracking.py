@@ -18,7 +18,7 @@ from pipeline.config.data import Expert, Source
 from pipeline.config.stages import DataStage, Tracking
 from pipeline.errors import PipelineError
 from pipeline.runs import tracking
-from pipeline.runs.make import make
+from pipeline.runs.make import make_once
 from pipeline.runs.run import Run
 from pipeline.runs.tracking import Tracker, mode, open_run
 
@@ -96,7 +96,7 @@ def a_run(runs_dir: Path, **changes: Any) -> Run:
 
 def test_a_run_is_known_by_hash_and_attempt_and_tagged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = Recorded(monkeypatch)
-    make(a_run(tmp_path, group="sandbox"), lambda *_: {})
+    make_once(a_run(tmp_path, group="sandbox"), lambda *_: {})
     run = a_run(tmp_path, group="sandbox")
     asked = recorded.asked
     assert asked["id"] == f"{run.hash[:32]}-1" and asked["name"] == run.name
@@ -105,7 +105,7 @@ def test_a_run_is_known_by_hash_and_attempt_and_tagged(tmp_path: Path, monkeypat
     assert asked["config"]["seed"] == 0 and asked["config"]["parents"] == {}
     assert "sesame" not in json.dumps(asked["config"])
     assert recorded.exit_code == 0
-    make(a_run(tmp_path, redo=True), lambda *_: {})
+    make_once(a_run(tmp_path, redo=True), lambda *_: {})
     assert recorded.asked["id"] == f"{run.hash[:32]}-2"
 
 
@@ -117,7 +117,7 @@ def test_a_run_finishes_as_failed_on_every_error(error: type, tmp_path: Path, mo
         raise error("no")
 
     with pytest.raises(error):
-        make(a_run(tmp_path), fails)
+        make_once(a_run(tmp_path), fails)
     assert recorded.exit_code == 1
 
 
@@ -167,7 +167,7 @@ def test_an_offline_run_holds_what_the_stage_told(tmp_path: Path) -> None:
         tracker.summary({"score": 0.25})
         return {}
 
-    folder = make(a_run(tmp_path, group="sandbox", tracking=Tracking(mode="offline")), stage)
+    folder = make_once(a_run(tmp_path, group="sandbox", tracking=Tracking(mode="offline")), stage)
     (file,) = folder.glob("wandb/offline-run-*/*.wandb")
     found = list(records(file))
     (opened,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import pytest
 from planned import plan, plan_of
 
-from pipeline.study.cells import Plan, canonical
+from pipeline.study.cells import TablePlan, canonical
 from pipeline.study.specs import Ref
 
 LAYER_SWAPPING = [f"layer_swapping_table{number}" for number in (1, 2, 5, 6)]
@@ -26,11 +26,11 @@ ZONES = {
 }
 
 
-def with_grid(name: str, configurations: int) -> Plan:
+def with_grid(name: str, configurations: int) -> TablePlan:
     return plan(f"defaults: [{name}]\naxes: {{t: {ZONES[configurations]}}}\n")
 
 
-def trainings(plans: Iterable[Plan]) -> dict[str, tuple[str, str]]:
+def trainings(plans: Iterable[TablePlan]) -> dict[str, tuple[str, str]]:
     """digest -> (expert, sft) of each distinct training."""
     found = {}
     for one in plans:
@@ -41,7 +41,7 @@ def trainings(plans: Iterable[Plan]) -> dict[str, tuple[str, str]]:
     return found
 
 
-def mgsm(plans: Iterable[Plan]) -> dict[tuple, str]:
+def mgsm(plans: Iterable[TablePlan]) -> dict[tuple, str]:
     """(model's digest, how it is scored, language) -> the run's name, of each distinct MGSM score."""
     found = {}
     for one in plans:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from small_runs import a_run, writes
 
-from pipeline.runs.make import make, why_not_finished
+from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.run import External
 from pipeline.study.table import show
 
@@ -17,7 +17,7 @@ def test_the_plan_says_why_a_run_is_not_taken_from_before(tmp_path: Path, monkey
     assert show([]) == "run  stage  seconds  state\n0 of 0 runs to make, about 0 seconds here"
     run, other_seed = a_run(tmp_path), a_run(tmp_path, seed=3)
     assert "never made" in show([run])
-    make(run, writes())
+    make_once(run, writes())
     assert "finished" in show([run]) and "0 of 1 runs to make" in show([run])
     assert why_not_finished(other_seed) == "changed: seed default -> 3"
     assert why_not_finished(replace(run, version=99)) == f"changed: version {run.version} -> 99"

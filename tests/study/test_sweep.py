@@ -17,12 +17,12 @@ from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.evaluate import stage
 from pipeline.evaluate.model import Answering
-from pipeline.merge.live import kept
+from pipeline.merge.live import resident
 from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.report.statistics import split_half
 from pipeline.runs.manifest import read_manifest
 from pipeline.study.stages import build
-from pipeline.study.sweep import grid, shard, stage_of, with_values
+from pipeline.study.sweep import evaluation_at, grid, shard, with_values
 
 ASKED = ["eval=sandbox", "eval.max_gen_toks=4", "eval.limit=3", "languages=[en,qac]"]
 
@@ -185,7 +185,7 @@ def test_other_weights_in_memory_are_scored(
     swap = make_run("stage=merge", *SWAP, *experts, "merge.bottom_layers=4")
     make_run("stage=eval", f"checkpoint={swap}", *asked)
     assert sum(requests) == 2 * 3
-    with kept():
+    with resident():
         for bottom, again in ((5, False), (4, True), (6, False)):
             asking = ["stage=eval", *SWAP, *experts, f"merge.bottom_layers={bottom}", *asked]
             before = sum(requests)
@@ -210,7 +210,7 @@ def test_a_point_is_the_evaluation_that_the_command_line_composes(tmp_path: Path
         "languages=[en,sw]",
     ]
     swept = compose(["stage=sweep", *named, "sweep.top_layers=[0,1]", "eval=mgsm_2shot", "seed=3", "eval.batch_size=7"])
-    found = build(stage_of(swept, {"top_layers": 1}))  # type: ignore[arg-type]
+    found = build(evaluation_at(swept, {"top_layers": 1}))  # type: ignore[arg-type]
     typed = build(compose(["stage=eval", *named, "merge.top_layers=1", "eval=mgsm_2shot", "seed=3"]))  # type: ignore[arg-type]
     assert found.hash == typed.hash and found.label == typed.label
 

@@ -23,7 +23,7 @@ from pipeline.config.compose import compose
 from pipeline.config.training import Sft
 from pipeline.files import sha256
 from pipeline.runs import resume
-from pipeline.runs.make import make
+from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.study.execute import stage_function
@@ -96,8 +96,8 @@ def made(command: list[str]) -> Path:
     run = build(compose(command))  # type: ignore[arg-type]
     for parent in run.parents.values():
         if isinstance(parent, Run):
-            make(parent, stage_function(parent))
-    return make(run, stage_function(run))
+            make_once(parent, stage_function(parent))
+    return make_once(run, stage_function(run))
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ def test_killed_for_good_and_taken_up_in_another_process(words: Callable[..., li
     run: Any = build(compose(command))  # type: ignore[arg-type]
     for parent in run.parents.values():
         if isinstance(parent, Run):
-            make(parent, stage_function(parent))
+            make_once(parent, stage_function(parent))
     process = subprocess.Popen(
         [sys.executable, "-m", "pipeline", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -236,7 +236,7 @@ def test_two_processes_stop_together_and_go_on_together(words: Callable[..., lis
     run: Any = build(compose(words(tmp_path / "whole", *WAYS["simultaneous"], "sft.processes=2")))  # type: ignore[arg-type]
     for parent in run.parents.values():
         if isinstance(parent, Run):
-            make(parent, stage_function(parent))
+            make_once(parent, stage_function(parent))
     run.work.mkdir(parents=True)
     with pytest.raises(SystemExit) as ended:
         together(whole_and_stopped, run, tmp_path, Relay(None))  # type: ignore[arg-type]

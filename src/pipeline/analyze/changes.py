@@ -89,7 +89,7 @@ def changes(
     return each, pairs
 
 
-def place(name: str, site: Site) -> dict[str, Any]:
+def row_key(name: str, site: Site) -> dict[str, Any]:
     """Where a parameter stands: its layer, its column in the published maps (the rest of its name, else), its name."""
     rest = name.split(".", 3)[3] if site.layer is not None else name
     return {"layer": "" if site.layer is None else site.layer, "column": COLUMNS.get(rest, rest), "parameter": name}

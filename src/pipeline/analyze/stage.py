@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.analyze.changes import COLUMNS, changes, place
+from pipeline.analyze.changes import COLUMNS, changes, row_key
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Source, open_source
 from pipeline.merge.compatibility import check_sources
@@ -48,13 +48,13 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
     sites = anatomy(base.names)
 
     rows = [
-        {"expert": facts[role]["name"], **place(name, sites[name]), **vars(found[name][0][index])}
+        {"expert": facts[role]["name"], **row_key(name, sites[name]), **vars(found[name][0][index])}
         for index, role in enumerate(experts)
         for name in base.names
     ]
     write_csv(work / "delta.csv", rows)
     pairs = [
-        {"first": facts[a]["name"], "second": facts[b]["name"], **place(name, sites[name]), **found[name][1][a, b]}
+        {"first": facts[a]["name"], "second": facts[b]["name"], **row_key(name, sites[name]), **found[name][1][a, b]}
         for a, b in itertools.combinations(experts, 2)
         for name in base.names
     ]

@@ -55,7 +55,7 @@ class Ending(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Execution:
     """What came of a program. detail: the built-in exception's name (others are Exception), why it is not confined."""
 
     ending: Ending
@@ -75,7 +75,7 @@ def has_landlock() -> bool:
     return landlock_version() > 0
 
 
-def run(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> Outcome:
+def run(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> Execution:
     """What comes of a program. Whatever it does, it is an outcome, never an exception.
 
     It computes `seconds` at most, has `memory` bytes, an empty environment and no capabilities, and writes nothing.
@@ -95,32 +95,32 @@ def run(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> Outcome:
         status = child.wait(seconds + GRACE)
         return outcome_of(status, os.read(child.stdout.fileno(), 4096), nonce)
     except subprocess.TimeoutExpired:
-        return Outcome(Ending.TIMED_OUT)
+        return Execution(Ending.TIMED_OUT)
     except BrokenPipeError:
-        return Outcome(Ending.KILLED)
+        return Execution(Ending.KILLED)
     finally:
         child.kill()
         child.wait()
         child.stdout.close()
 
 
-def outcome_of(status: int, line: bytes, nonce: str) -> Outcome:
+def outcome_of(status: int, line: bytes, nonce: str) -> Execution:
     """The outcome of a process by its exit status (minus the signal that ended it) and the line that it wrote."""
     if status == -signal.SIGXCPU:
-        return Outcome(Ending.TIMED_OUT)
+        return Execution(Ending.TIMED_OUT)
     own, _, told = line.decode(errors="replace").partition(" ")
     word, _, detail = told.partition(" ")
     if own != nonce:
-        return Outcome(Ending.KILLED)
+        return Execution(Ending.KILLED)
     if status == 0 and told == "passed":
-        return Outcome(Ending.PASSED)
+        return Execution(Ending.PASSED)
     if status == 1 and word == "raised":
         kind = getattr(builtins, detail, None)
         known = isinstance(kind, type) and issubclass(kind, BaseException)
-        return Outcome(Ending.RAISED, detail if known else "Exception")
+        return Execution(Ending.RAISED, detail if known else "Exception")
     if status == 1 and word == "unconfined":
-        return Outcome(Ending.UNCONFINED, detail)
-    return Outcome(Ending.KILLED)
+        return Execution(Ending.UNCONFINED, detail)
+    return Execution(Ending.KILLED)
 
 
 def check_confinement() -> None:
@@ -170,7 +170,7 @@ def code_of(response: str) -> str:
     return fenced[1] if fenced else response
 
 
-def outcomes(responses: Sequence[Sequence[str]], docs: Sequence[dict[str, Any]]) -> list[Outcome]:
+def outcomes(responses: Sequence[Sequence[str]], docs: Sequence[dict[str, Any]]) -> list[Execution]:
     """For each answer what came of its program with the tests after it. A filter of the harness (tasks/mbpp.yaml)."""
     programs = [
         code_of(answers[0]) + "\n" + "\n".join(doc["test_list"]) for answers, doc in zip(responses, docs, strict=True)
@@ -179,6 +179,6 @@ def outcomes(responses: Sequence[Sequence[str]], docs: Sequence[dict[str, Any]])
         return list(pool.map(run, programs))
 
 
-def passed(doc: dict[str, Any], results: Sequence[Outcome]) -> dict[str, float]:
+def passed(doc: dict[str, Any], results: Sequence[Execution]) -> dict[str, float]:
     """pass@1 of one problem. Named by tasks/mbpp.yaml."""
     return {"pass_at_1": float(results[0].ending is Ending.PASSED)}

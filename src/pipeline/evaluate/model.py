@@ -67,7 +67,7 @@ def load_model(what: Run | Path, batch_size: int, dtype: str = "auto") -> Answer
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from pipeline.merge.live import alone, keeping, model_of
+    from pipeline.merge.live import keeping, model_of, unmerged
     from pipeline.merge.stage import merge_of
     from pipeline.models.skeleton import skeleton
     from pipeline.runs.lineage import is_adapter
@@ -79,7 +79,7 @@ def load_model(what: Run | Path, batch_size: int, dtype: str = "auto") -> Answer
         merge = None if "checkpoint" in folder.parents else merge_of(folder)
         folder = folder.parents["checkpoint"].folder if merge is None else merge.layout.folder
     if merge is None and (is_adapter(folder) or (keeping() and folder.is_dir())):
-        merge = alone(folder)
+        merge = unmerged(folder)
     try:
         if merge is not None:
             live = model_of(merge, dtype, device)

@@ -157,7 +157,7 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
             scores["numeric_match"] = metrics.numeric_match(sample["response"], record["doc"]["answer_number"])
             sample["number"] = None if meant is None else str(meant)
         elif definition.task == "mbpp":
-            sample["extracted"] = str(answer[0])  # an Outcome
+            sample["extracted"] = str(answer[0])  # an Execution
             sample["correct"] = bool(scores["pass_at_1"])
         else:
             sample |= {"extracted": answer[0].strip(), "correct": None}

@@ -20,13 +20,13 @@ from pipeline.runs.run import Parent
 ROWS = 8  # of a tensor, looked at to tell a descendant from a stranger
 
 
-def knob(role: str) -> str:
+def key_of(role: str) -> str:
     """The key that names a source: merge.math, merge.language[1], merge.experts[0]."""
     side, _, index = role.partition(".")
     return f"merge.experts[{role}]" if role.isdigit() else f"merge.{side}[{index}]" if index else f"merge.{role}"
 
 
-def check_sources(sources: Mapping[str, Source], base: Source | None, named: Callable[[str], str] = knob) -> None:
+def check_sources(sources: Mapping[str, Source], base: Source | None, named: Callable[[str], str] = key_of) -> None:
     """Refuse sources that do not fit each other, and experts that moved from `base` not at all or to another model."""
     (role, first), *others = sources.items()
     for one, source in (*sources.items(), *([("base", base)] if base else [])):
@@ -129,4 +129,4 @@ def refuse_unmoved(parents: Mapping[str, Parent]) -> None:
         manifest = read_manifest(parent.folder)
         base = manifest.parents.get("model") if manifest else None
         if role != "base" and manifest and base and manifest.weights_root == base.content is not None:
-            raise PipelineError(f"{knob(role)}: {parent.name} is equal to its base {base.name}: it learned nothing")
+            raise PipelineError(f"{key_of(role)}: {parent.name} is equal to its base {base.name}: it learned nothing")

@@ -123,7 +123,7 @@ def _stored_pieces(merge: Merging, name: str, flat: torch.Tensor) -> Iterator[np
         yield part
 
 
-def alone(folder: Path) -> Merging:
+def unmerged(folder: Path) -> Merging:
     """A checkpoint or adapter by itself, as a merge of one."""
     sources = {"0": open_source(folder)}
     weights = {name: {"0": 1.0} for name in sources["0"].names}
@@ -137,7 +137,7 @@ _keeping = False
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def resident() -> Iterator[None]:
     """Inside, models stay in memory between merges of the same sources, as in a sweep."""
     global _keeping
     _keeping = True

@@ -24,7 +24,7 @@ Stream = Callable[[], Iterable[np.ndarray]]  # starts the magnitudes of a task v
 FEW = 2**18  # entries of a tensor that is sorted as it is; of a larger one a sample is taken first
 
 
-class Definition(Protocol):
+class TiesDefinition(Protocol):
     """Which TIES: the knobs of methods/ties.py."""
 
     density: float
@@ -169,7 +169,7 @@ def disjoint_mean(
 class TiesFormula:
     """TIES over streams. Thresholds of the whole model, and its majority sign, are found by `prepare`."""
 
-    def __init__(self, config: Definition, sources: Sources, base: Source) -> None:
+    def __init__(self, config: TiesDefinition, sources: Sources, base: Source) -> None:
         self.config, self.base, self.experts = config, base, list(sources.values())
         self.weights = None if config.weights is None else expert_weights(config.weights, len(sources))
         self.limits: list[float] | None = None

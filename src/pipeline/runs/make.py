@@ -58,7 +58,7 @@ def _nearest(run: Run) -> str | None:
     return "changed: " + ", ".join(best[:3]) if best else None
 
 
-def make(
+def make_once(
     run: Run,
     stage: Stage,
     bytes_needed: Callable[[Run], Mapping[str, int]] = lambda run: {},

@@ -21,7 +21,7 @@ class Pairs(tuple[tuple[str, Any], ...]):
 
 
 @dataclass(frozen=True)
-class Score:
+class ScoreRef:
     """A scoring run: one model (a spec, or what is Chosen), one task, one language. words: eval, task, eval.KEY ..."""
 
     model: str
@@ -40,7 +40,7 @@ class Choice:
     run: str
     axes: tuple[str, ...]
     at: At
-    candidates: dict[Candidate, tuple[Score, ...]]
+    candidates: dict[Candidate, tuple[ScoreRef, ...]]
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Item:
     """
 
     at: At
-    readings: tuple[dict[Candidate, Score], ...] = ()
+    readings: tuple[dict[Candidate, ScoreRef], ...] = ()
     choice: str | None = None
     model: str | None = None  # of a fact or a figure, which nothing scores: the spec that holds it
 
@@ -85,14 +85,14 @@ class Cell:
 
 
 @dataclass
-class Plan:
+class TablePlan:
     """specs: parents first. A place of rows x columns that has no cell is not in `cells`."""
 
     table: Table
     specs: dict[str, Spec]
     choices: dict[str, Choice] = field(default_factory=dict)
     chosen: dict[str, Chosen] = field(default_factory=dict)
-    scores: list[Score] = field(default_factory=list)
+    scores: list[ScoreRef] = field(default_factory=list)
     rows: list[str] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
@@ -102,15 +102,15 @@ class Plan:
 REDUCERS: dict[str, Callable[[Sequence[float]], float]] = {"mean": statistics.fmean, "max": max, "min": min}
 
 
-def winner(choice: Choice, values: Callable[[Score], float]) -> Candidate:
+def winner(choice: Choice, values: Callable[[ScoreRef], float]) -> Candidate:
     means = {one: statistics.fmean(map(values, scores)) for one, scores in choice.candidates.items()}
     return max(means, key=means.__getitem__)
 
 
-Values = Callable[[Any], float]  # the number of a Score; of a spec's key, where a cell shows a fact of it
+Values = Callable[[Any], float]  # the number of a ScoreRef; of a spec's key, where a cell shows a fact of it
 
 
-def value(plan: Plan, cell: Cell, values: Values) -> float:
+def value(plan: TablePlan, cell: Cell, values: Values) -> float:
     """The number of a cell, given that of each score. Choices are made by `values` too, so that one draw of questions
     (a bootstrap's, the odd ones) goes through the whole table."""
     if cell.of:
@@ -125,7 +125,7 @@ def value(plan: Plan, cell: Cell, values: Values) -> float:
     return number
 
 
-def item_value(plan: Plan, item: Item, values: Values) -> float:
+def item_value(plan: TablePlan, item: Item, values: Values) -> float:
     """The mean over the item's readings, of what was chosen where there was a choice; or a fact."""
     if item.model is not None:
         return values(item.model)
@@ -133,7 +133,7 @@ def item_value(plan: Plan, item: Item, values: Values) -> float:
     return statistics.fmean(values(reading[() if () in reading else chosen]) for reading in item.readings)
 
 
-def canonical(plan: Plan) -> dict[str, str]:
+def canonical(plan: TablePlan) -> dict[str, str]:
     """Key of a spec or of what is chosen -> digest of its filled words, those it names by their digests.
 
     Equal words have equal digests, in any table and under any name. A knob written out at its default differs from one
@@ -144,7 +144,7 @@ def canonical(plan: Plan) -> dict[str, str]:
     def told(value: Any) -> Any:
         if isinstance(value, Ref):
             return {"run": found[value.spec], "step": value.step}
-        if isinstance(value, Score):
+        if isinstance(value, ScoreRef):
             return [found[value.model], [(key, told(inner)) for key, inner in value.words], value.language]
         return [told(one) for one in value] if isinstance(value, list | tuple) else value
 

@@ -26,7 +26,7 @@ from pipeline.runs.manifest import read_manifest, snapshot_hash
 
 
 @dataclass(frozen=True)
-class Item:
+class Removable:
     """Something to free: a folder, why it may go, and its training where it is a snapshot."""
 
     folder: Path
@@ -56,7 +56,7 @@ def clean_up(config: CleanStage) -> str:
     return "\n".join([*aligned(rows, right={0}), f"{total / 2**20:.1f} MB in {count} folders {said}"])
 
 
-def stale_work(runs_dir: Path, hours: float, resume_points: bool) -> list[Item]:
+def stale_work(runs_dir: Path, hours: float, resume_points: bool) -> list[Removable]:
     """Work folders that were left behind: nobody holds their lock, and nothing in them is younger than `hours`."""
     found = []
     for folder in sorted(path for path in (runs_dir / ".work").glob("*") if path.is_dir()):
@@ -68,7 +68,7 @@ def stale_work(runs_dir: Path, hours: float, resume_points: bool) -> list[Item]:
         if resume.in_use(runs_dir / ".work" / of):
             continue
         kind = f"an interrupted run, with a resume point after step {record['step']}" if record else "an unfinished run"
-        found.append(Item(folder, of, f"{kind}, untouched for {age:.0f} hours"))
+        found.append(Removable(folder, of, f"{kind}, untouched for {age:.0f} hours"))
     return found
 
 
@@ -76,7 +76,7 @@ def last_touched(folder: Path) -> float:
     return max((path.lstat().st_mtime for path in [folder, *folder.rglob("*")]), default=0.0)
 
 
-def idle_snapshots(runs_dir: Path) -> list[Item]:
+def idle_snapshots(runs_dir: Path) -> list[Removable]:
     """Snapshots of finished trainings that no finished run needs any more."""
     manifests = sorted(finished(runs_dir), key=lambda manifest: manifest.started)
     by_hash = {manifest.hash: manifest for manifest in manifests}
@@ -97,11 +97,11 @@ def idle_snapshots(runs_dir: Path) -> list[Item]:
                 home = of_same_digits(training.hash, runs_dir)[training.hash]
                 folder = home / resume.SNAPSHOTS / f"step-{step}"
                 reason = "a select run has ranked it" if here in ranked else "no run was made from it"
-                found.append(Item(folder, training.hash, f"a snapshot: {reason}", step))
+                found.append(Removable(folder, training.hash, f"a snapshot: {reason}", step))
     return found
 
 
-def free_unless_in_use(item: Item, runs_dir: Path) -> str | None:
+def free_unless_in_use(item: Removable, runs_dir: Path) -> str | None:
     """None where it is freed, else why it is left."""
     try:
         with lock_of(runs_dir / ".work" / item.hash).acquire(timeout=0):
@@ -111,7 +111,7 @@ def free_unless_in_use(item: Item, runs_dir: Path) -> str | None:
     return None
 
 
-def free(item: Item) -> None:
+def free(item: Removable) -> None:
     """Remove a folder; of a snapshot, tell its training's manifest first, so that nobody misses the files.
 
     A folder that is gone already counts as freed.

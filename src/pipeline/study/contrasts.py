@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipeline.config.stages import DataStage, EvalStage
 from pipeline.runs.run import Run
-from pipeline.study.cells import Cell, Score
+from pipeline.study.cells import Cell, ScoreRef
 from pipeline.study.cost import smallest_difference
 from pipeline.study.planning import Planning
 
@@ -50,7 +50,7 @@ def questions(planning: Planning, cell: Cell) -> int:
     return sum(asked.values())
 
 
-def of_score(planning: Planning, score: Score) -> tuple[str, int] | None:
+def of_score(planning: Planning, score: ScoreRef) -> tuple[str, int] | None:
     """(task, questions) of one score; None for translations, and where its data is not known."""
     run = planning.evaluation(score) or planning.like(score)
     if run is None:

@@ -16,7 +16,7 @@ from pipeline.config.stages import RunStage
 from pipeline.errors import PipelineError
 from pipeline.hub.addresses import without_credentials
 from pipeline.runs.folders import finished
-from pipeline.runs.make import make, why_not_finished
+from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, runs_behind
 from pipeline.runs.unchanged import check_unchanged
@@ -42,7 +42,7 @@ def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
 def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
     """The run's folder, made unless it is finished."""
     needed = RUN_STAGES[run.config.stage].bytes_needed
-    return make(run, stage_function(run), needed, predicted_seconds)
+    return make_once(run, stage_function(run), needed, predicted_seconds)
 
 
 def execute(targets: list[Run], before: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -9,14 +9,14 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.study.cells import Candidate, Cell, Choice, Chosen, Item, Pairs, Plan, Published, Score
+from pipeline.study.cells import Candidate, Cell, Choice, Chosen, Item, Pairs, Published, ScoreRef, TablePlan
 from pipeline.study.rows import Side, Table, Words, meant
 from pipeline.study.specs import At, Reads, Specs
 
 ONE_FOR_ALL = ("eval.dtype", "eval.backend")  # where scores differ in these, numerics are compared and not models
 
 
-def expand(table: Table, reads: Reads) -> Plan:
+def expand(table: Table, reads: Reads) -> TablePlan:
     """The plan of a table. `reads`: what each stage reads, groups and keys.
 
     Raises:
@@ -52,12 +52,12 @@ def scoring(words: Mapping[str, Any]) -> Words:
 class Expansion:
     def __init__(self, table: Table, reads: Reads) -> None:
         self.table, self.specs = table, Specs(table, reads)
-        self.found = Plan(table, self.specs.made)
+        self.found = TablePlan(table, self.specs.made)
         self.every = {key: value for key, value in table.every.items() if self.specs.read_by_eval(key)}
-        self.scores: dict[Score, None] = {}  # a set that keeps its order
+        self.scores: dict[ScoreRef, None] = {}  # a set that keeps its order
         self.done: set[tuple[int, str, str]] = set()  # (a side, its word, an axis) that had a part in a cell
 
-    def plan(self) -> Plan:
+    def plan(self) -> TablePlan:
         table, found = self.table, self.found
         rows = [(side, *one) for side in table.rows for one in self.named("row", side)]
         columns = [(side, *one) for side in table.columns for one in self.named("column", side)]
@@ -175,9 +175,9 @@ class Expansion:
         choice = self.choice(place, run, at, best)
         models = {tuple(one.values()): specs.spec(run, {**at, **one}) for one in specs.product(best)}
         known = {score for scores in choice.candidates.values() for score in scores}
-        readings: list[dict[Candidate, Score]] = []
+        readings: list[dict[Candidate, ScoreRef]] = []
         for language in languages:
-            each = {one: Score(model, words, language) for one, model in models.items()}
+            each = {one: ScoreRef(model, words, language) for one, model in models.items()}
             if set(best) <= set(self.table.beside) or known.issuperset(each.values()):
                 readings.append({one: self.score(place, model, words, language) for one, model in models.items()})
             else:
@@ -196,8 +196,8 @@ class Expansion:
             str(one) for one in (languages if isinstance(languages, list) else [languages])
         ]
 
-    def score(self, place: Place, model: str, words: tuple[tuple[str, Any], ...], language: str) -> Score:
-        score = Score(model, words, language)
+    def score(self, place: Place, model: str, words: tuple[tuple[str, Any], ...], language: str) -> ScoreRef:
+        score = ScoreRef(model, words, language)
         first = next(iter(self.scores), score)
         for key in ONE_FOR_ALL:
             one, other = dict(first.words).get(key), dict(words).get(key)
@@ -218,9 +218,9 @@ class Expansion:
         key = " ".join(["best", "+".join(best), "of", run, *told])
         if key not in self.found.choices:
             pooled = [axis for axis in specs.axes if axis in mine and axis not in fixed and axis not in best]
-            candidates: dict[Candidate, tuple[Score, ...]] = {}
+            candidates: dict[Candidate, tuple[ScoreRef, ...]] = {}
             for one in specs.product(best):
-                scores: list[Score] = []
+                scores: list[ScoreRef] = []
                 for rest in specs.product(pooled):
                     full = {**fixed, **rest, **one}
                     how, languages = self.how(place, words, full)

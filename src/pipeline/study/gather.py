@@ -9,7 +9,7 @@ from pipeline.config.stages import TrainStage
 from pipeline.report.results import CellResult, FailedRun, Results, TrainingResult
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.provenance import git_state, machine, versions
-from pipeline.study.cells import Cell, Item, Score
+from pipeline.study.cells import Cell, Item, ScoreRef
 from pipeline.study.graph import ordered
 from pipeline.study.planning import Planning
 
@@ -55,7 +55,7 @@ def gather(planning: Planning, failed: Mapping[str, str]) -> Results:
     )  # fmt: skip
 
 
-def shown(planning: Planning, cell: Cell) -> Iterator[tuple[Item, Score]]:
+def shown(planning: Planning, cell: Cell) -> Iterator[tuple[Item, ScoreRef]]:
     """The scores that a cell shows: of what is chosen, the winner's; none while a choice is open."""
     for item in cell.items:
         winner = planning.chosen(item.choice) if item.choice else ()

@@ -20,13 +20,13 @@ from pipeline.files import write_atomically
 from pipeline.papers import published as papers
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
-from pipeline.study.cells import REDUCERS, Candidate, Cell, Score, item_value, value
+from pipeline.study.cells import REDUCERS, Candidate, Cell, ScoreRef, item_value, value
 from pipeline.study.planning import Planning, primary, readings
 
 MISSING = "—"
 
 
-class Missing(PipelineError):
+class NoScore(PipelineError):
     """A number that is not there, and why."""
 
 
@@ -87,7 +87,7 @@ class Outcome:
         try:
             found, n = self.reduced(cell, runs)
             return Number(found, n, printed, suspect, "", tuple(runs))
-        except Missing as error:
+        except NoScore as error:
             return Number(None, 0, printed, suspect, str(error), tuple(runs))
 
     def reduced(self, cell: Cell, runs: dict[Path, None]) -> tuple[float, int]:
@@ -98,7 +98,7 @@ class Outcome:
             return REDUCERS[cell.reduce[0][0]]([number for number, _ in parts]), sum(n for _, n in parts)
         own = {score for item in cell.items for reading in item.readings for score in reading.values()}
 
-        def values(of: Score | str) -> float:
+        def values(of: ScoreRef | str) -> float:
             if isinstance(of, str):
                 return self.fact(of, cell.fact or "", runs)
             metric, pair = (cell.metric, cell.pair) if of in own else (None, None)
@@ -108,21 +108,21 @@ class Outcome:
             item_value(plan, item, values)
         return value(plan, cell, values), sum(max(1, len(item.readings)) for item in cell.items)
 
-    def score(self, score: Score, metric: str | None, pair: str | None, runs: dict[Path, None]) -> float:
+    def score(self, score: ScoreRef, metric: str | None, pair: str | None, runs: dict[Path, None]) -> float:
         """One score, of a choice's candidate or of a cell."""
         planning = self.planning
         run = planning.evaluation(score)
         if run is None:
             if score in planning.problems:
-                raise Missing(planning.problems[score])
-            raise Missing(f"{planning.plan.chosen[score.model].choice} waits for its candidates' scores")
+                raise NoScore(planning.problems[score])
+            raise NoScore(f"{planning.plan.chosen[score.model].choice} waits for its candidates' scores")
         runs[run.folder] = None
         if read_manifest(run.folder) is None:
-            raise Missing(f"{run.name} {self.failed.get(run.name, 'is not made yet')}")
+            raise NoScore(f"{run.name} {self.failed.get(run.name, 'is not made yet')}")
         found = primary(run) if metric is None and pair is None else None
         rows = readings(run, metric, pair)
         if found is None and not rows:
-            raise Missing(f"{run.name} has no {metric or 'score'}{f' of {pair}' if pair else ''}")
+            raise NoScore(f"{run.name} has no {metric or 'score'}{f' of {pair}' if pair else ''}")
         number = statistics.fmean(row["value"] for row in rows) if found is None else found
         return number if rows and rows[0]["metric"] in ("bleu", "spbleu", "chrf++") else 100 * number
 
@@ -134,14 +134,14 @@ class Outcome:
         """A number that a training recorded."""
         run = self.run(key)
         if run is None:
-            raise Missing(self.planning.problems.get(key, f"{key} is no run"))
+            raise NoScore(self.planning.problems.get(key, f"{key} is no run"))
         runs[run.folder] = None
         manifest = read_manifest(run.folder)
         if manifest is None:
-            raise Missing(f"{run.name} {self.failed.get(run.name, 'is not made yet')}")
+            raise NoScore(f"{run.name} {self.failed.get(run.name, 'is not made yet')}")
         found = last_validation(run) if fact == "ending_validation_loss" else manifest.facts.get(fact)
         if not isinstance(found, int | float):
-            raise Missing(f"{run.name} records no {fact}")
+            raise NoScore(f"{run.name} records no {fact}")
         return float(found)
 
     # ------------------------------------------------------------------------------------------ files

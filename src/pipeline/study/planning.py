@@ -22,7 +22,7 @@ from pipeline.errors import PipelineError
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent, Run
 from pipeline.study.build.resolver import Resolver
-from pipeline.study.cells import Candidate, Pairs, Plan, Score, winner
+from pipeline.study.cells import Candidate, Pairs, ScoreRef, TablePlan, winner
 from pipeline.study.expand import expand
 from pipeline.study.rows import Table, meant, read
 from pipeline.study.specs import Ref, Spec
@@ -65,10 +65,10 @@ class Planning:
     """A table's plan, and its runs, built when they are asked for. problems: a spec's key, or a score -> why not."""
 
     config: TableStage
-    plan: Plan
-    problems: dict[str | Score, str] = field(default_factory=dict)
+    plan: TablePlan
+    problems: dict[str | ScoreRef, str] = field(default_factory=dict)
     _models: dict[str, Parent] = field(default_factory=dict)
-    _scored: dict[tuple[Score, str], Run[EvalStage]] = field(default_factory=dict)
+    _scored: dict[tuple[ScoreRef, str], Run[EvalStage]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, config: TableStage) -> Planning:
@@ -85,7 +85,7 @@ class Planning:
             model = self.attempt(key, partial(self.model, key))
             if isinstance(model, Run):
                 found[model.hash] = model
-        by_model: dict[str, list[Score]] = {}
+        by_model: dict[str, list[ScoreRef]] = {}
         for score in self.plan.scores:
             if model := self.model_of(score):
                 by_model.setdefault(model, []).append(score)
@@ -93,11 +93,11 @@ class Planning:
             found.setdefault(run.hash, run)
         return list(found.values())
 
-    def waiting(self) -> list[Score]:
+    def waiting(self) -> list[ScoreRef]:
         """The scores of models that a choice is still to name."""
         return [score for score in self.plan.scores if self.model_of(score) is None]
 
-    def attempt(self, key: str | Score, make: Callable[[], Any]) -> Any:
+    def attempt(self, key: str | ScoreRef, make: Callable[[], Any]) -> Any:
         """What `make` gives, or None where a problem stands in the way."""
         if key in self.problems:
             return None
@@ -111,7 +111,7 @@ class Planning:
 
     # ------------------------------------------------------------------------------------------ choices
 
-    def model_of(self, score: Score) -> str | None:
+    def model_of(self, score: ScoreRef) -> str | None:
         """The spec that a score is of; of what a choice names, once it is made, else None."""
         if score.model in self.plan.specs:
             return score.model
@@ -127,19 +127,19 @@ class Planning:
             return None
         return winner(self.plan.choices[choice], lambda score: values[score] or 0.0)
 
-    def like(self, score: Score) -> Run[EvalStage] | None:
+    def like(self, score: ScoreRef) -> Run[EvalStage] | None:
         """The evaluation that a score would be if the first candidate were chosen: same questions, another model."""
         model = next(iter(self.plan.chosen[score.model].models.values()))
         return self.attempt(score, lambda: self.scoring(score, self.plan.specs[model]))
 
-    def number(self, score: Score) -> float | None:
+    def number(self, score: ScoreRef) -> float | None:
         """The primary number of a finished score; None where there is none."""
         run = self.evaluation(score)
         return primary(run) if run else None
 
     # ------------------------------------------------------------------------------------------ specs
 
-    def evaluation(self, score: Score) -> Run[EvalStage] | None:
+    def evaluation(self, score: ScoreRef) -> Run[EvalStage] | None:
         """The run that makes a score; None where its model is still to be chosen, or cannot be planned."""
         model = self.model_of(score)
         if model is None:
@@ -151,7 +151,7 @@ class Planning:
             self._scored[score, model] = run
         return self._scored[score, model]
 
-    def scoring(self, score: Score, spec: Spec) -> Run[EvalStage]:
+    def scoring(self, score: ScoreRef, spec: Spec) -> Run[EvalStage]:
         """One task in one language: of the option's bundle, what `task` names. A merge is scored without being made."""
         words: dict[str, Any] = {"stage": "eval"}
         known: dict[str, Parent] = {}

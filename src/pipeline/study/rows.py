@@ -76,7 +76,7 @@ class Names:
 
 
 @dataclass
-class RunRow:
+class TableRun:
     """One entry of `runs`. kind: stage, merge, checkpoint or base (an empty one)."""
 
     name: str
@@ -113,7 +113,7 @@ class Table:
     axes: dict[str, dict[Any, Words]]  # axis -> value -> its words
     every: Words
     trials: dict[str, list[Any]]
-    runs: dict[str, RunRow]
+    runs: dict[str, TableRun]
     score: Side
     columns: list[Side]
     rows: list[Side]
@@ -283,17 +283,17 @@ class Reader:
 
     # ------------------------------------------------------------------------------------------ runs
 
-    def run(self, name: str, value: Any) -> RunRow:
+    def run(self, name: str, value: Any) -> TableRun:
         where = f"run {name!r}"
         words = self.words(where, mapping(self.file, where, value))
         if "stage" in words:
-            return RunRow(name, "stage", words)
+            return TableRun(name, "stage", words)
         if "merge" in words and "checkpoint" not in words:
-            return RunRow(name, "merge", words)
+            return TableRun(name, "merge", words)
         if set(words) == {"checkpoint"} and words["checkpoint"]:
-            return RunRow(name, "checkpoint", words)
+            return TableRun(name, "checkpoint", words)
         if not words:
-            return RunRow(name, "base", words)
+            return TableRun(name, "base", words)
         problem = f"{where} is neither a stage, a merge, a checkpoint nor empty"
         raise refuse(self.file, "", f"{problem}: give stage=, merge= or checkpoint=, or nothing for the model of every")
 

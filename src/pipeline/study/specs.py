@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.study.rows import PLACEHOLDER, Names, Reference, RunRow, Table, Words, meant
+from pipeline.study.rows import PLACEHOLDER, Names, Reference, Table, TableRun, Words, meant
 
 Reads = Callable[[str], Collection[str]]  # stage -> the groups and the keys outside groups that it reads
 At = dict[str, Any]  # axis -> value
@@ -55,7 +55,7 @@ class Specs:
 
     # ------------------------------------------------------------------------------------------ every and trials
 
-    def _with_every(self, runs: Mapping[str, RunRow]) -> dict[str, RunRow]:
+    def _with_every(self, runs: Mapping[str, TableRun]) -> dict[str, TableRun]:
         """The words of `every` given to the runs whose stage reads them, where these do not say otherwise.
 
         A RUN in `every` is not given to the run that it names, nor to what that one is made of.
@@ -71,14 +71,14 @@ class Specs:
             words = {key: value for key, value in every.items() if self.reads_key(row, key)}
             unread -= words.keys()
             words = {key: value for key, value in words.items() if name not in behind.get(key, ())}
-            found[name] = RunRow(name, row.kind, {**words, **row.words})
+            found[name] = TableRun(name, row.kind, {**words, **row.words})
             if row.kind == "base" and "model" not in words:
                 raise self.table.refuse(f"run {name!r}", "it is empty, the model of every, and every names no model")
         if unread:
             raise self.table.refuse("every", f"no run of this table reads {', '.join(sorted(unread))}: leave it out")
         return found
 
-    def reads_key(self, row: RunRow, key: str) -> bool:
+    def reads_key(self, row: TableRun, key: str) -> bool:
         group = key.partition(".")[0]
         if row.kind in ("base", "checkpoint"):
             return row.kind == "base" and group == "model"
@@ -94,7 +94,7 @@ class Specs:
         known = self.reads("eval")
         return group not in ("checkpoint", "merge", "partition") and (key in known or group in known)
 
-    def _with_trials(self, runs: Mapping[str, RunRow]) -> dict[str, RunRow]:
+    def _with_trials(self, runs: Mapping[str, TableRun]) -> dict[str, TableRun]:
         """A training that reads a key of `trials` becomes one for each of its values, and a run that chooses of them.
 
         One value alone is a word like others; "recipe" leaves what the recipe says.
@@ -106,12 +106,12 @@ class Specs:
             several = {key: key.replace(".", " ") for key, values in mine.items() if len(values) > 1}  # key -> its axis
             words = {**row.words, **{key: values[0] for key, values in mine.items()}}
             words |= {key: f"{{{axis}}}" for key, axis in several.items()}
-            found[name] = RunRow(name, row.kind, words)
+            found[name] = TableRun(name, row.kind, words)
             if several:
                 self.axes |= {axis: {value: {} for value in mine[key]} for key, axis in several.items()}
                 tried[name] = Reference(f"{name} trial", (), tuple(several.values()))
-                found[f"{name} trial"] = RunRow(f"{name} trial", row.kind, words)
-                found[name] = RunRow(name, "stage", {**TRIAL_CHOICE, "checkpoints": Names((tried[name],), True)})
+                found[f"{name} trial"] = TableRun(f"{name} trial", row.kind, words)
+                found[name] = TableRun(name, "stage", {**TRIAL_CHOICE, "checkpoints": Names((tried[name],), True)})
         for name, row in runs.items():  # what chooses of a training's snapshots chooses of those of all trials
             listed = row.words.get("checkpoints")
             if isinstance(listed, Names):
@@ -121,7 +121,7 @@ class Specs:
                     else one
                     for one in listed.items
                 )
-                found[name] = RunRow(name, row.kind, {**row.words, "checkpoints": Names(items, True)})
+                found[name] = TableRun(name, row.kind, {**row.words, "checkpoints": Names(items, True)})
         return found
 
     # ------------------------------------------------------------------------------------------ axes
@@ -228,7 +228,7 @@ def references(words: Mapping[str, Any]) -> Iterator[Reference]:
             yield from (one for one in value.items if isinstance(one, Reference))
 
 
-def made_of(runs: Mapping[str, RunRow], names: Iterable[str]) -> set[str]:
+def made_of(runs: Mapping[str, TableRun], names: Iterable[str]) -> set[str]:
     """These runs and all that they are made of."""
     found: set[str] = set()
     left = list(names)

@@ -28,13 +28,13 @@ def make_sweep(config: SweepStage) -> Path:
     Raises:
         PipelineError: a point that is no merge (before any is scored), or points that failed (after the page is there).
     """
-    from pipeline.merge.live import kept
+    from pipeline.merge.live import resident
     from pipeline.merge.stage import merge_of
     from pipeline.report.sweep import write_page
     from pipeline.study.execute import execute
 
     points = grid(config)
-    runs = [build(stage_of(config, point)) for point in points]
+    runs = [build(evaluation_at(config, point)) for point in points]
     for run in runs:
         refuse_unfinished(run)
     for run in runs:  # by headers; weights by magnitude are measured once
@@ -42,7 +42,7 @@ def make_sweep(config: SweepStage) -> Path:
     first, count = shard(config.sweep.shard)
     mine = runs[first::count]
     print(f"sweep of {len(points)} points, {len(mine)} in shard {config.sweep.shard}", file=sys.stderr)
-    with kept():
+    with resident():
         failed = execute(mine)
     name = hashlib.sha256("".join(run.hash for run in runs).encode()).hexdigest()[:8]
     label = f"{config.merge.method}-{config.eval.name}"
@@ -99,7 +99,7 @@ def grid(config: SweepStage) -> list[Point]:
     return [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
 
 
-def stage_of(config: SweepStage, point: Point) -> EvalStage:
+def evaluation_at(config: SweepStage, point: Point) -> EvalStage:
     """The evaluation of one point, as stage=eval merge=... composes it."""
     shared = {item.name for item in fields(EvalStage)} & {item.name for item in fields(SweepStage)} - {"stage", "merge"}
     return EvalStage(

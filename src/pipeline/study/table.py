@@ -90,11 +90,11 @@ def make_table(config: TableStage) -> Path:
     if planning.problems:
         told = next(iter(planning.problems.values()))
         raise PipelineError(f"{len(planning.problems)} parts of table={config.table} cannot be planned, first: {told}")
-    from pipeline.merge.live import kept
+    from pipeline.merge.live import resident
 
     failed: dict[str, str] = {}
     made: set[str] = set()
-    with kept():
+    with resident():
         while targets := [run for run in targets if run.hash not in made]:
             failed = execute(targets, failed)
             made |= {run.hash for run in targets}

@@ -49,7 +49,7 @@ def by_side(examples: list[Example], sft: Sft) -> dict[str, Any]:
     return {side: dataset(rows, sft) for side, rows in found.items()}
 
 
-def halves(validation: list[Example], sft: Sft) -> dict[str, Any]:
+def validation_sets(validation: list[Example], sft: Sft) -> dict[str, Any]:
     """The validation rows of each side. PipelineError where they are not as many of one as of the other."""
     counts = Counter(row.get("side") for row in validation)
     if counts["math"] != counts["language"]:  # a data run from before they were halved keeps its hash

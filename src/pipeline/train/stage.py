@@ -21,7 +21,7 @@ from pipeline.config.stages import TrainStage
 from pipeline.config.training import Sft
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
-from pipeline.train.examples import by_side, dataset, halves, measure
+from pipeline.train.examples import by_side, dataset, measure, validation_sets
 from pipeline.train.load import check_base, load_model, load_tokenizer, local_base
 from pipeline.train.memory import bytes_per_parameter, micro_batches, refuse_without_room
 from pipeline.train.optim import schedule
@@ -109,7 +109,7 @@ def trainer_of(
     args = arguments(config, text="text" in examples[0], validated=bool(validation), output=output)
     held_out: Any = None
     if validation:
-        held_out = halves(validation, sft) if joint else dataset(validation, sft)
+        held_out = validation_sets(validation, sft) if joint else dataset(validation, sft)
     shared: dict[str, Any] = {
         "model": model, "args": args, "eval_dataset": held_out, "processing_class": tokenizer,
         "sft": sft, "parts": parts,

@@ -12,7 +12,7 @@ from pipeline.files import content_hash, sha256
 from pipeline.languages import language
 from pipeline.runs.run import External
 from pipeline.study.build.data import locked_benchmarks
-from pipeline.study.build.merge import merge_of
+from pipeline.study.build.merge import described
 from pipeline.study.build.resolver import Draft, Resolver, label_of
 
 
@@ -21,7 +21,7 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
         if language(code).constructed and config.data_root is None:
             raise PipelineError(f"{code} is a constructed language and not on the hub: set data_root")
     if config.checkpoint is None:
-        label, parents = merge_of(config, resolver)
+        label, parents = described(config, resolver)
     else:
         parents = {"checkpoint": resolver.model(config.checkpoint, "checkpoint")}
         label = label_of(parents["checkpoint"])

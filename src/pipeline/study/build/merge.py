@@ -17,10 +17,10 @@ LIMIT = 60  # characters of a label that names many experts
 
 
 def build(config: MergeStage, resolver: Resolver) -> Draft:
-    return config, *merge_of(config, resolver)
+    return config, *described(config, resolver)
 
 
-def merge_of(config: MergeStage | EvalStage, resolver: Resolver) -> tuple[str, dict[str, Parent]]:
+def described(config: MergeStage | EvalStage, resolver: Resolver) -> tuple[str, dict[str, Parent]]:
     """Label (layer_swap-5-2-<math>-<language>; many experts are counted) and parents of a merge, written or not."""
     assert config.merge is not None
     parents = merge_parents(config.merge, config, resolver)
