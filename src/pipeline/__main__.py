@@ -7,7 +7,13 @@ table; table and report print the path of index.html. All else goes to standard 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+
+if __name__ == "__main__":  # before the slow imports, when nothing is in work yet
+    for _number, _status in ((signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)):
+        signal.signal(_number, lambda *_, status=_status: os._exit(status))
+
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -18,9 +24,10 @@ from omegaconf import OmegaConf
 from pipeline.config import conf
 from pipeline.config.compose import Unreadable, compose, jobs, split_every, to_stage, usage, with_every
 from pipeline.config.stages import Stage
-from pipeline.errors import PipelineError
+from pipeline.errors import Held, PipelineError
 from pipeline.files import write_atomically
 from pipeline.hub.addresses import without_credentials
+from pipeline.runs.stop import UNFINISHED, Stopped, listening
 from pipeline.study.execute import one, sentence
 from pipeline.study.stages import STUDY_STAGES
 from pipeline.train.processes import is_follower, launched
@@ -57,6 +64,9 @@ def run_stage(compose_stage: Callable[[], Any]) -> int:
             told = answer(config)
             if not is_follower():
                 result(told)
+    except Held as error:
+        print(error, file=sys.stderr)
+        return UNFINISHED
     except Exception as error:
         refusal = sentence(error)
         if refusal is None:
@@ -69,6 +79,13 @@ def run_stage(compose_stage: Callable[[], Any]) -> int:
             file=sys.stderr,
         )
         return 130
+    except SystemExit as ended:
+        if isinstance(ended, Stopped):
+            print(
+                f"{ended.signal_name}: finished runs stay, the one in work was not published; the same command goes on",
+                file=sys.stderr,
+            )
+        return ended.code if isinstance(ended.code, int) else 1
     return 0
 
 
@@ -115,10 +132,12 @@ def main(words: list[str] | None = None) -> int:
     if {"-h", "--help"} & set(words):
         print(usage())
         return 0
-    if any(word.startswith("-") for word in words):
-        return sweep(words)
-    return run_stage(lambda: compose(words))
+    with listening():
+        if any(word.startswith("-") for word in words):
+            return sweep(words)
+        return run_stage(lambda: compose(words))
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())

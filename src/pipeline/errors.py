@@ -5,3 +5,7 @@ from __future__ import annotations
 
 class PipelineError(ValueError):
     """Something the user can mend. The message is one sentence: the knob, the value, the remedy."""
+
+
+class Held(PipelineError):
+    """Another process makes the run, and this one is not to wait: the same command goes on later (exit status 75)."""

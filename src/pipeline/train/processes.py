@@ -8,15 +8,14 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
-from pipeline.runs.resume import STOPPING, UNFINISHED
+from pipeline.runs.stop import STOPPING, UNFINISHED, heard_by, listening
 
 if TYPE_CHECKING:
     from pipeline.config.stages import TrainStage
@@ -53,6 +52,13 @@ def meet() -> None:
     PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(hours=24))
 
 
+def same_lease(lease: str | None) -> str | None:
+    """That of the first process, who makes the run, in all."""
+    from accelerate.utils import broadcast_object_list
+
+    return broadcast_object_list([lease])[0]
+
+
 def together(train: Train, run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """`train(run, work, tracker)` in sft.processes processes; what rank 0 gives.
 
@@ -65,7 +71,8 @@ def together(train: Train, run: Run[TrainStage], work: Path, tracker: Tracker) -
         return train(run, work, tracker)
     if launched() is not None:
         meet()
-        return train(run, work, tracker)
+        run.lease = same_lease(run.lease)
+        return train(run, run.work, tracker)
     import torch
 
     context = torch.multiprocessing.get_context("spawn")
@@ -103,20 +110,14 @@ def together(train: Train, run: Run[TrainStage], work: Path, tracker: Tracker) -
 @contextmanager
 def stopped_together(pids: list[int]) -> Iterator[None]:
     """What asks this process to stop asks those that it started."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
-    def forward(number: int, frame: Any) -> None:
+    def forward(signal_name: str) -> None:
         for pid in pids:
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.Signals[signal_name])
 
-    before = {number: signal.signal(number, forward) for number in STOPPING}
-    try:
+    with heard_by(forward):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _one_of(rank: int, count: int, port: int, answers: Any, train: Train, run: Run[TrainStage], work: Path) -> None:
@@ -131,7 +132,8 @@ def _one_of(rank: int, count: int, port: int, answers: Any, train: Train, run: R
         os.dup2(null, 1)
         os.dup2(null, 2)
     try:
-        facts = train(run, work, Relay(answers if rank == 0 else None))
+        with listening():
+            facts = train(run, work, Relay(answers if rank == 0 else None))
     except PipelineError as error:
         answers.put(("refused", str(error)))
         raise
