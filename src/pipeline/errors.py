@@ -8,4 +8,9 @@ class PipelineError(ValueError):
 
 
 class Held(PipelineError):
-    """Another process makes the run, and this one is not to wait: the same command goes on later (exit status 75)."""
+    """Another process makes the run, and this one is not to wait: the same command goes on later (exit status 75).
+
+    `failed`: of several runs those that failed, run name -> reason.
+    """
+
+    failed: dict[str, str] = {}

@@ -43,13 +43,13 @@ def test_who_listens_decides_and_what_follows_is_not_begun() -> None:
 @pytest.mark.parametrize("stage", ["data", "merge", "eval", "table"])
 def test_outside_a_training_it_drops_the_work_and_the_same_command_goes_on(
     number: signal.Signals, stage: str, call: Callable[..., SimpleNamespace], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, base: Path, world: Path,
+    monkeypatch: pytest.MonkeyPatch, base: Path, world: Path, math_expert: Path, language_expert: Path,
 ) -> None:  # fmt: skip
     words = {
         "data": ["stage=data", "expert=math", f"data_root={world}"],
-        "merge": ["stage=merge", "merge=soup", f"merge.experts=[{base},{base}]"],
+        "merge": ["stage=merge", "merge=soup", f"merge.experts=[{math_expert},{language_expert}]"],
         "eval": ["stage=eval", f"checkpoint={base}", "eval=mgsm_0shot", f"data_root={world}"],
-        "table": ["stage=table", "table=sandbox"],
+        "table": ["stage=table", "table=sandbox", "launcher.workers=1"],
     }[stage]
     words += [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
 

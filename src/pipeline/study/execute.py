@@ -89,17 +89,15 @@ def execute(targets: list[Run], before: Mapping[str, str] | None = None) -> dict
             if len(targets) > 1:
                 print(error, file=sys.stderr)
         except Exception as error:
-            told = sentence(error)
-            if told is None:
-                traceback.print_exc()
-                told = f"{type(error).__name__}: {error}"
-            failed[run.name] = told
+            failed[run.name] = reason_of(error)
             if len(targets) > 1:  # one alone is told of by its caller
-                print(f"{run.name} failed: {told}", file=sys.stderr)
+                print(f"{run.name} failed: {failed[run.name]}", file=sys.stderr)
         finally:
             left = [later for later in left if later.hash != run.hash]
     if held:
-        raise next(iter(held.values()))
+        first = next(iter(held.values()))
+        first.failed = failed
+        raise first
     return failed
 
 
@@ -109,6 +107,8 @@ def one(config: RunStage) -> Path:
     Where a launcher started several processes, the first does this, and the others train with it.
     """
     run = build(config)
+    if config.launcher.name == "slurm":
+        return of_slurm(run)
     if is_follower():
         if config.redo or why_not_finished(run) is not None:
             stage_function(run)(run, run.work, Relay(None))
@@ -118,6 +118,24 @@ def one(config: RunStage) -> Path:
         name, reason = next(iter(failed.items()))  # what failed after it, failed because of it
         raise PipelineError(reason if name == run.name else f"{name}, which {run.name} needs, failed: {reason}")
     return run.folder
+
+
+def of_slurm(run: Run) -> Path:
+    """The folder of a run that jobs have made. Held, with what was submitted, where they have not yet."""
+    from pipeline.study.slurm import submitting
+
+    failed = submitting(run.config.launcher, None)([run])
+    if failed:
+        raise PipelineError(next(iter(failed.values())))
+    return run.folder
+
+
+def reason_of(error: Exception) -> str:
+    """Why a run failed, in a sentence; where it is a fault of the program, after its traceback."""
+    told = sentence(error)
+    if told is None:
+        traceback.print_exc()
+    return told or f"{type(error).__name__}: {error}"
 
 
 def sentence(error: BaseException) -> str | None:

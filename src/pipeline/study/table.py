@@ -16,10 +16,10 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.study.bill import bill
 from pipeline.study.contrasts import contrasts
-from pipeline.study.execute import execute
 from pipeline.study.gather import gather
 from pipeline.study.graph import History, ordered, unfinished
 from pipeline.study.hashed import told_every
+from pipeline.study.launch import launched
 from pipeline.study.needs import needs
 from pipeline.study.outcome import Outcome
 from pipeline.study.planning import Planning
@@ -90,11 +90,9 @@ def make_table(config: TableStage) -> Path:
     if planning.problems:
         told = next(iter(planning.problems.values()))
         raise PipelineError(f"{len(planning.problems)} parts of table={config.table} cannot be planned, first: {told}")
-    from pipeline.merge.live import resident
-
     failed: dict[str, str] = {}
     made: set[str] = set()
-    with resident():
+    with launched(config.launcher, targets, again=sys.argv[1:]) as execute:
         while targets := [run for run in targets if run.hash not in made]:
             failed = execute(targets, failed)
             made |= {run.hash for run in targets}
