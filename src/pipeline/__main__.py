@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pipeline.config import conf
@@ -29,13 +30,26 @@ from pipeline.runs.stop import UNFINISHED, Stopped, listening
 from pipeline.study.execute import one, sentence
 from pipeline.study.launch import launched as launch
 from pipeline.study.stages import STUDY_STAGES, build
-from pipeline.train.processes import is_follower, launched
+from pipeline.train.processes import end_all, is_follower, launched
 
 
 def answer(config: Stage) -> str:
     """What the stage prints: of one that makes a run, its folder."""
     row = STUDY_STAGES.get(config.stage)
-    return row.answer(config) if row else str(one(config))  # type: ignore[arg-type]
+    if row:
+        return row.answer(config)
+    assert isinstance(config, RunStage)
+    return str(by_jobs(config) if config.launcher.name == "slurm" else one(config))
+
+
+def by_jobs(config: RunStage) -> Path:
+    """The folder of a run that jobs have made; Held, with what was submitted, where they have not yet."""
+    run = build(config)
+    with launch(config.launcher, [run]) as execute:
+        failed = execute([run])
+    if failed:
+        raise PipelineError(next(iter(failed.values())))
+    return run.folder
 
 
 @contextmanager
@@ -171,4 +185,6 @@ def main(words: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.exit(main())
+    status = main()
+    end_all(status)
+    sys.exit(status)

@@ -73,7 +73,9 @@ class Cluster:
         memory = min(4000, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20)
         told = dict(host=self.host, at=at, port=first, one=self.one, two=self.two, memory=memory)
         (at / "slurm.conf").write_text(CONF.format(**told, largest_array=largest_array, kill_wait=kill_wait))
-        gres = "".join(f"NodeName={node} Name=gpu File=/dev/{file}\n" for node in ("n1", "n2") for file in ("null", "zero"))
+        gres = "".join(
+            f"NodeName={node} Name=gpu File=/dev/{file}\n" for node in ("n1", "n2") for file in ("null", "zero")
+        )
         (at / "gres.conf").write_text("AutoDetect=off\n" + gres)
         self.environment = {**os.environ, "SLURM_CONF": str(at / "slurm.conf")}
 

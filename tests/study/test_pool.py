@@ -1,4 +1,4 @@
-"""launcher=local: elements, what failures and dead workers cost, and how it ends; tests/test_pipeline.py has a table."""
+"""launcher=local: elements, failures, dead workers, and how it ends; tests/test_pipeline.py has a whole table."""
 
 from __future__ import annotations
 
@@ -149,14 +149,14 @@ def test_a_run_that_another_process_makes_is_waited_for(
     other.wait()
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)])
-def test_signals_end_all_in_order(number: signal.Signals, status: int, tmp_path: Path) -> None:
-    """Nothing is left behind, and the same command ends what was begun."""
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGUSR1, 75)])
+def test_signals_end_all_in_order(number: signal.Signals, status: int, tmp_path: Path, base: Path, world: Path) -> None:
+    """Nothing is left behind, and each training has a resume point."""
     table = tmp_path / "mine.yaml"
     table.write_text(
-        "name: mine\naxes: {seed: [1, 2]}\nevery: {model: sandbox, data_root: world, threads: 1}\n"
-        "runs:\n  world: {stage: data, expert: sandbox, expert.world.items: 2}\n"
-        "  expert: {stage: sft, expert: math, recipe: sandbox_math, seed: '{seed}', sft.steps: 300}\n"
+        f"name: mine\naxes: {{seed: [1, 2]}}\nevery: {{model: trained, model.path: {base}, data_root: {world},"
+        " threads: 1, sft.epochs: 900, sft.steps: 4000, sft.batch_size: 4, sft.seq_length: 96, sft.precision: fp32}\n"
+        "runs:\n  expert: {stage: sft, expert: math, recipe: sandbox_math, seed: '{seed}'}\n"
         "score: {eval: mgsm_0shot, eval.max_gen_toks: 4, in: en}\ncolumns: {'{seed}': {run: expert}}\n"
     )
     command = [sys.executable, "-m", "pipeline", "stage=table", f"table={table}", f"runs_dir={tmp_path}/runs"]

@@ -47,6 +47,7 @@ __all__ = [
     "Sft",
     "Source",
     "Stage",
+    "Status",
     "StatusStage",
     "SweepStage",
     "TableStage",
@@ -226,8 +227,15 @@ class PrefetchStage(TableStage):
 
 
 @dataclass
+class Status:
+    """How stage=status is printed."""
+
+    json: bool = False  # as JSON, a list of runs
+
+
+@dataclass
 class StatusStage(Stage):
-    pass
+    status: Status = part(Status)
 
 
 @dataclass

@@ -107,8 +107,6 @@ def one(config: RunStage) -> Path:
     Where a launcher started several processes, the first does this, and the others train with it.
     """
     run = build(config)
-    if config.launcher.name == "slurm":
-        return of_slurm(run)
     if is_follower():
         if config.redo or why_not_finished(run) is not None:
             stage_function(run)(run, run.work, Relay(None))
@@ -117,16 +115,6 @@ def one(config: RunStage) -> Path:
     if failed:
         name, reason = next(iter(failed.items()))  # what failed after it, failed because of it
         raise PipelineError(reason if name == run.name else f"{name}, which {run.name} needs, failed: {reason}")
-    return run.folder
-
-
-def of_slurm(run: Run) -> Path:
-    """The folder of a run that jobs have made. Held, with what was submitted, where they have not yet."""
-    from pipeline.study.slurm import submitting
-
-    failed = submitting(run.config.launcher, None)([run])
-    if failed:
-        raise PipelineError(next(iter(failed.values())))
     return run.folder
 
 

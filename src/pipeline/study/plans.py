@@ -39,7 +39,9 @@ def leave(name: str, runs: Sequence[Run], jobs: Mapping[str, str]) -> None:
         }
         for run in runs
     }  # fmt: skip
-    write_atomically(folder / f"{name}.json", json.dumps({"name": name, "runs": told}))
+    file, text = folder / f"{name}.json", json.dumps({"name": name, "runs": told})
+    if not file.is_file() or file.read_text(encoding="utf-8") != text:
+        write_atomically(file, text)
 
 
 def plans(runs_dir: Path) -> Iterator[dict[str, Any]]:

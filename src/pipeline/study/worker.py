@@ -146,13 +146,17 @@ def of_task(element: Element) -> str:
     waits = [parent for parent in element["parents"].values() if not_finished(parent, element)]
     failed = [one for one in waits if state.read(place(element, one)).get("state") == "failed"]
     with logged(log_of(element)):
-        if not waits:
-            return str(made(element)["ended"])
-        told = f"its parent {(failed or waits)[0]['name']} {'failed' if failed else 'is not finished yet'}"
-        print(told, file=sys.stderr)
-    workplace.mkdir(parents=True, exist_ok=True)
-    state.write(workplace, state="failed" if failed else "waiting", last_line=told, job=job())
-    return "failed" if failed else "held"
+        if waits:
+            ended = "failed" if failed else "held"
+            told = f"its parent {(failed or waits)[0]['name']} {'failed' if failed else 'is not finished yet'}"
+            print(told, file=sys.stderr)
+        else:
+            answer = made(element)
+            ended, told = str(answer["ended"]), answer["reason"]
+    if ended == "failed" or waits:
+        workplace.mkdir(parents=True, exist_ok=True)
+        state.write(workplace, state="failed" if ended == "failed" else "waiting", last_line=told, job=job())
+    return ended
 
 
 def not_finished(parent: dict[str, Any], element: Element) -> bool:

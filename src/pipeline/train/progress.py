@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,9 @@ class Progress(TrainerCallback):
         self.run, self.tracker, self.sft, self.tokens = run, tracker, run.config.sft, 0
         self.log_file = run.work / "log.jsonl"
         self.first: tuple[int, float] | None = None  # tokens and seconds at this attempt's first log
-        self.bar = tqdm(total=steps, desc=run.name, unit="step", file=sys.stderr, dynamic_ncols=True, mininterval=1.0)
+        follows = os.environ.get("RANK", "0") != "0"  # the first process shows the bar of all
+        shown: dict[str, Any] = {"file": sys.stderr, "dynamic_ncols": True, "mininterval": 1.0, "disable": follows}
+        self.bar = tqdm(total=steps, desc=run.name, unit="step", **shown)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.bar.update(state.global_step - self.bar.n)
