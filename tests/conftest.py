@@ -27,7 +27,8 @@ os.environ["PYTHONPATH"] = str(Path(pipeline.__file__).parents[1])  # for proces
 NEEDS = {
     "real_data": ("set PIPELINE_TEST_DATA", lambda: bool(os.environ.get("PIPELINE_TEST_DATA"))),
     "gpu": ("needs a GPU", lambda: _has_gpu()),
-    "slurm": ("needs a Slurm cluster, set PIPELINE_TEST_SLURM", lambda: bool(os.environ.get("PIPELINE_TEST_SLURM"))),
+    "slurm": ("make test-slurm", lambda: bool(os.environ.get("PIPELINE_TEST_SLURM"))),
+    "kill": ("make test-kill", lambda: bool(os.environ.get("KILLS"))),
     "browser": ("set PIPELINE_TEST_BROWSER", lambda: bool(os.environ.get("PIPELINE_TEST_BROWSER"))),
     "mergekit": (
         "set PIPELINE_TEST_MERGEKIT to a Python with mergekit",

@@ -7,6 +7,8 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -61,8 +63,10 @@ PartitionName=urgent Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=9 Preemp
 class Cluster:
     """Its daemons and its commands. SLURM_CONF in the environment of every client names it."""
 
-    def __init__(self, at: Path, largest_array: int = 1001, kill_wait: int = 5) -> None:
-        self.at, self.host = at, socket.gethostname().partition(".")[0]
+    def __init__(self, largest_array: int = 1001, kill_wait: int = 5) -> None:
+        self.at, self.host = Path(tempfile.mkdtemp()), socket.gethostname().partition(".")[0]
+        self.at.chmod(0o755)  # munged wants its socket reachable for all
+        at = self.at
         for name in ("munge", "state", "spool.n1", "spool.n2", "log", "run"):
             (at / name).mkdir(parents=True, exist_ok=True)
         (at / "munge").chmod(0o700)
@@ -77,7 +81,8 @@ class Cluster:
             f"NodeName={node} Name=gpu File=/dev/{file}\n" for node in ("n1", "n2") for file in ("null", "zero")
         )
         (at / "gres.conf").write_text("AutoDetect=off\n" + gres)
-        self.environment = {**os.environ, "SLURM_CONF": str(at / "slurm.conf")}
+        ours = {"SLURM_CONF": str(at / "slurm.conf"), "PIPELINE_PYTHON": sys.executable}
+        self.environment = {**os.environ, **ours}
 
     def up(self) -> None:
         at = self.at
@@ -131,6 +136,7 @@ class Cluster:
                 while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
                     time.sleep(0.05)
                 os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.at, ignore_errors=True)
 
 
 def free_ports(count: int) -> list[int]:

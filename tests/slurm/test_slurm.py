@@ -27,8 +27,8 @@ SLURM_FOLDER = Path(__file__).parents[2] / "slurm"
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("slurm"))
+def cluster() -> Iterator[Cluster]:
+    made = Cluster()
     try:
         made.up()
         yield made
@@ -195,7 +195,8 @@ def test_srun_on_two_nodes_trains_as_torchrun_does(cluster: Cluster, base: Path,
     start = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", "threads=1"]
     more = ["sft.seq_length=96", "sft.batch_size=4", "sft.steps=3", "sft.precision=fp32", "sft.processes=4"]
     run = [*start, *more, "sft.warmup_steps=0", "tracking.mode=disabled"]
-    options = ["--mem=2000M", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1", f"--output={tmp_path}/%j.log"]
+    options = ["--mem=2000M", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1", "--gres=gpu:2"]
+    options += [f"--output={tmp_path}/%j.log"]
     words = [*run, f"runs_dir={tmp_path}/srun"]
     job = cluster.run("sbatch", "--parsable", *options, str(SLURM_FOLDER / "several_nodes.sbatch"), *words).strip()
     torchrun = Path(sys.executable).with_name("torchrun")
@@ -251,13 +252,15 @@ def test_refusals_are_one_sentence_with_slurms_words(cluster: Cluster, table: Pa
 
 
 def test_a_long_plan_is_cut_at_the_largest_array(base: Path, world: Path, tmp_path: Path) -> None:
-    small = Cluster(tmp_path / "slurm", largest_array=4)
+    small = Cluster(largest_array=4)
     try:
         small.up()
-        command = [sys.executable, "-m", "pipeline", "-m", "stage=sft", "expert=math", "model=trained", f"model.path={base}",
-                   f"data_root={world}", "sft.seq_length=96", "sft.batch_size=4", "sft.steps=2", "sft.warmup_steps=0",
-                   "sft.precision=fp32", "threads=1", "tracking.mode=disabled", "seed=1,2,3,4,5", f"runs_dir={tmp_path}/runs",
-                   *SLURM, "launcher.options=[--hold]"]  # fmt: skip
+        command = [
+            sys.executable, "-m", "pipeline", "-m", "stage=sft", "expert=math", "model=trained", f"model.path={base}",
+            f"data_root={world}", "sft.seq_length=96", "sft.batch_size=4", "sft.steps=2", "sft.warmup_steps=0",
+            "sft.precision=fp32", "threads=1", "tracking.mode=disabled", "seed=1,2,3,4,5",
+            f"runs_dir={tmp_path}/runs", *SLURM, "launcher.options=[--hold]",
+        ]  # fmt: skip
         done = subprocess.run(command, env=small.environment, capture_output=True, text=True)
         assert done.returncode == 75 and done.stdout == "", done.stderr
         tasks = [line for line in done.stderr.splitlines() if line.startswith("job ")]
