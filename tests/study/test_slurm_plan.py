@@ -153,18 +153,24 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     return make
 
 
-def test_a_task_checks_the_manifests_of_parents(task: Callable[..., int], tmp_path: Path) -> None:
+def test_a_task_checks_the_manifests_of_parents(tools: Path, task: Callable[..., int], tmp_path: Path) -> None:
     """One that is still to come asks for the task again; one that failed fails what depends on it alone."""
     parent, other = a_run(tmp_path / "runs", label="parent", seed=1), a_run(tmp_path / "runs", label="other", seed=2)
     child = a_run(tmp_path / "runs", {"data_root": parent}, label="child")
     make_once(other, writes())
+    parent.workplace.mkdir(parents=True)
+    state.write(parent.workplace, state="waiting", job="5_0")
+    (tools / "queue").write_text("5_0\n")
     assert task(child, other) == 75
     assert state.read(child.workplace)["last_line"] == f"its parent {parent.name} is not finished yet"
     assert task(parent) == 1  # of a source that is nowhere
     assert "is on no hub" in state.read(parent.workplace)["last_line"]
     assert task(child, other) == 1
     told = state.read(child.workplace)
-    assert (told["state"], told["last_line"]) == ("failed", f"its parent {parent.name} failed")
+    assert (told["state"], told["last_line"]) == ("failed", f"its parent {parent.name} was not made")
+    state.write(parent.workplace, state="running", job="5_0")  # of a job that was killed, and is not in the queue
+    (tools / "queue").write_text("")
+    assert task(child, other) == 1
     assert (tmp_path / f"runs/.logs/child-{child.hash[:8]}.log").is_file()
 
 

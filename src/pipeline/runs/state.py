@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.runs.lease import Holder
+from pipeline.runs.stop import asked
 
 STATE = "state.json"
 EVERY = 2.0  # seconds between two steps that are written
@@ -23,7 +24,8 @@ _written: dict[Path, float] = {}
 def read(workplace: Path) -> dict[str, Any]:
     """{state, step, steps, pid, host, job, since, last_line}, and name, stage, stops; empty where nothing is in work.
 
-    state: running, stopped (the same command goes on), failed. stops: the steps after which earlier attempts stopped.
+    state: running, waiting (submitted), stopped (the same command goes on), failed. stops: the steps after which the
+    last attempts stopped, at a time limit or hung.
     """
     with suppress(OSError, ValueError):
         found = json.loads((workplace / STATE).read_bytes())
@@ -56,7 +58,9 @@ def told(workplace: Path, by: Holder, name: str, stage: str) -> Iterator[None]:
     try:
         yield
     except (SystemExit, KeyboardInterrupt):
-        stops = [*before.get("stops", []), read(workplace).get("step")]
+        stops = before.get("stops", [])
+        if asked() != "SIGTERM":  # which is a requeue or a preemption: no fault of the run's
+            stops = [*stops, read(workplace).get("step")]
         write(workplace, state="stopped", stops=stops[-3:])
         raise
     except BaseException as error:

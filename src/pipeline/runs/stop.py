@@ -60,6 +60,11 @@ def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
             _listeners.remove(listener)
 
 
+def asked() -> str | None:
+    """The name of the signal that asked this process to stop."""
+    return _asked
+
+
 def check() -> None:
     """Stop where that was asked for and what was in work is finished."""
     if _asked is not None:

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -31,6 +30,7 @@ from pipeline.study import plans
 from pipeline.study.element import element_of
 from pipeline.study.graph import History, ordered, unfinished
 from pipeline.study.pool import sources
+from pipeline.study.queue import in_queue, slurm
 from pipeline.study.stages import RUN_STAGES
 
 FOLDER = ".slurm"
@@ -107,23 +107,6 @@ def queued(runs_dir: Path) -> dict[str, str]:
     jobs = {run_hash: run["job"] for plan in plans.plans(runs_dir) for run_hash, run in plan["runs"].items()}
     mine = in_queue()
     return {run_hash: job for run_hash, job in jobs.items() if job in mine}
-
-
-def in_queue() -> set[str]:
-    """The tasks of this user's arrays that wait or run, 12_3."""
-    return set(slurm("squeue", "--me", "--noheader", "--array", "--format=%i").split())
-
-
-def slurm(*command: str) -> str:
-    """What a command of Slurm prints. PipelineError with its words where it refuses, or where there is none."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    except FileNotFoundError as error:
-        raise PipelineError(f"launcher=slurm needs {command[0]}, which is not here: use launcher=local") from error
-    if done.returncode:
-        words = " ".join((done.stderr or done.stdout).split())
-        raise PipelineError(f"{command[0]} refused: {words}")
-    return done.stdout
 
 
 # ---------------------------------------------------------------------------------------------------- arrays

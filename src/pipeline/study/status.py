@@ -20,7 +20,7 @@ from pipeline.runs.folders import finished
 from pipeline.runs.lease import holder, left
 from pipeline.runs.manifest import Manifest
 from pipeline.study import plans
-from pipeline.study.slurm import in_queue
+from pipeline.study.queue import in_queue
 from pipeline.study.stages import RUN_STAGES
 from pipeline.study.worker import LOGS
 

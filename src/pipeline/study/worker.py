@@ -25,13 +25,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import Held
+from pipeline.errors import Held, PipelineError
 from pipeline.runs import state
 from pipeline.runs.folders import folder_name, folder_of
-from pipeline.runs.lease import job
+from pipeline.runs.lease import holder, job
 from pipeline.runs.stop import UNFINISHED, listening
 from pipeline.study.element import Element, run_of
 from pipeline.study.execute import make_run, reason_of
+from pipeline.study.queue import in_queue
 
 LOGS = ".logs"
 
@@ -135,7 +136,7 @@ def of_array(file: Path) -> int:
 
 
 def of_task(element: Element) -> str:
-    """How the run of an element ended; held also where a parent is still to come."""
+    """How the run of an element ended; held also where a parent is in work or in the queue."""
     workplace, restarts = workplace_of(element), int(os.environ.get("SLURM_RESTART_COUNT", 0))
     before = state.read(workplace)
     if restarts and before.get("state") == "failed" and before.get("job") == job():
@@ -144,11 +145,11 @@ def of_task(element: Element) -> str:
         name = ["scontrol", "update", f"JobId={os.environ['SLURM_JOB_ID']}", f"JobName={element['label']}"]
         subprocess.run(name, capture_output=True, timeout=60)
     waits = [parent for parent in element["parents"].values() if not_finished(parent, element)]
-    failed = [one for one in waits if state.read(place(element, one)).get("state") == "failed"]
+    failed = [one for one in waits if not to_come(place(element, one))]
     with logged(log_of(element)):
         if waits:
             ended = "failed" if failed else "held"
-            told = f"its parent {(failed or waits)[0]['name']} {'failed' if failed else 'is not finished yet'}"
+            told = f"its parent {(failed or waits)[0]['name']} {'was not made' if failed else 'is not finished yet'}"
             print(told, file=sys.stderr)
         else:
             answer = made(element)
@@ -157,6 +158,17 @@ def of_task(element: Element) -> str:
         workplace.mkdir(parents=True, exist_ok=True)
         state.write(workplace, state="failed" if ended == "failed" else "waiting", last_line=told, job=job())
     return ended
+
+
+def to_come(workplace: Path) -> bool:
+    """Whether a run that is not finished may still be: somebody makes it, or its job is in the queue."""
+    told = state.read(workplace)
+    if holder(workplace):
+        return True
+    try:
+        return told.get("state") != "failed" and told.get("job") in in_queue()
+    except PipelineError:  # squeue does not answer here: the number of requeues is the bound
+        return told.get("state") in ("running", "waiting", "stopped")
 
 
 def not_finished(parent: dict[str, Any], element: Element) -> bool:
