@@ -167,7 +167,7 @@ def test_a_task_checks_the_manifests_of_parents(tools: Path, task: Callable[...,
     assert "is on no hub" in state.read(parent.workplace)["last_line"]
     assert task(child, other) == 1
     told = state.read(child.workplace)
-    assert (told["state"], told["last_line"]) == ("failed", f"its parent {parent.name} was not made")
+    assert (told["state"], told["last_line"]) == ("blocked", f"its parent {parent.name} was not made")
     state.write(parent.workplace, state="running", job="5_0")  # of a job that was killed, and is not in the queue
     (tools / "queue").write_text("")
     assert task(child, other) == 1

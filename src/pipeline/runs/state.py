@@ -24,8 +24,8 @@ _written: dict[Path, float] = {}
 def read(workplace: Path) -> dict[str, Any]:
     """{state, step, steps, pid, host, job, since, last_line}, and name, stage, stops; empty where nothing is in work.
 
-    state: running, waiting (submitted), stopped (the same command goes on), failed. stops: the steps after which the
-    last attempts stopped, at a time limit or hung.
+    state: running, waiting (submitted), blocked (a parent was not made), stopped (the same command goes on), failed.
+    stops: the steps after which the last attempts stopped, at a time limit or hung.
     """
     with suppress(OSError, ValueError):
         found = json.loads((workplace / STATE).read_bytes())

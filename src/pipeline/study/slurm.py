@@ -76,7 +76,7 @@ def execute(
     name = plans.name_of(targets)
     with leased(folder / "submitting", "submitting"):
         there = queued(runs[0].runs_dir)
-        failed = {} if launcher.retry_failed else failures([run for run in runs if run.hash in missing])
+        failed = {} if launcher.retry_failed else failures([run for run in runs if run.hash in missing], there)
         left = [run for run in runs if run.hash in missing and run.hash not in there and run.name not in failed]
         left = [run for run in left if not holder(run.workplace)]
         if not left and not there:
@@ -89,16 +89,16 @@ def execute(
     raise held
 
 
-def failures(runs: Sequence[Run]) -> dict[str, str]:
-    """Those that failed, and what depends on them: name -> reason."""
+def failures(runs: Sequence[Run], there: Mapping[str, str]) -> dict[str, str]:
+    """Those whose job ended before they were made, and what depends on them: name -> reason."""
     found: dict[str, str] = {}
     for run in runs:
         blocked = next((parent.name for parent in runs_behind(run.parents) if parent.name in found), None)
         told = state.read(run.workplace)
         if blocked:
             found[run.name] = f"its parent {blocked} failed"
-        elif told.get("state") == "failed":
-            found[run.name] = str(told.get("last_line"))
+        elif told.get("state") not in (None, "blocked") and run.hash not in there and not holder(run.workplace):
+            found[run.name] = str(told.get("last_line") or "its job ended before it was made")
     return found
 
 

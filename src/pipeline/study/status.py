@@ -103,6 +103,8 @@ def of_unfinished(
     elif blocked:
         one.state, one.detail = "blocked", f"by {blocked}"
         failed[run_hash] = blocked
+    elif told.get("state") == "blocked":
+        one.state, one.detail = "blocked", str(told.get("last_line"))
     elif told.get("state") == "failed":
         one.state, one.detail = "failed", f"{told.get('last_line')}{f'; {log}' if one.log else ''}"
         failed[run_hash] = name

@@ -140,7 +140,7 @@ def of_task(element: Element) -> str:
     workplace, restarts = workplace_of(element), int(os.environ.get("SLURM_RESTART_COUNT", 0))
     before = state.read(workplace)
     if restarts and before.get("state") == "failed" and before.get("job") == job():
-        return "failed"
+        return "failed"  # in an earlier turn of this task
     with suppress(OSError, subprocess.TimeoutExpired):  # job names are run names
         name = ["scontrol", "update", f"JobId={os.environ['SLURM_JOB_ID']}", f"JobName={element['label']}"]
         subprocess.run(name, capture_output=True, timeout=60)
@@ -156,7 +156,8 @@ def of_task(element: Element) -> str:
             ended, told = str(answer["ended"]), answer["reason"]
     if ended == "failed" or waits:
         workplace.mkdir(parents=True, exist_ok=True)
-        state.write(workplace, state="failed" if ended == "failed" else "waiting", last_line=told, job=job())
+        now = "waiting" if ended == "held" else "blocked" if waits else "failed"
+        state.write(workplace, state=now, last_line=told, job=job())
     return ended
 
 
@@ -166,7 +167,7 @@ def to_come(workplace: Path) -> bool:
     if holder(workplace):
         return True
     try:
-        return told.get("state") != "failed" and told.get("job") in in_queue()
+        return told.get("state") not in ("failed", "blocked") and told.get("job") in in_queue()
     except PipelineError:  # squeue does not answer here: the number of requeues is the bound
         return told.get("state") in ("running", "waiting", "stopped")
 
