@@ -272,7 +272,7 @@ def why_unreadable(name: str, source: Source, error: BaseException) -> str:
     if kinds & {"OfflineModeIsEnabled", "ConnectionError", "ConnectError"} or "OfflineMode" in words:
         return (
             f"{what} cannot be reached: run stage=prefetch on a node with it; data_root=FOLDER reads local files "
-            f"({without_credentials(str(error))[:200]})"
+            f"({without_credentials(' '.join(str(error).split()))[:200]})"
         )
     if "UnicodeDecodeError" in kinds or "codec can't decode" in words or "invalid UTF" in words.lower():
         return f"{what} is not UTF-8 text: convert the file, or leave the source out"
