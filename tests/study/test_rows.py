@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planned import plan
 
-from pipeline.study.cells import Score, canonical, value, winner
+from pipeline.study.cells import ScoreRef, canonical, value, winner
 from pipeline.study.specs import Ref
 
 TABLE = """
@@ -36,8 +36,8 @@ def changed(old: str, new: str) -> str:
     return TABLE.replace(old, new)
 
 
-def scored(model: str, language: str) -> Score:
-    return Score(model, (("eval", "mgsm_2shot"), ("eval.dtype", "float32")), language)
+def scored(model: str, language: str) -> ScoreRef:
+    return ScoreRef(model, (("eval", "mgsm_2shot"), ("eval.dtype", "float32")), language)
 
 
 def test_a_run_is_made_for_each_value_of_the_axes_that_it_names() -> None:
@@ -263,7 +263,7 @@ def test_the_number_of_a_cell() -> None:
         + '  "{language}.en": {mean: [m, l], in: [en, "{language}"]}\n  all: {min: [sw.avg, te.avg]}\n'
     )
 
-    def made_up(score: Score) -> float:
+    def made_up(score: ScoreRef) -> float:
         if score.model in made.chosen:
             return 1000.0
         at = made.specs[score.model].at
