@@ -15,11 +15,13 @@ import pytest
 from omegaconf import OmegaConf
 from tiny_words import WORLD
 
+from pipeline.__main__ import main
 from pipeline.config import conf
-from pipeline.config.compose import compose
+from pipeline.config.compose import compose, spelled_out
 from pipeline.config.conf import STAGES
 from pipeline.config.data import Source
 from pipeline.config.knob import check
+from pipeline.config.words import stage_of
 from pipeline.errors import PipelineError
 from pipeline.merge.methods import METHODS
 
@@ -51,7 +53,7 @@ STAGE_WORDS = {
     "data": "expert=math", "cpt": "expert=gsm8k_text", "sft": "expert=math", "eval": "eval=mgsm_2shot checkpoint=x",
     "merge": "merge=soup merge.experts=[a,b]", "sweep": "merge=soup merge.experts=[a,b] eval=mgsm_2shot",
     "analyze": "checkpoint=x", "plan": "", "table": "", "report": "", "status": "", "prefetch": "",
-    "select": "select=unreasonable checkpoints=[x]", "clean": "",
+    "select": "select=unreasonable checkpoints=[x]", "clean": "", "show": "run=x",
 }  # fmt: skip
 
 
@@ -99,10 +101,10 @@ REFUSED = {
     "stage=nope": "stage=nope is no option: there are analyze, clean, cpt, data, eval,",
     "stage=": "stage= is no option: there are analyze, clean, cpt,",
     "stage=null": "stage=null is no option: give one of analyze, clean, cpt,",
-    "stage=sft expert=mth": "expert=mth is no option: there are bn,",
+    "stage=sft expert=mth": "expert=mth is no option: did you mean math",
     "stage=sft": "stage=sft needs expert=...: one of bn,",
     "stage=eval checkpoint=x": "stage=eval needs eval=...: one of belebele_0shot,",
-    "stage=merge merge=tie": "merge=tie is no option: there are layer_swap, reset,",
+    "stage=merge merge=tie": "merge=tie is no option: did you mean ties",
     "stage=sft expert=[math,qac]": "expert=[math,qac] is no option: give one of bn,",
     SFT + "sft=null": "sft=null is no option: give one of full",
     SFT + "partition=D": "partition=D is no option: there are A, B, C, Z, own",
@@ -131,6 +133,11 @@ REFUSED = {
     "stage=data expert=math data=aya": "stage=data does not read data=aya",
     "expert=math": "stage=table does not read expert=math",
     # an unknown key, with + too
+    SFT + "lr=1e-5": "unknown key lr: did you mean sft.learning_rate=...?",
+    SFT + "sft.lr=1e-5": "unknown key sft.lr: did you mean sft.learning_rate=...?",
+    SFT + "epochs=2": "unknown key epochs: did you mean sft.epochs=...?",
+    "stage=merge merge=swap": "merge=swap is no option: did you mean layer_swap",
+    "stage=eval languages=[en, sw]": "stands in quotes, 'languages=[en,sw]'",
     SFT + "sft.learning_rat=1": "unknown key sft.learning_rat: did you mean sft.learning_rate?",
     SFT + "+sft.learning_rat=1": "unknown key sft.learning_rat: did you mean sft.learning_rate?",
     SFT + "sed=1": "unknown key sed: did you mean seed?",
@@ -203,7 +210,7 @@ REFUSED = {
     SFT + "seed=0,1": "seed=0,1 names several values: -m makes a run of each; a list is seed=[...]",
     "stage=sft expert=math,qac": "expert=math,qac names several values: -m makes a run of each",
     SFT + "hydra.run.dir=/x": "hydra's own settings are read with -m only",
-    "-m stage=sft expert=mth,math": "expert=mth is no option: there are bn,",
+    "-m stage=sft expert=mth,math": "expert=mth is no option: did you mean math",
     "-m stage=sft expert=math seed=0,1 sft.learning_rat=1": "did you mean sft.learning_rate?",
     "-m stage=sft expert=math seed=0,-1": "seed must be at least 0 and at most 4294967295, got -1",
     **{
@@ -298,3 +305,20 @@ def test_a_sweep_over_tables_composes_inside_its_jobs(call: Callable[..., Simple
 def test_a_dataclass_error_names_the_key() -> None:
     with pytest.raises(PipelineError, match=r"^unknown key sft\.learning_rat: did you mean sft\.learning_rate\?$"):
         compose([*SFT.split(), "sft.learning_rat=1"])
+
+
+@pytest.mark.parametrize("checkpoint", ["hub:org/name", "./folder", "../folder", "/there/folder", "package:data/x"])
+def test_model_takes_a_checkpoint_without_a_file_of_its_own(checkpoint: str) -> None:
+    """On the command line, in a table's words, and with several of them, as its longer spelling does."""
+    short, longer = compose(["stage=sft", "expert=math", f"model={checkpoint}"]), ["stage=sft", "expert=math"]
+    assert short == compose([*longer, "model=trained", f"model.path={checkpoint}"])
+    assert short == stage_of({"stage": "sft", "expert": "math", "model": checkpoint})
+    assert spelled_out([f"model={checkpoint},./b"]) == ["model=trained", f"model.path={checkpoint},./b"]
+    assert spelled_out(["model=sandbox", "expert=math"]) == ["model=sandbox", "expert=math"]
+
+
+def test_the_version_is_the_programs_own(capsys: pytest.CaptureFixture[str]) -> None:
+    from importlib.metadata import version
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"pipeline {version('pipeline')}\n"

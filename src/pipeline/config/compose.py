@@ -60,7 +60,7 @@ def compose(words: list[str], without: tuple[str, ...] = ()) -> Stage:
     Raises:
         PipelineError: a wrong key, option, type or range, or a missing value.
     """
-    words, every = split_every(words)
+    words, every = split_every(spelled_out(words))
     for word in words:
         parse(word)
     asked = [*words, *(f"~{group}" for group in without)]
@@ -74,6 +74,16 @@ def compose(words: list[str], without: tuple[str, ...] = ()) -> Stage:
         raise Unreadable(f"a file of the configuration is no YAML: {' '.join(str(error).split())}") from error
     except UnicodeDecodeError as error:
         raise Unreadable(f"a file below {conf.folder()} is not UTF-8 ({error}): write it again in UTF-8") from error
+
+
+def spelled_out(words: Sequence[str]) -> list[str]:
+    """The words with model=CHECKPOINT as what it stands for: model=trained model.path=CHECKPOINT."""
+    found: list[str] = []
+    for word in words:
+        key, _, value = word.partition("=")
+        whole = key == "model" and all(map(conf.is_checkpoint, value.split(",")))
+        found += ["model=trained", f"model.path={value}"] if whole else [word]
+    return found
 
 
 def split_every(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
@@ -167,7 +177,10 @@ def parse(word: str, several: bool = False) -> Override:
     try:
         override = OverridesParser.create().parse_override(word)
     except HydraException as error:
-        raise PipelineError(f"{word!r} is no override: write key=value, for example stage=sft expert=math") from error
+        raise PipelineError(
+            f"{word!r} is no override: write key=value, for example stage=sft expert=math; a value with brackets or "
+            "spaces stands in quotes, 'languages=[en,sw]'"
+        ) from error
     key = override.key_or_group
     if override.is_delete():
         raise PipelineError(f"{word!r} takes a key away, and each has a meaning: give {key}=value")

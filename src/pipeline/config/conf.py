@@ -59,6 +59,11 @@ def table(name: str) -> Path:
     return folder() / TABLES / f"{name}.yaml"
 
 
+def is_checkpoint(model: str) -> bool:
+    """Whether a value of model= is a checkpoint and no option: a RUN with a /, a : or a leading dot."""
+    return "/" in model or ":" in model or model.startswith(".")
+
+
 def presets(method: str) -> list[str]:
     """The options of merge= that are a method with other settings: ties_mergekit of ties."""
     return [option for option in options("merge") if option.startswith(f"{method}_") and option not in METHODS]

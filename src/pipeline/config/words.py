@@ -33,6 +33,8 @@ def stage_of(words: Mapping[str, Any]) -> Stage:
         PipelineError: as compose does.
     """
     groups = conf.groups()
+    if conf.is_checkpoint(str(words.get("model", ""))):
+        words = {**words, "model": "trained", "model.path": words["model"]}
     chosen = {key: value for key, value in words.items() if key == "stage" or key in groups}
     mappings = {key: value for key, value in words.items() if isinstance(value, dict) and key not in chosen}
     values = {key: value for key, value in words.items() if key not in chosen and key not in mappings}
