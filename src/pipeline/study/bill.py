@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -298,7 +297,7 @@ def behind(run: Parent) -> Iterator[Parent]:
 @lru_cache(maxsize=64)
 def by_hub(hub: str) -> str:
     """The option of conf/model that names a model of the Hub."""
-    for path in sorted((Path(conf.folder()) / "model").glob("*.yaml")):
-        if OmegaConf.select(OmegaConf.load(path), "path") == f"hub:{hub.partition('@')[0]}":
-            return path.stem
+    for option in conf.options("model"):
+        if OmegaConf.select(OmegaConf.load(str(conf.file("model", option))), "path") == f"hub:{hub.partition('@')[0]}":
+            return option
     return ""

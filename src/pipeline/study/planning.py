@@ -37,7 +37,7 @@ def load(config: TableStage) -> Table:
     def find(name: str) -> tuple[str, str]:
         path = conf.table(name)
         try:
-            return path.read_text(encoding="utf-8"), path.name if path.parent == conf.folder() / conf.TABLES else name
+            return path.read_text(encoding="utf-8"), name if "/" in name or name.startswith(".") else path.name
         except UnicodeDecodeError as error:
             raise PipelineError(f"table={name} is not UTF-8 ({error}): write it again in UTF-8") from error
 
