@@ -101,7 +101,7 @@ def split_every(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
             override = parse(word)
             every[override.key_or_group.removeprefix("every.")] = override.value()
         else:
-            rest.append(word)
+            rest.append(word.removeprefix("table.") if word.startswith("table.free_snapshots=") else word)
     return rest, every
 
 
