@@ -293,6 +293,53 @@ def test_stdout_is_the_folder_alone_and_a_sweep_prints_one_a_job(tmp_path: Path)
     assert (tmp_path / other / "manifest.json").is_file()
 
 
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A folder of options, with a space in its name."""
+    folder = tmp_path / "my conf"
+    (folder / "recipe").mkdir(parents=True), (folder / "tables").mkdir()
+    (folder / "recipe/mine.yaml").write_text("# @package sft\nlearning_rate: 3.0e-6\n")
+    (folder / "tables/mine.yaml").write_text(
+        "name: mine\nevery: {model: llama3.1_8b, recipe: mine, data.size: 1000}\n"
+        "runs: {math: {stage: sft, expert: math}}\ncolumns: {math: {run: math, eval: mgsm_2shot, in: en}}\n"
+    )
+    return folder
+
+
+def typed(where: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pipeline", *words]
+    return subprocess.run(command, cwd=where, env=os.environ, capture_output=True, text=True, check=False)
+
+
+def test_a_folder_of_options_of_ones_own(own: Path, tmp_path: Path) -> None:
+    """Its options compose, through Hydra's own flags too, its tables are found, and refusals name those of both."""
+    sft = "stage=sft expert=math model=llama3.1_8b".split()
+    asked = [f"--config-dir={own}", *sft, "recipe=mine", "--cfg", "job"]
+    assert "learning_rate: 3.0e-06" in typed(tmp_path, *asked).stdout
+    refused = typed(tmp_path, "--config-dir", "my conf", *sft, "recipe=nope")
+    assert refused.returncode == 1 and refused.stderr.count("\n") == 1
+    assert "recipe=nope is no option: there are" in refused.stderr
+    assert " mine," in refused.stderr and "layer_swapping_sw_1" in refused.stderr
+    planned = typed(tmp_path, f"--config-dir={own}", "stage=plan", "table=mine")
+    assert planned.returncode == 0 and "3 of 3 runs to make" in planned.stdout, planned.stderr
+    missing = typed(tmp_path, f"--config-dir={own}", "stage=plan", "table=min")
+    assert "table=min is no table: did you mean mine" in missing.stderr
+
+
+def test_a_folder_that_would_be_misread_is_refused(own: Path, tmp_path: Path, call: Any) -> None:
+    asked = [f"--config-dir={own}", "stage=plan"]
+    assert call("--config-dir=nowhere", "stage=plan").err == (
+        "error: --config-dir=nowhere is no folder: give one with recipe/mine.yaml, tables/mine.yaml ...\n"
+    )
+    assert "--config-dir needs a folder" in call("stage=plan", "--config-dir").err
+    (own / "table").mkdir()
+    assert "table/ is no group of options: did you mean tables/?" in call(*asked).err
+    (own / "table").rename(own / "model")
+    (own / "model/sandbox.yaml").write_text("name: sandbox\n")
+    assert "model=sandbox is there already: call yours otherwise" in call(*asked).err
+    assert conf.ADDED == []
+
+
 def test_a_sweep_over_tables_composes_inside_its_jobs(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
     """A table composes its rows while Hydra's own job is at work."""
     words = ["stage=plan", "table=real_smoke", f"data_root={tmp_path}", f"runs_dir={tmp_path}/a,{tmp_path}/b"]

@@ -43,10 +43,10 @@ def stage_of(words: Mapping[str, Any]) -> Stage:
     later = {key: value for group in without for key, value in (listed[group] or {}).items() if key not in values}
     chosen = {group: option for group, option in chosen.items() if group not in without}
     whole = [f"{group}={option}" for group, option in chosen.items() if not conf.alone(group, str(option))]
-    place = (str(conf.folder()), *whole, *chosen, without, tuple(values))
+    place = (str(conf.folders()), *whole, *chosen, without, tuple(values))
     parts = {
         group: (
-            str(conf.folder()),
+            str(conf.folders()),
             words.get("stage"),
             group,
             option,

@@ -86,7 +86,7 @@ class Merging:
         return role if info is not None and info.dtype == self.stored_dtype(name) else None
 
     def signature(self, name: str) -> Any:
-        """What decides a tensor: two merges of the same sources that agree here agree on the tensor."""
+        """What decides a tensor: two merges of one layout that agree here agree on the tensor."""
         dtype = self.stored_dtype(name)
         if self.adapter is None and name in self.weights:
             return tuple((str(self.sources[role].folder), weight) for role, weight in self.weights[name].items()), dtype

@@ -20,7 +20,7 @@ from pipeline.config.stages import SelectStage
 from pipeline.errors import PipelineError
 from pipeline.models.files import SUFFIXES
 from pipeline.runs.manifest import MANIFEST, read_manifest
-from pipeline.runs.run import Parent, Run
+from pipeline.runs.run import Parent, Run, Snapshot
 from pipeline.runs.unchanged import check_unchanged
 
 if TYPE_CHECKING:
@@ -61,6 +61,12 @@ def make(run: Run[SelectStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     assert manifest is not None
     base = (manifest.config.get("model") or {}).get("path") or manifest.facts.get("base")
     return {"weights": manifest.weights, "base": base, "choice": chosen, "candidates": len(rows)}
+
+
+def compared(selection: Run) -> list[Snapshot]:
+    """The snapshots that a selection ranks, made or not."""
+    models = [one for run in selection.parents.values() for one in [run, *getattr(run, "parents", {}).values()]]
+    return [one for one in models if isinstance(one, Snapshot)]
 
 
 def label(measure: Measure) -> str:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.config.stages import EvalStage, PlanStage, TableStage
+from pipeline.config.stages import EvalStage, PlanStage, SelectStage, TableStage
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import read_lock
 from pipeline.report.text import aligned
@@ -15,6 +15,7 @@ from pipeline.runs.folders import finished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.study.bill import bill
+from pipeline.study.clean import free_ranked, freed_needed
 from pipeline.study.contrasts import contrasts
 from pipeline.study.execute import execute
 from pipeline.study.gather import gather
@@ -37,6 +38,7 @@ def show_plan(config: PlanStage) -> str:
     waiting = [run for score in planning.waiting() if (run := planning.like(score))]
     cost = bill(runs, config.plan, planning.plan.table.free_snapshots, waiting) if config.plan.gpu else None
     lines += [*(cost.lines() if cost else []), *told_every(planning), *contrasts(planning)]
+    lines += [f"cannot be made: {name} was freed, train it again with redo=true" for name in freed_needed(runs)]
     for told, count in Counter(planning.problems.values()).items():
         lines.append(f"cannot be planned: {told}{f' ({count} times)' if count > 1 else ''}")
     if cost and cost.causes:
@@ -94,6 +96,9 @@ def make_table(config: TableStage) -> Path:
     """
     planning = Planning.of(config)
     targets = planning.targets()
+    if gone := freed_needed(ordered(targets)):
+        problem = f"table={config.table} needs {', '.join(gone)}, which {'was' if len(gone) == 1 else 'were'} freed"
+        raise PipelineError(f"{problem}: train again with redo=true, or leave out what is made from it")
     if planning.problems:
         told = next(iter(planning.problems.values()))
         raise PipelineError(f"{len(planning.problems)} parts of table={config.table} cannot be planned, first: {told}")
@@ -103,13 +108,25 @@ def make_table(config: TableStage) -> Path:
     made: set[str] = set()
     with resident():
         while targets := [run for run in targets if run.hash not in made]:
-            failed = execute(targets, failed)
+            failed = make_all(planning, targets, failed)
             made |= {run.hash for run in targets}
             targets = planning.targets()
     page = write(planning, failed)
     if failed:
         raise PipelineError(f"{len(failed)} runs failed ({', '.join(failed)}); {page} shows what there is")
     return page
+
+
+def make_all(planning: Planning, targets: list[Run], failed: dict[str, str]) -> dict[str, str]:
+    """Make runs; with free_snapshots selection by selection, and what one has ranked is freed before the next."""
+    if planning.plan.table.free_snapshots:
+        runs = ordered(targets)
+        kept = planning.snapshots()
+        for selection in (run for run in runs if isinstance(run.config, SelectStage)):
+            failed = execute([selection], failed)
+            for name in free_ranked(runs, kept):
+                print(f"freed: {name}, which is ranked", file=sys.stderr)
+    return execute(targets, failed)
 
 
 def report_table(config: TableStage) -> Path:
