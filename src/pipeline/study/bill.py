@@ -21,6 +21,7 @@ from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import read_json
 from pipeline.models.shape import SHAPES, Shape, shape_of
 from pipeline.runs.run import External, Parent, Run, Snapshot
+from pipeline.study.build.evaluation import is_bundle
 from pipeline.study.build.steps import planned_steps
 from pipeline.study.cost import (
     GPUS,
@@ -50,7 +51,8 @@ def bill(runs: list[Run], plan: Plan) -> list[str]:
     hours: dict[str, float] = defaultdict(float)
     most: dict[str, tuple[float, str]] = {}
     disk, host, unknown = 0.0, 0.0, []
-    for run in (run for run in runs if run.hash in left and isinstance(run.config, TrainStage | EvalStage)):
+    scored_or_trained = (run for run in runs if isinstance(run.config, TrainStage | EvalStage) and not is_bundle(run))
+    for run in (run for run in scored_or_trained if run.hash in left):
         try:
             shape = shape_for(run)
             if isinstance(run.config, TrainStage):
