@@ -24,6 +24,9 @@ from pipeline.study.cells import REDUCERS, Candidate, Cell, ScoreRef, item_value
 from pipeline.study.planning import Planning, primary, readings
 
 MISSING = "—"
+SPM_MODEL = (
+    "every.eval.spm_model=FILE, what sacrebleu -tok flores200 fetches to ~/.sacrebleu/models/flores200sacrebleuspm"
+)
 VALIDATIONS = ("starting_validation_loss", "ending_validation_loss")
 
 
@@ -125,7 +128,8 @@ class Outcome:
         found = primary(run) if metric is None and pair is None else None
         rows = readings(run, metric, pair)
         if found is None and not rows:
-            raise NoScore(f"{run.name} has no {metric or 'score'}{f' of {pair}' if pair else ''}")
+            remedy = f": give {SPM_MODEL}" if metric == "spbleu" else ""
+            raise NoScore(f"{run.name} has no {metric or 'score'}{f' of {pair}' if pair else ''}{remedy}")
         number = statistics.fmean(row["value"] for row in rows) if found is None else found
         return number if rows and rows[0]["metric"] in ("bleu", "spbleu", "chrf++") else 100 * number
 

@@ -46,7 +46,8 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
         file = Path(config.eval.spm_model)
         if not file.is_file():
             raise PipelineError(
-                f"eval.spm_model={file} is no file: give the SentencePiece model of spBLEU, or leave it out"
+                f"eval.spm_model={file} is no file: give the SentencePiece model of spBLEU, which sacrebleu -tok "
+                "flores200 fetches to ~/.sacrebleu/models/flores200sacrebleuspm, or leave it out"
             )
         parents["spm_model"] = External(file.name, sha256(file), file)
     return config, f"eval-{name}-{label}", parents
