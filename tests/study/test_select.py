@@ -214,7 +214,8 @@ def test_snapshots_of_trainings_that_are_planned(base: Path, world: Path, tmp_pa
     assert steps == ["2", "4", "4", "5", "5"]  # and the last weights of each
     for role, evaluation in run.parents.items():
         if role != "model":
-            (training,) = [one for one in runs_behind(evaluation.parents) if one.hash in order]  # type: ignore[attr-defined]
+            behind = runs_behind(evaluation.parents)  # type: ignore[attr-defined]
+            (training,) = [one for one in behind if one.config.stage == "sft" and one.hash in order]
             assert order[training.hash] < order[evaluation.hash] < order[run.hash]
     snapshot = build(compose(["stage=eval", "eval=mgsm_2shot", "checkpoint=slow@4", *shared]), known)  # type: ignore[arg-type]
     assert snapshot.parents["checkpoint"].hash in {

@@ -149,7 +149,12 @@ def resident() -> Iterator[None]:
         yield
     finally:
         _keeping = False
-        _kept.clear()
+        release()
+
+
+def release() -> None:
+    """Give the memory of what is kept back, to a training for instance."""
+    _kept.clear()
 
 
 def keeping() -> bool:

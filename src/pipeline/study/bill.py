@@ -24,6 +24,7 @@ from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import read_json
 from pipeline.models.shape import SHAPES, Shape, shape_of
 from pipeline.runs.run import External, Parent, Run, Snapshot, runs_behind
+from pipeline.study.build.evaluation import is_bundle
 from pipeline.study.build.steps import planned_steps
 from pipeline.study.cost import (
     GPUS,
@@ -104,8 +105,10 @@ def bill(runs: list[Run], plan: Plan, free_snapshots: bool = False, waiting: Seq
     assert plan.gpu is not None
     found, left, gpu = Bill(plan), unfinished(runs), GPUS[plan.gpu]
     selections = [run for run in runs if run.hash in left and isinstance(run.config, SelectStage)]
-    scored = {one.hash for run in selections for one in runs_behind(run.parents)}
+    behind = [one for run in selections for one in runs_behind(run.parents)]
+    scored = {one.hash for run in behind for one in [run, *runs_behind(run.parents)]}  # a bundle, and its scoring runs
     asked_for = [run for run in runs if run.hash in left and isinstance(run.config, TrainStage | EvalStage)]
+    asked_for = [run for run in asked_for if not is_bundle(run)]  # whose scores are runs of their own
     for run in [*asked_for, *waiting]:
         try:
             cost = training(run, gpu) if isinstance(run.config, TrainStage) else scoring(run, gpu)

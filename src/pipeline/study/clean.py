@@ -89,7 +89,9 @@ def idle_snapshots(runs_dir: Path) -> list[Removable]:
             parents = {parent.hash for parent in manifest.parents.values()}
             ranking |= {manifest.hash, *parents}
             scored = [by_hash[parent].parents for parent in parents if parent in by_hash]
-            ranked |= parents | {parent.hash for one in scored for parent in one.values()}
+            behind = {parent.hash for one in scored for parent in one.values()}  # snapshots, and scores a language each
+            ranking |= {one for one in behind if one in by_hash and by_hash[one].stage == "eval"}
+            ranked |= parents | behind
     others = [manifest for manifest in manifests if manifest.hash not in ranking]
     used = {parent.hash for manifest in others for parent in manifest.parents.values()}
     found = []

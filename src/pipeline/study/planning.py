@@ -172,9 +172,7 @@ class Planning:
             problem = f"eval={config.eval.name} holds {held}: say which of them is scored, task: ..."
             raise self.refused("score", problem)
         one = replace(tasks[0], where_possible=tasks[0].where_possible or bool(where_possible))
-        room = config.eval.max_gen_toks_of.get(score.language, config.eval.max_gen_toks)
-        name = f"{one.task}_{one.num_fewshot}shot"
-        asked = replace(config.eval, name=name, tasks=[one], max_gen_toks=room, max_gen_toks_of={})
+        asked = replace(config.eval, name=f"{one.task}_{one.num_fewshot}shot", tasks=[one])
         chosen = score.model if score.model in self.plan.chosen else None
         return build(replace(config, eval=asked, chosen_by=chosen), {**known, **theirs})
 

@@ -15,6 +15,7 @@ from pipeline.runs.folders import finished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.study.bill import bill
+from pipeline.study.build.evaluation import is_bundle
 from pipeline.study.clean import free_ranked, freed_needed
 from pipeline.study.contrasts import contrasts
 from pipeline.study.execute import execute
@@ -75,7 +76,8 @@ def kinds(planning: Planning, runs: Sequence[Run]) -> list[str]:
     there: dict[str, list[Run]] = {}
     for run in runs:
         live = isinstance(run.config, EvalStage) and run.config.merge is not None
-        there.setdefault("eval of a merge in memory" if live else run.config.stage, []).append(run)
+        kind = "averages of evals" if is_bundle(run) else "eval of a merge in memory" if live else run.config.stage
+        there.setdefault(kind, []).append(run)
     left = unfinished(list(runs))
     lines = [f"{kind}: {len(of)}, {sum(run.hash not in left for run in of)} finished" for kind, of in there.items()]
     plan, waiting = planning.plan, len(planning.waiting())
@@ -86,7 +88,7 @@ def kinds(planning: Planning, runs: Sequence[Run]) -> list[str]:
 
 
 def is_score(run: Run) -> bool:
-    return isinstance(run.config, EvalStage)
+    return isinstance(run.config, EvalStage) and not is_bundle(run)
 
 
 def make_table(config: TableStage) -> Path:

@@ -63,6 +63,8 @@ def check_method(config: TrainStage) -> None:
             f"sft.steps={sft.steps} with sft.steps_per_switch={sft.steps_per_switch} ends before the language side's "
             f"first turn: give sft.steps={2 * sft.steps_per_switch} or more, or fewer steps per switch"
         )
+    if sft.validate_at_start and not config.data.validation:
+        raise PipelineError("sft.validate_at_start=true needs validation rows: give data.validation=N, or leave it out")
     bytes_per_parameter(sft)
     if sft.optimizer == "adamw_bf16" and sft.adam_beta2 > MOST_BETA2:
         raise PipelineError(
