@@ -14,10 +14,11 @@ from pipeline.report.text import aligned
 from pipeline.runs.folders import finished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
+from pipeline.study.asked import check_claims
 from pipeline.study.bill import bill
 from pipeline.study.build.evaluation import is_bundle
 from pipeline.study.clean import free_ranked, freed_needed
-from pipeline.study.contrasts import contrasts
+from pipeline.study.contrasts import contrasts, write_contrasts
 from pipeline.study.execute import execute
 from pipeline.study.gather import gather
 from pipeline.study.graph import History, ordered, unfinished
@@ -34,6 +35,7 @@ def show_plan(config: PlanStage) -> str:
         PipelineError: a run that cannot fit plan.gpu and plan.gpus, a sentence for each cause, with all that is shown.
     """
     planning = Planning.of(config)
+    check_claims(planning)
     runs = ordered(planning.targets())
     lines = [show(runs, config.plan.lines), *kinds(planning, runs)]
     waiting = [run for score in planning.waiting() if (run := planning.like(score))]
@@ -97,6 +99,7 @@ def make_table(config: TableStage) -> Path:
     Failed runs stand in what is written, and the stage fails after it.
     """
     planning = Planning.of(config)
+    check_claims(planning)
     targets = planning.targets()
     if gone := freed_needed(ordered(targets)):
         problem = f"table={config.table} needs {', '.join(gone)}, which {'was' if len(gone) == 1 else 'were'} freed"
@@ -147,10 +150,11 @@ def report_table(config: TableStage) -> Path:
 
 
 def write(planning: Planning, failed: dict[str, str]) -> Path:
-    """The page of all scores, and beside it the cells that the table reduces them to."""
+    """The page of all scores, and beside it the cells that the table reduces them to, its contrasts and claims."""
     from pipeline.report.write import write_report
 
     folder = Path(planning.config.runs_dir) / "reports" / planning.plan.table.name
+    write_contrasts(planning, folder)
     page = write_report(gather(planning, failed), folder)
     Outcome.of(planning, failed).write(folder)
     track(planning, folder)
