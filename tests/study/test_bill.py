@@ -183,24 +183,29 @@ def same_length(task: str, shots: int, language: str) -> list[cost.Asked]:
     return cost.asked(task, shots, language, dict.fromkeys(cost.MGSM, mean))  # type: ignore[arg-type]
 
 
-def selection(label: str) -> tuple[int, float]:
-    """(snapshots, hours) of the evaluations of this label that selections compare."""
-    wanted = [
-        one
-        for one in billed(*LAYER_SWAPPING).kinds["selection"]
-        if one.run.label.startswith(label) and "@" in one.run.parents["checkpoint"].name
-    ]
-    return len(wanted), sum(one.hours for one in wanted)
+def selection(kind: str) -> tuple[int, float]:
+    """(snapshots, hours) of what selections compare: of experts that are math, joint, or of a language."""
+    snapshots: dict[str, float] = {}
+    for one in billed(*LAYER_SWAPPING).kinds["selection"]:
+        name = one.run.parents["checkpoint"].name
+        found = "math" if name.startswith("math-") else "joint" if name.startswith("math_") else "language"
+        if "@" in name and found == kind:
+            snapshots[name] = snapshots.get(name, 0.0) + one.hours
+    return len(snapshots), sum(snapshots.values())
+
+
+def is_snapshot(run: Run) -> bool:
+    return "@" in run.parents["checkpoint"].name
 
 
 def test_selection_of_layer_swapping(monkeypatch: pytest.MonkeyPatch) -> None:
     """24 math snapshots in ten languages of 75 s: 5 h. 96 language snapshots of 17 minutes, which is Swahili's length:
     27 h. The plan itself counts Telugu's 4.2 and Bengali's 2.7 times as long questions: 63 h."""
-    assert selection("eval-layer_swapping_language") == (96, near(63))
+    assert selection("language") == (96, near(63))
     monkeypatch.setattr(module, "asked", same_length)
-    assert selection("eval-mgsm_8shot-math-full") == (24, near(5))
+    assert selection("math") == (24, near(5))
     monkeypatch.setattr(module, "asked", lambda task, shots, language: cost.asked(task, shots, "sw"))
-    assert selection("eval-layer_swapping_language") == (96, near(27))
+    assert selection("language") == (96, near(27))
 
 
 def test_scores_of_mgsm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +219,8 @@ def test_scores_of_mgsm(monkeypatch: pytest.MonkeyPatch) -> None:
         for planning, _ in map(planned, tables):
             waiting |= {score: planning.like(score) for score in planning.waiting()}
         found = bill(runs_of(*tables), Plan(gpu="h100_80"), waiting=list(waiting.values()))  # type: ignore[arg-type]
-        mgsm = [one for one in found.kinds["eval"] if one.run.label.startswith("eval-mgsm")]
+        scores = [*found.kinds["eval"], *(one for one in found.kinds["selection"] if not is_snapshot(one.run))]
+        mgsm = [one for one in scores if one.run.label.startswith("eval-mgsm")]  # a selection asks the base for some
         hours = sum(one.hours for one in mgsm)
         assert len(mgsm) == count and hours == near(expected)
         if tables == LAYER_SWAPPING:
