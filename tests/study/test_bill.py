@@ -26,7 +26,6 @@ from pipeline.runs.run import Run
 from pipeline.study import bill as module
 from pipeline.study import cost
 from pipeline.study.bill import Bill, bill
-from pipeline.study.build.steps import planned_rows
 from pipeline.study.graph import ordered
 from pipeline.study.planning import Planning
 from pipeline.study.table import show_plan
@@ -72,13 +71,6 @@ def trainings(found: Bill) -> dict[tuple[str, str, str], list[float]]:
     return hours
 
 
-def share_of_union(expert: str = "math_sw") -> float:
-    """Of the union of two sets of 78,000 rows, what a joint training is given: all, or half where mixture=unreasonable
-    says 78,000 rows of a joint set too."""
-    data = next(run for run in runs_of("unreasonable_table3") if run.label == f"data-{expert}")
-    return (planned_rows(data) or 0) / 156_000  # type: ignore[arg-type]
-
-
 # ---------------------------------------------------------------------------------------------------- trainings
 
 
@@ -88,7 +80,7 @@ def test_each_kind_of_training_of_unreasonable_table_3() -> None:
     A language side holds the lowest layers, so that the backward pass goes all the way down, and of adapters saves
     nothing: between the factor of its partition and none. In turns a training is a math and a language side.
     """
-    found, union = trainings(billed("unreasonable_table3")), share_of_union()
+    found = trainings(billed("unreasonable_table3"))
 
     def mean(*place: str) -> float:
         assert len(found[place]) == 4  # type: ignore[index]
@@ -105,26 +97,25 @@ def test_each_kind_of_training_of_unreasonable_table_3() -> None:
             for lora in ("", "_lora"):
                 sides = mean(f"partial{lora}", "math", name) + mean(f"partial{lora}", language, name)
                 # batches of 64 take half as many steps of the optimizer as those of 32
-                assert mean(f"simultaneous{lora}", f"math_{language}", name) == pytest.approx(sides * union, rel=0.05)
+                assert mean(f"simultaneous{lora}", f"math_{language}", name) == pytest.approx(sides, rel=0.05)
     for language in ("sw", "bn", "te"):
-        assert mean("mixed", f"math_{language}", "") == near((1.13 + FULL[language]) * union)
+        assert mean("mixed", f"math_{language}", "") == near(1.13 + FULL[language])
 
 
 def test_unreasonable_trains_as_long_as_by_hand() -> None:
     """Table 3: 4 x (math 1.13 and the languages 4.30, each x 1 + 0.72, + 2.455 x 1.72 for A, B and C) = 129 h alone; of
     both sets 4 x (7.69 mixed + 7.69 x 2.455 x 1.72 in turns) = 161 h: 290 h. With tables 1, 2 and a1 mixed LoRA (22 h)
     and Z (3.6 h) come to it: 315 h. A joint set is both sets whole, 156,000 rows."""
-    union = share_of_union()
-    for tables, count, alone, both in (
-        (("unreasonable_table3",), 212, 129, 161),
-        (UNREASONABLE, 228, 129 + 3.6, 161 + 22),
+    for tables, count, alone, both, total in (
+        (("unreasonable_table3",), 212, 129, 161, 290),
+        (UNREASONABLE, 228, 129 + 3.6, 161 + 22, 315),
     ):
         found = billed(*tables)
         hours = trainings(found)
         assert len(found.kinds["sft"]) == count and not found.unknown
         assert sum(sum(each) for place, each in hours.items() if "_" not in place[1]) == near(alone)
-        assert sum(sum(each) for place, each in hours.items() if "_" in place[1]) == near(both * union)
-        assert found.hours("sft") == near(alone + both * union)
+        assert sum(sum(each) for place, each in hours.items() if "_" in place[1]) == near(both)
+        assert found.hours("sft") == near(total)
     slower = billed(*UNREASONABLE, gpu="a100_80").hours("sft") / found.hours("sft")
     assert slower == near(850 / 315)
 
@@ -134,10 +125,7 @@ def test_layer_swapping_trains_as_long_as_by_hand(gpu: str, expected: float) -> 
     """15 experts of 40,000 rows and 3 joint trainings of 80,000."""
     found = billed(*LAYER_SWAPPING, gpu=gpu)
     assert len(found.kinds["sft"]) == 18
-    joint = sum(sum(hours) for place, hours in trainings(found).items() if "_" in place[1])
-    data = next(run for run in runs_of(*LAYER_SWAPPING) if run.label == "data-math_sw")
-    union = (planned_rows(data) or 0) / 80_000  # type: ignore[arg-type]
-    assert found.hours("sft") + joint * (1 / union - 1) == near(expected)
+    assert found.hours("sft") == near(expected)
 
 
 def test_without_checkpointing_three_quarters() -> None:
@@ -148,7 +136,7 @@ def test_without_checkpointing_three_quarters() -> None:
 
 
 def test_the_disk_holds_144_snapshots() -> None:
-    """8 snapshots of 18 trainings, and the weights of each: 162 of 32.1 GB. A joint training has 8 in 80,000 rows.
+    """8 snapshots of 18 trainings, and the weights of each: 162 of 32.1 GB, 5.2 TB.
 
     Freed as they are ranked: the weights of 18, the snapshots of the selection that ranks the most, and what
     each of the selections chose.
@@ -157,12 +145,9 @@ def test_the_disk_holds_144_snapshots() -> None:
     found = bill(runs, Plan(gpu="h100_80"))
     each = 4 * LLAMA_8B.parameters
     counts = {one.run.name: one.snapshots // one.weights for one in found.kinds["sft"]}
-    joint = {name: count for name, count in counts.items() if name.startswith("math_sw")}
-    data = next(run for run in runs if run.label == "data-math_sw")
     assert each == near(32.1e9) and {one.weights for one in found.kinds["sft"]} == {each}
-    assert [count for name, count in counts.items() if name not in joint] == [8] * 15
-    assert list(joint.values()) == [(planned_rows(data) or 0) // 10_000] * 3  # type: ignore[arg-type]
-    assert found.disk == each * (18 + sum(counts.values()))
+    assert list(counts.values()) == [8] * 18
+    assert found.disk == each * (18 + 144)
     selections = [run for run in runs if run.config.stage == "select"]
     most = max(sum(counts[name] for name in trained) for trained in map(ranked, selections))
     assert bill(runs, Plan(gpu="h100_80"), free_snapshots=True).disk == each * (18 + most + len(selections))
