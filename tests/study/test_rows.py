@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from planned import plan
 
+from pipeline.errors import PipelineError
 from pipeline.study.cells import ScoreRef, canonical, value, winner
 from pipeline.study.specs import Ref
 
@@ -208,6 +210,32 @@ def test_the_command_line_adds_to_every() -> None:
     made = plan(TABLE, **{"sft.processes": 4, "model": "other"})
     assert made.specs["math m=1"].words["sft.processes"] == 4
     assert made.specs["base"].words == {"model": "other"}
+
+
+def test_what_a_run_says_itself_the_command_line_does_not_change() -> None:
+    """math says its recipe, both their expert; a run that is not planned counts for nothing."""
+    made = plan(TABLE, recipe="mine")
+    recipes = [made.specs[key].words["recipe"] for key in ("math m=1", "language language=sw l=1")]
+    assert recipes == ["math_1", "mine"] and made.own == {"recipe": ["math"]}
+    for words, told in (
+        ({"expert": "nope"}, "expert reaches no run of math, language, which say their own"),
+        ({"eval": "nope"}, "eval reaches no run of scores, which say their own"),
+        ({"languages": ["sw"]}, "no run of this table reads languages"),
+        ({"analyze.axis": "input"}, "no run of this table reads analyze.axis"),
+        ({"redo": True}, "no run of this table reads redo"),
+    ):
+        with pytest.raises(PipelineError, match=f"^mine.yaml, every: {told}"):
+            plan(TABLE, **words)
+    assert plan(TABLE, **{"eval.batch_size": 4}).own == {}
+    by_row = changed("  base: base", "  base: {run: base, eval.batch_size: 8}")
+    assert plan(by_row, **{"eval.batch_size": 4}).own == {"eval.batch_size": ["scores"]}
+
+
+def test_every_is_below_trials_and_above_a_recipe_alone() -> None:
+    made = plan(TABLE + "trials: {sft.learning_rate: [recipe]}\n", **{"sft.learning_rate": 1e-5})
+    assert made.specs["math m=1"].words["sft.learning_rate"] == 1e-5 and made.own == {}
+    with pytest.raises(PipelineError, match="sft.learning_rate reaches no run of math trial, language trial"):
+        plan(TABLE + "trials: {sft.learning_rate: [recipe, 2.0e-5]}\n", **{"sft.learning_rate": 1e-5})
 
 
 def test_an_existing_model_is_a_row() -> None:

@@ -27,14 +27,21 @@ from pipeline.study.planning import Planning
 
 
 def show_plan(config: PlanStage) -> str:
-    """The runs of a table by kind, what they cost, what is missing, and what its contrasts could show."""
+    """The runs of a table by kind, what they cost, what is missing, and what its contrasts could show.
+
+    Raises:
+        PipelineError: a run that cannot fit plan.gpu and plan.gpus, a sentence for each cause, with all that is shown.
+    """
     planning = Planning.of(config)
     runs = ordered(planning.targets())
     lines = [show(runs, config.plan.lines), *kinds(planning, runs)]
-    lines += bill(runs, config.plan) if config.plan.gpu else []
-    lines += [*told_every(planning), *contrasts(planning)]
+    waiting = [run for score in planning.waiting() if (run := planning.like(score))]
+    cost = bill(runs, config.plan, planning.plan.table.free_snapshots, waiting) if config.plan.gpu else None
+    lines += [*(cost.lines() if cost else []), *told_every(planning), *contrasts(planning)]
     for told, count in Counter(planning.problems.values()).items():
         lines.append(f"cannot be planned: {told}{f' ({count} times)' if count > 1 else ''}")
+    if cost and cost.causes:
+        raise PipelineError("\nerror: ".join(cost.causes), shown="\n".join(lines))
     return "\n".join(lines)
 
 
@@ -73,13 +80,10 @@ def kinds(planning: Planning, runs: Sequence[Run]) -> list[str]:
     lines = [f"{kind}: {len(of)}, {sum(run.hash not in left for run in of)} finished" for kind, of in there.items()]
     plan, waiting = planning.plan, len(planning.waiting())
     asked = len(plan.scores)
-    cells = f"{len(plan.cells)} cells of {asked} scores, {len({run.hash for run in runs if is_score(run)})} distinct"
+    distinct = len({run.hash for run in map(planning.evaluation, plan.scores) if run})
+    cells = f"{len(plan.cells)} cells of {asked} scores, {distinct} distinct"
     lines += [f"{cells}; {len(plan.choices)} choices" + (f", {waiting} scores wait for theirs" if waiting else "")]
     return lines
-
-
-def is_score(run: Run) -> bool:
-    return isinstance(run.config, EvalStage) and not is_bundle(run)
 
 
 def make_table(config: TableStage) -> Path:
