@@ -84,13 +84,10 @@ def kinds(planning: Planning, runs: Sequence[Run]) -> list[str]:
     lines = [f"{kind}: {len(of)}, {sum(run.hash not in left for run in of)} finished" for kind, of in there.items()]
     plan, waiting = planning.plan, len(planning.waiting())
     asked = len(plan.scores)
-    cells = f"{len(plan.cells)} cells of {asked} scores, {len({run.hash for run in runs if is_score(run)})} distinct"
+    distinct = len({run.hash for run in map(planning.evaluation, plan.scores) if run})
+    cells = f"{len(plan.cells)} cells of {asked} scores, {distinct} distinct"
     lines += [f"{cells}; {len(plan.choices)} choices" + (f", {waiting} scores wait for theirs" if waiting else "")]
     return lines
-
-
-def is_score(run: Run) -> bool:
-    return isinstance(run.config, EvalStage) and not is_bundle(run)
 
 
 def make_table(config: TableStage) -> Path:
