@@ -13,9 +13,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from pipeline import languages
 from pipeline.config.merging import Merge
 from pipeline.config.stages import Stage
 from pipeline.errors import PipelineError
+from pipeline.files import shipped_conf
 
 TABLES = "tables"  # a folder of conf/ that is no group: Hydra would take a folder `table` for what table= chooses of
 CLAIMS = "claims"  # another: what papers claim, by table
@@ -25,9 +27,7 @@ ADDED: list[Path] = []  # folders of --config-dir
 
 
 def folder() -> Path:
-    """conf/ as shipped in the wheel, else that of the checkout."""
-    package = Path(__file__).parents[1]
-    return package / "conf" if (package / "conf").is_dir() else package.parents[1] / "conf"
+    return shipped_conf()
 
 
 def folders() -> list[Path]:
@@ -43,7 +43,7 @@ def add(name: str) -> None:
     there = Path(name).resolve()
     if not there.is_dir():
         raise PipelineError(f"--config-dir={name} is no folder: give one with recipe/mine.yaml, tables/mine.yaml ...")
-    known = [group for group in (*groups(), TABLES) if group != "stage"]
+    known = [group for group in (*groups(), TABLES, languages.GROUP) if group != "stage"]
     for path in sorted(one for one in there.iterdir() if one.is_dir() and not one.name.startswith(".")):
         if path.name not in known:
             close = get_close_matches(path.name, known, n=1, cutoff=0.6)
@@ -52,6 +52,7 @@ def add(name: str) -> None:
         if twice := {option.stem for option in path.glob("*.yaml")} & set(options(path.name)):
             raise PipelineError(f"--config-dir={name}: {path.name}={min(twice)} is there already: call yours otherwise")
     ADDED.append(there)
+    languages.FOLDERS.append(there / languages.GROUP)
 
 
 def searchpath() -> list[str]:
@@ -74,7 +75,8 @@ def groups() -> list[str]:
 
 @lru_cache(maxsize=8)
 def _groups(there: Path, _: int) -> tuple[str, ...]:
-    return tuple(sorted(path.name for path in there.iterdir() if path.is_dir() and path.name not in (TABLES, CLAIMS)))
+    others = (TABLES, CLAIMS, languages.GROUP)
+    return tuple(sorted(path.name for path in there.iterdir() if path.is_dir() and path.name not in others))
 
 
 def table(name: str) -> Path:
