@@ -131,6 +131,20 @@ def alone(group: str, option: str) -> bool:
     return path is not None and group != "stage" and not _header(path, path.stat().st_mtime_ns)
 
 
+def plain(stage: str, group: str, option: str) -> Path | None:
+    """The file of an option that is `alone`, starts from no other and stays as it is in this stage; else None."""
+    path, whole = file(group, option), file("stage", stage)
+    if path is None or whole is None or not alone(group, option):
+        return None
+    own, shared = _keys(path, path.stat().st_mtime_ns), _keys(whole, whole.stat().st_mtime_ns)
+    return None if "defaults" in own or group in shared else path
+
+
+@lru_cache(maxsize=256)
+def _keys(path: Path, _: int) -> tuple[str, ...]:
+    return tuple(map(str, OmegaConf.load(path)))
+
+
 @lru_cache(maxsize=256)
 def _header(path: Path, _: int) -> bool:
     return path.read_text(encoding="utf-8").startswith("# @package")
