@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ METHODS: dict[str, type[Merge]] = {}
 ADDED: list[Path] = []  # folders of --config-dir
 
 
+@cache
 def folder() -> Path:
     return shipped_conf()
 
