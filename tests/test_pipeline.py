@@ -46,7 +46,7 @@ def times(folder: Path) -> dict[Path, int]:
     return {
         path: path.stat().st_mtime_ns
         for path in folder.glob("*/**/*")
-        if path.is_file() and "reports" not in path.parts
+        if path.is_file() and not {"reports", ".plans"} & set(path.parts)
     }
 
 
