@@ -6,6 +6,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,7 @@ NEEDS = {
     "slurm": ("make test-slurm", lambda: bool(os.environ.get("PIPELINE_TEST_SLURM"))),
     "kill": ("make test-kill", lambda: bool(os.environ.get("KILLS"))),
     "browser": ("set PIPELINE_TEST_BROWSER", lambda: bool(os.environ.get("PIPELINE_TEST_BROWSER"))),
+    "spbleu": ("pip install sentencepiece", lambda: find_spec("sentencepiece") is not None),
     "mergekit": (
         "set PIPELINE_TEST_MERGEKIT to a Python with mergekit",
         lambda: bool(os.environ.get("PIPELINE_TEST_MERGEKIT")),
@@ -172,6 +174,8 @@ def tiny_table(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> l
     for row in ("layer swap", "TIES"):
         sandbox["rows"][row]["by"] |= {"eval.max_gen_toks": 4}
     (copy / "tables/tiny.yaml").write_text(yaml.safe_dump(sandbox | {"name": "tiny"}, sort_keys=False))
+    claims = yaml.safe_load((copy / "claims/sandbox.yaml").read_text())["sandbox"]
+    (copy / "claims/tiny.yaml").write_text(yaml.safe_dump({"tiny": claims}, sort_keys=False))
     monkeypatch.setattr(conf, "folder", lambda: copy)
     return ["table=tiny", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
 

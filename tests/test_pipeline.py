@@ -46,7 +46,7 @@ def times(folder: Path) -> dict[Path, int]:
     return {
         path: path.stat().st_mtime_ns
         for path in folder.glob("*/**/*")
-        if path.is_file() and "reports" not in path.parts
+        if path.is_file() and not {"reports", ".plans"} & set(path.parts)
     }
 
 
@@ -130,6 +130,14 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     assert "0 of 58 runs to make" in call("stage=plan", *table).out
     told = call("stage=report", *table)
     assert (told.status, told.out.strip()) == (0, str(page)) and "missing: " not in told.err
+    with open(tmp_path / "runs/reports/tiny/claims.csv", encoding="utf-8", newline="") as file:
+        verdicts = list(csv.DictReader(file))
+    assert len(verdicts) == 6 and {row["n"] for row in verdicts} == {"2"}
+    assert {row["verdict"] for row in verdicts} <= {"shown", "contradicted", "undecided"}
+    with open(tmp_path / "runs/reports/tiny/contrasts.csv", encoding="utf-8", newline="") as file:
+        assert {(row["left"], row["over"], row["missing"]) for row in csv.DictReader(file)} == {
+            ("layer swap", "problems", "")
+        }
 
     # by two workers the same bytes, from nothing
     other = tmp_path / "two"

@@ -22,10 +22,22 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import conf
-from pipeline.config.compose import Unreadable, compose, jobs, parse, split_every, to_stage, usage, with_every
+from pipeline.config.compose import (
+    Unreadable,
+    compose,
+    jobs,
+    parse,
+    spelled_out,
+    split_every,
+    split_folders,
+    to_stage,
+    usage,
+    with_every,
+)
 from pipeline.config.stages import RunStage, Stage
 from pipeline.config.words import stage_of
 from pipeline.errors import Held, PipelineError
+from pipeline.hub.addresses import without_credentials
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.stop import UNFINISHED, Stopped, listening
 from pipeline.study.execute import one, sentence
@@ -89,6 +101,8 @@ def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None] = print
         refusal = sentence(error)
         if refusal is None:
             raise
+        if shown := getattr(error, "shown", ""):
+            print(without_credentials(shown))
         print(f"error: {refusal}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -114,7 +128,7 @@ def multirun(words: list[str]) -> int:
     unfinished.
     """
     try:
-        words, every = split_every(words)
+        words, every = split_every(spelled_out(words))
         first, *others = jobs(words)
         configs: list[Any] = [with_every(config, every) for config in (compose(first), *map(composed, others))]
     except PipelineError as error:
@@ -163,7 +177,7 @@ def hydra_flags(words: list[str]) -> int:
     import hydra
 
     try:
-        words, every = split_every(words)
+        words, every = split_every(spelled_out(words))
         with_every(compose([word for word in words if not word.startswith("-") and "=" in word]), every)
     except PipelineError as error:
         if isinstance(error, Unreadable):  # --cfg shows what is incomplete, too
@@ -176,15 +190,29 @@ def hydra_flags(words: list[str]) -> int:
         statuses.append(run_stage(lambda: with_every(to_stage(config), every)))
 
     ours = [word for word in words if "=" in word and not word.startswith("-")]
-    sys.argv = [sys.argv[0], *(word for word in words if word not in ours), *ours]  # Hydra wants its flags together
+    flags = [word for word in words if word not in ours]  # Hydra wants them together
+    sys.argv = [sys.argv[0], *flags, *ours, *conf.searchpath()]
     job()
     return worst(statuses)
 
 
 def main(words: list[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
+    try:
+        words, folders = split_folders(words)
+        conf.ADDED.clear()
+        for folder in folders:
+            conf.add(folder)
+    except PipelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     if {"-h", "--help"} & set(words):
         print(usage())
+        return 0
+    if "--version" in words:
+        from importlib.metadata import version
+
+        print(f"pipeline {version('pipeline')}")
         return 0
     with listening():
         flags = {word for word in words if word.startswith("-")}

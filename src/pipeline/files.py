@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Collection, Iterable
@@ -19,6 +20,12 @@ from pipeline.errors import PipelineError
 UNHASHED_FILES = ("wandb/",)  # tracking writes there; results are elsewhere
 KEPT = ".digests"  # in runs_dir
 SETTLED_NS = 2 * 10**9  # the coarsest clock of a file system, FAT's, ticks every two seconds
+
+
+def shipped_conf() -> Path:
+    """conf/ as shipped in the wheel, else that of the checkout."""
+    package = Path(__file__).parent
+    return package / "conf" if (package / "conf").is_dir() else package.parents[1] / "conf"
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -141,3 +148,11 @@ def content_hash(paths: list[Path], root: Path, runs_dir: Path | None = None) ->
     for path in sorted(paths):
         digest.update(f"{path.relative_to(root)} {found[path]}\n".encode())
     return digest.hexdigest()
+
+
+def link(source: Path, target: Path) -> None:
+    """A hard link, which takes no room; a copy where the file system has none."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

@@ -25,11 +25,11 @@ def load(results: Results) -> tuple[list[Score], dict[tuple[str, str], list[str]
     """All scores of the table's evaluations, sorted, and (row, language) -> reasons where an evaluation has none.
 
     An evaluation of several target languages gives each target its own scores, and English to all. Raises PipelineError
-    where the evaluations were not scored alike: by one backend, all with a chat template or all without.
+    where the evaluations were not scored alike: by one backend in one dtype; of a row, with a chat template or without.
     """
     scores: list[Score] = []
     problems: dict[tuple[str, str], list[str]] = {}
-    ways: dict[tuple[str, bool], str] = {}
+    ways: dict[tuple[str, ...], dict[tuple[str, str], str]] = {}  # what is compared -> how it was scored -> by which
     failed = {run.name: f": {run.reason}" for run in results.failed}
     for cell in results.cells:
         file = cell.folder / "scores.json"
@@ -41,14 +41,18 @@ def load(results: Results) -> tuple[list[Score], dict[tuple[str, str], list[str]
             written, how = read_scores(file)
         except (ValueError, KeyError, TypeError):
             raise PipelineError(f"scores.json of {cell.name} cannot be read: make it again with redo=true") from None
-        ways.setdefault((how.get("backend", "hf"), how.get("chat_template", False)), cell.name)
+        ways.setdefault(("backend",), {}).setdefault(("eval.backend", how.get("backend", "hf")), cell.name)
+        ways.setdefault(("dtype",), {}).setdefault(("eval.dtype", how.get("dtype", "auto")), cell.name)
+        template = ("eval.chat_template", how.get("chat_template", False))
+        ways.setdefault(("row", cell.row), {}).setdefault(template, cell.name)
         others = set(results.languages) - {cell.language}
         written = [row for row in written if not others & set(row.where.split("-"))]
         several = len(results.languages) > 1
         scores += [placed(row, cell, several, is_primary(row, written)) for row in written]
-    if len(ways) > 1:
-        told = ", ".join(f"{name} (eval.backend={way[0]}, eval.chat_template={way[1]})" for way, name in ways.items())
-        raise PipelineError(f"{told} were not scored alike, so that no table compares them: score all of them one way")
+    for found in ways.values():
+        if len(found) > 1:
+            told = ", ".join(f"{name} ({key}={value})" for (key, value), name in found.items())
+            raise PipelineError(f"{told} were not scored alike, so that no table compares them: score all one way")
     keys = ("row", "language", "target", "seed", "task", "where", "subject", "num_fewshot", "metric", "filter", "eval")
     scores.sort(key=lambda score: [str(getattr(score, key) or "") for key in keys])
     return scores, problems

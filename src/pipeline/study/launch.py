@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from pipeline.config.stages import Launcher
 from pipeline.runs.run import Run
 
+Execute = Callable[..., dict[str, str]]  # of targets, and of the failures of earlier calls: run name -> reason
+
 
 @contextmanager
-def launched(launcher: Launcher, targets: Sequence[Run], again: Sequence[str] | None = None) -> Iterator[Any]:
+def launched(launcher: Launcher, targets: Sequence[Run], again: Sequence[str] | None = None) -> Iterator[Execute]:
     """A function of targets and of earlier failures that makes them, and gives the failures: run name -> reason.
 
     again: the words of the command, where it goes on by itself when jobs are done.
