@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 
 CONF = """
@@ -60,6 +58,32 @@ PartitionName=urgent Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=9 Preemp
 """
 
 
+# Ends the daemons, and what their jobs left, when the process of the tests closes its end or dies, however that is.
+REAPER = """
+import os, shutil, signal, sys, time
+from pathlib import Path
+sys.stdin.read()
+at = Path(sys.argv[1])
+for name in ("slurmctld", "slurmd.n1", "slurmd.n2", "munged"):
+    try:
+        pid = int((at / f"run/{name}.pid").read_text())
+        os.kill(pid, signal.SIGTERM)
+        for _ in range(100):
+            time.sleep(0.05)
+            os.kill(pid, 0)
+        os.kill(pid, signal.SIGKILL)
+    except (OSError, ValueError):
+        pass
+for folder in Path("/proc").glob("[0-9]*"):
+    try:
+        if f"SLURM_CONF={at}/".encode() in (folder / "environ").read_bytes() and int(folder.name) != os.getpid():
+            os.kill(int(folder.name), signal.SIGKILL)
+    except OSError:
+        pass
+shutil.rmtree(at, ignore_errors=True)
+"""
+
+
 class Cluster:
     """Its daemons and its commands. SLURM_CONF in the environment of every client names it."""
 
@@ -86,6 +110,7 @@ class Cluster:
 
     def up(self) -> None:
         at = self.at
+        self.reaper = subprocess.Popen([sys.executable, "-c", REAPER, str(at)], stdin=-1, start_new_session=True)
         self.run(
             "munged", f"--key-file={at}/munge/key", f"--socket={at}/run/munge.sock", f"--pid-file={at}/run/munged.pid",
             f"--seed-file={at}/munge/seed", f"--log-file={at}/log/munged.log",
@@ -128,15 +153,9 @@ class Cluster:
         return [one["JobState"] for one in found if one["JobId"] == job]
 
     def down(self) -> None:
-        for name in ("slurmctld", "slurmd.n1", "slurmd.n2", "munged"):
-            with suppress(OSError, ValueError):
-                pid = int((self.at / f"run/{name}.pid").read_text())
-                os.kill(pid, signal.SIGTERM)
-                deadline = time.monotonic() + 5
-                while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-                    time.sleep(0.05)
-                os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(self.at, ignore_errors=True)
+        assert self.reaper.stdin is not None
+        self.reaper.stdin.close()
+        self.reaper.wait(60)
 
 
 def free_ports(count: int) -> list[int]:

@@ -42,7 +42,7 @@ def table(base: Path, world: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     file = tmp_path_factory.mktemp("table") / "mine.yaml"
     file.write_text(
         f"name: mine\naxes: {{density: [0.2, 0.8]}}\nevery: {{model: trained, model.path: {base}, data_root: {world},"
-        " threads: 1, sft.epochs: 90, sft.steps: 600, sft.batch_size: 4, sft.seq_length: 96, sft.precision: fp32,"
+        " threads: 1, sft.epochs: 90, sft.steps: 300, sft.batch_size: 4, sft.seq_length: 96, sft.precision: fp32,"
         " eval.limit: 2, eval.max_gen_toks: 4}\n"
         "runs:\n"
         "  math: {stage: sft, expert: math, recipe: sandbox_math}\n"
@@ -76,7 +76,7 @@ def results(runs_dir: Path) -> dict[str, str]:
 def local(table: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What one process makes of it here."""
     runs_dir = tmp_path_factory.mktemp("local")
-    done = subprocess.run(words(table, runs_dir, "launcher.workers=1"), capture_output=True, text=True)
+    done = subprocess.run(words(table, runs_dir, "launcher.workers=2"), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return results(runs_dir)
 
