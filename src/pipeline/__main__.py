@@ -226,5 +226,7 @@ def main(words: list[str] | None = None) -> int:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     status = main()
+    for _number in (signal.SIGTERM, signal.SIGUSR1):  # all is done: Python's own end takes a while, without handlers
+        signal.signal(_number, signal.SIG_IGN)
     end_all(status)
     sys.exit(status)
