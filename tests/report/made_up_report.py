@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from pipeline.report.results import CellResult, Results, TrainingResult
+from pipeline.report.contents import CellResult, Results, TrainingResult
 
 SKILL = {
     "base": 0.23,

@@ -11,7 +11,7 @@ from pathlib import Path
 from made_up_report import NASTY, made_up, sample, score, write_eval
 
 from pipeline.report.page import duration, roles
-from pipeline.report.results import CellResult, FailedRun
+from pipeline.report.contents import CellResult, FailedRun
 from pipeline.report.write import write_report
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use"}

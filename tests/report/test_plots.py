@@ -24,5 +24,5 @@ def test_plots_say_what_they_are_given():
 
 
 def test_long_logs_are_averaged_in_blocks():
-    assert plots._thinned([(step, 2.0) for step in range(400)]) == [(step, 2.0) for step in range(400)]
-    assert plots._thinned([(step, step) for step in range(800)])[:2] == [(0.5, 0.5), (2.5, 2.5)]
+    assert plots.thinned([(step, 2.0) for step in range(400)]) == [(step, 2.0) for step in range(400)]
+    assert plots.thinned([(step, step) for step in range(800)])[:2] == [(0.5, 0.5), (2.5, 2.5)]

@@ -11,7 +11,7 @@ from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.report import samples
 from pipeline.report.page import roles
-from pipeline.report.results import Score
+from pipeline.report.contents import Score
 from pipeline.report.samples import Difference
 
 

@@ -9,7 +9,7 @@ import pytest
 from made_up_report import score, write_eval
 
 from pipeline.errors import PipelineError
-from pipeline.report.results import CellResult, FailedRun, Results
+from pipeline.report.contents import CellResult, FailedRun, Results
 from pipeline.report.write import write_report
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.analyze.drawing import COLOURS, png, svg
+from pipeline.analyze.drawing import COLOURS, svg_and_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,12 +23,14 @@ MAX_POINTS = 400  # of a curve; more are averaged in blocks
 
 @dataclass(frozen=True)
 class Panel:
-    """One task of a bar chart. values and spreads: one a row, in the unit shown; None where there is none."""
+    """One task of a bar chart. values and spreads: one a row, in the unit shown; None where there is none. best: the
+    place of a row that is better than all others beyond noise."""
 
     title: str
     values: Sequence[float | None]
     spreads: Sequence[float | None]
     chance: float | None = None
+    best: int | None = None
 
 
 @dataclass(frozen=True)
@@ -39,22 +41,14 @@ class Curve:
     validation: Sequence[tuple[float, float]]
 
 
-def svg_of_scores(rows: Sequence[str], panels: Sequence[Panel], name: str, label: str) -> str:
-    """Horizontal bars, a panel a task, a bar a row. name: prefix of the ids; label: what a screen reader says."""
-    return svg(lambda: _scores(rows, panels), name, label)
+def of_scores(rows: Sequence[str], panels: Sequence[Panel], name: str, label: str) -> tuple[str, bytes]:
+    """Horizontal bars, a panel a task, a bar a row, as SVG and PNG. name: prefix of the ids; label: for screen readers."""
+    return svg_and_png(lambda: _scores(rows, panels), name, label)
 
 
-def png_of_scores(rows: Sequence[str], panels: Sequence[Panel]) -> bytes:
-    return png(lambda: _scores(rows, panels))
-
-
-def svg_of_trainings(trainings: Mapping[str, Sequence[Curve]], name: str, label: str) -> str:
-    """Loss over steps, a panel a label, a line a training (its seeds); dots are validation losses."""
-    return svg(lambda: _trainings(trainings), name, label)
-
-
-def png_of_trainings(trainings: Mapping[str, Sequence[Curve]]) -> bytes:
-    return png(lambda: _trainings(trainings))
+def of_trainings(trainings: Mapping[str, Sequence[Curve]], name: str, label: str) -> tuple[str, bytes]:
+    """Loss over steps, a panel a label, a line a training (its seeds); dots are validation losses. As SVG and PNG."""
+    return svg_and_png(lambda: _trainings(trainings), name, label)
 
 
 def _scores(rows: Sequence[str], panels: Sequence[Panel]) -> Figure:
@@ -64,11 +58,7 @@ def _scores(rows: Sequence[str], panels: Sequence[Panel]) -> Figure:
     places = range(len(rows))
     for index, panel in enumerate(panels):
         axes = grid[index]
-        known = [value for value in panel.values if value is not None]
-        best = max((round(value, 1) for value in known), default=None)
-        colours = [
-            COLOURS["accent" if value is not None and round(value, 1) == best else "soft"] for value in panel.values
-        ]
+        colours = [COLOURS["accent" if place == panel.best else "soft"] for place in places]
         axes.barh(places, [value or 0 for value in panel.values], height=0.66, color=colours, zorder=2)
         reach = max(
             [v + (s or 0) for v, s in zip(panel.values, panel.spreads, strict=True) if v is not None],
@@ -117,7 +107,7 @@ def _trainings(trainings: Mapping[str, Sequence[Curve]]) -> Figure:
     for index, (label, curves) in enumerate(trainings.items()):
         axes = grid[index]
         for curve, colour in zip(curves, _cycle(len(curves)), strict=True):
-            points = [point for point in _thinned(curve.loss) if math.isfinite(point[1])]
+            points = [point for point in thinned(curve.loss) if math.isfinite(point[1])]
             axes.plot([p[0] for p in points], [p[1] for p in points], color=colour, linewidth=1.2)
             dots = [point for point in curve.validation if math.isfinite(point[1])]
             axes.plot(
@@ -156,8 +146,8 @@ def _cycle(n: int) -> list[str]:
     return [COLOURS[names[index % len(names)]] for index in range(n)]
 
 
-def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most MAX_POINTS points, each the mean of a block of neighbours."""
-    size = math.ceil(len(points) / MAX_POINTS)
+def thinned(points: Sequence[tuple[float, float]], most: int = MAX_POINTS) -> list[tuple[float, float]]:
+    """At most so many points, each the mean of a block of neighbours."""
+    size = math.ceil(len(points) / most)
     blocks = [points[at : at + size] for at in range(0, len(points), size)] if points else []
     return [(sum(p[0] for p in block) / len(block), sum(p[1] for p in block) / len(block)) for block in blocks]
