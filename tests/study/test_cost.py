@@ -350,19 +350,3 @@ def test_counts_of_tokens_follow_the_language() -> None:
     there, back = asked("flores", 0, "ja")
     assert there.answer == 28 * 88 / 64 and back.answer == 28 and there.prefix == 0
     assert cost.scoring_memory(LLAMA_8B, math)["cache"] == 32 * (4800 + 2.5 * 452 + 1024) * 2 * 8 * 128 * 32 * 4
-
-
-# ---------------------------------------------------------------------------------------------------- what shows
-
-
-def test_the_smallest_difference_by_hand_and_by_simulation() -> None:
-    assert 100 * cost.smallest_difference(250, 0.2) == pytest.approx(7.9, abs=0.05)
-    assert 100 * cost.smallest_difference(3 * 250, 0.2) == pytest.approx(4.6, abs=0.05)
-    n, discordant = 1000, 0.2
-    shown = cost.smallest_difference(n, discordant)
-    generator = torch.Generator().manual_seed(0)
-    draws = torch.rand(4000, n, generator=generator)
-    ours = (draws < (discordant + shown) / 2).sum(1).double()
-    theirs = ((draws >= (discordant + shown) / 2) & (draws < discordant)).sum(1).double()
-    power = ((ours - theirs).abs() / (ours + theirs).sqrt() > 1.959964).double().mean()
-    assert float(power) == pytest.approx(0.8, abs=0.03)

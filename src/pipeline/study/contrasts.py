@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.config.stages import DataStage, EvalStage
+from pipeline.report.statistics import smallest_difference
 from pipeline.runs.run import Run
 from pipeline.study.cells import Cell, ScoreRef
-from pipeline.study.cost import smallest_difference
 from pipeline.study.planning import Planning
 
 DISCORDANT = 0.2  # the share of answers that are right for one model alone: assumed until scores are there

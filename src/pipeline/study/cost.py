@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from pipeline.models.anatomy import Site
@@ -356,18 +355,3 @@ def merge_seconds(read: float, written: float, disk: float = 1e9, copy: float = 
     """Of a merge: bytes read at the rate of memory (`copy`, bytes a second: sources lie in the page cache, or are cast
     and added as fast), bytes written at the disk's. A live merge writes none. Both rates are assumed."""
     return read / copy + written / disk
-
-
-# ---------------------------------------------------------------------------------------------------- what shows
-
-
-def smallest_difference(questions: int, discordant: float, level: float = 0.05, power: float = 0.8) -> float:
-    """The difference of two scores (as shares) that a test on the same questions shows with this power.
-
-    McNemar's statistic in its normal approximation: of n questions a share b is right for one model alone, c for the
-    other alone; b - c has the variance (d - (b - c)^2) / n <= d / n with d = b + c, the share of discordant answers. A
-    two-sided test at `level` shows it with `power` from (z of 1 - level/2, plus z of power) sqrt(d / n) on: with the
-    defaults 2.80 sqrt(d / n).
-    """
-    normal = NormalDist()
-    return (normal.inv_cdf(1 - level / 2) + normal.inv_cdf(power)) * math.sqrt(discordant / questions)
