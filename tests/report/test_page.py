@@ -10,8 +10,9 @@ from pathlib import Path
 
 from made_up_report import NASTY, made_up, sample, score, write_eval
 
-from pipeline.report.page import duration, roles
 from pipeline.report.contents import CellResult, FailedRun
+from pipeline.report.runs import duration
+from pipeline.report.tables import roles
 from pipeline.report.write import write_report
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use"}
@@ -108,7 +109,7 @@ def test_same_results_same_bytes(one_language, reports):
 def test_every_generation_is_there_and_harmless(tmp_path, reports):
     lines = [sample(doc, NASTY + str(doc), doc % 2 == 0, prompt=NASTY * 3, target=NASTY) for doc in range(31)]
     folder = write_eval(tmp_path / "runs" / "e", [score("mgsm", 0.5, 31, "qac")], {"mgsm.qac": lines[::-1]})
-    cell = CellResult(NASTY, "qac", 0, "e", folder, manifest_warnings=[NASTY])
+    cell = CellResult(NASTY, "qac", 0, "e", folder)
     results = made_up(tmp_path / "runs" / "x", ["qac"], [])
     results = replace(results, seeds=[0], rows=[NASTY], title=NASTY, failed=[FailedRun(NASTY, NASTY)], cells=[cell])
     path = write_report(results, reports)

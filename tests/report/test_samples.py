@@ -10,9 +10,9 @@ from made_up_report import sample, write_eval
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.report import samples
-from pipeline.report.page import roles
 from pipeline.report.contents import Score
 from pipeline.report.samples import Difference
+from pipeline.report.tables import roles
 
 
 def primary_score(row: str, task: str, value: float, n: int, where: str = "qac", target: str = "qac") -> Score:

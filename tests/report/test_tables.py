@@ -23,7 +23,7 @@ def cell(tmp_path, row, language, seed, rows, name=None):
     folder = tmp_path / "runs" / name
     if not folder.exists():
         write_eval(folder, rows)
-    return CellResult(row, language, seed, name, folder, seconds=1.0)
+    return CellResult(row, language, seed, name, folder)
 
 
 def test_one_seed_exactly(tmp_path):

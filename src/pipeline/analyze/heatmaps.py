@@ -96,8 +96,8 @@ def shown(value: float, scale: tuple[float, float] | None) -> str:
 
 
 def map_of(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], measure: str) -> Map:
-    """One expert's map of delta.csv, layer by column of two dimensions: the relative norm of the change, or the share of
-    rows above its threshold, as in the published figures."""
+    """One expert's map of delta.csv, layer by column of two dimensions: the relative norm of the change, or the
+    share of rows above its threshold, as in the published figures."""
     found = {(row["layer"], row["column"]): float(row[measure]) for row in rows if row["expert"] == facts["name"]}
     layers = sorted({layer for layer, _ in found if layer != ""}, reverse=True)
     columns = [column for column in COLUMNS.values() if any((layer, column) in found for layer in layers)]

@@ -62,7 +62,7 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
     if pairs:
         write_csv(work / "pairs.csv", pairs)
     shares, norms = ([map_of(facts[role], rows, key) for role in experts] for key in ("share", "relative"))
-    drawn = {"map": (norms, "relative change", None), "share": (shares, "share of rows that training changed", (0.0, 1.0))}
+    drawn = {"map": (norms, "change relative to the base", None), "share": (shares, "share of rows", (0.0, 1.0))}
     for name, (maps, told, scale) in drawn.items():
         (work / f"{name}.svg").write_text(svg_of_maps(maps, "delta", told, scale), encoding="utf-8")
         (work / f"{name}.png").write_bytes(png_of_maps(maps, scale))

@@ -47,13 +47,14 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         tasks = load_tasks(definitions)
         load = functools.partial(load_model, run, asked.batch_size, asked.dtype)
         model = functools.cache(functools.partial(answering, run, load))
-        result = score(model, definitions, tasks, asked, kept_scores(run, model))
+        kept = kept_scores(run, model)
+        result = score(model, definitions, tasks, asked, kept)
     spm_model = Path(asked.spm_model) if asked.spm_model else None
     beside = records.beside(definitions, result.rows, result.samples, spm_model)
     result = replace(result, beside=beside + [records.missing_row(one) for one in left_out])
     named = records.write(result, definitions, work)
     tracker.summary(named)
-    return {"scores": named, "harness": result.harness}
+    return {"scores": named, "harness": result.harness, "weights_root": kept.model["root"]}
 
 
 def defined(run: Run[EvalStage], folder: Path, left_out: list[LeftOut]) -> list[Definition]:

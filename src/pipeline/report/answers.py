@@ -1,4 +1,4 @@
-"""The answers behind a table: each samples file is read once, written to answers.parquet, and kept as what the page needs."""
+"""The answers behind a table: each samples file is read once, into answers.parquet and into what the page needs."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class Rows:
         alike = {"run": run, "task": task, "language": where, "num_fewshot": shots}
         for name, value in alike.items():
             self.columns.setdefault(name, []).extend([value] * len(samples))
-        made = {
+        made: dict[str, list[Any]] = {
             "doc_id": [str(sample["doc_id"]) for sample in samples],
             "correct": [None if one.get("correct") is None else bool(one["correct"]) for one in samples],
             "score": [score_of(task, sample) for sample in samples],

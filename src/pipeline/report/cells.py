@@ -64,8 +64,7 @@ def cells_markdown(results: Results) -> str:
     lines = [f"# {plain(results.title)}", "", *([plain(results.note), ""] if results.note else [])]
     lines += [markdown_line(["", *columns]), "|---|" + "---:|" * len(columns)]
     lines += [
-        markdown_line([row, *(cell_text(cells.get((row, column))) for column in columns)])
-        for row in results.table_rows
+        markdown_line([row, *(cell_text(cells.get((row, column))) for column in columns)]) for row in results.table_rows
     ]
     lines += ["", "In round brackets how many numbers a cell is made of, in square ones what the paper prints."]
     for key, choice in results.choices.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.evaluate.metrics import mean
@@ -72,16 +72,18 @@ def difference(left: str, right: str, mine: Questions, theirs: Questions) -> Dif
     if len(shared) < 2:
         return Difference(left, right, len(shared))
     found = contrast([mine[doc] - theirs[doc] for doc in shared])
-    points = (100 * part for part in (found.difference, found.low, found.high))
-    return Difference(left, right, len(shared), *points, p=found.p, could_see=100 * found.could_see)
+    points, low, high, could_see = (100 * x for x in (found.difference, found.low, found.high, found.could_see))
+    return Difference(left, right, len(shared), points, low, high, found.p, could_see)
 
 
-def compared(title: str, pairs: Iterable[tuple[str, str]], expert: str | None, by_row: Mapping[str, Questions]) -> Comparison:
+def compared(
+    title: str, pairs: Iterable[tuple[str, str]], expert: str | None, by_row: Mapping[str, Questions]
+) -> Comparison:
     """The differences of these pairs of rows, Holm's correction over all of them."""
     found = [difference(left, right, by_row[left], by_row[right]) for left, right in dict.fromkeys(pairs)]
     known = [one for one in found if one.p is not None]
     corrected = dict(zip(map(id, known), holm([one.p for one in known if one.p is not None]), strict=True))
-    lines = [Difference(**{**vars(one), "p": corrected.get(id(one))}) for one in found]
+    lines = [replace(one, p=corrected.get(id(one))) for one in found]
     return Comparison(title, expert, lines)
 
 
@@ -124,7 +126,7 @@ def headline(block: Comparison | None) -> str:
         for line in sure[:4]
     ]
     named += [f"{len(sure) - 4} more"] if len(sure) > 4 else []
-    unseen = f", where these questions could show {span(least)} points and more" if least else ""
+    unseen = f" (these questions show {span(least)} points and more)" if least else ""
     if not sure:
         return f"{about}: none of {rest} differences is beyond noise{unseen}."
     others = f"; the other {rest} {'is' if rest == 1 else 'are'} not{unseen}" if rest else ""

@@ -33,9 +33,9 @@ class CellResult:
 class RunResult:
     """A run behind the table, as its manifest records it. `label`: what its seeds have in common.
 
-    `config`: knobs that are not at their defaults, by dotted names; `model`: what it scored or started from; `card`: the
-    data run whose card describes its rows; `unlike`: how it was made otherwise than most runs of its stage; `stale`: why
-    what is shown may not be what was made; `reason`: why it is not there.
+    `config`: knobs that are not at their defaults, by dotted names; `model`: what it scored or started from; `card`:
+    the data run whose card describes its rows; `unlike`: how it was made otherwise than most runs of its stage;
+    `stale`: why what is shown may not be what was made; `reason`: why it is not there.
     """
 
     name: str
@@ -98,9 +98,9 @@ class Results:
     """What the table stage gathered. `rows`: in the table's order; `seconds`: of all finished runs behind the table.
 
     `failed`: tried, and failed; `missing`: never tried. `roles`: row -> base, expert or merge, of rows whose names do
-    not say it. `table_rows`, `table_columns`, `table_cells`: the table itself; `choices`: what its `best` chose. `compare`:
-    pairs of rows that the table holds against each other. `linked`: whether the folders of runs are where the page
-    can lead to.
+    not say it. `table_rows`, `table_columns`, `table_cells`: the table itself; `choices`: what its `best` chose.
+    `compare`: pairs of rows that the table holds against each other. `linked`: whether the folders of runs are where
+    the page can lead to.
     """
 
     table: str

@@ -1,4 +1,4 @@
-"""95 % intervals of a table's cells: problems drawn anew, and all that was made of their scores made again in each draw.
+"""95 % intervals of a table's cells: problems drawn anew, and what was made of their scores made again in each draw.
 
 A draw of problem ids serves all languages, seeds and models that were asked the same problems, and a choice (`best`) is
 made again in each draw; what a cell is reduced over besides (seeds, experts) is taken as it is.
@@ -60,7 +60,7 @@ def draw(answers: Mapping[Place, Answers]) -> dict[Place, np.ndarray]:
     for place, one in answers.items():
         if len(one.scores) == one.n and one.n > 1 and place[1] != "flores":  # chrF++ of a set is no mean
             by_size.setdefault(one.n, []).append(place)
-    found = {}
+    found: dict[Place, np.ndarray] = {}
     for same in by_size.values():
         scores = np.array([list(answers[place].scores.values()) for place in same])
         found |= dict(zip(same, 100 * resampled_means(scores, DRAWS).T, strict=True))
@@ -85,7 +85,9 @@ def leaf_of(leaf: Leaf, drawn: Drawn) -> np.ndarray:
     return np.mean([drawn[run, task, where] for run, task, where in leaf], axis=0)
 
 
-def bounded(one: TableCell, cells: Mapping[tuple[str, str], TableCell], drawn: Drawn, chosen: Mapping[str, Any]) -> TableCell:
+def bounded(
+    one: TableCell, cells: Mapping[tuple[str, str], TableCell], drawn: Drawn, chosen: Mapping[str, Any]
+) -> TableCell:
     import numpy as np
 
     if one.value is None or not one.formula:
@@ -104,7 +106,7 @@ def evaluated(
     """(DRAWS,) of a cell. Raises KeyError where an answer that it is made of is missing."""
     import numpy as np
 
-    reducers = {"mean": np.mean, "max": np.max, "min": np.min}
+    reducers: dict[str, Any] = {"mean": np.mean, "max": np.max, "min": np.min}
     if of := one.formula.get("of"):
         parts = [evaluated(cells[row, one.column], cells, drawn, chosen) for row in of]
         return reducers[one.formula["reduce"][0][0]](parts, axis=0)

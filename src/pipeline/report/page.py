@@ -14,7 +14,6 @@ from pipeline.report.cells import chosen_text, outside
 from pipeline.report.contents import Results, Score, TableCell
 from pipeline.report.maps import Changes, changes_of
 from pipeline.report.runs import all_runs, curves_of, described, duration, lines
-from pipeline.report.scores import AVERAGE
 from pipeline.report.tables import ScoreTable, column_of, roles
 
 GROUPS = {"base": "base", "expert": "experts", "merge": "merges"}
@@ -77,22 +76,26 @@ def page(
 
     finished = sum(run.finished for run in runs.values())
     flagged = any(run.stale or run.unlike for run in runs.values())
-    html = environment(flags).get_template("page.html.j2").render(
-        results=results,
-        table=table,
-        several=len(results.languages) > 1,
-        groups=[(title, rows) for title, rows in groups if rows],
-        own=own_table(results),
-        far=outside,
-        charts=charts,
-        curves=curves,
-        maps=maps_of(results),
-        marks=_grouped(samples.sanity(primary, answers)),
-        data=samples.browser(primary, answers) | {"runs": described(results, folder, logs)},
-        keep=max((len(one.first) for one in answers.values()), default=0),
-        differences=_differences(results),
-        runs=lines(results, folder),
-        counts={"finished": finished, "flagged": flagged},
+    html = (
+        environment(flags)
+        .get_template("page.html.j2")
+        .render(
+            results=results,
+            table=table,
+            several=len(results.languages) > 1,
+            groups=[(title, rows) for title, rows in groups if rows],
+            own=own_table(results),
+            far=outside,
+            charts=charts,
+            curves=curves,
+            maps=maps_of(results),
+            marks=_grouped(samples.sanity(primary, answers)),
+            data=samples.browser(primary, answers) | {"runs": described(results, folder, logs)},
+            keep=max((len(one.first) for one in answers.values()), default=0),
+            differences=_differences(results),
+            runs=lines(results, folder),
+            counts={"finished": finished, "flagged": flagged},
+        )
     )
     return html, pictures | drawn
 
@@ -147,7 +150,8 @@ def shortened(found: Any, most: int = 40) -> list[str]:
 
 
 def maps_of(results: Results) -> list[Changes]:
-    return [changes_of(run.name, run.folder, number) for number, run in enumerate(results.runs) if run.stage == "analyze" and run.finished]
+    found = [run for run in results.runs if run.stage == "analyze" and run.finished]
+    return [changes_of(run.name, run.folder, number) for number, run in enumerate(found)]
 
 
 def _charts(table: ScoreTable) -> tuple[list[Chart], dict[str, bytes]]:

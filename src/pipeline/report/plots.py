@@ -42,7 +42,7 @@ class Curve:
 
 
 def of_scores(rows: Sequence[str], panels: Sequence[Panel], name: str, label: str) -> tuple[str, bytes]:
-    """Horizontal bars, a panel a task, a bar a row, as SVG and PNG. name: prefix of the ids; label: for screen readers."""
+    """Horizontal bars, a panel a task, a bar a row, as SVG and PNG. name: prefix of ids; label: for screen readers."""
     return svg_and_png(lambda: _scores(rows, panels), name, label)
 
 

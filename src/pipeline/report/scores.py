@@ -21,7 +21,9 @@ TITLES = {  # of tasks, in the order of the columns; mgsm_en_cot and its like fo
 AVERAGE = "average"
 
 
-Written = Mapping[str, tuple[list[ScoreRow], dict[str, Any]]]  # name of an evaluation -> its rows, and how they were made
+Written = Mapping[
+    str, tuple[list[ScoreRow], dict[str, Any]]
+]  # name of an evaluation -> its rows, and how they were made
 
 
 def read_all(results: Results) -> dict[str, tuple[list[ScoreRow], dict[str, Any]]]:

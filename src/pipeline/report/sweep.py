@@ -19,6 +19,8 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 
 NOT_EXPERTS = ("base", "data_root", "spm_model")  # parents that other tables share
+
+
 def sweeps_of(reports: Path, hashes: Collection[str]) -> list[tuple[str, str]]:
     """(title, address below `reports`) of the sweeps over experts that are all among these runs."""
     found = []

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field, replace
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import mean
 from pipeline.report.answers import Answers, Place
-from pipeline.report.compare import Comparison, Questions, averaged, compared, headline, pairs_of, questions_of, stands_out
+from pipeline.report.compare import (
+    Comparison,
+    Questions,
+    averaged,
+    compared,
+    headline,
+    pairs_of,
+    questions_of,
+    stands_out,
+)
 from pipeline.report.contents import Results, Score
 from pipeline.report.scores import AVERAGE, TITLES, family, label
 from pipeline.report.statistics import standard_deviation
@@ -154,7 +163,7 @@ def _comparisons(
     filled: Mapping[tuple[str, Column], Entry],
     by_column: Mapping[Column, Mapping[str, Questions]],
 ) -> list[Comparison]:
-    """MGSM in the target languages, averages first: merges against base and best expert, and what the table compares."""
+    """MGSM in the target languages, averages first: merges against base and best expert, and what is compared."""
     role = roles(rows, results.roles)
     blocks = []
     for column in columns:

@@ -41,9 +41,7 @@ def write_report(results: Results, folder: Path) -> Path:
     primary = {(score.eval, score.task, score.where) for score in scores if score.primary}
     keep = min(MOST_QUESTIONS, max(1, MOST_ANSWERS // max(1, len(primary))))
     evaluations = {name: run.folder for name, run in sorted(results.evaluations.items())}
-    answers = read_answers(
-        evaluations, read, primary | intervals.leaves(results), keep, folder / "answers.parquet"
-    )
+    answers = read_answers(evaluations, read, primary | intervals.leaves(results), keep, folder / "answers.parquet")
     results = replace(results, table_cells=intervals.with_intervals(results, answers))
     table = tabulate(results, scores, problems, answers)
     flat = [score.as_json() for score in scores]

@@ -6,23 +6,24 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.stages import EvalStage, TrainStage
-from pipeline.errors import PipelineError
 from pipeline.files import sha256
-from pipeline.report.contents import CellResult, FailedRun, Link, Results, RunResult, TableCell
+from pipeline.report.archive import shared
+from pipeline.report.contents import CellResult, FailedRun, Link, Results, RunResult
 from pipeline.report.sweep import sweeps_of
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.provenance import git_state
 from pipeline.runs.run import Run, flat
 from pipeline.study.cells import Candidate, Cell, Item, ScoreRef
+from pipeline.study.formulas import choices_of, table_cell
 from pipeline.study.graph import ordered, unfinished
-from pipeline.study.outcome import Number, Outcome
+from pipeline.study.outcome import Outcome
 from pipeline.study.planning import Planning
 
-ABSOLUTE = re.compile(r"(?<![\w.:/-])(?:~|[A-Za-z]:)?/(?:[^\s/:,;\"'()\[\]]+/)*([^\s/:,;\"'()\[\]]+)")
 SMALL_BYTES = 2**26  # a touched file up to this size is hashed again: copying a folder changes its times alone
 
 
@@ -37,7 +38,8 @@ def gather(planning: Planning, failed: Mapping[str, str]) -> Results:
     names = {run.hash: run.name for run in runs}
     winners = {key: planning.chosen(key) for key in plan.choices}
     rows_are_models = any(side.words.get("run") for side in table.rows)
-    labels, roles = Labels(planning, winners), {}
+    labels = Labels(planning, winners)
+    roles: dict[str, str] = {}
     repeats: dict[Any, int] = {}  # the axes that a number is repeated over, in the order met
     cells: dict[CellResult, None] = {}
     for cell in plan.cells.values():
@@ -91,11 +93,6 @@ def seed_of(at: Mapping[str, Any], repeats: dict[Any, int]) -> int:
     return repeats.setdefault((others, at.get("seed")), len(repeats))
 
 
-def shared(text: str) -> str:
-    """A text that leaves this machine: of a path here only its last part."""
-    return ABSOLUTE.sub(r"…/\1", text)
-
-
 # ---------------------------------------------------------------------------------------------------- models
 
 
@@ -107,35 +104,34 @@ class Labels:
         knobs: dict[str, dict[str, None]] = {}
         for cell in planning.plan.cells.values():
             for item, score in shown(cell, winners):
-                if item.choice and (won := winners[item.choice]):
-                    told = " ".join(map(str, won))
-                else:
-                    told = knobs_of(planning, score)
+                won = winners[item.choice] if item.choice else None
+                told = " ".join(map(str, won)) if won else knobs_of(planning, score)
                 for side in (cell.row, cell.column):
                     knobs.setdefault(side, {})[told] = None
         for side, found in knobs.items():
-            known = [told for told in found if told and not set(re.findall(r"[\d.]+", told)) <= set(re.findall(r"[\d.]+", side))]
-            if known and len(known) == len(found) <= 3:
-                self.names[side] = f"{side} {', '.join(known)}"
+            if len(found) <= 3 and all(told and not numbers(told) <= numbers(side) for told in found):
+                self.names[side] = f"{side} {', '.join(found)}"
 
     def of(self, side: str) -> str:
         return self.names.get(side, side)
 
 
+def numbers(text: str) -> set[str]:
+    return set(re.findall(r"\d[\d.]*", text))
+
+
 def knobs_of(planning: Planning, score: ScoreRef) -> str:
-    """The knobs that tell one merge of a method from another: 5+2 layers, a density, an interpolation."""
+    """The knobs that tell one merge of a method from another: 5+2 layers (and 1+1 of transition), a density."""
     run = planning.evaluation(score)
-    merge = run.config.merge if run else None
-    if merge is None:
-        return ""
+    merge: Any = run.config.merge if run else None
     if hasattr(merge, "bottom_layers") and run is not None and run.config.partition is None:
-        zones = f" ({merge.bottom_transition}+{merge.top_transition})" if merge.bottom_transition + merge.top_transition else ""
-        return f"{merge.bottom_layers}+{merge.top_layers}{zones}"
+        zones = f"{merge.bottom_transition}+{merge.top_transition}"
+        return f"{merge.bottom_layers}+{merge.top_layers}" + (f" ({zones})" if zones != "0+0" else "")
     return f"{merge.density:g}" if hasattr(merge, "density") else ""
 
 
 def role(planning: Planning, score: ScoreRef) -> str:
-    """Of a scored model: base, expert, or merge; a training on several sets stands with the merges it is held against."""
+    """Of a scored model: base, expert, or merge; a training on several sets stands with the merges."""
     key = planning.model_of(score)
     spec = planning.plan.specs[key] if key else None
     if spec is None or spec.kind != "stage":
@@ -198,9 +194,9 @@ def touched(folder: Path, manifest: Manifest) -> str:
             return f"{name} is gone"
         if stat.st_size != was["bytes"]:
             return f"{name} was changed after it was made"
-        if stat.st_mtime_ns != was["mtime_ns"] and stat.st_size <= SMALL_BYTES and "sha256" in was:
-            if sha256(folder / name) != was["sha256"]:
-                return f"{name} was changed after it was made"
+        later = stat.st_mtime_ns != was["mtime_ns"] and stat.st_size <= SMALL_BYTES and "sha256" in was
+        if later and sha256(folder / name) != was["sha256"]:
+            return f"{name} was changed after it was made"
     return ""
 
 
@@ -211,8 +207,6 @@ def made_on(run: RunResult) -> tuple[str, str]:
 
 def marked(runs: Sequence[RunResult]) -> list[RunResult]:
     """Each run with how its making differs from that of most runs of its stage: device, threads, versions."""
-    from dataclasses import replace
-
     usual: dict[str, Counter[tuple[str, str]]] = {}
     for run in runs:
         if run.finished:
@@ -233,59 +227,3 @@ def marked(runs: Sequence[RunResult]) -> list[RunResult]:
         return known[key]
 
     return [replace(run, unlike=unlike(run)) if run.finished else run for run in runs]
-
-
-# ---------------------------------------------------------------------------------------------------- cells
-
-
-def table_cell(planning: Planning, place: tuple[str, str], number: Number) -> TableCell:
-    cell = planning.plan.cells[place]
-    return TableCell(
-        *place, value=number.value, n=number.n, published=number.published, suspect=number.suspect,
-        missing=shared(number.missing), runs=[folder.name for folder in number.runs], formula=formula(planning, cell),
-    )  # fmt: skip
-
-
-def formula(planning: Planning, cell: Cell) -> dict[str, Any]:
-    """How a cell is made of answers (report/intervals.py); empty of facts, figures, and metrics beside the primary."""
-    reduce = [[how, list(axes)] for how, axes in cell.reduce]
-    if cell.of:
-        return {"of": list(cell.of), "reduce": reduce}
-    if cell.metric or any(item.model for item in cell.items):
-        return {}
-    items = [
-        {
-            "at": {axis: str(value) for axis, value in item.at.items()},
-            "choice": item.choice,
-            "readings": [
-                {key_of(one): leaf for one, score in reading.items() if (leaf := leaf_of(planning, score, cell.pair))}
-                for reading in item.readings
-            ],
-        }
-        for item in cell.items
-    ]
-    return {"items": items, "reduce": reduce}
-
-
-def key_of(candidate: Candidate) -> str:
-    return " ".join(map(str, candidate))
-
-
-def leaf_of(planning: Planning, score: ScoreRef, pair: str | None = None) -> list[list[str]]:
-    run = planning.evaluation(score)
-    return [[run.folder.name, run.config.eval.tasks[0].task, pair or score.language]] if run else []
-
-
-def choices_of(planning: Planning, outcome: Outcome) -> dict[str, Any]:
-    """What was chosen, of which candidates: each with its mean and the runs that scored it."""
-    found = {}
-    for key, made in outcome.choices.items():
-        choice = planning.plan.choices[key]
-        candidates = []
-        for one, scores in choice.candidates.items():
-            leaves = [leaf for score in scores if (leaf := leaf_of(planning, score))]
-            at = {axis: str(value) if isinstance(value, tuple) else value for axis, value in zip(choice.axes, one, strict=True)}
-            candidates.append({**at, "mean": made.means[one], "scores": [leaf[0][0] for leaf in leaves], "key": key_of(one), "leaves": leaves})
-        won = dict(zip(choice.axes, made.winner, strict=True)) if made.winner else None
-        found[key] = {"run": choice.run, "at": choice.at, "chosen": won, "candidates": candidates}
-    return found

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config.stages import EvalStage, PlanStage, TableStage
+from pipeline.config.stages import EvalStage, PlanStage, ReportStage, TableStage
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import read_lock
+from pipeline.report.archive import is_archive
 from pipeline.report.text import aligned
 from pipeline.runs.folders import finished
 from pipeline.runs.manifest import read_manifest
@@ -17,12 +19,11 @@ from pipeline.runs.run import Run
 from pipeline.study.bill import bill
 from pipeline.study.contrasts import contrasts
 from pipeline.study.execute import execute
-from pipeline.study.gather import gather
 from pipeline.study.graph import History, ordered, unfinished
 from pipeline.study.hashed import told_every
 from pipeline.study.needs import needs
-from pipeline.study.outcome import Outcome
 from pipeline.study.planning import Planning
+from pipeline.study.reported import Reported
 
 
 def show_plan(config: PlanStage) -> str:
@@ -92,6 +93,8 @@ def make_table(config: TableStage) -> Path:
         raise PipelineError(f"{len(planning.problems)} parts of table={config.table} cannot be planned, first: {told}")
     from pipeline.merge.live import resident
 
+    reported = replace(Reported.of(config), data_root=config.data_root, every=dict(config.every))
+    reported.write(folder_of(planning))
     failed: dict[str, str] = {}
     made: set[str] = set()
     with resident():
@@ -99,15 +102,20 @@ def make_table(config: TableStage) -> Path:
             failed = execute(targets, failed)
             made |= {run.hash for run in targets}
             targets = planning.targets()
-    page = write(planning, failed)
+    page = write(planning, replace(reported, failed=failed), fewer=True)
     if failed:
         raise PipelineError(f"{len(failed)} runs failed ({', '.join(failed)}); {page} shows what there is")
     return page
 
 
-def report_table(config: TableStage) -> Path:
-    """What is finished of a table; nothing is made."""
-    planning = Planning.of(config)
+def report_table(config: ReportStage) -> Path:
+    """What is finished of a table, or what an archive holds; nothing is made."""
+    if is_archive(Path(config.table)):
+        from pipeline.study.export import report_archive
+
+        return report_archive(config)
+    reported = Reported.of(config)
+    planning = Planning.of(reported.asked_again(config))
     runs = ordered(planning.targets())
     reasons = unfinished(runs)
     missing = {run.name: reasons[run.hash] for run in runs if run.hash in reasons}
@@ -117,16 +125,23 @@ def report_table(config: TableStage) -> Path:
         )
     for name, reason in missing.items():
         print(f"missing: {name}: {reason}", file=sys.stderr)
-    return write(planning, missing)
+    return write(planning, replace(reported, failed=reported.still_failed(missing)), config.report.fewer)
 
 
-def write(planning: Planning, failed: dict[str, str]) -> Path:
-    """The page of all scores, and beside it the cells that the table reduces them to."""
+def folder_of(planning: Planning) -> Path:
+    return Path(planning.config.runs_dir) / "reports" / planning.plan.table.name
+
+
+def write(planning: Planning, reported: Reported, fewer: bool) -> Path:
+    """The page of all scores, and of the cells that the table reduces them to."""
     from pipeline.report.write import write_report
+    from pipeline.study.gather import gather
 
-    folder = Path(planning.config.runs_dir) / "reports" / planning.plan.table.name
-    page = write_report(gather(planning, failed), folder)
-    Outcome.of(planning, failed).write(folder)
+    folder = folder_of(planning)
+    results = gather(planning, reported.failed)
+    reported.refuse_fewer(folder, results, fewer)
+    page = write_report(results, folder)
+    reported.write(folder, finished=results.finished)
     track(planning, folder)
     return page
 
