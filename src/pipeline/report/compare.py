@@ -115,7 +115,7 @@ def stands_out(best: str, by_row: Mapping[str, Questions]) -> bool:
 def headline(block: Comparison | None) -> str:
     """What is beyond noise in one block, and what is not, in one sentence."""
     if block is None or not (known := [line for line in block.lines if line.p is not None]):
-        return "No two models have answers to compare: nothing here is beyond noise or within it."
+        return "No two models have answers to compare."
     sure = sorted((line for line in known if line.beyond_noise), key=lambda line: -abs(line.difference or 0))
     rest = len(known) - len(sure)
     sizes, least = ([line.n for line in known], [line.could_see or 0 for line in known if not line.beyond_noise])

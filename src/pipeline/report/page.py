@@ -58,12 +58,12 @@ class OwnTable:
 
 def page(
     results: Results, table: ScoreTable, scores: Sequence[Score], answers: Mapping[Place, Answers], folder: Path
-) -> tuple[str, dict[str, bytes]]:
-    """index.html of a report in `folder`, and its plots as PNG by name. The page asks nothing of any network."""
+) -> tuple[str, dict[str, str]]:
+    """index.html of a report in `folder`, and its plots as SVG by name. The page asks nothing of any network."""
     primary = in_order(table, scores)
-    charts, pictures = _charts(table)
+    charts = _charts(table)
     logs = curves_of(results.trainings)
-    curves, drawn = _curves(results, logs)
+    curves = _curves(results, logs)
     role = roles(table.rows, results.roles)
     groups = [(title, [row for row in table.rows if role[row] == name]) for name, title in GROUPS.items()]
     runs = all_runs(results)
@@ -97,7 +97,10 @@ def page(
             counts={"finished": finished, "flagged": flagged},
         )
     )
-    return html, pictures | drawn
+    drawn = {f"scores_{chart.target}": chart.svg for chart in charts} | (
+        {"trainings": curves.svg} if curves.svg else {}
+    )
+    return html, {f"{name}.svg": plots.standalone(svg) for name, svg in drawn.items()}
 
 
 def environment(flags: Callable[[Sequence[str]], Any] | None = None) -> Any:
@@ -154,10 +157,10 @@ def maps_of(results: Results) -> list[Changes]:
     return [changes_of(run.name, run.folder, number) for number, run in enumerate(found)]
 
 
-def _charts(table: ScoreTable) -> tuple[list[Chart], dict[str, bytes]]:
-    """A bar chart a language, of the primary scores, and the same as PNG."""
-    charts, pictures = [], {}
-    for number, (target, columns) in enumerate(table.groups() if len(table.rows) <= MOST_BARS else []):
+def _charts(table: ScoreTable) -> list[Chart]:
+    """A bar chart a language, of the primary scores."""
+    charts = []
+    for target, columns in table.groups() if len(table.rows) <= MOST_BARS else []:
         entries = {column: [table.entries[row, column] for row in table.rows] for column in columns}
         panels = [
             plots.Panel(
@@ -170,13 +173,12 @@ def _charts(table: ScoreTable) -> tuple[list[Chart], dict[str, bytes]]:
             for column in columns
         ]
         label = f"Scores by row, {target}: the numbers stand in the table above"
-        svg, pictures[f"scores_{target}.png"] = plots.of_scores(table.rows, panels, f"scores{number}", label)
-        charts.append(Chart(target, svg))
-    return charts, pictures
+        charts.append(Chart(target, plots.of_scores(table.rows, panels, label)))
+    return charts
 
 
-def _curves(results: Results, logs: Mapping[str, plots.Curve]) -> tuple[Curves, dict[str, bytes]]:
-    """Training curves and the trainings that have none, and the same as PNG."""
+def _curves(results: Results, logs: Mapping[str, plots.Curve]) -> Curves:
+    """Training curves and the trainings that have none."""
     by_label: dict[str, list[plots.Curve]] = {}
     silent = []
     for training in results.trainings:
@@ -185,9 +187,8 @@ def _curves(results: Results, logs: Mapping[str, plots.Curve]) -> tuple[Curves, 
             silent.append(f"{training.label} ({training.name})")
         by_label.setdefault(training.label, []).append(curve)
     if not by_label or len(by_label) > MOST_BARS:
-        return Curves("", silent), {}
-    svg, png = plots.of_trainings(by_label, "trainings", "Training loss over steps, a panel for each training")
-    return Curves(svg, silent), {"trainings.png": png}
+        return Curves("", silent)
+    return Curves(plots.of_trainings(by_label, "Training loss over steps, a panel for each training"), silent)
 
 
 def _grouped(marks: Sequence[samples.Mark]) -> list[MarkGroup]:

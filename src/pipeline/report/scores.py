@@ -96,13 +96,14 @@ def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
 def interval(row: ScoreRow) -> tuple[float, float] | None:
     """95 % of a score, in its own unit: Wilson's interval of a share of right answers, else 1.96 standard errors;
     None where the harness gives no error, as of corpus scores."""
-    if row.value is None or row.stderr is None or not row.n:
+    value, error = _finite(row.value), _finite(row.stderr)
+    if value is None or error is None or not row.n:
         return None
-    if not (0 <= row.value <= 1):
-        return row.value - 1.96 * row.stderr, row.value + 1.96 * row.stderr
+    if not (0 <= value <= 1):
+        return value - 1.96 * error, value + 1.96 * error
     z2 = 1.96**2
-    centre = (row.value + z2 / (2 * row.n)) / (1 + z2 / row.n)
-    half = 1.96 * math.sqrt(row.value * (1 - row.value) / row.n + z2 / (4 * row.n**2)) / (1 + z2 / row.n)
+    centre = (value + z2 / (2 * row.n)) / (1 + z2 / row.n)
+    half = 1.96 * math.sqrt(value * (1 - value) / row.n + z2 / (4 * row.n**2)) / (1 + z2 / row.n)
     return max(0.0, centre - half), min(1.0, centre + half)
 
 

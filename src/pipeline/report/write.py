@@ -1,4 +1,4 @@
-"""The report of a table, from what is on the disk alone: its page, its tables, its answers, and plots for tracking.
+"""The report of a table, from what is on the disk alone: its page, its tables, its answers, and its plots as SVG.
 
     index.html               one self-contained page
     table.md, table.csv      means over seeds, a table a language
@@ -60,8 +60,8 @@ def write_report(results: Results, folder: Path) -> Path:
     for name, text in written.items():
         write_atomically(folder / name, text)
     (folder / "plots").mkdir(exist_ok=True)
-    for old in (folder / "plots").glob("*.png"):
+    for old in (folder / "plots").glob("*.*"):
         old.unlink()  # of an earlier build with other languages
     for name, picture in pictures.items():
-        (folder / "plots" / name).write_bytes(picture)
+        (folder / "plots" / name).write_text(picture, encoding="utf-8")
     return folder / "index.html"
