@@ -1,8 +1,8 @@
 """What a report costs: CPU seconds of stage=report, of stage=export, and of the page of the archive, imports and all.
 
-Plans a table of the small world whose evaluations are many (24 models in three languages, fourteen seeds), writes made-up
-manifests, scores and answers of all its runs, and reports it: about 2,000 evaluations of 100 answers each, 12,000 lines
-of results.csv.
+Plans a table of the small world whose evaluations are many (24 models in three languages, fourteen seeds), writes
+made-up manifests, scores and answers of all its runs, and reports it: about 2,000 evaluations of 100 answers each,
+12,000 lines of results.csv.
 
     python scripts/bench_report.py                    # prints the table
     python scripts/bench_report.py --record results/bench/report.json
@@ -113,7 +113,8 @@ def score(run: Run, answers: int) -> None:
     value = sum(right) / answers
     row = {
         "task": task.task, "language": language, "pair": None, "subject": None, "num_fewshot": task.num_fewshot,
-        "metric": metric, "filter": chosen, "value": value, "stderr": (value * (1 - value) / answers) ** 0.5, "n": answers,
+        "metric": metric, "filter": chosen, "value": value, "stderr": (value * (1 - value) / answers) ** 0.5,
+        "n": answers,
     }  # fmt: skip
     rows = [row, *({**row, "metric": name} for name in ("unparsed", "cut_off", "numeric_match"))]
     rows += [{**row, "filter": "strict-match"}, {**row, "metric": "unparsed", "filter": "last-number"}]
@@ -165,7 +166,7 @@ def main() -> None:
             )
             print(rows[-1], flush=True)
         report = home / "runs/reports/many"
-        results = sum(1 for _ in open(report / "results.csv", encoding="utf-8")) - 1
+        results = len((report / "results.csv").read_text(encoding="utf-8").splitlines()) - 1
         evaluations = sum(1 for _ in (home / "runs").glob("eval-*"))
         page = (report / "index.html").stat().st_size
     about = {"results": results, "evaluations": evaluations, "answers_each": 100, "page_bytes": page}

@@ -61,6 +61,8 @@ def run_stage(compose_stage: Callable[[], Any]) -> int:
         refusal = sentence(error)
         if refusal is None:
             raise
+        if shown := getattr(error, "shown", ""):
+            print(without_credentials(shown))
         print(f"error: {refusal}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -14,6 +14,8 @@ from pipeline.report.statistics import (
     best,
     contrast,
     expert_variance,
+    halved_means,
+    halves,
     mcnemar,
     paired_bootstrap,
     resampled,
@@ -258,3 +260,26 @@ def test_experts_that_do_not_matter_make_it_careful_and_no_more():
 
 def test_the_naive_joint_bootstrap_finds_too_much_where_experts_matter():
     assert false_positives(0.3)["jointly"] > 0.1
+
+
+def test_the_best_of_equals_is_no_better_on_other_problems():
+    """Four cells, each the best of three equal candidates, against one candidate each: no effect but choosing."""
+
+    def apart(choosing, shown):  # (draws, cells, candidates)
+        return np.mean([best(choosing[:, c, :3], shown[:, c, :3]) - shown[:, c, 3] for c in range(4)], axis=0)
+
+    found = dict.fromkeys(("chosen on the same problems", "by halves"), 0)
+    for seed in range(500):
+        rng = np.random.default_rng([seed, 3])
+        answers = (rng.random((4, 4, 250)) < 1 / (1 + np.exp(0.8 - rng.normal(0, 1.5, 250)))).astype(float)
+        winner = answers[:, :3].mean(axis=-1).argmax(axis=1)
+        differences = (answers[np.arange(4), winner] - answers[:, 3]).mean(axis=0)
+        observed, drawn = answers.mean(axis=-1)[None], resampled_means(answers, 300)
+        naive = contrast(differences, apart(observed, observed)[0], apart(drawn, drawn))
+        odd, even = halved_means(answers, 300)
+        half = np.moveaxis(answers @ halves(250).T, -1, 0)
+        both = (apart(odd, even) + apart(even, odd)) / 2
+        found["chosen on the same problems"] += naive.p < 0.05
+        found["by halves"] += contrast(differences, apart(half, half[::-1]).mean(), both).p < 0.05
+    assert found["by halves"] / 500 <= 0.07, found
+    assert found["chosen on the same problems"] / 500 > 0.15, found

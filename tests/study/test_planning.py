@@ -16,6 +16,7 @@ from pipeline.errors import PipelineError
 from pipeline.runs.run import Run
 from pipeline.study.cells import Candidate
 from pipeline.study.graph import ordered
+from pipeline.study.hashed import told_every
 from pipeline.study.planning import Planning
 from pipeline.study.stages import build
 
@@ -81,6 +82,16 @@ def test_every_from_the_command_line_goes_to_the_runs_that_read_it(tmp_path: Pat
     changed = {label for label in plain if plain[label].hash != more[label].hash}
     assert changed >= {"math-full-s0", "qac-full-s0"} and not any(label.startswith("data-") for label in changed)
     assert all("sandbox_text" not in label for label in changed)  # the base is scored as before
+
+
+def test_what_every_does_not_reach_is_said_or_refused(tmp_path: Path) -> None:
+    """Simultaneous training has a recipe of its own; the others are given the command line's."""
+    found = planning(tmp_path, "table=unreasonable_table3", "every.recipe=unreasonable_cpt")
+    assert told_every(found)[-1] == "every.recipe does not reach: simultaneous, which say their own"
+    with pytest.raises(PipelineError, match="recipe=nope is no option"):
+        planning(tmp_path, "table=unreasonable_table3", "every.recipe=nope").targets()
+    with pytest.raises(PipelineError, match="table=sandbox|sandbox.yaml, every: expert reaches no run of .*math"):
+        planning(tmp_path, "table=sandbox", "every.expert=nope")
 
 
 def test_a_selection_is_planned_from_the_sizes_of_its_sets(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from planned import CONF, TABLES, plan, plan_of
 
-from pipeline.study.cells import Plan
+from pipeline.study.cells import TablePlan
 
 NAMES = sorted(path.stem for path in TABLES.glob("*.yaml"))
 LAYER_SWAPPING = ("table1", "table2", "table5", "table6", "claims", "figures")
@@ -58,7 +58,7 @@ def published(path: str) -> dict[tuple[str, str], float]:
     return numbers(yaml.safe_load(file.read_text(encoding="utf-8"))[paper][table])
 
 
-def places(made: Plan, path: str) -> set[tuple[str, str]]:
+def places(made: TablePlan, path: str) -> set[tuple[str, str]]:
     """(row, column) of the published table that cells stand beside."""
     told = [cell.published for cell in made.cells.values() if cell.published]
     return {(row, column) for table, row, column in told if table == path}

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 from safetensors.torch import load_file
 from tiny_words import FEW
@@ -18,6 +19,7 @@ from tiny_words import FEW
 from pipeline.errors import PipelineError
 from pipeline.runs.manifest import read_manifest
 from pipeline.train import stage
+from pipeline.train.examples import by_side
 
 B = ["partition=B", "partition.scale_to_depth=true"]  # of 14 layers: the first three and the last
 
@@ -91,10 +93,9 @@ def test_a_gpu_that_is_too_small_is_told_before_training(
         make_run("stage=sft", *start, "expert=math")
 
 
-def test_rows_that_do_not_say_their_side(make_run: Callable[..., Path], start: list[str]) -> None:
-    sources = ["expert.sources.orca_math.side=null", "expert.sources.aya.side=null"]
-    with pytest.raises(PipelineError, match="needs rows that say their side"):
-        make_run("stage=sft", *start, "expert=math_qac", "sft=simultaneous", *B, *sources)
+def test_rows_that_do_not_say_their_side() -> None:
+    with pytest.raises(PipelineError, match="needs rows that say their side, and row 2 does not"):
+        by_side([{"prompt": "p", "completion": "c", "side": "math"}, {"prompt": "p", "completion": "c"}], tiny.recipe())
 
 
 SLOW = (

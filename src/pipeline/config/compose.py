@@ -112,7 +112,7 @@ def to_stage(config: DictConfig) -> Stage:
     refuse_strays(config)
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
-        runs = missing[0] in ("checkpoint", "merge.math", "merge.language", "merge.expert", "model.path")
+        runs = missing[0] in ("run", "checkpoint", "merge.math", "merge.language", "merge.expert", "model.path")
         value = "RUN" if runs else "[RUN,RUN]" if missing[0] in ("merge.experts", "checkpoints") else "..."
         raise PipelineError(f"stage={config.stage} needs {missing[0]}: give {missing[0]}={value}")
     try:

@@ -17,7 +17,8 @@ from pipeline.config.merging import Merge
 from pipeline.config.stages import Stage
 from pipeline.errors import PipelineError
 
-TABLES = "tables"  # the folder of conf/ that is no group: Hydra would take a folder `table` for what table= chooses of
+TABLES = "tables"  # a folder of conf/ that is no group: Hydra would take a folder `table` for what table= chooses of
+CLAIMS = "claims"  # another: what papers claim, by table
 STAGES: dict[str, type[Stage]] = {}
 METHODS: dict[str, type[Merge]] = {}
 
@@ -38,7 +39,7 @@ def groups() -> list[str]:
 
 @lru_cache(maxsize=8)
 def _groups(there: Path, _: int) -> tuple[str, ...]:
-    return tuple(sorted(path.name for path in there.iterdir() if path.is_dir() and path.name != TABLES))
+    return tuple(sorted(path.name for path in there.iterdir() if path.is_dir() and path.name not in (TABLES, CLAIMS)))
 
 
 def table(name: str) -> Path:

@@ -48,6 +48,8 @@ __all__ = [
     "Select",
     "SelectStage",
     "Sft",
+    "Show",
+    "ShowStage",
     "Source",
     "Stage",
     "StatusStage",
@@ -234,6 +236,17 @@ class PrefetchStage(TableStage):
 @dataclass
 class StatusStage(Stage):
     pass
+
+
+@dataclass
+class Show:
+    samples: int = knob(0, low=0)  # answers of each task and language that are printed
+
+
+@dataclass
+class ShowStage(Stage):
+    run: str = knob(run=True)
+    show: Show = part(Show)
 
 
 @dataclass

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.report.contents import Results, TableCell
-from pipeline.report.text import comma_separated, markdown_line, plain
+from pipeline.report.sheets import comma_separated
+from pipeline.report.text import markdown_line, plain
 
 MISSING = "—"
 
@@ -23,6 +24,12 @@ def cells_csv(cells: Sequence[TableCell]) -> str:
     return comma_separated([head, *lines])
 
 
+def contrasts_csv(lines: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each of a table's comparisons in each row or column, numbers with five decimals."""
+    rows = [[f"{one:.5f}" if isinstance(one, float) else one for one in line.values()] for line in lines]
+    return comma_separated([list(lines[0]), *rows])
+
+
 def difference(one: TableCell) -> float | None:
     return None if one.value is None or one.published is None else round(one.value - one.published, 10)
 
@@ -35,17 +42,7 @@ def outside(one: TableCell) -> bool:
 
 def choices_json(results: Results) -> str:
     """Who won each choice, with the mean of each candidate and the runs that scored it."""
-    told = {
-        key: {
-            **{name: value for name, value in choice.items() if name != "candidates"},
-            "candidates": [
-                {name: value for name, value in one.items() if name not in ("key", "leaves")}
-                for one in choice["candidates"]
-            ],
-        }
-        for key, choice in results.choices.items()
-    }
-    return json.dumps(told, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(results.choices, indent=1, ensure_ascii=False) + "\n"
 
 
 def cell_text(one: TableCell | None) -> str:

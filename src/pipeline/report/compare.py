@@ -88,16 +88,14 @@ def compared(
 
 
 def pairs_of(
-    rows: Sequence[str], roles: Mapping[str, str], values: Mapping[str, float], compare: Iterable[Sequence[str]]
+    rows: Sequence[str], roles: Mapping[str, str], values: Mapping[str, float]
 ) -> tuple[list[tuple[str, str]], str | None]:
-    """What is compared of the rows that have scores: what the table says, and each merge with the bases and the best
-    expert, which is chosen on these questions, in its own favour."""
+    """Each merge with the bases and the best expert, which is chosen on these questions, in its own favour."""
     experts = [row for row in rows if roles[row] == "expert" and row in values]
     best = max(experts, key=lambda row: values[row], default=None)
     rivals = [row for row in rows if roles[row] == "base"] + ([best] if best else [])
-    asked = [(left, right) for left, right in compare if left in rows and right in rows]
     merges = [row for row in rows if roles[row] not in ("base", "expert")]
-    return [*((row, rival) for row in merges for rival in rivals), *asked], best
+    return [(row, rival) for row in merges for rival in rivals], best
 
 
 def stands_out(best: str, by_row: Mapping[str, Questions]) -> bool:
@@ -112,9 +110,26 @@ def stands_out(best: str, by_row: Mapping[str, Questions]) -> bool:
 # ------------------------------------------------------------------------------------------------ the headline
 
 
-def headline(block: Comparison | None) -> str:
-    """What is beyond noise in one block, and what is not, in one sentence."""
-    if block is None or not (known := [line for line in block.lines if line.p is not None]):
+def declared(lines: Sequence[Mapping[str, Any]]) -> Comparison:
+    """What the table itself compares (contrasts.csv), Holm's correction over all of it."""
+    found = [
+        Difference(
+            line["left"], f"{line['right']} in {line['place']}", line["n"], line["difference"], line["low"],
+            line["high"], line["p"], line["could_see"],
+        )
+        for line in lines
+        if line.get("p") is not None
+    ]  # fmt: skip
+    corrected = holm([one.p for one in found if one.p is not None])
+    lines_of = [replace(one, p=p) for one, p in zip(found, corrected, strict=True)]
+    return Comparison("What the table compares", None, lines_of)
+
+
+def headline(blocks: Sequence[Comparison]) -> str:
+    """What is beyond noise in the first block that has answers, and what is not, in one sentence."""
+    found = ((block, [line for line in block.lines if line.p is not None]) for block in blocks)
+    block, known = next(((block, known) for block, known in found if known), (None, []))
+    if block is None:
         return "No two models have answers to compare."
     sure = sorted((line for line in known if line.beyond_noise), key=lambda line: -abs(line.difference or 0))
     rest = len(known) - len(sure)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.evaluate.records import ScoreRow
+from pipeline.report.claims import Verdict
 
 TRAININGS = ("sft", "cpt")
 
@@ -61,8 +62,7 @@ class RunResult:
 @dataclass(frozen=True)
 class TableCell:
     """A place of the table as its YAML defines it: the number measured, its 95 % interval where there is one, and what
-    the paper prints. `n`: numbers that it was reduced from; `runs`: the names of those that these were read from;
-    `formula`: how it is made of answers, where it is (report/intervals.py)."""
+    the paper prints. `n`: numbers that it was reduced from; `runs`: the names of those that these were read from."""
 
     row: str
     column: str
@@ -74,7 +74,6 @@ class TableCell:
     suspect: str | None = None
     missing: str = ""
     runs: Sequence[str] = ()
-    formula: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -99,8 +98,8 @@ class Results:
 
     `failed`: tried, and failed; `missing`: never tried. `roles`: row -> base, expert or merge, of rows whose names do
     not say it. `table_rows`, `table_columns`, `table_cells`: the table itself; `choices`: what its `best` chose.
-    `compare`: pairs of rows that the table holds against each other. `linked`: whether the folders of runs are where
-    the page can lead to.
+    `contrasts`: what its `compare` measured, a line of contrasts.csv each; `verdicts`: on what is claimed of it.
+    `linked`: whether the folders of runs are where the page can lead to.
     """
 
     table: str
@@ -123,7 +122,8 @@ class Results:
     table_columns: Sequence[str] = ()
     table_cells: Sequence[TableCell] = ()
     choices: Mapping[str, Any] = field(default_factory=dict)
-    compare: Sequence[Sequence[str]] = ()
+    contrasts: Sequence[Mapping[str, Any]] = ()
+    verdicts: Sequence[Verdict] = ()
     links: Sequence[Link] = ()
     linked: bool = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,10 +12,13 @@ from pipeline.evaluate.records import CHOICES
 from pipeline.report import plots, samples
 from pipeline.report.answers import Answers, Place
 from pipeline.report.cells import chosen_text, outside
+from pipeline.report.claims import CONTRADICTED, NOT_MADE, SHOWN, UNDECIDED
+from pipeline.report.compare import declared
 from pipeline.report.contents import Results, Score, TableCell
+from pipeline.report.grid import ScoreTable, column_of
 from pipeline.report.maps import Changes, changes_of
 from pipeline.report.runs import all_runs, curves_of, described, duration, lines
-from pipeline.report.tables import ScoreTable, column_of, roles
+from pipeline.report.tables import roles
 
 GROUPS = {"base": "base", "expert": "experts", "merge": "merges"}
 MOST_BARS = 60  # rows of a chart; a longer table has none
@@ -86,6 +90,8 @@ def page(
             groups=[(title, rows) for title, rows in groups if rows],
             own=own_table(results),
             far=outside,
+            verdicts=tally(results),
+            sure=beyond(results),
             charts=charts,
             curves=curves,
             maps=maps_of(results),
@@ -150,6 +156,20 @@ def own_table(results: Results) -> OwnTable | None:
 def shortened(found: Any, most: int = 40) -> list[str]:
     told = list(found)
     return told if len(told) <= most else [*told[:most], f"and {len(told) - most} more, in cells.csv"]
+
+
+def tally(results: Results) -> str:
+    """3 of 9 claims are shown, 1 contradicted, 5 undecided."""
+    counts = Counter(one.verdict for one in results.verdicts)
+    told = [f"{counts[word]} {word}" for word in (SHOWN, CONTRADICTED, UNDECIDED, NOT_MADE) if counts[word]]
+    return f"Of {len(results.verdicts)}: {', '.join(told)}."
+
+
+def beyond(results: Results) -> Callable[[Mapping[str, Any]], bool]:
+    """Whether a line of contrasts.csv is beyond noise once all of them are counted."""
+    known = [line for line in results.contrasts if line.get("p") is not None]
+    sure = {id(line) for line, one in zip(known, declared(known).lines, strict=True) if one.beyond_noise}
+    return lambda line: id(line) in sure
 
 
 def maps_of(results: Results) -> list[Changes]:

@@ -75,7 +75,7 @@ def bars(panel: Panel, x: float, y: float, width: float, rows: int) -> list[str]
                       f'fill="{paint(colour)}"/>']  # fmt: skip
         if value is not None and spread:
             ends = [x + end * scale for end in (max(0.0, value - spread), value + spread)]  # no score is below zero
-            parts += [line(*[ends[0], at + BAR / 2, ends[1], at + BAR / 2], "ink")]
+            parts += [line(ends[0], at + BAR / 2, ends[1], at + BAR / 2, "ink")]
             parts += [line(end, at + BAR / 2 - 3, end, at + BAR / 2 + 3, "ink") for end in ends]
         told = "—" if value is None else f"{value:.1f}"
         parts += [text(x + tops[place] * scale + 5, at + BAR / 2 + 4, told, size=10)]

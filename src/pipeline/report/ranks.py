@@ -137,19 +137,33 @@ def pooled_spearman(first: ArrayLike, second: ArrayLike, groups: Sequence[Hashab
     Groups of fewer than four pairs, or without any spread, show no correlation and are left out; nan where all are.
     """
     import numpy as np
-    from scipy.stats import rankdata
 
     one, other = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
-    total = weights = 0.0
+    return math.tanh(float(_pooled_z(one, other, groups, np.ones((1, len(one))))[0]))
+
+
+def _pooled_z(first: np.ndarray, second: np.ndarray, groups: Sequence[Hashable], counts: np.ndarray) -> np.ndarray:
+    """(draws,) Fisher's z, pooled over groups, of n pairs of which a draw has `counts` (draws, n) copies each."""
+    import numpy as np
+
+    total = weights = np.zeros(len(counts))
     for group in dict.fromkeys(groups):
         at = [place for place, name in enumerate(groups) if name == group]
-        x, y = rankdata(one[at]), rankdata(other[at])
-        x, y = x - x.mean(), y - y.mean()
-        scale = math.sqrt(float(x @ x) * float(y @ y))
-        if len(at) > 3 and scale > 0:
-            rho = min(1 - 1e-6, max(-1 + 1e-6, float(x @ y) / scale))
-            total, weights = total + (len(at) - 3) * math.atanh(rho), weights + len(at) - 3
-    return math.tanh(total / weights) if weights else math.nan
+        many = counts[:, at]
+        n = many.sum(axis=1)
+        x, y = (_ranks(values[at], many) for values in (first, second))  # (draws, pairs of the group)
+        x, y = (one - (many * one).sum(axis=1, keepdims=True) / n[:, None] for one in (x, y))
+        scale = np.sqrt((many * x * x).sum(axis=1) * (many * y * y).sum(axis=1))
+        used = (n > 3) & (scale > 0)
+        rho = np.clip((many * x * y).sum(axis=1) / np.where(used, scale, 1), -1 + 1e-6, 1 - 1e-6)
+        weight = np.where(used, n - 3, 0)
+        total, weights = total + weight * np.arctanh(rho), weights + weight
+    return np.where(weights > 0, total / np.where(weights > 0, weights, 1), np.nan)
+
+
+def _ranks(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """(draws, n) ranks, up to a constant, of n values of which a draw has so many copies; equal ones share theirs."""
+    return counts @ ((values[:, None] < values) + (values[:, None] == values) / 2)
 
 
 @dataclass(frozen=True)
@@ -171,7 +185,7 @@ def compare_correlations(
     outcome: ArrayLike,
     groups: Sequence[Hashable],
     experts: Sequence[Hashable],
-    draws: int = 1_000,
+    draws: int = 2_000,
     seed: int = 0,
 ) -> Correlations:
     """Whether one score of an expert goes with the outcome of its merge more closely than another does.
@@ -186,25 +200,16 @@ def compare_correlations(
     for at, (group, expert) in enumerate(zip(groups, experts, strict=True)):
         members.setdefault(group, {}).setdefault(expert, []).append(at)
     rng = np.random.default_rng(seed)
-
-    def z(at: Sequence[int]) -> tuple[float, float]:
-        named = [groups[place] for place in at]
-        places = list(at)
-        return tuple(math.atanh(pooled_spearman(x[places], target[places], named)) for x in (one, other))  # type: ignore[return-value]
-
-    found = []
-    for _ in range(draws):
-        drawn = [
-            place
-            for of in members.values()
-            for picked in rng.integers(0, len(of), len(of))
-            for place in list(of.values())[picked]
-        ]
-        first, second = z(drawn)
-        if math.isfinite(first - second):
-            found.append(first - second)
-    first, second = z(range(len(target)))
-    low, high = np.quantile(found, [0.025, 0.975]) if found else (math.nan, math.nan)
-    below, above = (sum(value <= 0 for value in found) + 1, sum(value >= 0 for value in found) + 1)
-    p = min(1.0, 2 * min(below, above) / (len(found) + 1))
+    counts = np.zeros((draws, len(target)))
+    for of in members.values():
+        picked = rng.multinomial(len(of), [1 / len(of)] * len(of), size=draws)  # (draws, experts)
+        for times, places in zip(picked.T, of.values(), strict=True):
+            counts[:, places] = times[:, None]
+    once = np.ones((1, len(target)))
+    first, second = (float(_pooled_z(values, target, groups, once)[0]) for values in (one, other))
+    apart = _pooled_z(one, target, groups, counts) - _pooled_z(other, target, groups, counts)
+    apart = apart[np.isfinite(apart)]
+    low, high = np.quantile(apart, [0.025, 0.975]) if len(apart) else (math.nan, math.nan)
+    tail = 1 + min(int((apart <= 0).sum()), int((apart >= 0).sum()))
+    p = min(1.0, 2 * tail / (len(apart) + 1))
     return Correlations(math.tanh(first), math.tanh(second), first - second, float(low), float(high), p)

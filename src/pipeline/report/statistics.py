@@ -169,6 +169,19 @@ def halves(n: int) -> np.ndarray:
     return weights
 
 
+def halved_means(scores: ArrayLike, draws: int = DRAWS, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """(draws, ...) means of the odd and of the even problems of scores (..., N), each half drawn from by itself.
+
+    Choose on one and score on the other, both ways, and the mean is what a choice is worth, with its spread over
+    problems. Chosen and scored on the same problems it is too high, in each draw as in the table: a mean of four cells,
+    each the best of three equal candidates, then beats a single one (24 % false positives; by halves 1 to 3 %).
+    """
+    import numpy as np
+
+    array = np.asarray(scores, dtype=float)
+    return resampled_means(array[..., 0::2], draws, seed), resampled_means(array[..., 1::2], draws, seed + draws)
+
+
 def split_half_best(scores: ArrayLike) -> float:
     """What the best of K candidates is worth on problems that it was not chosen on. scores: (K, N).
 
@@ -235,7 +248,7 @@ def contrast(
     Why not a percentile interval of a bootstrap over experts and problems: see `two_way_bootstrap`, which gives both.
 
     estimate, drawn: the difference, and (draws,) of it over draws of problems, where it is no plain mean: with the
-    choice of the best redone inside each draw. `differences` are then those of the candidate that won.
+    choice of the best redone inside each draw (`halved_means`). `differences` are then those of the candidate that won.
 
     Raises ValueError for fewer than two problems, or an axis of one level, which shows nothing about others.
     """

@@ -13,8 +13,8 @@ from pipeline.evaluate.metrics import PRIMARY, mean
 from pipeline.files import write_atomically
 from pipeline.report.page import environment
 from pipeline.report.scores import family
+from pipeline.report.sheets import comma_separated
 from pipeline.report.statistics import split_half
-from pipeline.report.text import comma_separated
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 

@@ -6,7 +6,7 @@ Nothing here trains, scores or guesses: what an evaluation did not write is show
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import mean
@@ -16,84 +16,17 @@ from pipeline.report.compare import (
     Questions,
     averaged,
     compared,
+    declared,
     headline,
     pairs_of,
     questions_of,
     stands_out,
 )
 from pipeline.report.contents import Results, Score
+from pipeline.report.grid import OUT_OF_100, Column, Entry, ScoreTable, column_of
+from pipeline.report.notes import notes_of
 from pipeline.report.scores import AVERAGE, TITLES, family, label
 from pipeline.report.statistics import standard_deviation
-
-OUT_OF_100 = ("bleu", "spbleu", "chrf")  # metrics that come on the scale 0-100
-METRICS = {"exact_match": "exact match", "acc": "accuracy", "chrf++": "chrF++", "pass_at_1": "pass@1"}
-MISSING = "—"
-
-
-@dataclass(frozen=True)
-class Column:
-    """One task in one language or pair (`where`), of the models made for the language `target`."""
-
-    target: str
-    task: str
-    where: str
-    num_fewshot: int
-    metric: str
-    filter: str
-    label: str = ""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What one place of the table shows: percent (BLEU and chrF++ as they are), spread, and why anything is missing.
-
-    best: it is above every other row by more than noise; evals: what scored it.
-    """
-
-    value: float | None = None
-    spread: float | None = None
-    mark: str = ""
-    reason: str = ""
-    best: bool = False
-    evals: tuple[str, ...] = ()
-
-    @property
-    def number(self) -> str:
-        return MISSING if self.value is None else f"{self.value:.1f}"
-
-    @property
-    def error(self) -> str:
-        return ("" if self.spread is None else f" ± {self.spread:.1f}") + self.mark
-
-    @property
-    def text(self) -> str:
-        return self.number + self.error
-
-
-@dataclass(frozen=True)
-class ScoreTable:
-    """rows x columns -> Entry. groups: (target, its columns), averages first; notes: how to read it; missing: reasons.
-
-    comparisons: differences of rows, a block a language; headline: what of the first block is beyond noise.
-    """
-
-    rows: list[str]
-    columns: list[Column]
-    entries: dict[tuple[str, Column], Entry]
-    notes: list[str]
-    missing: list[str]
-    comparisons: list[Comparison] = field(default_factory=list)
-    headline: str = ""
-
-    def groups(self) -> list[tuple[str, list[Column]]]:
-        targets = dict.fromkeys(column.target for column in self.columns)
-        return [(target, [column for column in self.columns if column.target == target]) for target in targets]
-
-
-def column_of(score: Score) -> Column:
-    """Where a score stands in the table; tabulate may lengthen the label."""
-    return Column(score.target, score.task, score.where, score.num_fewshot, score.metric, score.filter, score.label)
-
 
 Seeds = dict[int, Score]
 Places = dict[tuple[str, Column], Seeds]
@@ -138,10 +71,11 @@ def tabulate(
         top = max(known, key=lambda row: known[row], default="")
         if top and stands_out(top, {row: by_column[column].get(row, {}) for row in known}):
             filled[top, column] = replace(filled[top, column], best=True)
-    notes = _notes(results, columns, by_place, filled)
+    notes = notes_of(results, columns, by_place, filled)
     blocks = _comparisons(results, rows, columns, filled, by_column)
     missing = _missing(rows, columns, filled)
-    return ScoreTable(rows, columns, filled, notes, missing, blocks, headline(blocks[0] if blocks else None))
+    told = headline([declared(results.contrasts), *blocks])
+    return ScoreTable(rows, columns, filled, notes, missing, blocks, told)
 
 
 def _placed(scores: Sequence[Score]) -> Places:
@@ -163,13 +97,13 @@ def _comparisons(
     filled: Mapping[tuple[str, Column], Entry],
     by_column: Mapping[Column, Mapping[str, Questions]],
 ) -> list[Comparison]:
-    """MGSM in the target languages, averages first: merges against base and best expert, and what is compared."""
+    """MGSM in the target languages, averages first: merges against base and best expert."""
     role = roles(rows, results.roles)
     blocks = []
     for column in columns:
         if column.task.startswith("mgsm") and column.where == column.target:
             values = {row: value for row in rows if (value := filled[row, column].value) is not None}
-            pairs, expert = pairs_of([row for row in rows if row in values], role, values, results.compare)
+            pairs, expert = pairs_of([row for row in rows if row in values], role, values)
             if pairs:
                 found = {row: by_column[column].get(row, {}) for row in values}
                 blocks.append(compared(f"{column.label}, {column.num_fewshot}-shot", pairs, expert, found))
@@ -298,63 +232,3 @@ def _missing(rows: Sequence[str], columns: Sequence[Column], filled: Mapping[tup
                 named += [f"all of {target}"] if whole else labels
             lines.append(f"{row}, {'everything' if len(gone) == len(own) else ', '.join(named)}: {reason}.")
     return lines
-
-
-def _notes(
-    results: Results,
-    columns: Sequence[Column],
-    by_place: Mapping[tuple[str, Column], dict[int, Score]],
-    filled: Mapping[tuple[str, Column], Entry],
-) -> list[str]:
-    """What a reader needs to read the numbers: n, shots, metric, filter, seeds, the meaning of ±."""
-    notes = ["; ".join(_counts(columns, by_place)) + "."] if columns else []
-    seeds = list(results.seeds)
-    if len(seeds) == 1:
-        notes.append(
-            f"Seed {seeds[0]}. Percent; chrF++ as it is. "
-            "± is one standard error over the questions, where the harness gives it."
-        )
-    else:
-        listed = ", ".join(map(str, seeds))
-        notes.append(f"Seeds {listed}. Percent; chrF++ as it is. Mean ± standard deviation over seeds.")
-        if any("†" in entry.mark for entry in filled.values()):
-            notes.append("† one evaluation, not one a seed: ± is its standard error over the questions.")
-        if any("/" in entry.mark for entry in filled.values()):
-            notes.append(f"(k/{len(seeds)}) only k of {len(seeds)} seeds are there.")
-    if any(column.target == AVERAGE for column in columns):
-        notes.append(
-            "Averages are over the target languages within a seed; "
-            "a single evaluation's average has no ±, as languages share questions."
-        )
-    return notes
-
-
-def _counts(columns: Sequence[Column], by_place: Mapping[tuple[str, Column], dict[int, Score]]) -> list[str]:
-    """For each task its metric, filter and shots, and how many questions stand behind its numbers."""
-    spans_of: dict[str, dict[str, str]] = {}
-    for column in columns:
-        if column.target == AVERAGE:
-            continue
-        counts = sorted({s.n for (_, c), seeds in by_place.items() if c == column for s in seeds.values() if s.n})
-        how = [METRICS.get(column.metric, column.metric)]
-        how += [column.filter] if column.filter != "none" else []
-        title = label(column.task, "", "", False).strip()
-        span = (
-            "unknown"
-            if not counts
-            else str(counts[0])
-            if len(counts) == 1
-            else f"{counts[0]} to {counts[-1]} (rows differ)"
-        )
-        spans_of.setdefault(f"{title}: {', '.join(how)}, {column.num_fewshot}-shot", {})[column.where] = span
-    sentences = []
-    for title, spans in spans_of.items():
-        alike = len(set(spans.values())) == 1
-        each = " each" if len(spans) > 1 else ""
-        n = (
-            f"n = {next(iter(spans.values()))}{each}"
-            if alike
-            else ", ".join(f"n = {span} ({where})" for where, span in spans.items())
-        )
-        sentences.append(f"{title}, {n}")
-    return sentences

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from pipeline.report.sheets import comma_separated
 
 if TYPE_CHECKING:
     from pipeline.report.contents import Results
-    from pipeline.report.tables import ScoreTable
+    from pipeline.report.grid import ScoreTable
 
 
 MOST = 30  # runs that are named one by one
@@ -65,14 +65,3 @@ def table_csv(table: ScoreTable) -> str:
     head = ["row", *(column.label for column in table.columns)]
     rows = [[row, *(table.entries[row, column].text for column in table.columns)] for row in table.rows]
     return comma_separated([head, *rows])
-
-
-def comma_separated(rows: Iterable[Sequence[Any]]) -> str:
-    """CSV that a spreadsheet takes for what it is: text that begins as a formula would has an apostrophe before it."""
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows([[_harmless(value) for value in row] for row in rows])
-    return buffer.getvalue()
-
-
-def _harmless(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from pipeline.report.contents import Results
+from pipeline.report.grid import OUT_OF_100
 from pipeline.report.scores import Written, interval
-from pipeline.report.tables import OUT_OF_100
-from pipeline.report.text import comma_separated
+from pipeline.report.sheets import comma_separated
 
 COLUMNS = (
     "table run row column role seed task language pair subject metric filter num_fewshot split value stderr low high n "

@@ -2,6 +2,7 @@
 
     index.html               one self-contained page
     table.md, table.csv      means over seeds, a table a language
+    claims.csv               the verdicts on what is claimed of the table; contrasts.csv: what its `compare` measured
     cells.md, cells.csv      the table's own cells, with what the paper prints; choices.json: what its `best` chose
     results.csv              a row a run, task, language and metric
     answers.parquet          a row an answer
@@ -13,13 +14,12 @@ The same results give the same bytes.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 from pipeline.files import write_atomically
-from pipeline.report import intervals
 from pipeline.report.answers import read_answers
-from pipeline.report.cells import cells_csv, cells_markdown, choices_json
+from pipeline.report.cells import cells_csv, cells_markdown, choices_json, contrasts_csv
+from pipeline.report.claims import claims_csv
 from pipeline.report.contents import Results
 from pipeline.report.page import page
 from pipeline.report.scores import load, read_all
@@ -41,8 +41,7 @@ def write_report(results: Results, folder: Path) -> Path:
     primary = {(score.eval, score.task, score.where) for score in scores if score.primary}
     keep = min(MOST_QUESTIONS, max(1, MOST_ANSWERS // max(1, len(primary))))
     evaluations = {name: run.folder for name, run in sorted(results.evaluations.items())}
-    answers = read_answers(evaluations, read, primary | intervals.leaves(results), keep, folder / "answers.parquet")
-    results = replace(results, table_cells=intervals.with_intervals(results, answers))
+    answers = read_answers(evaluations, read, primary, keep, folder / "answers.parquet")
     table = tabulate(results, scores, problems, answers)
     flat = [score.as_json() for score in scores]
     html, pictures = page(results, table, scores, answers, folder)
@@ -57,6 +56,13 @@ def write_report(results: Results, folder: Path) -> Path:
         written["cells.csv"] = cells_csv(results.table_cells)
         written["cells.md"] = cells_markdown(results)
         written["choices.json"] = choices_json(results)
+    if results.verdicts:
+        written["claims.csv"] = claims_csv(results.verdicts)
+    if results.contrasts:
+        written["contrasts.csv"] = contrasts_csv(results.contrasts)
+    for name in ("claims.csv", "contrasts.csv"):  # of an earlier build
+        if name not in written:
+            (folder / name).unlink(missing_ok=True)
     for name, text in written.items():
         write_atomically(folder / name, text)
     (folder / "plots").mkdir(exist_ok=True)

@@ -21,6 +21,7 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, runs_behind
 from pipeline.runs.unchanged import check_unchanged
 from pipeline.study.graph import History, ordered, unfinished
+from pipeline.study.show import scores
 from pipeline.study.stages import RUN_STAGES, build
 from pipeline.train.processes import Relay, is_follower
 
@@ -101,6 +102,8 @@ def one(config: RunStage) -> Path:
     if failed:
         name, reason = next(iter(failed.items()))  # what failed after it, failed because of it
         raise PipelineError(reason if name == run.name else f"{name}, which {run.name} needs, failed: {reason}")
+    for line in scores(run.folder):
+        print(line, file=sys.stderr)
     return run.folder
 
 

@@ -18,11 +18,14 @@ from pipeline.report.sweep import sweeps_of
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.provenance import git_state
 from pipeline.runs.run import Run, flat
+from pipeline.study.answers import Answers
 from pipeline.study.cells import Candidate, Cell, Item, ScoreRef
-from pipeline.study.formulas import choices_of, table_cell
+from pipeline.study.contrasts import MEASURED, measured
 from pipeline.study.graph import ordered, unfinished
+from pipeline.study.numbers import choices_of, table_cell
 from pipeline.study.outcome import Outcome
 from pipeline.study.planning import Planning
+from pipeline.study.verdicts import judged
 
 SMALL_BYTES = 2**26  # a touched file up to this size is hashed again: copying a folder changes its times alone
 
@@ -52,7 +55,7 @@ def gather(planning: Planning, failed: Mapping[str, str]) -> Results:
             seed = seed_of(item.at, repeats)
             language = str(item.at.get("language", score.language))
             cells[CellResult(row, language, seed, names[run.hash], run.folder)] = None
-    outcome = Outcome.of(planning, failed)
+    outcome, answers = Outcome.of(planning, failed), Answers(planning)
     found, missing = described(runs, names, failed)
     done = [run for run in found if run.finished]
     usual = Counter(made_on(run) for run in done if run.stage == "eval").most_common(1)
@@ -68,10 +71,11 @@ def gather(planning: Planning, failed: Mapping[str, str]) -> Results:
         cells=list(cells), runs=found, failed=[FailedRun(name, shared(why)) for name, why in failed.items()],
         missing=missing, seconds=sum(run.seconds or 0.0 for run in done), versions=versions, machine=machine,
         git=git_state(), roles=roles, table_rows=plan.rows, table_columns=plan.columns,
-        table_cells=[table_cell(planning, place, one) for place, one in outcome.cells.items()],
+        table_cells=[table_cell(planning, place, one, answers) for place, one in outcome.cells.items()],
+        contrasts=[{key: line.get(key) for key in MEASURED} for line in measured(plan, answers)],
+        verdicts=judged(plan, answers),
         choices=choices_of(planning, outcome), links=[Link(*one) for one in sweeps_of(
             Path(planning.config.runs_dir) / "reports", {run.hash for run in runs})],
-        compare=[(labels.of(left), labels.of(right)) for left, right in plan.compare],
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from pipeline.config.stages import (
     ReportStage,
     RunStage,
     SelectStage,
+    ShowStage,
     Stage,
     StatusStage,
     SweepStage,
@@ -105,6 +106,7 @@ STUDY_STAGES = {
     "report": Row(ReportStage, "pipeline.study.table:report_table"),
     "export": Row(ExportStage, "pipeline.study.export:export"),
     "status": Row(StatusStage, "pipeline.study.status:show_status"),
+    "show": Row(ShowStage, "pipeline.study.show:show_run"),
     "prefetch": Row(PrefetchStage, "pipeline.study.prefetch:prefetch"),
     "clean": Row(CleanStage, "pipeline.study.clean:clean_up"),
 }

@@ -16,6 +16,7 @@ from pipeline.report.text import aligned
 from pipeline.runs.folders import finished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
+from pipeline.study.asked import check_claims
 from pipeline.study.bill import bill
 from pipeline.study.contrasts import contrasts
 from pipeline.study.execute import execute
@@ -27,14 +28,22 @@ from pipeline.study.reported import Reported
 
 
 def show_plan(config: PlanStage) -> str:
-    """The runs of a table by kind, what they cost, what is missing, and what its contrasts could show."""
+    """The runs of a table by kind, what they cost, what is missing, and what its contrasts could show.
+
+    Raises:
+        PipelineError: a run that cannot fit plan.gpu and plan.gpus, a sentence for each cause, with all that is shown.
+    """
     planning = Planning.of(config)
+    check_claims(planning)
     runs = ordered(planning.targets())
     lines = [show(runs, config.plan.lines), *kinds(planning, runs)]
-    lines += bill(runs, config.plan) if config.plan.gpu else []
-    lines += [*told_every(planning), *contrasts(planning)]
+    waiting = [run for score in planning.waiting() if (run := planning.like(score))]
+    cost = bill(runs, config.plan, planning.plan.table.free_snapshots, waiting) if config.plan.gpu else None
+    lines += [*(cost.lines() if cost else []), *told_every(planning), *contrasts(planning)]
     for told, count in Counter(planning.problems.values()).items():
         lines.append(f"cannot be planned: {told}{f' ({count} times)' if count > 1 else ''}")
+    if cost and cost.causes:
+        raise PipelineError("\nerror: ".join(cost.causes), shown="\n".join(lines))
     return "\n".join(lines)
 
 
@@ -87,6 +96,7 @@ def make_table(config: TableStage) -> Path:
     Failed runs stand in what is written, and the stage fails after it.
     """
     planning = Planning.of(config)
+    check_claims(planning)
     targets = planning.targets()
     if planning.problems:
         told = next(iter(planning.problems.values()))
@@ -133,7 +143,7 @@ def folder_of(planning: Planning) -> Path:
 
 
 def write(planning: Planning, reported: Reported, fewer: bool) -> Path:
-    """The page of all scores, and of the cells that the table reduces them to."""
+    """The page of all scores, and beside it the cells that the table reduces them to, its contrasts and claims."""
     from pipeline.report.write import write_report
     from pipeline.study.gather import gather
 

@@ -60,7 +60,8 @@ def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     lengths = measure(examples, tokenizer, config.sft, base, validation)
     model, parts = choose(load_model(run, tokenizer, base), config.sft, config.partition)
     numbers = size_of(model, config.sft)
-    refuse_without_room(numbers["training_bytes"], gpu_memory(), config.sft)
+    adapters = numbers["trained_parameters"] if config.sft.adapter == "lora" else 0
+    refuse_without_room(numbers["parameters"] - adapters, numbers["trained_parameters"], gpu_memory(), config.sft)
 
     trainer, steps, sides = trainer_of(config, model, parts, tokenizer, examples, validation, work / "trainer")
     first = trainer.is_world_process_zero()

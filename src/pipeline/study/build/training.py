@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config.stages import DataStage, TrainStage
+from pipeline.config.stages import DataStage, Expert, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
 from pipeline.models.partition import resolved
@@ -108,9 +108,7 @@ def hub_file(name: str, revision: str | None) -> str:
 
 
 def parents_of(config: TrainStage, resolver: Resolver) -> dict[str, Parent]:
-    expert = config.expert
-    if config.stage == "cpt" and expert.text:  # the same words, stage=cpt expert=bn, read the set of plain text
-        expert = replace(expert, name=f"{expert.name}_text", sources=expert.text, text={}, size=None)
+    expert = plain_text(config.expert) if config.stage == "cpt" else config.expert
     data = DataStage(
         stage="data", runs_dir=config.runs_dir, tracking=config.tracking, seed=config.seed, group=config.group,
         expert=expert, data=config.data, data_root=config.data_root,
@@ -127,6 +125,16 @@ def parents_of(config: TrainStage, resolver: Resolver) -> dict[str, Parent]:
             )
         parents["data_root"] = resolver.data_root(config.data_root) or with_tokenizer(Path(config.data_root))
     return parents
+
+
+def plain_text(expert: Expert) -> Expert:
+    """What stage=cpt reads of an expert: its set of plain text, where it has one; a joint set, where both have."""
+    if expert.union and all(one.text for one in expert.union.values()):
+        union = {name: plain_text(one) for name, one in expert.union.items()}
+        return replace(expert, name=f"{expert.name}_text", union=union)
+    if not expert.text:
+        return expert
+    return replace(expert, name=f"{expert.name}_text", sources=expert.text, text={}, size=None)
 
 
 def with_tokenizer(folder: Path) -> External:
