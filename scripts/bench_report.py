@@ -92,33 +92,35 @@ VERSIONS, MACHINE = {"torch": "2.13.0", "lm-eval": "0.4.13"}, {"device": "cpu", 
 
 
 def score(run: Run, answers: int) -> None:
-    """Scores and answers of one task in one language, right more often the later in the alphabet a run's name is."""
+    """Scores and answers of one task in one language, of translations both ways."""
     task, language = run.config.eval.tasks[0], run.config.languages[0]
     metric, chosen = PRIMARY[task.task]
     chance = random.Random(run.hash)
-    skill = 0.3 + 0.4 * chance.random()
-    lines, right = [], []
-    for doc in range(answers):
-        right.append(chance.random() < skill)
-        reply = f"She had {doc} and got {doc + 3}, so that {doc} + {doc + 3} = {2 * doc + 3}. " * 3
-        lines.append({
-            "doc_id": doc, "prompt": f"Question {doc}: how many does she have in all?\nAnswer:" * 4, "target": "7",
-            "response": f"{reply} The answer is {7 if right[-1] else 8}", "extracted": "7" if right[-1] else "8",
-            "correct": right[-1], "cut_off": False, "filter": chosen, "prompt_hash": "0" * 64,
-            "scores": {metric: float(right[-1])},
-        })  # fmt: skip
-    (run.folder / "samples").mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    write(run.folder / "samples" / f"{task.task}.{language}.jsonl", text)
-    value = sum(right) / answers
-    row = {
-        "task": task.task, "language": language, "pair": None, "subject": None, "num_fewshot": task.num_fewshot,
-        "metric": metric, "filter": chosen, "value": value, "stderr": (value * (1 - value) / answers) ** 0.5,
-        "n": answers,
-    }  # fmt: skip
-    rows = [row, *({**row, "metric": name} for name in ("unparsed", "cut_off", "numeric_match"))]
-    rows += [{**row, "filter": "strict-match"}, {**row, "metric": "unparsed", "filter": "last-number"}]
+    skill, rows = 0.3 + 0.4 * chance.random(), []
+    for pair in (f"en-{language}", f"{language}-en") if task.task == "flores" else (None,):
+        right = [chance.random() < skill for _ in range(answers)]
+        lines = [answer(doc, one, task.task, metric, chosen) for doc, one in enumerate(right)]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        write(run.folder / "samples" / f"{task.task}.{pair or language}.jsonl", text)
+        value = sum(right) / answers
+        row = {
+            "task": task.task, "language": language, "pair": pair, "subject": None, "num_fewshot": task.num_fewshot,
+            "metric": metric, "filter": chosen, "value": 100 * value if pair else value,
+            "stderr": None if pair else (value * (1 - value) / answers) ** 0.5, "n": answers,
+        }  # fmt: skip
+        rows += [row, *({**row, "metric": name, "value": value} for name in ("unparsed", "cut_off", "numeric_match"))]
+        rows += [{**row, "filter": "strict-match"}, {**row, "metric": "unparsed", "filter": "last-number"}]
     write(run.folder / "scores.json", json.dumps({"rows": rows, "beside": [], "harness": {"backend": "hf"}}))
+
+
+def answer(doc: int, right: bool, task: str, metric: str, chosen: str) -> dict[str, Any]:
+    reply = f"She had {doc} and got {doc + 3}, so that {doc} + {doc + 3} = {2 * doc + 3}. " * 3
+    return {
+        "doc_id": doc, "prompt": f"Question {doc}: how many does she have in all?\nAnswer:" * 4, "target": "7",
+        "response": f"{reply} The answer is {7 if right else 8}", "extracted": "7" if right else "8",
+        "correct": None if task == "flores" else right, "cut_off": False, "filter": chosen, "prompt_hash": "0" * 64,
+        "scores": {metric: 100.0 * right if task == "flores" else float(right)},
+    }  # fmt: skip
 
 
 def write(path: Path, text: str) -> None:

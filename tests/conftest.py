@@ -26,7 +26,7 @@ NEEDS = {
     "real_data": ("set PIPELINE_TEST_DATA", lambda: bool(os.environ.get("PIPELINE_TEST_DATA"))),
     "gpu": ("needs a GPU", lambda: _has_gpu()),
     "slurm": ("needs a Slurm cluster, set PIPELINE_TEST_SLURM", lambda: bool(os.environ.get("PIPELINE_TEST_SLURM"))),
-    "browser": ("set PIPELINE_TEST_BROWSER", lambda: bool(os.environ.get("PIPELINE_TEST_BROWSER"))),
+    "browser": ("install chromium, chromium-driver and selenium", lambda: _has_browser()),
     "mergekit": (
         "set PIPELINE_TEST_MERGEKIT to a Python with mergekit",
         lambda: bool(os.environ.get("PIPELINE_TEST_MERGEKIT")),
@@ -38,6 +38,13 @@ def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def _has_browser() -> bool:
+    from importlib.util import find_spec
+    from shutil import which
+
+    return bool(which("chromium") and which("chromedriver") and find_spec("selenium"))
 
 
 # ------------------------------------------------------------------------------------------------ what was left out

@@ -122,7 +122,7 @@ def declared(lines: Sequence[Mapping[str, Any]]) -> Comparison:
     ]  # fmt: skip
     corrected = holm([one.p for one in found if one.p is not None])
     lines_of = [replace(one, p=p) for one, p in zip(found, corrected, strict=True)]
-    return Comparison("What the table compares", None, lines_of)
+    return Comparison("As the table compares", None, lines_of)
 
 
 def headline(blocks: Sequence[Comparison]) -> str:
@@ -132,20 +132,19 @@ def headline(blocks: Sequence[Comparison]) -> str:
     if block is None:
         return "No two models have answers to compare."
     sure = sorted((line for line in known if line.beyond_noise), key=lambda line: -abs(line.difference or 0))
-    rest = len(known) - len(sure)
-    sizes, least = ([line.n for line in known], [line.could_see or 0 for line in known if not line.beyond_noise])
-    about = f"{block.title}, {span(sizes)} questions"
+    least = [line.could_see or 0 for line in known if not line.beyond_noise]
+    unseen = f" (these questions show {span(least)} points and more)" if least else ""
     named = [
         f"{line.left} {'over' if (line.difference or 0) > 0 else 'under'} {line.right} by "
         f"{abs(line.difference or 0):.1f} points ({bounds(line)})"
         for line in sure[:4]
     ]
     named += [f"{len(sure) - 4} more"] if len(sure) > 4 else []
-    unseen = f" (these questions show {span(least)} points and more)" if least else ""
+    counted = f"{len(sure) or 'none'} of {len(known)} differences {'are' if len(sure) > 1 else 'is'} beyond noise"
+    about = f"{block.title}, {span([line.n for line in known])} questions: {counted}"
     if not sure:
-        return f"{about}: none of {rest} differences is beyond noise{unseen}."
-    others = f"; the other {rest} {'is' if rest == 1 else 'are'} not{unseen}" if rest else ""
-    return f"{about}: beyond noise {'is' if len(sure) == 1 else 'are'} {joined(named)}{others}."
+        return f"{about}{unseen}."
+    return f"{about}, {joined(named)}{'; the others are within it' if least else ''}{unseen}."
 
 
 def span(values: Sequence[float]) -> str:

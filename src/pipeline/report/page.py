@@ -143,13 +143,14 @@ def chance(p: float) -> str:
 
 def own_table(results: Results) -> OwnTable | None:
     """The table's own cells where they say more than the scores: published numbers, intervals, facts of trainings."""
-    if not results.table_cells:
-        return None
+    published = any(one.published is not None for one in results.table_cells)
+    same = len(results.rows) == len(results.table_rows) and not published
+    if not results.table_cells or (same and all(map(str.startswith, results.rows, results.table_rows))):
+        return None  # its rows are models: the scores say it all
     cells = {(one.row, one.column): one for one in results.table_cells}
     missing = dict.fromkeys(f"{one.row}, {one.column}: {one.missing}" for one in results.table_cells if one.missing)
     suspect = dict.fromkeys(f"{one.row}, {one.column}: {one.suspect}" for one in results.table_cells if one.suspect)
     chosen = [f"{key}: {chosen_text(choice)}." for key, choice in results.choices.items()]
-    published = any(one.published is not None for one in results.table_cells)
     return OwnTable(cells, published, shortened(missing), shortened(suspect), shortened(chosen))
 
 

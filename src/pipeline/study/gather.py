@@ -130,7 +130,8 @@ def knobs_of(planning: Planning, score: ScoreRef) -> str:
     merge: Any = run.config.merge if run else None
     if hasattr(merge, "bottom_layers") and run is not None and run.config.partition is None:
         zones = f"{merge.bottom_transition}+{merge.top_transition}"
-        return f"{merge.bottom_layers}+{merge.top_layers}" + (f" ({zones})" if zones != "0+0" else "")
+        told = f"{merge.bottom_layers}+{merge.top_layers}" + (f" ({zones})" if zones != "0+0" else "")
+        return f"{told} of 32" if merge.scale_to_depth else told
     return f"{merge.density:g}" if hasattr(merge, "density") else ""
 
 
