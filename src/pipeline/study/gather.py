@@ -30,8 +30,9 @@ from pipeline.study.verdicts import judged
 SMALL_BYTES = 2**26  # a touched file up to this size is hashed again: copying a folder changes its times alone
 
 
-def gather(planning: Planning, failed: Mapping[str, str]) -> Results:
-    """The runs of a table as the report reads them. failed: of runs that were tried, name -> reason.
+def gather(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, str] | None = None) -> Results:
+    """The runs of a table as the report reads them. failed: of runs that were tried, name -> reason; reasons: what
+    `unfinished` says of its runs, where that is known.
 
     A row of the report is a model: the table's rows where these name runs, else its columns. What a cell is reduced
     over, besides languages, stands as seeds there.
@@ -56,7 +57,7 @@ def gather(planning: Planning, failed: Mapping[str, str]) -> Results:
             language = str(item.at.get("language", score.language))
             cells[CellResult(row, language, seed, names[run.hash], run.folder)] = None
     outcome, answers = Outcome.of(planning, failed), Answers(planning)
-    found, missing = described(runs, names, failed)
+    found, missing = described(runs, names, failed, unfinished(runs) if reasons is None else reasons)
     done = [run for run in found if run.finished]
     usual = Counter(made_on(run) for run in done if run.stage == "eval").most_common(1)
     versions, machine = map(json.loads, usual[0][0]) if usual else ({}, {})
@@ -152,10 +153,9 @@ def role(planning: Planning, score: ScoreRef) -> str:
 
 
 def described(
-    runs: Sequence[Run], names: Mapping[str, str], failed: Mapping[str, str]
+    runs: Sequence[Run], names: Mapping[str, str], failed: Mapping[str, str], reasons: Mapping[str, str]
 ) -> tuple[list[RunResult], list[FailedRun]]:
     """Every run as its manifest has it, and those that nobody has tried yet."""
-    reasons = unfinished(list(runs))
     found, missing = [], []
     for run in runs:
         manifest = read_manifest(run.folder)

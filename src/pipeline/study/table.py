@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,20 +135,21 @@ def report_table(config: ReportStage) -> Path:
         )
     for name, reason in missing.items():
         print(f"missing: {name}: {reason}", file=sys.stderr)
-    return write(planning, replace(reported, failed=reported.still_failed(missing)), config.report.fewer)
+    failed = reported.still_failed(missing)
+    return write(planning, replace(reported, failed=failed), config.report.fewer, reasons)
 
 
 def folder_of(planning: Planning) -> Path:
     return Path(planning.config.runs_dir) / "reports" / planning.plan.table.name
 
 
-def write(planning: Planning, reported: Reported, fewer: bool) -> Path:
+def write(planning: Planning, reported: Reported, fewer: bool, reasons: Mapping[str, str] | None = None) -> Path:
     """The page of all scores, and beside it the cells that the table reduces them to, its contrasts and claims."""
     from pipeline.report.write import write_report
     from pipeline.study.gather import gather
 
     folder = folder_of(planning)
-    results = gather(planning, reported.failed)
+    results = gather(planning, reported.failed, reasons)
     reported.refuse_fewer(folder, results, fewer)
     page = write_report(results, folder)
     reported.write(folder, finished=results.finished)
