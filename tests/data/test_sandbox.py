@@ -14,6 +14,7 @@ from pipeline.data import sandbox
 from pipeline.data.sandbox.text import INSTRUCTIONS, MIX, corpus, document, instructions
 from pipeline.data.sandbox.tokenizer import tokenizer
 from pipeline.data.sandbox.world import CLONES, POOL, ConstructedWorld, lexicon, problem, reading, say, sentences
+from pipeline.evaluate.reasoning import equations
 
 
 @pytest.fixture(scope="module")
@@ -189,3 +190,9 @@ def test_the_shipped_base_is_whole_small_and_of_this_world():
     ours = json.loads(tokenizer().backend_tokenizer.to_str())
     shipped = json.loads((base.folder / "tokenizer.json").read_text())
     assert shipped["model"] == ours["model"] and shipped["normalizer"] == ours["normalizer"]
+
+
+def test_problems_carry_the_equations_that_plans_are_compared_with(written: Path):
+    for row in rows(written / "mgsm/qac/test.jsonl"):
+        assert row["answer"] is None and row["equation_solution"].endswith(f"= {row['answer_number']}.")
+        assert all(one.holds for one in equations(row["equation_solution"]))

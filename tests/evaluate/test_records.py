@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.evaluate.records import EvaluationResult, ScoreRow, TaskResult, missing_row, read_scores, write
+from pipeline.evaluate.records import (
+    EvaluationResult,
+    ScoreRow,
+    TaskResult,
+    missing_row,
+    read_scores,
+    reasoning_rows,
+    write,
+)
 from pipeline.evaluate.tasks import Definition, LeftOut
 
 ROW = ScoreRow("flores", "sw", "en-sw", None, 0, "chrf++", "none", 43.25, None, 50)
@@ -40,3 +48,24 @@ def test_what_is_no_score_is_refused(tmp_path: Path, kept: object) -> None:
     (tmp_path / "scores.json").write_text(json.dumps(kept))
     with pytest.raises((TypeError, KeyError)):
         read_scores(tmp_path / "scores.json")
+
+
+def test_what_stands_in_worked_answers_is_told_beside() -> None:
+    """Three answers of the small world: one right, one with a slip, one without arithmetic and in another script."""
+    definition = Definition("mgsm_qac_0shot", Path("task.yaml"), "mgsm", "qac", None, 0)
+    texts = ["2 * 3 = 6. 5 + 6 = 11. The answer is 11.", "2 * 3 = 7. 5 + 7 = 12. The answer is 12."]
+    texts += ["উত্তর হল বারো, এর বেশি নয়"]
+    samples = [{"response": text, "equation_solution": "2 * 3 = 6. 5 + 6 = 11."} for text in texts]
+    found = {row.metric: row for row in reasoning_rows(definition, samples)}
+    told = {name: (row.filter, round(row.value or 0, 3), row.n) for name, row in found.items()}
+    assert told == {
+        "no_equation": ("none", 0.333, 3), "equations_true": ("none", 0.75, 4), "other_language": ("script", 0.333, 3),
+        "plan": ("none", 0.667, 3),
+    }  # fmt: skip
+    real = {row.metric for row in reasoning_rows(definition, [{"response": "11"}])}
+    assert real == {"no_equation"}  # nothing else to have a share of
+    english = Definition("mgsm_en_cot_sw_2shot", Path("task.yaml"), "mgsm_en_cot", "sw", None, 2)
+    (row,) = [
+        one for one in reasoning_rows(english, [{"response": "The answer is eleven balls."}]) if one.filter != "none"
+    ]
+    assert (row.metric, row.filter, row.value) == ("other_language", "py3langid", 0)  # English is asked for

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.evaluate import metrics
+from pipeline.evaluate.reasoning import shares
 from pipeline.evaluate.tasks import Definition, LeftOut
 from pipeline.languages import TEN
 
@@ -156,6 +157,8 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
             meant = metrics.last_number(sample["response"])
             scores["numeric_match"] = metrics.numeric_match(sample["response"], record["doc"]["answer_number"])
             sample["number"] = None if meant is None else str(meant)
+            if record["doc"].get("equation_solution"):
+                sample["equation_solution"] = record["doc"]["equation_solution"]
         elif definition.task == "mbpp":
             sample["extracted"] = str(answer[0])  # an Execution
             sample["correct"] = bool(scores["pass_at_1"])
@@ -173,7 +176,8 @@ def beside(
     samples: Mapping[str, list[Sample]],
     spm_model: Path | None,
 ) -> list[ScoreRow]:
-    """Rows that are ours alone: a numeric match for MGSM, spBLEU where its model is there, the ten-language average."""
+    """Rows that are ours alone: a numeric match for MGSM and what stands in its worked answers, spBLEU where its model
+    is there, the ten-language average."""
     found = []
     for definition in definitions:
         kept = samples[definition.name]
@@ -182,11 +186,24 @@ def beside(
             lost = [sample["number"] is None for sample in kept]
             found.append(score_row(definition, "numeric_match", "last-number", metrics.mean(right), right))
             found.append(score_row(definition, "unparsed", "last-number", metrics.mean(lost), lost))
+            found += reasoning_rows(definition, kept)
         if definition.task == "flores" and spm_model:
             references, responses = ([sample[side] for sample in kept] for side in ("target", "extracted"))
             value = metrics.spbleu(references, responses, spm_model)
             found.append(score_row(definition, "spbleu", "none", value, [None] * len(kept)))
     return found + average_of_ten([*rows, *found])
+
+
+def reasoning_rows(definition: Definition, samples: Sequence[Sample]) -> list[ScoreRow]:
+    """Shares of answers without an equation, of equations that hold, of answers in another language, of right plans.
+
+    From stored samples alone, of older evaluations too. `filter` says what told the language; what there is none of
+    has no row.
+    """
+    asked = "en" if definition.task == "mgsm_en_cot" else definition.language
+    answers = [str(sample["response"]) for sample in samples]
+    found = shares(answers, asked, [sample.get("equation_solution") for sample in samples])
+    return [score_row(definition, one.metric, one.how, metrics.mean(one.each), one.each) for one in found if one.each]
 
 
 def average_of_ten(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
@@ -232,7 +249,10 @@ def write(result: EvaluationResult, definitions: Sequence[Definition], work: Pat
     named = {}
     for row in [*result.rows, *result.beside]:
         name = "/".join(part for part in (row.task, row.where, row.subject, row.metric) if part)
-        plain = row.filter in ("none", metrics.PRIMARY[row.task][1]) or row.metric == "numeric_match"
+        plain = row.filter in ("none", metrics.PRIMARY[row.task][1]) or row.metric in (
+            "numeric_match",
+            "other_language",
+        )
         if row.value is not None:
             named[name if plain else f"{name},{row.filter}"] = row.value
     return named

@@ -65,7 +65,7 @@ def write(folder: Path, config: Any) -> dict[str, int]:
 
 
 def mgsm_rows(world: ConstructedWorld, items: list[Any], language: str, worked: bool) -> list[dict[str, Any]]:
-    """MGSM's columns: exemplars carry their prefixes and worked answers, problems are bare."""
+    """MGSM's columns: exemplars carry their prefixes and worked answers, problems their equations alone."""
     rows = []
     for told, equations, answer in items:
         prompt, solution = world.problem_text((told, equations, answer), language)
@@ -74,7 +74,7 @@ def mgsm_rows(world: ConstructedWorld, items: list[Any], language: str, worked: 
             "question": question if worked else question.removeprefix("Question: "),
             "answer": f"Step-by-Step Answer: {solution}" if worked else None,
             "answer_number": answer,
-            "equation_solution": " ".join(equations) if worked else None,
+            "equation_solution": " ".join(equations),  # MGSM's problems have none: here plans can be compared
         })  # fmt: skip
     return rows
 

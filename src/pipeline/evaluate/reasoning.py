@@ -1,0 +1,208 @@
+"""What stands in the worked answers to math problems: equations, whether they hold, the plan, the language.
+
+All of it from stored answers, so that a score that is low for want of arithmetic, or high in the wrong language, is
+seen as such. Pure functions on text; nothing here decides whether an answer is right.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+from pipeline.evaluate.metrics import last_number, share_in
+from pipeline.languages import LANGUAGES, language
+
+LETTERS = 10  # an answer of fewer letters has no language
+
+_SIGNS = str.maketrans("×✕✖∗⋅·∙÷∕⁄／＊＋＝−–－（）％，．＄￥", "*******////*+=---()%,.$¥")
+_TEX = ((r"\\(?:times|cdot)\b", "*"), (r"\\div\b", "/"), (r"\\\$", "$"), (r"\\%", "%"), (r"\*\*|<<|>>", " "))
+_NUMBER = r"(?:[$\u00a2-\u00a5\u09f2\u09f3\u0e3f\u20a0-\u20cf]\s?)?\d(?:[\d.,']*\d)?\s?%?"
+_WORD = r"[^\s\d=+*/()<>%$.,;:!?。、।॥\-]{1,30}"
+# a number with its unit: 5 tennis balls
+_TERM = rf"\({{0,5}}\s*(?:-\s?)?{_NUMBER}(?>(?:\s?{_WORD})?)(?>(?:\s{_WORD})?)\s*\){{0,5}}"
+_SIDE = re.compile(rf"(?>{_TERM})(?>(?:\s*[-+*/]\s*{_TERM})*)")
+_EQUALS = re.compile(rf"\s*=\s*(?:{_WORD})?\s*")  # = dola 15, as Swahili has it
+_TOKEN = re.compile(r"\d(?:[\d.,']*\d)?|[-+*/()%]")
+
+
+@dataclass(frozen=True)
+class Equation:
+    """terms: operands and operators of the left side in order, without brackets; result: the value that is given;
+    holds: whether both sides are equal, a result with decimals to its last one."""
+
+    terms: tuple[Fraction | str, ...]
+    result: Fraction | None
+    holds: bool
+
+
+def plain(text: str) -> str:
+    """Digits of any script, signs of any width and TeX's as ASCII has them; a cross between numbers multiplies."""
+    text = re.sub(r"\d", lambda digit: str(unicodedata.decimal(digit[0])), text.translate(_SIGNS))
+    for pattern, sign in _TEX:
+        text = re.sub(pattern, sign, text)
+    return re.sub(r"(?<=\d)\s:\s(?=\d)", " / ", re.sub(r"(?<=[\d)])\s*[xX]\s*(?=[$\d(])", " * ", text))
+
+
+def equations(text: str) -> list[Equation]:
+    """The equations of an answer, in order: something is computed on one side at least, and the other gives a value.
+
+    Numbers may carry a currency, a percent sign and a unit of up to two words. a + b = c = d are two equations, unless
+    one of them computes nothing (c = d).
+    """
+    text = plain(text)
+    sides = list(_SIDE.finditer(text))
+    found = []
+    for left, right in zip(sides, sides[1:], strict=False):
+        if _EQUALS.fullmatch(text, left.end(), right.start()):
+            first, second = _TOKEN.findall(left[0]), _TOKEN.findall(right[0])
+            if computes(first) or computes(second):
+                terms = tuple(one if one in "+-*/" else number(one) for one in first if one not in "()%")
+                found.append(Equation(terms, value(second), equal(first, second)))
+    return found
+
+
+def computes(tokens: Sequence[str]) -> bool:
+    """Whether two numbers are combined: a minus before a single one is its sign."""
+    return sum(token[0].isdigit() for token in tokens) > 1
+
+
+def number(written: str) -> Fraction:
+    return last_number(written) or Fraction(0)
+
+
+def equal(left: Sequence[str], right: Sequence[str]) -> bool:
+    """Whether two sides have one value; a single number with decimals may be rounded, 25 % may be 25 or 0.25."""
+    one, other = value(left), value(right)
+    if one is None or other is None:
+        return False
+    gaps = [abs(one - other)]
+    if "%" in [*left, *right]:
+        gaps += [abs(one - 100 * other), abs(100 * one - other)]
+    written = re.search(r"[.,](\d+)$", right[0]) if len(right) == 1 else None
+    rounded = written and number(right[0]).denominator > 1
+    return min(gaps) <= (Fraction(1, 2 * 10 ** len(written[1])) if written and rounded else 0)
+
+
+def value(tokens: Sequence[str]) -> Fraction | None:
+    """The value of a side; None where it is none, or divides by 0. Brackets that do not match are left out."""
+    if tokens.count("(") != tokens.count(")"):
+        tokens = [token for token in tokens if token not in "()"]
+    left = list(tokens)
+
+    def factor() -> Fraction:
+        token = left.pop(0)
+        if token == "-":
+            return -factor()
+        if token == "(":
+            found = total()
+            left.pop(0)
+        else:
+            found = Fraction(last_number(token) if token[0].isdigit() else None)  # type: ignore[arg-type]
+        while left and left[0] == "%":
+            left.pop(0)
+            found /= 100
+        return found
+
+    def product() -> Fraction:
+        found = factor()
+        while left and left[0] in "*/":
+            found = found * factor() if left.pop(0) == "*" else found / factor()
+        return found
+
+    def total() -> Fraction:
+        found = product()
+        while left and left[0] in "+-":
+            found = found + product() if left.pop(0) == "+" else found - product()
+        return found
+
+    try:
+        found = total()
+    except (IndexError, TypeError, ZeroDivisionError):
+        return None
+    return None if left else found
+
+
+# ---------------------------------------------------------------------------------------------------- the plan
+
+
+def same_plan(answer: str, solution: str) -> bool:
+    """Whether an answer computes what the solution does: its operands and operators, step by step, in order.
+
+    A step may go on from its own result where the solution goes on from the right one: a slip of arithmetic is no
+    other plan.
+    """
+    own, wanted = equations(answer), equations(solution)
+    if len(own) != len(wanted):
+        return False
+    results: list[tuple[Fraction | None, Fraction | None]] = []
+    for ours, theirs in zip(own, wanted, strict=True):
+        if len(ours.terms) != len(theirs.terms):
+            return False
+        for one, other in zip(ours.terms, theirs.terms, strict=True):
+            if one != other and (one, other) not in results:
+                return False
+        results.append((ours.result, theirs.result))
+    return True
+
+
+# ---------------------------------------------------------------------------------------------------- the language
+
+
+@lru_cache(maxsize=1)
+def identifier() -> Any:
+    """py3langid's model, which its package holds (4 MB, 140 languages), over the languages of MGSM."""
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    found = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    found.set_languages(list(LANGUAGES))
+    return found
+
+
+def told_by(code: str) -> str:
+    """What tells a language: "script" where no other that MGSM has is written in it, or where nothing else can tell (a
+    constructed language, of which no identifier knows); "py3langid" among those of one script."""
+    spoken = language(code)
+    others = [other for other in LANGUAGES.values() if set(other.scripts) & set(spoken.scripts)]
+    return "script" if spoken.constructed or others == [spoken] else "py3langid"
+
+
+def in_language(text: str, code: str) -> bool | None:
+    """Whether an answer is in this language; None where it has too few letters to have one."""
+    share = share_in(language(code).scripts, text)
+    if share is None or sum(mark.isalpha() for mark in text) < LETTERS:
+        return None
+    if share < 0.5 or told_by(code) == "script":
+        return share >= 0.5
+    return identifier().classify(re.sub(r"[\W\d_]*\d[\W\d_]*", " ", plain(text)))[0] == code
+
+
+# ---------------------------------------------------------------------------------------------------- shares
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of `each` (ones and zeros): of answers, equations or plans. how: by what it was told, "none" if plain."""
+
+    metric: str
+    how: str
+    each: tuple[bool, ...]
+
+
+def shares(answers: Sequence[str], code: str, solutions: Sequence[str | None]) -> Iterator[Share]:
+    """Beside a math score: answers without any equation; equations that hold; answers that are not in the language
+    asked for, of those long enough to tell; plans that are right, of problems that have a worked solution.
+
+    What there is none of (equations, answers long enough, solutions) has no share.
+    """
+    read = [equations(answer) for answer in answers]
+    yield Share("no_equation", "none", tuple(not one for one in read))
+    yield Share("equations_true", "none", tuple(one.holds for found in read for one in found))
+    told = [in_language(answer, code) for answer in answers]
+    yield Share("other_language", told_by(code), tuple(not one for one in told if one is not None))
+    pairs = [(answer, one) for answer, one in zip(answers, solutions, strict=True) if one]
+    yield Share("plan", "none", tuple(same_plan(*pair) for pair in pairs))
