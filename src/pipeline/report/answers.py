@@ -66,6 +66,8 @@ def read_answers(
                     rows.add(name, task, where, shots.get((task, where)), samples)
                     if (name, task, where) in shown:
                         found[name, task, where] = needed(task, where, samples, keep)
+                except PipelineError:
+                    raise
                 except (TypeError, KeyError, AttributeError, ValueError) as error:
                     problem = f"samples/{path.name} of {name} holds something else than answers"
                     raise PipelineError(f"{problem}: make it again with redo=true") from error

@@ -134,6 +134,8 @@ def unpack(file: Path, folder: Path) -> Results:
                 target = folder / member.filename
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(archive.read(member))
+    except PipelineError:
+        raise
     except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError) as error:
         raise PipelineError(f"{file} is cut off or damaged ({error}): copy it again") from error
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from pipeline.evaluate.records import ScoreRow
 from pipeline.report.contents import Results
 from pipeline.report.grid import OUT_OF_100
 from pipeline.report.scores import Written, interval
@@ -18,7 +19,8 @@ NOT_KNOBS = ("eval.", "languages", "seed", "stage")  # columns of their own, or 
 
 
 def tidy(results: Results, read: Written, roles: dict[str, str]) -> str:
-    """results.csv, sorted. Values in percent; BLEU and chrF++ as they are. low and high: `scores.interval`.
+    """results.csv, sorted by run, task and language. Values in percent; BLEU and chrF++ as they are.
+    low and high: `scores.interval`.
 
     A run that serves several rows, columns or seeds of the table names them all.
     """
@@ -30,7 +32,7 @@ def tidy(results: Results, read: Written, roles: dict[str, str]) -> str:
         for name in one.runs:
             places.setdefault(name, {}).setdefault("column", {})[f"{one.row} | {one.column}"] = None
     lines: list[list[Any]] = []
-    for name, run in results.evaluations.items():
+    for name, run in sorted(results.evaluations.items()):
         named = {key: "; ".join(map(str, values)) for key, values in places.get(name, {}).items()}
         knobs = {key: value for key, value in run.config.items() if not key.startswith(NOT_KNOBS)}
         made = named | {
@@ -41,15 +43,18 @@ def tidy(results: Results, read: Written, roles: dict[str, str]) -> str:
             "lm_eval": run.versions.get("lm-eval"), "attempt": run.attempt, "started": run.started,
             "seconds": run.seconds, "stale": run.stale, "unlike": "; ".join(run.unlike),
         }  # fmt: skip
-        for score in read[name][0]:
+        for score in sorted(read[name][0], key=order):
             scale = 1 if score.metric.lower().startswith(OUT_OF_100) else 100
             row = made | vars(score)
             low, high = interval(score) or (None, None)
             numbers = {"value": score.value, "stderr": score.stderr, "low": low, "high": high}
             row |= {key: scaled(number, scale) for key, number in numbers.items()}
             lines.append([row.get(column) for column in COLUMNS])
-    lines.sort(key=lambda line: [str(part) for part in line])
     return comma_separated([list(COLUMNS), *lines])
+
+
+def order(score: ScoreRow) -> tuple[str, ...]:
+    return score.task, score.where, score.subject or "", score.metric, score.filter
 
 
 def scaled(number: Any, scale: int) -> float | None:

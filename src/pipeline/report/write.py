@@ -43,10 +43,10 @@ def write_report(results: Results, folder: Path) -> Path:
     evaluations = {name: run.folder for name, run in sorted(results.evaluations.items())}
     answers = read_answers(evaluations, read, primary, keep, folder / "answers.parquet")
     table = tabulate(results, scores, problems, answers)
-    flat = [score.as_json() for score in scores]
+    flat = [json.dumps(one.as_json(), ensure_ascii=False, sort_keys=True, allow_nan=False) for one in scores]
     html, pictures = page(results, table, scores, answers, folder)
     written = {
-        "scores.json": json.dumps(flat, indent=1, ensure_ascii=False, sort_keys=True, allow_nan=False) + "\n",
+        "scores.json": "[\n" + ",\n".join(flat) + "\n]\n",
         "results.csv": tidy(results, read, roles(table.rows, results.roles)),
         "table.md": markdown(results, table),
         "table.csv": table_csv(table),

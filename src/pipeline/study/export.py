@@ -40,6 +40,8 @@ def report_archive(config: ReportStage) -> Path:
         reported.refuse_fewer(report, results, config.report.fewer)
         try:
             page = write_report(results, report)
+        except PipelineError:
+            raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             problem = f"{config.table} holds scores or answers of another kind than this program's"
             raise PipelineError(f"{problem}: give what stage=export wrote") from error

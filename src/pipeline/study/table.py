@@ -159,6 +159,8 @@ def write(planning: Planning, reported: Reported, fewer: bool, reasons: Mapping[
 
 def track(planning: Planning, folder: Path) -> None:
     """The table as a W&B run of its own."""
+    if planning.config.tracking.mode == "disabled":
+        return
     import csv
 
     from pipeline.runs.tracking import open_run
