@@ -1,8 +1,9 @@
 """What planning and listing cost beside many finished runs, in CPU seconds of the whole command.
 
 Makes a runs_dir of 1,000 and one of 10,000 folders whose manifests are like those of real runs (a copy of the shipped
-base's, 14 KB, with other names and hashes), and runs the commands beside them: the plan of
-layer_swapping_table1 (1,241 runs), that of table=sandbox_full, status, and a RUN found by a prefix of its name.
+base's, 14 KB, with other names and hashes), and runs the commands beside them: the plans of layer_swapping_table1 with
+all 81 configurations of the swap, of unreasonable_table3 and of sandbox_full, status, and a RUN found by a prefix of
+its name.
 
     python scripts/bench_plan.py                    # prints the table
     python scripts/bench_plan.py --record results/bench/plan.json
@@ -27,17 +28,27 @@ from pipeline.runs.provenance import machine, versions
 IMPORTS = "imports alone"
 COMMANDS = {  # name -> words
     IMPORTS: ["stage=status", "status.nothing=1"],  # refused before anything is read
-    "plan of 1,241 runs": ["stage=plan", "table=layer_swapping_table1"],
-    "plan of sandbox_full (288 runs)": ["stage=plan", "table=sandbox_full"],
+    "plan of layer_swapping_table1, 81 configurations": ["stage=plan", "table=all"],
+    "plan of unreasonable_table3": ["stage=plan", "table=unreasonable_table3"],
+    "plan of sandbox_full": ["stage=plan", "table=sandbox_full"],
     "status": ["stage=status"],
     "a RUN by its prefix": ["stage=analyze", "checkpoint=[other-7-]"],  # found, then refused: its files are not there
 }
 GOALS = {  # (name, folders) -> CPU seconds; of a RUN beside the imports
-    ("plan of 1,241 runs", 0): 5.0,
-    ("plan of sandbox_full (288 runs)", 10_000): 5.0,
+    ("plan of layer_swapping_table1, 81 configurations", 0): 5.0,
+    ("plan of unreasonable_table3", 0): 5.0,
+    ("plan of sandbox_full", 10_000): 5.0,
     ("status", 10_000): 3.0,
     ("a RUN by its prefix", 10_000): 0.5,
 }
+
+
+def all_configurations(folder: Path) -> None:
+    """DIR/tables/all.yaml: layer_swapping_table1 with each transition zone of its own, 3 x 3 x 9 swaps."""
+    zones = {f"{bottom}+{top}": {"bottom": bottom, "top": top} for bottom in range(3) for top in range(3)}
+    (folder / "tables").mkdir(parents=True)
+    table = {"name": "all", "defaults": ["layer_swapping_table1"], "axes": {"t": zones}}
+    (folder / "tables/all.yaml").write_text(json.dumps(table), encoding="utf-8")  # JSON is YAML
 
 
 def fill(runs_dir: Path, count: int) -> None:
@@ -56,6 +67,7 @@ def fill(runs_dir: Path, count: int) -> None:
 def cpu_seconds(words: list[str], runs_dir: Path) -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "pipeline", *words, f"runs_dir={runs_dir}"]
+    command += [f"--config-dir={runs_dir.parent / 'conf'}"]
     done = subprocess.run(
         command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
     )
@@ -76,6 +88,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             runs_dir = Path(folder) / "runs"
             fill(runs_dir, count)
+            all_configurations(Path(folder) / "conf")
             imports = 0.0
             for name, words in COMMANDS.items():
                 if count == 0 and words == COMMANDS["a RUN by its prefix"]:

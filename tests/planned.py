@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
-from pipeline.study.cells import TablePlan
+from pipeline.study.cells import ScoreRef, TablePlan
 from pipeline.study.expand import expand
 from pipeline.study.rows import read
+from pipeline.study.specs import Ref
 
 CONF = Path(__file__).parents[1] / "conf"
 TABLES = CONF / "tables"
@@ -35,3 +39,29 @@ def plan(text: str, **every: object) -> TablePlan:
 
 def plan_of(name: str) -> TablePlan:
     return expand(read(*shipped(name), shipped), READS.__getitem__)
+
+
+def canonical(plan: TablePlan) -> dict[str, str]:
+    """Key of a spec or of what is chosen -> digest of its filled words, those it names by their digests.
+
+    Equal words have equal digests, in any table and under any name. A knob written out at its default differs from one
+    left out: the run hash knows better, this knows no knobs.
+    """
+    found: dict[str, str] = {}
+
+    def told(value: Any) -> Any:
+        if isinstance(value, Ref):
+            return {"run": found[value.spec], "step": value.step}
+        if isinstance(value, ScoreRef):
+            return [found[value.model], [(key, told(inner)) for key, inner in value.words], value.language]
+        return [told(one) for one in value] if isinstance(value, list | tuple) else value
+
+    def digest(*parts: Any) -> str:
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    for key, spec in plan.specs.items():
+        found[key] = digest(spec.kind, {name: told(value) for name, value in spec.words.items()})
+    for key, one in plan.chosen.items():
+        candidates = [told(scores) for scores in plan.choices[one.choice].candidates.values()]
+        found[key] = digest("chosen", [found[model] for model in one.models.values()], candidates)
+    return found

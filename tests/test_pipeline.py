@@ -40,6 +40,8 @@ def table(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[s
     for row in ("layer swap", "TIES"):
         sandbox["rows"][row]["by"] |= {"eval.max_gen_toks": 4}
     (copy / "tables/tiny.yaml").write_text(yaml.safe_dump(sandbox | {"name": "tiny"}, sort_keys=False))
+    claims = yaml.safe_load((copy / "claims/sandbox.yaml").read_text())["sandbox"]
+    (copy / "claims/tiny.yaml").write_text(yaml.safe_dump({"tiny": claims}, sort_keys=False))
     monkeypatch.setattr(conf, "folder", lambda: copy)
     return ["table=tiny", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
 
@@ -150,6 +152,14 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     assert "0 of 58 runs to make" in call("stage=plan", *table).out
     told = call("stage=report", *table)
     assert (told.status, told.out.strip()) == (0, str(page)) and "missing: " not in told.err
+    with open(tmp_path / "runs/reports/tiny/claims.csv", encoding="utf-8", newline="") as file:
+        verdicts = list(csv.DictReader(file))
+    assert len(verdicts) == 6 and {row["n"] for row in verdicts} == {"2"}
+    assert {row["verdict"] for row in verdicts} <= {"shown", "contradicted", "undecided"}
+    with open(tmp_path / "runs/reports/tiny/contrasts.csv", encoding="utf-8", newline="") as file:
+        assert {(row["left"], row["over"], row["missing"]) for row in csv.DictReader(file)} == {
+            ("layer swap", "problems", "")
+        }
 
 
 def test_no_score_is_made_twice(

@@ -47,7 +47,7 @@ def test_blocks_of_one_model_are_permuted_together():
 def test_no_effect_but_a_models_own_taste():
     """12 blocks of 4 models, each of which likes treatments its own way: 5 % by permutation, far more by the table."""
     rng, found = np.random.default_rng(0), []
-    for _ in range(40):
+    for _ in range(24):
         taste = np.repeat(rng.normal(0, 1, (4, 6)), 3, axis=0)
         found.append(friedman(taste + rng.normal(0, 0.7, (12, 6)), clusters=np.repeat(range(4), 3)))
     assert np.mean([one.permuted < 0.05 for one in found]) < 0.1

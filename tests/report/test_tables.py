@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from made_up_report import score, write_eval
+from made_up_report import made_up, score, write_eval
 
 from pipeline.errors import PipelineError
 from pipeline.report.contents import CellResult, FailedRun, Results
@@ -162,11 +162,21 @@ def test_what_a_bundle_could_not_have_is_missing_with_its_reason(tmp_path, one_l
     assert "not a finite number" not in page.read_text()
 
 
-@pytest.mark.parametrize("how", [{"backend": "vllm"}, {"chat_template": True}])
-def test_unlike_ways_of_scoring_never_share_a_table(tmp_path, one_language, how):
-    file = one_language.cells[0].folder / "scores.json"
+def test_a_row_of_its_own_may_be_scored_with_a_chat_template(tmp_path, one_language):
+    """As calibrate and unreasonable_table_a1 show it; within a row it is refused (below)."""
+    for cell in one_language.cells:
+        if cell.row == one_language.cells[0].row:
+            file = cell.folder / "scores.json"
+            file.write_text(json.dumps(json.loads(file.read_text()) | {"harness": {"chat_template": True}}))
+    assert write_report(one_language, tmp_path / "report").is_file()
+
+
+@pytest.mark.parametrize("how", [{"backend": "vllm"}, {"chat_template": True}, {"dtype": "bfloat16"}])
+def test_unlike_ways_of_scoring_never_share_a_table(tmp_path, how):
+    two_seeds = made_up(tmp_path / "runs", ["qac"], [0, 1], n=40)
+    file = two_seeds.cells[-1].folder / "scores.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"harness": how}))
     with pytest.raises(
         PipelineError, match=f"eval.{next(iter(how))}={next(iter(how.values()))}.* were not scored alike"
     ):
-        write_report(one_language, tmp_path / "report")
+        write_report(two_seeds, tmp_path / "report")

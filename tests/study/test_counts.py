@@ -1,6 +1,6 @@
 """How many trainings and scores the papers' tables need, against counts made by hand.
 
-Runs are the same where their filled words and what they are made of are (expand.canonical), whatever table they are in.
+Runs are the same where their filled words and what they are made of are (planned.canonical), in any table.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterable
 
 import pytest
-from planned import plan, plan_of
+from planned import canonical, plan, plan_of
 
-from pipeline.study.cells import TablePlan, canonical
+from pipeline.study.cells import TablePlan
 from pipeline.study.specs import Ref
 
 LAYER_SWAPPING = [f"layer_swapping_table{number}" for number in (1, 2, 5, 6)]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from planned import plan
+from planned import canonical, plan
 
 from pipeline.errors import PipelineError
-from pipeline.study.cells import ScoreRef, canonical, value, winner
+from pipeline.study.cells import ScoreRef, value, winner
 from pipeline.study.specs import Ref
 
 TABLE = """

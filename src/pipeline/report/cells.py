@@ -49,7 +49,7 @@ def cell_text(one: TableCell | None) -> str:
     """45.2 (9) [44.8]: the number, how many it was made of where that is more than one, what the paper prints."""
     if one is None:
         return ""
-    parts = [MISSING if one.value is None else f"{one.value:.1f}"]
+    parts = [MISSING if one.value is None else f"{one.value:.{one.digits}f}"]
     parts += [f"({one.n})"] if one.n > 1 and one.value is not None else []
     parts += [f"[{one.published:g}{'?' if one.suspect else ''}]"] if one.published is not None else []
     return " ".join(parts)

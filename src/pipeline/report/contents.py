@@ -74,6 +74,7 @@ class TableCell:
     suspect: str | None = None
     missing: str = ""
     runs: Sequence[str] = ()
+    digits: int = 1  # that a reader wants: a loss has more than a score
 
 
 @dataclass(frozen=True)

@@ -41,11 +41,11 @@ def load(results: Results, read: Written) -> tuple[list[Score], dict[tuple[str, 
     """All scores of the table's cells, sorted, and (row, language) -> reasons where an evaluation has none.
 
     An evaluation of several target languages gives each target its own scores, and English to all. Raises PipelineError
-    where the evaluations were not scored alike: by one backend, all with a chat template or all without.
+    where the evaluations were not scored alike: by one backend in one dtype; of a row, with a chat template or without.
     """
     scores: list[Score] = []
     problems: dict[tuple[str, str], list[str]] = {}
-    ways: dict[tuple[str, bool], str] = {}
+    ways: dict[tuple[str, ...], dict[tuple[str, str], str]] = {}  # what is compared -> how it was scored -> by which
     absent = {run.name: f": {run.reason}" for run in (*results.missing, *results.failed)}
     several = len(results.languages) > 1
     for cell in results.cells:
@@ -54,14 +54,18 @@ def load(results: Results, read: Written) -> tuple[list[Score], dict[tuple[str, 
             problems.setdefault((cell.row, cell.language), []).append(reason)
             continue
         rows, how = read[cell.name]
-        ways.setdefault((how.get("backend", "hf"), how.get("chat_template", False)), cell.name)
+        ways.setdefault(("backend",), {}).setdefault(("eval.backend", how.get("backend", "hf")), cell.name)
+        ways.setdefault(("dtype",), {}).setdefault(("eval.dtype", how.get("dtype", "auto")), cell.name)
+        template = ("eval.chat_template", how.get("chat_template", False))
+        ways.setdefault(("row", cell.row), {}).setdefault(template, cell.name)
         others = set(results.languages) - {cell.language}
         mine = [row for row in rows if not others & set(row.where.split("-"))]
         chief = {id(row) for row in primary_of(mine)}
         scores += [placed(row, cell, several, id(row) in chief) for row in mine]
-    if len(ways) > 1:
-        told = ", ".join(f"{name} (eval.backend={way[0]}, eval.chat_template={way[1]})" for way, name in ways.items())
-        raise PipelineError(f"{told} were not scored alike, so that no table compares them: score all of them one way")
+    for found in ways.values():
+        if len(found) > 1:
+            told = ", ".join(f"{name} ({key}={value})" for (key, value), name in found.items())
+            raise PipelineError(f"{told} were not scored alike, so that no table compares them: score all one way")
     keys = ("row", "language", "target", "seed", "task", "where", "subject", "num_fewshot", "metric", "filter", "eval")
     scores.sort(key=lambda score: [str(getattr(score, key) or "") for key in keys])
     return scores, problems

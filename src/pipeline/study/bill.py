@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -25,6 +24,7 @@ from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import read_json
 from pipeline.models.shape import SHAPES, Shape, shape_of
 from pipeline.runs.run import External, Parent, Run, Snapshot, runs_behind
+from pipeline.study.build.evaluation import is_bundle
 from pipeline.study.build.steps import planned_steps
 from pipeline.study.cost import (
     GPUS,
@@ -39,6 +39,7 @@ from pipeline.study.cost import (
     training_seconds,
 )
 from pipeline.study.graph import unfinished
+from pipeline.study.select import compared
 from pipeline.train.disk import written
 from pipeline.train.memory import (
     Trained,
@@ -104,15 +105,17 @@ def bill(runs: list[Run], plan: Plan, free_snapshots: bool = False, waiting: Seq
     assert plan.gpu is not None
     found, left, gpu = Bill(plan), unfinished(runs), GPUS[plan.gpu]
     selections = [run for run in runs if run.hash in left and isinstance(run.config, SelectStage)]
-    compared = {one.hash for run in selections for one in runs_behind(run.parents)}
+    behind = [one for run in selections for one in runs_behind(run.parents)]
+    scored = {one.hash for run in behind for one in [run, *runs_behind(run.parents)]}  # a bundle, and its scoring runs
     asked_for = [run for run in runs if run.hash in left and isinstance(run.config, TrainStage | EvalStage)]
+    asked_for = [run for run in asked_for if not is_bundle(run)]  # whose scores are runs of their own
     for run in [*asked_for, *waiting]:
         try:
             cost = training(run, gpu) if isinstance(run.config, TrainStage) else scoring(run, gpu)
         except (PipelineError, KeyError) as error:
             found.unknown.append(str(error).strip("'"))
             continue
-        kind = "selection" if isinstance(run.config, EvalStage) and run.hash in compared else run.config.stage
+        kind = "selection" if isinstance(run.config, EvalStage) and run.hash in scored else run.config.stage
         found.kinds[kind].append(cost)
     found.disk = disk([one for kind in ("sft", "cpt") for one in found.kinds.get(kind, [])], selections, free_snapshots)
     found.causes = [told for kind, costs in found.kinds.items() for told in cannot(kind, costs, plan)]
@@ -126,16 +129,12 @@ def disk(trainings: list[Cost], selections: list[Run], free_snapshots: bool) -> 
     if not free_snapshots:
         return total
     by_hash = {one.run.hash: one for one in trainings}
-    ranked = [{key: by_hash[key] for key in behind_selection(one) if key in by_hash} for one in selections]
+    ranked = [
+        {one.run.hash: by_hash[one.run.hash] for one in compared(run) if one.run.hash in by_hash} for run in selections
+    ]
     gone = sum(one.snapshots for one in {key: one for costs in ranked for key, one in costs.items()}.values())
     at_once = max((sum(one.snapshots for one in costs.values()) for costs in ranked), default=0)
     return total - gone + at_once + sum(max((one.weights for one in costs.values()), default=0) for costs in ranked)
-
-
-def behind_selection(selection: Run) -> set[str]:
-    """The hashes of the trainings whose snapshots a selection ranks."""
-    models = [one for run in selection.parents.values() for one in [run, *getattr(run, "parents", {}).values()]]
-    return {one.run.hash for one in models if isinstance(one, Snapshot)}
 
 
 # ---------------------------------------------------------------------------------------------------- trainings
@@ -298,7 +297,7 @@ def behind(run: Parent) -> Iterator[Parent]:
 @lru_cache(maxsize=64)
 def by_hub(hub: str) -> str:
     """The option of conf/model that names a model of the Hub."""
-    for path in sorted((Path(conf.folder()) / "model").glob("*.yaml")):
-        if OmegaConf.select(OmegaConf.load(path), "path") == f"hub:{hub.partition('@')[0]}":
-            return path.stem
+    for option in conf.options("model"):
+        if OmegaConf.select(OmegaConf.load(str(conf.file("model", option))), "path") == f"hub:{hub.partition('@')[0]}":
+            return option
     return ""

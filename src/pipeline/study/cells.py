@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -132,29 +130,3 @@ def item_value(plan: TablePlan, item: Item, values: Values) -> float:
         return values(item.model)
     chosen = winner(plan.choices[item.choice], values) if item.choice else ()
     return statistics.fmean(values(reading[() if () in reading else chosen]) for reading in item.readings)
-
-
-def canonical(plan: TablePlan) -> dict[str, str]:
-    """Key of a spec or of what is chosen -> digest of its filled words, those it names by their digests.
-
-    Equal words have equal digests, in any table and under any name. A knob written out at its default differs from one
-    left out: the run hash knows better, this knows no knobs.
-    """
-    found: dict[str, str] = {}
-
-    def told(value: Any) -> Any:
-        if isinstance(value, Ref):
-            return {"run": found[value.spec], "step": value.step}
-        if isinstance(value, ScoreRef):
-            return [found[value.model], [(key, told(inner)) for key, inner in value.words], value.language]
-        return [told(one) for one in value] if isinstance(value, list | tuple) else value
-
-    def digest(*parts: Any) -> str:
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-    for key, spec in plan.specs.items():
-        found[key] = digest(spec.kind, {name: told(value) for name, value in spec.words.items()})
-    for key, one in plan.chosen.items():
-        candidates = [told(scores) for scores in plan.choices[one.choice].candidates.values()]
-        found[key] = digest("chosen", [found[model] for model in one.models.values()], candidates)
-    return found

@@ -111,7 +111,8 @@ class Expansion:
         run = self.run(place)
         if run is None:
             return
-        scored = specs.runs[run].words.get("stage") != "analyze" and "fact" not in place.words
+        live = specs.runs[run].kind == "merge"  # its facts are recorded where it is scored
+        scored = specs.runs[run].words.get("stage") != "analyze" and ("fact" not in place.words or live)
         measured = [place.words.get(key) for key in ("metric", "pair", "fact")]
         if scored:
             measured += [*self.every.values(), *scoring(place.words).values()]

@@ -10,15 +10,16 @@ from pipeline.study.answers import Answers, Questions, drawn
 from pipeline.study.asked import metrics_of, tasks_of
 from pipeline.study.cells import Candidate, Cell, Choice
 from pipeline.study.contrasts import QUESTIONS
-from pipeline.study.outcome import NoScore, Number, Outcome
+from pipeline.study.outcome import VALIDATIONS, NoScore, Number, Outcome
 from pipeline.study.planning import Planning
 
 
 def table_cell(planning: Planning, place: tuple[str, str], number: Number, answers: Answers) -> TableCell:
+    digits = 3 if planning.plan.cells[place].fact in VALIDATIONS else 1
     low, high = bounds(planning, planning.plan.cells[place], answers) if number.value is not None else (None, None)
     return TableCell(
         *place, value=number.value, low=low, high=high, n=number.n, published=number.published, suspect=number.suspect,
-        missing=shared(number.missing), runs=[folder.name for folder in number.runs],
+        missing=shared(number.missing), runs=[folder.name for folder in number.runs], digits=digits,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config.stages import EvalStage, PlanStage, ReportStage, TableStage
+from pipeline.config.stages import EvalStage, PlanStage, ReportStage, SelectStage, TableStage
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import read_lock
 from pipeline.report.archive import is_archive
@@ -18,6 +18,8 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.study.asked import check_claims
 from pipeline.study.bill import bill
+from pipeline.study.build.evaluation import is_bundle
+from pipeline.study.clean import free_ranked, freed_needed
 from pipeline.study.contrasts import contrasts
 from pipeline.study.execute import execute
 from pipeline.study.graph import History, ordered, unfinished
@@ -40,6 +42,7 @@ def show_plan(config: PlanStage) -> str:
     waiting = [run for score in planning.waiting() if (run := planning.like(score))]
     cost = bill(runs, config.plan, planning.plan.table.free_snapshots, waiting) if config.plan.gpu else None
     lines += [*(cost.lines() if cost else []), *told_every(planning), *contrasts(planning)]
+    lines += [f"cannot be made: {name} was freed, train it again with redo=true" for name in freed_needed(runs)]
     for told, count in Counter(planning.problems.values()).items():
         lines.append(f"cannot be planned: {told}{f' ({count} times)' if count > 1 else ''}")
     if cost and cost.causes:
@@ -76,18 +79,16 @@ def kinds(planning: Planning, runs: Sequence[Run]) -> list[str]:
     there: dict[str, list[Run]] = {}
     for run in runs:
         live = isinstance(run.config, EvalStage) and run.config.merge is not None
-        there.setdefault("eval of a merge in memory" if live else run.config.stage, []).append(run)
+        kind = "averages of evals" if is_bundle(run) else "eval of a merge in memory" if live else run.config.stage
+        there.setdefault(kind, []).append(run)
     left = unfinished(list(runs))
     lines = [f"{kind}: {len(of)}, {sum(run.hash not in left for run in of)} finished" for kind, of in there.items()]
     plan, waiting = planning.plan, len(planning.waiting())
     asked = len(plan.scores)
-    cells = f"{len(plan.cells)} cells of {asked} scores, {len({run.hash for run in runs if is_score(run)})} distinct"
+    distinct = len({run.hash for run in map(planning.evaluation, plan.scores) if run})
+    cells = f"{len(plan.cells)} cells of {asked} scores, {distinct} distinct"
     lines += [f"{cells}; {len(plan.choices)} choices" + (f", {waiting} scores wait for theirs" if waiting else "")]
     return lines
-
-
-def is_score(run: Run) -> bool:
-    return isinstance(run.config, EvalStage)
 
 
 def make_table(config: TableStage) -> Path:
@@ -98,6 +99,9 @@ def make_table(config: TableStage) -> Path:
     planning = Planning.of(config)
     check_claims(planning)
     targets = planning.targets()
+    if gone := freed_needed(ordered(targets)):
+        problem = f"table={config.table} needs {', '.join(gone)}, which {'was' if len(gone) == 1 else 'were'} freed"
+        raise PipelineError(f"{problem}: train again with redo=true, or leave out what is made from it")
     if planning.problems:
         told = next(iter(planning.problems.values()))
         raise PipelineError(f"{len(planning.problems)} parts of table={config.table} cannot be planned, first: {told}")
@@ -109,13 +113,25 @@ def make_table(config: TableStage) -> Path:
     made: set[str] = set()
     with resident():
         while targets := [run for run in targets if run.hash not in made]:
-            failed = execute(targets, failed)
+            failed = make_all(planning, targets, failed)
             made |= {run.hash for run in targets}
             targets = planning.targets()
     page = write(planning, replace(reported, failed=failed), fewer=True)
     if failed:
         raise PipelineError(f"{len(failed)} runs failed ({', '.join(failed)}); {page} shows what there is")
     return page
+
+
+def make_all(planning: Planning, targets: list[Run], failed: dict[str, str]) -> dict[str, str]:
+    """Make runs; with free_snapshots selection by selection, and what one has ranked is freed before the next."""
+    if planning.plan.table.free_snapshots:
+        runs = ordered(targets)
+        kept = planning.snapshots()
+        for selection in (run for run in runs if isinstance(run.config, SelectStage)):
+            failed = execute([selection], failed)
+            for name in free_ranked(runs, kept):
+                print(f"freed: {name}, which is ranked", file=sys.stderr)
+    return execute(targets, failed)
 
 
 def report_table(config: ReportStage) -> Path:
