@@ -9,7 +9,10 @@ import pytest
 from made_up_report import made_up, score, write_eval
 
 from pipeline.errors import PipelineError
+from pipeline.report.beside import SHARES, beside
 from pipeline.report.contents import CellResult, FailedRun, Results
+from pipeline.report.scores import load, read_all
+from pipeline.report.tables import tabulate
 from pipeline.report.write import write_report
 
 
@@ -108,6 +111,24 @@ def test_seeds_and_languages_exactly(tmp_path):
     assert "- swap, MGSM qab: without seed 2.\n" in text
     assert "- swap, MGSM en (qaa), MGSM en (qab): its evaluation holds no such score.\n" in text
     assert "Seeds 0, 1, 2. Percent; chrF++ as it is. Mean ± standard deviation over seeds." in text
+
+
+def test_what_stands_beside_a_math_score(tmp_path):
+    """Means over seeds in percent; the unparsed of the last number is another filter's; what is not there is a dash."""
+    share = {"metric": "no_equation", "filter": "none"}
+    cells = []
+    for seed, value in ((0, 0.25), (1, 0.75)):
+        rows = [score("mgsm", 0.5, 4, "qac"), score("mgsm", value, 4, "qac", **share)]
+        rows += [score("mgsm", 0.5, 4, "qac", metric="unparsed"), score("mgsm", 0.125, 4, "qac", metric="unparsed")]
+        rows[-1]["filter"] = "last-number"
+        cells.append(cell(tmp_path, "swap", "qac", seed, rows))
+    read = results(["qac"], [0, 1], ["swap"], cells)
+    scores, problems = load(read, read_all(read))
+    (block,) = beside(tabulate(read, scores, problems), scores)
+    shown = dict(zip(SHARES, block.rows["swap"], strict=True))
+    assert block.title == "MGSM qac" and shown == dict.fromkeys(SHARES) | {"no_equation": 50.0, "unparsed": 50.0}
+    page = write_report(read, tmp_path / "r").read_text()
+    assert "Beside the math scores" in page and "in another language" in page
 
 
 def test_what_an_evaluation_did_not_write_is_missing(tmp_path):

@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.evaluate.records import CHOICES
 from pipeline.report import plots, samples
 from pipeline.report.answers import Answers, Place
+from pipeline.report.beside import SHARES, beside
 from pipeline.report.cells import chosen_text, outside
 from pipeline.report.claims import CONTRADICTED, NOT_MADE, SHOWN, UNDECIDED
 from pipeline.report.compare import declared
@@ -90,6 +91,8 @@ def page(
             groups=[(title, rows) for title, rows in groups if rows],
             own=own_table(results),
             far=outside,
+            beside=beside(table, scores),
+            shares=list(SHARES.values()),
             verdicts=tally(results),
             sure=beyond(results),
             charts=charts,
