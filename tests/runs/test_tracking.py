@@ -271,7 +271,7 @@ def test_no_credential_of_a_url_is_written(
     assert main([*words, f"expert.sources.own.url={url}"]) == 1  # its = and ? are no override without quotes
     assert main([*words, f"data.benchmarks={tmp_path}/root"]) == 1  # not reached
     assert sys.argv == ["pipeline", *words, local]
-    assert main(["-m", *words, local, "seed=3", "tracking.mode=disabled"]) == 0  # Hydra keeps the words of a -m
+    assert main(["-m", *words, local, "seed=3", "tracking.mode=disabled"]) == 0
     files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
     assert len([path for path in files if path.suffix == ".wandb"]) == 3
     for path in files:
@@ -279,7 +279,7 @@ def test_no_credential_of_a_url_is_written(
     told = capfd.readouterr()
     assert told.err.count("error: ") == 3
     assert not [secret for secret in SECRETS if secret in told.out + told.err]
-    for name, count in {"data_card.md": 2, "manifest.json": 2, "multirun.yaml": 1}.items():
+    for name, count in {"data_card.md": 2, "manifest.json": 2}.items():
         named = [path for path in files if path.name == name and "wandb" not in path.parts]
         assert len(named) == count and all("http://127.0.0.1:9/rows.jsonl" in path.read_text() for path in named)
 

@@ -226,3 +226,6 @@ def test_status_tells_of_each_run(tools: Path, tmp_path: Path, call: Callable[..
     (tools / "queue").write_text("")
     shown = call("stage=status", f"runs_dir={runs_dir}").out
     assert f"stopped: stopped; the same command goes on, stage=clean frees {waits.workplace}" in shown
+    state.write(waits.workplace, state="waiting", job="5_1")
+    (tools / "squeue").write_text("#!/bin/sh\nexit 1\n")
+    assert "waiting: job 5_1 by what was submitted; squeue does" in call("stage=status", f"runs_dir={runs_dir}").out

@@ -110,6 +110,8 @@ def of_unfinished(
         failed[run_hash] = name
     elif queue and job in queue:
         one.state, one.detail = "waiting", f"job {job}"
+    elif queue is None and told.get("state") == "waiting":
+        one.state, one.detail = "waiting", f"job {job} by what was submitted; squeue does not answer here"
     elif workplace.is_dir():
         one.state, one.detail = "stopped", unpublished(workplace, told)
     if (row := RUN_STAGES.get(stage)) and plan.get("version") not in (None, row.version):
