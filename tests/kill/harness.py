@@ -51,7 +51,7 @@ class Command:
 def commands(base: Path, world: Path, math: Path, language: Path, table: Path) -> list[Command]:
     """Of each stage, over tiny data and models."""
     start = ["expert=math", "model=trained", f"model.path={base}", f"data_root={world}", *TRAINING]
-    joint = [*start[1:], "expert=math_qac", "data.size=60", "data.validation=8", "sft.snapshot_every=9"]
+    joint = [*start[1:], "expert=math_qac", "data.size=28", "data.validation=8", "sft.snapshot_every=9"]
     experts = [f"merge.math={math}", f"merge.language={language}"]
     scores = ["eval=mgsm_0shot", "eval.max_gen_toks=8", "languages=[en,qac]", f"data_root={world}", "threads=1"]
     return [
