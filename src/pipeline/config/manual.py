@@ -89,7 +89,7 @@ def meaning(kind: type, item: Field[Any]) -> str:
 
 @lru_cache(maxsize=64)
 def comments(kind: type) -> dict[str, str]:
-    """Field -> the comment behind it, or on the lines of its own before it; none of a class that is made at run time."""
+    """Field -> the comment behind it, or on lines of its own before it; none of a class that is made at run time."""
     try:
         source = textwrap.dedent(inspect.getsource(kind))
     except OSError:
