@@ -8,9 +8,11 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
 from made_up_report import NASTY, made_up, sample, score, write_eval
 
-from pipeline.report.contents import CellResult, FailedRun
+from pipeline.errors import PipelineError
+from pipeline.report.contents import CellResult, FailedRun, RunResult
 from pipeline.report.runs import duration
 from pipeline.report.tables import roles
 from pipeline.report.write import write_report
@@ -137,6 +139,25 @@ def test_every_generation_is_there_and_harmless(tmp_path, reports):
     assert shown == [
         {key: line[key] for key in ("doc_id", "prompt", "target", "response", "correct")} for line in lines
     ]
+
+
+def test_maps_of_an_analysis_read_at_any_scale(one_language, reports):
+    """The relative norm with two digits that count, on its own scale; the published share with three."""
+    folder = one_language.runs[0].folder.parent / "analyze-1"
+    folder.mkdir()
+    (folder / "facts.json").write_text(json.dumps(
+        {"checkpoint": {"name": "math-1", "threshold": 1e-5, "dtype": "F32", "optimizer": "adamw"}}
+    ))  # fmt: skip
+    head = "expert,layer,column,parameter,mean,share,norm,relative,same\n"
+    lines = [f"math-1,{layer},attention.wq,p{layer},0,0.25,0,{1.5e-6 * (layer + 1)},0\n" for layer in range(2)]
+    (folder / "delta.csv").write_text(head + "".join(lines) + "math-1,,norm,norm,0,0,0,nan,0\n")
+    analysis = RunResult("analyze-1", "analyze", folder)
+    page = Page(write_report(replace(one_language, runs=[*one_language.runs, analysis]), reports))
+    for told in ("What training changed", "1.5e-06", "3e-06", "0.250", "rows above 1e-05", "the greener, the more"):
+        assert told in page.text, told
+    (folder / "delta.csv").write_text("nothing")
+    with pytest.raises(PipelineError, match="delta.csv of analyze-1 cannot be read: make it again with redo=true"):
+        write_report(replace(one_language, runs=[analysis]), reports)
 
 
 def test_three_languages_and_seeds(tmp_path, reports):

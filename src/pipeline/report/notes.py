@@ -26,12 +26,13 @@ def notes_of(
             "± is one standard error over the questions, where the harness gives it."
         )
     else:
-        listed = ", ".join(map(str, seeds))
-        notes.append(f"Seeds {listed}. Percent; chrF++ as it is. Mean ± standard deviation over seeds.")
+        listed = f"Over {', '.join(results.over)}" if results.over else f"Seeds {', '.join(map(str, seeds))}"
+        over = "them" if results.over else "seeds"
+        notes.append(f"{listed}. Percent; chrF++ as it is. Mean ± standard deviation over {over}.")
         if any("†" in entry.mark for entry in filled.values()):
             notes.append("† one evaluation, not one a seed: ± is its standard error over the questions.")
         if any("/" in entry.mark for entry in filled.values()):
-            notes.append(f"(k/{len(seeds)}) only k of {len(seeds)} seeds are there.")
+            notes.append("(k/n): of n numbers only k are there.")
     if any(column.target == AVERAGE for column in columns):
         notes.append(
             "Averages are over the target languages within a seed; "

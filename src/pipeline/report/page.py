@@ -159,7 +159,7 @@ def own_table(results: Results) -> OwnTable | None:
 
 def shortened(found: Any, most: int = 40) -> list[str]:
     told = list(found)
-    return told if len(told) <= most else [*told[:most], f"and {len(told) - most} more, in cells.csv"]
+    return told if len(told) <= most else [*told[:most], f"and {len(told) - most} more, in the files beside this page"]
 
 
 def tally(results: Results) -> str:

@@ -18,8 +18,6 @@ from pipeline.report.statistics import split_half
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 
-NOT_EXPERTS = ("base", "data_root", "spm_model")  # parents that other tables share
-
 
 def sweeps_of(reports: Path, hashes: Collection[str]) -> list[tuple[str, str]]:
     """(title, address below `reports`) of the sweeps over experts that are all among these runs."""
@@ -58,7 +56,7 @@ def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, A
     ]
     html = environment().get_template("sweep.html.j2").render(knobs=list(points[0]), lines=lines, **shown)
     write_atomically(folder / "index.html", html)
-    experts = sorted({one.hash for run in runs for role, one in run.parents.items() if role not in NOT_EXPERTS})
+    experts = sorted({run.parents[role].hash for run in runs for role in run.config.merge.references()})
     write_atomically(folder / "about.json", json.dumps({"title": title, "experts": experts}, indent=1) + "\n")
     return folder / "index.html"
 

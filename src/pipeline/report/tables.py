@@ -62,7 +62,8 @@ def tabulate(
         for row in rows
         for column in columns
     }
-    filled = {place: _with_seeds(entry, by_place.get(place, {}), results.seeds) for place, entry in filled.items()}
+    seeds_of = {row: sorted({cell.seed for cell in results.cells if cell.row == row}) for row in rows}
+    filled = {place: _with_seeds(one, by_place.get(place, {}), seeds_of[place[0]]) for place, one in filled.items()}
     for place, seeds in by_place.items():
         names = dict.fromkeys(name for score in seeds.values() for name in score.eval.split(" + "))
         filled[place] = replace(filled[place], evals=tuple(names))

@@ -25,6 +25,7 @@ from pipeline.study.graph import ordered, unfinished
 from pipeline.study.numbers import choices_of, table_cell
 from pipeline.study.outcome import Outcome
 from pipeline.study.planning import Planning
+from pipeline.study.rows import Table
 from pipeline.study.verdicts import judged
 
 SMALL_BYTES = 2**26  # a touched file up to this size is hashed again: copying a folder changes its times alone
@@ -44,7 +45,7 @@ def gather(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, 
     rows_are_models = any(side.words.get("run") for side in table.rows)
     labels = Labels(planning, winners)
     roles: dict[str, str] = {}
-    repeats: dict[Any, int] = {}  # the axes that a number is repeated over, in the order met
+    repeats: Repeats = {}
     cells: dict[CellResult, None] = {}
     for cell in plan.cells.values():
         for item, score in shown(cell, winners):
@@ -53,9 +54,9 @@ def gather(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, 
                 continue
             row = labels.of(cell.row if rows_are_models else cell.column)
             roles.setdefault(row, role(planning, score))
-            seed = seed_of(item.at, repeats)
-            language = str(item.at.get("language", score.language))
-            cells[CellResult(row, language, seed, names[run.hash], run.folder)] = None
+            seed = seed_of(cell, item.at, repeats)
+            for language in languages_of(table, item, score):
+                cells[CellResult(row, language, seed, names[run.hash], run.folder)] = None
     outcome, answers = Outcome.of(planning, failed), Answers(planning)
     found, missing = described(runs, names, failed, unfinished(runs) if reasons is None else reasons)
     done = [run for run in found if run.finished]
@@ -68,6 +69,7 @@ def gather(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, 
                           *(f"{'' if key == 'data_root' else 'every.'}{key}={value}" for key, value in asked.items())]),
         languages=list(dict.fromkeys(cell.language for cell in cells)),
         seeds=sorted({cell.seed for cell in cells}),
+        over=list(dict.fromkeys(axis for axes in repeats for axis in axes)),
         rows=list(dict.fromkeys(map(labels.of, plan.rows if rows_are_models else plan.columns))),
         cells=list(cells), runs=found, failed=[FailedRun(name, shared(why)) for name, why in failed.items()],
         missing=missing, seconds=sum(run.seconds or 0.0 for run in done), versions=versions, machine=machine,
@@ -90,12 +92,26 @@ def shown(cell: Cell, winners: Mapping[str, Candidate | None]) -> Iterator[tuple
                 yield item, score
 
 
-def seed_of(at: Mapping[str, Any], repeats: dict[Any, int]) -> int:
-    """The seed, or where other axes repeat a number, the place of their values among those met."""
-    others = tuple((axis, str(value)) for axis, value in at.items() if axis not in ("language", "seed"))
-    if not others:
+Repeats = dict[tuple[str, ...], dict[tuple[str, ...], int]]  # axes -> their values, in the order met
+
+
+def languages_of(table: Table, item: Item, score: ScoreRef) -> list[str]:
+    """The languages whose models a score is of: English of the base, which none of them is, stands for all."""
+    targets = [str(language) for language in table.axes.get("language", {})]
+    if "language" in item.at:
+        return [str(item.at["language"])]
+    return [score.language] if score.language in targets or not targets else targets
+
+
+def seed_of(cell: Cell, at: Mapping[str, Any], repeats: Repeats) -> int:
+    """Which of the numbers that a cell is reduced over this is: the seed, or where other axes repeat a number, the
+    place of their values among those met."""
+    reduced = {axis for _, axes in cell.reduce for axis in axes}
+    axes = tuple(axis for axis in at if axis in reduced and axis != "language")
+    if set(axes) <= {"seed"}:
         return int(at.get("seed", 0))
-    return repeats.setdefault((others, at.get("seed")), len(repeats))
+    known = repeats.setdefault(axes, {})
+    return known.setdefault(tuple(str(at[axis]) for axis in axes), len(known))
 
 
 # ---------------------------------------------------------------------------------------------------- models
@@ -185,7 +201,10 @@ def recorded(run: Run, name: str, manifest: Manifest, stale: str) -> RunResult:
 
 
 def told(value: Any) -> Any:
-    return value if isinstance(value, int | float | bool) or value is None else shared(str(value))
+    """A knob's value as one reads it; text without a letter, as a separator is, in quotes."""
+    if isinstance(value, int | float | bool) or value is None:
+        return value
+    return shared(value if isinstance(value, str) and value.strip() else json.dumps(value, ensure_ascii=False))
 
 
 def touched(folder: Path, manifest: Manifest) -> str:
