@@ -30,7 +30,7 @@ NEEDS = {
     "gpu": ("needs a GPU", lambda: _has_gpu()),
     "slurm": ("make test-slurm", lambda: bool(os.environ.get("PIPELINE_TEST_SLURM"))),
     "kill": ("make test-kill", lambda: bool(os.environ.get("KILLS"))),
-    "browser": ("set PIPELINE_TEST_BROWSER", lambda: bool(os.environ.get("PIPELINE_TEST_BROWSER"))),
+    "browser": ("install chromium, chromium-driver and selenium", lambda: _has_browser()),
     "spbleu": ("pip install sentencepiece", lambda: find_spec("sentencepiece") is not None),
     "mergekit": (
         "set PIPELINE_TEST_MERGEKIT to a Python with mergekit",
@@ -43,6 +43,13 @@ def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def _has_browser() -> bool:
+    from importlib.util import find_spec
+    from shutil import which
+
+    return bool(which("chromium") and which("chromedriver") and find_spec("selenium"))
 
 
 # ------------------------------------------------------------------------------------------------ what was left out

@@ -87,8 +87,12 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     for name in ("table.csv", "table.md", "scores.json", "cells.md", "plots"):
         assert (page.parent / name).exists(), sorted(path.name for path in page.parent.iterdir())
     head, *lines = list(csv.reader((page.parent / "table.csv").open()))
+    choices = json.loads((page.parent / "choices.json").read_text())
+    counts, density = (next(c["chosen"][axis] for c in choices.values() if axis in c["chosen"])
+                       for axis in ("counts", "density"))  # fmt: skip
     assert [line[0] for line in lines] == [
-        "base", "math expert", "language expert", "layer swap", "layer swap, default", "soup", "TIES"
+        "base", "math expert", "language expert", f"layer swap {counts}", "layer swap, default 5+2 of 32", "soup",
+        f"TIES {density}",
     ]  # fmt: skip
     assert head[1:] == [
         "MGSM qac", "MGSM en", "Belebele qac", "Belebele en", "Global MMLU qac", "Global MMLU en", "FLORES en-qac",
@@ -97,7 +101,6 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     assert not [cell for line in lines for cell in line if "—" in cell]
 
     # the choice is that of the means on development problems, and what it chose says so
-    choices = json.loads((page.parent / "choices.json").read_text())
     for choice in choices.values():
         best = max(choice["candidates"], key=lambda one: one["mean"])  # the first of equals
         assert choice["chosen"] == {axis: best[axis] for axis in choice["chosen"]}

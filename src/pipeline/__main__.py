@@ -34,6 +34,7 @@ from pipeline.config.compose import (
     usage,
     with_every,
 )
+from pipeline.config.manual import manual
 from pipeline.config.stages import RunStage, Stage
 from pipeline.config.words import stage_of
 from pipeline.errors import Held, PipelineError
@@ -207,7 +208,12 @@ def main(words: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if {"-h", "--help"} & set(words):
-        print(usage())
+        asked = [word for word in words if not word.startswith("-")]
+        try:
+            print(manual(asked) if asked else usage())
+        except PipelineError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
         return 0
     if "--version" in words:
         from importlib.metadata import version

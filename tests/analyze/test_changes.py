@@ -72,7 +72,9 @@ def test_the_stage(models, tmp_path):
     assert len(list(csv.DictReader((work / "pairs.csv").read_text().splitlines()))) == len(names)
     one = next(row for row in rows if row["parameter"] == "model.layers.13.mlp.gate_proj.weight")
     assert (one["expert"], one["layer"], one["column"]) == ("math-0", "13", "feed_forward.w1")
-    drawn = (work / "map.svg").read_text()
+    relative = (work / "map.svg").read_text()
+    assert "norm of the change over the base" in relative and f"{float(one['relative']):.2g}" in relative
+    drawn = (work / "share.svg").read_text()
     for text in ("math-0", "language-1", "rows above 1e-05", "rows above 1.9e-05", "BF16", "adamw", "attention.wq"):
         assert text in drawn
     assert (work / "map.png").read_bytes().startswith(b"\x89PNG")

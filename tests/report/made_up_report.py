@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from pipeline.report.results import CellResult, Results, TrainingResult
+from pipeline.report.contents import CellResult, Results, RunResult
 
 SKILL = {
     "base": 0.23,
@@ -67,7 +67,7 @@ def sample(doc: int, response: str, correct: bool | None, **more: Any) -> dict[s
 
 def made_up(root: Path, languages: list[str], seeds: list[int], n: int = 100) -> Results:
     """Six rows; base and math expert are shared by the languages, the base by the seeds too."""
-    cells, trainings = [], []
+    cells, runs = [], {}
     for row, skill in SKILL.items():
         for language in languages:
             for seed in seeds:
@@ -76,7 +76,8 @@ def made_up(root: Path, languages: list[str], seeds: list[int], n: int = 100) ->
                 name = f"mgsm-{of.replace(' ', '-')}{own}-{skill * 100:.0f}ab"
                 if not (root / name).exists():
                     write_made_up(root / name, skill, languages if not own else [language], name, n)
-                cells.append(CellResult(row, language, seed, name, root / name, seconds=12.3))
+                cells.append(CellResult(row, language, seed, name, root / name))
+                runs[name] = RunResult(name, "eval", root / name, model=of, seconds=12.3)
     for seed in seeds:
         for label in ["math expert", *(f"{language} expert" for language in languages)]:
             folder = root / f"sft-{label.replace(' ', '-')}-s{seed}"
@@ -88,7 +89,7 @@ def made_up(root: Path, languages: list[str], seeds: list[int], n: int = 100) ->
                     log.write(json.dumps({"step": step, "loss": loss, "learning_rate": 1e-3, "grad_norm": 1.0}) + "\n")
                     if step % 150 == 0:
                         log.write(json.dumps({"step": step, "validation_loss": loss + 0.1}) + "\n")
-            trainings.append(TrainingResult(label, folder.name, folder))
+            runs[folder.name] = RunResult(folder.name, "sft", folder, label, model="base-1", seconds=95.0)
     return Results(
         table="sandbox",
         title="Layer swapping in the small world",
@@ -98,7 +99,7 @@ def made_up(root: Path, languages: list[str], seeds: list[int], n: int = 100) ->
         seeds=seeds,
         rows=list(SKILL),
         cells=cells,
-        trainings=trainings,
+        runs=list(runs.values()),
         seconds=412.0,
         versions={"pipeline": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0", "lm_eval": "0.4.13"},
         machine={"device": "cpu", "threads": 2, "cores": 2},

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from pathlib import Path
 
 import pytest
 from made_up_report import sample, write_eval
 
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
-from pipeline.report import samples
-from pipeline.report.page import roles
-from pipeline.report.results import Score
-from pipeline.report.samples import Difference
+from pipeline.evaluate.records import ScoreRow
+from pipeline.report import compare, samples
+from pipeline.report.answers import read_answers
+from pipeline.report.contents import Score
+from pipeline.report.statistics import mcnemar
 
 
 def primary_score(row: str, task: str, value: float, n: int, where: str = "qac", target: str = "qac") -> Score:
@@ -20,41 +22,67 @@ def primary_score(row: str, task: str, value: float, n: int, where: str = "qac",
     return Score(task, target, where if "-" in where else None, None, 0, "m", "none", value, None, n, **place)
 
 
+def read(tmp_path: Path, folders: dict[str, Path], keep: int = 250):
+    """The answers of all files in these folders."""
+    places = {(name, *path.stem.split(".")) for name, folder in folders.items() for path in folder.glob("samples/*")}
+    rows: dict[str, tuple[list[ScoreRow], dict]] = {name: ([], {}) for name in folders}
+    return read_answers(folders, rows, places, keep, tmp_path / "answers.parquet")
+
+
 def scored(tmp_path, answers, task="mgsm", value=0.5, n=4):
-    """Primary scores and folders of rows -> responses; a response ending in 7 is right."""
+    """Primary scores and what was answered, of rows -> responses; a response ending in 7 is right."""
     made, folders = [], {}
     for row, responses in answers.items():
         lines = [sample(doc, response, response.endswith("7")) for doc, response in enumerate(responses)]
         folders[row] = write_eval(tmp_path / row, [], {f"{task}.qac": lines})
         made.append(primary_score(row, task, value, n))
-    return made, folders
+    return made, read(tmp_path, folders)
 
 
-def test_paired_differences(tmp_path):
+def test_differences_are_paired_and_corrected(tmp_path):
+    """By hand: of ten questions the soup wins five over the base and none is lost: 50 points, s = 0.527, t(9) = 3.0."""
     answers = {
-        "base": ["1", "2", "3", "4"],
-        "math expert": ["7", "2", "3", "4"],
-        "language expert": ["7", "7", "3", "4"],
-        "soup": ["7", "7", "7", "7"],
+        "base": ["1"] * 10,
+        "math expert": ["7"] + ["1"] * 9,
+        "language expert": ["7"] * 4 + ["1"] * 6,
+        "soup": ["7"] * 5 + ["1"] * 5,
     }
-    primary, folders = scored(tmp_path, answers)
-    primary = [replace(score, value=value) for score, value in zip(primary, (0, 0.25, 0.5, 1), strict=True)]
-    (block,) = samples.comparisons(primary, folders, roles(list(answers), {}), ["qac"])
-    assert (block.language, block.expert) == ("qac", "language expert")
-    base, expert = block.lines
-    assert base == Difference("soup", "base", n=4, difference=100, low=100, high=100)
-    assert (expert.row, expert.against, expert.difference) == ("soup", "language expert", 50)
-    assert (expert.low, expert.high) == (
-        0,
-        100,
-    )  # four questions, two won: P(all lost) = P(all won) = 1/16
+    primary, found = scored(tmp_path, answers)
+    by_row = {score.row: compare.questions_of([score], found) for score in primary}
+    values = {row: sum(each.values()) for row, each in by_row.items()}
+    roles = {"base": "base", "math expert": "expert", "language expert": "expert", "soup": "merge"}
+    pairs, expert = compare.pairs_of(list(answers), roles, values)
+    assert expert == "language expert"
+    assert pairs == [("soup", "base"), ("soup", "language expert")]
+    block = compare.compared("MGSM qac", pairs, expert, by_row)
+    base, best = block.lines
+    assert (base.n, round(base.difference, 6), round(best.difference, 6)) == (10, 50, 10)
+    assert (round(base.low, 1), round(base.high, 1)) == (12.3, 87.7)  # 50 -+ 2.262 * 52.7 / sqrt(10)
+    alone = compare.difference("soup", "base", by_row["soup"], by_row["base"])
+    assert base.p == pytest.approx(2 * alone.p) and base.p < 0.05 < best.p  # Holm: the lesser of two, twice
+    assert mcnemar(list(by_row["soup"].values()), list(by_row["base"].values())).p < 0.05  # another test agrees
+    told = compare.headline([compare.Comparison("empty", None, []), block])
+    assert told.startswith(
+        "MGSM qac, 10 questions: 1 of 2 differences is beyond noise, soup over base by 50.0 points (12.3 to 87.7); "
+        "the others are within it (these questions show "
+    )
+    none = compare.headline([compare.Comparison("MGSM qac", None, [best])])
+    assert none.startswith("MGSM qac, 10 questions: none of 1 differences is beyond noise (these questions show ")
+
+
+def test_a_best_is_bold_only_above_all_others(tmp_path):
+    _, found = scored(tmp_path, {"a": ["7"] * 9 + ["1"], "b": ["7"] * 4 + ["1"] * 6, "c": ["7"] * 8 + ["1"] * 2})
+    by_row = {row: one.scores for (row, _, _), one in found.items()}
+    assert not compare.stands_out("a", by_row)  # c is one question below
+    assert compare.stands_out("a", {row: by_row[row] for row in ("a", "b")})
+    assert not compare.stands_out("a", by_row | {"gone": {}}) and not compare.stands_out("a", {"a": by_row["a"]})
 
 
 def test_sanity_marks(tmp_path):
     answers = {"base": ["a 1", "b 2"], "twin": ["a 1", "b 2"], "mute": ["", ""], "fine": ["a 7", "b 1"]}
-    primary, folders = scored(tmp_path, answers)
-    primary[2] = replace(primary[2], value=0)
-    marks = {(mark.row, mark.mark) for mark in samples.sanity(primary, folders)}
+    primary, found = scored(tmp_path, answers)
+    primary[2] = primary_score("mute", "mgsm", 0, 4)
+    marks = {(mark.row, mark.mark) for mark in samples.sanity(primary, found)}
     assert marks == {
         ("base", "identical"),
         ("twin", "identical"),
@@ -68,14 +96,14 @@ def test_sanity_marks(tmp_path):
 )
 def test_chance_of_four(tmp_path, value, wanted):
     """Two standard errors of guessing over 100 questions are 2 * sqrt(0.25 * 0.75 / 100) = 0.0866."""
-    primary, folders = scored(tmp_path, {"base": ["A"]}, task="belebele", value=value, n=100)
-    assert [mark.mark for mark in samples.sanity(primary, folders)] == ([wanted] if wanted else [])
+    primary, found = scored(tmp_path, {"base": ["A"]}, task="belebele", value=value, n=100)
+    assert [mark.mark for mark in samples.sanity(primary, found)] == ([wanted] if wanted else [])
 
 
 def test_answers_cut_off_are_counted(tmp_path):
     lines = [sample(0, "7", True, cut_off=False), sample(1, "the answer", False, cut_off=True)]
-    folder = write_eval(tmp_path / "e", [], {"mgsm.qac": lines})
-    (mark,) = samples.sanity([primary_score("e", "mgsm", 0.5, 2)], {"e": folder})
+    found = read(tmp_path, {"e": write_eval(tmp_path / "e", [], {"mgsm.qac": lines})})
+    (mark,) = samples.sanity([primary_score("e", "mgsm", 0.5, 2)], found)
     assert (mark.mark, mark.detail) == ("cut off", "1 of 2 answers ran out of tokens (eval.max_gen_toks)")
 
 
@@ -94,8 +122,8 @@ def test_answers_cut_off_are_counted(tmp_path):
 )
 def test_answers_in_another_script_are_marked(tmp_path, task, where, response, marked):
     lines = [sample(doc, response, True) for doc in range(3)] + [sample(3, "", False)]
-    folder = write_eval(tmp_path / "e", [], {f"{task}.{where}": lines})
-    marks = samples.sanity([primary_score("e", task, 0.5, 4, where, "te")], {"e": folder})
+    found = read(tmp_path, {"e": write_eval(tmp_path / "e", [], {f"{task}.{where}": lines})})
+    marks = samples.sanity([primary_score("e", task, 0.5, 4, where, "te")], found)
     told = [mark.detail for mark in marks if mark.mark == "wrong script"]
     assert told == (["3 of 4 answers are mostly in letters of another script"] if marked else [])
 
@@ -104,3 +132,13 @@ def test_a_broken_line_is_named(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"step"')
     with pytest.raises(PipelineError, match=r"log.jsonl, line 2 is not JSON"):
         read_jsonl(tmp_path / "log.jsonl")
+
+
+@pytest.mark.parametrize("text", ['{"doc_id": 0, "resp', "[1, 2]\n", '{"doc": 1}\n'])
+def test_a_samples_file_that_is_cut_off_or_none_is_one_sentence(tmp_path, text):
+    folder = write_eval(tmp_path / "e", [], {"mgsm.qac": [sample(0, "7", True)]})
+    path = folder / "samples" / "mgsm.qac.jsonl"
+    path.write_text(json.dumps(sample(0, "7", True)) + "\n" + text)
+    with pytest.raises(PipelineError, match=r"mgsm.qac.jsonl.*make (it|the run) again with redo=true") as told:
+        read(tmp_path, {"e": folder})
+    assert "\n" not in str(told.value)

@@ -9,7 +9,10 @@ import pytest
 from made_up_report import made_up, score, write_eval
 
 from pipeline.errors import PipelineError
-from pipeline.report.results import CellResult, FailedRun, Results
+from pipeline.report.beside import SHARES, beside
+from pipeline.report.contents import CellResult, FailedRun, Results
+from pipeline.report.scores import load, read_all
+from pipeline.report.tables import tabulate
 from pipeline.report.write import write_report
 
 
@@ -23,7 +26,7 @@ def cell(tmp_path, row, language, seed, rows, name=None):
     folder = tmp_path / "runs" / name
     if not folder.exists():
         write_eval(folder, rows)
-    return CellResult(row, language, seed, name, folder, seconds=1.0)
+    return CellResult(row, language, seed, name, folder)
 
 
 def test_one_seed_exactly(tmp_path):
@@ -49,10 +52,12 @@ def test_one_seed_exactly(tmp_path):
         == """\
 # T
 
+No two models have answers to compare.
+
 |  | MGSM qac | MGSM en | Belebele qac | FLORES qac-en |
 |---|---:|---:|---:|---:|
-| base | 25.0 ± 4.3 | — | **50.0 ± 6.2** | — |
-| layer swap | **50.0 ± 5.0** | **80.0 ± 4.0** | — | **43.2** |
+| base | 25.0 ± 4.3 | — | 50.0 ± 6.2 | — |
+| layer swap | 50.0 ± 5.0 | 80.0 ± 4.0 | — | 43.2 |
 | a\\|b | — | — | — | — |
 
 MGSM: exact match, flexible-extract, 0-shot, n = 100 each; Belebele: accuracy, 0-shot, n = 64; \
@@ -96,15 +101,34 @@ def test_seeds_and_languages_exactly(tmp_path):
                 cells.append(cell(tmp_path, "swap", language, seed, [score("mgsm", value, 100, language)]))
     write_report(results(["qaa", "qab"], [0, 1, 2], ["base", "swap"], cells), tmp_path / "r")
     assert (tmp_path / "r" / "table.csv").read_text() == (
-        "row,MGSM qaa,MGSM en (qaa),MGSM qab,MGSM en (qab),MGSM average,MGSM en average\n"
-        "base,25.0 ± 4.3†,90.0 ± 3.0†,35.0 ± 4.8†,90.0 ± 3.0†,30.0†,90.0†\n"
+        "row,MGSM average,MGSM en average,MGSM qaa,MGSM en (qaa),MGSM qab,MGSM en (qab)\n"
+        "base,30.0†,90.0†,25.0 ± 4.3†,90.0 ± 3.0†,35.0 ± 4.8†,90.0 ± 3.0†\n"
         # 40, 50, 60: sd 10; 50, 70: sd 14.1; averages 45 and 60: 52.5, sd 10.6
-        "swap,50.0 ± 10.0,—,60.0 ± 14.1 (2/3),—,52.5 ± 10.6 (2/3),—\n"
+        "swap,52.5 ± 10.6 (2/3),—,50.0 ± 10.0,—,60.0 ± 14.1 (2/3),—\n"
     )
     text = (tmp_path / "r" / "table.md").read_text()
+    assert text.index("## Average over languages") < text.index("## qaa") < text.index("## qab")
     assert "- swap, MGSM qab: without seed 2.\n" in text
     assert "- swap, MGSM en (qaa), MGSM en (qab): its evaluation holds no such score.\n" in text
     assert "Seeds 0, 1, 2. Percent; chrF++ as it is. Mean ± standard deviation over seeds." in text
+
+
+def test_what_stands_beside_a_math_score(tmp_path):
+    """Means over seeds in percent; the unparsed of the last number is another filter's; what is not there is a dash."""
+    share = {"metric": "no_equation", "filter": "none"}
+    cells = []
+    for seed, value in ((0, 0.25), (1, 0.75)):
+        rows = [score("mgsm", 0.5, 4, "qac"), score("mgsm", value, 4, "qac", **share)]
+        rows += [score("mgsm", 0.5, 4, "qac", metric="unparsed"), score("mgsm", 0.125, 4, "qac", metric="unparsed")]
+        rows[-1]["filter"] = "last-number"
+        cells.append(cell(tmp_path, "swap", "qac", seed, rows))
+    read = results(["qac"], [0, 1], ["swap"], cells)
+    scores, problems = load(read, read_all(read))
+    (block,) = beside(tabulate(read, scores, problems), scores)
+    shown = dict(zip(SHARES, block.rows["swap"], strict=True))
+    assert block.title == "MGSM qac" and shown == dict.fromkeys(SHARES) | {"no_equation": 50.0, "unparsed": 50.0}
+    page = write_report(read, tmp_path / "r").read_text()
+    assert "Beside the math scores" in page and "in another language" in page
 
 
 def test_what_an_evaluation_did_not_write_is_missing(tmp_path):
@@ -114,9 +138,9 @@ def test_what_an_evaluation_did_not_write_is_missing(tmp_path):
     died = replace(gone, row="died", name="died-1")
     failed = [FailedRun("died-1", "no memory")]
     page = write_report(results(["qac"], [0], ["base"], [good, nan, gone, died], failed=failed), tmp_path / "r")
-    assert "2 trainings and evaluations finished, 1 failed" in page.read_text()
+    assert "2 finished, 1 failed" in page.read_text()
     text = (tmp_path / "r" / "table.md").read_text()
-    assert "| gone | — |" in text and "- gone, everything: gone-1 has no scores.json." in text
+    assert "| gone | — |" in text and "- gone, everything: gone-1 is not made." in text
     assert "- died, everything: died-1: no memory." in text
     assert "| nan | — |" in text and "- nan, everything: the score is not a finite number." in text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,11 @@ COLOURS = {
     "second": "#6b8e4e",
     "third": "#8a6bb0",
 }
+
+SVG = {
+    "format": "svg", "transparent": True, "metadata": dict.fromkeys(("Date", "Creator", "Format", "Type")),
+}  # fmt: skip
+PNG = {"format": "png", "dpi": 150, "facecolor": "white", "metadata": {"Software": None}}
 
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "pipeline",
@@ -49,11 +54,24 @@ STYLE: dict[Any, Any] = {
 
 
 def svg(draw: Callable[[], Figure], name: str, label: str) -> str:
-    text = _saved(
-        draw, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    ).decode()
+    """name: the prefix of its ids; label: what a screen reader says."""
+    return _page(_saved(draw, SVG)[0], name, label)
+
+
+def png(draw: Callable[[], Figure]) -> bytes:
+    return _saved(draw, PNG)[0]
+
+
+def svg_and_png(draw: Callable[[], Figure], name: str, label: str) -> tuple[str, bytes]:
+    """One drawing as both: laying it out is what costs."""
+    vector, picture = _saved(draw, SVG, PNG)
+    return _page(vector, name, label), picture
+
+
+def _page(vector: bytes, name: str, label: str) -> str:
+    """As it stands in a page, where several charts stand: their ids differ, and their colours are the page's."""
+    text = vector.decode()
     text = text[text.index("<svg") :].strip()
-    # Several charts stand in one page: their ids must differ.
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", text)
     for variable, value in COLOURS.items():
@@ -62,17 +80,17 @@ def svg(draw: Callable[[], Figure], name: str, label: str) -> str:
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1)
 
 
-def png(draw: Callable[[], Figure]) -> bytes:
-    return _saved(draw, format="png", dpi=150, facecolor="white", metadata={"Software": None})
-
-
-def _saved(draw: Callable[[], Figure], **options: Any) -> bytes:
+def _saved(draw: Callable[[], Figure], *formats: Mapping[str, Any]) -> list[bytes]:
     import matplotlib
 
-    buffer = io.BytesIO()
+    found = []
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the page has more fonts than the PNG
         matplotlib.rcdefaults()  # a user's matplotlibrc changes no byte
         matplotlib.rcParams.update(STYLE)
-        draw().savefig(buffer, **options)
-    return buffer.getvalue()
+        figure = draw()
+        for options in formats:
+            buffer = io.BytesIO()
+            figure.savefig(buffer, **options)
+            found.append(buffer.getvalue())
+    return found

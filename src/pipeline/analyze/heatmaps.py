@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.analyze.drawing import COLOURS, png, svg
+from pipeline.analyze.changes import COLUMNS
+from pipeline.analyze.drawing import COLOURS, png, svg, svg_and_png
 from pipeline.errors import PipelineError
 from pipeline.papers.published import HEATMAPS
 
@@ -43,6 +44,12 @@ def png_of_maps(maps: Sequence[Map], scale: tuple[float, float] | None = (0.0, 1
     return png(lambda: _maps(maps, scale))
 
 
+def svg_and_png_of_maps(
+    maps: Sequence[Map], name: str, label: str, scale: tuple[float, float] | None = (0.0, 1.0)
+) -> tuple[str, bytes]:
+    return svg_and_png(lambda: _maps(maps, scale), name, label)
+
+
 def _maps(maps: Sequence[Map], scale: tuple[float, float] | None) -> Figure:
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
@@ -65,7 +72,7 @@ def _maps(maps: Sequence[Map], scale: tuple[float, float] | None) -> Figure:
         for y, row in enumerate(one.values):
             for x, value in enumerate(row):
                 dark = value is not None and (value - low) / (high - low) > 0.55
-                text = "–" if value is None else f"{value:.{DIGITS}f}" if high <= 1 else f"{value:.1f}"
+                text = "–" if value is None else shown(value, scale)
                 axes.text(x, y, text, ha="center", va="center", fontsize=7, color="#ffffff" if dark else INK)
         if one.best is not None:
             frame = Rectangle(
@@ -79,6 +86,25 @@ def _maps(maps: Sequence[Map], scale: tuple[float, float] | None) -> Figure:
         axes.set_xlabel(one.column_label)
         axes.tick_params(length=0)
     return figure
+
+
+def shown(value: float, scale: tuple[float, float] | None) -> str:
+    """A share with three digits, a score with one; where the scale is that of the values, two that count: 1.2e-05."""
+    if scale is None:
+        return f"{value:.2g}"
+    return f"{value:.{DIGITS}f}" if scale[1] <= 1 else f"{value:.1f}"
+
+
+def map_of(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], measure: str) -> Map:
+    """One expert's map of delta.csv, layer by column of two dimensions: the relative norm of the change, or the
+    share of rows above its threshold, as in the published figures."""
+    found = {(row["layer"], row["column"]): float(row[measure]) for row in rows if row["expert"] == facts["name"]}
+    layers = sorted({layer for layer, _ in found if layer != ""}, reverse=True)
+    columns = [column for column in COLUMNS.values() if any((layer, column) in found for layer in layers)]
+    values = [[found.get((layer, column)) for column in columns] for layer in layers]
+    what = f"rows above {facts['threshold']:g}" if measure == "share" else "norm of the change over the base's"
+    note = f"{what} · {facts['dtype']} · {facts['optimizer']}"
+    return Map(f"{facts['name']}\n{note}", [str(layer) for layer in layers], columns, values)
 
 
 def published_maps(path: Path = HEATMAPS) -> list[Map]:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.analyze.changes import COLUMNS, changes, row_key
+from pipeline.analyze.changes import changes, row_key
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Source, open_source
 from pipeline.merge.compatibility import check_sources
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 
 def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """The analyze stage: delta.csv, pairs.csv where there are two experts or more, and the maps."""
-    from pipeline.analyze.heatmaps import png_of_maps, svg_of_maps
+    """The analyze stage: delta.csv, pairs.csv where there are two experts or more, and two maps: `map`, of the norm of
+    each change over the base's, which reads at any size of update, and `share`, the published figure."""
+    from pipeline.analyze.heatmaps import map_of, png_of_maps, svg_of_maps
 
     config = run.config
     parents = {role: parent for role, parent in run.parents.items() if role != "base"}
@@ -60,9 +61,11 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
     ]
     if pairs:
         write_csv(work / "pairs.csv", pairs)
-    maps = [map_of(facts[role], rows) for role in experts]
-    (work / "map.svg").write_text(svg_of_maps(maps, "delta", "share of rows that training changed"), encoding="utf-8")
-    (work / "map.png").write_bytes(png_of_maps(maps))
+    shares, norms = ([map_of(facts[role], rows, key) for role in experts] for key in ("share", "relative"))
+    drawn = {"map": (norms, "change relative to the base", None), "share": (shares, "share of rows", (0.0, 1.0))}
+    for name, (maps, told, scale) in drawn.items():
+        (work / f"{name}.svg").write_text(svg_of_maps(maps, "delta", told, scale), encoding="utf-8")
+        (work / f"{name}.png").write_bytes(png_of_maps(maps, scale))
     (work / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
     tracker.table("delta", list(rows[0]), [[*({**row, "layer": str(row["layer"])}).values()] for row in rows])
     return {"experts": facts, "axis": config.analyze.axis}
@@ -108,15 +111,3 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer = csv.DictWriter(stream, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-
-
-def map_of(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Any:
-    """The published figure of one expert: share of rows above the threshold, layer by column of two dimensions."""
-    from pipeline.analyze.heatmaps import Map
-
-    shown = {(row["layer"], row["column"]): row["share"] for row in rows if row["expert"] == facts["name"]}
-    layers = sorted({layer for layer, _ in shown if layer != ""}, reverse=True)
-    columns = [column for column in COLUMNS.values() if any((layer, column) in shown for layer in layers)]
-    values = [[shown.get((layer, column)) for column in columns] for layer in layers]
-    note = f"rows above {facts['threshold']:g} · {facts['dtype']} · {facts['optimizer']}"
-    return Map(f"{facts['name']}\n{note}", [str(layer) for layer in layers], columns, values)

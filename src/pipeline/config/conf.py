@@ -81,13 +81,13 @@ def _groups(there: Path, _: int) -> tuple[str, ...]:
 
 
 def table(name: str) -> Path:
-    """The file of table=NAME: of tables/ in conf/ or an added folder, or as it is named where it has a / or begins with
-    a dot.
+    """The file of table=NAME: of tables/ in conf/ or an added folder, or as it is named where it has a /, begins with a
+    dot or ends in .zip.
 
     Raises:
         PipelineError: there is none.
     """
-    if "/" in name or name.startswith("."):
+    if "/" in name or name.startswith(".") or name.endswith(".zip"):
         if not Path(name).is_file():
             raise PipelineError(f"table={name} is no file: give one, or one of {', '.join(options(TABLES))}")
         return Path(name)

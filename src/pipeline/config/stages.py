@@ -31,6 +31,8 @@ __all__ = [
     "EvalStage",
     "EvalTask",
     "Expert",
+    "Export",
+    "ExportStage",
     "Launcher",
     "Measure",
     "Merge",
@@ -41,6 +43,8 @@ __all__ = [
     "PlanStage",
     "Prefetch",
     "PrefetchStage",
+    "Report",
+    "ReportStage",
     "RunStage",
     "Select",
     "SelectStage",
@@ -203,6 +207,31 @@ class TableStage(Stage):
     every: dict[str, Any] = field(default_factory=dict)  # every.KEY=VALUE: laid over the table's own `every`
     data_root: str | None = knob(None, run=True)  # the same as every.data_root
     threads: int | None = knob(None, low=1, hashed=False)
+
+
+@dataclass
+class Report:
+    fewer: bool = False  # replace a page by one with fewer finished cells
+
+
+@dataclass
+class ReportStage(TableStage):
+    """The page of a table, or of what stage=export packed: table=FILE."""
+
+    report: Report = part(Report)
+
+
+@dataclass
+class Export:
+    to: str | None = None  # the file, beside which nothing is left
+
+
+@dataclass
+class ExportStage(TableStage):
+    """A table's results as one file: configuration, manifests, scores and answers."""
+
+    table: str = MISSING
+    export: Export = part(Export)
 
 
 @dataclass

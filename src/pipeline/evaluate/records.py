@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class ScoreRow:
         return self.pair or self.language
 
     def as_json(self) -> dict[str, Any]:
-        found = asdict(self)
+        found = dict(vars(self))
         if self.reason is None:
             del found["reason"]
             return found

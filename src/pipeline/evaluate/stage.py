@@ -52,14 +52,15 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         tasks = load_tasks(definitions)
         load = functools.partial(load_model, run, asked.batch_size, asked.dtype)
         model = functools.cache(functools.partial(answering, run, load))
-        result = score(model, definitions, tasks, asked, kept_scores(run, model))
+        kept = kept_scores(run, model)
+        result = score(model, definitions, tasks, asked, kept)
     spm_model = Path(asked.spm_model) if asked.spm_model else None
     beside = records.beside(definitions, result.samples, spm_model)
     result = replace(result, beside=beside + [records.missing_row(one) for one in left_out])
     named = records.write(result, definitions, work)
     merge = {} if "checkpoint" in run.parents else measured(run, model)
     tracker.summary(named | merge)
-    return {"scores": named, "harness": result.harness, **merge}
+    return {"scores": named, "harness": result.harness, "weights_root": kept.model["root"], **merge}
 
 
 def measured(run: Run[EvalStage], model: Callable[[], LM]) -> dict[str, float]:

@@ -18,6 +18,7 @@ import yaml
 
 from pipeline.errors import PipelineError
 from pipeline.report.ranks import Correlations, Friedman, holm
+from pipeline.report.sheets import comma_separated
 from pipeline.report.statistics import LEVEL, Contrast, McNemar
 
 KEYS = ("id", "text", "section", "left", "right", "metric", "over", "test", "threshold", "direction")
@@ -170,17 +171,14 @@ def _names(value: Any) -> tuple[str, ...]:
 
 def claims_csv(verdicts: Sequence[Verdict]) -> str:
     """claims.csv: a line a claim, in the files' order; numbers with three decimals of a point."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    names = [item.name for item in fields(Verdict)]
-    writer.writerow([*names, "sentence"])
+    lines: list[list[Any]] = [[*(item.name for item in fields(Verdict)), "sentence"]]
     for verdict in verdicts:
         values = [
             round(one, 5 if name == "p" else 3) if isinstance(one, float) else one
             for name, one in asdict(verdict).items()
         ]
-        writer.writerow(["" if one is None else one for one in [*values, verdict.sentence]])
-    return buffer.getvalue()
+        lines.append([*values, verdict.sentence])
+    return comma_separated(lines)
 
 
 def read_verdicts(text: str) -> list[Verdict]:

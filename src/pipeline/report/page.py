@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import quote
+from typing import Any
 
-from pipeline.data.rows import read_jsonl
 from pipeline.evaluate.records import CHOICES
 from pipeline.report import plots, samples
-from pipeline.report.results import CellResult, Results, Score, TrainingResult
-from pipeline.report.scores import AVERAGE
-from pipeline.report.tables import ScoreTable, column_of
+from pipeline.report.answers import Answers, Place
+from pipeline.report.beside import SHARES, beside
+from pipeline.report.cells import chosen_text, outside
+from pipeline.report.claims import CONTRADICTED, NOT_MADE, SHOWN, UNDECIDED
+from pipeline.report.compare import declared
+from pipeline.report.contents import Results, Score, TableCell
+from pipeline.report.grid import ScoreTable, column_of
+from pipeline.report.maps import Changes, changes_of
+from pipeline.report.runs import all_runs, curves_of, described, duration, lines
+from pipeline.report.tables import roles
+
+GROUPS = {"base": "base", "expert": "experts", "merge": "merges"}
+MOST_BARS = 60  # rows of a chart; a longer table has none
 
 
 @dataclass(frozen=True)
@@ -42,123 +51,168 @@ class MarkGroup:
 
 
 @dataclass(frozen=True)
-class RunLine:
-    """A run behind the table, with links relative to the page. `of`: what it serves; `model`: what it scored."""
+class OwnTable:
+    """The table as its YAML defines it, with the reasons of what is missing and suspect, and what was chosen."""
 
-    kind: str
-    name: str
-    href: str
-    of: list[str]
-    model: str = ""
-    model_href: str = ""
-    seconds: float | None = None
-    finished: bool = True
+    cells: Mapping[tuple[str, str], TableCell]
+    published: bool
+    missing: list[str]
+    suspect: list[str]
+    chosen: list[str]
 
 
-def page(results: Results, table: ScoreTable, scores: Sequence[Score], folder: Path) -> tuple[str, dict[str, bytes]]:
-    """index.html of a report in `folder`, and its plots as PNG by name. The page asks nothing of any network."""
+def page(
+    results: Results, table: ScoreTable, scores: Sequence[Score], answers: Mapping[Place, Answers], folder: Path
+) -> tuple[str, dict[str, str]]:
+    """index.html of a report in `folder`, and its plots as SVG by name. The page asks nothing of any network."""
+    primary = in_order(table, scores)
+    charts = _charts(table)
+    logs = curves_of(results.trainings)
+    curves = _curves(results, logs)
+    role = roles(table.rows, results.roles)
+    groups = [(title, [row for row in table.rows if role[row] == name]) for name, title in GROUPS.items()]
+    runs = all_runs(results)
+
+    def flags(names: Sequence[str]) -> list[tuple[str, str]]:
+        """The marks of what these runs made, each with its reason."""
+        stale = [f"{name}: {runs[name].stale}" for name in names if name in runs and runs[name].stale]
+        unlike = [f"{name}: {', '.join(runs[name].unlike)}" for name in names if name in runs and runs[name].unlike]
+        return [(sign, "; ".join(why)) for sign, why in (("⟲ stale", stale), ("≠", unlike)) if why]
+
+    finished = sum(run.finished for run in runs.values())
+    flagged = any(run.stale or run.unlike for run in runs.values())
+    html = (
+        environment(flags)
+        .get_template("page.html.j2")
+        .render(
+            results=results,
+            table=table,
+            several=len(results.languages) > 1,
+            groups=[(title, rows) for title, rows in groups if rows],
+            own=own_table(results),
+            far=outside,
+            beside=beside(table, scores),
+            shares=list(SHARES.values()),
+            verdicts=tally(results),
+            sure=beyond(results),
+            charts=charts,
+            curves=curves,
+            maps=maps_of(results),
+            marks=_grouped(samples.sanity(primary, answers)),
+            data=samples.browser(primary, answers) | {"runs": described(results, folder, logs)},
+            keep=max((len(one.first) for one in answers.values()), default=0),
+            differences=_differences(results),
+            runs=lines(results, folder),
+            counts={"finished": finished, "flagged": flagged},
+        )
+    )
+    drawn = {f"scores_{chart.target}": chart.svg for chart in charts} | (
+        {"trainings": curves.svg} if curves.svg else {}
+    )
+    return html, {f"{name}.svg": plots.standalone(svg) for name, svg in drawn.items()}
+
+
+def environment(flags: Callable[[Sequence[str]], Any] | None = None) -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    folders = {cell.name: cell.folder for cell in results.cells}
-    primary = in_order(table, scores)
-    charts, pictures = _charts(table)
-    curves, drawn = _curves(results.trainings)
-    environment = Environment(
+    made = Environment(
         loader=PackageLoader("pipeline.report", "."),
-        autoescape=True,
+        autoescape=lambda name: name is None or not name.endswith((".css", ".js")),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["duration"] = duration
-    environment.filters["signed"] = signed
-    html = environment.get_template("page.html.j2").render(
-        results=results,
-        table=table,
-        several=len(results.languages) > 1,
-        charts=charts,
-        curves=curves,
-        comparisons=samples.comparisons(primary, folders, roles(table.rows, results.roles), _targets(table)),
-        marks=_grouped(samples.sanity(primary, folders)),
-        browser=samples.generations(primary, folders),
-        differences=_differences(results.cells),
-        runs=_runs(results, folder),
-    )
-    return html, pictures | drawn
+    made.filters |= {"duration": duration, "signed": signed, "chance": chance}
+    made.globals["flags_of"] = flags
+    return made
 
 
 def in_order(table: ScoreTable, scores: Sequence[Score]) -> list[Score]:
     """The primary scores in the order of the table, each with the title of its column there."""
     order = {replace(column, label=""): index for index, column in enumerate(table.columns)}
+    rows = {row: index for index, row in enumerate(table.rows)}
     placed = [(order[replace(column_of(score), label="")], score) for score in scores if score.primary]
-    placed.sort(key=lambda at: (table.rows.index(at[1].row), at[0], at[1].seed))
+    placed.sort(key=lambda at: (rows[at[1].row], at[0], at[1].seed))
     return [replace(score, label=table.columns[index].label) for index, score in placed]
-
-
-def roles(rows: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
-    """row -> base, expert or merge: as given, else by its name. Trained mixtures count as merges: they are compared."""
-    named = {
-        row: "base" if row == "base" or row.startswith("base ") else "expert" if "expert" in row else "merge"
-        for row in rows
-    }
-    return {row: given.get(row, named[row]) for row in rows}
-
-
-def duration(seconds: float) -> str:
-    """42 -> 42 s, 412 -> 6 min 52 s, 7260 -> 2 h 1 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def signed(value: float) -> str:
     return f"{value:+.1f}".replace("-", "−")
 
 
-def _targets(table: ScoreTable) -> list[str]:
-    return [target for target, _ in table.groups() if target != AVERAGE]
+def chance(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _charts(table: ScoreTable) -> tuple[list[Chart], dict[str, bytes]]:
-    """A bar chart a language, of the primary scores, and the same as PNG."""
-    charts, pictures = [], {}
-    for number, (target, columns) in enumerate(table.groups()):
+def own_table(results: Results) -> OwnTable | None:
+    """The table's own cells where they say more than the scores: published numbers, intervals, facts of trainings."""
+    published = any(one.published is not None for one in results.table_cells)
+    same = len(results.rows) == len(results.table_rows) and not published
+    if not results.table_cells or (same and all(map(str.startswith, results.rows, results.table_rows))):
+        return None  # its rows are models: the scores say it all
+    cells = {(one.row, one.column): one for one in results.table_cells}
+    missing = dict.fromkeys(f"{one.row}, {one.column}: {one.missing}" for one in results.table_cells if one.missing)
+    suspect = dict.fromkeys(f"{one.row}, {one.column}: {one.suspect}" for one in results.table_cells if one.suspect)
+    chosen = [f"{key}: {chosen_text(choice)}." for key, choice in results.choices.items()]
+    return OwnTable(cells, published, shortened(missing), shortened(suspect), shortened(chosen))
+
+
+def shortened(found: Any, most: int = 40) -> list[str]:
+    told = list(found)
+    return told if len(told) <= most else [*told[:most], f"and {len(told) - most} more, in the files beside this page"]
+
+
+def tally(results: Results) -> str:
+    """3 of 9 claims are shown, 1 contradicted, 5 undecided."""
+    counts = Counter(one.verdict for one in results.verdicts)
+    told = [f"{counts[word]} {word}" for word in (SHOWN, CONTRADICTED, UNDECIDED, NOT_MADE) if counts[word]]
+    return f"Of {len(results.verdicts)}: {', '.join(told)}."
+
+
+def beyond(results: Results) -> Callable[[Mapping[str, Any]], bool]:
+    """Whether a line of contrasts.csv is beyond noise once all of them are counted."""
+    known = [line for line in results.contrasts if line.get("p") is not None]
+    sure = {id(line) for line, one in zip(known, declared(known).lines, strict=True) if one.beyond_noise}
+    return lambda line: id(line) in sure
+
+
+def maps_of(results: Results) -> list[Changes]:
+    found = [run for run in results.runs if run.stage == "analyze" and run.finished]
+    return [changes_of(run.name, run.folder, number) for number, run in enumerate(found)]
+
+
+def _charts(table: ScoreTable) -> list[Chart]:
+    """A bar chart a language, of the primary scores."""
+    charts = []
+    for target, columns in table.groups() if len(table.rows) <= MOST_BARS else []:
+        entries = {column: [table.entries[row, column] for row in table.rows] for column in columns}
         panels = [
             plots.Panel(
                 title=column.label,
-                values=[table.entries[row, column].value for row in table.rows],
-                spreads=[table.entries[row, column].spread for row in table.rows],
+                values=[entry.value for entry in entries[column]],
+                spreads=[entry.spread for entry in entries[column]],
                 chance=100 * samples.CHANCE if column.task in CHOICES else None,
+                best=next((place for place, entry in enumerate(entries[column]) if entry.best), None),
             )
             for column in columns
         ]
         label = f"Scores by row, {target}: the numbers stand in the table above"
-        charts.append(Chart(target, plots.svg_of_scores(table.rows, panels, f"scores{number}", label)))
-        pictures[f"scores_{target}.png"] = plots.png_of_scores(table.rows, panels)
-    return charts, pictures
+        charts.append(Chart(target, plots.of_scores(table.rows, panels, label)))
+    return charts
 
 
-def _curves(trainings: Sequence[TrainingResult]) -> tuple[Curves, dict[str, bytes]]:
-    """Training curves and the trainings that have none, and the same as PNG."""
+def _curves(results: Results, logs: Mapping[str, plots.Curve]) -> Curves:
+    """Training curves and the trainings that have none."""
     by_label: dict[str, list[plots.Curve]] = {}
     silent = []
-    for training in trainings:
-        path = training.folder / "log.jsonl"
-        rows = read_jsonl(path) if path.is_file() else []
-        curve = plots.Curve(
-            loss=[(row["step"], row["loss"]) for row in rows if "loss" in row],
-            validation=[(row["step"], row["validation_loss"]) for row in rows if "validation_loss" in row],
-        )
+    for training in results.trainings:
+        curve = logs[training.name]
         if not (curve.loss or curve.validation):
             silent.append(f"{training.label} ({training.name})")
         by_label.setdefault(training.label, []).append(curve)
-    if not by_label:
-        return Curves("", silent), {}
-    svg = plots.svg_of_trainings(by_label, "trainings", "Training loss over steps, a panel for each training")
-    return Curves(svg, silent), {"trainings.png": plots.png_of_trainings(by_label)}
+    if not by_label or len(by_label) > MOST_BARS:
+        return Curves("", silent)
+    return Curves(plots.of_trainings(by_label, "Training loss over steps, a panel for each training"), silent)
 
 
 def _grouped(marks: Sequence[samples.Mark]) -> list[MarkGroup]:
@@ -169,36 +223,10 @@ def _grouped(marks: Sequence[samples.Mark]) -> list[MarkGroup]:
     return [MarkGroup(mark, row, details) for (mark, row), details in groups.items()]
 
 
-def _differences(cells: Sequence[CellResult]) -> list[tuple[str, list[str]]]:
-    """Each warning of the manifests with the evaluations that carry it."""
-    named: dict[str, dict[str, None]] = {}
-    for cell in cells:
-        for warning in cell.manifest_warnings:
-            named.setdefault(warning, {})[cell.name] = None
-    return [(warning, list(names)) for warning, names in named.items()]
-
-
-def _runs(results: Results, folder: Path) -> list[RunLine]:
-    """Every run behind the table once; links work until the folders move."""
-    runs: dict[str, RunLine] = {}
-    for one in results.trainings:
-        runs.setdefault(one.name, RunLine("training", one.name, _link(one.folder, folder), [one.label]))
-    for cell in results.cells:
-        model = cell.checkpoint
-        line = RunLine(
-            "evaluation",
-            cell.name,
-            _link(cell.folder, folder),
-            [],
-            model.name if model else "",
-            _link(model, folder),
-            cell.seconds,
-            (cell.folder / "scores.json").is_file(),
-        )
-        runs.setdefault(cell.name, line).of.append(f"{cell.row}, {cell.language}, seed {cell.seed}")
-    return list(runs.values())
-
-
-def _link(target: Path | None, folder: Path) -> str:
-    """The address of a folder as seen from the page's; empty where there is none."""
-    return quote(Path(os.path.relpath(target, folder)).as_posix()) + "/" if target and target.is_dir() else ""
+def _differences(results: Results) -> list[tuple[str, list[str]]]:
+    """Each way in which runs were made unlike most, or are stale, with the runs."""
+    named: dict[str, list[str]] = {}
+    for run in results.runs:
+        for warning in [*run.unlike, *([f"stale: {run.stale}"] if run.stale else [])]:
+            named.setdefault(warning, []).append(run.name)
+    return list(named.items())

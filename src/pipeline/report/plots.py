@@ -1,34 +1,34 @@
-"""Charts as SVG text whose bytes depend on the data alone, and the same charts as PNG (for W&B).
+"""Bar charts and training curves as SVG: text that depends on the data alone, in the colours of the page.
 
-Colours are drawn as the light theme's values; in the SVG each becomes a CSS variable of the page with that value as its
-fallback, so that one chart serves light, dark and print.
+Each colour is a CSS variable of the page with the light theme's value as its fallback, so that one chart serves light,
+dark and print; as a file of its own it has the values alone (`standalone`).
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from html import escape
 
-from pipeline.analyze.drawing import COLOURS, png, svg
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
+from pipeline.analyze.drawing import COLOURS
 
 MAX_POINTS = 400  # of a curve; more are averaged in blocks
+WIDTH, COLUMNS, LETTER = 960, 3, 6.1  # pixels; panels beside each other; the width of a letter of 11 pixels
+HEAD, FOOT, BAR, GAP = 30, 24, 20, 18  # pixels above and below a panel's bars, of a bar and between panels
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One task of a bar chart. values and spreads: one a row, in the unit shown; None where there is none."""
+    """One task of a bar chart. values and spreads: one a row, in the unit shown; None where there is none. best: the
+    place of a row that is better than all others beyond noise."""
 
     title: str
     values: Sequence[float | None]
     spreads: Sequence[float | None]
     chance: float | None = None
+    best: int | None = None
 
 
 @dataclass(frozen=True)
@@ -39,125 +39,135 @@ class Curve:
     validation: Sequence[tuple[float, float]]
 
 
-def svg_of_scores(rows: Sequence[str], panels: Sequence[Panel], name: str, label: str) -> str:
-    """Horizontal bars, a panel a task, a bar a row. name: prefix of the ids; label: what a screen reader says."""
-    return svg(lambda: _scores(rows, panels), name, label)
+def of_scores(rows: Sequence[str], panels: Sequence[Panel], label: str) -> str:
+    """Horizontal bars, a panel a task, a bar a row. label: what a screen reader says."""
+    names = [row if len(row) <= 34 else f"{row[:33]}…" for row in rows]
+    left = 14 + LETTER * max((len(name) for name in names), default=0)
+    across = min(COLUMNS, len(panels)) or 1
+    width = (WIDTH - left - GAP * (across - 1)) / across
+    height = HEAD + BAR * len(rows) + FOOT
+    parts = []
+    for number, panel in enumerate(panels):
+        x, y = left + (number % across) * (width + GAP), (number // across) * height
+        if number % across == 0:
+            middles = (y + HEAD + BAR * (place + 0.5) + 4 for place in range(len(rows)))
+            parts += [text(left - 8, at, name, "end") for at, name in zip(middles, names, strict=True)]
+        parts += bars(panel, x, y, width, len(rows))
+    return svg(parts, height * math.ceil(len(panels) / across), label)
 
 
-def png_of_scores(rows: Sequence[str], panels: Sequence[Panel]) -> bytes:
-    return png(lambda: _scores(rows, panels))
+def bars(panel: Panel, x: float, y: float, width: float, rows: int) -> list[str]:
+    """One panel whose upper left corner is at (x, y)."""
+    tops = [(v or 0) + (s or 0) for v, s in zip(panel.values, panel.spreads, strict=True)]
+    reach = max([*tops, panel.chance or 0, 1.0])
+    ticks = steps(0, reach)
+    scale = (width - 34) / max(reach, ticks[-1])
+    top, bottom = y + HEAD, y + HEAD + BAR * rows
+    parts = [text(x, y + 15, panel.title, size=12)]
+    for tick in ticks:
+        parts += [line(x + tick * scale, top, x + tick * scale, bottom, "line")]
+        parts += [text(x + tick * scale, bottom + 14, f"{tick:g}", "middle", "muted", 10)]
+    for place, (value, spread) in enumerate(zip(panel.values, panel.spreads, strict=True)):
+        at = top + BAR * place
+        if value is not None:
+            colour = "accent" if place == panel.best else "soft"
+            parts += [f'<rect x="{x:.1f}" y="{at + 3:.1f}" width="{max(0.0, value) * scale:.1f}" height="{BAR - 6}" '
+                      f'fill="{paint(colour)}"/>']  # fmt: skip
+        if value is not None and spread:
+            ends = [x + end * scale for end in (max(0.0, value - spread), value + spread)]  # no score is below zero
+            parts += [line(ends[0], at + BAR / 2, ends[1], at + BAR / 2, "ink")]
+            parts += [line(end, at + BAR / 2 - 3, end, at + BAR / 2 + 3, "ink") for end in ends]
+        told = "—" if value is None else f"{value:.1f}"
+        parts += [text(x + tops[place] * scale + 5, at + BAR / 2 + 4, told, size=10)]
+    if panel.chance is not None:
+        at = x + panel.chance * scale
+        parts += [line(at, top - 4, at, bottom, "warn", "4 3"), text(at + 3, top - 3, "chance", colour="warn", size=9)]
+    return parts
 
 
-def svg_of_trainings(trainings: Mapping[str, Sequence[Curve]], name: str, label: str) -> str:
+def of_trainings(trainings: Mapping[str, Sequence[Curve]], label: str) -> str:
     """Loss over steps, a panel a label, a line a training (its seeds); dots are validation losses."""
-    return svg(lambda: _trainings(trainings), name, label)
+    across = min(COLUMNS, len(trainings)) or 1
+    width, height = WIDTH / across - GAP, 190
+    parts = []
+    for number, (name, curves) in enumerate(trainings.items()):
+        parts += panel_of(name, curves, (number % across) * (width + GAP), (number // across) * height, width, height)
+    return svg(parts, height * math.ceil(len(trainings) / across), label)
 
 
-def png_of_trainings(trainings: Mapping[str, Sequence[Curve]]) -> bytes:
-    return png(lambda: _trainings(trainings))
+def panel_of(name: str, curves: Sequence[Curve], x: float, y: float, width: float, height: float) -> list[str]:
+    parts = [text(x + 34, y + 15, name, size=12)]
+    lines = [[point for point in thinned(curve.loss) if finite(point)] for curve in curves]
+    dots = [point for curve in curves for point in curve.validation if finite(point)]
+    known = [point for points in lines for point in points] + dots
+    if not known:
+        return [*parts, text(x + width / 2, y + height / 2, "nothing logged", "middle", "muted")]
+    low, high = min(point[1] for point in known), max(point[1] for point in known)
+    high = high if high > low else low + 1
+    last = max(point[0] for point in known) or 1
+    left, top, right, bottom = x + 34, y + 26, x + width, y + height - 32
+
+    def place(point: tuple[float, float]) -> tuple[float, float]:
+        return left + (right - left) * point[0] / last, bottom - (bottom - top) * (point[1] - low) / (high - low)
+
+    for tick in steps(low, high):
+        _, at = place((0, tick))
+        parts += [line(left, at, right, at, "line"), text(left - 5, at + 3, f"{tick:g}", "end", "muted", 10)]
+    for tick in steps(0, last):
+        parts += [text(place((tick, 0))[0], bottom + 14, f"{tick:g}", "middle", "muted", 10)]
+    parts += [text((left + right) / 2, bottom + 27, "step", "middle", "muted", 10)]
+    colours = ("accent", "second", "third", "muted")
+    for number, points in enumerate(lines):
+        told = " ".join(f"{px:.1f},{py:.1f}" for px, py in map(place, points))
+        stroke = paint(colours[number % len(colours)])
+        parts += [f'<polyline points="{told}" fill="none" stroke="{stroke}" stroke-width="1.4"/>'] if told else []
+    centres = map(place, dots)
+    return parts + [f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="2.6" fill="{paint("warn")}"/>' for cx, cy in centres]
 
 
-def _scores(rows: Sequence[str], panels: Sequence[Panel]) -> Figure:
-    columns = min(3, len(panels))
-    height = 0.62 + 0.27 * len(rows)
-    figure, grid = _grid(len(panels), columns, height)
-    places = range(len(rows))
-    for index, panel in enumerate(panels):
-        axes = grid[index]
-        known = [value for value in panel.values if value is not None]
-        best = max((round(value, 1) for value in known), default=None)
-        colours = [
-            COLOURS["accent" if value is not None and round(value, 1) == best else "soft"] for value in panel.values
-        ]
-        axes.barh(places, [value or 0 for value in panel.values], height=0.66, color=colours, zorder=2)
-        reach = max(
-            [v + (s or 0) for v, s in zip(panel.values, panel.spreads, strict=True) if v is not None],
-            default=0,
-        )
-        reach = max(reach, panel.chance or 0, 1.0)
-        for place, value, spread in zip(places, panel.values, panel.spreads, strict=True):
-            if value is not None and spread:
-                low = min(spread, value)  # no score is below zero
-                axes.errorbar(
-                    value,
-                    place,
-                    xerr=[[low], [spread]],
-                    color=COLOURS["ink"],
-                    elinewidth=0.9,
-                    capsize=1.8,
-                    zorder=3,
-                )
-            end = 0 if value is None else value + (spread or 0)
-            axes.text(
-                end + reach * 0.03,
-                place,
-                "—" if value is None else f"{value:.1f}",
-                va="center",
-                fontsize=8,
-                color=COLOURS["ink"],
-            )
-        if panel.chance is not None:
-            axes.axvline(panel.chance, color=COLOURS["warn"], linewidth=1, linestyle=(0, (4, 3)), zorder=4)
-            axes.text(panel.chance, -0.62, " chance", fontsize=7.5, color=COLOURS["warn"], va="bottom")
-        axes.set_title(panel.title, pad=9)
-        axes.set_xlim(0, reach * 1.2)
-        axes.set_ylim(len(rows) - 0.5, -0.6)
-        axes.set_yticks(places, rows if index % columns == 0 else [""] * len(rows))
-        axes.tick_params(axis="y", length=0)
-        axes.spines["left"].set_visible(False)
-        axes.grid(axis="x", zorder=0)
-        axes.set_axisbelow(True)
-        axes.locator_params(axis="x", nbins=5)
-    return figure
+# ------------------------------------------------------------------------------------------------ marks
 
 
-def _trainings(trainings: Mapping[str, Sequence[Curve]]) -> Figure:
-    columns = min(3, len(trainings))
-    figure, grid = _grid(len(trainings), columns, 2.1)
-    for index, (label, curves) in enumerate(trainings.items()):
-        axes = grid[index]
-        for curve, colour in zip(curves, _cycle(len(curves)), strict=True):
-            points = [point for point in _thinned(curve.loss) if math.isfinite(point[1])]
-            axes.plot([p[0] for p in points], [p[1] for p in points], color=colour, linewidth=1.2)
-            dots = [point for point in curve.validation if math.isfinite(point[1])]
-            axes.plot(
-                [p[0] for p in dots],
-                [p[1] for p in dots],
-                "o",
-                markersize=4,
-                color=COLOURS["warn"],
-                markeredgecolor="none",
-            )
-        if not any(curve.loss or curve.validation for curve in curves):
-            axes.text(0.5, 0.5, "nothing logged", transform=axes.transAxes, ha="center", color=COLOURS["muted"])
-        axes.set_title(label)
-        axes.grid(axis="y")
-        axes.tick_params(axis="both", length=0)
-        axes.tick_params(axis="y", labelcolor=COLOURS["muted"])
-        axes.locator_params(axis="both", nbins=5)
-        axes.set_xlabel("step", fontsize=8)
-        if index % columns == 0:
-            axes.set_ylabel("loss", fontsize=8)
-    return figure
+def svg(parts: Sequence[str], height: float, label: str) -> str:
+    font = "var(--sans, system-ui, 'Noto Sans', 'DejaVu Sans', sans-serif)"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(label)}" '
+    return "\n".join([f'{head}viewBox="0 0 {WIDTH} {height:.0f}" style="font-family: {font}">', *parts, "</svg>"])
 
 
-def _grid(panels: int, columns: int, panel_height: float) -> tuple[Figure, list[Axes]]:
-    """A figure 10 inches wide and its `panels` axes, in reading order."""
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    lines = math.ceil(panels / columns)
-    figure = Figure(figsize=(10, panel_height * lines + 0.2), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
-    return figure, [figure.add_subplot(lines, columns, index + 1) for index in range(panels)]
+def standalone(text: str) -> str:
+    """A chart as a file of its own, which programs read that know no variables."""
+    return re.sub(r"var\(--\w+, ([^()]*)\)", r"\1", text) + "\n"
 
 
-def _cycle(n: int) -> list[str]:
-    names = ("accent", "second", "third", "muted")
-    return [COLOURS[names[index % len(names)]] for index in range(n)]
+def paint(colour: str) -> str:
+    return f"var(--{colour}, {COLOURS[colour]})"
 
 
-def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most MAX_POINTS points, each the mean of a block of neighbours."""
-    size = math.ceil(len(points) / MAX_POINTS)
+def text(x: float, y: float, told: str, anchor: str = "start", colour: str = "ink", size: int = 11) -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}"'
+    return f'<text {place} fill="{paint(colour)}">{escape(told)}</text>'
+
+
+def line(x1: float, y1: float, x2: float, y2: float, colour: str, dashes: str = "") -> str:
+    dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
+    ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
+    return f'<line {ends} stroke="{paint(colour)}" stroke-width="1"{dashed}/>'
+
+
+def steps(low: float, high: float) -> list[float]:
+    """Three to six round numbers between two."""
+    unit = 10 ** math.floor(math.log10(max(high - low, 1e-12)))
+    size = next(size * unit for size in (0.2, 0.25, 0.5, 1.0, 2.0, 2.5, 5.0) if (high - low) / (size * unit) <= 5)
+    first, last = math.ceil(low / size - 1e-9), math.floor(high / size + 1e-9)
+    return [float(f"{number * size:.6g}") for number in range(first, last + 1)]
+
+
+def finite(point: tuple[float, float]) -> bool:
+    return math.isfinite(point[1])
+
+
+def thinned(points: Sequence[tuple[float, float]], most: int = MAX_POINTS) -> list[tuple[float, float]]:
+    """At most so many points, each the mean of a block of neighbours."""
+    size = math.ceil(len(points) / most)
     blocks = [points[at : at + size] for at in range(0, len(points), size)] if points else []
     return [(sum(p[0] for p in block) / len(block), sum(p[1] for p in block) / len(block)) for block in blocks]

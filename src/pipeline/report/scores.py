@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import PRIMARY
 from pipeline.evaluate.records import ScoreRow, read_scores
-from pipeline.report.results import CellResult, Results, Score
+from pipeline.report.contents import CellResult, Results, Score
 
 TITLES = {  # of tasks, in the order of the columns; mgsm_en_cot and its like follow mgsm
     "mgsm": "MGSM",
@@ -21,8 +21,24 @@ TITLES = {  # of tasks, in the order of the columns; mgsm_en_cot and its like fo
 AVERAGE = "average"
 
 
-def load(results: Results) -> tuple[list[Score], dict[tuple[str, str], list[str]]]:
-    """All scores of the table's evaluations, sorted, and (row, language) -> reasons where an evaluation has none.
+Written = Mapping[
+    str, tuple[list[ScoreRow], dict[str, Any]]
+]  # name of an evaluation -> its rows, and how they were made
+
+
+def read_all(results: Results) -> dict[str, tuple[list[ScoreRow], dict[str, Any]]]:
+    """The scores.json of each finished evaluation, read once."""
+    found = {}
+    for name, run in results.evaluations.items():
+        try:
+            found[name] = read_scores(run.folder / "scores.json")
+        except (OSError, ValueError, KeyError, TypeError):
+            raise PipelineError(f"scores.json of {name} cannot be read: make it again with redo=true") from None
+    return found
+
+
+def load(results: Results, read: Written) -> tuple[list[Score], dict[tuple[str, str], list[str]]]:
+    """All scores of the table's cells, sorted, and (row, language) -> reasons where an evaluation has none.
 
     An evaluation of several target languages gives each target its own scores, and English to all. Raises PipelineError
     where the evaluations were not scored alike: by one backend in one dtype; of a row, with a chat template or without.
@@ -30,25 +46,22 @@ def load(results: Results) -> tuple[list[Score], dict[tuple[str, str], list[str]
     scores: list[Score] = []
     problems: dict[tuple[str, str], list[str]] = {}
     ways: dict[tuple[str, ...], dict[tuple[str, str], str]] = {}  # what is compared -> how it was scored -> by which
-    failed = {run.name: f": {run.reason}" for run in results.failed}
+    absent = {run.name: f": {run.reason}" for run in (*results.missing, *results.failed)}
+    several = len(results.languages) > 1
     for cell in results.cells:
-        file = cell.folder / "scores.json"
-        if not file.is_file():
-            reason = cell.name + failed.get(cell.name, " has no scores.json")
+        if cell.name not in read:
+            reason = cell.name + absent.get(cell.name, " is not made")
             problems.setdefault((cell.row, cell.language), []).append(reason)
             continue
-        try:
-            written, how = read_scores(file)
-        except (ValueError, KeyError, TypeError):
-            raise PipelineError(f"scores.json of {cell.name} cannot be read: make it again with redo=true") from None
+        rows, how = read[cell.name]
         ways.setdefault(("backend",), {}).setdefault(("eval.backend", how.get("backend", "hf")), cell.name)
         ways.setdefault(("dtype",), {}).setdefault(("eval.dtype", how.get("dtype", "auto")), cell.name)
         template = ("eval.chat_template", how.get("chat_template", False))
         ways.setdefault(("row", cell.row), {}).setdefault(template, cell.name)
         others = set(results.languages) - {cell.language}
-        written = [row for row in written if not others & set(row.where.split("-"))]
-        several = len(results.languages) > 1
-        scores += [placed(row, cell, several, is_primary(row, written)) for row in written]
+        mine = [row for row in rows if not others & set(row.where.split("-"))]
+        chief = {id(row) for row in primary_of(mine)}
+        scores += [placed(row, cell, several, id(row) in chief) for row in mine]
     for found in ways.values():
         if len(found) > 1:
             told = ", ".join(f"{name} ({key}={value})" for (key, value), name in found.items())
@@ -72,17 +85,30 @@ def _finite(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def is_primary(row: ScoreRow, written: Sequence[ScoreRow]) -> bool:
-    """Whether this is the score that the table shows: the task's primary metric, else the first one written."""
-    if row.subject:
-        return False
-    same = [one for one in written if not one.subject and _place(one) == _place(row)]
-    wanted = [one for one in same if (one.metric, one.filter) == PRIMARY.get(family(row.task))]
-    return (wanted or same)[0] is row
+def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
+    """The score of each task and language that a table shows: the task's primary metric, else the first one written."""
+    found: dict[tuple[str, str, int], ScoreRow] = {}
+    for row in rows:
+        if row.subject:
+            continue
+        place = row.task, row.where, row.num_fewshot
+        if place not in found or (row.metric, row.filter) == PRIMARY.get(family(row.task)):
+            found[place] = row
+    return list(found.values())
 
 
-def _place(row: ScoreRow) -> tuple[str, str, int]:
-    return row.task, row.where, row.num_fewshot
+def interval(row: ScoreRow) -> tuple[float, float] | None:
+    """95 % of a score, in its own unit: Wilson's interval of a share of right answers, else 1.96 standard errors;
+    None where the harness gives no error, as of corpus scores."""
+    value, error = _finite(row.value), _finite(row.stderr)
+    if value is None or error is None or not row.n:
+        return None
+    if not (0 <= value <= 1):
+        return value - 1.96 * error, value + 1.96 * error
+    z2 = 1.96**2
+    centre = (value + z2 / (2 * row.n)) / (1 + z2 / row.n)
+    half = 1.96 * math.sqrt(value * (1 - value) / row.n + z2 / (4 * row.n**2)) / (1 + z2 / row.n)
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def family(task: str) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from pipeline.evaluate.metrics import mean
@@ -123,8 +124,14 @@ def paired_bootstrap(
 def resampled(n: int, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
     """(draws, n) weights of n problems (or experts) in each draw with replacement; a row sums to 1.
 
-    The same n and seed give the same draws, so that one draw goes through all that was asked these problems.
+    The same n and seed give the same draws, so that one draw goes through all that was asked these problems; the last
+    few are kept, and are not to be written to.
     """
+    return _resampled(n, draws, seed)
+
+
+@lru_cache(maxsize=8)  # of 32 MB at most in `resampled_means`
+def _resampled(n: int, draws: int, seed: int) -> np.ndarray:
     import numpy as np
 
     picked = np.random.default_rng(seed).integers(0, n, size=(draws, n))

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.analyze.heatmaps import Map, png_of_maps, svg_of_maps
+from pipeline.analyze.heatmaps import Map, svg_and_png_of_maps
 from pipeline.config.stages import SweepStage
 from pipeline.evaluate.metrics import PRIMARY, mean
 from pipeline.files import write_atomically
+from pipeline.report.page import environment
 from pipeline.report.scores import family
+from pipeline.report.sheets import comma_separated
 from pipeline.report.statistics import split_half
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>
-body {{ max-width: 1160px; margin: 0 auto; padding: 40px 28px; font: 15px/1.5 system-ui, sans-serif; color: #1f2328; }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: .3rem .8rem; text-align: right; border-top: 1px solid #d5d9df; }}
-svg {{ max-width: 100%; height: auto; }}
-</style></head><body><h1>{title}</h1>{body}</body></html>
-"""
+
+def sweeps_of(reports: Path, hashes: Collection[str]) -> list[tuple[str, str]]:
+    """(title, address below `reports`) of the sweeps over experts that are all among these runs."""
+    found = []
+    for path in sorted(reports.glob("sweep-*/about.json")):
+        try:
+            about = json.loads(path.read_text(encoding="utf-8"))
+            if about["experts"] and set(about["experts"]) <= set(hashes):
+                found.append((str(about["title"]), f"{path.parent.name}/index.html"))
+        except (ValueError, KeyError, TypeError):
+            continue  # another program's
+    return found
 
 
 def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> Path:
@@ -35,20 +37,27 @@ def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, A
     found = {index: score for index, run in enumerate(runs) if (score := scored(run)) is not None}
     folder.mkdir(parents=True, exist_ok=True)
     title = f"{config.merge.method} · {config.eval.name} · {', '.join(config.languages)}"
-    body = f"<p>{len(found)} of {len(points)} points finished.</p>"
+    shown: dict[str, Any] = {"title": title, "finished": len(found), "points": len(points), "map": "", "told": []}
+    means = {index: mean([mean(each) for each in score]) for index, score in found.items()}
     if found:
-        means = {index: mean([mean(each) for each in score]) for index, score in found.items()}
         best = max(means, key=lambda index: means[index])
         maps = maps_of(points, means, best)
         scale = (min(means.values()), max(means.values()))
         sizes = [len(each) for each in next(iter(found.values()))]
         tasks = f" in {len(sizes)} tasks, the score is the mean of theirs" if len(sizes) > 1 else ""
-        body += f"<p>In percent, on {sum(sizes)} questions{tasks}. The frame is the best point.</p>"
-        body += svg_of_maps(maps, "sweep", f"score over configuration: {title}", scale)
-        body += told(points, found, means, best) + table(points, runs, means)
-        (folder / "map.png").write_bytes(png_of_maps(maps, scale))
+        shown["note"] = f"In percent, on {sum(sizes)} questions{tasks}. The frame is the best point."
+        shown["map"], picture = svg_and_png_of_maps(maps, "sweep", f"score over configuration: {title}", scale)
+        shown["told"] = told(points, found, means, best)
+        (folder / "map.png").write_bytes(picture)
         write_atomically(folder / "scores.csv", as_csv(points, runs, means))
-    write_atomically(folder / "index.html", PAGE.format(title=escape(title), body=body))
+    lines = [
+        ([str(value) for value in point.values()], means.get(index), runs[index].name)
+        for index, point in enumerate(points)
+    ]
+    html = environment().get_template("sweep.html.j2").render(knobs=list(points[0]), lines=lines, **shown)
+    write_atomically(folder / "index.html", html)
+    experts = sorted({run.parents[role].hash for run in runs for role in run.config.merge.references()})
+    write_atomically(folder / "about.json", json.dumps({"title": title, "experts": experts}, indent=1) + "\n")
     return folder / "index.html"
 
 
@@ -102,7 +111,7 @@ def told(
     found: Mapping[int, list[list[float]]],
     means: Mapping[int, float],
     best: int,
-) -> str:
+) -> list[str]:
     """The best point, and what choosing on one half of the questions is worth on the other."""
     indices = list(found)
     halves = split_half([found[index] for index in indices])
@@ -115,32 +124,13 @@ def told(
     first = (
         f"Best of {len(found)}: {point_name(points[best])}, {means[best]:.1f}, chosen on the questions that score it."
     )
-    return "".join(f"<p>{escape(line)}</p>" for line in [first, *lines])
+    return [first, *lines]
 
 
 def point_name(point: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} = {value}" for key, value in point.items())
 
 
-def table(points: Sequence[Mapping[str, Any]], runs: Sequence[Run], means: Mapping[int, float]) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in [*points[0], "score", "run"])
-    rows = [
-        "".join(
-            f"<td>{escape(str(cell))}</td>" for cell in [*point.values(), score_of(means.get(index)), runs[index].name]
-        )
-        for index, point in enumerate(points)
-    ]
-    return f"<table><tr>{head}</tr>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
-
-
 def as_csv(points: Sequence[Mapping[str, Any]], runs: Sequence[Run], means: Mapping[int, float]) -> str:
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([*points[0], "score", "run"])
-    for index, point in enumerate(points):
-        writer.writerow([*point.values(), means.get(index, ""), runs[index].name])
-    return stream.getvalue()
-
-
-def score_of(value: float | None) -> str:
-    return "not finished" if value is None else f"{value:.1f}"
+    rows = [[*point.values(), means.get(index, ""), runs[index].name] for index, point in enumerate(points)]
+    return comma_separated([[*points[0], "score", "run"], *rows])

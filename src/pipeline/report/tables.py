@@ -6,94 +6,55 @@ Nothing here trains, scores or guesses: what an evaluation did not write is show
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import mean
-from pipeline.report.results import Results, Score
+from pipeline.report.answers import Answers, Place
+from pipeline.report.compare import (
+    Comparison,
+    Questions,
+    averaged,
+    compared,
+    declared,
+    headline,
+    pairs_of,
+    questions_of,
+    stands_out,
+)
+from pipeline.report.contents import Results, Score
+from pipeline.report.grid import OUT_OF_100, Column, Entry, ScoreTable, column_of
+from pipeline.report.notes import notes_of
 from pipeline.report.scores import AVERAGE, TITLES, family, label
 from pipeline.report.statistics import standard_deviation
 
-OUT_OF_100 = ("bleu", "spbleu", "chrf")  # metrics that come on the scale 0-100
-METRICS = {"exact_match": "exact match", "acc": "accuracy", "chrf++": "chrF++", "pass_at_1": "pass@1"}
-MISSING = "—"
+Seeds = dict[int, Score]
+Places = dict[tuple[str, Column], Seeds]
 
 
-@dataclass(frozen=True)
-class Column:
-    """One task in one language or pair (`where`), of the models made for the language `target`."""
-
-    target: str
-    task: str
-    where: str
-    num_fewshot: int
-    metric: str
-    filter: str
-    label: str = ""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What one place of the table shows: percent (BLEU and chrF++ as they are), spread, and why anything is missing."""
-
-    value: float | None = None
-    spread: float | None = None
-    mark: str = ""
-    reason: str = ""
-    best: bool = False
-
-    @property
-    def number(self) -> str:
-        return MISSING if self.value is None else f"{self.value:.1f}"
-
-    @property
-    def error(self) -> str:
-        return ("" if self.spread is None else f" ± {self.spread:.1f}") + self.mark
-
-    @property
-    def text(self) -> str:
-        return self.number + self.error
-
-
-@dataclass(frozen=True)
-class ScoreTable:
-    """rows x columns -> Entry. groups: (target, its columns) in order; notes: how to read it; missing: reasons."""
-
-    rows: list[str]
-    columns: list[Column]
-    entries: dict[tuple[str, Column], Entry]
-    notes: list[str]
-    missing: list[str]
-
-    def groups(self) -> list[tuple[str, list[Column]]]:
-        targets = dict.fromkeys(column.target for column in self.columns)
-        return [(target, [column for column in self.columns if column.target == target]) for target in targets]
-
-
-def column_of(score: Score) -> Column:
-    """Where a score stands in the table; tabulate may lengthen the label."""
-    return Column(score.target, score.task, score.where, score.num_fewshot, score.metric, score.filter, score.label)
-
-
-def tabulate(results: Results, scores: Sequence[Score], problems: Mapping[tuple[str, str], list[str]]) -> ScoreTable:
+def tabulate(
+    results: Results,
+    scores: Sequence[Score],
+    problems: Mapping[tuple[str, str], list[str]],
+    answers: Mapping[Place, Answers] | None = None,
+) -> ScoreTable:
     """The primary scores as a table. Rows and languages that only cells name come after those of the lists.
 
     Raises PipelineError where two evaluations claim one cell.
     """
     rows = list(dict.fromkeys([*results.rows, *(cell.row for cell in results.cells)]))
     targets = list(dict.fromkeys([*results.languages, *(cell.language for cell in results.cells)]))
-    by_place: dict[tuple[str, Column], dict[int, Score]] = {}
-    for score in scores:
-        if score.primary:
-            column = column_of(score)
-            other = by_place.setdefault((score.row, column), {}).setdefault(score.seed, score)
-            if other.eval != score.eval:
-                place = f"{score.row}, {column.label}, seed {score.seed}"
-                raise PipelineError(f"{place} has two evaluations, {other.eval} and {score.eval}: keep one in cells")
+    by_place = _placed(scores)
+    questions = {place: questions_of(seeds.values(), answers or {}) for place, seeds in by_place.items()}
     if len(results.languages) > 1:
-        by_place |= _averages(by_place, results.languages)
-    by_place = _told_apart(by_place)
-    columns = sorted({column for _, column in by_place}, key=lambda column: _order(column, targets))
+        averages, of_averages = _averages(by_place, questions, results.languages)
+        by_place, questions = by_place | averages, questions | of_averages
+    titles = _told_apart(by_place)
+    by_place = {(row, titles[column]): seeds for (row, column), seeds in by_place.items()}
+    by_column: dict[Column, dict[str, Questions]] = {}
+    for (row, column), each in questions.items():
+        by_column.setdefault(titles[column], {})[row] = each
+    columns = sorted(by_column, key=lambda column: _order(column, targets))
     filled = {
         (row, column): _entry(by_place[row, column], len(results.seeds), column)
         if (row, column) in by_place
@@ -101,66 +62,115 @@ def tabulate(results: Results, scores: Sequence[Score], problems: Mapping[tuple[
         for row in rows
         for column in columns
     }
-    filled = {place: _with_seeds(entry, by_place.get(place, {}), results.seeds) for place, entry in filled.items()}
+    seeds_of = {row: sorted({cell.seed for cell in results.cells if cell.row == row}) for row in rows}
+    filled = {place: _with_seeds(one, by_place.get(place, {}), seeds_of[place[0]]) for place, one in filled.items()}
+    for place, seeds in by_place.items():
+        names = dict.fromkeys(name for score in seeds.values() for name in score.eval.split(" + "))
+        filled[place] = replace(filled[place], evals=tuple(names))
     for column in columns:
-        numbers = [filled[row, column].number for row in rows if filled[row, column].value is not None]
-        top = max(numbers, key=float, default="")
-        filled |= {
-            (row, column): replace(filled[row, column], best=True) for row in rows if filled[row, column].number == top
-        }
-    notes = _notes(results, columns, by_place, filled)
-    return ScoreTable(rows, columns, filled, notes, _missing(rows, columns, filled))
+        known = {row: filled[row, column].value or 0.0 for row in rows if filled[row, column].value is not None}
+        top = max(known, key=lambda row: known[row], default="")
+        if top and stands_out(top, {row: by_column[column].get(row, {}) for row in known}):
+            filled[top, column] = replace(filled[top, column], best=True)
+    notes = notes_of(results, columns, by_place, filled)
+    blocks = _comparisons(results, rows, columns, filled, by_column)
+    missing = _missing(rows, columns, filled)
+    told = headline([declared(results.contrasts), *blocks])
+    return ScoreTable(rows, columns, filled, notes, missing, blocks, told)
 
 
-def _told_apart(
-    by_place: Mapping[tuple[str, Column], dict[int, Score]],
-) -> dict[tuple[str, Column], dict[int, Score]]:
+def _placed(scores: Sequence[Score]) -> Places:
+    by_place: Places = {}
+    for score in scores:
+        if score.primary:
+            column = column_of(score)
+            other = by_place.setdefault((score.row, column), {}).setdefault(score.seed, score)
+            if other.eval != score.eval:
+                place = f"{score.row}, {column.label}, seed {score.seed}"
+                raise PipelineError(f"{place} has two evaluations, {other.eval} and {score.eval}: keep one in cells")
+    return by_place
+
+
+def _comparisons(
+    results: Results,
+    rows: Sequence[str],
+    columns: Sequence[Column],
+    filled: Mapping[tuple[str, Column], Entry],
+    by_column: Mapping[Column, Mapping[str, Questions]],
+) -> list[Comparison]:
+    """MGSM in the target languages, averages first: merges against base and best expert."""
+    role = roles(rows, results.roles)
+    blocks = []
+    for column in columns:
+        if column.task.startswith("mgsm") and column.where == column.target:
+            values = {row: value for row in rows if (value := filled[row, column].value) is not None}
+            pairs, expert = pairs_of([row for row in rows if row in values], role, values)
+            if pairs:
+                found = {row: by_column[column].get(row, {}) for row in values}
+                blocks.append(compared(f"{column.label}, {column.num_fewshot}-shot", pairs, expert, found))
+    return blocks
+
+
+def roles(rows: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
+    """row -> base, expert or merge: as given, else by its name. Trained mixtures count as merges: they are compared."""
+    named = {
+        row: "base" if row == "base" or row.startswith("base ") else "expert" if "expert" in row else "merge"
+        for row in rows
+    }
+    return {row: given.get(row, named[row]) for row in rows}
+
+
+def _told_apart(by_place: Places) -> dict[Column, Column]:
     """Name the shots, metric and filter in titles that would else be the same: unlike scores never share a column."""
     sharing: dict[str, set[Column]] = {}
     for _, column in by_place:
         sharing.setdefault(column.label, set()).add(column)
     told = {}
-    for (row, column), seeds in by_place.items():
+    for column in {column for _, column in by_place}:
         alike = sharing[column.label]
         parts = [column.label]
         parts += [f"{column.num_fewshot}-shot"] if len({c.num_fewshot for c in alike}) > 1 else []
         parts += [column.metric] if len({c.metric for c in alike}) > 1 else []
         parts += [column.filter] if len({c.filter for c in alike}) > 1 else []
-        told[row, replace(column, label=", ".join(parts))] = seeds
+        told[column] = replace(column, label=", ".join(parts))
     return told
 
 
 def _averages(
-    by_place: Mapping[tuple[str, Column], dict[int, Score]], languages: Sequence[str]
-) -> dict[tuple[str, Column], dict[int, Score]]:
-    """A further column a task: the mean over the target languages, for each seed that every language has.
+    by_place: Places, questions: Mapping[tuple[str, Column], Questions], languages: Sequence[str]
+) -> tuple[Places, dict[tuple[str, Column], Questions]]:
+    """A further column a task: the mean over the target languages, for each seed that every language has; and the mean
+    of each question over them, as they ask the same ones.
 
     No standard error: languages share their questions, so their errors are not independent.
     """
-    gathered: dict[tuple[str, Column], dict[str, dict[int, Score]]] = {}
+    gathered: dict[tuple[str, Column], dict[str, tuple[Seeds, Questions]]] = {}
     for (row, column), seeds in by_place.items():
         where = "-".join(AVERAGE if part == column.target else part for part in column.where.split("-"))
         average_of = replace(column, target=AVERAGE, where=where, label=label(column.task, where, AVERAGE, True))
-        gathered.setdefault((row, average_of), {})[column.target] = seeds
-    averages: dict[tuple[str, Column], dict[int, Score]] = {}
+        gathered.setdefault((row, average_of), {})[column.target] = seeds, questions[row, column]
+    averages: Places = {}
+    of_questions = {}
     for place, by_language in gathered.items():
         if set(by_language) < set(languages):
             continue
-        for seed in sorted(set.intersection(*(set(by_language[language]) for language in languages))):
-            scores = [by_language[language][seed] for language in languages]
+        for seed in sorted(set.intersection(*(set(by_language[language][0]) for language in languages))):
+            scores = [by_language[language][0][seed] for language in languages]
             values = [score.value for score in scores if score.value is not None]
             if len(values) == len(scores):
                 name = " + ".join(score.eval for score in scores)
                 average = replace(scores[0], target=AVERAGE, eval=name, value=mean(values), stderr=None, n=0)
                 averages.setdefault(place, {})[seed] = average
-    return averages
+        if place in averages:
+            of_questions[place] = averaged([by_language[language][1] for language in languages])
+    return averages, of_questions
 
 
 def _order(column: Column, targets: Sequence[str]) -> tuple:
     families = list(TITLES)
     known = family(column.task)
     return (
-        targets.index(column.target) if column.target in targets else len(targets),
+        targets.index(column.target) if column.target in targets else -1,  # averages first
         families.index(known) if known in families else len(families),
         column.task,
         column.where != column.target,
@@ -223,63 +233,3 @@ def _missing(rows: Sequence[str], columns: Sequence[Column], filled: Mapping[tup
                 named += [f"all of {target}"] if whole else labels
             lines.append(f"{row}, {'everything' if len(gone) == len(own) else ', '.join(named)}: {reason}.")
     return lines
-
-
-def _notes(
-    results: Results,
-    columns: Sequence[Column],
-    by_place: Mapping[tuple[str, Column], dict[int, Score]],
-    filled: Mapping[tuple[str, Column], Entry],
-) -> list[str]:
-    """What a reader needs to read the numbers: n, shots, metric, filter, seeds, the meaning of ±."""
-    notes = ["; ".join(_counts(columns, by_place)) + "."] if columns else []
-    seeds = list(results.seeds)
-    if len(seeds) == 1:
-        notes.append(
-            f"Seed {seeds[0]}. Percent; chrF++ as it is. "
-            "± is one standard error over the questions, where the harness gives it."
-        )
-    else:
-        listed = ", ".join(map(str, seeds))
-        notes.append(f"Seeds {listed}. Percent; chrF++ as it is. Mean ± standard deviation over seeds.")
-        if any("†" in entry.mark for entry in filled.values()):
-            notes.append("† one evaluation, not one a seed: ± is its standard error over the questions.")
-        if any("/" in entry.mark for entry in filled.values()):
-            notes.append(f"(k/{len(seeds)}) only k of {len(seeds)} seeds are there.")
-    if any(column.target == AVERAGE for column in columns):
-        notes.append(
-            "Averages are over the target languages within a seed; "
-            "a single evaluation's average has no ±, as languages share questions."
-        )
-    return notes
-
-
-def _counts(columns: Sequence[Column], by_place: Mapping[tuple[str, Column], dict[int, Score]]) -> list[str]:
-    """For each task its metric, filter and shots, and how many questions stand behind its numbers."""
-    spans_of: dict[str, dict[str, str]] = {}
-    for column in columns:
-        if column.target == AVERAGE:
-            continue
-        counts = sorted({s.n for (_, c), seeds in by_place.items() if c == column for s in seeds.values() if s.n})
-        how = [METRICS.get(column.metric, column.metric)]
-        how += [column.filter] if column.filter != "none" else []
-        title = label(column.task, "", "", False).strip()
-        span = (
-            "unknown"
-            if not counts
-            else str(counts[0])
-            if len(counts) == 1
-            else f"{counts[0]} to {counts[-1]} (rows differ)"
-        )
-        spans_of.setdefault(f"{title}: {', '.join(how)}, {column.num_fewshot}-shot", {})[column.where] = span
-    sentences = []
-    for title, spans in spans_of.items():
-        alike = len(set(spans.values())) == 1
-        each = " each" if len(spans) > 1 else ""
-        n = (
-            f"n = {next(iter(spans.values()))}{each}"
-            if alike
-            else ", ".join(f"n = {span} ({where})" for where, span in spans.items())
-        )
-        sentences.append(f"{title}, {n}")
-    return sentences

@@ -22,12 +22,16 @@ _NAMED = re.compile(r"(.*)-([0-9a-f]{8})([0-9a-f]{4}|[0-9a-f]{56})?")
 
 @dataclass
 class Scan:
-    """The names in a runs_dir as they were at `mtime_ns`: all, sorted, and by the eight digits they end in."""
+    """The names in a runs_dir as they were at `mtime_ns`: all, sorted, and by the eight digits they end in.
+
+    `places`: full hash -> folder of those that were looked up.
+    """
 
     mtime_ns: int
     settled: bool  # else a change within the same tick of the file system's clock would not show
     names: list[str]
     by_digits: dict[str, list[str]] = field(default_factory=dict)
+    places: dict[str, Path] = field(default_factory=dict)
 
 
 _scans: dict[str, Scan] = {}
@@ -78,8 +82,13 @@ def folder_of(run_hash: str, runs_dir: Path) -> Path | None:
 
 def place_of(label: str, run_hash: str, runs_dir: Path) -> Path:
     """Where a run is, by its hash, so that a label may change; else where it will be."""
+    there = scan(runs_dir)
+    if run_hash in there.places:
+        return there.places[run_hash]
     published = of_same_digits(run_hash, runs_dir)
     if run_hash in published:
+        if there.settled:  # else it is listed anew next time
+            there.places[run_hash] = published[run_hash]
         return published[run_hash]
     taken = {folder.name.rpartition("-")[2] for folder in published.values()}
     digits = next(count for count in DIGITS if run_hash[:count] not in taken)

@@ -1,19 +1,13 @@
-"""A table's contrasts: the smallest difference that they could show before anything is made, and what they measured.
-
-Beside a table stand contrasts.csv, each of its `compare`, and claims.csv, the verdicts on what the papers claim of it.
-"""
+"""A table's contrasts: the smallest difference that they could show before anything is made, and what they measured."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.stages import DataStage, EvalStage
-from pipeline.files import write_atomically
-from pipeline.report.claims import Claim, claims_csv
+from pipeline.report.claims import Claim
 from pipeline.report.statistics import mcnemar, smallest_difference
 from pipeline.runs.run import Run
 from pipeline.study.answers import Answers, leaves
@@ -21,7 +15,7 @@ from pipeline.study.asked import Asked, metrics_of, tasks_of
 from pipeline.study.cells import Cell, ScoreRef, TablePlan
 from pipeline.study.outcome import NoScore
 from pipeline.study.planning import Planning
-from pipeline.study.verdicts import Sides, judged
+from pipeline.study.verdicts import Sides
 
 DISCORDANT = 0.2  # the share of answers that are right for one model alone: assumed until scores are there
 QUESTIONS = {"mgsm": 250, "mgsm_direct": 250, "mgsm_en_cot": 250, "belebele": 900, "global_mmlu": 14042, "mbpp": 500}
@@ -142,24 +136,3 @@ def averaged(plan: TablePlan, cells: Sequence[Cell], axis: str) -> bool:
     """Whether an axis is in these cells, and each that has it is a mean over it."""
     steps = [how for cell in cells for leaf in leaves(plan, cell) for how, axes in leaf.reduce if axis in axes]
     return bool(steps) and set(steps) == {"mean"}
-
-
-def write_contrasts(planning: Planning, folder: Path) -> None:
-    """claims.csv where there are claims about the table, and contrasts.csv where it compares anything."""
-    folder.mkdir(parents=True, exist_ok=True)
-    answers = Answers(planning)
-    verdicts, lines = judged(planning.plan, answers), measured(planning.plan, answers)
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, MEASURED, lineterminator="\n")
-    writer.writeheader()
-    for one in lines:
-        writer.writerow({key: f"{value:.5f}" if isinstance(value, float) else value for key, value in one.items()})
-    texts = {
-        "claims.csv": claims_csv(verdicts) if verdicts else "",
-        "contrasts.csv": buffer.getvalue() if lines else "",
-    }
-    for name, text in texts.items():
-        if text:
-            write_atomically(folder / name, text)
-        else:
-            (folder / name).unlink(missing_ok=True)

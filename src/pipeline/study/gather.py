@@ -1,82 +1,253 @@
-"""What the report of a table is made of: each cell's evaluations by model, language and seed, trainings, provenance."""
+"""From a table's runs to what its report is made of: each run as its manifest has it, and the cells they fill."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from pipeline.config.stages import TrainStage
-from pipeline.report.results import CellResult, FailedRun, Results, TrainingResult
+from pipeline.config.stages import EvalStage, TrainStage
+from pipeline.files import sha256
+from pipeline.report.archive import shared
+from pipeline.report.contents import CellResult, FailedRun, Link, Results, RunResult
+from pipeline.report.sweep import sweeps_of
 from pipeline.runs.manifest import Manifest, read_manifest
-from pipeline.runs.provenance import git_state, machine, versions
-from pipeline.study.cells import Cell, Item, ScoreRef
-from pipeline.study.graph import ordered
+from pipeline.runs.provenance import git_state
+from pipeline.runs.run import Run, flat
+from pipeline.study.answers import Answers
+from pipeline.study.cells import Candidate, Cell, Item, ScoreRef
+from pipeline.study.contrasts import MEASURED, measured
+from pipeline.study.graph import ordered, unfinished
+from pipeline.study.numbers import choices_of, table_cell
+from pipeline.study.outcome import Outcome
 from pipeline.study.planning import Planning
+from pipeline.study.rows import Table
+from pipeline.study.verdicts import judged
+
+SMALL_BYTES = 2**26  # a touched file up to this size is hashed again: copying a folder changes its times alone
 
 
-def gather(planning: Planning, failed: Mapping[str, str]) -> Results:
-    """The finished and failed runs of a table as the report reads them.
+def gather(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, str] | None = None) -> Results:
+    """The runs of a table as the report reads them. failed: of runs that were tried, name -> reason; reasons: what
+    `unfinished` says of its runs, where that is known.
 
     A row of the report is a model: the table's rows where these name runs, else its columns. What a cell is reduced
     over, besides languages, stands as seeds there.
     """
     table, plan = planning.plan.table, planning.plan
     runs = ordered(planning.targets())
-    manifests = {run.hash: manifest for run in runs if (manifest := read_manifest(run.folder))}
+    names = {run.hash: run.name for run in runs}
+    winners = {key: planning.chosen(key) for key in plan.choices}
     rows_are_models = any(side.words.get("run") for side in table.rows)
-    repeats: dict[Any, int] = {}  # the axes that a number is repeated over, in the order met
+    labels = Labels(planning, winners)
+    roles: dict[str, str] = {}
+    repeats: Repeats = {}
     cells: dict[CellResult, None] = {}
     for cell in plan.cells.values():
-        for item, score in shown(planning, cell):
+        for item, score in shown(cell, winners):
             run = planning.evaluation(score)
             if run is None:
                 continue
-            manifest = manifests.get(run.hash)
-            checkpoint = run.parents.get("checkpoint")
-            seed = seed_of(item.at, repeats)
-            cells[CellResult(
-                row=cell.row if rows_are_models else cell.column,
-                language=str(item.at.get("language", score.language)), seed=seed, name=run.name, folder=run.folder,
-                checkpoint=checkpoint.folder if checkpoint else None,
-                seconds=manifest.seconds if manifest else None, manifest_warnings=tuple(differences(manifest)),
-            )] = None  # fmt: skip
-    trainings = [run for run in runs if isinstance(run.config, TrainStage) and run.hash in manifests]
-    root = f" data_root={planning.config.data_root}" if planning.config.data_root else ""
+            row = labels.of(cell.row if rows_are_models else cell.column)
+            roles.setdefault(row, role(planning, score))
+            seed = seed_of(cell, item.at, repeats)
+            for language in languages_of(table, item, score):
+                cells[CellResult(row, language, seed, names[run.hash], run.folder)] = None
+    outcome, answers = Outcome.of(planning, failed), Answers(planning)
+    found, missing = described(runs, names, failed, unfinished(runs) if reasons is None else reasons)
+    done = [run for run in found if run.finished]
+    usual = Counter(made_on(run) for run in done if run.stage == "eval").most_common(1)
+    versions, machine = map(json.loads, usual[0][0]) if usual else ({}, {})
+    asked = {**planning.config.every, **({"data_root": planning.config.data_root} if planning.config.data_root else {})}
     return Results(
         table=table.name, title=table.title, note=table.note,
-        command=f"python -m pipeline stage=table table={planning.config.table}{root}",
+        command=" ".join([f"python -m pipeline stage=table table={planning.config.table}",
+                          *(f"{'' if key == 'data_root' else 'every.'}{key}={value}" for key, value in asked.items())]),
         languages=list(dict.fromkeys(cell.language for cell in cells)),
         seeds=sorted({cell.seed for cell in cells}),
-        rows=list(dict.fromkeys(plan.rows if rows_are_models else plan.columns)), cells=list(cells),
-        trainings=[TrainingResult(run.label, run.name, run.folder) for run in trainings],
-        failed=[FailedRun(name, reason) for name, reason in failed.items()],
-        seconds=sum(one.seconds for one in manifests.values()),
-        versions=versions(), machine=machine(), git=git_state(),
+        over=list(dict.fromkeys(axis for axes in repeats for axis in axes)),
+        rows=list(dict.fromkeys(map(labels.of, plan.rows if rows_are_models else plan.columns))),
+        cells=list(cells), runs=found, failed=[FailedRun(name, shared(why)) for name, why in failed.items()],
+        missing=missing, seconds=sum(run.seconds or 0.0 for run in done), versions=versions, machine=machine,
+        git=git_state(), roles=roles, table_rows=plan.rows, table_columns=plan.columns,
+        table_cells=[table_cell(planning, place, one, answers) for place, one in outcome.cells.items()],
+        contrasts=[{key: line.get(key) for key in MEASURED} for line in measured(plan, answers)],
+        verdicts=judged(plan, answers),
+        choices=choices_of(planning, outcome), links=[Link(*one) for one in sweeps_of(
+            Path(planning.config.runs_dir) / "reports", {run.hash for run in runs})],
     )  # fmt: skip
 
 
-def shown(planning: Planning, cell: Cell) -> Iterator[tuple[Item, ScoreRef]]:
+def shown(cell: Cell, winners: Mapping[str, Candidate | None]) -> Iterator[tuple[Item, ScoreRef]]:
     """The scores that a cell shows: of what is chosen, the winner's; none while a choice is open."""
     for item in cell.items:
-        winner = planning.chosen(item.choice) if item.choice else ()
+        winner = winners[item.choice] if item.choice else ()
         for reading in item.readings:
             score = reading.get(()) or (reading.get(winner) if winner is not None else None)
             if score is not None:
                 yield item, score
 
 
-def seed_of(at: Mapping[str, Any], repeats: dict[Any, int]) -> int:
-    """The seed, or where other axes repeat a number, the place of their values among those met."""
-    others = tuple((axis, str(value)) for axis, value in at.items() if axis not in ("language", "seed"))
-    if not others:
+Repeats = dict[tuple[str, ...], dict[tuple[str, ...], int]]  # axes -> their values, in the order met
+
+
+def languages_of(table: Table, item: Item, score: ScoreRef) -> list[str]:
+    """The languages whose models a score is of: English of the base, which none of them is, stands for all."""
+    targets = [str(language) for language in table.axes.get("language", {})]
+    if "language" in item.at:
+        return [str(item.at["language"])]
+    return [score.language] if score.language in targets or not targets else targets
+
+
+def seed_of(cell: Cell, at: Mapping[str, Any], repeats: Repeats) -> int:
+    """Which of the numbers that a cell is reduced over this is: the seed, or where other axes repeat a number, the
+    place of their values among those met."""
+    reduced = {axis for _, axes in cell.reduce for axis in axes}
+    axes = tuple(axis for axis in at if axis in reduced and axis != "language")
+    if set(axes) <= {"seed"}:
         return int(at.get("seed", 0))
-    return repeats.setdefault((others, at.get("seed")), len(repeats))
+    known = repeats.setdefault(axes, {})
+    return known.setdefault(tuple(str(at[axis]) for axis in axes), len(known))
 
 
-def differences(manifest: Manifest | None) -> list[str]:
-    """How the making of a cell differs from this process: versions, threads, device."""
-    if manifest is None:
-        return []
-    here = {**versions(), **machine()}
-    there = {**manifest.versions, **manifest.machine}
-    return [f"{key} {there[key]}, here {here[key]}" for key in sorted(there) if key in here and there[key] != here[key]]
+# ---------------------------------------------------------------------------------------------------- models
+
+
+class Labels:
+    """Rows and columns by the knobs that their models have: layer swap -> layer swap 4+0."""
+
+    def __init__(self, planning: Planning, winners: Mapping[str, Candidate | None]) -> None:
+        self.names: dict[str, str] = {}
+        knobs: dict[str, dict[str, None]] = {}
+        for cell in planning.plan.cells.values():
+            for item, score in shown(cell, winners):
+                won = winners[item.choice] if item.choice else None
+                told = " ".join(map(str, won)) if won else knobs_of(planning, score)
+                for side in (cell.row, cell.column):
+                    knobs.setdefault(side, {})[told] = None
+        for side, found in knobs.items():
+            if len(found) <= 3 and all(told and not numbers(told) <= numbers(side) for told in found):
+                self.names[side] = f"{side} {', '.join(found)}"
+
+    def of(self, side: str) -> str:
+        return self.names.get(side, side)
+
+
+def numbers(text: str) -> set[str]:
+    return set(re.findall(r"\d[\d.]*", text))
+
+
+def knobs_of(planning: Planning, score: ScoreRef) -> str:
+    """The knobs that tell one merge of a method from another: 5+2 layers (and 1+1 of transition), a density."""
+    run = planning.evaluation(score)
+    merge: Any = run.config.merge if run else None
+    if hasattr(merge, "bottom_layers") and run is not None and run.config.partition is None:
+        zones = f"{merge.bottom_transition}+{merge.top_transition}"
+        told = f"{merge.bottom_layers}+{merge.top_layers}" + (f" ({zones})" if zones != "0+0" else "")
+        return f"{told} of 32" if merge.scale_to_depth else told
+    return f"{merge.density:g}" if hasattr(merge, "density") else ""
+
+
+def role(planning: Planning, score: ScoreRef) -> str:
+    """Of a scored model: base, expert, or merge; a training on several sets stands with the merges."""
+    key = planning.model_of(score)
+    spec = planning.plan.specs[key] if key else None
+    if spec is None or spec.kind != "stage":
+        return spec.kind if spec and spec.kind in ("base", "merge") else "expert"
+    training = planning.model(spec.key)
+    while isinstance(training, Run) and not isinstance(training.config, TrainStage):
+        training = next(iter(training.parents.values()))  # of a selection, a reset: what it was made of
+    joint = isinstance(training, Run) and training.config.sft.method in ("mixed", "simultaneous")
+    return "merge" if joint or spec.words.get("stage") == "merge" else "expert"
+
+
+# ---------------------------------------------------------------------------------------------------- runs
+
+
+def described(
+    runs: Sequence[Run], names: Mapping[str, str], failed: Mapping[str, str], reasons: Mapping[str, str]
+) -> tuple[list[RunResult], list[FailedRun]]:
+    """Every run as its manifest has it, and those that nobody has tried yet."""
+    found, missing = [], []
+    for run in runs:
+        manifest = read_manifest(run.folder)
+        if manifest is None:
+            why = shared(failed.get(names[run.hash], f"not made ({reasons.get(run.hash, 'never made')})"))
+            found.append(RunResult(names[run.hash], run.config.stage, run.folder, run.label, False, why))
+            missing += [FailedRun(names[run.hash], why)] if names[run.hash] not in failed else []
+            continue
+        stale = reasons.get(run.hash, "") or touched(run.folder, manifest)
+        found.append(recorded(run, names[run.hash], manifest, shared(stale)))
+    return marked(found), missing
+
+
+def recorded(run: Run, name: str, manifest: Manifest, stale: str) -> RunResult:
+    parents = {role: one.name for role, one in manifest.parents.items()}
+    root = manifest.facts.get("weights_root") or manifest.weights_root
+    if root is None and "checkpoint" in manifest.parents:
+        root = manifest.parents["checkpoint"].content
+    merge = (run.config.merge.method if run.config.merge else "") if isinstance(run.config, EvalStage) else ""
+    config = {key: told(value) for key, value in flat(manifest.decided_by.get("config", {})).items() if key != "stage"}
+    return RunResult(
+        name=name, stage=run.config.stage, folder=run.folder, label=run.label, stale=stale,
+        model=parents.get("checkpoint") or merge or parents.get("model", ""), card=parents.get("data", ""),
+        parents=parents, config=config, seconds=manifest.seconds, attempt=manifest.attempt, started=manifest.started,
+        weights_root=root, versions=manifest.versions, machine=manifest.machine,
+    )  # fmt: skip
+
+
+def told(value: Any) -> Any:
+    """A knob's value as one reads it; text without a letter, as a separator is, in quotes."""
+    if isinstance(value, int | float | bool) or value is None:
+        return value
+    return shared(value if isinstance(value, str) and value.strip() else json.dumps(value, ensure_ascii=False))
+
+
+def touched(folder: Path, manifest: Manifest) -> str:
+    """How a finished run's files differ from its manifest; empty where they are those that it made."""
+    for name, was in manifest.files.items():
+        try:
+            stat = (folder / name).stat()
+        except OSError:
+            if manifest.weights.get("freed") and name.endswith(".safetensors"):
+                continue
+            return f"{name} is gone"
+        if stat.st_size != was["bytes"]:
+            return f"{name} was changed after it was made"
+        later = stat.st_mtime_ns != was["mtime_ns"] and stat.st_size <= SMALL_BYTES and "sha256" in was
+        if later and sha256(folder / name) != was["sha256"]:
+            return f"{name} was changed after it was made"
+    return ""
+
+
+def made_on(run: RunResult) -> tuple[str, str]:
+    """Versions and machine, as text that is compared."""
+    return json.dumps(run.versions, sort_keys=True), json.dumps(run.machine, sort_keys=True)
+
+
+def marked(runs: Sequence[RunResult]) -> list[RunResult]:
+    """Each run with how its making differs from that of most runs of its stage: device, threads, versions."""
+    usual: dict[str, Counter[tuple[str, str]]] = {}
+    for run in runs:
+        if run.finished:
+            usual.setdefault(run.stage, Counter())[made_on(run)] += 1
+    most = {stage: tuple(map(json.loads, counts.most_common(1)[0][0])) for stage, counts in usual.items()}
+    known: dict[Any, list[str]] = {}  # compared once for each way of making
+
+    def unlike(run: RunResult) -> list[str]:
+        key = run.stage, made_on(run)
+        if key not in known:
+            versions, machine = most[run.stage]
+            mine, theirs = {**run.versions, **run.machine}, {**versions, **machine}
+            known[key] = [
+                f"{name} {mine.get(name, 'unknown')}, most {theirs.get(name, 'unknown')}"
+                for name in sorted({*mine, *theirs})
+                if mine.get(name) != theirs.get(name)
+            ]
+        return known[key]
+
+    return [replace(run, unlike=unlike(run)) if run.finished else run for run in runs]

@@ -6,24 +6,19 @@ chrF++ and facts of trainings are as they are.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.files import write_atomically
 from pipeline.papers import published as papers
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.study.cells import REDUCERS, Candidate, Cell, ScoreRef, item_value, value
 from pipeline.study.planning import Planning, primary, readings
 
-MISSING = "—"
 SPM_MODEL = (
     "every.eval.spm_model=FILE, what sacrebleu -tok flores200 fetches to ~/.sacrebleu/models/flores200sacrebleuspm"
 )
@@ -150,61 +145,6 @@ class Outcome:
             raise NoScore(f"{run.name} records no {fact}")
         return float(found)
 
-    # ------------------------------------------------------------------------------------------ files
-
-    def write(self, folder: Path) -> Path:
-        """choices.json, cells.csv and cells.md: the cells with the published numbers beside, and what was chosen."""
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / "choices.json", json.dumps(self.told_choices(), indent=1, ensure_ascii=False) + "\n")
-        head = ["row", "column", "value", "n", "published", "suspect", "missing", "runs"]
-        cells = [
-            [row, column, one.value, one.n, one.published, one.suspect, one.missing, " ".join(r.name for r in one.runs)]
-            for (row, column), one in self.cells.items()
-        ]
-        write_atomically(folder / "cells.csv", written([head, *cells]))
-        write_atomically(folder / "cells.md", self.markdown())
-        return folder / "cells.md"
-
-    def text(self, row: str, column: str) -> str:
-        """45.2 (9) [44.8]: the number, how many it was made of where that is more than one, what the paper prints."""
-        cell = self.cells.get((row, column))
-        if cell is None:
-            return ""
-        digits = 3 if self.planning.plan.cells[row, column].fact in VALIDATIONS else 1
-        parts = [MISSING if cell.value is None else f"{cell.value:.{digits}f}"]
-        parts += [f"({cell.n})"] if cell.n > 1 and cell.value is not None else []
-        parts += [f"[{cell.published:g}{'?' if cell.suspect else ''}]"] if cell.published is not None else []
-        return " ".join(parts)
-
-    def markdown(self) -> str:
-        table, plan = self.planning.plan.table, self.planning.plan
-        lines = [f"# {table.title}", "", *([table.note, ""] if table.note else [])]
-        lines += ["| | " + " | ".join(plan.columns) + " |", "|---|" + "---:|" * len(plan.columns)]
-        lines += [f"| {row} | " + " | ".join(self.text(row, one) for one in plan.columns) + " |" for row in plan.rows]
-        lines += ["", "In round brackets how many numbers a cell is made of, in square ones what the paper prints."]
-        for key, made in self.choices.items():
-            told = " ".join(map(str, made.winner)) if made.winner else "not made yet"
-            lines += [f"- {key}: {told}"]
-        reasons = {cell.missing: place for place, cell in self.cells.items() if cell.missing}
-        lines += [f"- {row}, {column} {MISSING} {reason}" for reason, (row, column) in reasons.items()]
-        lines += [f"- failed: {name}: {reason}" for name, reason in self.failed.items()]
-        return "\n".join(lines) + "\n"
-
-    def told_choices(self) -> dict[str, Any]:
-        plan, found = self.planning.plan, {}
-        for key, made in self.choices.items():
-            choice = plan.choices[key]
-            candidates = [
-                {
-                    **dict(zip(choice.axes, one, strict=True)), "mean": made.means[one],
-                    "scores": [run.name for score in scores if (run := self.planning.evaluation(score))],
-                }
-                for one, scores in choice.candidates.items()
-            ]  # fmt: skip
-            won = dict(zip(choice.axes, made.winner, strict=True)) if made.winner else None
-            found[key] = {"run": choice.run, "at": choice.at, "chosen": won, "candidates": candidates}
-        return found
-
 
 def validation(run: Run, fact: str) -> float | None:
     """The validation loss of a training before its first step or the last one; of a joint set, of both sides."""
@@ -214,9 +154,3 @@ def validation(run: Run, fact: str) -> float | None:
     if fact == "starting_validation_loss":
         losses = [one for one in losses if one[0] == 0]
     return losses[-1][1] if losses else None
-
-
-def written(rows: list[list[Any]]) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(rows)
-    return out.getvalue()

@@ -11,8 +11,8 @@ from pipeline.config.stages import ShowStage
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow, read_scores
-from pipeline.report.scores import is_primary
-from pipeline.report.tables import OUT_OF_100
+from pipeline.report.grid import OUT_OF_100
+from pipeline.report.scores import primary_of
 from pipeline.report.text import aligned
 from pipeline.runs.find import find
 from pipeline.runs.manifest import Manifest, read_manifest
@@ -90,7 +90,7 @@ def scores(folder: Path) -> list[str]:
         return []
     written, _ = read_scores(path)
     rows = [("  task", "language", "metric", "score", "n")]
-    rows += [line(row) for row in written if is_primary(row, written)]
+    rows += [line(row) for row in primary_of(written)]
     return ["scores:", *aligned(rows, right={3, 4})]
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config.stages import EvalStage, PlanStage, SelectStage, TableStage
+from pipeline.config.stages import EvalStage, PlanStage, ReportStage, SelectStage, TableStage
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import read_lock
+from pipeline.report.archive import is_archive
 from pipeline.report.text import aligned
 from pipeline.runs.folders import finished
 from pipeline.runs.manifest import read_manifest
@@ -18,14 +20,13 @@ from pipeline.study.asked import check_claims
 from pipeline.study.bill import bill
 from pipeline.study.build.evaluation import is_bundle
 from pipeline.study.clean import free_ranked, freed_needed
-from pipeline.study.contrasts import contrasts, write_contrasts
-from pipeline.study.gather import gather
+from pipeline.study.contrasts import contrasts
 from pipeline.study.graph import History, ordered, unfinished
 from pipeline.study.hashed import told_every
 from pipeline.study.launch import Execute, launched
 from pipeline.study.needs import needs
-from pipeline.study.outcome import Outcome
 from pipeline.study.planning import Planning
+from pipeline.study.reported import Reported
 
 
 def show_plan(config: PlanStage) -> str:
@@ -104,6 +105,8 @@ def make_table(config: TableStage) -> Path:
     if planning.problems:
         told = next(iter(planning.problems.values()))
         raise PipelineError(f"{len(planning.problems)} parts of table={config.table} cannot be planned, first: {told}")
+    reported = replace(Reported.of(config), data_root=config.data_root, every=dict(config.every))
+    reported.write(folder_of(planning))
     failed: dict[str, str] = {}
     made: set[str] = set()
     with launched(config.launcher, targets, again=sys.argv[1:]) as execute:
@@ -111,7 +114,7 @@ def make_table(config: TableStage) -> Path:
             failed = make_all(execute, planning, targets, failed)
             made |= {run.hash for run in targets}
             targets = planning.targets()
-    page = write(planning, failed)
+    page = write(planning, replace(reported, failed=failed), fewer=True)
     if failed:
         raise PipelineError(f"{len(failed)} runs failed ({', '.join(failed)}); {page} shows what there is")
     return page
@@ -129,9 +132,14 @@ def make_all(execute: Execute, planning: Planning, targets: list[Run], failed: d
     return execute(targets, failed)
 
 
-def report_table(config: TableStage) -> Path:
-    """What is finished of a table; nothing is made."""
-    planning = Planning.of(config)
+def report_table(config: ReportStage) -> Path:
+    """What is finished of a table, or what an archive holds; nothing is made."""
+    if is_archive(Path(config.table)):
+        from pipeline.study.export import report_archive
+
+        return report_archive(config)
+    reported = Reported.of(config)
+    planning = Planning.of(reported.asked_again(config))
     runs = ordered(planning.targets())
     reasons = unfinished(runs)
     missing = {run.name: reasons[run.hash] for run in runs if run.hash in reasons}
@@ -141,23 +149,32 @@ def report_table(config: TableStage) -> Path:
         )
     for name, reason in missing.items():
         print(f"missing: {name}: {reason}", file=sys.stderr)
-    return write(planning, missing)
+    failed = reported.still_failed(missing)
+    return write(planning, replace(reported, failed=failed), config.report.fewer, reasons)
 
 
-def write(planning: Planning, failed: dict[str, str]) -> Path:
+def folder_of(planning: Planning) -> Path:
+    return Path(planning.config.runs_dir) / "reports" / planning.plan.table.name
+
+
+def write(planning: Planning, reported: Reported, fewer: bool, reasons: Mapping[str, str] | None = None) -> Path:
     """The page of all scores, and beside it the cells that the table reduces them to, its contrasts and claims."""
     from pipeline.report.write import write_report
+    from pipeline.study.gather import gather
 
-    folder = Path(planning.config.runs_dir) / "reports" / planning.plan.table.name
-    write_contrasts(planning, folder)
-    page = write_report(gather(planning, failed), folder)
-    Outcome.of(planning, failed).write(folder)
+    folder = folder_of(planning)
+    results = gather(planning, reported.failed, reasons)
+    reported.refuse_fewer(folder, results, fewer)
+    page = write_report(results, folder)
+    reported.write(folder, finished=results.finished)
     track(planning, folder)
     return page
 
 
 def track(planning: Planning, folder: Path) -> None:
     """The table as a W&B run of its own."""
+    if planning.config.tracking.mode == "disabled":
+        return
     import csv
 
     from pipeline.runs.tracking import open_run

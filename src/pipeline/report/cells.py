@@ -1,0 +1,76 @@
+"""The table's own cells as text: cells.csv, cells.md and choices.json, with what the paper prints beside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.report.contents import Results, TableCell
+from pipeline.report.sheets import comma_separated
+from pipeline.report.text import markdown_line, plain
+
+MISSING = "—"
+
+
+def cells_csv(cells: Sequence[TableCell]) -> str:
+    """A line a cell. low, high: 95 % over draws of problems; difference: from the published number."""
+    head = ["row", "column", "value", "low", "high", "n", "published", "difference", "suspect", "missing", "runs"]
+    lines = [
+        [one.row, one.column, one.value, one.low, one.high, one.n, one.published, difference(one), one.suspect,
+         one.missing, " ".join(one.runs)]
+        for one in cells
+    ]  # fmt: skip
+    return comma_separated([head, *lines])
+
+
+def contrasts_csv(lines: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each of a table's comparisons in each row or column, numbers with five decimals."""
+    rows = [[f"{one:.5f}" if isinstance(one, float) else one for one in line.values()] for line in lines]
+    return comma_separated([list(lines[0]), *rows])
+
+
+def difference(one: TableCell) -> float | None:
+    return None if one.value is None or one.published is None else round(one.value - one.published, 10)
+
+
+def outside(one: TableCell) -> bool:
+    """Whether the published number lies outside the interval of the measured one, and is not suspect itself."""
+    known = one.published is not None and one.low is not None and one.high is not None and not one.suspect
+    return known and not (one.low <= one.published <= one.high)  # type: ignore[operator]
+
+
+def choices_json(results: Results) -> str:
+    """Who won each choice, with the mean of each candidate and the runs that scored it."""
+    return json.dumps(results.choices, indent=1, ensure_ascii=False) + "\n"
+
+
+def cell_text(one: TableCell | None) -> str:
+    """45.2 (9) [44.8]: the number, how many it was made of where that is more than one, what the paper prints."""
+    if one is None:
+        return ""
+    parts = [MISSING if one.value is None else f"{one.value:.{one.digits}f}"]
+    parts += [f"({one.n})"] if one.n > 1 and one.value is not None else []
+    parts += [f"[{one.published:g}{'?' if one.suspect else ''}]"] if one.published is not None else []
+    return " ".join(parts)
+
+
+def cells_markdown(results: Results) -> str:
+    cells = {(one.row, one.column): one for one in results.table_cells}
+    columns = results.table_columns
+    lines = [f"# {plain(results.title)}", "", *([plain(results.note), ""] if results.note else [])]
+    lines += [markdown_line(["", *columns]), "|---|" + "---:|" * len(columns)]
+    lines += [
+        markdown_line([row, *(cell_text(cells.get((row, column))) for column in columns)]) for row in results.table_rows
+    ]
+    lines += ["", "In round brackets how many numbers a cell is made of, in square ones what the paper prints."]
+    for key, choice in results.choices.items():
+        lines += [f"- {plain(key)}: {chosen_text(choice)}"]
+    reasons = {cell.missing: cell for cell in results.table_cells if cell.missing}
+    lines += [f"- {one.row}, {one.column} {MISSING} {plain(reason)}" for reason, one in reasons.items()]
+    lines += [f"- failed: {run.name}: {plain(run.reason)}" for run in results.failed]
+    return "\n".join(lines) + "\n"
+
+
+def chosen_text(choice: dict[str, Any]) -> str:
+    return " ".join(map(str, choice["chosen"].values())) if choice["chosen"] else "not made yet"

@@ -1,0 +1,161 @@
+"""Models compared on the questions that both answered: which differences are beyond noise, and which best is a best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.evaluate.metrics import mean
+from pipeline.report.answers import Answers, Place
+from pipeline.report.contents import Score
+from pipeline.report.ranks import holm
+from pipeline.report.statistics import LEVEL, contrast
+
+Questions = Mapping[Any, float]  # doc_id -> the mean over seeds (and languages) of its scores, as parts of one
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`left` minus `right` on the `n` questions that both answered, in percentage points, with its 95 % interval.
+
+    `p`: two-sided, after Holm's correction over the block; `could_see`: the smallest difference that these questions
+    show with a power of 80 %. None where there are fewer than two questions.
+    """
+
+    left: str
+    right: str
+    n: int
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    could_see: float | None = None
+
+    @property
+    def beyond_noise(self) -> bool:
+        return self.p is not None and self.p < LEVEL
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The differences of one column of the table; `expert`: the best one, chosen by these very questions."""
+
+    title: str
+    expert: str | None
+    lines: list[Difference]
+
+
+def questions_of(scores: Iterable[Score], answers: Mapping[Place, Answers]) -> Questions:
+    """A model's score on each question of a task in a language, the mean over those of its seeds that have it all.
+
+    Empty where the answers of one are not kept: half of the seeds would be compared with the whole of another model's.
+    """
+    kept = [answers.get((name, task, where)) for name, task, where in {(s.eval, s.task, s.where): 0 for s in scores}]
+    if not kept or any(one is None or not one.scores for one in kept):
+        return {}
+    found = [one.scores for one in kept if one is not None]
+    return averaged(found)
+
+
+def averaged(found: Sequence[Questions]) -> Questions:
+    """The mean of several on each question that all have."""
+    if len(found) == 1:
+        return found[0]
+    shared = [doc for doc in found[0] if all(doc in one for one in found[1:])] if found else []
+    return {doc: mean([one[doc] for one in found]) for doc in shared}
+
+
+def difference(left: str, right: str, mine: Questions, theirs: Questions) -> Difference:
+    """One contrast, its p not corrected."""
+    shared = [doc for doc in mine if doc in theirs]
+    if len(shared) < 2:
+        return Difference(left, right, len(shared))
+    found = contrast([mine[doc] - theirs[doc] for doc in shared])
+    points, low, high, could_see = (100 * x for x in (found.difference, found.low, found.high, found.could_see))
+    return Difference(left, right, len(shared), points, low, high, found.p, could_see)
+
+
+def compared(
+    title: str, pairs: Iterable[tuple[str, str]], expert: str | None, by_row: Mapping[str, Questions]
+) -> Comparison:
+    """The differences of these pairs of rows, Holm's correction over all of them."""
+    found = [difference(left, right, by_row[left], by_row[right]) for left, right in dict.fromkeys(pairs)]
+    known = [one for one in found if one.p is not None]
+    corrected = dict(zip(map(id, known), holm([one.p for one in known if one.p is not None]), strict=True))
+    lines = [replace(one, p=corrected.get(id(one))) for one in found]
+    return Comparison(title, expert, lines)
+
+
+def pairs_of(
+    rows: Sequence[str], roles: Mapping[str, str], values: Mapping[str, float]
+) -> tuple[list[tuple[str, str]], str | None]:
+    """Each merge with the bases and the best expert, which is chosen on these questions, in its own favour."""
+    experts = [row for row in rows if roles[row] == "expert" and row in values]
+    best = max(experts, key=lambda row: values[row], default=None)
+    rivals = [row for row in rows if roles[row] == "base"] + ([best] if best else [])
+    merges = [row for row in rows if roles[row] not in ("base", "expert")]
+    return [(row, rival) for row in merges for rival in rivals], best
+
+
+def stands_out(best: str, by_row: Mapping[str, Questions]) -> bool:
+    """Whether the 95 % intervals of a row's differences from all others with answers lie above zero.
+
+    False without a rival, and where answers are missing.
+    """
+    rivals = [difference(best, row, by_row[best], theirs) for row, theirs in by_row.items() if row != best]
+    return bool(rivals) and all(one.low is not None and one.low > 0 for one in rivals)
+
+
+# ------------------------------------------------------------------------------------------------ the headline
+
+
+def declared(lines: Sequence[Mapping[str, Any]]) -> Comparison:
+    """What the table itself compares (contrasts.csv), Holm's correction over all of it."""
+    found = [
+        Difference(
+            line["left"], f"{line['right']} in {line['place']}", line["n"], line["difference"], line["low"],
+            line["high"], line["p"], line["could_see"],
+        )
+        for line in lines
+        if line.get("p") is not None
+    ]  # fmt: skip
+    corrected = holm([one.p for one in found if one.p is not None])
+    lines_of = [replace(one, p=p) for one, p in zip(found, corrected, strict=True)]
+    return Comparison("As the table compares", None, lines_of)
+
+
+def headline(blocks: Sequence[Comparison]) -> str:
+    """What is beyond noise in the first block that has answers, and what is not, in one sentence."""
+    found = ((block, [line for line in block.lines if line.p is not None]) for block in blocks)
+    block, known = next(((block, known) for block, known in found if known), (None, []))
+    if block is None:
+        return "No two models have answers to compare."
+    sure = sorted((line for line in known if line.beyond_noise), key=lambda line: -abs(line.difference or 0))
+    least = [line.could_see or 0 for line in known if not line.beyond_noise]
+    unseen = f" (these questions show {span(least)} points and more)" if least else ""
+    named = [
+        f"{line.left} {'over' if (line.difference or 0) > 0 else 'under'} {line.right} by "
+        f"{abs(line.difference or 0):.1f} points ({bounds(line)})"
+        for line in sure[:4]
+    ]
+    named += [f"{len(sure) - 4} more"] if len(sure) > 4 else []
+    counted = f"{len(sure) or 'none'} of {len(known)} differences {'are' if len(sure) > 1 else 'is'} beyond noise"
+    about = f"{block.title}, {span([line.n for line in known])} questions: {counted}"
+    if not sure:
+        return f"{about}{unseen}."
+    return f"{about}, {joined(named)}{'; the others are within it' if least else ''}{unseen}."
+
+
+def span(values: Sequence[float]) -> str:
+    first, last = f"{min(values):.0f}", f"{max(values):.0f}"
+    return first if first == last else f"{first} to {last}"
+
+
+def bounds(line: Difference) -> str:
+    low, high = sorted((abs(line.low or 0), abs(line.high or 0)))
+    return f"{low:.1f} to {high:.1f}"
+
+
+def joined(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

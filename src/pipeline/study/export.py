@@ -1,0 +1,49 @@
+"""Stage export: a table's results in one file, and the page of such a file."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from pipeline.config import conf
+from pipeline.config.stages import ExportStage, ReportStage
+from pipeline.errors import PipelineError
+from pipeline.report.archive import pack, unpack
+from pipeline.report.write import write_report
+from pipeline.study.gather import gather
+from pipeline.study.planning import Planning
+from pipeline.study.reported import Reported
+
+
+def export(config: ExportStage) -> Path:
+    """Pack what is finished of a table into export.to."""
+    if config.export.to is None:
+        raise PipelineError(f"stage=export needs export.to: give export.to=./{Path(config.table).stem}.zip")
+    file = Path(config.export.to)
+    if file.is_dir() or not file.parent.is_dir():
+        raise PipelineError(f"export.to={file} is no place for a file: name one in a folder that is there")
+    remembered = Reported.of(config)
+    planning = Planning.of(remembered.asked_again(config))
+    results = gather(planning, remembered.failed)
+    if not results.evaluations:
+        raise PipelineError(f"table={config.table} has no finished evaluation in {config.runs_dir}: nothing to export")
+    roots = [str(Path(one).resolve()) for one in (config.runs_dir, planning.config.data_root, ".") if one]
+    return pack(results, conf.table(config.table).read_text(encoding="utf-8"), file, [*roots, str(Path.home())])
+
+
+def report_archive(config: ReportStage) -> Path:
+    """The page of an archive, in runs_dir/reports as that of a table made here."""
+    with tempfile.TemporaryDirectory() as folder:
+        results = unpack(Path(config.table), Path(folder))
+        report = Path(config.runs_dir) / "reports" / results.table
+        reported = Reported.read(report)
+        reported.refuse_fewer(report, results, config.report.fewer)
+        try:
+            page = write_report(results, report)
+        except PipelineError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            problem = f"{config.table} holds scores or answers of another kind than this program's"
+            raise PipelineError(f"{problem}: give what stage=export wrote") from error
+        reported.write(report, finished=results.finished)
+    return page

@@ -1,0 +1,349 @@
+"""stage=report and stage=export of a table of made-up runs: what is shown, marked, remembered, packed, refused."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.config.compose import compose
+from pipeline.report import results as frames
+from pipeline.runs.manifest import MANIFEST, read_manifest
+from pipeline.study.graph import ordered
+from pipeline.study.planning import Planning
+
+SCRIPT = Path(__file__).parents[2] / "scripts/bench_report.py"
+TABLE = """
+name: {name}
+title: "=1+1 swaps"
+published: unreasonable.table3
+axes: {{seed: [0, 1], counts: {{1+0: {{bottom: 1, top: 0}}, 3+1: {{bottom: 3, top: 1}}}}}}
+every: {{model: sandbox, data_root: world}}
+runs:
+  world: {{stage: data, expert: sandbox}}
+  base: {{}}
+  math expert: {{stage: sft, expert: math, recipe: sandbox_math, seed: "{{seed}}"}}
+  language expert: {{stage: sft, expert: qac, recipe: sandbox_language, seed: "{{seed}}"}}
+  swap: {{merge: layer_swap, merge.math: math expert, merge.language: language expert,
+    merge.bottom_layers: "{{counts.bottom}}", merge.top_layers: "{{counts.top}}"}}
+score: {{eval: mgsm_0shot, eval.max_gen_toks: 40, mean: [seed]}}
+columns: {{math: {{in: en}}, low: {{in: qac}}}}
+rows:
+  base: {{run: base}}
+  math expert: {{run: math expert}}
+  swap: {{run: swap, best: [counts], by: {{in: qac, eval.split: dev}}}}
+compare: {{swap: [base, math expert]}}
+"""
+
+
+def bench() -> Any:
+    spec = importlib.util.spec_from_file_location("bench_report", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def made(words: list[str], most: int = 10**9, **fields: Any) -> list[Any]:
+    """Finish what a table asks for, choices included, as far as `most` runs go; gives its runs."""
+    planning = Planning.of(compose(["stage=report", *words]))  # type: ignore[arg-type]
+    while left := [run for run in ordered(planning.targets()) if read_manifest(run.folder) is None][:most]:
+        bench().finish(left, 20, **fields)
+        if most < 10**9:
+            break
+    return ordered(planning.targets())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A runs_dir with all runs of the table, old enough to be settled."""
+    home = tmp_path_factory.mktemp("reporting")
+    (home / "t.yaml").write_text(TABLE.format(name="t").replace("published: unreasonable.table3\n", ""))
+    made([f"table={home / 't.yaml'}", f"runs_dir={home / 'runs'}"])
+    return home
+
+
+@pytest.fixture
+def home(finished: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change; times as they were."""
+    shutil.copytree(finished, tmp_path / "home")
+    return tmp_path / "home"
+
+
+def words(home: Path) -> list[str]:
+    return [f"table={home / 't.yaml'}", f"runs_dir={home / 'runs'}", "tracking.mode=disabled"]
+
+
+Call = Callable[..., SimpleNamespace]
+TABLES = (
+    "table.csv",
+    "table.md",
+    "cells.csv",
+    "cells.md",
+    "results.csv",
+    "contrasts.csv",
+    "choices.json",
+    "scores.json",
+)
+
+
+def test_the_page_of_an_archive_is_that_of_the_disk(home: Path, call: Call, tmp_path: Path, monkeypatch: Any) -> None:
+    """In an empty folder, from the file alone; an archive of the same bytes twice."""
+    told = call("stage=report", *words(home))
+    assert told.status == 0, told.err
+    page = Path(told.out.strip())
+    for number in (1, 2):
+        assert call("stage=export", *words(home), f"export.to={tmp_path}/{number}.zip").status == 0
+    archive = tmp_path / "1.zip"
+    assert archive.read_bytes() == (tmp_path / "2.zip").read_bytes()
+
+    monkeypatch.chdir(tmp_path)
+    shutil.rmtree(home)
+    before = set(tmp_path.iterdir())
+    told = call("stage=report", "table=1.zip", "runs_dir=elsewhere")
+    assert told.status == 0, told.err
+    again = Path(told.out.strip())
+    assert set(tmp_path.iterdir()) - before == {tmp_path / "elsewhere"}
+    assert again.parent == Path("elsewhere/reports/t")
+    text = again.read_text(encoding="utf-8")
+    assert (
+        "layer_swap" in text and str(tmp_path) not in text and "../../eval" not in text
+    )  # no link to what is not here
+    assert page.name == "index.html"
+
+
+def test_byte_equal_tables(home: Path, call: Call, tmp_path: Path) -> None:
+    folder = Path(call("stage=report", *words(home)).out.strip()).parent
+    call("stage=export", *words(home), f"export.to={tmp_path}/t.zip")
+    told = call("stage=report", f"table={tmp_path}/t.zip", f"runs_dir={tmp_path}/new")
+    again = Path(told.out.strip()).parent
+    for name in TABLES:
+        assert (folder / name).read_bytes() == (again / name).read_bytes(), name
+    assert frames(folder)[1].equals(frames(again)[1])
+
+
+def test_an_archive_holds_no_weights_paths_or_secrets(home: Path, call: Call, tmp_path: Path) -> None:
+    training = next(home.glob("runs/math-full-*"))
+    (training / "model.safetensors").write_bytes(b"weights")
+    kept = json.loads((training / MANIFEST).read_text())
+    kept["environment"] = {"HF_TOKEN": "hf_secret"}
+    kept["config"]["model"]["path"] = "/home/ada/models/base"
+    kept["decided_by"]["config"]["note"] = "https://user:hunter2@host/x?token=abc"
+    (training / MANIFEST).write_text(json.dumps(kept))
+    assert call("stage=export", *words(home), f"export.to={tmp_path}/t.zip").status == 0
+    with zipfile.ZipFile(tmp_path / "t.zip") as archive:
+        names = archive.namelist()
+        text = "".join(archive.read(name).decode() for name in names)
+    assert {name.rpartition("/")[2].rpartition(".")[2] for name in names} <= {"json", "jsonl", "yaml", "md", "csv"}
+    assert any(name.endswith(f"{training.name}/{MANIFEST}") for name in names) and "table.yaml" in names
+    for secret in (str(home), str(tmp_path), "hf_secret", "hunter2", "token=abc", "/home/ada"):
+        assert secret not in text, secret
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("half", "is cut off or damaged"),
+        ("empty", "is cut off or damaged"),
+        ("flipped", "is cut off or damaged"),
+        ("newer", "was made by a newer version of this program (format 99, this one reads 1): update this one"),
+        ("climbing", "holds 'runs/../../evil', which no export of this program writes"),
+        ("pickled", "holds 'runs/a/weights.pkl', which no export of this program writes"),
+        ("large", "unpacks to"),
+        ("other", "was made by no export of this program"),
+        ("typed", "was made by no export of this program"),
+        ("named", "holds a table of no name"),
+        ("scores", "scores.json of eval-"),
+        ("samples", "is not JSON: make the run again"),
+    ],
+)
+def test_a_bad_archive_is_one_sentence(how: str, sentence: str, finished: Path, call: Call, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.zip", tmp_path / "bad.zip"
+    assert call("stage=export", *words(finished), f"export.to={good}").status == 0
+    content = good.read_bytes()
+    with zipfile.ZipFile(good) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    told = json.loads(members["archive.json"])
+    scores = next(name for name in members if name.endswith("scores.json"))
+    samples = next(name for name in members if name.endswith(".jsonl") and "samples" in name)
+    if how in ("half", "empty", "flipped"):
+        middle = len(content) // 2
+        flipped = (
+            content[:middle] + bytes(255 - byte for byte in content[middle : middle + 99]) + content[middle + 99 :]
+        )
+        bad.write_bytes({"half": content[:middle], "empty": b"", "flipped": flipped}[how])
+    else:
+        change: dict[str, dict[str, Any]] = {
+            "newer": {"archive.json": json.dumps(told | {"format": 99})},
+            "climbing": {"runs/../../evil": b"x"},
+            "pickled": {"runs/a/weights.pkl": b"x"},
+            "large": {"runs/a/log.jsonl": b"0" * (2**28 + 1)},
+            "other": {"archive.json": "[]"},
+            "typed": {"archive.json": json.dumps(told | {"results": told["results"] | {"seconds": "<b>"}})},
+            "named": {"archive.json": json.dumps(told).replace('"table": "t"', '"table": "../../t"')},
+            "scores": {scores: b'{"rows": 1}'},
+            "samples": {samples: members[samples][:-20]},
+        }
+        with zipfile.ZipFile(bad, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, text in {**members, **change[how]}.items():
+                archive.writestr(name, text)
+    before = sorted(tmp_path.rglob("*"))
+    done = call("stage=report", f"table={bad}", f"runs_dir={tmp_path}/new")
+    assert done.status == 1 and done.out == "" and sentence in done.err, done.err
+    assert len(done.err.strip().splitlines()) == 1 and "Traceback" not in done.err
+    left = [path for path in sorted(tmp_path.rglob("*")) if path not in before]
+    assert not [path for path in left if path.suffix in (".html", ".pkl") or path.name == "evil"]
+
+
+def test_stale_and_unlike_cells_are_marked(home: Path, call: Call) -> None:
+    """One evaluation's answers are edited, one was made with other threads, one's parent was made again."""
+    evaluations = sorted(home.glob("runs/eval-mgsm_0shot-*"))
+    edited, unlike = (
+        next(path for path in evaluations if kind in path.name) for kind in ("sandbox_text", "layer_swap")
+    )
+    samples = next(edited.glob("samples/*.jsonl"))
+    samples.write_text(samples.read_text().replace('"correct": false', '"correct": true '))
+    kept = json.loads((unlike / MANIFEST).read_text())
+    (unlike / MANIFEST).write_text(json.dumps(kept | {"machine": {"device": "cpu", "threads": 64}}))
+    training = next(home.glob("runs/math-full-s1-*"))
+    log = json.loads((training / MANIFEST).read_text())
+    log["facts"]["weights"] = {"root": "sha256:another"}
+    (training / MANIFEST).write_text(json.dumps(log))
+    text = unescape(Path(call("stage=report", *words(home)).out.strip()).read_text(encoding="utf-8"))
+    assert f"stale: {samples.relative_to(edited)} was changed after it was made" in text
+    assert "threads 64, most 2" in text
+    assert f"its checkpoint {training.name} was made again with other contents" in text
+    rows = list(csv.DictReader((home / "runs/reports/t/results.csv").open(encoding="utf-8")))
+    stale = {row["run"] for row in rows if row["stale"]}
+    assert edited.name in stale and len(stale) >= 2 and unlike.name not in stale - {unlike.name}
+    assert {row["run"] for row in rows if row["unlike"]} == {unlike.name}
+
+
+def test_a_copy_of_the_folder_is_not_stale(home: Path, call: Call) -> None:
+    """Times change when runs are copied; contents do not."""
+    for path in home.glob("runs/*/*"):
+        if path.is_file() and path.name != MANIFEST:
+            os.utime(path, ns=(1, 1))
+    text = Path(call("stage=report", *words(home)).out.strip()).read_text(encoding="utf-8")
+    assert "was changed after" not in text and 'class="flag"' not in text
+
+
+def test_a_page_is_not_replaced_by_a_poorer_one(home: Path, call: Call) -> None:
+    page = Path(call("stage=report", *words(home)).out.strip())
+    before = page.read_bytes()
+    shutil.rmtree(next(home.glob("runs/eval-mgsm_0shot-math-full-s0-*")))
+    refused = call("stage=report", *words(home))
+    assert refused.status == 1 and page.read_bytes() == before
+    assert (
+        refused.err.strip()
+        .splitlines()[-1]
+        .endswith("shows 6 finished cells and this one would show 5: give report.fewer=true to replace it")
+    )
+    assert call("stage=report", *words(home), "report.fewer=true").status == 0
+    text = unescape(page.read_text(encoding="utf-8"))
+    assert "1 run not made" in text and "not made (changed: " in text and "run failed" not in text
+    rows = {(row["row"], row["column"]): row for row in csv.DictReader((page.parent / "cells.csv").open())}
+    gone = [row for row in rows.values() if not row["value"]]
+    assert len(gone) == 1 and gone[0]["missing"].endswith("is not made yet")
+
+
+def test_the_data_root_of_the_table_is_remembered(home: Path, call: Call) -> None:
+    """stage=table was asked with words of its own: stage=report without them finds the same runs, and says so."""
+    folder = home / "runs/reports/t"
+    folder.mkdir(parents=True)
+    remembered = {"data_root": None, "every": {"eval.limit": 7}, "failed": {}, "finished": 0}
+    made([*words(home), "every.eval.limit=7"])
+    (folder / "report.json").write_text(json.dumps(remembered))
+    told = call("stage=report", *words(home))
+    assert told.status == 0 and "as stage=table was asked: every.eval.limit=7" in told.err
+    config = json.loads(next(home.glob("runs/eval-*/manifest.json")).read_text())["config"]
+    assert config["eval"]["limit"] in (None, 7)
+    with (folder / "results.csv").open(encoding="utf-8") as stream:
+        names = {row["run"] for row in csv.DictReader(stream)}
+    limits = {json.loads((home / "runs" / name / MANIFEST).read_text())["config"]["eval"]["limit"] for name in names}
+    assert limits == {7}
+
+
+def test_what_failed_is_told_from_what_was_never_tried(home: Path, call: Call) -> None:
+    lost = [next(home.glob(f"runs/eval-mgsm_0shot-math-full-s{seed}-*")) for seed in (0, 1)]
+    for folder in lost:
+        shutil.rmtree(folder)
+    report = home / "runs/reports/t"
+    report.mkdir(parents=True)
+    failed = {lost[0].name: "no memory", "gone-1": "of another time"}
+    (report / "report.json").write_text(json.dumps({"data_root": None, "every": {}, "failed": failed, "finished": 0}))
+    text = unescape(Path(call("stage=report", *words(home)).out.strip()).read_text(encoding="utf-8"))
+    assert "1 run failed" in text and "no memory" in text and "1 run not made" in text and "of another time" not in text
+
+
+def test_results_are_tidy_and_open_in_a_notebook(home: Path, call: Call) -> None:
+    """One row a run, task, language and metric; knobs, roles and intervals beside; the frames join."""
+    folder = Path(call("stage=report", *words(home)).out.strip()).parent
+    scores, answers = frames(folder)
+    key = ["run", "task", "language", "metric", "filter"]
+    assert len(scores) == len(scores[key].drop_duplicates()) and len(scores) == 6 * scores.run.nunique()
+    mine = scores[(scores.metric == "exact_match") & (scores["filter"] == "flexible-extract")]
+    assert ((mine.low <= mine.value) & (mine.value <= mine.high)).all() and mine.value.between(0, 100).all()
+    joined = answers.groupby(["run", "task", "language"]).correct.mean().mul(100).round(6)
+    assert joined.to_dict() == mine.set_index(["run", "task", "language"]).value.round(6).to_dict()
+    assert {"base", "expert", "merge"} <= set(mine.role.dropna())
+    swap = mine[mine.row.fillna("").str.startswith("swap")]
+    chosen = json.loads((folder / "choices.json").read_text())
+    (choice,) = chosen.values()
+    assert set(swap.row) == {f"swap {choice['chosen']['counts']}"}  # knobs in labels
+    assert swap.knobs.str.contains("merge.bottom_layers=").all() and (mine.threads == 2).all()
+    assert (mine.weights_root.notna() | (mine.role == "merge") | mine.role.isna()).all()
+    assert not scores.astype(str).apply(lambda column: column.str.startswith(("=", "+", "@"))).any().any()
+    title = (folder / "table.md").read_text().splitlines()[0]
+    assert title == "# =1+1 swaps"
+
+
+def test_sweeps_over_its_experts_are_linked(home: Path, call: Call) -> None:
+    mine = [
+        json.loads(next(home.glob(f"runs/{name}-full-s0-*/{MANIFEST}")).read_text())["hash"] for name in ("math", "qac")
+    ]
+    for name, text in {
+        "sweep-a": json.dumps({"title": "ours <b>", "experts": mine}), "sweep-c": "no JSON",
+        "sweep-b": json.dumps({"title": "b", "experts": ["0"]}), "sweep-d": json.dumps({"title": "d", "experts": []}),
+    }.items():  # fmt: skip
+        (home / "runs/reports" / name).mkdir(parents=True)
+        (home / "runs/reports" / name / "about.json").write_text(text)
+    text = Path(call("stage=report", *words(home)).out.strip()).read_text(encoding="utf-8")
+    assert '<a href="../sweep-a/index.html">ours &lt;b&gt;</a>' in text and text.count('href="../sweep-') == 1
+
+
+def test_formulas_in_cells_are_text(tmp_path: Path) -> None:
+    from pipeline.report.sheets import comma_separated
+
+    text = comma_separated([["=HYPERLINK(1)", "+1", "-x", "@SUM(A1)", "\tx", -1.5, "a=b", "−1", None]])
+    (row,) = csv.reader(io.StringIO(text))
+    assert row == ["'=HYPERLINK(1)", "'+1", "'-x", "'@SUM(A1)", "'\tx", "-1.5", "a=b", "−1", ""]
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ([], "stage=export needs export.to"),
+        (["export.to=nowhere/t.zip"], "export.to=nowhere/t.zip is no place for a file"),
+    ],
+)
+def test_bad_words_of_export_are_one_sentence(home: Path, call: Call, more: list[str], sentence: str) -> None:
+    told = call("stage=export", *words(home), *more)
+    assert told.status == 1 and sentence in told.err
+
+
+def test_nothing_finished_is_no_archive(tmp_path: Path, finished: Path, call: Call) -> None:
+    told = call("stage=export", f"table={finished / 't.yaml'}", f"runs_dir={tmp_path}", f"export.to={tmp_path}/t.zip")
+    assert told.status == 1 and "no finished evaluation" in told.err and not (tmp_path / "t.zip").exists()
+    assert call("stage=export").err.strip().endswith("stage=export needs table: give table=...")
