@@ -25,9 +25,9 @@ from pipeline.runs import resume, state
 from pipeline.runs.lease import Lease, take
 from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
-from pipeline.runs.run import Run
 from pipeline.runs.stop import UNFINISHED
 from pipeline.study.execute import stage_function
+from pipeline.study.graph import ordered
 from pipeline.study.stages import build
 from pipeline.train import checkpoints, stage, watchdog
 from pipeline.train.processes import Relay, stopped_together, together
@@ -95,9 +95,8 @@ def words(base: Path, world: Path) -> Callable[..., list[str]]:
 
 def made(command: list[str]) -> Path:
     run = build(compose(command))  # type: ignore[arg-type]
-    for parent in run.parents.values():
-        if isinstance(parent, Run):
-            make_once(parent, stage_function(parent))
+    for parent in ordered([run])[:-1]:
+        make_once(parent, stage_function(parent))
     return make_once(run, stage_function(run))
 
 
@@ -178,9 +177,8 @@ def test_killed_for_good_and_taken_up_in_another_process(words: Callable[..., li
     expected = results(made(words(tmp_path / "whole", *long)))
     command = words(tmp_path / "killed", *long)
     run: Any = build(compose(command))  # type: ignore[arg-type]
-    for parent in run.parents.values():
-        if isinstance(parent, Run):
-            make_once(parent, stage_function(parent))
+    for parent in ordered([run])[:-1]:
+        make_once(parent, stage_function(parent))
     process = subprocess.Popen(
         [sys.executable, "-m", "pipeline", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -234,9 +232,8 @@ def whole_and_stopped(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
 def test_two_processes_stop_together_and_go_on_together(words: Callable[..., list[str]], tmp_path: Path) -> None:
     """Each process has its own sums and generators, and its own signals. What they end with is the status of all."""
     run: Any = build(compose(words(tmp_path / "whole", *WAYS["simultaneous"], "sft.processes=2")))  # type: ignore[arg-type]
-    for parent in run.parents.values():
-        if isinstance(parent, Run):
-            make_once(parent, stage_function(parent))
+    for parent in ordered([run])[:-1]:
+        make_once(parent, stage_function(parent))
     run.work.mkdir(parents=True)
     with pytest.raises(SystemExit) as ended:
         together(whole_and_stopped, run, tmp_path, Relay(None))  # type: ignore[arg-type]
