@@ -43,13 +43,14 @@ def tidy(results: Results, read: Written, roles: dict[str, str]) -> str:
             "lm_eval": run.versions.get("lm-eval"), "attempt": run.attempt, "started": run.started,
             "seconds": run.seconds, "stale": run.stale, "unlike": "; ".join(run.unlike),
         }  # fmt: skip
+        fixed = {column: made.get(column) for column in COLUMNS}
         for score in sorted(read[name][0], key=order):
             scale = 1 if score.metric.lower().startswith(OUT_OF_100) else 100
-            row = made | vars(score)
-            low, high = interval(score) or (None, None)
-            numbers = {"value": score.value, "stderr": score.stderr, "low": low, "high": high}
-            row |= {key: scaled(number, scale) for key, number in numbers.items()}
-            lines.append([row.get(column) for column in COLUMNS])
+            row = fixed | {key: value for key, value in vars(score).items() if key in fixed}
+            row["low"], row["high"] = interval(score) or (None, None)
+            for key in ("value", "stderr", "low", "high"):
+                row[key] = scaled(row[key], scale)
+            lines.append(list(row.values()))
     return comma_separated([list(COLUMNS), *lines])
 
 
