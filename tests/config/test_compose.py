@@ -53,7 +53,7 @@ STAGE_WORDS = {
     "data": "expert=math", "cpt": "expert=gsm8k_text", "sft": "expert=math", "eval": "eval=mgsm_2shot checkpoint=x",
     "merge": "merge=soup merge.experts=[a,b]", "sweep": "merge=soup merge.experts=[a,b] eval=mgsm_2shot",
     "analyze": "checkpoint=x", "plan": "", "table": "", "report": "", "status": "", "prefetch": "",
-    "select": "select=unreasonable checkpoints=[x]", "clean": "", "show": "run=x",
+    "select": "select=unreasonable checkpoints=[x]", "clean": "", "show": "run=x", "export": "table=sandbox export.to=x.zip",
 }  # fmt: skip
 
 
@@ -318,7 +318,7 @@ def test_a_folder_of_options_of_ones_own(own: Path, tmp_path: Path) -> None:
     assert "learning_rate: 3.0e-06" in typed(tmp_path, *asked).stdout
     refused = typed(tmp_path, "--config-dir", "my conf", *sft, "recipe=nope")
     assert refused.returncode == 1 and refused.stderr.count("\n") == 1
-    assert "recipe=nope is no option: there are" in refused.stderr
+    assert "recipe=nope is no option: did you mean mine? There are" in refused.stderr
     assert " mine," in refused.stderr and "layer_swapping_sw_1" in refused.stderr
     planned = typed(tmp_path, f"--config-dir={own}", "stage=plan", "table=mine")
     assert planned.returncode == 0 and "3 of 3 runs to make" in planned.stdout, planned.stderr

@@ -118,7 +118,7 @@ def facts_of(facts: dict[str, Any], folder: Path) -> dict[str, Any]:
     return found | {step: [one["root"], one["validation_loss"]] for step, one in facts.get("snapshots", {}).items()}
 
 
-JOINT = ["expert=math_qac", "data.size=60", "data.validation=8", "sft.snapshot_every=9", "sft.snapshot_keep=1"]
+JOINT = ["expert=math_qac", "data.size=30", "data.validation=4", "sft.snapshot_every=9", "sft.snapshot_keep=1"]
 WAYS = {
     "full": ["data.size=28", "data.validation=8", "sft.snapshot_every=9", "sft.save_dtype=bfloat16"],
     "accumulated over a short epoch": ["data.size=14", "sft.epochs=2", "sft.micro_batch_size=2"],
