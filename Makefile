@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check results base clean
+.PHONY: demo test test-slurm test-kill check results base clean
 .DELETE_ON_ERROR:
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -17,6 +17,18 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+# A real Slurm of two nodes on this machine (Debian's packages, as root): tables as arrays, whatever happens to the jobs.
+test-slurm: $(VENV)/installed
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  command -v slurmctld >/dev/null || { apt-get update -qq && RUNLEVEL=1 apt-get install -y -qq --no-install-recommends slurm-wlm munge >/dev/null; }; \
+	  PIPELINE_TEST_SLURM=1 OMP_NUM_THREADS=1 timeout 600 $(BIN)/python -m pytest tests/slurm; \
+	else echo "left out: make test-slurm needs root and apt-get"; fi
+
+# N kills at random instants, each command run to its end after them: make test-kill N=100 SEED=7
+N ?= 15
+test-kill: $(VENV)/installed
+	KILLS=$(N) SEED=$(SEED) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/kill
 
 check: $(VENV)/installed
 	$(BIN)/ruff check src tests scripts

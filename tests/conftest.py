@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ os.environ |= {"TOKENIZERS_PARALLELISM": "false", "WANDB_SILENT": "true", "HF_DA
 os.environ.pop("WANDB_API_KEY", None)
 
 import pytest
+import yaml
 from tiny_words import FEW, TINY, WORLD
 
 import pipeline
@@ -26,7 +28,8 @@ os.environ["PYTHONPATH"] = str(Path(pipeline.__file__).parents[1])  # for proces
 NEEDS = {
     "real_data": ("set PIPELINE_TEST_DATA", lambda: bool(os.environ.get("PIPELINE_TEST_DATA"))),
     "gpu": ("needs a GPU", lambda: _has_gpu()),
-    "slurm": ("needs a Slurm cluster, set PIPELINE_TEST_SLURM", lambda: bool(os.environ.get("PIPELINE_TEST_SLURM"))),
+    "slurm": ("make test-slurm", lambda: bool(os.environ.get("PIPELINE_TEST_SLURM"))),
+    "kill": ("make test-kill", lambda: bool(os.environ.get("KILLS"))),
     "browser": ("install chromium, chromium-driver and selenium", lambda: _has_browser()),
     "spbleu": ("pip install sentencepiece", lambda: find_spec("sentencepiece") is not None),
     "mergekit": (
@@ -157,6 +160,31 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
             folders.append(folder)
         made[kind] = folders
     return made
+
+
+@pytest.fixture
+def tiny_table(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The words of table=tiny: conf/tables/sandbox.yaml with a tiny base, few items, few steps, four candidates."""
+    from pipeline.config import conf
+
+    copy = tmp_path / "conf"
+    shutil.copytree(conf.folder(), copy)
+    start = {"model": "trained", "model.path": str(base)}
+    few = {key: yaml.safe_load(value) for key, value in (word.split("=") for word in FEW)}
+    small = dict(word.split("=") for word in WORLD)
+    sandbox: dict[str, Any] = yaml.safe_load((copy / "tables/sandbox.yaml").read_text())
+    del sandbox["every"]["model"]
+    sandbox["every"] |= start | few
+    sandbox["axes"] |= {"counts": {f"{n}+0": {"bottom": n, "top": 0} for n in (1, 2)}, "density": [0.2, 0.8]}
+    sandbox["runs"]["world"] = {"stage": "data", **small}
+    sandbox["score"] |= {"eval.limit": 2, "eval.max_gen_toks": 4}
+    for row in ("layer swap", "TIES"):
+        sandbox["rows"][row]["by"] |= {"eval.max_gen_toks": 4}
+    (copy / "tables/tiny.yaml").write_text(yaml.safe_dump(sandbox | {"name": "tiny"}, sort_keys=False))
+    claims = yaml.safe_load((copy / "claims/sandbox.yaml").read_text())["sandbox"]
+    (copy / "claims/tiny.yaml").write_text(yaml.safe_dump({"tiny": claims}, sort_keys=False))
+    monkeypatch.setattr(conf, "folder", lambda: copy)
+    return ["table=tiny", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
 
 
 @pytest.fixture

@@ -1,39 +1,126 @@
+"""Languages by their codes: the shipped ones against langcodes and the harness, a user's own, and refusals."""
+
 from __future__ import annotations
 
-import pytest
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
 
+import pytest
+import yaml
+
+from pipeline import languages
+from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
-from pipeline.languages import LANGUAGES, language
+from pipeline.languages import MGSM, all_languages, language
+from pipeline.study.stages import build
+
+SCRIPT = Path(__file__).parent.parent / "scripts/make_languages.py"
 
 
 def test_the_codes_of_one_language() -> None:
     swahili = language("sw")
-    assert (swahili.name, swahili.flores, swahili.aya, swahili.stock) == (
-        "Swahili",
-        "swh_Latn",
-        "Swahili",
-        "sw",
-    )
-    assert len({one.flores for one in LANGUAGES.values()}) == len(LANGUAGES) == 11
+    assert (swahili.name, swahili.flores, swahili.aya, swahili.stock) == ("Swahili", "swh_Latn", "Swahili", "sw")
+    assert swahili.aya_codes == ("swh", "swa")
+    assert language("zh").aya == "Simplified Chinese" and language("zh_hant").flores == "zho_Hant"
+
+
+def test_the_shipped_ones_are_belebeles_and_mgsms() -> None:
+    """Held against what langcodes and the harness say today: names, tags, scripts, and a stock task for each."""
+    spec = importlib.util.spec_from_file_location("make_languages", SCRIPT)
+    assert spec and spec.loader
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    wanted = made.languages()
+    folder = languages.FOLDERS[0]
+    assert {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in folder.glob("*.yaml")} == wanted
+    assert len(wanted) == 122 and set(MGSM) <= set(wanted)
+    found = list(all_languages())
+    assert len({one.flores for one in found}) == 122 and all(one.scripts[0] for one in found)
 
 
 @pytest.mark.parametrize("code", ["qaa", "qac", "qtz"])
 def test_private_use_codes_are_constructed_languages(code: str) -> None:
     made = language(code)
-    assert (made.code, made.name, made.flores, made.constructed, made.stock) == (
-        code,
-        code.title(),
-        code,
-        True,
-        "en",
-    )
+    assert (made.code, made.name, made.flores, made.constructed, made.stock) == (code, code.title(), code, True, "en")
 
 
 @pytest.mark.parametrize(
     ("code", "near"),
-    [("swa", "sw (Swahili)"), ("Telugu", "te (Telugu)"), ("qua", ""), ("tel_telu", "te"), ("", "Known")],
+    [
+        ("swa", "sw (Swahili)"),
+        ("Telugo", "te (Telugu)"),
+        ("qua", ""),
+        ("tel_telu", "te"),
+        ("", "CODE.yaml"),
+        ("../sw", ""),
+    ],
 )
-def test_an_unknown_language_is_refused_with_near_ones(code: str, near: str) -> None:
+def test_an_unknown_language_is_refused_with_near_ones_and_how_to_add_it(code: str, near: str) -> None:
     with pytest.raises(PipelineError, match=f"unknown language '{code}'") as caught:
         language(code)
-    assert near in str(caught.value)
+    assert near in str(caught.value) and "give --config-dir=DIR" in str(caught.value)
+
+
+OWN = "name: Kupsabiny\nflores: kpz_Latn\nscripts: [LATIN]\n"
+
+
+def test_a_language_of_ones_own_is_scored_and_decides_the_hash(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows below data_root, as any language's; another field is another run, and a shipped one adds nothing."""
+    (tmp_path / "conf/language").mkdir(parents=True)
+    file = tmp_path / "conf/language/kpz.yaml"
+    monkeypatch.setattr(languages, "FOLDERS", [languages.FOLDERS[0], file.parent])
+    data = tmp_path / "data/belebele"
+    row = '{{"flores_passage": "p", "question": "q", "mc_answer1": "a", "mc_answer2": "b", "mc_answer3": "c", '
+    row += '"mc_answer4": "d", "correct_answer_num": "1"}}\n'
+    for code in ("kpz", "sw"):
+        (data / code).mkdir(parents=True)
+        (data / code / "test.jsonl").write_text(row.format() * 3)
+    hashes = {}
+    for text in (OWN, OWN.replace("Kupsabiny", "Sabiny"), OWN + "\n# a remark\n"):
+        file.write_text(text)
+        for code in ("kpz", "sw"):
+            words = [f"checkpoint={base}", "eval=belebele_0shot", f"languages=[{code}]", f"data_root={tmp_path}/data"]
+            run = build(compose(["stage=eval", f"runs_dir={tmp_path}/runs", *words]))  # type: ignore[arg-type]
+            hashes[text, code] = run.hash
+            assert ("language kpz" in run.parents) == (code == "kpz")
+    assert len({found for (_, code), found in hashes.items() if code == "sw"}) == 1
+    own = [found for (_, code), found in hashes.items() if code == "kpz"]
+    assert own[0] == own[2] != own[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("name: Kupsabiny\n", "must have name and flores"),
+        (OWN + "script: LATIN\n", "script is no field of a language; there are aya, aya_codes, flores"),
+        (OWN.replace("[LATIN]", "LATIN"), "scripts='LATIN' must be a list of text"),
+        (OWN.replace("Kupsabiny", "no"), "name=False must be text"),
+        ("[", "is no YAML"),
+    ],
+)
+def test_a_bad_file_is_one_sentence(text: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kpz.yaml").write_text(text)
+    monkeypatch.setattr(languages, "FOLDERS", [languages.FOLDERS[0], tmp_path])
+    with pytest.raises(PipelineError) as caught:
+        language("kpz")
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_config_dir_brings_languages_and_refuses_shipped_codes(tmp_path: Path) -> None:
+    (tmp_path / "language").mkdir()
+    (tmp_path / "language/kpz.yaml").write_text(OWN)
+    words = ["-m", "pipeline", f"--config-dir={tmp_path}", "stage=eval", "checkpoint=no_such", "eval=mgsm_2shot"]
+
+    def told(code: str) -> str:
+        asked = [sys.executable, *words, f"languages=[{code}]", f"runs_dir={tmp_path}/runs"]
+        done = subprocess.run(asked, capture_output=True, text=True)
+        assert done.returncode == 1
+        return done.stderr
+
+    assert "no_such is no finished run" in told("kpz") and "unknown language 'kpx'" in told("kpx")
+    (tmp_path / "language/sw.yaml").write_text(OWN)
+    assert "language=sw is there already" in told("kpz")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from tiny_words import FEW, WORLD
 
-from pipeline.config import conf
 from pipeline.config.compose import compose
 from pipeline.evaluate import score as evaluation
+from pipeline.files import sha256
 from pipeline.study import execute
 from pipeline.study.planning import Planning
 
@@ -24,26 +22,9 @@ REAL_STAGE = execute.stage_function
 
 
 @pytest.fixture
-def table(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The words of table=tiny: conf/tables/sandbox.yaml with a tiny base, few items, few steps, four candidates."""
-    copy = tmp_path / "conf"
-    shutil.copytree(conf.folder(), copy)
-    start = {"model": "trained", "model.path": str(base)}
-    few = {key: yaml.safe_load(value) for key, value in (word.split("=") for word in FEW)}
-    small = dict(word.split("=") for word in WORLD)
-    sandbox: dict[str, Any] = yaml.safe_load((copy / "tables/sandbox.yaml").read_text())
-    del sandbox["every"]["model"]
-    sandbox["every"] |= start | few
-    sandbox["axes"] |= {"counts": {f"{n}+0": {"bottom": n, "top": 0} for n in (1, 2)}, "density": [0.2, 0.8]}
-    sandbox["runs"]["world"] = {"stage": "data", **small}
-    sandbox["score"] |= {"eval.limit": 2, "eval.max_gen_toks": 4}
-    for row in ("layer swap", "TIES"):
-        sandbox["rows"][row]["by"] |= {"eval.max_gen_toks": 4}
-    (copy / "tables/tiny.yaml").write_text(yaml.safe_dump(sandbox | {"name": "tiny"}, sort_keys=False))
-    claims = yaml.safe_load((copy / "claims/sandbox.yaml").read_text())["sandbox"]
-    (copy / "claims/tiny.yaml").write_text(yaml.safe_dump({"tiny": claims}, sort_keys=False))
-    monkeypatch.setattr(conf, "folder", lambda: copy)
-    return ["table=tiny", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
+def table(tiny_table: list[str]) -> list[str]:
+    """Made in this process, whose functions tests replace."""
+    return [*tiny_table, "launcher.workers=1"]
 
 
 class Calls:
@@ -65,7 +46,7 @@ def times(folder: Path) -> dict[Path, int]:
     return {
         path: path.stat().st_mtime_ns
         for path in folder.glob("*/**/*")
-        if path.is_file() and "reports" not in path.parts
+        if path.is_file() and not {"reports", ".plans"} & set(path.parts)
     }
 
 
@@ -160,6 +141,17 @@ def test_a_table_from_nothing_with_a_failure_and_again(
         assert {(row["left"], row["over"], row["missing"]) for row in csv.DictReader(file)} == {
             ("layer swap", "problems", "")
         }
+
+    # by two workers the same bytes, from nothing
+    other = tmp_path / "two"
+    told = call("stage=table", *table, "launcher.workers=2", f"runs_dir={other}")
+    assert told.status == 0 and told.err.count(" left in all") == told.err.count(" done in ") == 58
+    for name in ("scores.json", "table.csv", "cells.csv"):
+        assert (other / "reports/tiny" / name).read_bytes() == (page.parent / name).read_bytes(), name
+    assert {path.parent.name: sha256(path) for path in other.glob("*/model.safetensors")} == {
+        path.parent.name: sha256(path) for path in runs_dir.glob("*/model.safetensors")
+    }
+    assert len(list((other / ".logs").iterdir())) == 58 and not list((other / ".work").iterdir())
 
 
 def test_no_score_is_made_twice(

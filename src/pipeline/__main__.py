@@ -7,19 +7,26 @@ table; table and report print the path of index.html. All else goes to standard 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterator
+
+if __name__ == "__main__":  # before the slow imports, when nothing is in work yet
+    for _number, _status in ((signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)):
+        signal.signal(_number, lambda *_, status=_status: os._exit(status))
+
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
-
-from omegaconf import OmegaConf
 
 from pipeline.config import conf
 from pipeline.config.compose import (
     Unreadable,
     compose,
     jobs,
+    parse,
     spelled_out,
     split_every,
     split_folders,
@@ -27,19 +34,36 @@ from pipeline.config.compose import (
     usage,
     with_every,
 )
-from pipeline.config.stages import Stage
-from pipeline.errors import PipelineError
-from pipeline.files import write_atomically
+from pipeline.config.manual import manual
+from pipeline.config.stages import RunStage, Stage
+from pipeline.config.words import stage_of
+from pipeline.errors import Held, PipelineError
 from pipeline.hub.addresses import without_credentials
+from pipeline.runs.make import why_not_finished
+from pipeline.runs.stop import UNFINISHED, Stopped, listening
 from pipeline.study.execute import one, sentence
-from pipeline.study.stages import STUDY_STAGES
-from pipeline.train.processes import is_follower, launched
+from pipeline.study.launch import launched as launch
+from pipeline.study.stages import STUDY_STAGES, build
+from pipeline.train.processes import end_all, is_follower, launched
 
 
 def answer(config: Stage) -> str:
     """What the stage prints: of one that makes a run, its folder."""
     row = STUDY_STAGES.get(config.stage)
-    return row.answer(config) if row else str(one(config))  # type: ignore[arg-type]
+    if row:
+        return row.answer(config)
+    assert isinstance(config, RunStage)
+    return str(by_jobs(config) if config.launcher.name == "slurm" else one(config))
+
+
+def by_jobs(config: RunStage) -> Path:
+    """The folder of a run that jobs have made; Held, with what was submitted, where they have not yet."""
+    run = build(config)
+    with launch(config.launcher, [run]) as execute:
+        failed = execute([run])
+    if failed:
+        raise PipelineError(next(iter(failed.values())))
+    return run.folder
 
 
 @contextmanager
@@ -57,16 +81,23 @@ def results_alone_on_stdout() -> Iterator[Callable[[str], None]]:
         os.close(kept)
 
 
-def run_stage(compose_stage: Callable[[], Any]) -> int:
+def print_answer(config: Stage, result: Callable[[str], None]) -> None:
+    told = answer(config)
+    if not is_follower():
+        result(told)
+
+
+def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None] = print_answer) -> int:
     """Compose, run, print; every refusal is one sentence and no traceback. Gives the exit status."""
     try:
         config = compose_stage()
         if launched() is not None and config.stage not in ("sft", "cpt"):
             raise PipelineError(f"stage={config.stage} is of one process: start it without torchrun or accelerate")
         with results_alone_on_stdout() as result:
-            told = answer(config)
-            if not is_follower():
-                result(told)
+            run(config, result)
+    except Held as error:
+        print(error, file=sys.stderr)
+        return UNFINISHED
     except Exception as error:
         refusal = sentence(error)
         if refusal is None:
@@ -81,46 +112,89 @@ def run_stage(compose_stage: Callable[[], Any]) -> int:
             file=sys.stderr,
         )
         return 130
+    except SystemExit as ended:
+        if isinstance(ended, Stopped):
+            print(
+                f"{ended.signal_name}: finished runs stay, the one in work was not published; the same command goes on",
+                file=sys.stderr,
+            )
+        return ended.code if isinstance(ended.code, int) else 1
     return 0
 
 
-def sweep(words: list[str]) -> int:
-    """`-m` and Hydra's other flags: Hydra composes and launches, each job runs one stage.
+def multirun(words: list[str]) -> int:
+    """`-m`: one stage for each of several values, all composed before the first begins.
 
-    Each job of a `-m` is composed once before the first begins, so that a wrong one stops all with one sentence.
+    Runs are a plan of one level; their folders are printed. The status is 1 where one failed, else 75 where one is
+    unfinished.
     """
-    import hydra
-
-    several = bool({"-m", "--multirun"} & set(words))
-    asked = [word for word in words if not word.startswith("-") and (several or "=" in word)]
-    every: dict[str, Any] = {}
     try:
         words, every = split_every(spelled_out(words))
-        asked, _ = split_every(spelled_out(asked))
-        for job_words in jobs(asked):
-            with_every(compose(job_words), every)
+        first, *others = jobs(words)
+        configs: list[Any] = [with_every(config, every) for config in (compose(first), *map(composed, others))]
     except PipelineError as error:
-        if several or isinstance(error, Unreadable):  # --cfg shows what is incomplete, too
+        print(f"error: {sentence(error)}", file=sys.stderr)
+        return 1
+    if not all(isinstance(config, RunStage) for config in configs):
+        return worst([run_stage(partial(replace, config)) for config in configs])
+    statuses: list[int] = []
+
+    def make_all(_: Stage, result: Callable[[str], None]) -> None:
+        runs, held = [build(config) for config in configs], None
+        try:
+            with launch(configs[0].launcher, runs) as execute:
+                failed = execute(runs)
+        except Held as error:
+            held, failed = error, error.failed
+        for folder in dict.fromkeys(run.folder for run in runs if why_not_finished(run) is None):
+            result(str(folder))
+        for name, reason in failed.items():
+            print(f"error: {name}: {reason}", file=sys.stderr)
+        if held is not None:
+            print(held, file=sys.stderr)
+        statuses.append(1 if failed else UNFINISHED if held else 0)
+
+    return worst([run_stage(lambda: configs[0], make_all), *statuses])
+
+
+def composed(words: list[str]) -> Stage:
+    """As compose, where a thousand commands differ in few options."""
+    if any(word.startswith(("+", "~")) or "@" in word.partition("=")[0] for word in words):
+        return compose(words)
+    return stage_of({one.key_or_group: one.value() for one in map(parsed, words)})
+
+
+parsed = lru_cache(maxsize=4096)(parse)
+
+
+def worst(statuses: Iterable[int]) -> int:
+    """Of several commands: interrupted, failed, unfinished, done."""
+    found = set(statuses)
+    return next((status for status in (130, 1, UNFINISHED) if status in found), max(found, default=0))
+
+
+def hydra_flags(words: list[str]) -> int:
+    """Hydra's other flags, --cfg and --info, which show a command and run nothing."""
+    import hydra
+
+    try:
+        words, every = split_every(spelled_out(words))
+        with_every(compose([word for word in words if not word.startswith("-") and "=" in word]), every)
+    except PipelineError as error:
+        if isinstance(error, Unreadable):  # --cfg shows what is incomplete, too
             print(f"error: {sentence(error)}", file=sys.stderr)
             return 1
-    states: list[int] = []
+    statuses: list[int] = []
 
     @hydra.main(config_path=str(conf.folder()), config_name="config", version_base="1.3")
     def job(config: Any) -> None:
-        if several:
-            from hydra.core.hydra_config import HydraConfig
-
-            record = Path(HydraConfig.get().sweep.dir) / "multirun.yaml"  # which Hydra wrote
-            write_atomically(
-                record, OmegaConf.to_yaml(without_credentials(OmegaConf.to_container(OmegaConf.load(record))))
-            )
-        states.append(run_stage(lambda: with_every(to_stage(config), every)))
+        statuses.append(run_stage(lambda: with_every(to_stage(config), every)))
 
     ours = [word for word in words if "=" in word and not word.startswith("-")]
     flags = [word for word in words if word not in ours]  # Hydra wants them together
     sys.argv = [sys.argv[0], *flags, *ours, *conf.searchpath()]
     job()
-    return max(states, default=0)
+    return worst(statuses)
 
 
 def main(words: list[str] | None = None) -> int:
@@ -134,17 +208,31 @@ def main(words: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if {"-h", "--help"} & set(words):
-        print(usage())
+        asked = [word for word in words if not word.startswith("-")]
+        try:
+            print(manual(asked) if asked else usage())
+        except PipelineError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
         return 0
     if "--version" in words:
         from importlib.metadata import version
 
         print(f"pipeline {version('pipeline')}")
         return 0
-    if any(word.startswith("-") for word in words):
-        return sweep(words)
-    return run_stage(lambda: compose(words))
+    with listening():
+        flags = {word for word in words if word.startswith("-")}
+        if flags and flags <= {"-m", "--multirun"}:
+            return multirun([word for word in words if word not in flags])
+        if flags:
+            return hydra_flags(words)
+        return run_stage(lambda: compose(words))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    status = main()
+    for _number in (signal.SIGTERM, signal.SIGUSR1):  # all is done: Python's own end takes a while, without handlers
+        signal.signal(_number, signal.SIG_IGN)
+    end_all(status)
+    sys.exit(status)

@@ -12,3 +12,12 @@ class PipelineError(ValueError):
     def __init__(self, message: str = "", shown: str = "") -> None:
         super().__init__(message)
         self.shown = shown
+
+
+class Held(PipelineError):
+    """Another process makes the run, and this one is not to wait: the same command goes on later (exit status 75).
+
+    `failed`: of several runs those that failed, run name -> reason.
+    """
+
+    failed: dict[str, str] = {}

@@ -22,6 +22,12 @@ KEPT = ".digests"  # in runs_dir
 SETTLED_NS = 2 * 10**9  # the coarsest clock of a file system, FAT's, ticks every two seconds
 
 
+def shipped_conf() -> Path:
+    """conf/ as shipped in the wheel, else that of the checkout."""
+    package = Path(__file__).parent
+    return package / "conf" if (package / "conf").is_dir() else package.parents[1] / "conf"
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write beside, flush to disk, rename: a reader sees the old file or the new one, never half of it."""
     beside = path.with_name(path.name + ".part")

@@ -50,7 +50,7 @@ from pipeline.config import conf
 from pipeline.data import benchmarks
 config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
 conf.folder = lambda: Path(sys.argv[1])
-benchmarks.LANGUAGES = {"sw": benchmarks.LANGUAGES["sw"]}
+benchmarks.MGSM = ("sw",)
 from pipeline import __main__
 sys.exit(__main__.main(sys.argv[2:]))
 """

@@ -14,7 +14,7 @@ from made_up import Scripted, asked, choice, problem, write_rows
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate import code_eval
-from pipeline.evaluate.code_eval import Ending, Outcome
+from pipeline.evaluate.code_eval import Ending, Execution
 from pipeline.evaluate.score import load_tasks, score
 from pipeline.evaluate.tasks import task_definitions
 
@@ -117,21 +117,21 @@ def test_the_outcome_is_decided_by_how_the_process_ended() -> None:
     def of(status: int, line: str) -> str:
         return repr(code_eval.outcome_of(status, line.encode(), "nonce"))
 
-    passed, killed = repr(Outcome(Ending.PASSED)), repr(Outcome(Ending.KILLED))
+    passed, killed = repr(Execution(Ending.PASSED)), repr(Execution(Ending.KILLED))
     assert of(0, "nonce passed") == passed
     assert [of(1, "nonce passed"), of(-9, "nonce passed"), of(0, "other passed"), of(0, "passed")] == [killed] * 4
     assert [of(0, "nonce passed twice"), of(0, "nonce raised KeyError"), of(0, ""), of(1, "nonce")] == [killed] * 4
-    assert of(1, "nonce raised KeyError") == repr(Outcome(Ending.RAISED, "KeyError"))
+    assert of(1, "nonce raised KeyError") == repr(Execution(Ending.RAISED, "KeyError"))
     for name in ("passed", "print", "__doc__", "Exception\nsecret", "wandb0123456789"):  # no built-in exceptions
-        assert of(1, f"nonce raised {name}") == repr(Outcome(Ending.RAISED, "Exception"))
-    assert of(-signal.SIGXCPU, "") == repr(Outcome(Ending.TIMED_OUT))
-    assert of(1, "nonce unconfined no Landlock") == repr(Outcome(Ending.UNCONFINED, "no Landlock"))
+        assert of(1, f"nonce raised {name}") == repr(Execution(Ending.RAISED, "Exception"))
+    assert of(-signal.SIGXCPU, "") == repr(Execution(Ending.TIMED_OUT))
+    assert of(1, "nonce unconfined no Landlock") == repr(Execution(Ending.UNCONFINED, "no Landlock"))
 
 
 def test_a_program_sees_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", "secret")
     program = "import os\nassert not os.environ.get('SOME_TOKEN')\nassert os.getcwd() == '/'"
-    assert code_eval.run(program) == Outcome(Ending.PASSED)
+    assert code_eval.run(program) == Execution(Ending.PASSED)
 
 
 # Raises an error named after the key, where any process' environment shows one.
@@ -224,7 +224,7 @@ def test_without_landlock_and_secrets_programs_run(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
     code_eval.check_confinement()
-    assert code_eval.run("assert open('/proc/self/environ').read() == ''") == Outcome(Ending.PASSED)
+    assert code_eval.run("assert open('/proc/self/environ').read() == ''") == Execution(Ending.PASSED)
 
 
 @pytest.mark.usefixtures("without_landlock")
@@ -238,7 +238,7 @@ def test_a_program_of_root_has_no_capabilities(tmp_path: Path) -> None:
 
 def test_confinement_is_tried_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_eval, "has_landlock", lambda: True)
-    monkeypatch.setattr(code_eval, "run", lambda program, *_: Outcome(Ending.PASSED))
+    monkeypatch.setattr(code_eval, "run", lambda program, *_: Execution(Ending.PASSED))
     with pytest.raises(PipelineError, match=r"could reach the network, write files, .* on this machine"):
         code_eval.check_confinement()
 

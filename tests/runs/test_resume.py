@@ -8,7 +8,7 @@ import pytest
 from small_runs import a_run, writes
 
 from pipeline.runs import resume
-from pipeline.runs.lease import lock_of
+from pipeline.runs.lease import Lease, take
 from pipeline.runs.make import make_once
 from pipeline.runs.run import Run
 
@@ -86,10 +86,11 @@ def test_another_of_its_label_that_could_go_on_is_named_unless_it_is_in_work(
     told = capsys.readouterr().err
     assert told.startswith(f"{asked.name} begins anew: an unfinished data-x differs in seed 1 -> 2; ")
     assert f"after step 3 stays in {left.work}" in told
-    with lock_of(left.work):
-        assert resume.in_use(left.work)
-        resume.begin(asked)
-    assert capsys.readouterr().err == "" and not resume.in_use(left.work)
+    lease = take(left.workplace)
+    assert isinstance(lease, Lease)
+    resume.begin(asked)
+    lease.release()
+    assert capsys.readouterr().err == ""
 
 
 def test_what_is_forgotten_is_not_used(tmp_path: Path) -> None:

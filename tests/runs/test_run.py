@@ -103,9 +103,13 @@ def test_the_hash_changes_exactly_with_what_decides_results(name: str) -> None:
     [
         (
             "data",
-            "runs_dir redo launcher threads group data_root expert.name expert.side expert.sources.orca_math.paper",
+            "runs_dir redo launcher.name threads group data_root expert.name expert.side "
+            "expert.sources.orca_math.paper",
         ),
-        ("sft", "runs_dir redo launcher tracking.mode model.path model.name sft.name data.size expert.name data_root"),
+        (
+            "sft",
+            "runs_dir redo launcher.name tracking.mode model.path model.name sft.name data.size expert.name data_root",
+        ),
         ("eval", "checkpoint data_root eval.name eval.batch_size"),
         ("layer_swap", "merge.math merge.language"),
         ("soup", "merge.experts"),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,6 +22,7 @@ from pipeline.config.stages import DataStage, Tracking
 from pipeline.errors import PipelineError
 from pipeline.runs import tracking
 from pipeline.runs.make import make_once
+from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.runs.tracking import Tracker, mode, open_run
 
@@ -101,7 +105,11 @@ def test_a_run_is_known_by_hash_and_attempt_and_tagged(tmp_path: Path, monkeypat
     asked = recorded.asked
     assert asked["id"] == f"{run.hash[:32]}-1" and asked["name"] == run.name
     assert (asked["group"], asked["job_type"], asked["mode"]) == ("sandbox", "data", "offline")
-    assert asked["dir"] == str(run.work) and asked["resume"] == "allow" and asked["project"] == Tracking().project
+    assert (
+        Path(asked["dir"]).parent == run.workplace
+        and asked["resume"] == "allow"
+        and asked["project"] == Tracking().project
+    )
     assert asked["config"]["seed"] == 0 and asked["config"]["parents"] == {}
     assert "sesame" not in json.dumps(asked["config"])
     assert recorded.exit_code == 0
@@ -121,18 +129,50 @@ def test_a_run_finishes_as_failed_on_every_error(error: type, tmp_path: Path, mo
     assert recorded.exit_code == 1
 
 
-def test_a_server_that_cannot_be_had_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_cannot_be_had_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     import wandb
 
     def refuses(**_: Any) -> None:
         raise wandb.errors.CommError("no route")
 
     monkeypatch.setattr(wandb, "init", refuses)
-    with (
-        pytest.raises(PipelineError, match=r"W&B opened no run \(no route\): tracking.mode=offline does without"),
-        open_run(tmp_path, Tracking(mode="offline")),
-    ):
-        pass
+    with open_run(tmp_path, Tracking(mode="offline")) as tracker:
+        tracker.log({"loss": 1.0}, step=1)
+        tracker.summary({"score": 1.0})
+    told = capfd.readouterr().err
+    assert told.count("warning: ") == 1 and "W&B opened no run (no route); the run goes on without it" in told
+
+
+def test_a_service_that_dies_ends_nothing_and_the_next_run_has_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As when a signal goes to the whole tree: W&B's process is the first to end."""
+
+    def dies(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
+        tracker.log({"loss": 1.0}, step=1)
+        for pid in children(os.getpid()):
+            if "wandb-core" in Path(f"/proc/{pid}/cmdline").read_text():
+                os.kill(pid, signal.SIGKILL)
+        for step in range(2, 8):
+            tracker.log({"loss": 1.0}, step=step)
+            time.sleep(0.1)
+        tracker.summary({"score": 1.0})
+        return {}
+
+    folder = make_once(a_run(tmp_path, tracking=Tracking(mode="offline")), dies)
+    assert read_manifest(folder) is not None
+    told = capfd.readouterr().err
+    assert told.count("warning: W&B failed (") == 1 and "Traceback" not in told
+    after = a_run(tmp_path, tracking=Tracking(mode="offline"), seed=1)
+    (file,) = make_once(after, lambda *_: {}).glob("wandb/offline-run-*/*.wandb")
+    assert any(record.WhichOneof("record_type") == "exit" for record in records(file))
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(word) for path in tasks for word in path.read_text().split()]
 
 
 def records(file: Path) -> Iterator[Any]:
@@ -231,7 +271,7 @@ def test_no_credential_of_a_url_is_written(
     assert main([*words, f"expert.sources.own.url={url}"]) == 1  # its = and ? are no override without quotes
     assert main([*words, f"data.benchmarks={tmp_path}/root"]) == 1  # not reached
     assert sys.argv == ["pipeline", *words, local]
-    assert main(["-m", *words, local, "seed=3", "tracking.mode=disabled"]) == 0  # Hydra keeps the words of a -m
+    assert main(["-m", *words, local, "seed=3", "tracking.mode=disabled"]) == 0
     files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
     assert len([path for path in files if path.suffix == ".wandb"]) == 3
     for path in files:
@@ -239,7 +279,7 @@ def test_no_credential_of_a_url_is_written(
     told = capfd.readouterr()
     assert told.err.count("error: ") == 3
     assert not [secret for secret in SECRETS if secret in told.out + told.err]
-    for name, count in {"data_card.md": 2, "manifest.json": 2, "multirun.yaml": 1}.items():
+    for name, count in {"data_card.md": 2, "manifest.json": 2}.items():
         named = [path for path in files if path.name == name and "wandb" not in path.parts]
         assert len(named) == count and all("http://127.0.0.1:9/rows.jsonl" in path.read_text() for path in named)
 

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from filelock import FileLock
 from tiny_words import FEW
 
 from pipeline.config.compose import compose
@@ -19,6 +18,7 @@ from pipeline.config.evaluation import Measure
 from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.runs.find import find
+from pipeline.runs.lease import leased
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import runs_behind
 from pipeline.study.execute import one
@@ -309,10 +309,10 @@ def test_clean_tells_first_and_then_frees_what_nothing_needs(
 
 def test_work_that_is_held_or_can_go_on_is_left(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
     held, resumable = tmp_path / ".work" / ("c" * 64), tmp_path / ".work" / ("d" * 64)
-    (resumable / "resume/step-7").mkdir(parents=True), held.mkdir(parents=True)
-    (resumable / "resume.json").write_text(json.dumps({"step": 7, "files": {}}))
+    (resumable / "12ab/resume/step-7").mkdir(parents=True), (held / "34cd").mkdir(parents=True)
+    (resumable / "12ab/resume.json").write_text(json.dumps({"step": 7, "files": {}}))
     words = ["stage=clean", f"runs_dir={tmp_path}", "clean.hours=0"]
-    with FileLock(f"{held}.lock"):
+    with leased(held, "held"):
         assert "0 folders would be freed" in call(*words).out
         told = call(*words, "clean.resume_points=true").out
     assert "an interrupted run, with a resume point after step 7" in told and str(held) not in told
@@ -341,7 +341,7 @@ def snapshots_of(folder: Path) -> Any:
 def test_what_is_in_use_is_left_and_the_rest_is_freed(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
     first, held, last = (finished_with_a_snapshot(tmp_path, letter) for letter in "abc")
     (tmp_path / ".work").mkdir()
-    with FileLock(tmp_path / ".work" / f"{'b' * 64}.lock"):
+    with leased(tmp_path / ".work" / ("b" * 64), "held"):
         told = call("stage=clean", f"runs_dir={tmp_path}", "clean.dry_run=false")
     assert told.status == 0 and told.out.count("in use: left") == 1 and "2.0 MB in 2 folders freed" in told.out
     assert [(one / "snapshots/step-2").exists() for one in (first, held, last)] == [False, True, False]

@@ -16,17 +16,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from filelock import FileLock
 from transformers import TrainerCallback
 
 from pipeline.config.compose import compose
 from pipeline.config.training import Sft
 from pipeline.files import sha256
-from pipeline.runs import resume
+from pipeline.runs import resume, state
+from pipeline.runs.lease import Lease, take
 from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
-from pipeline.runs.run import Run
+from pipeline.runs.stop import UNFINISHED
 from pipeline.study.execute import stage_function
+from pipeline.study.graph import ordered
 from pipeline.study.stages import build
 from pipeline.train import checkpoints, stage, watchdog
 from pipeline.train.processes import Relay, stopped_together, together
@@ -94,9 +95,8 @@ def words(base: Path, world: Path) -> Callable[..., list[str]]:
 
 def made(command: list[str]) -> Path:
     run = build(compose(command))  # type: ignore[arg-type]
-    for parent in run.parents.values():
-        if isinstance(parent, Run):
-            make_once(parent, stage_function(parent))
+    for parent in ordered([run])[:-1]:
+        make_once(parent, stage_function(parent))
     return make_once(run, stage_function(run))
 
 
@@ -177,9 +177,8 @@ def test_killed_for_good_and_taken_up_in_another_process(words: Callable[..., li
     expected = results(made(words(tmp_path / "whole", *long)))
     command = words(tmp_path / "killed", *long)
     run: Any = build(compose(command))  # type: ignore[arg-type]
-    for parent in run.parents.values():
-        if isinstance(parent, Run):
-            make_once(parent, stage_function(parent))
+    for parent in ordered([run])[:-1]:
+        make_once(parent, stage_function(parent))
     process = subprocess.Popen(
         [sys.executable, "-m", "pipeline", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -197,14 +196,13 @@ def test_killed_for_good_and_taken_up_in_another_process(words: Callable[..., li
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_stops_it_with_a_resume_point_and_a_status_of_its_own(
     number: signal.Signals, words: Callable[..., list[str]], at_step: Callable[..., None], tmp_path: Path,
-    call: Callable[..., SimpleNamespace], capfd: pytest.CaptureFixture[str], whole: dict[str, Any],
+    call: Callable[..., SimpleNamespace], whole: dict[str, Any],
 ) -> None:  # fmt: skip
     command = words(tmp_path / "runs", "sft.resume_minutes=null")
     at_step(3, lambda model: os.kill(os.getpid(), number))
-    with pytest.raises(SystemExit) as stopped:
-        call(*command)
-    assert stopped.value.code == resume.UNFINISHED == 75
-    assert f"{number.name}: math-full-s0" in capfd.readouterr().err
+    told = call(*command)
+    assert told.status == UNFINISHED == 75 and told.out == ""
+    assert f"{number.name}: math-full-s0" in told.err and told.err.count("the same command goes on") == 1
     assert signal.getsignal(number) == signal.SIG_DFL  # outside of a training it does what it always does
     record = resume.read(build(compose(command)).work)  # type: ignore[arg-type]
     assert record is not None and record["step"] == 3
@@ -223,24 +221,23 @@ def whole_and_stopped(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
         disturb(patch, 3 if rank else 0, lambda model: os.kill(os.getpid(), signal.SIGTERM))
         stage.train(other, other.work, Relay(None))
     record = resume.usable(other)
-    assert stopped.value.code == resume.UNFINISHED and record is not None and record["step"] == 3
+    assert stopped.value.code == UNFINISHED and record is not None and record["step"] == 3
     found.append(stage.train(other, other.work, Relay(None)))
     if rank == 0:
         told = [facts_of(facts, one.work) for facts, one in zip(found, (run, other), strict=True)]
         (work / "told.json").write_text(json.dumps([told, found[1]["resumed"]]))
-    raise SystemExit(resume.UNFINISHED)
+    raise SystemExit(UNFINISHED)
 
 
 def test_two_processes_stop_together_and_go_on_together(words: Callable[..., list[str]], tmp_path: Path) -> None:
     """Each process has its own sums and generators, and its own signals. What they end with is the status of all."""
     run: Any = build(compose(words(tmp_path / "whole", *WAYS["simultaneous"], "sft.processes=2")))  # type: ignore[arg-type]
-    for parent in run.parents.values():
-        if isinstance(parent, Run):
-            make_once(parent, stage_function(parent))
+    for parent in ordered([run])[:-1]:
+        make_once(parent, stage_function(parent))
     run.work.mkdir(parents=True)
     with pytest.raises(SystemExit) as ended:
         together(whole_and_stopped, run, tmp_path, Relay(None))  # type: ignore[arg-type]
-    assert ended.value.code == resume.UNFINISHED
+    assert ended.value.code == UNFINISHED
     (whole, stopped), resumed = json.loads((tmp_path / "told.json").read_text())
     assert whole == stopped and len(whole) > 3 and [one["step"] for one in resumed] == [3]
 
@@ -291,13 +288,14 @@ def test_a_resume_point_of_other_data_or_another_attempt_is_not_used(interrupted
 def test_a_resume_point_of_other_processes_is_refused(
     interrupted: list[str], call: Callable[..., SimpleNamespace]
 ) -> None:
-    record_file = build(compose(interrupted)).work / "resume.json"  # type: ignore[arg-type]
+    run = build(compose(interrupted))  # type: ignore[arg-type]
+    record_file = run.work / "resume.json"
     record = json.loads(record_file.read_text())
     record_file.write_text(json.dumps(record | {"processes": 2, "made_with": record["made_with"] | {"threads": 9}}))
     told = call(*interrupted)
     assert told.status == 1 and "was written by 2 processes and this is 1: start 2, or remove" in told.err
     assert told.err.splitlines()[-1].startswith("error: ")
-    assert record_file.is_file()
+    record_file = run.work / "resume.json"
     record_file.write_text(json.dumps(record | {"made_with": record["made_with"] | {"threads": 9}}))
     told = call(*interrupted)
     assert told.status == 0 and "goes on with another threads 9 -> 1: bits may differ" in told.err
@@ -306,10 +304,13 @@ def test_a_resume_point_of_other_processes_is_refused(
 def test_another_configuration_says_that_it_begins_anew(
     interrupted: list[str], call: Callable[..., SimpleNamespace]
 ) -> None:
-    work = build(compose(interrupted)).work  # type: ignore[arg-type]
+    run = build(compose(interrupted))  # type: ignore[arg-type]
+    work = run.work
     before = {path: path.stat().st_mtime_ns for path in work.rglob("*")}
-    with FileLock(f"{work}.lock"):  # a process is at it: it is not interrupted
-        assert "begins anew" not in call(*interrupted, "sft.learning_rate=3e-3").err
+    lease = take(run.workplace)  # a process is at it: it is not interrupted
+    assert isinstance(lease, Lease)
+    assert "begins anew" not in call(*interrupted, "sft.learning_rate=3e-3").err
+    lease.release()
     told = call(*interrupted, "sft.learning_rate=2e-3")
     assert told.status == 0 and told.err.count("begins anew") == 1
     (line,) = [line for line in told.err.splitlines() if "begins anew" in line]
@@ -356,6 +357,22 @@ def test_weights_that_are_no_numbers_are_not_kept(
     assert record is not None and record["step"] == 3
 
 
+def hangs(monkeypatch: pytest.MonkeyPatch, at_step: Callable[..., None], write: Path | None = None) -> list[int]:
+    """Have the third step take 5 s, in which a file grows where one is named; the statuses that ended it."""
+
+    def sleepy(model: Any) -> None:
+        for second in range(50):
+            time.sleep(0.1)
+            if write:
+                with open(next(write.glob("*/*/log.jsonl")).with_name("growing"), "a") as file:
+                    file.write(f"{second}")
+
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    at_step(3, sleepy)
+    return ended
+
+
 @pytest.mark.parametrize(
     ("minutes", "then"), [("0", "goes on from its resume point"), ("null", "begins anew: it has no resume point")]
 )
@@ -363,22 +380,43 @@ def test_no_step_for_long_ends_it_with_the_stacks_of_all_threads(
     minutes: str, then: str, words: Callable[..., list[str]], at_step: Callable[..., None], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    def sleepy(model: Any) -> None:
-        time.sleep(5)
-
-    ended: list[int] = []
-    monkeypatch.setattr(os, "_exit", ended.append)
-    at_step(3, sleepy)
+    ended = hangs(monkeypatch, at_step)
     folder = made(words(tmp_path / "runs", "sft.stall_minutes=0.05", f"sft.resume_minutes={minutes}"))
-    assert set(ended) == {resume.UNFINISHED}
+    assert ended[0] == UNFINISHED
     assert "sleepy" in (folder / "stalled-0.txt").read_text()
     told = capfd.readouterr().err
-    assert "no step for sft.stall_minutes=0.05" in told and f"the same command {then}" in told
+    assert "no step after 3 for sft.stall_minutes=0.05" in told and f"the same command {then}" in told
+
+
+def test_one_that_hangs_at_the_same_step_again_has_failed(
+    words: Callable[..., list[str]], at_step: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    command = words(tmp_path / "runs", "sft.stall_minutes=0.05")
+    run = build(compose(command))  # type: ignore[arg-type]
+    run.workplace.mkdir(parents=True)
+    for before, status in ((None, UNFINISHED), (2, UNFINISHED), (3, 1)):
+        state.write(run.workplace, stalled_at=before)
+        ended = hangs(monkeypatch, at_step)
+        made([*command, "redo=true"])
+        assert ended[0] == status
+        run.workplace.mkdir(parents=True, exist_ok=True)
+    assert "the attempt before hung there too, so that no job is requeued for it" in capfd.readouterr().err
+
+
+def test_what_grows_on_the_disk_does_not_hang(
+    words: Callable[..., list[str]], at_step: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resume point of an 8B model takes minutes to write."""
+    ended = hangs(monkeypatch, at_step, tmp_path / "runs/.work")
+    made(words(tmp_path / "runs", "sft.stall_minutes=0.03"))
+    assert ended == []
 
 
 def test_the_bar_counts_no_tokens_of_an_attempt_before(tmp_path: Path) -> None:
     """Of 1,000 tokens that a resume point brought and 300 of two seconds, the speed is 150 a second."""
-    told = Progress(tmp_path / "log.jsonl", SimpleNamespace(log=lambda *_, **__: None), "x", 4, Sft(name="x"))  # type: ignore[arg-type]
+    at: Any = SimpleNamespace(work=tmp_path, name="x", config=SimpleNamespace(sft=Sft(name="x")))
+    told = Progress(at, SimpleNamespace(log=lambda *_, **__: None), 4)  # type: ignore[arg-type]
     speeds = []
     for step, (tokens, seconds) in enumerate([(1000, 5.0), (1300, 7.0)], 3):
         told.bar.start_t = told.bar._time() - seconds

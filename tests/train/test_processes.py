@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from test_simultaneous import pure_loss
 
 from pipeline.errors import PipelineError
 from pipeline.train import stage
-from pipeline.train.processes import Relay, together
+from pipeline.train.processes import Relay, is_follower, launched, together
 from pipeline.train.simultaneous import Alternating
 from pipeline.train.trainer import Trainer
 
@@ -153,3 +154,35 @@ def test_fsdp2_on_a_cpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     recipe = tiny.recipe(processes=2, parallel="fsdp2", micro_batch_size=2)
     with pytest.raises(PipelineError, match="sft.parallel=fsdp2 needs GPUs: on a CPU accelerate falls back"):
         stage.arguments(tiny.stage(recipe), False, False, tmp_path)
+
+
+SRUN = {
+    "SLURM_STEP_NUM_TASKS": "5", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_JOB_ID": "812",
+    "SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1", "SLURM_STEP_NODELIST": "n[1-3]",
+}  # fmt: skip
+
+
+def test_a_task_of_srun_is_named_to_torch_as_torchrun_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scontrol").write_text(
+        "#!/bin/sh\n[ $2 = hostnames ] && echo n1 || echo NodeName=n1 NodeAddr=10.0.0.7\n"
+    )
+    (tmp_path / "scontrol").chmod(0o755)
+    given = {**SRUN, "CUDA_VISIBLE_DEVICES": "4,6", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    monkeypatch.setattr(os, "environ", given)
+    assert launched() == 5 and is_follower()
+    assert (given["RANK"], given["WORLD_SIZE"], given["LOCAL_WORLD_SIZE"]) == ("3", "5", "2")
+    assert (given["MASTER_ADDR"], 15000 <= int(given["MASTER_PORT"]) < 30000) == ("10.0.0.7", True)
+    assert (given["CUDA_VISIBLE_DEVICES"], given["LOCAL_RANK"]) == ("6", "0")
+    before = dict(given)
+    assert launched() == 5 and given == before
+
+
+def test_too_few_devices_or_no_scontrol_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {**SRUN, "SLURM_LOCALID": "2", "CUDA_VISIBLE_DEVICES": "0,1", "PATH": "/none"})
+    with pytest.raises(PipelineError, match="3 or more tasks on a node with 2 GPUs visible: give --ntasks-per-node"):
+        launched()
+    monkeypatch.setattr(os, "environ", {**SRUN, "PATH": "/none"})
+    with pytest.raises(PipelineError, match="scontrol does not say where the first is: start them with torchrun$"):
+        launched()
+    monkeypatch.setattr(os, "environ", {**SRUN, "SLURM_STEP_NUM_TASKS": "1"})
+    assert launched() is None

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from pipeline import languages
 from pipeline.config.merging import Merge
 from pipeline.config.stages import Stage
 from pipeline.errors import PipelineError
+from pipeline.files import shipped_conf
 
 TABLES = "tables"  # a folder of conf/ that is no group: Hydra would take a folder `table` for what table= chooses of
 CLAIMS = "claims"  # another: what papers claim, by table
@@ -24,10 +26,9 @@ METHODS: dict[str, type[Merge]] = {}
 ADDED: list[Path] = []  # folders of --config-dir
 
 
+@cache
 def folder() -> Path:
-    """conf/ as shipped in the wheel, else that of the checkout."""
-    package = Path(__file__).parents[1]
-    return package / "conf" if (package / "conf").is_dir() else package.parents[1] / "conf"
+    return shipped_conf()
 
 
 def folders() -> list[Path]:
@@ -43,7 +44,7 @@ def add(name: str) -> None:
     there = Path(name).resolve()
     if not there.is_dir():
         raise PipelineError(f"--config-dir={name} is no folder: give one with recipe/mine.yaml, tables/mine.yaml ...")
-    known = [group for group in (*groups(), TABLES) if group != "stage"]
+    known = [group for group in (*groups(), TABLES, languages.GROUP) if group != "stage"]
     for path in sorted(one for one in there.iterdir() if one.is_dir() and not one.name.startswith(".")):
         if path.name not in known:
             close = get_close_matches(path.name, known, n=1, cutoff=0.6)
@@ -52,6 +53,7 @@ def add(name: str) -> None:
         if twice := {option.stem for option in path.glob("*.yaml")} & set(options(path.name)):
             raise PipelineError(f"--config-dir={name}: {path.name}={min(twice)} is there already: call yours otherwise")
     ADDED.append(there)
+    languages.FOLDERS.append(there / languages.GROUP)
 
 
 def searchpath() -> list[str]:
@@ -74,7 +76,8 @@ def groups() -> list[str]:
 
 @lru_cache(maxsize=8)
 def _groups(there: Path, _: int) -> tuple[str, ...]:
-    return tuple(sorted(path.name for path in there.iterdir() if path.is_dir() and path.name not in (TABLES, CLAIMS)))
+    others = (TABLES, CLAIMS, languages.GROUP)
+    return tuple(sorted(path.name for path in there.iterdir() if path.is_dir() and path.name not in others))
 
 
 def table(name: str) -> Path:
@@ -127,6 +130,20 @@ def alone(group: str, option: str) -> bool:
     """Whether an option brings one part of its stage and nothing else: the part of its group's name."""
     path = file(group, option)
     return path is not None and group != "stage" and not _header(path, path.stat().st_mtime_ns)
+
+
+def plain(stage: str, group: str, option: str) -> Path | None:
+    """The file of an option that is `alone`, starts from no other and stays as it is in this stage; else None."""
+    path, whole = file(group, option), file("stage", stage)
+    if path is None or whole is None or not alone(group, option):
+        return None
+    own, shared = _keys(path, path.stat().st_mtime_ns), _keys(whole, whole.stat().st_mtime_ns)
+    return None if "defaults" in own or group in shared else path
+
+
+@lru_cache(maxsize=256)
+def _keys(path: Path, _: int) -> tuple[str, ...]:
+    return tuple(map(str, OmegaConf.load(path)))
 
 
 @lru_cache(maxsize=256)

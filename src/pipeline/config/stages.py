@@ -33,6 +33,7 @@ __all__ = [
     "Expert",
     "Export",
     "ExportStage",
+    "Launcher",
     "Measure",
     "Merge",
     "MergeStage",
@@ -52,6 +53,7 @@ __all__ = [
     "ShowStage",
     "Source",
     "Stage",
+    "Status",
     "StatusStage",
     "SweepStage",
     "TableStage",
@@ -73,6 +75,28 @@ class Tracking:
 
 
 @dataclass
+class Launcher:
+    """Where the runs of a plan are made: by processes of this machine, or by Slurm as arrays of jobs."""
+
+    name: str = knob("local", options=("local", "slurm"))
+    workers: int | None = knob(None, low=1)  # processes; null: cores // threads, one a GPU where there are some
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    gpus: int | None = knob(None, low=0)  # a job; null: what its runs ask for
+    time: str | None = None  # a job's limit, as sbatch takes it; null: the partition's
+    memory: str | None = None  # a job's, as sbatch takes it, 64G
+    setup: list[str] | None = None  # lines of bash before the program: module load, source activate
+    wrap: str | None = None  # what the program is started with: apptainer exec --nv IMAGE
+    scratch: str | None = None  # TMPDIR of a job, on the node: $SLURM_TMPDIR
+    hf_home: str | None = None
+    options: list[str] | None = None  # more of sbatch: [--constraint=a100]
+    batch_minutes: float = knob(60.0, low=0)  # runs of a class are put into one job up to this
+    requeues: int = knob(20, low=0)  # of a job, at most
+    retry_failed: bool = True  # whether what failed is submitted again
+
+
+@dataclass
 class Clean:
     """What stage=clean frees, and what it leaves."""
 
@@ -86,7 +110,7 @@ class Stage:
     stage: str = MISSING
     runs_dir: str = knob("runs", hashed=False)
     tracking: Tracking = part(Tracking, hashed=False)
-    launcher: str = knob("local", options=("local",), hashed=False)
+    launcher: Launcher = part(Launcher, hashed=False)
 
 
 @dataclass
@@ -235,8 +259,15 @@ class PrefetchStage(TableStage):
 
 
 @dataclass
+class Status:
+    """How stage=status is printed."""
+
+    json: bool = False  # as JSON, a list of runs
+
+
+@dataclass
 class StatusStage(Stage):
-    pass
+    status: Status = part(Status)
 
 
 @dataclass

@@ -55,6 +55,11 @@ def stage_of(words: Mapping[str, Any]) -> Stage:
         for group, option in chosen.items()
         if f"{group}={option}" not in whole
     }
+    for group, part in parts.items() if place in _composed else ():
+        if part not in _parts and (
+            alone := of_option(getattr(_composed[place][1], group), str(words.get("stage")), part)
+        ):
+            _parts[part] = alone
     if place not in _composed or not _parts.keys() >= set(parts.values()):
         stage = compose(as_words({**chosen, **values}), without)
         _composed[place] = values, stage
@@ -68,6 +73,23 @@ def stage_of(words: Mapping[str, Any]) -> Stage:
         return compose(as_words(words))  # a mapping is laid over the one that is there
     changed |= mappings
     return with_values(replace(stage, **{group: _parts[part] for group, part in parts.items()}), changed)
+
+
+def of_option(like: Any, stage: str, part: tuple[Any, ...]) -> Any:
+    """The part of a stage that an option brings, read from its file alone, `like` being that of another option; None
+    where only composing tells. A tenth of the time."""
+    _, _, group, option, *_ = part
+    path = conf.plain(stage, group, str(option))
+    if path is None or not is_dataclass(like):
+        return None
+    try:
+        node = OmegaConf.merge(OmegaConf.structured(type(like)), OmegaConf.load(path))
+        found = None if OmegaConf.missing_keys(node) else OmegaConf.to_object(node)
+    except OmegaConfBaseException:
+        return None
+    if found is not None:
+        check(found, f"{group}.")
+    return found
 
 
 def as_words(words: Mapping[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ from pipeline.data.benchmark_files import scored
 from pipeline.data.load import open_rows, readable_errors
 from pipeline.data.sources import Row
 from pipeline.errors import PipelineError
-from pipeline.languages import LANGUAGES
+from pipeline.languages import MGSM, language
 
 if TYPE_CHECKING:
     from pipeline.hub.lock import Lock
@@ -55,14 +55,14 @@ def hub_sources() -> Iterator[tuple[str, Source]]:
     def source(hub: str, config: str, split: str = "test") -> Source:
         return Source(hub=hub, hub_config=config, split=split, rows="text", file="")
 
-    for language in LANGUAGES.values():
-        flores_plus = "cmn_Hans" if language.code == "zh" else language.flores
-        yield "mgsm", source("juletxara/mgsm", language.code)
-        yield "belebele", source("facebook/belebele", language.flores)
+    for spoken in map(language, MGSM):
+        flores_plus = "cmn_Hans" if spoken.code == "zh" else spoken.flores
+        yield "mgsm", source("juletxara/mgsm", spoken.code)
+        yield "belebele", source("facebook/belebele", spoken.flores)
         yield "flores", source("openlanguagedata/flores_plus", flores_plus, "dev")
         yield "flores", source("openlanguagedata/flores_plus", flores_plus, "devtest")
-        if language.code != "th":  # Global MMLU has no Thai
-            yield "global_mmlu", source("CohereLabs/Global-MMLU", language.code)
+        if spoken.code != "th":  # Global MMLU has no Thai
+            yield "global_mmlu", source("CohereLabs/Global-MMLU", spoken.code)
     yield "mbpp", source("google-research-datasets/mbpp", "full")
 
 

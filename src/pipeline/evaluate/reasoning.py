@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from pipeline.evaluate.metrics import last_number, share_in
-from pipeline.languages import LANGUAGES, language
+from pipeline.languages import MGSM, language
 
 LETTERS = 10  # an answer of fewer letters has no language
 
@@ -159,16 +159,16 @@ def identifier() -> Any:
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     found = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-    found.set_languages(list(LANGUAGES))
+    found.set_languages(list(MGSM))
     return found
 
 
 def told_by(code: str) -> str:
     """What tells a language: "script" where no other that MGSM has is written in it, or where nothing else can tell (a
-    constructed language, of which no identifier knows); "py3langid" among those of one script."""
+    language that MGSM does not have); "py3langid" among MGSM's of one script."""
     spoken = language(code)
-    others = [other for other in LANGUAGES.values() if set(other.scripts) & set(spoken.scripts)]
-    return "script" if spoken.constructed or others == [spoken] else "py3langid"
+    alike = [other for other in MGSM if set(language(other).scripts) & set(spoken.scripts)]
+    return "script" if code not in MGSM or alike == [code] else "py3langid"
 
 
 def in_language(text: str, code: str) -> bool | None:

@@ -139,7 +139,7 @@ def task_definitions(
 def _mgsm(ask: Ask) -> list[Definition]:
     """MGSM with worked answers in the question's language (the papers'), worked in English, or bare answers."""
     kind = {"mgsm": "native_cot", "mgsm_en_cot": "en_cot", "mgsm_direct": "direct"}[ask.task]
-    theirs = stock(ask, f"mgsm/{kind}/mgsm_{kind}_{ask.language.stock}.yaml")
+    theirs = stock(ask, f"mgsm/{kind}/mgsm_{kind}_{ask.language.mgsm or ask.language.stock}.yaml")
     body: Row = {"include": [str(theirs), str(ours("mgsm"))]}
     if ask.data_root:
         columns = {"question": str, "answer_number": int}
@@ -168,7 +168,7 @@ def _belebele(ask: Ask) -> list[Definition]:
 
 
 def _global_mmlu(ask: Ask) -> list[Definition]:
-    code = ask.language.stock
+    code = ask.language.global_mmlu or ask.language.stock
     theirs = stock(ask, f"global_mmlu/full/{code}/_{code}_template_yaml")
     body: Row = {"include": [str(theirs), str(ours("global_mmlu"))]}
     if ask.data_root:

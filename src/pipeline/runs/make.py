@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -16,9 +15,10 @@ from typing import Any
 from pipeline.errors import PipelineError
 from pipeline.files import fingerprints
 from pipeline.hub.lock import read_lock
+from pipeline.runs import state
 from pipeline.runs.disk import check_disk
 from pipeline.runs.folders import finished_names
-from pipeline.runs.lease import lock_of
+from pipeline.runs.lease import Lease, leased, left
 from pipeline.runs.manifest import MANIFEST, Ancestor, Malformed, Manifest, read_manifest
 from pipeline.runs.provenance import environment, git_state, machine, versions
 from pipeline.runs.run import External, Folder, Run, changes
@@ -67,41 +67,44 @@ def make_once(
     """Make the run unless it is finished, and give its folder.
 
     `stage` works in the run's work folder and gives the facts of the manifest; `bytes_needed` says what it will write.
-    On one host two processes that ask for the same run meet at its lock: one works, the other waits and uses the
-    result.
+    Two processes that ask for the same run, on one host or two, meet at its lease: one works, the other waits and uses
+    the result.
+
+    Raises:
+        Held: another process makes it, and this one is in an allocation, where it does not wait.
     """
-    from filelock import Timeout
-
-    run.work.parent.mkdir(parents=True, exist_ok=True)
-    lock = lock_of(run.work)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        print(f"{run.name}: another process is making it; waiting", file=sys.stderr)
-        lock.acquire()
-    try:
-        if (run.work / MANIFEST).is_file():
-            publish(run.work, run.folder)  # killed between its manifest and its rename
-        if not run.config.redo and why_not_finished(run) is None:
-            check_unchanged(run.folder)
+    with leased(run.workplace, run.name) as lease:
+        run.lease = lease.of.id
+        try:
+            if (left(run.workplace) / MANIFEST).is_file():
+                lease.take_over()
+                publish(lease, run.folder)  # killed between its manifest and its rename
+            if not run.config.redo and why_not_finished(run) is None:
+                check_unchanged(run.folder)
+                state.forget(run.workplace)
+                return run.folder
+            if run.folder.exists() and read_manifest(run.folder) is None:
+                raise PipelineError(
+                    f"{run.folder} has no {MANIFEST}, so no run made it: move it away, its name is this run's"
+                )
+            for parent in run.parents.values():
+                check_unchanged(parent.folder)
+                if isinstance(parent, External) and parent.hub in read_lock(run.runs_dir).models:
+                    read_lock(run.runs_dir).check_model(parent.hub)
+            check_disk(run, bytes_needed(run))
+            lease.take_over()
+            with state.told(run.workplace, lease.of, run.name, run.config.stage):
+                _make(run, lease, stage, next_attempt(run), predicted_seconds)
+            state.forget(run.workplace)
             return run.folder
-        if run.folder.exists() and read_manifest(run.folder) is None:
-            raise PipelineError(
-                f"{run.folder} has no {MANIFEST}, so no run made it: move it away, its name is this run's"
-            )
-        for parent in run.parents.values():
-            check_unchanged(parent.folder)
-            if isinstance(parent, External) and parent.hub in read_lock(run.runs_dir).models:
-                read_lock(run.runs_dir).check_model(parent.hub)
-        check_disk(run, bytes_needed(run))
-        attempt = next_attempt(run)
-        _make(run, stage, attempt, predicted_seconds)
-        return run.folder
-    finally:
-        lock.release()
+        except OSError:
+            lease.check()  # where another took it over, its folder was renamed: that is the reason
+            raise
+        finally:
+            run.lease = None
 
 
-def _make(run: Run, stage: Stage, attempt: int, predicted: float | None) -> None:
+def _make(run: Run, lease: Lease, stage: Stage, attempt: int, predicted: float | None) -> None:
     from pipeline.runs import resume
     from pipeline.runs.tracking import tracked
 
@@ -134,11 +137,17 @@ def _make(run: Run, stage: Stage, attempt: int, predicted: float | None) -> None
         },
     )
     manifest.write(run.work)
-    publish(run.work, run.folder)
+    publish(lease, run.folder)
 
 
-def publish(work: Path, folder: Path) -> None:
-    """Rename the finished work folder to its place; what was there (an earlier attempt) goes first to the work side."""
+def publish(lease: Lease, folder: Path) -> None:
+    """Rename the finished work folder to its place; what was there (an earlier attempt) goes first to the work side.
+
+    Raises:
+        Lost: another process took the lease over.
+    """
+    work = lease.folder
+    lease.check()
     old = work.with_name(f"{work.name}.replaced")
     shutil.rmtree(old, ignore_errors=True)
     if folder.is_dir():

@@ -9,19 +9,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 from pipeline.files import write_atomically
 from pipeline.hub.addresses import without_credentials
-from pipeline.runs.lease import lock_of
+from pipeline.runs.lease import holder, left
 from pipeline.runs.run import Run, changes
 from pipeline.runs.unchanged import content, next_attempt
 
-UNFINISHED = 75  # exit status (EX_TEMPFAIL): the same command goes on. Slurm scripts requeue on it
-STOPPING = (signal.SIGTERM, signal.SIGUSR1)  # what asks a training to stop with a resume point
 RECORD, FOLDER, SNAPSHOTS = "resume.json", "resume", "snapshots"
 
 
@@ -87,22 +84,11 @@ def begin(run: Run) -> float:
     return float(record["seconds"])
 
 
-def in_use(work: Path) -> bool:
-    """Whether a process on this host is making the run of this work folder."""
-    from filelock import Timeout
-
-    try:
-        with lock_of(work).acquire(timeout=0):
-            return False
-    except Timeout:
-        return True
-
-
 def tell_of_others(run: Run) -> None:
     """A run that begins anew says so where one of its label, interrupted, could go on: a knob may have slipped."""
-    for work in sorted(run.work.parent.glob("*")):
-        record = read(work) if work.is_dir() and work != run.work else None
-        if record is None or record.get("label") != run.label or in_use(work):
+    for workplace in sorted(path for path in run.workplace.parent.glob("*") if path.is_dir()):
+        record = read(work := left(workplace)) if workplace != run.workplace else None
+        if record is None or record.get("label") != run.label or holder(workplace):
             continue
         differ = ", ".join(changes(record["decided_by"], run.decided_by))
         print(

@@ -2,7 +2,7 @@
 
 Its folder is `runs_dir/<label>-<hash>` with eight digits of the hash (twelve where another run has the same eight; the
 manifest has all). Its manifest is written last, so that a folder with a manifest is finished. Work happens in
-`runs_dir/.work/<hash>`, and one atomic rename publishes it (runs/make.py).
+`runs_dir/.work/<hash>/<lease>`, and one atomic rename publishes it (runs/make.py).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pipeline.config.stages import RunStage
 from pipeline.files import Seen, content_hash
 from pipeline.hub.addresses import without_credentials
 from pipeline.runs.folders import place_of
+from pipeline.runs.lease import left
 from pipeline.runs.manifest import snapshot_hash
 
 LABEL_LENGTH = 110
@@ -108,6 +109,7 @@ class Run(Generic[Config]):
     label: str
     parents: dict[str, Parent] = field(default_factory=dict)
     version: int = field(kw_only=True)  # of the stage: raised when its code changes results
+    lease: str | None = field(default=None, kw_only=True, compare=False)  # of who makes it, while it is made
 
     def __post_init__(self) -> None:
         """A label is the name of a folder and of a W&B run (128 characters at most)."""
@@ -141,8 +143,14 @@ class Run(Generic[Config]):
         return self.folder.name
 
     @property
-    def work(self) -> Path:
+    def workplace(self) -> Path:
+        """Its leases, its state, and the work folders of those who make it."""
         return self.runs_dir / ".work" / self.hash
+
+    @property
+    def work(self) -> Path:
+        """Where it is made: the folder of the lease; without one, what an interrupted attempt left."""
+        return self.workplace / self.lease if self.lease else left(self.workplace)
 
 
 def runs_behind(parents: dict[str, Parent]) -> list[Run]:

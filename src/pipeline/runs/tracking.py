@@ -9,8 +9,8 @@ from __future__ import annotations
 import netrc
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,26 +25,52 @@ MODES = ("online", "offline", "disabled")
 
 
 class Tracker:
-    """What a stage may tell of itself: numbers over steps, a summary, tables, plots."""
+    """What a stage may tell of itself: numbers over steps, a summary, tables, plots.
+
+    W&B works in a process of its own, which a signal to the whole tree ends first. Its failures end no run: it is told
+    nothing more, and a line says so.
+    """
 
     def __init__(self, wandb_run: Any) -> None:
         self._run = wandb_run
 
     def log(self, numbers: dict[str, float], step: int | None = None) -> None:
-        self._run.log(numbers, step=step)
+        self._tell(lambda run: run.log(numbers, step=step))
 
     def summary(self, numbers: dict[str, Any]) -> None:
-        self._run.summary.update(numbers)
+        self._tell(lambda run: run.summary.update(numbers))
 
     def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
         import wandb
 
-        self._run.log({name: wandb.Table(columns=list(columns), data=rows)})
+        self._tell(lambda run: run.log({name: wandb.Table(columns=list(columns), data=rows)}))
 
     def image(self, name: str, path: Path) -> None:
         import wandb
 
-        self._run.log({name: wandb.Image(str(path))})
+        self._tell(lambda run: run.log({name: wandb.Image(str(path))}))
+
+    def finish(self, exit_code: int) -> None:
+        self._tell(lambda run: run.finish(exit_code=exit_code))
+
+    def _tell(self, what: Callable[[Any], None]) -> None:
+        if self._run is None:
+            return
+        try:
+            what(self._run)
+        except Exception as error:
+            self._run = None
+            told = f"{type(error).__name__}: {error}".rstrip(": ")
+            print(f"warning: W&B failed ({told}); the run goes on without it", file=sys.stderr)
+            _forget_the_service()
+
+
+def _forget_the_service() -> None:
+    """So that the next run of this process starts another, and nothing is said of it at the end."""
+    import wandb
+
+    with suppress(Exception):
+        wandb.teardown()
 
 
 def mode(asked: str) -> str:
@@ -89,16 +115,19 @@ def open_run(folder: Path, tracking: Any, **described: Any) -> Iterator[Tracker]
             dir=str(folder), project=tracking.project, entity=tracking.entity, mode=wanted,
             settings=wandb.Settings(console="off", silent=True), resume="allow", reinit="finish_previous", **described,
         )  # fmt: skip
-    except wandb.Error as error:
-        raise PipelineError(f"W&B opened no run ({error}): tracking.mode=offline does without its server") from error
+    except Exception as error:
+        told = "the run goes on without it; tracking.mode=offline does without its server"
+        print(f"warning: W&B opened no run ({error}); {told}", file=sys.stderr)
+        _forget_the_service()
+        run = None
     finally:
         sys.argv = words
-    exit_code = 1
+    exit_code, tracker = 1, Tracker(run)
     try:
-        yield Tracker(run)
+        yield tracker
         exit_code = 0
     finally:
-        run.finish(exit_code=exit_code)
+        tracker.finish(exit_code)
 
 
 @contextmanager

@@ -15,13 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import Timeout
-
 from pipeline.config.stages import CleanStage, SelectStage
 from pipeline.report.text import aligned
 from pipeline.runs import resume
 from pipeline.runs.folders import finished, of_same_digits
-from pipeline.runs.lease import lock_of
+from pipeline.runs.lease import Holder, holder, left, take
 from pipeline.runs.manifest import read_manifest, snapshot_hash
 from pipeline.runs.run import Run, Snapshot
 from pipeline.study.graph import unfinished
@@ -60,18 +58,17 @@ def clean_up(config: CleanStage) -> str:
 
 
 def stale_work(runs_dir: Path, hours: float, resume_points: bool) -> list[Removable]:
-    """Work folders that were left behind: nobody holds their lock, and nothing in them is younger than `hours`."""
+    """Workplaces that were left behind: nobody holds their lease, and nothing in them is younger than `hours`."""
     found = []
     for folder in sorted(path for path in (runs_dir / ".work").glob("*") if path.is_dir()):
-        record = resume.read(folder)
+        record = resume.read(left(folder))
         age = (time.time() - last_touched(folder)) / 3600
-        of = folder.name.partition(".")[0]
         if age < hours or (record is not None and not resume_points):
             continue
-        if resume.in_use(runs_dir / ".work" / of):
+        if holder(folder):
             continue
         kind = f"an interrupted run, with a resume point after step {record['step']}" if record else "an unfinished run"
-        found.append(Removable(folder, of, f"{kind}, untouched for {age:.0f} hours"))
+        found.append(Removable(folder, folder.name.partition(".")[0], f"{kind}, untouched for {age:.0f} hours"))
     return found
 
 
@@ -136,11 +133,13 @@ def freed_needed(runs: list[Run]) -> list[str]:
 
 def free_unless_in_use(item: Removable, runs_dir: Path) -> str | None:
     """None where it is freed, else why it is left."""
-    try:
-        with lock_of(runs_dir / ".work" / item.hash).acquire(timeout=0):
-            free(item)
-    except Timeout:
+    lease = take(runs_dir / ".work" / item.hash)
+    if isinstance(lease, Holder):
         return f"in use: left, {item.reason}"
+    try:
+        free(item)
+    finally:
+        lease.release()
     return None
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.stages import RunStage, SelectStage
-from pipeline.errors import PipelineError
+from pipeline.errors import Held, PipelineError
 from pipeline.hub.addresses import without_credentials
+from pipeline.runs import stop
 from pipeline.runs.folders import finished
 from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import read_manifest
@@ -53,14 +54,23 @@ def execute(targets: list[Run], before: Mapping[str, str] | None = None) -> dict
 
     Gives the failures: run name -> reason. A fault of the program is one of them, after its traceback. `before`: those
     of an earlier call, which are not tried again.
+
+    Raises:
+        Held: when all else is done, for a run that another process makes.
     """
     runs = ordered(targets)
     history = History(finished(runs[0].runs_dir) if runs else ())
     reasons, names = unfinished(runs), {run.hash: run.name for run in runs}
     left = [run for run in runs if run.hash in reasons]
     failed: dict[str, str] = dict(before or {})
+    held: dict[str, Held] = {}  # run hash -> who makes it
     for number, run in enumerate(runs, start=1):
+        stop.check()
         if run.name in failed:
+            continue
+        waits_for = next((one.hash for one in runs_behind(run.parents) if one.hash in held), None)
+        if waits_for:
+            held[run.hash] = held[waits_for]
             continue
         blocked = [one.name for one in runs_behind(run.parents) if names.get(one.hash) in failed]
         if blocked:
@@ -77,16 +87,20 @@ def execute(targets: list[Run], before: Mapping[str, str] | None = None) -> dict
             print(f"{head} done in {time.perf_counter() - begun:.1f} s", file=sys.stderr)
             if manifest := read_manifest(run.folder):
                 history.add(manifest)
+        except Held as error:
+            held[run.hash] = error
+            if len(targets) > 1:
+                print(error, file=sys.stderr)
         except Exception as error:
-            told = sentence(error)
-            if told is None:
-                traceback.print_exc()
-                told = f"{type(error).__name__}: {error}"
-            failed[run.name] = told
+            failed[run.name] = reason_of(error)
             if len(targets) > 1:  # one alone is told of by its caller
-                print(f"{run.name} failed: {told}", file=sys.stderr)
+                print(f"{run.name} failed: {failed[run.name]}", file=sys.stderr)
         finally:
             left = [later for later in left if later.hash != run.hash]
+    if held:
+        first = next(iter(held.values()))
+        first.failed = failed
+        raise first
     return failed
 
 
@@ -117,6 +131,14 @@ def keeping_models(run: Run) -> AbstractContextManager[None]:
     from pipeline.merge.live import resident
 
     return resident()
+
+
+def reason_of(error: Exception) -> str:
+    """Why a run failed, in a sentence; where it is a fault of the program, after its traceback."""
+    told = sentence(error)
+    if told is None:
+        traceback.print_exc()
+    return told or f"{type(error).__name__}: {error}"
 
 
 def sentence(error: BaseException) -> str | None:

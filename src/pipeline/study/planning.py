@@ -42,6 +42,8 @@ def load(config: TableStage) -> Table:
             raise PipelineError(f"table={name} is not UTF-8 ({error}): write it again in UTF-8") from error
 
     every = dict(config.every)
+    if config.threads is not None:
+        every["threads"] = config.threads
     if config.data_root is not None:
         plain = Path(config.data_root).is_dir() and "/" not in config.data_root
         every["data_root"] = f"./{config.data_root}" if plain else config.data_root

@@ -18,6 +18,7 @@ from pipeline.config.stages import SelectStage
 from pipeline.errors import PipelineError
 from pipeline.files import link as hard_link
 from pipeline.models.files import SUFFIXES
+from pipeline.runs.find import find
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import Parent, Run, Snapshot
 from pipeline.runs.unchanged import check_unchanged
@@ -37,7 +38,7 @@ def make(run: Run[SelectStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     candidates = {role: one for role, one in run.parents.items() if role not in ("base", "model")}
     models = dict(candidates)
     if not by_loss:
-        models = {role: one.parents["checkpoint"] for role, one in candidates.items() if isinstance(one, Run)}
+        models = {role: scored(one, config) for role, one in candidates.items()}
     values = validation_losses(models) if by_loss else {role: scores(one, config) for role, one in candidates.items()}
     floor = guarded(scores(run.parents["base"], config), config) if "base" in run.parents else {}
     rows = [
@@ -66,6 +67,15 @@ def compared(selection: Run) -> list[Snapshot]:
     """The snapshots that a selection ranks, made or not."""
     models = [one for run in selection.parents.values() for one in [run, *getattr(run, "parents", {}).values()]]
     return [one for one in models if isinstance(one, Snapshot)]
+
+
+def scored(evaluation: Parent, config: SelectStage) -> Parent:
+    """The candidate that an evaluation is of."""
+    if isinstance(evaluation, Run):
+        return evaluation.parents["checkpoint"]
+    manifest = read_manifest(evaluation.folder)
+    assert manifest is not None
+    return find(manifest.parents["checkpoint"].name, Path(config.runs_dir), "checkpoints")
 
 
 def label(measure: Measure) -> str:

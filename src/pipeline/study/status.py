@@ -1,21 +1,138 @@
-"""Stage status: all finished runs, and what is in work."""
+"""Stage status: every run that is finished, in work, or in a plan that a launcher left, by the files that they leave.
+
+Slurm's queue is asked where it answers; its accounting never is.
+"""
 
 from __future__ import annotations
 
+import json
+import time
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.stages import StatusStage
+from pipeline.errors import PipelineError
 from pipeline.report.text import aligned
+from pipeline.runs import resume, state
 from pipeline.runs.folders import finished
+from pipeline.runs.lease import holder, left
+from pipeline.runs.manifest import Manifest
+from pipeline.study import plans
+from pipeline.study.queue import in_queue
+from pipeline.study.stages import RUN_STAGES
+from pipeline.study.worker import LOGS
+
+
+@dataclass
+class Status:
+    """state: finished, running, waiting, blocked, failed, stopped, or planned. detail: what is to be known of it."""
+
+    run: str
+    stage: str
+    state: str
+    detail: str
+    hash: str
+    seconds: float | None = None
+    attempt: int | None = None
+    step: int | None = None
+    steps: int | None = None
+    seconds_left: float | None = None
+    log: str | None = None
 
 
 def show_status(config: StatusStage) -> str:
-    """All finished runs of runs_dir, and what is in work, as a table in text."""
+    """All of them as a table in text, or as JSON."""
     runs_dir = Path(config.runs_dir)
-    rows = [("run", "stage", "seconds", "attempt", "made")]
-    found = [(one.name, one.stage, f"{one.seconds:.0f}", str(one.attempt), one.started) for one in finished(runs_dir)]
-    rows += sorted(found, key=lambda row: row[4])  # oldest first
-    hashes = sorted(path.name for path in (runs_dir / ".work").glob("*") if path.is_dir() and not path.suffix)
-    digits = 8 if len({one[:8] for one in hashes}) == len(hashes) else 12  # as in the names of folders
-    work = [one[:digits] for one in hashes]
-    return "\n".join([*aligned(rows), f"{len(rows) - 1} finished, unpublished work: {', '.join(work) or 'none'}"])
+    found = statuses(runs_dir)
+    if config.status.json:
+        return json.dumps([asdict(one) for one in found], indent=1)
+    rows = [("run", "stage", "seconds", "attempt", "state")]
+    for one in found:
+        seconds, attempt = (str(round(value)) if value is not None else "" for value in (one.seconds, one.attempt))
+        rows.append((one.run, one.stage, seconds, attempt, f"{one.state}{': ' if one.detail else ''}{one.detail}"))
+    counts = [f"{sum(one.state == kind for one in found)} {kind}" for kind in dict.fromkeys(one.state for one in found)]
+    return "\n".join([*aligned(rows), ", ".join(counts) or "0 finished"])
+
+
+def statuses(runs_dir: Path) -> list[Status]:
+    """Finished runs, oldest first, then the others in the order of their plans."""
+    done = {one.hash: one for one in sorted(finished(runs_dir), key=lambda one: one.started)}
+    found = [of_finished(one) for one in done.values()]
+    planned = {run_hash: run for plan in plans.plans(runs_dir) for run_hash, run in plan["runs"].items()}
+    work = {path.name: path for path in sorted((runs_dir / ".work").glob("*")) if path.is_dir() and not path.suffix}
+    queue = jobs()
+    failed: dict[str, str] = {}
+    for run_hash in [*planned, *(one for one in work if one not in planned)]:
+        if run_hash not in done:
+            found.append(of_unfinished(run_hash, planned.get(run_hash, {}), runs_dir, queue, failed))
+    return found
+
+
+def of_finished(manifest: Manifest) -> Status:
+    version = manifest.decided_by.get("version")
+    row = RUN_STAGES.get(manifest.stage)
+    stale = row is not None and version != row.version
+    detail = f"by version {version} of the stage, now {row.version}" if row and stale else manifest.started
+    return Status(manifest.name, manifest.stage, "finished", detail, manifest.hash, manifest.seconds, manifest.attempt)
+
+
+def jobs() -> set[str] | None:
+    """Of this user, in Slurm's queue; None where it does not answer."""
+    try:
+        return in_queue()
+    except PipelineError:
+        return None
+
+
+def of_unfinished(
+    run_hash: str, plan: dict[str, Any], runs_dir: Path, queue: set[str] | None, failed: dict[str, str]
+) -> Status:
+    """`failed`: those met so far, run hash -> name, which are added to."""
+    workplace = runs_dir / ".work" / run_hash
+    told, owner = state.read(workplace), holder(workplace)
+    name, stage = plan.get("name") or told.get("name") or run_hash[:12], plan.get("stage") or told.get("stage") or ""
+    log = runs_dir / LOGS / f"{name}.log"
+    one = Status(name, stage, "planned", "", run_hash, step=told.get("step"), steps=told.get("steps"))
+    one.log = str(log) if log.is_file() else None
+    blocked = next((failed[parent] for parent in plan.get("parents", ()) if parent in failed), None)
+    job = plan.get("job") or told.get("job")
+    if owner:
+        one.state, one.detail = "running", f"{owner}{progress(one, told)}"
+    elif blocked:
+        one.state, one.detail = "blocked", f"by {blocked}"
+        failed[run_hash] = blocked
+    elif told.get("state") == "blocked":
+        one.state, one.detail = "blocked", str(told.get("last_line"))
+    elif told.get("state") == "failed":
+        one.state, one.detail = "failed", f"{told.get('last_line')}{f'; {log}' if one.log else ''}"
+        failed[run_hash] = name
+    elif queue and job in queue:
+        one.state, one.detail = "waiting", f"job {job}"
+    elif queue is None and told.get("state") == "waiting":
+        one.state, one.detail = "waiting", f"job {job} by what was submitted; squeue does not answer here"
+    elif workplace.is_dir():
+        one.state, one.detail = "stopped", unpublished(workplace, told)
+    if (row := RUN_STAGES.get(stage)) and plan.get("version") not in (None, row.version):
+        one.detail = f"planned for version {plan['version']} of the stage, now {row.version}; {one.detail}"
+    return one
+
+
+def progress(one: Status, told: dict[str, Any]) -> str:
+    """Step and time left, by the time that the steps so far took."""
+    if not one.step or not one.steps:
+        return ""
+    begun = datetime.fromisoformat(told["since"]).timestamp()
+    one.seconds_left = round((time.time() - begun) / one.step * (one.steps - one.step), 1)
+    return f", step {one.step} of {one.steps}, about {one.seconds_left:.0f} s left"
+
+
+def unpublished(workplace: Path, told: dict[str, Any]) -> str:
+    """Why work was not published, and what to do."""
+    record = resume.read(left(workplace))
+    why = (
+        "its job or process ended" if told.get("state") in ("running", "waiting") else told.get("state", "left behind")
+    )
+    where = f", resume point after step {record['step']}" if record else ""
+    return f"{why}{where}; the same command goes on, stage=clean frees {workplace}"

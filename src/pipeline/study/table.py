@@ -21,9 +21,9 @@ from pipeline.study.bill import bill
 from pipeline.study.build.evaluation import is_bundle
 from pipeline.study.clean import free_ranked, freed_needed
 from pipeline.study.contrasts import contrasts
-from pipeline.study.execute import execute
 from pipeline.study.graph import History, ordered, unfinished
 from pipeline.study.hashed import told_every
+from pipeline.study.launch import Execute, launched
 from pipeline.study.needs import needs
 from pipeline.study.planning import Planning
 from pipeline.study.reported import Reported
@@ -105,15 +105,13 @@ def make_table(config: TableStage) -> Path:
     if planning.problems:
         told = next(iter(planning.problems.values()))
         raise PipelineError(f"{len(planning.problems)} parts of table={config.table} cannot be planned, first: {told}")
-    from pipeline.merge.live import resident
-
     reported = replace(Reported.of(config), data_root=config.data_root, every=dict(config.every))
     reported.write(folder_of(planning))
     failed: dict[str, str] = {}
     made: set[str] = set()
-    with resident():
+    with launched(config.launcher, targets, again=sys.argv[1:]) as execute:
         while targets := [run for run in targets if run.hash not in made]:
-            failed = make_all(planning, targets, failed)
+            failed = make_all(execute, planning, targets, failed)
             made |= {run.hash for run in targets}
             targets = planning.targets()
     page = write(planning, replace(reported, failed=failed), fewer=True)
@@ -122,7 +120,7 @@ def make_table(config: TableStage) -> Path:
     return page
 
 
-def make_all(planning: Planning, targets: list[Run], failed: dict[str, str]) -> dict[str, str]:
+def make_all(execute: Execute, planning: Planning, targets: list[Run], failed: dict[str, str]) -> dict[str, str]:
     """Make runs; with free_snapshots selection by selection, and what one has ranked is freed before the next."""
     if planning.plan.table.free_snapshots:
         runs = ordered(targets)

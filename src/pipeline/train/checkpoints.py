@@ -28,6 +28,8 @@ from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.runs import resume
 from pipeline.runs.provenance import machine, versions
+from pipeline.runs.state import write as at_stop
+from pipeline.runs.stop import UNFINISHED
 from pipeline.train.reload_check import check_saved
 from pipeline.train.steps import kept_snapshots, snapshot_steps
 from pipeline.train.updates import own_shard
@@ -76,6 +78,10 @@ class Checkpoints(TrainerCallback):
             self._refuse_other_processes(self.record)
             tied = "There were missing keys"  # the trainer says so of a tied head
             logging.getLogger("transformers.trainer").addFilter(lambda told: tied not in told.getMessage())
+
+    def ask_to_stop(self, signal_name: str) -> None:
+        """After the step in work, with a resume point."""
+        self.asked_to_stop = signal_name
 
     @property
     def resume_from(self) -> str | None:
@@ -169,8 +175,9 @@ class Checkpoints(TrainerCallback):
         if self.asked_to_stop:
             told = f"{self.asked_to_stop}: {self.run.name} stopped after step {state.global_step}"
             if self.first:
+                at_stop(self.run.workplace, step=state.global_step)
                 print_above_bar(f"{told}, its resume point is written; the same command goes on")
-            raise SystemExit(resume.UNFINISHED)
+            raise SystemExit(UNFINISHED)
 
     # ------------------------------------------------------------------------------------------ what they do
 

@@ -6,17 +6,19 @@ Rank 0 writes and answers; the others only train. What they tell the terminal is
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
-import threading
+import subprocess
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
-from pipeline.runs.resume import STOPPING, UNFINISHED
+from pipeline.runs.stop import STOPPING, UNFINISHED, heard_by, listening
 
 if TYPE_CHECKING:
     from pipeline.config.stages import TrainStage
@@ -24,16 +26,81 @@ if TYPE_CHECKING:
     from pipeline.runs.tracking import Tracker
 
 Train = Callable[..., dict[str, Any]]
+BY_SRUN = "PIPELINE_BY_SRUN"  # in the environment of a process that was named to torch here
 
 
 def launched() -> int | None:
     """The number of processes that a launcher started, this one among them; None where there was no launcher."""
+    by_srun()
     return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else None
 
 
 def is_follower() -> bool:
     """Whether a launcher started this process as another than the first."""
     return launched() is not None and os.environ["RANK"] != "0"
+
+
+def by_srun() -> bool:
+    """Whether srun started this process as one of several: then names it to torch as torchrun does.
+
+    The first node is reached at its NodeAddr, at a port by the number of the job; a task takes one visible device.
+    """
+    given = os.environ
+    count = int(given.get("SLURM_STEP_NUM_TASKS", 1))
+    if count == 1 or ("RANK" in given and BY_SRUN not in given):
+        return False
+    if BY_SRUN not in given:
+        local = int(given["SLURM_LOCALID"])
+        visible = [one for one in given.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+        if len(visible) > 1:
+            if len(visible) <= local:
+                raise PipelineError(
+                    f"srun started {local + 1} or more tasks on a node with {len(visible)} GPUs visible: give "
+                    "--ntasks-per-node as many as --gpus-per-node"
+                )
+            given["CUDA_VISIBLE_DEVICES"] = visible[local]
+        port = 15000 + (int(given["SLURM_JOB_ID"]) * 31 + int(given["SLURM_STEP_ID"])) % 15000
+        given.update(
+            RANK=given["SLURM_PROCID"], WORLD_SIZE=str(count), LOCAL_RANK="0" if visible else str(local),
+            LOCAL_WORLD_SIZE=str(tasks_here()), MASTER_ADDR=first_address(), MASTER_PORT=str(port),
+        )  # fmt: skip
+        given[BY_SRUN] = "1"
+    return True
+
+
+def tasks_here() -> int:
+    """Of this step on this node: SLURM_STEP_TASKS_PER_NODE is 2(x3),1."""
+    counts: list[int] = []
+    for part in os.environ["SLURM_STEP_TASKS_PER_NODE"].split(","):
+        number, _, times = part.rstrip(")").partition("(x")
+        counts += [int(number)] * int(times or 1)
+    return counts[int(os.environ["SLURM_NODEID"])]
+
+
+def first_address() -> str:
+    """Of the first node of this step, as Slurm itself reaches it."""
+    try:
+        names = scontrol("show", "hostnames", os.environ["SLURM_STEP_NODELIST"]).split()
+        found = re.search(r"NodeAddr=(\S+)", scontrol("show", "node", names[0]))
+        return found[1] if found else names[0]
+    except (OSError, subprocess.SubprocessError, IndexError) as error:
+        raise PipelineError(
+            "srun started several tasks, and scontrol does not say where the first is: start them with torchrun"
+        ) from error
+
+
+def scontrol(*words: str) -> str:
+    return subprocess.run(["scontrol", *words], capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def end_all(status: int) -> None:
+    """One of srun's tasks ends with this status: so that others do not wait for it, they are stopped, or killed."""
+    if status == 0 or BY_SRUN not in os.environ:
+        return
+    number = "TERM" if status == UNFINISHED else "KILL"
+    step = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
+    with suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(["scancel", f"--signal={number}", step], capture_output=True, timeout=60)
 
 
 def check_launch(processes: int) -> None:
@@ -47,10 +114,28 @@ def check_launch(processes: int) -> None:
 
 def meet() -> None:
     """Wait for all that a launcher started: the first comes when the run's parents are made, which may take hours."""
+    if BY_SRUN in os.environ and os.environ["RANK"] != "0":
+        wait_for_the_first()
     import torch
     from accelerate import PartialState
 
     PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(hours=24))
+
+
+def wait_for_the_first() -> None:
+    """Until the first process listens, where signals are heard: torch waits without hearing them."""
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    while True:
+        with suppress(OSError), socket.create_connection(place, timeout=10):
+            return
+        time.sleep(1)
+
+
+def same_lease(lease: str | None) -> str | None:
+    """That of the first process, who makes the run, in all."""
+    from accelerate.utils import broadcast_object_list
+
+    return broadcast_object_list([lease])[0]
 
 
 def together(train: Train, run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
@@ -65,7 +150,8 @@ def together(train: Train, run: Run[TrainStage], work: Path, tracker: Tracker) -
         return train(run, work, tracker)
     if launched() is not None:
         meet()
-        return train(run, work, tracker)
+        run.lease = same_lease(run.lease)
+        return train(run, run.work, tracker)
     import torch
 
     context = torch.multiprocessing.get_context("spawn")
@@ -103,20 +189,14 @@ def together(train: Train, run: Run[TrainStage], work: Path, tracker: Tracker) -
 @contextmanager
 def stopped_together(pids: list[int]) -> Iterator[None]:
     """What asks this process to stop asks those that it started."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
-    def forward(number: int, frame: Any) -> None:
+    def forward(signal_name: str) -> None:
         for pid in pids:
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.Signals[signal_name])
 
-    before = {number: signal.signal(number, forward) for number in STOPPING}
-    try:
+    with heard_by(forward):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _one_of(rank: int, count: int, port: int, answers: Any, train: Train, run: Run[TrainStage], work: Path) -> None:
@@ -131,7 +211,8 @@ def _one_of(rank: int, count: int, port: int, answers: Any, train: Train, run: R
         os.dup2(null, 1)
         os.dup2(null, 2)
     try:
-        facts = train(run, work, Relay(answers if rank == 0 else None))
+        with listening():
+            facts = train(run, work, Relay(answers if rank == 0 else None))
     except PipelineError as error:
         answers.put(("refused", str(error)))
         raise

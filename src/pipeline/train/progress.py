@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
+from pipeline.runs.state import at_step
 
 if TYPE_CHECKING:
+    from pipeline.config.stages import TrainStage
+    from pipeline.runs.run import Run
     from pipeline.runs.tracking import Tracker
 
 NAMES = {
@@ -30,15 +32,19 @@ for _name in ("loss", "grad_norm", "update_norm", "updates_lost", "updates_uncha
 class Progress(TrainerCallback):
     """The log file, the tracker, a bar with speed and time left. Stops at the first loss that is no number."""
 
-    def __init__(self, log: Path, tracker: Tracker, name: str, steps: int, sft: Sft) -> None:
+    def __init__(self, run: Run[TrainStage], tracker: Tracker, steps: int) -> None:
         from tqdm import tqdm
 
-        self.log_file, self.tracker, self.sft, self.tokens = log, tracker, sft, 0
+        self.run, self.tracker, self.sft, self.tokens = run, tracker, run.config.sft, 0
+        self.log_file = run.work / "log.jsonl"
         self.first: tuple[int, float] | None = None  # tokens and seconds at this attempt's first log
-        self.bar = tqdm(total=steps, desc=name, unit="step", file=sys.stderr, dynamic_ncols=True, mininterval=1.0)
+        follows = os.environ.get("RANK", "0") != "0"  # the first process shows the bar of all
+        shown: dict[str, Any] = {"file": sys.stderr, "dynamic_ncols": True, "mininterval": 1.0, "disable": follows}
+        self.bar = tqdm(total=steps, desc=run.name, unit="step", **shown)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.bar.update(state.global_step - self.bar.n)
+        at_step(self.run.workplace, state.global_step, state.max_steps)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
         row = {"step": state.global_step}

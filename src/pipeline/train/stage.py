@@ -69,7 +69,7 @@ def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     first = trainer.is_world_process_zero()
     if first:
         warn_where_slow(config.sft)
-    progress = Progress(work / "log.jsonl", tracker, run.name, steps, config.sft)
+    progress = Progress(run, tracker, steps)
     if first:
         trainer.add_callback(progress)
     trainer.remove_callback(PrinterCallback)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
-from pipeline.runs import resume
+from pipeline.runs import resume, state
+from pipeline.runs.stop import UNFINISHED, heard_by
 from pipeline.train.checkpoints import Checkpoints, Save, print_above_bar
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ def supervised(
     """A training that is looked after: train inside, with `resume_from_checkpoint=checkpoints.resume_from`.
 
     SIGTERM and SIGUSR1 (as Slurm sends them before the end) stop it after the step with a resume point and
-    the exit status resume.UNFINISHED; no step for sft.stall_minutes ends it likewise, with the stacks of all threads.
+    the exit status UNFINISHED; no step for sft.stall_minutes ends it likewise, with the stacks of all threads.
     """
     stacks = run.work / f"stalled-{trainer.args.process_index}.txt"
     try:
         checkpoints = Checkpoints(trainer, run, tracker, save, base)
         trainer.add_callback(checkpoints)
-        with stopped_by_signals(checkpoints), ended_by_a_stall(checkpoints, stacks):
+        with heard_by(checkpoints.ask_to_stop), ended_by_a_stall(checkpoints, stacks):
             yield checkpoints
     except PipelineError as error:
         record = resume.usable(run)
@@ -46,24 +46,6 @@ def supervised(
         for bar in (getattr(callback, "bar", None) for callback in trainer.callback_handler.callbacks):
             if bar is not None:
                 bar.close()  # so that what is said next begins a line
-
-
-@contextmanager
-def stopped_by_signals(checkpoints: Checkpoints) -> Iterator[None]:
-    """A signal of resume.STOPPING asks for a stop after the step; handlers are those of before when it is over."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ask(number: int, frame: Any) -> None:
-        checkpoints.asked_to_stop = signal.Signals(number).name
-
-    earlier = {number: signal.signal(number, ask) for number in resume.STOPPING}
-    try:
-        yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -79,14 +61,42 @@ def ended_by_a_stall(checkpoints: Checkpoints, stacks: Path) -> Iterator[None]:
 
 
 def watch(checkpoints: Checkpoints, minutes: float, stacks: Path, over: threading.Event) -> None:
-    """Until it is over; `stacks`: the file for those of all threads."""
+    """Until it is over; `stacks`: the file for those of all threads. A file that grows, as a resume point that is
+    written does, is a sign of life.
+
+    The status is that of a failure where the attempt before hung after the same step, so that nothing requeues it.
+    """
+    run, written = checkpoints.run, 0
     while not over.wait(min(15 * minutes, 10)):
-        if time.monotonic() - checkpoints.beat > 60 * minutes:
-            then = "goes on from its resume point" if checkpoints.can_go_on else "begins anew: it has no resume point"
-            print_above_bar(
-                f"{checkpoints.run.name}: no step for sft.stall_minutes={minutes}; the stacks of all threads are in "
-                f"{stacks}; the same command {then}"
-            )
-            with open(stacks, "w") as file:
-                faulthandler.dump_traceback(file, all_threads=True)
-            os._exit(resume.UNFINISHED)  # a thread that hangs in a library hears nothing softer
+        if (now := bytes_in(run.work)) != written:
+            written, checkpoints.beat = now, time.monotonic()
+        if time.monotonic() - checkpoints.beat <= 60 * minutes:
+            continue
+        before = state.read(run.workplace)
+        step, earlier = checkpoints.trainer.state.global_step, before.get("stalled_at")
+        then = "goes on from its resume point" if checkpoints.can_go_on else "begins anew: it has no resume point"
+        then = f"the same command {then}"
+        if step == earlier:
+            then = "the attempt before hung there too, so that no job is requeued for it"
+        print_above_bar(
+            f"{run.name}: no step after {step} for sft.stall_minutes={minutes}; the stacks of all threads are in "
+            f"{stacks}; {then}"
+        )
+        with open(stacks, "w") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+        ended = "failed" if step == earlier else "stopped"
+        told = f"no step after {step} for sft.stall_minutes={minutes}"
+        stops = [*before.get("stops", []), step][-3:]
+        state.write(run.workplace, state=ended, step=step, stops=stops, stalled_at=step, last_line=told)
+        os._exit(1 if step == earlier else UNFINISHED)  # a thread that hangs in a library hears nothing softer
+
+
+def bytes_in(work: Path) -> int:
+    """Of all files but W&B's, which grow by the machine's numbers whatever the training does."""
+    found = 0
+    for folder, inner, names in os.walk(work):
+        inner[:] = [name for name in inner if name != "wandb"]
+        for name in names:
+            with suppress(OSError):
+                found += os.lstat(os.path.join(folder, name)).st_size
+    return found

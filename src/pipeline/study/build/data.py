@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from pipeline import languages
 from pipeline.config import conf
 from pipeline.config.stages import Data, DataStage, EvalStage
 from pipeline.data import benchmark_files
@@ -23,7 +25,14 @@ def build(config: DataStage, resolver: Resolver) -> Draft:
         config, parents = joint(config, resolver)
         return config, label, parents
     config = at_locked_revisions(without_left_out(config))
-    return config, label, parents_of(config, resolver)
+    spoken = [one.language for one in config.expert.sources.values() if one.language is not None]
+    return config, label, parents_of(config, resolver) | own_languages(spoken)
+
+
+def own_languages(codes: Iterable[str]) -> dict[str, Parent]:
+    """A language that is not shipped decides a run by its fields: a parent of its own."""
+    found = {code: languages.own(code) for code in codes}
+    return {f"language {code}": External(code, one[1], one[0]) for code, one in found.items() if one is not None}
 
 
 def joint(config: DataStage, resolver: Resolver) -> tuple[DataStage, dict[str, Parent]]:

@@ -17,7 +17,7 @@ from pipeline.evaluate.tasks import task_definitions
 from pipeline.files import content_hash, sha256
 from pipeline.languages import language
 from pipeline.runs.run import External, Parent, Run
-from pipeline.study.build.data import locked_benchmarks
+from pipeline.study.build.data import locked_benchmarks, own_languages
 from pipeline.study.build.merge import described
 from pipeline.study.build.resolver import Draft, Resolver, label_of
 
@@ -38,6 +38,7 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
         scored: dict[str, Parent] = {role: resolver.run(one, known) for role, one in each.items()}
         return config, f"eval-{name}-{label}", parents | scored
     config = next(iter(each.values()), config)
+    parents |= own_languages(config.languages)
     if config.data_root is not None:
         parents["data_root"] = resolver.data_root(config.data_root) or questions(config, Path(config.data_root))
     else:

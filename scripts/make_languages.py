@@ -1,0 +1,71 @@
+"""Write conf/language/<code>.yaml for Belebele's 122 languages: the list is the harness', names and codes langcodes'.
+
+    python scripts/make_languages.py     # a test holds the files against what this would write
+
+Our code is the shortest tag of the language (of its macrolanguage where that is what FLORES means by it: swh is sw),
+with the script behind it for the second way to write one (ar_latn). What the Aya dataset and MGSM call a language
+otherwise stands in OURS.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = {  # ISO 15924 -> as Unicode names its letters
+    "Arab": "ARABIC", "Armn": "ARMENIAN", "Beng": "BENGALI", "Cyrl": "CYRILLIC", "Deva": "DEVANAGARI",
+    "Ethi": "ETHIOPIC", "Geor": "GEORGIAN", "Grek": "GREEK", "Gujr": "GUJARATI", "Guru": "GURMUKHI", "Hang": "HANGUL",
+    "Hans": "CJK", "Hant": "CJK", "Hebr": "HEBREW", "Khmr": "KHMER", "Knda": "KANNADA", "Laoo": "LAO", "Latn": "LATIN",
+    "Mlym": "MALAYALAM", "Mymr": "MYANMAR", "Orya": "ORIYA", "Sinh": "SINHALA", "Taml": "TAMIL", "Telu": "TELUGU",
+    "Thai": "THAI", "Tibt": "TIBETAN",
+}  # fmt: skip
+OURS: dict[str, dict[str, Any]] = {
+    "bn": {"name": "Bengali"},
+    "ja": {"scripts": ["HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "CJK"]},
+    "sw": {"aya_codes": ["swh", "swa"]},
+    "zh": {"aya": "Simplified Chinese"},
+    "zh_hant": {"aya": "Traditional Chinese"},
+}
+FIRST = {"zh": "Hans"}  # of the scripts of a language, that of its plain code; else the one that is not Latin
+
+
+def listed() -> list[str]:
+    """FLORES codes of Belebele's languages, as the harness has a task for each."""
+    spec = importlib.util.find_spec("lm_eval")
+    assert spec and spec.submodule_search_locations
+    folder = Path(spec.submodule_search_locations[0]) / "tasks/belebele"
+    return sorted(path.stem.removeprefix("belebele_") for path in folder.glob("belebele_*_*.yaml"))
+
+
+def languages() -> dict[str, dict[str, Any]]:
+    """Our code -> the fields of its file."""
+    from langcodes import Language, standardize_tag
+
+    codes = listed()
+    tags = {code: standardize_tag(code.partition("_")[0], macro=True) for code in codes}
+    found: dict[str, dict[str, Any]] = {}
+    for code, tag in tags.items():
+        alpha3, _, script = code.partition("_")
+        others = [other for other, its in tags.items() if its == tag and other != code]
+        plain = not others or (FIRST[tag] == script if tag in FIRST else script != "Latn")
+        ours = tag if plain else f"{tag}_{script.lower()}"
+        name = Language.get(tag).display_name()
+        if not plain:
+            name += f" ({Language.get(f'{tag}-{script}').script_name()} script)"
+        fields = {"name": name, "flores": code, "scripts": [SCRIPTS.get(script, "")], "aya_codes": [alpha3]}
+        found[ours] = fields | OURS.get(ours, {})
+    return found
+
+
+def text(fields: dict[str, Any]) -> str:
+    lists = {key: f"[{', '.join(value)}]" if isinstance(value, list) else value for key, value in fields.items()}
+    return "".join(f"{key}: {value}\n" for key, value in lists.items())
+
+
+if __name__ == "__main__":
+    folder = Path(__file__).parent.parent / "conf/language"
+    folder.mkdir(exist_ok=True)
+    for code, fields in languages().items():
+        (folder / f"{code}.yaml").write_text(text(fields), encoding="utf-8")
+    print(f"{len(languages())} languages in {folder}")

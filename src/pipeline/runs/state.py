@@ -1,0 +1,73 @@
+"""state.json of a run in work: what stage=status reads, and what was seen of attempts before.
+
+Written by whoever makes the run, beside its leases; gone when the run is published.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.runs.lease import Holder
+from pipeline.runs.stop import asked
+
+STATE = "state.json"
+EVERY = 2.0  # seconds between two steps that are written
+_written: dict[Path, float] = {}
+
+
+def read(workplace: Path) -> dict[str, Any]:
+    """{state, step, steps, pid, host, job, since, last_line}, and name, stage, stops; empty where nothing is in work.
+
+    state: running, waiting (submitted), blocked (a parent was not made), stopped (the same command goes on), failed.
+    stops: the steps after which the last attempts stopped, at a time limit or hung.
+    """
+    with suppress(OSError, ValueError):
+        found = json.loads((workplace / STATE).read_bytes())
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def write(workplace: Path, **changes: Any) -> None:
+    """Change some of it. It is a report, so a file system that refuses ends nothing."""
+    beside = workplace / f"{STATE}.{os.getpid()}"
+    with suppress(OSError):
+        beside.write_text(json.dumps({**read(workplace), **changes}), encoding="utf-8")
+        os.replace(beside, workplace / STATE)
+        _written[workplace] = time.monotonic()
+
+
+def at_step(workplace: Path, step: int, steps: int) -> None:
+    """The step that a training has done, every few seconds."""
+    if time.monotonic() - _written.get(workplace, 0.0) >= EVERY:
+        write(workplace, step=step, steps=steps)
+
+
+@contextmanager
+def told(workplace: Path, by: Holder, name: str, stage: str) -> Iterator[None]:
+    """Running, and how it ended where the run was not published."""
+    before = read(workplace)
+    kept = {key: before[key] for key in ("step", "steps", "stops", "stalled_at") if key in before}
+    who = {"pid": by.pid, "host": by.host, "job": by.job, "since": by.since}
+    write(workplace, **kept, name=name, stage=stage, state="running", last_line=None, **who)
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt):
+        stops = before.get("stops", [])
+        if asked() != "SIGTERM":  # which is a requeue or a preemption: no fault of the run's
+            stops = [*stops, read(workplace).get("step")]
+        write(workplace, state="stopped", stops=stops[-3:])
+        raise
+    except BaseException as error:
+        write(workplace, state="failed", last_line=str(error) or type(error).__name__)
+        raise
+
+
+def forget(workplace: Path) -> None:
+    """When the run is published."""
+    (workplace / STATE).unlink(missing_ok=True)

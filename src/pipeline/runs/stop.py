@@ -1,0 +1,71 @@
+"""Asked to stop: SIGTERM or SIGUSR1 ends a process in good order, with a status that says: the same command goes on."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+UNFINISHED = 75  # exit status (EX_TEMPFAIL): the same command goes on. Slurm scripts requeue on it
+STOPPING = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Stopped(SystemExit):
+    """Ends the process with UNFINISHED, unless what called it knows better; what is in work is dropped on the way."""
+
+    def __init__(self, signal_name: str) -> None:
+        super().__init__(UNFINISHED)
+        self.signal_name = signal_name
+
+
+_listeners: list[Callable[[str], None]] = []
+_asked: str | None = None
+
+
+def _hear(number: int, frame: Any) -> None:
+    global _asked
+    _asked = signal.Signals(number).name
+    if not _listeners:
+        raise Stopped(_asked)
+    _listeners[-1](_asked)
+
+
+@contextmanager
+def listening() -> Iterator[None]:
+    """Inside, a signal of STOPPING raises Stopped in the main thread; handlers are those of before when it is over."""
+    global _asked
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = {number: signal.signal(number, _hear) for number in STOPPING}
+    try:
+        yield
+    finally:
+        if _hear not in earlier.values():
+            _asked = None
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
+    """Inside, a signal's name goes to `listener` instead, which finishes what it must and then stops."""
+    with listening():
+        _listeners.append(listener)
+        try:
+            yield
+        finally:
+            _listeners.remove(listener)
+
+
+def asked() -> str | None:
+    """The name of the signal that asked this process to stop."""
+    return _asked
+
+
+def check() -> None:
+    """Stop where that was asked for and what was in work is finished."""
+    if _asked is not None:
+        raise Stopped(_asked)

@@ -1,0 +1,51 @@
+"""The plan that a launcher leaves in `runs_dir/.plans/<name>.json`: what stage=status compares with what is there.
+
+`{name, runs: {hash: {name, stage, version, parents: [hash], job}}}`; job: the Slurm job that is to make it, 12_3.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.files import write_atomically
+from pipeline.runs.run import Run, runs_behind
+
+PLANS = ".plans"
+
+
+def name_of(targets: Sequence[Run]) -> str:
+    """The table that runs are made for; of others what tells them apart."""
+    groups = {run.config.group for run in targets}
+    if len(groups) == 1 and (group := groups.pop()):
+        return group
+    return f"runs-{hashlib.sha256(''.join(sorted(run.hash for run in targets)).encode()).hexdigest()[:8]}"
+
+
+def leave(name: str, runs: Sequence[Run], jobs: Mapping[str, str]) -> None:
+    """Write the plan of these runs, parents included; jobs: run hash -> job."""
+    if not runs:
+        return
+    folder = runs[0].runs_dir / PLANS
+    folder.mkdir(parents=True, exist_ok=True)
+    told = {
+        run.hash: {
+            "name": run.name, "stage": run.config.stage, "version": run.version,
+            "parents": [parent.hash for parent in runs_behind(run.parents)], "job": jobs.get(run.hash),
+        }
+        for run in runs
+    }  # fmt: skip
+    file, text = folder / f"{name}.json", json.dumps({"name": name, "runs": told})
+    if not file.is_file() or file.read_text(encoding="utf-8") != text:
+        write_atomically(file, text)
+
+
+def plans(runs_dir: Path) -> Iterator[dict[str, Any]]:
+    """Those that were left, by name."""
+    for path in sorted((runs_dir / PLANS).glob("*.json")):
+        with suppress(OSError, ValueError):
+            yield json.loads(path.read_bytes())

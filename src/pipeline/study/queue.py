@@ -1,0 +1,24 @@
+"""What Slurm says: its commands, and which jobs are in its queue."""
+
+from __future__ import annotations
+
+import subprocess
+
+from pipeline.errors import PipelineError
+
+
+def in_queue() -> set[str]:
+    """The tasks of this user's arrays that wait or run, 12_3."""
+    return set(slurm("squeue", "--me", "--noheader", "--array", "--format=%i").split())
+
+
+def slurm(*command: str) -> str:
+    """What a command of Slurm prints. PipelineError with its words where it refuses, or where there is none."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    except FileNotFoundError as error:
+        raise PipelineError(f"launcher=slurm needs {command[0]}, which is not here: use launcher=local") from error
+    if done.returncode:
+        words = " ".join((done.stderr or done.stdout).split())
+        raise PipelineError(f"{command[0]} refused: {words}")
+    return done.stdout

@@ -1,0 +1,205 @@
+"""A process that makes runs one after the other, and keeps libraries and models in memory between them.
+
+`python -m pipeline.study.worker` reads elements (study/element.py), a line of JSON each, from standard input, and
+answers each with a line `{hash, ended, reason, seconds}` on standard output; ended: finished, failed, held or stopped.
+With a file, it makes those of one line, `{requeues, elements}`: that of its task in a Slurm array. What is printed
+while a run is made goes to its log, `runs_dir/.logs/<label>-<hash8>.log`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+if __name__ == "__main__":  # before the slow imports, when nothing is in work yet
+    for _number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(_number, lambda *_: os._exit(75))
+
+import ctypes
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import Held, PipelineError
+from pipeline.runs import state
+from pipeline.runs.folders import folder_name, folder_of
+from pipeline.runs.lease import holder, job
+from pipeline.runs.stop import UNFINISHED, listening
+from pipeline.study.element import Element, run_of
+from pipeline.study.execute import make_run, reason_of
+from pipeline.study.queue import in_queue
+
+LOGS = ".logs"
+
+
+def log_of(element: Element) -> Path:
+    return Path(element["config"]["runs_dir"]) / LOGS / f"{folder_name(element['label'], element['hash'])}.log"
+
+
+@contextmanager
+def logged(file: Path) -> Iterator[None]:
+    """Whatever this process and those that it starts print goes to the end of a file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    kept = os.dup(1), os.dup(2)
+    opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        for number in (1, 2):
+            os.dup2(opened, number)
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        for number, before in zip((1, 2), kept, strict=True):
+            os.dup2(before, number)
+            os.close(before)
+        os.close(opened)
+
+
+def made(element: Element) -> dict[str, Any]:
+    """Make the run of an element: how that ended."""
+    begun = time.perf_counter()
+    ended, reason = "finished", None
+    try:
+        make_run(run_of(element), element.get("predicted_seconds"))
+    except Held as error:
+        ended, reason = "held", str(error)
+        print(reason, file=sys.stderr)
+    except Exception as error:
+        ended, reason = "failed", reason_of(error)
+        print(f"failed: {reason}", file=sys.stderr)
+    except SystemExit as error:
+        if error.code != UNFINISHED:
+            raise
+        ended = "stopped"
+    return {"hash": element["hash"], "ended": ended, "reason": reason, "seconds": time.perf_counter() - begun}
+
+
+def end_with_the_parent() -> None:
+    """A worker whose parent was killed stops in good order (Linux: PR_SET_PDEATHSIG)."""
+    parent = os.getppid()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+    if os.getppid() != parent:
+        raise SystemExit(UNFINISHED)
+
+
+def main() -> int:
+    if len(sys.argv) > 1:
+        return of_array(Path(sys.argv[1]))
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C, and says what to do
+    end_with_the_parent()
+    with listening():
+        from pipeline.merge.live import resident
+
+        with resident():
+            for line in iter(sys.stdin.readline, ""):
+                element = json.loads(line)
+                with logged(log_of(element)):
+                    answer = made(element)
+                answers.write(json.dumps(answer) + "\n")
+                if answer["ended"] == "stopped":
+                    return UNFINISHED
+    return 0
+
+
+# ---------------------------------------------------------------------------------------------------- a task of Slurm
+
+
+def of_array(file: Path) -> int:
+    """Make the runs of this task: 0 all are finished, 75 ask for this task again, 1 some failed, or it is of no use."""
+    with open(file, encoding="utf-8") as lines:
+        task = next(line for number, line in enumerate(lines) if number == int(os.environ["SLURM_ARRAY_TASK_ID"]))
+    told = json.loads(task)
+    ended: list[str] = []
+    with listening():
+        from pipeline.merge.live import resident
+
+        with resident():
+            for element in told["elements"]:
+                ended.append(of_task(element))
+                if ended[-1] == "stopped":
+                    break
+    print(f"{len(told['elements'])} runs: {', '.join(ended)}", file=sys.stderr)
+    if not {"stopped", "held"} & set(ended):
+        return int("failed" in ended)
+    reason = of_no_use([workplace_of(element) for element in told["elements"]], told["requeues"])
+    if reason:
+        print(f"not asked for again: {reason}", file=sys.stderr)
+    return 1 if reason else UNFINISHED
+
+
+def of_task(element: Element) -> str:
+    """How the run of an element ended; held also where a parent is in work or in the queue."""
+    workplace, restarts = workplace_of(element), int(os.environ.get("SLURM_RESTART_COUNT", 0))
+    before = state.read(workplace)
+    if restarts and before.get("state") == "failed" and before.get("job") == job():
+        return "failed"  # in an earlier turn of this task
+    with suppress(OSError, subprocess.TimeoutExpired):  # job names are run names
+        name = ["scontrol", "update", f"JobId={os.environ['SLURM_JOB_ID']}", f"JobName={element['label']}"]
+        subprocess.run(name, capture_output=True, timeout=60)
+    waits = [parent for parent in element["parents"].values() if not_finished(parent, element)]
+    failed = [one for one in waits if not to_come(place(element, one))]
+    with logged(log_of(element)):
+        if waits:
+            ended = "failed" if failed else "held"
+            told = f"its parent {(failed or waits)[0]['name']} {'was not made' if failed else 'is not finished yet'}"
+            print(told, file=sys.stderr)
+        else:
+            answer = made(element)
+            ended, told = str(answer["ended"]), answer["reason"]
+    if ended == "failed" or waits:
+        workplace.mkdir(parents=True, exist_ok=True)
+        now = "waiting" if ended == "held" else "blocked" if waits else "failed"
+        state.write(workplace, state=now, last_line=told, job=job())
+    return ended
+
+
+def to_come(workplace: Path) -> bool:
+    """Whether a run that is not finished may still be: somebody makes it, or its job is in the queue."""
+    told = state.read(workplace)
+    if holder(workplace):
+        return True
+    try:
+        return told.get("state") not in ("failed", "blocked") and told.get("job") in in_queue()
+    except PipelineError:  # squeue does not answer here: the number of requeues is the bound
+        return told.get("state") in ("running", "waiting", "stopped")
+
+
+def not_finished(parent: dict[str, Any], element: Element) -> bool:
+    return "folder" not in parent and folder_of(hash_of(parent), Path(element["config"]["runs_dir"])) is None
+
+
+def hash_of(parent: dict[str, Any]) -> str:
+    """Of a snapshot that of its training."""
+    return str(parent.get("of", parent["hash"]))
+
+
+def place(element: Element, parent: dict[str, Any]) -> Path:
+    return workplace_of(element).parent / hash_of(parent)
+
+
+def workplace_of(element: Element) -> Path:
+    return Path(element["config"]["runs_dir"]) / ".work" / str(element["hash"])
+
+
+def of_no_use(workplaces: list[Path], most: int) -> str | None:
+    """Why a task is not to be asked for again: too often, or a training stopped three times after the same step."""
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+    if restarts >= most:
+        return f"launcher.requeues={most} are used up"
+    for workplace in workplaces:
+        stops = state.read(workplace).get("stops", [])
+        if len(stops) == 3 and len(set(stops)) == 1 and restarts:
+            return f"{state.read(workplace).get('name')} stopped three times after step {stops[0]}"
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

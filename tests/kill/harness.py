@@ -1,0 +1,157 @@
+"""Kills commands at random instants and runs them again to their end: `make test-kill N=100 SEED=7`.
+
+TERM, USR1 or KILL, to the process alone or to its whole tree, W&B offline. After each kill the same command goes on,
+until it ends; then the results are the bits of an undisturbed one, nothing finished was made twice, nothing is left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.files import sha256
+from pipeline.runs.folders import finished
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL)
+MOST = 6  # kills of one command, after which it is let be
+TRAINING = [
+    *("sft.seq_length=96", "sft.batch_size=4", "sft.warmup_steps=2", "sft.resume_minutes=0.02", "sft.precision=fp32"),
+    *("sft.learning_rate=1e-3", "threads=1", "sft.epochs=9"),
+]
+
+
+@dataclass
+class Command:
+    """A command of the program, and what it gives when nothing happens to it."""
+
+    name: str
+    words: list[str]
+    seconds: float = 0.0
+    expected: dict[str, str] = field(default_factory=dict)
+
+    def started(self, runs_dir: Path, log: Path) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-m", "pipeline", *self.words, f"runs_dir={runs_dir}"]
+        environment = {**os.environ, "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            words, stdout=subprocess.DEVNULL, stderr=open(log, "ab"), env=environment, start_new_session=True
+        )
+
+
+def commands(base: Path, world: Path, math: Path, language: Path, table: Path) -> list[Command]:
+    """Of each stage, over tiny data and models."""
+    start = ["expert=math", "model=trained", f"model.path={base}", f"data_root={world}", *TRAINING]
+    joint = [*start[1:], "expert=math_qac", "data.size=28", "data.validation=8", "sft.snapshot_every=9"]
+    experts = [f"merge.math={math}", f"merge.language={language}"]
+    scores = ["eval=mgsm_0shot", "eval.max_gen_toks=8", "languages=[en,qac]", f"data_root={world}", "threads=1"]
+    return [
+        Command("data", ["stage=data", "expert=math", f"data_root={world}"]),
+        Command("full", ["stage=sft", *start, "sft.steps=60"]),
+        Command("simultaneous", ["stage=sft", *joint, "sft=simultaneous", "partition=B", "sft.steps=40"]),
+        Command("lora", ["stage=sft", *start, "sft=lora", "sft.lora_dropout=0.1", "sft.steps=60"]),
+        Command("merge", ["stage=merge", "merge=layer_swap", *experts, "merge.bottom_layers=3"]),
+        Command("eval", ["stage=eval", f"checkpoint={math}", *scores]),
+        Command("sweep", ["stage=sweep", "merge=layer_swap", *experts, "sweep.bottom_layers=[2,3,4]", *scores]),
+        Command("table", ["stage=table", f"table={table}", "launcher.workers=2"]),
+    ]
+
+
+def results(runs_dir: Path) -> dict[str, str]:
+    """File of a run -> sha256, of all that is a result; times and places are none."""
+    found = {}
+    for manifest in finished(runs_dir):
+        folder = runs_dir / manifest.name
+        for name in manifest.files:
+            if name.startswith(("wandb/", "stalled-")) or name == "scores.json":
+                continue
+            if Path(name).suffix in (".safetensors", ".jsonl", ".csv") and not name.startswith("tasks/"):
+                found[f"{manifest.name}/{name}"] = sha256(folder / name)
+    return found
+
+
+def measure(command: Command, runs_dir: Path) -> None:
+    """Run it undisturbed: how long it takes, and what it gives."""
+    begun = time.monotonic()
+    status = command.started(runs_dir, runs_dir.with_suffix(".log")).wait()
+    assert status == 0, f"{command.name}: {runs_dir.with_suffix('.log').read_text()[-3000:]}"
+    command.seconds, command.expected = time.monotonic() - begun, results(runs_dir)
+
+
+def tree(pid: int) -> list[int]:
+    """A process and all that it started, itself first."""
+    found = [pid]
+    for one in found:
+        for path in Path(f"/proc/{one}/task").glob("*/children"):
+            with suppress(OSError):
+                found += [int(word) for word in path.read_text().split()]
+    return found
+
+
+def disturb(command: Command, runs_dir: Path, chance: random.Random) -> dict[str, Any]:
+    """Kill it until it was killed often enough, each time after a random while; then let it end."""
+    log, kills = runs_dir.with_suffix(".log"), []
+    made: dict[str, tuple[int, int]] = {}
+    while True:
+        process = command.started(runs_dir, log)
+        if len(kills) < MOST:
+            number, whole = chance.choice(SIGNALS), chance.random() < 0.5
+            after = chance.uniform(0.02, 1.0) * command.seconds
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(after)
+            if process.poll() is None:
+                hit = tree(process.pid) if whole else [process.pid]
+                for pid in reversed(hit) if chance.random() < 0.5 else hit:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, number)
+                status = process.wait(120)
+                kills.append({"signal": number.name, "tree": whole, "after": round(after, 2), "status": status})
+                allowed = {0, 75, -number} if number != signal.SIGKILL else {-number, 0}
+                assert status in allowed, f"{command.name}: {kills[-1]}: {log.read_text()[-3000:]}"
+                now = published(runs_dir)
+                assert made.items() <= now.items(), f"{command.name}: made again or lost: {made.keys() - now.keys()}"
+                made = now
+                continue
+        status = process.wait(600)
+        assert status == 0, f"{command.name} after {kills}: {log.read_text()[-3000:]}"
+        break
+    assert made.items() <= published(runs_dir).items(), f"{command.name}: made again after {kills}"
+    assert results(runs_dir) == command.expected, f"{command.name} after {kills}: other bits"
+    left = [path.name for path in (runs_dir / ".work").glob("*/*")]
+    assert not left, f"{command.name} left {left}"
+    return {"command": command.name, "kills": kills}
+
+
+def published(runs_dir: Path) -> dict[str, tuple[int, int]]:
+    """Finished run -> its manifest's time and inode, which making it again would change."""
+    stats = {path.parent.name: path.stat() for path in runs_dir.glob("*/manifest.json")}
+    return {name: (stat.st_mtime_ns, stat.st_ino) for name, stat in stats.items()}
+
+
+def harass(
+    asked: list[Command], folder: Path, kills: int, seed: int, tell: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """At least so many kills, over all commands in turn. Gives the record."""
+    chance, trials, done = random.Random(seed), [], 0
+    for command in asked:
+        measure(command, folder / f"whole-{command.name}")
+    begun = time.monotonic()
+    while done < kills:
+        for command in asked:
+            if done >= kills:
+                break
+            runs_dir = folder / f"trial-{len(trials)}"
+            trials.append(disturb(command, runs_dir, chance))
+            done += len(trials[-1]["kills"])
+            tell(json.dumps(trials[-1]))
+            shutil.rmtree(runs_dir, ignore_errors=True)
+    return {"seed": seed, "kills": done, "seconds": round(time.monotonic() - begun, 1), "trials": trials}

@@ -1,0 +1,220 @@
+"""One owner without locks: who is dead, who waits, what is taken over, and what one that was taken for dead can do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import a_run, never, writes
+
+from pipeline.errors import Held
+from pipeline.runs import lease as leases
+from pipeline.runs import resume, state
+from pipeline.runs.lease import DEAD_AFTER, Holder, Lease, Lost, holder, me, take
+from pipeline.runs.make import make_once
+from pipeline.runs.run import Run
+
+
+def elsewhere(run: Run, age: float, **changes: Any) -> Holder:
+    """A lease of a process on another machine, last touched `age` seconds ago by the clock of the file system."""
+    run.workplace.mkdir(parents=True, exist_ok=True)
+    other = replace(me(), host="node17", machine="another boot", job="812_3", since="2026-01-02T03:04:05", **changes)
+    file = run.workplace / "lease-1"
+    file.write_text(json.dumps(asdict(other)))
+    then = leases.now_at(run.workplace) - age
+    os.utime(file, (then, then))
+    return other
+
+
+def with_a_resume_point(run: Run, folder: Path) -> None:
+    """What an interrupted training leaves in its work folder."""
+    run.lease = folder.name
+    (run.work / "beside").mkdir(parents=True)
+    (run.work / "beside/state").write_text("state")
+    (run.work / "half").write_text("not of the resume point")
+    resume.write(run, run.work / "beside", 3, {"snapshots": {}, "seconds": 1.0})
+    run.lease = None
+
+
+def test_there_is_one_owner_and_the_next_comes_when_it_is_done(tmp_path: Path) -> None:
+    place = a_run(tmp_path).workplace
+    first = take(place)
+    assert isinstance(first, Lease) and holder(place) == first.of == take(place)
+    first.release()
+    assert holder(place) is None and not place.exists()
+    second = take(place)
+    assert isinstance(second, Lease) and second.folder != first.folder
+    second.release()
+
+
+def test_in_an_allocation_a_live_lease_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "813")
+    run = a_run(tmp_path)
+    elsewhere(run, age=DEAD_AFTER - 30)
+    expected = f"^{run.name} is held by job 812_3 on node17 since 2026-01-02T03:04:05: the same command goes on when"
+    with pytest.raises(Held, match=expected):
+        make_once(run, never)
+    assert (run.workplace / "lease-1").is_file()
+
+
+def test_at_a_terminal_it_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = a_run(tmp_path)
+    other = elsewhere(run, age=0)
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            (run.workplace / "lease-1").unlink()  # as its owner does at the end
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert make_once(run, writes()).is_dir()
+    assert len(looks) == 3 and capfd.readouterr().err == f"{run.name}: held by {other}; waiting\n"
+
+
+def test_one_that_gave_no_sign_is_dead_and_its_resume_point_is_taken_over(tmp_path: Path) -> None:
+    """Judged by the clock of the file system: this machine's may be wrong by hours."""
+    run = a_run(tmp_path)
+    other = elsewhere(run, age=DEAD_AFTER + 30)
+    with_a_resume_point(run, run.workplace / other.id)
+    seen: list[Any] = []
+
+    def stage(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
+        seen.append((work.name, resume.usable(run), (work / "half").exists()))
+        return {}
+
+    make_once(run, stage)
+    ((name, record, half),) = seen
+    assert name != other.id and record is not None and record["step"] == 3 and not half
+    assert not run.workplace.exists()
+
+
+@pytest.mark.parametrize("off", [-600.0, 600.0])
+def test_a_clock_that_is_off_takes_nothing_from_the_living(
+    off: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, real = a_run(tmp_path), time.time
+    elsewhere(run, age=30)
+    monkeypatch.setattr(time, "time", lambda: real() + off)
+    assert isinstance(take(run.workplace), Holder)
+    elsewhere(run, age=DEAD_AFTER + 30)
+    assert isinstance(take(run.workplace), Lease)
+
+
+def test_a_process_of_this_machine_is_dead_when_it_is_gone(tmp_path: Path) -> None:
+    """At once, killed as it may be; and one that has its number since is another."""
+    run = a_run(tmp_path)
+    code = "import sys, time; from pathlib import Path; from pipeline.runs.lease import take; "
+    code += "take(Path(sys.argv[1])).take_over(); print('taken', flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code, str(run.workplace)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "taken\n"
+    assert (found := holder(run.workplace)) is not None and found.pid == process.pid
+    process.kill()
+    process.wait()
+    assert holder(run.workplace) is None
+    mine = me()
+    (run.workplace / "lease-2").write_text(json.dumps(asdict(replace(mine, began="1"))))
+    assert holder(run.workplace) is None
+    (run.workplace / "lease-2").write_text(json.dumps(asdict(mine)))
+    assert holder(run.workplace) == mine
+
+
+def test_one_that_was_taken_for_dead_publishes_nothing_and_is_told_so(tmp_path: Path) -> None:
+    """Two processes of which the first slept for long: what is published is the second's."""
+    run = a_run(tmp_path)
+    other = a_run(tmp_path)
+
+    def sleeps(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
+        file = run.workplace / "lease-1"
+        told = json.loads(file.read_text())
+        file.write_text(json.dumps({**told, "machine": "another boot"}))
+        os.utime(file, (0, 0))
+        assert (make_once(other, writes("theirs\n")) / "train.jsonl").read_text() == "theirs\n"
+        assert not work.exists()
+        return {}
+
+    with pytest.raises(Lost, match="was taken over: this process gave no sign for 120 s"):
+        make_once(run, sleeps)
+    assert (run.folder / "train.jsonl").read_text() == "theirs\n" and not run.workplace.exists()
+
+
+def test_writing_where_it_was_taken_over_says_so(tmp_path: Path) -> None:
+    def sleeps(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
+        (run.workplace / "lease-9").write_text(json.dumps(asdict(me())))
+        os.rename(work, work.with_name("other"))
+        (work / "train.jsonl").write_text("x")
+        return {}
+
+    with pytest.raises(Lost, match=f"now held by process {os.getpid()} on "):
+        make_once(a_run(tmp_path), sleeps)
+
+
+def test_a_lease_is_touched_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "BEAT", 0.05)
+    lease = take(a_run(tmp_path).workplace)
+    assert isinstance(lease, Lease)
+    os.utime(lease.file, (0, 0))
+    time.sleep(0.3)
+    assert lease.file.stat().st_mtime > time.time() - 60
+    lease.release()
+
+
+MANY = """
+import sys, time
+from pathlib import Path
+from pipeline.runs.lease import Lease, take
+place, log = Path(sys.argv[1]), open(sys.argv[2], "a", buffering=1)
+for turn in range(40):
+    while not isinstance(lease := take(place), Lease):
+        time.sleep(0.001)
+    lease.take_over()
+    lease.check()
+    log.write(f"in {lease.of.id}\\n")
+    time.sleep(0.001)
+    log.write(f"out {lease.of.id}\\n")
+    lease.release()
+"""
+
+
+def test_many_processes_hold_it_one_after_the_other(tmp_path: Path) -> None:
+    place, log = a_run(tmp_path).workplace, tmp_path / "log"
+    several = [subprocess.Popen([sys.executable, "-c", MANY, str(place), str(log)]) for _ in range(4)]
+    assert [process.wait(60) for process in several] == [0, 0, 0, 0]
+    lines = [line.split() for line in log.read_text().splitlines()]
+    assert len(lines) == 2 * 4 * 40
+    for entered, gone in zip(lines[::2], lines[1::2], strict=True):
+        assert (entered[0], gone[0]) == ("in", "out") and entered[1] == gone[1]
+
+
+def test_state_json_tells_who_makes_it_and_how_it_ended(tmp_path: Path) -> None:
+    run, seen = a_run(tmp_path), []
+
+    def fails(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
+        seen.append(state.read(run.workplace))
+        state.at_step(run.workplace, 5, 9)
+        state._written.clear()
+        state.at_step(run.workplace, 7, 9)
+        raise RuntimeError("no room")
+
+    with pytest.raises(RuntimeError):
+        make_once(run, fails)
+    (running,) = seen
+    assert (running["state"], running["pid"], running["name"]) == ("running", os.getpid(), run.name)
+    ended = state.read(run.workplace)
+    assert (ended["state"], ended["last_line"], ended["step"], ended["steps"]) == ("failed", "no room", 7, 9)
+    for _ in range(4):
+        with pytest.raises(SystemExit):
+            make_once(run, lambda *_: (_ for _ in ()).throw(SystemExit(75)))
+    ended = state.read(run.workplace)
+    assert (ended["state"], ended["stops"]) == ("stopped", [7, 7, 7])
+    make_once(run, writes())
+    assert not run.workplace.exists()

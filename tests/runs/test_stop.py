@@ -1,0 +1,97 @@
+"""What SIGTERM and SIGUSR1 do, from the first line of the program to its last."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.runs.stop import STOPPING, UNFINISHED, Stopped, check, heard_by, listening
+from pipeline.study import execute
+
+
+def test_it_ends_what_is_in_work_with_a_status_of_its_own() -> None:
+    with listening():
+        with pytest.raises(Stopped) as stopped:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(5)
+        assert stopped.value.code == UNFINISHED and stopped.value.signal_name == "SIGUSR1"
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_who_listens_decides_and_what_follows_is_not_begun() -> None:
+    told: list[str] = []
+    with listening():
+        with heard_by(told.append):
+            os.kill(os.getpid(), signal.SIGTERM)
+            check_runs_on = True
+        assert told == ["SIGTERM"] and check_runs_on
+        with pytest.raises(Stopped):
+            check()
+    check()
+
+
+@pytest.mark.parametrize("number", STOPPING)
+@pytest.mark.parametrize("stage", ["data", "merge", "eval", "table"])
+def test_outside_a_training_it_drops_the_work_and_the_same_command_goes_on(
+    number: signal.Signals, stage: str, call: Callable[..., SimpleNamespace], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, base: Path, world: Path, math_expert: Path, language_expert: Path,
+) -> None:  # fmt: skip
+    words = {
+        "data": ["stage=data", "expert=math", f"data_root={world}"],
+        "merge": ["stage=merge", "merge=soup", f"merge.experts=[{math_expert},{language_expert}]"],
+        "eval": ["stage=eval", f"checkpoint={base}", "eval=mgsm_0shot", f"data_root={world}"],
+        "table": ["stage=table", "table=sandbox", "launcher.workers=1"],
+    }[stage]
+    words += [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
+
+    def signalled(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
+        (work / "half").write_text("half")
+        os.kill(os.getpid(), number)
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(execute, "stage_function", lambda run: signalled)
+    told = call(*words)
+    assert told.status == UNFINISHED == 75 and told.out == ""
+    assert f"{number.name}: finished runs stay" in told.err and "Traceback" not in told.err
+    assert not list((tmp_path / "runs").glob("*/manifest.json"))
+    if stage in ("data", "merge"):
+        monkeypatch.setattr(execute, "stage_function", lambda run: lambda *_: {})
+        assert call(*words).status == 0
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_while_libraries_are_imported_it_is_75_too(number: signal.Signals, tmp_path: Path) -> None:
+    """At any time after the first line: Hydra and OmegaConf take a third of a second, torch and others seconds."""
+    for delay in (0.15, 0.4, 0.8, 1.6):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pipeline", "stage=plan", "table=sandbox", f"runs_dir={tmp_path}"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        started_our_code(process.pid)
+        time.sleep(delay)
+        process.send_signal(number)
+        _, told = process.communicate(timeout=120)
+        assert process.returncode in (0, 75) and "Traceback" not in told, told[-2000:]
+        if delay < 0.2:
+            assert process.returncode == 75
+
+
+def started_our_code(pid: int) -> None:
+    """Wait until the process has a handler for SIGTERM (bit 14 of the signals that it catches)."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        caught = next(line for line in lines if line.startswith("SigCgt")).split()[1]
+        if int(caught, 16) & (1 << (signal.SIGTERM - 1)):
+            return
+        time.sleep(0.005)
+    raise AssertionError("no handler within a minute")

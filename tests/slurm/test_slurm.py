@@ -1,0 +1,272 @@
+"""A table as arrays of a real Slurm gives the bits of the local run, whatever happens to its jobs.
+
+Left out where Slurm is not installed or this is not root: `make test-slurm` installs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import Cluster
+
+from pipeline.files import sha256
+from pipeline.runs.manifest import read_manifest
+
+pytestmark = pytest.mark.slurm
+SLURM_FOLDER = Path(__file__).parents[2] / "slurm"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    made = Cluster()
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
+
+
+@pytest.fixture(scope="module")
+def table(base: Path, world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two trainings of a few seconds, merges, a choice among them."""
+    file = tmp_path_factory.mktemp("table") / "mine.yaml"
+    file.write_text(
+        f"name: mine\naxes: {{density: [0.2, 0.8]}}\nevery: {{model: trained, model.path: {base}, data_root: {world},"
+        " threads: 1, sft.epochs: 90, sft.steps: 300, sft.batch_size: 4, sft.seq_length: 96, sft.precision: fp32,"
+        " eval.limit: 2, eval.max_gen_toks: 4}\n"
+        "runs:\n"
+        "  math: {stage: sft, expert: math, recipe: sandbox_math}\n"
+        "  language: {stage: sft, expert: qac, recipe: sandbox_language}\n"
+        "  TIES: {merge: ties, merge.experts: [math, language], merge.density: '{density}'}\n"
+        "score: {eval: mgsm_0shot}\ncolumns: {en: {in: en}, qac: {in: qac}}\n"
+        "rows:\n  math: {run: math}\n  language: {run: language}\n"
+        "  TIES: {run: TIES, best: [density], by: {eval: mgsm_0shot, eval.split: dev, in: qac}}\n"
+    )
+    return file
+
+
+def words(table: Path, runs_dir: Path, *more: str) -> list[str]:
+    return [
+        sys.executable, "-m", "pipeline", "stage=table", f"table={table}", f"runs_dir={runs_dir}",
+        "tracking.mode=disabled", *more,
+    ]  # fmt: skip
+
+
+SLURM = ["launcher=slurm", "launcher.gpus=0", "launcher.memory=900M"]
+
+
+def results(runs_dir: Path) -> dict[str, str]:
+    """sha256 of the weights of all runs, of the table and its scores."""
+    files = [*runs_dir.glob("*/model.safetensors"), runs_dir / "reports/mine/table.csv"]
+    files.append(runs_dir / "reports/mine/scores.json")
+    return {path.relative_to(runs_dir).as_posix(): sha256(path) for path in files}
+
+
+@pytest.fixture(scope="module")
+def local(table: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What one process makes of it here."""
+    runs_dir = tmp_path_factory.mktemp("local")
+    done = subprocess.run(words(table, runs_dir, "launcher.workers=2"), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return results(runs_dir)
+
+
+def until(what: Callable[[], Any], seconds: float = 120) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.05)
+    return found
+
+
+def in_work(runs_dir: Path, label: str, step: int = 1) -> dict[str, Any] | None:
+    """The state of a training that has begun."""
+    for path in runs_dir.glob(".work/*/state.json"):
+        told = json.loads(path.read_text())
+        if told.get("name", "").startswith(label) and told["state"] == "running" and (told.get("step") or 0) >= step:
+            return told
+    return None
+
+
+def test_a_table_as_arrays_while_jobs_are_killed_requeued_preempted_and_cancelled(
+    cluster: Cluster, table: Path, local: dict[str, str], tmp_path: Path
+) -> None:
+    command = words(table, tmp_path, *SLURM)
+    submit = dict(env=cluster.environment, capture_output=True, text=True)
+
+    # twice at once: one submits, the other finds the jobs in the queue
+    both = [subprocess.Popen(command, env=cluster.environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [process.communicate(timeout=300)[1] for process in both]
+    assert [process.returncode for process in both] == [75, 75], told
+    assert sorted(text.count("job ") > 2 for text in told) == [False, True], told
+    jobs = cluster.jobs()
+    assert len(jobs) == len(set(jobs)) and len(json.loads((tmp_path / ".plans/mine.json").read_text())["runs"]) == 10
+
+    # a step dies by kill -9: its job failed, what depends on it too; submitted again, both are made
+    math = until(lambda: in_work(tmp_path, "math-"))
+    os.kill(math["pid"], signal.SIGKILL)
+    # another is put back into the queue by hand, with a resume point
+    language = until(lambda: in_work(tmp_path, "qac-"))
+    cluster.run("scontrol", "requeue", language["job"])
+    again = until(lambda: (one := in_work(tmp_path, "qac-")) and one["pid"] != language["pid"] and one)
+    assert again["step"] >= language["step"]
+    # and then preempted without a time to say farewell
+    urgent = tmp_path / "urgent.sh"
+    urgent.write_text("#!/bin/bash\nsleep 3\n")
+    cluster.run("sbatch", "-p", "urgent", "-N2", "--exclusive", "-o", "/dev/null", str(urgent))
+    last = until(lambda: (one := in_work(tmp_path, "qac-")) and one["pid"] != again["pid"] and one)
+    # and cancelled: nothing asks for it again
+    cluster.run("scancel", last["job"].partition("_")[0])
+    cluster.idle(180)
+    assert not list(tmp_path.glob("qac-full*")) and not list(tmp_path.glob("math-full*"))
+    shown = subprocess.run([*command[:3], "stage=status", f"runs_dir={tmp_path}"], **submit).stdout  # type: ignore[call-overload]
+    assert "stopped" in shown and "stage=clean frees" in shown
+
+    # the same command ends it; a node is lost meanwhile and comes back
+    assert subprocess.run(command, **submit).returncode == 75  # type: ignore[call-overload]
+    math = until(lambda: in_work(tmp_path, "math-") or in_work(tmp_path, "qac-"))
+    lose_a_node(cluster, math["pid"])
+    cluster.idle(240)
+    done = subprocess.run(command, **submit)  # type: ignore[call-overload]
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert results(tmp_path) == local
+    resumed = [read_manifest(path).facts.get("resumed") for path in tmp_path.glob("qac-full*")]  # type: ignore[union-attr]
+    assert resumed[0], "the requeued training went on from its resume point"
+    assert list((tmp_path / ".logs").glob("qac-full-s0-*.log"))
+
+
+def lose_a_node(cluster: Cluster, pid: int) -> None:
+    """kill -9 of the node's daemon, of the step and of what it runs; then the node is started again."""
+    node = until(lambda: node_of(cluster, pid))
+    tree = [pid]
+    while (parent := parent_of(tree[-1])) > 1 and "slurmctld" not in command_of(parent):
+        tree.append(parent)
+    daemon = int((cluster.at / f"run/slurmd.{node}.pid").read_text())
+    for one in [daemon, *reversed(tree)]:
+        os.kill(one, signal.SIGKILL)
+    until(lambda: "down" in cluster.run("sinfo", "-h", "-n", node, "-p", "debug", "-o", "%T"), 90)
+    cluster.node_up(node)
+
+
+def node_of(cluster: Cluster, pid: int) -> str:
+    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return next(one.partition(b"=")[2].decode() for one in environment if one.startswith(b"SLURMD_NODENAME="))
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def test_out_of_time_goes_on_by_itself_and_slurm_agrees_with_the_status(
+    cluster: Cluster, base: Path, world: Path, tmp_path: Path
+) -> None:
+    """slurm/one_gpu.sbatch: 75 asks for the job again, 0 is COMPLETED, 1 is FAILED."""
+    file = SLURM_FOLDER / "one_gpu.sbatch"
+    options = ["--mem=900M", "--cpus-per-task=1", f"--output={tmp_path}/%j.log", "--gres=gpu:1"]
+    start = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", "threads=1"]
+    more = ["sft.seq_length=96", "sft.batch_size=4", "sft.epochs=90", "sft.steps=500", "sft.precision=fp32"]
+    run = [*start, *more, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
+    good = cluster.run("sbatch", "--parsable", *options, str(file), *run).strip()
+    bad = cluster.run("sbatch", "--parsable", *options, str(file), *run, "sft.learning_rate=no").strip()
+    told = until(lambda: in_work(tmp_path / "runs", "math-", step=5))
+    cluster.run("scancel", "--batch", "--signal=USR1", good)  # what --signal=B:USR1 sends before the time limit
+    cluster.idle(120)
+    assert cluster.ended(bad) == ["FAILED"] and cluster.ended(good)[-1] == "COMPLETED"
+    (folder,) = (tmp_path / "runs").glob("math-full*")
+    (taken_up,) = read_manifest(folder).facts["resumed"]  # type: ignore[union-attr]
+    assert taken_up["step"] >= told["step"]
+
+
+def test_srun_on_two_nodes_trains_as_torchrun_does(cluster: Cluster, base: Path, world: Path, tmp_path: Path) -> None:
+    start = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", "threads=1"]
+    more = ["sft.seq_length=96", "sft.batch_size=4", "sft.steps=3", "sft.precision=fp32", "sft.processes=4"]
+    run = [*start, *more, "sft.warmup_steps=0", "tracking.mode=disabled"]
+    options = ["--mem=2000M", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1", "--gres=gpu:2"]
+    options += [f"--output={tmp_path}/%j.log"]
+    words = [*run, f"runs_dir={tmp_path}/srun"]
+    job = cluster.run("sbatch", "--parsable", *options, str(SLURM_FOLDER / "several_nodes.sbatch"), *words).strip()
+    torchrun = Path(sys.executable).with_name("torchrun")
+    subprocess.run(
+        [str(torchrun), "--nproc_per_node=4", "-m", "pipeline", *run, f"runs_dir={tmp_path}/torchrun"], check=True
+    )
+    cluster.idle(180)
+    assert cluster.ended(job) == ["COMPLETED"], (tmp_path / f"{job}.log").read_text()[-2000:]
+    roots = {read_manifest(path).weights_root for path in tmp_path.glob("*/math-full*")}  # type: ignore[union-attr]
+    assert len(list(tmp_path.glob("*/math-full*"))) == 2 and len(roots) == 1
+
+
+def test_a_wrong_number_of_tasks_is_one_sentence(cluster: Cluster, base: Path, world: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "pipeline", "stage=plan", f"runs_dir={tmp_path}"]
+    done = subprocess.run(
+        ["srun", "-N2", "-n2", "--mem=500M", *words],
+        env=cluster.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0 and "stage=plan is of one process: start it without" in done.stderr
+
+
+def test_the_fsdp_file_is_accepted(cluster: Cluster) -> None:
+    """Of GPUs that are not here: what Slurm says of the file, and what it would start."""
+    file = SLURM_FOLDER / "one_node_fsdp.sbatch"
+    cluster.run("sbatch", "--test-only", "--gres=gpu:2", "--mem=900M", "--cpus-per-task=4", str(file), "stage=sft")
+    assert "sft.parallel=fsdp2" in file.read_text()
+
+
+# ---------------------------------------------------------------------------------------------------- refusals
+
+
+def test_refusals_are_one_sentence_with_slurms_words(cluster: Cluster, table: Path, tmp_path: Path) -> None:
+    def asked(*more: str, path: str | None = None) -> tuple[int, str]:
+        environment = {**cluster.environment, **({"PATH": path} if path else {})}
+        command = words(table, tmp_path / "runs", *SLURM, *more)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert "Traceback" not in done.stderr and done.stdout == ""
+        return done.returncode, done.stderr.strip().splitlines()[-1]
+
+    status, line = asked("launcher.partition=nowhere")
+    assert status == 1 and "sbatch refused: sbatch: error: invalid partition specified: nowhere" in line
+    assert "(0 of " in line and "the same command submits the rest)" in line
+    status, line = asked(path="/nonexistent")
+    assert status == 1 and line == "error: launcher=slurm needs squeue, which is not here: use launcher=local"
+    status, line = asked("launcher.time=0:30")
+    assert (
+        status == 1 and "launcher.time=0:30 is 30 s: a job of " in line and "write one resume point; give more" in line
+    )
+    assert cluster.jobs() == {}
+
+
+def test_a_long_plan_is_cut_at_the_largest_array(base: Path, world: Path, tmp_path: Path) -> None:
+    small = Cluster(largest_array=4)
+    try:
+        small.up()
+        command = [
+            sys.executable, "-m", "pipeline", "-m", "stage=sft", "expert=math", "model=trained", f"model.path={base}",
+            f"data_root={world}", "sft.seq_length=96", "sft.batch_size=4", "sft.steps=2", "sft.warmup_steps=0",
+            "sft.precision=fp32", "threads=1", "tracking.mode=disabled", "seed=1,2,3,4,5",
+            f"runs_dir={tmp_path}/runs", *SLURM, "launcher.options=[--hold]",
+        ]  # fmt: skip
+        done = subprocess.run(command, env=small.environment, capture_output=True, text=True)
+        assert done.returncode == 75 and done.stdout == "", done.stderr
+        tasks = [line for line in done.stderr.splitlines() if line.startswith("job ")]
+        trainings = [line for line in tasks if "level 1" in line]
+        assert [line.split(", ")[1] for line in trainings] == ["3 tasks", "2 tasks"]
+        assert shutil.which("squeue") and len(small.jobs()) >= 6
+    finally:
+        small.run("scancel", "--me", status=None)
+        small.down()

@@ -1,0 +1,57 @@
+"""What a training recorded, as columns of a table; and what evaluations keep in memory when one begins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.compose import compose
+from pipeline.merge import live
+from pipeline.study.outcome import Outcome
+from pipeline.study.planning import Planning
+from pipeline.study.table import make_table
+
+SFT = "model: trained, sft.seq_length: 96, sft.batch_size: 4, sft.steps: 4, sft.warmup_steps: 0, sft.precision: fp32"
+
+
+@pytest.mark.parametrize(("expert", "sft"), [("math", "full"), ("math_qac", "mixed")])
+def test_validation_losses_before_the_first_step_and_after_the_last(
+    expert: str, sft: str, world: Path, base: Path, tmp_path: Path
+) -> None:
+    table = tmp_path / "losses.yaml"
+    table.write_text(
+        f"name: losses\nevery: {{data_root: {world}, model.path: {base}, {SFT}}}\n"
+        f"runs: {{trained: {{stage: sft, expert: {expert}, sft: {sft}, data.size: 20, data.validation: 4,\n"
+        "  sft.validate_at_start: true, sft.learning_rate: 1e-3}}\n"
+        "score: {run: trained, eval: mgsm_0shot, eval.limit: 1, eval.max_gen_toks: 2, in: en}\n"
+        "columns:\n  start: {fact: starting_validation_loss}\n  end: {fact: ending_validation_loss}\n  mgsm: {}\n"
+    )
+    words = ["stage=table", f"table={table}", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
+    make_table(compose(words))  # type: ignore[arg-type]
+    outcome = Outcome.of(Planning.of(compose(words)), {})  # type: ignore[arg-type]
+    (log,) = (tmp_path / "runs").glob("math*/log.jsonl")
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    losses = {row["step"]: row["validation_loss"] for row in rows if "validation_loss" in row}
+    assert sorted(losses) == [0, 1, 2, 3, 4] and losses[0] != losses[4]
+    start, end = (outcome.cells["all", column] for column in ("start", "end"))
+    assert (start.value, end.value) == (losses[0], losses[4])
+    cells = (tmp_path / "runs/reports/losses/cells.md").read_text(encoding="utf-8")
+    assert f"{losses[0]:.3f}" in cells and f"{losses[4]:.3f}" in cells
+
+
+def test_a_training_takes_the_memory_of_what_evaluations_kept(
+    make_run: Callable[..., Path], world: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+    real = live.release
+    monkeypatch.setattr("pipeline.train.stage.release", lambda: (held.append(len(live._kept)), real()))
+    with live.resident():
+        make_run("stage=eval", f"checkpoint={base}", f"data_root={world}", "eval=belebele_0shot", "eval.limit=2",
+                 "languages=[en]", "redo=true")  # fmt: skip
+        assert len(live._kept) == 1
+        words = ["model=trained", f"model.path={base}", f"data_root={world}", "sft.steps=1", "sft.seq_length=64"]
+        make_run("stage=sft", "expert=math", "seed=77", "sft.precision=fp32", "sft.batch_size=2", *words)
+        assert held == [1] and not live._kept

@@ -1,0 +1,47 @@
+"""`-m`: the folders of all, and the status of the worst: 130, 1, 75, 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.errors import Held
+from pipeline.study import execute
+
+
+@pytest.mark.parametrize(
+    ("errors", "status", "printed"),
+    [
+        ({}, 0, 3),
+        ({1: RuntimeError("no")}, 1, 2),
+        ({1: Held("held by job 7"), 2: RuntimeError("no")}, 1, 1),
+        ({1: Held("held by job 7")}, 75, 2),
+        ({1: SystemExit(75)}, 75, 0),  # stopped: nothing is printed of what was not tried
+        ({2: KeyboardInterrupt()}, 130, 0),
+    ],
+)
+def test_folders_are_printed_and_the_worst_status_returned(
+    errors: dict[int, BaseException], status: int, printed: int, call: Callable[..., SimpleNamespace], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def stage(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
+        if run.config.seed in errors:
+            raise errors[run.config.seed]
+        return {}
+
+    monkeypatch.setattr(execute, "stage_function", lambda run: stage)
+    words = ["stage=data", "expert=math", "tracking.mode=disabled", f"runs_dir={tmp_path}", "seed=0,1,2"]
+    told = call("-m", *words, "launcher.workers=1")
+    folders = told.out.split()
+    assert told.status == status, told.err
+    assert len(folders) == printed and all(Path(folder).is_dir() for folder in folders)
+
+
+def test_a_wrong_one_stops_all_before_the_first(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
+    told = call("-m", "stage=data", "expert=math", "seed=0,-1", f"runs_dir={tmp_path}")
+    assert told.status == 1 and told.err == "error: seed must be at least 0 and at most 4294967295, got -1\n"
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,204 @@
+"""launcher=local: elements, failures, dead workers, and how it ends; tests/test_pipeline.py has a whole table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import a_run, writes
+
+from pipeline.config.compose import compose
+from pipeline.config.stages import Launcher
+from pipeline.errors import PipelineError
+from pipeline.runs.make import make_once
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import Run
+from pipeline.study import pool
+from pipeline.study.element import element_of, run_of
+from pipeline.study.graph import ordered
+from pipeline.study.planning import Planning
+from pipeline.study.pool import Pool, default_workers, makers
+from pipeline.study.stages import build
+
+# ---------------------------------------------------------------------------------------------------- elements
+
+
+def test_an_element_is_the_run_again(tiny_table: list[str], tmp_path: Path) -> None:
+    """Of every stage and merge of the table: as JSON and back, with parents that stand for finished ones."""
+    planning = Planning.of(compose(["stage=table", *tiny_table]))  # type: ignore[arg-type]
+    runs = ordered(planning.targets())
+    assert len(runs) == 44
+    for run in runs:
+        for parent in run.parents.values():
+            if isinstance(parent, Run):
+                finished(parent)
+        again = run_of(json.loads(json.dumps(element_of(run))))
+        assert (again.hash, again.label, again.config) == (run.hash, run.label, run.config)
+        assert {role: (one.hash, one.folder) for role, one in again.parents.items()} == {
+            role: (one.hash, one.folder) for role, one in run.parents.items()
+        }
+
+
+def finished(run: Run) -> None:
+    """A folder with the manifest of this run and nothing else."""
+    if not run.folder.is_dir():
+        run.folder.mkdir(parents=True)
+        told = {"name": run.name, "hash": run.hash, "decided_by": run.decided_by, "facts": {}, "cost": {"seconds": 1.0}}
+        (run.folder / "manifest.json").write_text(json.dumps(told))
+
+
+def test_an_element_of_another_version_or_with_an_unfinished_parent_is_refused(tmp_path: Path) -> None:
+    parent = a_run(tmp_path, label="parent", seed=1)
+    run = a_run(tmp_path, {"data_root": parent})
+    element = element_of(run)
+    with pytest.raises(PipelineError, match=f"^its data_root {parent.name} is not finished$"):
+        run_of(element)
+    make_once(parent, writes())
+    assert run_of(element).hash == run.hash
+    with pytest.raises(PipelineError, match="was planned by another version of this program"):
+        run_of({**element, "hash": "0" * 64})
+
+
+def test_snapshots_models_of_the_hub_and_plain_folders_are_parents_too(
+    tmp_path: Path, base: Path, world: Path, models: dict[str, list[Path]]
+) -> None:
+    start = ["stage=sft", "expert=math", f"data_root={world}", f"runs_dir={tmp_path}"]
+    for more in (["model=llama3.1_8b"], ["model=trained", f"model.path={models['llama'][0]}"]):
+        run = build(compose([*start, *more]))  # type: ignore[arg-type]
+        finished(run.parents["data"])  # type: ignore[arg-type]
+        again = run_of(json.loads(json.dumps(element_of(run))))
+        assert (again.hash, again.parents["model"]) == (run.hash, run.parents["model"])
+
+
+# ---------------------------------------------------------------------------------------------------- workers
+
+
+DATA = "stage=data expert=sandbox expert.world.items=2 expert.world.dev_items=2 expert.world.math_rows=4"
+
+
+def small(tmp_path: Path, seed: int, **changes: Any) -> Run:
+    words = [*DATA.split(), "expert.world.language_rows=4", "expert.world.documents=10", "tracking.mode=disabled"]
+    run = build(compose([*words, f"runs_dir={tmp_path}", f"seed={seed}"]))  # type: ignore[arg-type]
+    return dataclasses.replace(run, config=dataclasses.replace(run.config, **changes))
+
+
+def broken(tmp_path: Path) -> Run:
+    """One of a source that is nowhere."""
+    return a_run(tmp_path)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Any:
+    made = Pool([None, None])
+    yield made
+    made.close(gently=True)
+
+
+def test_a_failure_costs_what_depends_on_it_and_nothing_else(
+    two: Pool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bad = broken(tmp_path)
+    child = a_run(tmp_path, {"data_root": bad}, label="child")
+    good = [small(tmp_path, seed) for seed in (1, 2, 3)]
+    failed = two.execute([child, *good])
+    assert set(failed) == {bad.name, child.name} and failed[child.name] == f"its parent {bad.name} failed"
+    assert "is on no hub" in failed[bad.name] and f"{bad.name} failed: {failed[bad.name]}" in capfd.readouterr().err
+    assert all(read_manifest(run.folder) for run in good)
+    processes = [worker.process.pid for worker in two.workers]
+    assert two.execute([child, *good], failed) == failed  # nothing is tried again, and workers stay
+    assert [worker.process.pid for worker in two.workers] == processes
+
+
+def test_a_dead_worker_is_started_again_and_its_run_with_it(
+    two: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    give, killed = pool.Worker.give, []
+
+    def and_kill(worker: pool.Worker, run: Run, seconds: float) -> None:
+        give(worker, run, seconds)
+        if run.config.seed == 1 and len(killed) < 1 or run.config.seed == 2:
+            killed.append(run.config.seed)
+            worker.process.kill()
+
+    monkeypatch.setattr(pool.Worker, "give", and_kill)
+    once, always, never = (small(tmp_path, seed) for seed in (1, 2, 3))
+    failed = two.execute([once, always, never])
+    assert set(failed) == {always.name} and "its worker ended with SIGKILL, 2 times: see " in failed[always.name]
+    assert read_manifest(once.folder) and read_manifest(never.folder) and killed.count(2) == 2
+    assert "ended with SIGKILL; another begins it again" in capfd.readouterr().err
+
+
+def test_a_run_that_another_process_makes_is_waited_for(
+    two: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = small(tmp_path, 1)
+    code = "import sys, time; from pathlib import Path; from pipeline.runs.lease import take; "
+    code += "lease = take(Path(sys.argv[1])); print('taken', flush=True); time.sleep(4); lease.release()"
+    other = subprocess.Popen([sys.executable, "-c", code, str(run.workplace)], stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None and other.stdout.readline()
+    begun = time.monotonic()
+    assert two.execute([run, small(tmp_path, 2)]) == {} and time.monotonic() - begun > 1.5
+    other.wait()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGUSR1, 75)])
+def test_signals_end_all_in_order(number: signal.Signals, status: int, tmp_path: Path, base: Path, world: Path) -> None:
+    """Nothing is left behind, and each training has a resume point."""
+    table = tmp_path / "mine.yaml"
+    table.write_text(
+        f"name: mine\naxes: {{seed: [1, 2]}}\nevery: {{model: trained, model.path: {base}, data_root: {world},"
+        " threads: 1, sft.epochs: 900, sft.steps: 4000, sft.batch_size: 4, sft.seq_length: 96, sft.precision: fp32}\n"
+        "runs:\n  expert: {stage: sft, expert: math, recipe: sandbox_math, seed: '{seed}'}\n"
+        "score: {eval: mgsm_0shot, eval.max_gen_toks: 4, in: en}\ncolumns: {'{seed}': {run: expert}}\n"
+    )
+    command = [sys.executable, "-m", "pipeline", "stage=table", f"table={table}", f"runs_dir={tmp_path}/runs"]
+    command += ["tracking.mode=disabled", "launcher.workers=2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    workplaces = tmp_path / "runs/.work"
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline and process.poll() is None:
+        states = [json.loads(path.read_text()) for path in workplaces.glob("*/state.json")]
+        if sum((one.get("step") or 0) > 2 for one in states) == 2:
+            break
+        time.sleep(0.1)
+    workers = children(process.pid)
+    assert len(workers) == 2
+    process.send_signal(number)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == status and "Traceback" not in told, told[-3000:]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    assert len(list(workplaces.glob("*/*/resume.json"))) == 2  # each training wrote a resume point
+    assert [json.loads(path.read_text())["state"] for path in workplaces.glob("*/state.json")] == ["stopped"] * 2
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split()]
+
+
+# ---------------------------------------------------------------------------------------------------- how many
+
+
+def test_as_many_workers_as_cores_have_threads_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
+    words = ["stage=eval", "checkpoint=package:data/sandbox_base", "eval=mgsm_0shot", f"runs_dir={tmp_path}"]
+    run: Any = build(compose(words))  # type: ignore[arg-type]
+    assert default_workers([run], gpus=0) == 1  # threads are torch's choice: all cores
+    for threads, workers in ((1, 12), (5, 2), (99, 1)):
+        run.config.threads = threads
+        assert default_workers([run], gpus=0) == workers
+    assert default_workers([run], gpus=3) == 3
+    run.config.eval.shards = 2
+    assert default_workers([run], gpus=3) == 1
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    assert pool.visible_gpus() == ["4", "7"]
+    monkeypatch.setattr(Pool, "close", lambda self, gently: None)
+    with makers(Launcher(workers=3), []) as execute:
+        assert execute.__self__.gpus == ["4", "7", "4"]

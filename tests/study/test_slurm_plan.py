@@ -1,0 +1,231 @@
+"""launcher=slurm without Slurm: what is submitted and in which order, what a refusal half-way leaves; and a status."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from small_runs import a_run, writes
+
+from pipeline.config.stages import Launcher
+from pipeline.errors import Held, PipelineError
+from pipeline.runs import state
+from pipeline.runs.make import make_once
+from pipeline.runs.run import Run
+from pipeline.study import slurm, worker
+from pipeline.study.element import element_of
+
+TOOL = """#!/bin/bash
+echo "$(basename $0) $@" >> {at}/calls
+case $(basename $0) in
+  squeue) cat {at}/queue 2>/dev/null || true ;;
+  scontrol) echo "MaxArraySize = 4" ;;
+  sbatch) N=$(cat {at}/count 2>/dev/null || echo 0)
+    if [ "$N" -ge "$(cat {at}/most 2>/dev/null || echo 99)" ]; then
+      echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2; exit 1; fi
+    echo $((N + 1)) > {at}/count; echo $((N + 1)) ;;
+esac
+"""
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """squeue, scontrol and sbatch that write down what they are asked."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    for name in ("squeue", "scontrol", "sbatch"):
+        (folder / name).write_text(TOOL.format(at=folder))
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def calls(tools: Path, name: str = "sbatch") -> list[list[str]]:
+    return [line.split()[1:] for line in (tools / "calls").read_text().splitlines() if line.startswith(f"{name} ")]
+
+
+def plan(tmp_path: Path) -> list[Run]:
+    """Six data runs, and a run of the first two."""
+    parents = [a_run(tmp_path / "runs", seed=seed) for seed in range(6)]
+    child = a_run(tmp_path / "runs", {"data": parents[0], "data_root": parents[1]}, label="child")
+    return [child, *parents[2:]]
+
+
+def test_levels_and_batches_become_arrays_that_wait_for_those_before(tools: Path, tmp_path: Path) -> None:
+    targets = plan(tmp_path)
+    launcher = Launcher(name="slurm", batch_minutes=0.2, partition="gpu", memory="4G", options=["--constraint=a100"])
+    with pytest.raises(Held, match=r"^7 runs submitted as 3 arrays, 7 in the queue or in work; stage=status shows"):
+        slurm.execute(launcher, None, targets)
+    first, second, third = calls(tools)  # of 10 s each, one a task; three tasks an array at most
+    assert [one[one.index("--array") + 1] for one in (first, second, third)] == ["0-2", "0-2", "0-0"]
+    assert "--dependency" not in first and third[third.index("--dependency") + 1] == "afterany:1"
+    assert {"--partition=gpu", "--mem=4G", "--constraint=a100", "--signal=B:USR1@60", "--requeue"} <= set(first)
+    assert not any(word.startswith(("--gres", "--time", "--cpus")) for word in first)
+    held = json.loads((tmp_path / f"runs/.plans/{slurm.plans.name_of(targets)}.json").read_text())["runs"]
+    assert held[targets[0].hash]["job"] == "3_0" and len({one["job"] for one in held.values()}) == 7
+    lines = [path.read_text().splitlines() for path in sorted((tmp_path / "runs/.slurm").glob("*.jsonl"))]
+    assert [len(one) for one in lines] == [3, 3, 1]
+    (element,) = json.loads(lines[2][0])["elements"]
+    assert element == json.loads(json.dumps(element_of(targets[0])))
+
+
+def test_submitting_again_adds_what_is_missing_and_nothing_else(tools: Path, tmp_path: Path) -> None:
+    targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
+    (tools / "most").write_text("1")
+    told = r"^sbatch refused: sbatch: error: QOSMaxSubmitJobPerUserLimit \(1 of 3 arrays were submitted; the same"
+    with pytest.raises(PipelineError, match=told):
+        slurm.execute(launcher, None, targets)
+    (tools / "most").write_text("99")
+    (tools / "queue").write_text("1_0\n1_1\n1_2\n")
+    with pytest.raises(Held, match=r"^4 runs submitted as 2 arrays, 7 in the queue"):
+        slurm.execute(launcher, None, targets)
+    assert [one[one.index("--array") + 1] for one in calls(tools)[-2:]] == ["0-2", "0-0"]
+    assert calls(tools)[-1][calls(tools)[-1].index("--dependency") + 1] == "afterany:1"  # of the first submission
+    (tools / "queue").write_text("1_0\n1_1\n1_2\n2_0\n2_1\n2_2\n3_0\n")
+    before = len(calls(tools))
+    with pytest.raises(Held, match=r"^0 runs submitted as 0 arrays, 7 in the queue"):
+        slurm.execute(launcher, None, targets)
+    assert len(calls(tools)) == before
+    for run in slurm.ordered(targets):
+        make_once(run, writes())
+    assert slurm.execute(launcher, None, targets) == {}
+
+
+def test_what_failed_is_submitted_again_unless_the_command_goes_on_by_itself(tools: Path, tmp_path: Path) -> None:
+    targets = plan(tmp_path)
+    parent = targets[0].parents["data"]
+    assert isinstance(parent, Run)
+    for run in slurm.ordered(targets):
+        if run not in (parent, targets[0]):
+            make_once(run, writes())
+    parent.workplace.mkdir(parents=True)
+    state.write(parent.workplace, state="failed", last_line="no room")
+    failed = slurm.execute(Launcher(name="slurm", retry_failed=False), None, targets)
+    assert failed == {parent.name: "no room", targets[0].name: f"its parent {parent.name} failed"}
+    with pytest.raises(Held, match="^2 runs submitted as 2 arrays"):
+        slurm.execute(Launcher(name="slurm"), ["stage=table", "table=x"], targets)
+    assert "afterany:1:2" in calls(tools)[-1] and "runs-" in " ".join(calls(tools)[-1])
+    script = Path(calls(tools)[-1][-1]).read_text()
+    assert "-m pipeline stage=table table=x launcher.retry_failed=false" in script and "requeue" not in script
+
+
+def test_without_slurm_it_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(PipelineError, match="^launcher=slurm needs squeue, which is not here: use launcher=local$"):
+        slurm.execute(Launcher(name="slurm"), None, plan(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [("30", 1800), ("2:30", 150), ("01:00:00", 3600), ("2-0", 172800), ("1-02:30", 95400), ("1-00:00:05", 86405)],
+)
+def test_time_limits_are_read_as_sbatch_does(limit: str, seconds: float) -> None:
+    assert slurm.seconds_of(limit) == seconds
+
+
+@pytest.mark.parametrize("limit", ["", "soon", "1:x", "a-1"])
+def test_what_is_no_time_limit_is_refused(limit: str) -> None:
+    with pytest.raises(PipelineError, match="is no time limit: write hours:minutes:seconds"):
+        slurm.seconds_of(limit)
+
+
+# ---------------------------------------------------------------------------------------------------- a task
+
+
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Make the runs of one line as a task of an array does; `restarts` times it was asked for again."""
+
+    def make(*runs: Run, requeues: int = 20, restarts: int = 0) -> int:
+        file = tmp_path / "elements.jsonl"
+        file.write_text(
+            "{}\n" + json.dumps({"requeues": requeues, "elements": [element_of(run) for run in runs]}) + "\n"
+        )
+        for key, value in (("ARRAY_JOB_ID", 7), ("ARRAY_TASK_ID", 1), ("JOB_ID", 8), ("RESTART_COUNT", restarts)):
+            monkeypatch.setenv(f"SLURM_{key}", str(value))
+        return worker.of_array(file)
+
+    return make
+
+
+def test_a_task_checks_the_manifests_of_parents(tools: Path, task: Callable[..., int], tmp_path: Path) -> None:
+    """One that is still to come asks for the task again; one that failed fails what depends on it alone."""
+    parent, other = a_run(tmp_path / "runs", label="parent", seed=1), a_run(tmp_path / "runs", label="other", seed=2)
+    child = a_run(tmp_path / "runs", {"data_root": parent}, label="child")
+    make_once(other, writes())
+    parent.workplace.mkdir(parents=True)
+    state.write(parent.workplace, state="waiting", job="5_0")
+    (tools / "queue").write_text("5_0\n")
+    assert task(child, other) == 75
+    assert state.read(child.workplace)["last_line"] == f"its parent {parent.name} is not finished yet"
+    assert task(parent) == 1  # of a source that is nowhere
+    assert "is on no hub" in state.read(parent.workplace)["last_line"]
+    assert task(child, other) == 1
+    told = state.read(child.workplace)
+    assert (told["state"], told["last_line"]) == ("blocked", f"its parent {parent.name} was not made")
+    state.write(parent.workplace, state="running", job="5_0")  # of a job that was killed, and is not in the queue
+    (tools / "queue").write_text("")
+    assert task(child, other) == 1
+    assert (tmp_path / f"runs/.logs/child-{child.hash[:8]}.log").is_file()
+
+
+def test_a_task_that_does_not_get_on_is_not_asked_for_again(
+    task: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(tmp_path / "runs")
+
+    def stops(run: Run, predicted: Any = None) -> None:
+        make_once(run, lambda *_: (_ for _ in ()).throw(SystemExit(75)))
+
+    monkeypatch.setattr(worker, "make_run", stops)
+    assert [task(run, restarts=restarts) for restarts in (0, 1, 2)] == [75, 75, 1]
+    assert "stopped three times after step None" in capfd.readouterr().err
+    state.write(run.workplace, stops=[1, 2, 3])
+    assert task(run, restarts=3, requeues=3) == 1
+    assert "launcher.requeues=3 are used up" in capfd.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------------- status
+
+
+def test_status_tells_of_each_run(tools: Path, tmp_path: Path, call: Callable[..., SimpleNamespace]) -> None:
+    runs_dir = tmp_path / "runs"
+    done, failing, waits = (a_run(runs_dir, label=label, seed=1) for label in ("done", "failing", "waits"))
+    failing, waits = a_run(runs_dir, label="failing", seed=2), a_run(runs_dir, label="waits", seed=3)
+    blocked = a_run(runs_dir, {"data_root": failing}, label="blocked")
+    make_once(done, writes())
+    with pytest.raises(RuntimeError):
+        make_once(failing, lambda *_: (_ for _ in ()).throw(RuntimeError("no room")))
+    slurm.plans.leave("mine", [done, failing, waits, blocked], {waits.hash: "5_1"})
+    (tools / "queue").write_text("5_1\n")
+
+    def stage(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
+        state.write(run.workplace, step=30, steps=90, since="2026-01-01T00:00:00+00:00")
+        told = json.loads(call("stage=status", f"runs_dir={runs_dir}", "status.json=true").out)
+        found.update({one["run"]: one for one in told})
+        return {}
+
+    found: dict[str, Any] = {}
+    running = a_run(runs_dir, label="running", seed=4)
+    make_once(running, stage)
+    states = {name.rpartition("-")[0]: (one["state"], one["detail"]) for name, one in found.items()}
+    assert states["done"][0] == "finished" and states["failing"] == ("failed", "no room")
+    assert states["waits"] == ("waiting", "job 5_1") and states["blocked"] == ("blocked", f"by {failing.name}")
+    assert states["running"][0] == "running" and ", step 30 of 90, about " in states["running"][1]
+    one = found[running.name]
+    assert (one["step"], one["steps"]) == (30, 90) and one["seconds_left"] > 1e6
+    shown = call("stage=status", f"runs_dir={runs_dir}").out
+    assert "2 finished, 1 failed, 1 waiting, 1 blocked" in shown
+    with pytest.raises(SystemExit):
+        make_once(waits, lambda *_: (_ for _ in ()).throw(SystemExit(75)))
+    (tools / "queue").write_text("")
+    shown = call("stage=status", f"runs_dir={runs_dir}").out
+    assert f"stopped: stopped; the same command goes on, stage=clean frees {waits.workplace}" in shown
+    state.write(waits.workplace, state="waiting", job="5_1")
+    (tools / "squeue").write_text("#!/bin/sh\nexit 1\n")
+    assert "waiting: job 5_1 by what was submitted; squeue does" in call("stage=status", f"runs_dir={runs_dir}").out
