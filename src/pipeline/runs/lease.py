@@ -193,10 +193,12 @@ def take(workplace: Path) -> Lease | Holder:
                 opened.write(json.dumps(asdict(mine)))
         except (FileExistsError, FileNotFoundError):  # another was first, or has finished and removed the workplace
             continue
-        if numbers(workplace)[-1:] != [number]:  # a later one was there already when this number became free
-            file.unlink(missing_ok=True)
+        others = [one for one in numbers(workplace) if one != number]
+        if any(one > number or living(workplace / f"{LEASE}{one}") for one in others):
+            file.unlink(missing_ok=True)  # taken in between, before what was seen had become old: both go back
+            time.sleep(secrets.randbelow(1000) / 1e5)
             continue
-        for old in before:
+        for old in others:
             (workplace / f"{LEASE}{old}").unlink(missing_ok=True)
         return Lease(workplace, number, mine)
 
