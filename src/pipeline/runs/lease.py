@@ -32,6 +32,7 @@ BEAT = 10.0  # seconds between two touches of a lease
 DEAD_AFTER = 120.0  # longer than clients of NFS keep a time in their caches (60 s)
 LOOK = 0.5  # seconds between two looks of a process that waits
 LEASE = "lease-"
+RELEASED = "released"  # what a lease says that was given back: its number is not used again while work is left here
 UNOWNED = "work"  # the work folder of who has no lease: of tests, and of benchmarks
 
 
@@ -99,6 +100,8 @@ def living(lease: Path) -> Holder | None:
     try:
         touched, text = lease.stat().st_mtime, lease.read_text()
     except FileNotFoundError:
+        return None
+    if text == RELEASED:
         return None
     try:
         found = Holder(**json.loads(text))
@@ -172,11 +175,13 @@ class Lease:
 
     def release(self) -> None:
         self._over.set()
-        with suppress(Lost):
+        with suppress(Lost, OSError):
             self.check()
-            self.file.unlink()
-        with suppress(OSError):
-            self.workplace.rmdir()  # where nothing is left in it
+            if any(not path.name.startswith(LEASE) for path in self.workplace.iterdir()):
+                self.file.write_text(RELEASED)  # else who saw it dead and who sees nothing take different numbers
+            else:
+                self.file.unlink()
+                self.workplace.rmdir()
 
 
 def take(workplace: Path) -> Lease | Holder:
@@ -193,12 +198,10 @@ def take(workplace: Path) -> Lease | Holder:
                 opened.write(json.dumps(asdict(mine)))
         except (FileExistsError, FileNotFoundError):  # another was first, or has finished and removed the workplace
             continue
-        others = [one for one in numbers(workplace) if one != number]
-        if any(one > number or living(workplace / f"{LEASE}{one}") for one in others):
-            file.unlink(missing_ok=True)  # taken in between, before what was seen had become old: both go back
-            time.sleep(secrets.randbelow(1000) / 1e5)
+        if numbers(workplace)[-1:] != [number]:  # a later one was there already when this number became free
+            file.unlink(missing_ok=True)
             continue
-        for old in others:
+        for old in before:
             (workplace / f"{LEASE}{old}").unlink(missing_ok=True)
         return Lease(workplace, number, mine)
 
