@@ -44,7 +44,9 @@ def table(base: Path, world: Path, tmp_path: Path) -> list[str]:
     (tmp_path / "freeing.yaml").write_text(yaml.safe_dump(said, sort_keys=False))
     late = {"name": "late", "defaults": ["./freeing.yaml"], "runs": {"early": {"checkpoint": "math run@3"}}}
     (tmp_path / "late.yaml").write_text(
-        yaml.safe_dump(late | {"score": said["score"], "columns": {"early": "early"}}, sort_keys=False)
+        yaml.safe_dump(  # another score than the selection's, which is kept
+            late | {"score": {**said["score"], "eval.limit": 1}, "columns": {"early": "early"}}, sort_keys=False
+        )
     )
     return [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from pipeline.config.stages import StatusStage
 from pipeline.errors import PipelineError
 from pipeline.report.text import aligned
 from pipeline.runs import resume, state
-from pipeline.runs.folders import finished
+from pipeline.runs.folders import DIGITS, finished, folder_name, label_in
 from pipeline.runs.lease import holder, left
 from pipeline.runs.manifest import Manifest
 from pipeline.study import plans
@@ -67,6 +68,12 @@ def statuses(runs_dir: Path) -> list[Status]:
     for run_hash in [*planned, *(one for one in work if one not in planned)]:
         if run_hash not in done:
             found.append(of_unfinished(run_hash, planned.get(run_hash, {}), runs_dir, queue, failed))
+    names = Counter(one.run for one in found)
+    for one in found:
+        if (
+            names[one.run] > 1 and one.state != "finished"
+        ):  # eight digits in common: as their folders will be told apart
+            one.run = folder_name(label_in(one.run), one.hash, DIGITS[1])
     return found
 
 
