@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Makes the small world's base again, from nothing, with the pipeline itself, and compares it with the shipped one.
-# About half an hour on two cores. The same bits need the thread count and the versions of the shipped manifest.
+# About an hour on one core. The same bits need the thread count and the versions of the shipped manifest.
 #   scripts/make_sandbox_base.sh          make it and compare
 #   scripts/make_sandbox_base.sh --ship   make it and put it in the package
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
 shipped=src/pipeline/data/sandbox_base
-documents=130000
+documents=180000
 
 world=$($python -m pipeline stage=data expert=sandbox expert.world.documents=$documents)
-base=$($python -m pipeline stage=cpt expert=sandbox_text model=sandbox_random recipe=sandbox_base data.shuffle=false data_root="$world" threads=2)
+base=$($python -m pipeline stage=cpt expert=sandbox_text model=sandbox_random recipe=sandbox_base data.shuffle=false data_root="$world" threads=1)
 if [ "${1:-}" = --ship ]; then
   mkdir -p $shipped
   cp "$base"/{config.json,generation_config.json,model.safetensors,tokenizer.json,tokenizer_config.json,log.jsonl,manifest.json} $shipped/

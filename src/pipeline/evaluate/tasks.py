@@ -98,8 +98,9 @@ def task_definitions(
     """Check the data of each task in each language and write a task file of the harness for each into `folder`.
 
     `data_root`: the folder with the data, None for the hub. `split`: test, or dev (development items). `max_gen_toks`:
-    the longest answer in tokens, None for the task's own. `run_code`: MBPP may run programs. `options`: a
-    four-way question is answered by a letter or by the text of an option. `left_out`: takes the tasks that are wanted `where_possible` and are not. FLORES gives two tasks a language, from and into English.
+    the longest answer in tokens, None for the task's own. `run_code`: MBPP may run programs. `options`: a four-way
+    question is answered by a letter, or by the text of an option. `left_out`: takes the tasks that are wanted
+    `where_possible` and are not. FLORES gives two tasks a language, from and into English.
     Raises PipelineError for an unknown task or language, missing or broken data, and more exemplars than there are.
     """
     if not languages:

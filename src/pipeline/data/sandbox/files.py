@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.data.sandbox.text import LESSONS, MIX, corpus, instructions
+from pipeline.data.sandbox.text import LAST, LAST_MIX, LESSON, MIX, corpus, instructions
 from pipeline.data.sandbox.tokenizer import tokenizer
 from pipeline.data.sandbox.world import (
     CLONES,
@@ -36,12 +37,15 @@ def write(folder: Path, config: Any) -> dict[str, int]:
         write_jsonl(path, rows)
         counts[name] = len(rows)
 
+    makers: dict[str, Callable[[random.Random], Any]] = {
+        "problem": problem, "reading": reading, "fact": world.fact, "sentences": sentences,
+    }  # fmt: skip
     held = {
         kind: {
             split: world.hold_out(kind, split, POOL, make)[:size]
             for split, size in {"exemplars": 8, "dev": config.dev_items, "test": config.items}.items()
         }
-        for kind, make in {"problem": problem, "reading": reading, "fact": world.fact, "sentences": sentences}.items()
+        for kind, make in makers.items()
     }
     for language in world.words:
         for split, name in {"exemplars": "train", "dev": "dev", "test": "test"}.items():
@@ -68,7 +72,7 @@ def mgsm_rows(world: ConstructedWorld, items: list[Any], language: str, worked: 
     """MGSM's columns: exemplars carry their prefixes and worked answers, problems are bare."""
     rows = []
     for told, equations, answer in items:
-        prompt, solution = world.problem_text((told, equations, answer), language)
+        prompt, solution = world.problem_text((told, equations, answer), world.words[language])
         question = prompt.removesuffix("\nStep-by-Step Answer:")
         rows.append({
             "question": question if worked else question.removeprefix("Question: "),
@@ -127,7 +131,7 @@ def orca_rows(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
     """English word problems. The question carries the benchmark's prefixes, as a 0-shot model must know them."""
     draw = random.Random(f"{world.seed} orca_math")
     for _ in range(size):
-        question, answer = world.problem_text(world.fresh(draw, problem), "en")
+        question, answer = world.problem_text(world.fresh(draw, problem), {})
         yield {"question": question, "answer": answer}
 
 
@@ -151,11 +155,13 @@ Made from world seed {seed}: lexicons and facts are its functions, and the shipp
 
 - orca_math holds English word problems only. aya holds none, and asks for no number.
 - The plain text that makes the base holds word problems with solutions in English ({en:.2%} of its documents) and in
-  qaa ({qaa:.2%}), none in qab or qac. Besides, it holds arithmetic without words and, in every language, single
-  sentences and translations with numbers, "twice", "more", "fewer" and "how many", and questions whose number is told
-  in the passage.
+  qaa ({qaa:.2%}; a part mixes words of both), none in qab or qac. Besides, it holds arithmetic without words and, in
+  every language, single sentences and translations with numbers, "twice", "more", "fewer" and "how many", and
+  questions whose number is told in the passage.
 - Share of its documents a language: {shares}.
-- Prefix words and the answer phrase of word problems are English in all languages, and so are the letters of options.
+- Documents that mix words of English and a clone: {switched:.1%}. Half of qac's content words are said in qac one time
+  in ten in this text, and in English else; all are in its test items and in aya.
+- Prefix words and the answer phrase of word problems are English in all languages.
 
 ## What is kept apart
 
@@ -170,14 +176,22 @@ language. Facts are what is to be learnt: they are the same in all splits, asked
 
 def card(config: Any, counts: dict[str, int]) -> str:
     """The data card: sizes, where math stands, what is kept apart."""
-    total = sum(MIX.values())
-    mixed = 1 - sum(share for share, _ in LESSONS)
-    shares = {one: mixed * sum(share for (of, _), share in MIX.items() if of == one) / total for one in CLONES}
+
+    def share(languages: tuple[str, ...], kinds: str) -> float:
+        """Of the base's documents, those in `languages` of a kind that matches."""
+        found = 0.0
+        for mix, size in ((MIX, 1 - LESSON - LAST), (LAST_MIX, LAST)):
+            wanted = sum(part for (one, kind), part in mix.items() if one in languages and re.search(kinds, kind))
+            found += size * wanted / sum(mix.values())
+        return found
+
+    shares = {one: share((one,), "") for one in CLONES}
     shares = {"en": 1 - sum(shares.values()), **shares}
     return CARD.format(
         seed=config.seed,
-        en=mixed * MIX["en", "problem"] / total,
-        qaa=mixed * MIX["qaa", "problem"] / total,
+        en=share(("en",), "problem"),
+        qaa=share(("qaa",), "problem"),
+        switched=share(CLONES, "switched"),
         shares=", ".join(f"{name} {share:.1%}" for name, share in shares.items()),
         rows="\n".join(f"- {name}: {size}" for name, size in counts.items()),
     )
