@@ -14,7 +14,7 @@ base=$($python -m pipeline stage=cpt expert=sandbox_text model=sandbox_random re
 if [ "${1:-}" = --ship ]; then
   mkdir -p $shipped
   cp "$base"/{config.json,generation_config.json,model.safetensors,tokenizer.json,tokenizer_config.json,log.jsonl,manifest.json} $shipped/
-  cp "$world/data_card.md" $shipped/
+  cp "$world"/{data_card.md,world.json} $shipped/
   echo "shipped $base"
 elif cmp -s "$base/model.safetensors" $shipped/model.safetensors; then
   echo "the same bits as the shipped base"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.data import Items, World
 from pipeline.data.sandbox.text import LAST, LAST_MIX, LESSON, MIX, corpus, instructions
 from pipeline.data.sandbox.tokenizer import tokenizer
 from pipeline.data.sandbox.world import (
@@ -25,47 +27,69 @@ from pipeline.data.sandbox.world import (
 )
 
 
-def write(folder: Path, config: Any) -> dict[str, int]:
+def write(folder: Path, config: World) -> dict[str, int]:
     """The whole world below `folder`, with a data card. Gives the counts that the card states."""
+    world = ConstructedWorld(config.seed)
+    counts = put(folder, benchmarks(world, config.dev_items, config.items))
+    counts |= put(folder, [("orca_math/train.jsonl", list(orca_rows(world, config.math_rows)))])
+    taught = [row for clone in CLONES for row in aya_rows(world, clone, config.language_rows)]
+    counts |= put(folder, [("aya/train.jsonl", taught)])
+    if config.documents:
+        counts |= put(folder, [("text/train.jsonl", list(corpus(world, config.documents)))])
+    tokenizer().save_pretrained(folder / "tokenizer")
+    say_whose(folder, world, "training sets and items")
+    (folder / "data_card.md").write_text(card(config, counts), encoding="utf-8")
+    return counts
+
+
+def write_items(folder: Path, seed: int, config: Items) -> dict[str, int]:
+    """Items of the benchmarks of the world of this seed, and nothing to train on. Gives their counts."""
+    world = ConstructedWorld(seed)
+    counts = put(folder, benchmarks(world, config.dev, config.test))
+    say_whose(folder, world, "items")
+    return counts
+
+
+def put(folder: Path, files: Iterable[tuple[str, list[Any]]]) -> dict[str, int]:
+    """Write them, and give the rows of each."""
     from pipeline.data.rows import write_jsonl
 
-    world, counts = ConstructedWorld(config.seed), {}
-
-    def put(name: str, rows: list[Any]) -> None:
+    counts = {}
+    for name, rows in files:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_jsonl(path, rows)
         counts[name] = len(rows)
+    return counts
 
+
+def say_whose(folder: Path, world: ConstructedWorld, holds: str) -> None:
+    told = {"seed": world.seed, "languages": list(world.words), "holds": holds}
+    (folder / "world.json").write_text(json.dumps(told) + "\n", encoding="utf-8")
+
+
+def benchmarks(world: ConstructedWorld, dev: int, test: int) -> Iterator[tuple[str, list[Any]]]:
+    """The files of the four benchmarks, the first `dev` and `test` of the items that no training file may hold."""
     makers: dict[str, Callable[[random.Random], Any]] = {
         "problem": problem, "reading": reading, "fact": world.fact, "sentences": sentences,
     }  # fmt: skip
     held = {
         kind: {
             split: world.hold_out(kind, split, POOL, make)[:size]
-            for split, size in {"exemplars": 8, "dev": config.dev_items, "test": config.items}.items()
+            for split, size in {"exemplars": 8, "dev": dev, "test": test}.items()
         }
         for kind, make in makers.items()
     }
     for language in world.words:
         for split, name in {"exemplars": "train", "dev": "dev", "test": "test"}.items():
-            put(
-                f"mgsm/{language}/{name}.jsonl",
-                mgsm_rows(world, held["problem"][split], language, split == "exemplars"),
-            )
+            items = held["problem"][split]
+            yield f"mgsm/{language}/{name}.jsonl", mgsm_rows(world, items, language, split == "exemplars")
         for split in ("dev", "test"):
-            put(f"belebele/{language}/{split}.jsonl", belebele_rows(world, held["reading"][split], language))
+            yield f"belebele/{language}/{split}.jsonl", belebele_rows(world, held["reading"][split], language)
             name = {"dev": "dev", "test": "devtest"}[split]
-            put(f"flores/{language}/{name}.jsonl", flores_rows(world, held["sentences"][split], language))
+            yield f"flores/{language}/{name}.jsonl", flores_rows(world, held["sentences"][split], language)
         for split, name in {"exemplars": "dev", "dev": "development", "test": "test"}.items():
-            put(f"global_mmlu/{language}/{name}.jsonl", mmlu_rows(world, held["fact"][split], language, name))
-    put("orca_math/train.jsonl", list(orca_rows(world, config.math_rows)))
-    put("aya/train.jsonl", [row for clone in CLONES for row in aya_rows(world, clone, config.language_rows)])
-    if config.documents:
-        put("text/train.jsonl", list(corpus(world, config.documents)))
-    tokenizer().save_pretrained(folder / "tokenizer")
-    (folder / "data_card.md").write_text(card(config, counts), encoding="utf-8")
-    return counts
+            yield f"global_mmlu/{language}/{name}.jsonl", mmlu_rows(world, held["fact"][split], language, name)
 
 
 def mgsm_rows(world: ConstructedWorld, items: list[Any], language: str, worked: bool) -> list[dict[str, Any]]:
@@ -174,7 +198,7 @@ language. Facts are what is to be learnt: they are the same in all splits, asked
 """
 
 
-def card(config: Any, counts: dict[str, int]) -> str:
+def card(config: World, counts: dict[str, int]) -> str:
     """The data card: sizes, where math stands, what is kept apart."""
 
     def share(languages: tuple[str, ...], kinds: str) -> float:

@@ -67,6 +67,24 @@ def worked_reading(item: Reading, words: Words) -> Document:
     return steps(told, say(question, words), shown, shown.removesuffix(".").rpartition(" ")[2])
 
 
+Lookup = tuple[list[Sentence], Sentence, int]  # statements, a question whose number one of them tells, and which
+
+
+def lookup(draw: random.Random) -> Lookup:
+    """Numbers that are told, not computed."""
+    count = draw.randint(2, 3)
+    owners, things = draw.sample(NAMES, count), draw.sample(ITEMS, count)
+    numbers, wanted = draw.sample(range(2, 41), count), draw.randrange(count)
+    told = [[owners[i], "has", str(numbers[i]), things[i], "."] for i in range(count)]
+    return told, ["how", "many", things[wanted], "does", owners[wanted], "have", "?"], wanted
+
+
+def lookup_text(item: Lookup, words: Words, worked: bool = False) -> Document:
+    told, question, wanted = [say(one, words) for one in item[0]], say(item[1], words), item[2]
+    answer = item[0][wanted][2]
+    return steps(told, question, told[wanted], answer) if worked else (asked(told, question), answer)
+
+
 def belongings(draw: random.Random) -> list[Sentence]:
     """What each of some has, or where each is. Said in another order, there is somebody's to be found in each."""
     names, item = draw.sample(NAMES, draw.randint(2, 4)), draw.random() < 0.5
@@ -108,14 +126,8 @@ def document(world: ConstructedWorld, kind: str, language: str, draw: random.Ran
     if kind == "fact_statement":
         pairs = draw.sample(sorted(world.facts), 3)
         return "", " ".join(say(fact_statement(*pair, world.facts[pair]), words) for pair in pairs)
-    if kind == "lookup":  # numbers that are told, not computed
-        count = draw.randint(2, 3)
-        owners, things = draw.sample(NAMES, count), draw.sample(ITEMS, count)
-        numbers, wanted = draw.sample(range(2, 41), count), draw.randrange(count)
-        told = [say([owners[i], "has", str(numbers[i]), things[i], "."], words) for i in range(count)]
-        question = say(["how", "many", things[wanted], "does", owners[wanted], "have", "?"], words)
-        answer = str(numbers[wanted])
-        return steps(told, question, told[wanted], answer) if worked else (asked(told, question), answer)
+    if kind == "lookup":
+        return lookup_text(lookup(draw), words, worked)
     if kind == "switched":  # to be said in one of the two
         sentence = world.fresh(draw, sentences)
         target = draw.choice(["en", language])
