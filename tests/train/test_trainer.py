@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny import model
 from transformers import LlamaForCausalLM
+from trl import SFTTrainer
 
 from pipeline.config.data import Data, Expert
 from pipeline.config.stages import TrainStage
@@ -205,6 +206,24 @@ def test_weight_of_prompts_by_hand(tmp_path: Path):
     assert logged["loss"] == pytest.approx(total / weight_sum, rel=1e-5)
     one, other = (made.train_dataset[n : n + 2] for n in (0, 2))
     assert validation == pytest.approx(total / weight_sum, rel=0.05) and one != other  # a mean of two batches' means
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_the_loss_is_that_of_trl(tmp_path: Path, kind: str):
+    """Of two micro-batches of one step: with the router's loss where the model is a mixture of experts."""
+    rows = [{"prompt": f"Mia has {n} cups.", "completion": " ".join([str(n)] * (1 + n % 3))} for n in range(8)]
+    recipe = sft(batch_size=4, micro_batch_size=2)
+    losses = []
+    for make in (partial(Trainer, sft=recipe), SFTTrainer):
+        more = {"num_local_experts": 4, "router_aux_loss_coef": 0.5} if kind == "mixtral" else {}
+        of = tiny(model_type=kind, **more)
+        args = arguments(stage(recipe), False, False, tmp_path)
+        made = make(model=of, args=args, train_dataset=dataset(rows, recipe), processing_class=sandbox_tokenizer())
+        made.current_gradient_accumulation_steps = 2
+        batch = made.data_collator([made.train_dataset[n] for n in (1, 6)])
+        with torch.no_grad():
+            losses.append(made.compute_loss(made.model, batch, num_items_in_batch=20).item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6) and losses[0] > 1
 
 
 def test_a_weight_of_prompts_keeps_rows_that_are_all_prompt_and_needs_prompts():

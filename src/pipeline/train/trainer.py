@@ -169,12 +169,16 @@ class Trainer(SFTTrainer):
         """The mean over the tokens of the whole step that have a label, by their weights where they have any."""
         assert not return_outputs
         weights = inputs.pop("weights", None)
-        log_probs = model(**inputs, use_cache=False, fused_lm_head=True).log_probs  # zero where there is no label
+        routed = {"output_router_logits": True} if self.aux_loss_enabled else {}  # of a mixture of experts
+        outputs = model(**inputs, **routed, use_cache=False, fused_lm_head=True)
         weights = inputs["labels"][:, 1:].ne(-100) if weights is None else weights[:, 1:]
         total = weights.sum() if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
-        loss = -(log_probs * weights).sum() / total.clamp(min=1e-6)
+        loss = -(outputs.log_probs * weights).sum() / total.clamp(min=1e-6)  # 0 where there is no label
         if self.args.average_tokens_across_devices and num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes  # which DDP divides by
+        if self.aux_loss_enabled:  # a mean over the micro-batch
+            shares = self.current_gradient_accumulation_steps if num_items_in_batch is not None else 1
+            loss = loss + self.router_aux_loss_coef * outputs.aux_loss / shares
         if self.model.training:  # type: ignore[union-attr]
             tokens = self.accelerator.gather_for_metrics(inputs["attention_mask"].sum()).sum().item()
             self._total_train_tokens += tokens
