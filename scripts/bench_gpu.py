@@ -37,8 +37,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.training import Sft
 from pipeline.models.shape import LLAMA_8B, Shape
 from pipeline.study import cost
+from pipeline.train.memory import WIDTH, everything, one_side, trained_parameters, training_memory
 
 TINY = Shape(layers=8, width=32, inner=112, heads=8, kv_heads=4, head_width=4, vocabulary=1024)
 SIZES: dict[str, dict[str, Any]] = {  # questions and new tokens: of scoring; matrix: width of the products of card
@@ -207,15 +209,19 @@ def one_way(name: str, weights: str, optimizer: str, size: str, card: dict[str, 
     tokens = given["batch"] * given["length"]
     knobs, partition = bench.all_ways(shape.layers)[name]
     rank = 64 if "lora" in name else 0
-    moved = [cost.everything(shape)]
+    moved = [everything(shape)]
     if partition:
         wanted = ("math", "language") if name.startswith("simultaneous") else (name.split()[-1],)
-        moved = [cost.one_side(shape, partition, side) for side in wanted]
+        moved = [one_side(shape, partition, side) for side in wanted]
     of_training = {"lora_rank": rank, "weights": weights, "optimizer": optimizer}
     rows = (given["batch"], given["length"], given["batch"])  # one step
     seconds = sum(cost.training_seconds(shape, one, *rows, gpu, **of_training) for one in moved) / len(moved)
-    trained = sum(cost.trained_parameters(shape, one, rank) for one in moved)
-    memory = cost.training_memory(shape, trained, tokens, **of_training)
+    trained = sum(trained_parameters(shape, one, rank) for one in moved)
+    recipe = Sft(
+        name=name, batch_size=given["batch"], weights=weights, optimizer=optimizer, precision="bf16",
+        gradient_checkpointing=True, adapter="lora" if rank else "none",
+    )  # fmt: skip
+    memory = training_memory(shape, trained, given["length"], recipe)
     row: dict[str, Any] = {
         "part": "training",
         "name": f"{name}, {weights}, {optimizer}",
@@ -299,7 +305,7 @@ def scoring(size: str, card: dict[str, Any]) -> Iterator[dict[str, Any]]:
                     steps = -(-given["questions"] // batch) * (new - 1)
                     tokens = few * EXEMPLAR + QUESTION + new / 2
                     weights = shape.layers * shape.layer + shape.embedding
-                    moved = (weights + batch * tokens * shape.kv_values) * cost.WIDTH[dtype]
+                    moved = (weights + batch * tokens * shape.kv_values) * WIDTH[dtype]
                     row["decode_step_ms"] = 1e3 * spent["decode_seconds"] / steps
                     row["limit_of_bandwidth_ms"] = 1e3 * moved / card.get("bandwidth", gpu.bandwidth)
                 yield row

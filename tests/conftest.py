@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ NEEDS = {
     "gpu": ("needs a GPU", lambda: _has_gpu()),
     "slurm": ("needs a Slurm cluster, set PIPELINE_TEST_SLURM", lambda: bool(os.environ.get("PIPELINE_TEST_SLURM"))),
     "browser": ("set PIPELINE_TEST_BROWSER", lambda: bool(os.environ.get("PIPELINE_TEST_BROWSER"))),
+    "spbleu": ("pip install sentencepiece", lambda: find_spec("sentencepiece") is not None),
     "mergekit": (
         "set PIPELINE_TEST_MERGEKIT to a Python with mergekit",
         lambda: bool(os.environ.get("PIPELINE_TEST_MERGEKIT")),

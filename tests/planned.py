@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.study.cells import Plan
+from pipeline.study.cells import TablePlan
 from pipeline.study.expand import expand
 from pipeline.study.rows import read
 
@@ -28,10 +28,10 @@ def shipped(name: str) -> tuple[str, str]:
     return (TABLES / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml"
 
 
-def plan(text: str, **every: object) -> Plan:
+def plan(text: str, **every: object) -> TablePlan:
     """The plan of a table's text, which may start from shipped ones."""
     return expand(read(text, "mine.yaml", shipped, every), READS.__getitem__)
 
 
-def plan_of(name: str) -> Plan:
+def plan_of(name: str) -> TablePlan:
     return expand(read(*shipped(name), shipped), READS.__getitem__)

@@ -42,8 +42,10 @@ def test_it_composes_and_plans_from_elsewhere(wheel: Path, tmp_path: Path) -> No
     code = (
         "import sys; from pipeline.config import conf; from pipeline.__main__ import main\n"
         "assert str(conf.folder()).startswith(sys.argv[1]), conf.folder()\n"
-        "sys.exit(main(['stage=plan', 'table=real_smoke', 'data_root=.']))"
+        "sys.exit(main(['--config-dir=own', 'stage=plan', 'table=mine', 'data_root=.']))"
     )
+    (tmp_path / "own/tables").mkdir(parents=True)
+    (tmp_path / "own/tables/mine.yaml").write_text("name: mine\ndefaults: [real_smoke]\n")
     (tmp_path / "gsm8k").mkdir()
     (tmp_path / "gsm8k/train.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
     there = os.environ | {"PYTHONPATH": str(installed)}

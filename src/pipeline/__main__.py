@@ -16,7 +16,17 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from pipeline.config import conf
-from pipeline.config.compose import Unreadable, compose, jobs, split_every, to_stage, usage, with_every
+from pipeline.config.compose import (
+    Unreadable,
+    compose,
+    jobs,
+    spelled_out,
+    split_every,
+    split_folders,
+    to_stage,
+    usage,
+    with_every,
+)
 from pipeline.config.stages import Stage
 from pipeline.errors import PipelineError
 from pipeline.files import write_atomically
@@ -61,6 +71,8 @@ def run_stage(compose_stage: Callable[[], Any]) -> int:
         refusal = sentence(error)
         if refusal is None:
             raise
+        if shown := getattr(error, "shown", ""):
+            print(without_credentials(shown))
         print(f"error: {refusal}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -83,8 +95,8 @@ def sweep(words: list[str]) -> int:
     asked = [word for word in words if not word.startswith("-") and (several or "=" in word)]
     every: dict[str, Any] = {}
     try:
-        words, every = split_every(words)
-        asked, _ = split_every(asked)
+        words, every = split_every(spelled_out(words))
+        asked, _ = split_every(spelled_out(asked))
         for job_words in jobs(asked):
             with_every(compose(job_words), every)
     except PipelineError as error:
@@ -105,15 +117,29 @@ def sweep(words: list[str]) -> int:
         states.append(run_stage(lambda: with_every(to_stage(config), every)))
 
     ours = [word for word in words if "=" in word and not word.startswith("-")]
-    sys.argv = [sys.argv[0], *(word for word in words if word not in ours), *ours]  # Hydra wants its flags together
+    flags = [word for word in words if word not in ours]  # Hydra wants them together
+    sys.argv = [sys.argv[0], *flags, *ours, *conf.searchpath()]
     job()
     return max(states, default=0)
 
 
 def main(words: list[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
+    try:
+        words, folders = split_folders(words)
+        conf.ADDED.clear()
+        for folder in folders:
+            conf.add(folder)
+    except PipelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     if {"-h", "--help"} & set(words):
         print(usage())
+        return 0
+    if "--version" in words:
+        from importlib.metadata import version
+
+        print(f"pipeline {version('pipeline')}")
         return 0
     if any(word.startswith("-") for word in words):
         return sweep(words)

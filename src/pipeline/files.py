@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Collection, Iterable
@@ -141,3 +142,11 @@ def content_hash(paths: list[Path], root: Path, runs_dir: Path | None = None) ->
     for path in sorted(paths):
         digest.update(f"{path.relative_to(root)} {found[path]}\n".encode())
     return digest.hexdigest()
+
+
+def link(source: Path, target: Path) -> None:
+    """A hard link, which takes no room; a copy where the file system has none."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

@@ -15,11 +15,13 @@ import pytest
 from omegaconf import OmegaConf
 from tiny_words import WORLD
 
+from pipeline.__main__ import main
 from pipeline.config import conf
-from pipeline.config.compose import compose
+from pipeline.config.compose import compose, spelled_out
 from pipeline.config.conf import STAGES
 from pipeline.config.data import Source
 from pipeline.config.knob import check
+from pipeline.config.words import stage_of
 from pipeline.errors import PipelineError
 from pipeline.merge.methods import METHODS
 
@@ -51,7 +53,7 @@ STAGE_WORDS = {
     "data": "expert=math", "cpt": "expert=gsm8k_text", "sft": "expert=math", "eval": "eval=mgsm_2shot checkpoint=x",
     "merge": "merge=soup merge.experts=[a,b]", "sweep": "merge=soup merge.experts=[a,b] eval=mgsm_2shot",
     "analyze": "checkpoint=x", "plan": "", "table": "", "report": "", "status": "", "prefetch": "",
-    "select": "select=unreasonable checkpoints=[x]", "clean": "",
+    "select": "select=unreasonable checkpoints=[x]", "clean": "", "show": "run=x",
 }  # fmt: skip
 
 
@@ -99,10 +101,10 @@ REFUSED = {
     "stage=nope": "stage=nope is no option: there are analyze, clean, cpt, data, eval,",
     "stage=": "stage= is no option: there are analyze, clean, cpt,",
     "stage=null": "stage=null is no option: give one of analyze, clean, cpt,",
-    "stage=sft expert=mth": "expert=mth is no option: there are bn,",
+    "stage=sft expert=mth": "expert=mth is no option: did you mean math",
     "stage=sft": "stage=sft needs expert=...: one of bn,",
     "stage=eval checkpoint=x": "stage=eval needs eval=...: one of belebele_0shot,",
-    "stage=merge merge=tie": "merge=tie is no option: there are layer_swap, reset,",
+    "stage=merge merge=tie": "merge=tie is no option: did you mean ties",
     "stage=sft expert=[math,qac]": "expert=[math,qac] is no option: give one of bn,",
     SFT + "sft=null": "sft=null is no option: give one of full",
     SFT + "partition=D": "partition=D is no option: there are A, B, C, Z, own",
@@ -131,6 +133,11 @@ REFUSED = {
     "stage=data expert=math data=aya": "stage=data does not read data=aya",
     "expert=math": "stage=table does not read expert=math",
     # an unknown key, with + too
+    SFT + "lr=1e-5": "unknown key lr: did you mean sft.learning_rate=...?",
+    SFT + "sft.lr=1e-5": "unknown key sft.lr: did you mean sft.learning_rate=...?",
+    SFT + "epochs=2": "unknown key epochs: did you mean sft.epochs=...?",
+    "stage=merge merge=swap": "merge=swap is no option: did you mean layer_swap",
+    "stage=eval languages=[en, sw]": "stands in quotes, 'languages=[en,sw]'",
     SFT + "sft.learning_rat=1": "unknown key sft.learning_rat: did you mean sft.learning_rate?",
     SFT + "+sft.learning_rat=1": "unknown key sft.learning_rat: did you mean sft.learning_rate?",
     SFT + "sed=1": "unknown key sed: did you mean seed?",
@@ -203,7 +210,7 @@ REFUSED = {
     SFT + "seed=0,1": "seed=0,1 names several values: -m makes a run of each; a list is seed=[...]",
     "stage=sft expert=math,qac": "expert=math,qac names several values: -m makes a run of each",
     SFT + "hydra.run.dir=/x": "hydra's own settings are read with -m only",
-    "-m stage=sft expert=mth,math": "expert=mth is no option: there are bn,",
+    "-m stage=sft expert=mth,math": "expert=mth is no option: did you mean math",
     "-m stage=sft expert=math seed=0,1 sft.learning_rat=1": "did you mean sft.learning_rate?",
     "-m stage=sft expert=math seed=0,-1": "seed must be at least 0 and at most 4294967295, got -1",
     **{
@@ -286,6 +293,53 @@ def test_stdout_is_the_folder_alone_and_a_sweep_prints_one_a_job(tmp_path: Path)
     assert (tmp_path / other / "manifest.json").is_file()
 
 
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A folder of options, with a space in its name."""
+    folder = tmp_path / "my conf"
+    (folder / "recipe").mkdir(parents=True), (folder / "tables").mkdir()
+    (folder / "recipe/mine.yaml").write_text("# @package sft\nlearning_rate: 3.0e-6\n")
+    (folder / "tables/mine.yaml").write_text(
+        "name: mine\nevery: {model: llama3.1_8b, recipe: mine, data.size: 1000}\n"
+        "runs: {math: {stage: sft, expert: math}}\ncolumns: {math: {run: math, eval: mgsm_2shot, in: en}}\n"
+    )
+    return folder
+
+
+def typed(where: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pipeline", *words]
+    return subprocess.run(command, cwd=where, env=os.environ, capture_output=True, text=True, check=False)
+
+
+def test_a_folder_of_options_of_ones_own(own: Path, tmp_path: Path) -> None:
+    """Its options compose, through Hydra's own flags too, its tables are found, and refusals name those of both."""
+    sft = "stage=sft expert=math model=llama3.1_8b".split()
+    asked = [f"--config-dir={own}", *sft, "recipe=mine", "--cfg", "job"]
+    assert "learning_rate: 3.0e-06" in typed(tmp_path, *asked).stdout
+    refused = typed(tmp_path, "--config-dir", "my conf", *sft, "recipe=nope")
+    assert refused.returncode == 1 and refused.stderr.count("\n") == 1
+    assert "recipe=nope is no option: there are" in refused.stderr
+    assert " mine," in refused.stderr and "layer_swapping_sw_1" in refused.stderr
+    planned = typed(tmp_path, f"--config-dir={own}", "stage=plan", "table=mine")
+    assert planned.returncode == 0 and "3 of 3 runs to make" in planned.stdout, planned.stderr
+    missing = typed(tmp_path, f"--config-dir={own}", "stage=plan", "table=min")
+    assert "table=min is no table: did you mean mine" in missing.stderr
+
+
+def test_a_folder_that_would_be_misread_is_refused(own: Path, tmp_path: Path, call: Any) -> None:
+    asked = [f"--config-dir={own}", "stage=plan"]
+    assert call("--config-dir=nowhere", "stage=plan").err == (
+        "error: --config-dir=nowhere is no folder: give one with recipe/mine.yaml, tables/mine.yaml ...\n"
+    )
+    assert "--config-dir needs a folder" in call("stage=plan", "--config-dir").err
+    (own / "table").mkdir()
+    assert "table/ is no group of options: did you mean tables/?" in call(*asked).err
+    (own / "table").rename(own / "model")
+    (own / "model/sandbox.yaml").write_text("name: sandbox\n")
+    assert "model=sandbox is there already: call yours otherwise" in call(*asked).err
+    assert conf.ADDED == []
+
+
 def test_a_sweep_over_tables_composes_inside_its_jobs(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
     """A table composes its rows while Hydra's own job is at work."""
     words = ["stage=plan", "table=real_smoke", f"data_root={tmp_path}", f"runs_dir={tmp_path}/a,{tmp_path}/b"]
@@ -298,3 +352,20 @@ def test_a_sweep_over_tables_composes_inside_its_jobs(call: Callable[..., Simple
 def test_a_dataclass_error_names_the_key() -> None:
     with pytest.raises(PipelineError, match=r"^unknown key sft\.learning_rat: did you mean sft\.learning_rate\?$"):
         compose([*SFT.split(), "sft.learning_rat=1"])
+
+
+@pytest.mark.parametrize("checkpoint", ["hub:org/name", "./folder", "../folder", "/there/folder", "package:data/x"])
+def test_model_takes_a_checkpoint_without_a_file_of_its_own(checkpoint: str) -> None:
+    """On the command line, in a table's words, and with several of them, as its longer spelling does."""
+    short, longer = compose(["stage=sft", "expert=math", f"model={checkpoint}"]), ["stage=sft", "expert=math"]
+    assert short == compose([*longer, "model=trained", f"model.path={checkpoint}"])
+    assert short == stage_of({"stage": "sft", "expert": "math", "model": checkpoint})
+    assert spelled_out([f"model={checkpoint},./b"]) == ["model=trained", f"model.path={checkpoint},./b"]
+    assert spelled_out(["model=sandbox", "expert=math"]) == ["model=sandbox", "expert=math"]
+
+
+def test_the_version_is_the_programs_own(capsys: pytest.CaptureFixture[str]) -> None:
+    from importlib.metadata import version
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"pipeline {version('pipeline')}\n"

@@ -23,6 +23,7 @@ class Hub:
         self.gated: set[str] = set()
         self.files: dict[str, bytes] = {}  # that are in no repository
         self.asked: list[str] = []
+        self.down = False  # 503 for whatever is asked
         self.address = ""
 
     def push(self, name: str, folder: Path, revision: str | None = None) -> str:
@@ -77,6 +78,8 @@ class Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.hub.asked.append(f"{self.command} {path}")
+        if self.hub.down:
+            return self.answer(503)
         if path in self.hub.files:
             return self.answer(200, self.hub.files[path])
         if match := API.match(path):

@@ -137,9 +137,9 @@ def llm_japanese(folder: Path) -> None:
 
 
 def ichikara(folder: Path) -> None:
-    names = ("20231115-1", "20231221-002", "20231221-003")
+    names = ("20231115-1", "20231115-2", "20231115-5", "20231221-002", "20231221-003")
     for name in names:
-        row = {"ID": f"ichikara-{name}-0000001", "text": "日本で一番高い山は？", "output": "富士山です。"}
+        row = {"ID": f"ichikara-{name}-0000001", "text": f"日本で一番高い山は？{name}", "output": "富士山です。"}
         parquet(folder / f"{name}/train-00000-of-00001.parquet", [row])
     readme(folder, {name: {"train": f"{name}/train-*"} for name in names})
 

@@ -69,7 +69,7 @@ EXPECTED: list[tuple[str, dict[str, Any], list[Example | Unusable]]] = [
     ("bongchat", {}, [RICE, pair("একটি ফলের নাম বলো", "আম")]),
     ("inkuba", {}, [pair("Tafsiri kwa Kiingereza.\n\nHabari yako?", "How are you?")]),
     ("xp3mt", {"language": "sw"}, [pair("Andika muhtasari (sw): rais", "Rais alisema.")]),
-    ("ichikara", {}, [pair("日本で一番高い山は？", "富士山です。")]),
+    ("ichikara", {}, [pair("日本で一番高い山は？20231221-002", "富士山です。")]),
     ("dolly_ja", {}, [pair("いつですか？\n航空は", "8月31日")]),
     ("bn_wikisource", {}, [{"text": "আমার সোনার বাংলা"}]),
     ("gsm8k", {}, [CLIPS]),
@@ -246,11 +246,10 @@ SETS = {  # expert -> rows of each source in a set that takes all it can
     "sw": {"aya": 2, "nllb": 2, "inkuba": 1, "xp3mt": 1},
     "bn": {"aya": 1, "nllb": 2, "indic_sharellama": 3, "bongchat": 2},
     "te": {"aya": 1, "nllb": 2, "telugu_alpaca": 2, "telugu_gpteacher": 0},  # its fixture repeats the other's rows
-    "ja": {"aya": 1, "nllb": 2, "llm_japanese": 2, "ichikara": 1, "dolly_ja": 1},
+    "ja": {"aya": 1, "nllb": 2, "llm_japanese": 2, "dolly_ja": 1, **{f"ichikara_{n}": 1 for n in range(1, 6)}},
     "math_text": {"open_web_math": 3},
     "bn_text": {"wikisource": 1},
 }
-SETS |= {f"math_{code}": {"orca_math": 30, **SETS[code]} for code in ("sw", "bn", "te", "ja")}
 
 
 @pytest.mark.parametrize("expert", SETS)
@@ -268,7 +267,9 @@ def test_every_expert_is_built_from_its_repositories(
             words.append(f"expert.sources.{name}.url={tmp_path}/{name}.gz")
             continue
         here = tmp_path / str(one.hub).partition("/")[2]
-        repositories.MADE["bn_wikisource" if name == "wikisource" else name](here)
+        made = {"wikisource": "bn_wikisource"} | {f"ichikara_{n}": "ichikara" for n in range(1, 6)}
+        if not here.is_dir():
+            repositories.MADE[made.get(name, name)](here)
         words += [f"expert.sources.{name}.hub={here}", f"expert.sources.{name}.revision=null"]
     told = call("stage=data", f"expert={expert}", *words, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled")
     assert told.status == 0, told.err
@@ -276,8 +277,6 @@ def test_every_expert_is_built_from_its_repositories(
     counts = manifest["facts"]["counts"]
     assert {name: counts[name]["taken"] for name in config.expert.sources} == SETS[expert]
     rows = [json.loads(line) for line in (Path(told.out.strip()) / "train.jsonl").read_text().splitlines()]
-    sides = {row.get("side") for row in rows}
-    assert sides == ({"math", "language"} if expert in ("math_sw", "math_bn", "math_te", "math_ja") else {None})
     assert all(("text" in row) == expert.endswith("_text") for row in rows)
 
 

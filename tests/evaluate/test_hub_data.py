@@ -16,9 +16,9 @@ from huggingface_hub import constants
 from made_up import asked, worked
 
 from pipeline.errors import PipelineError
-from pipeline.evaluate import hub_data
 from pipeline.evaluate.score import load_tasks
 from pipeline.evaluate.tasks import task_definitions
+from pipeline.hub import reach
 from pipeline.study.needs import _evaluated
 
 EVALUATION = """
@@ -80,7 +80,7 @@ def test_what_is_in_the_cache_is_read_without_the_hub(tmp_path: Path, monkeypatc
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(hub_data, "why_not", lambda repository: asked_for.append(repository) or "no route to it")
+    monkeypatch.setattr(reach, "why_not", lambda repository: asked_for.append(repository) or "no route to it")
     definitions = task_definitions([asked("mgsm", 2)], ["en", "sw"], None, tmp_path / "tasks")
     assert [len(task.eval_docs) for task in load_tasks(definitions)] == [2, 2]
     assert asked_for == ["juletxara/mgsm"]  # for both languages
@@ -88,7 +88,7 @@ def test_what_is_in_the_cache_is_read_without_the_hub(tmp_path: Path, monkeypatc
 
 
 def test_local_data_asks_no_hub(data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_data, "why_not", lambda repository: pytest.fail(f"{repository} was asked for"))
+    monkeypatch.setattr(reach, "why_not", lambda repository: pytest.fail(f"{repository} was asked for"))
     tasks = [asked("mgsm", 2), asked("belebele", 2), asked("global_mmlu", 1), asked("flores", 1)]
     definitions = task_definitions(tasks, ["qac"], data_root, tmp_path / "tasks")
     assert len(load_tasks(definitions)) == 5

@@ -15,9 +15,9 @@ from lm_eval.tasks import TaskManager
 from made_up import Scripted, asked, choice, needs_real_data, worked, write_rows
 
 from pipeline.errors import PipelineError
-from pipeline.evaluate import hub_data
 from pipeline.evaluate.score import harness_tamed, load_tasks, score
 from pipeline.evaluate.tasks import task_definitions
+from pipeline.hub import reach
 
 STOCK = Path(lm_eval.__file__).parent / "tasks"
 
@@ -101,7 +101,7 @@ def test_the_hub_gives_the_same_prompts(tmp_path: Path, data_root: Path, monkeyp
         return found[split] if split else datasets.DatasetDict(found)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(hub_data, "why_not", lambda repository: None)
+    monkeypatch.setattr(reach, "why_not", lambda repository: None)
     for task, shots in tasks.items():
         assert our_prompts(tmp_path / f"hub {task}", task, shots, "sw", None) == local[task], task
     names = {("juletxara/mgsm", "sw"), ("facebook/belebele", "swh_Latn"), ("openlanguagedata/flores_plus", "swh_Latn")}

@@ -149,7 +149,7 @@ def test_numbers_are_matched_as_a_person_reads_them(data_root: Path, tmp_path: P
     task = asked("mgsm_direct", 0)
     definitions = task_definitions([task], ["qac"], data_root, tmp_path / "tasks")
     scores = score(lambda: lm, definitions, load_tasks(definitions), choice(task))
-    beside = records.beside(definitions, scores.rows, scores.samples, None)
+    beside = records.beside(definitions, scores.samples, None)
     found = {(row.metric, row.filter): row.value for row in [*scores.rows, *beside]}
     assert found["numeric_match", "last-number"] == 0.4 and found["unparsed", "last-number"] == 0.1
     assert found["exact_match", "flexible-extract"] == 0.2 and found["unparsed", "flexible-extract"] == 0.2
@@ -172,13 +172,11 @@ def test_the_average_of_ten_languages_leaves_thai_out(data_root: Path, tmp_path:
     task, lm = asked("mgsm_en_cot", 0), Scripted(answer)
     definitions = task_definitions([task], [*TEN, "th"], data_root, tmp_path / "tasks")
     scores = score(lambda: lm, definitions, load_tasks(definitions), choice(task))
-    beside = records.beside(definitions, scores.rows, scores.samples, None)
     (row,) = [
         row
-        for row in beside
+        for row in records.average_of_ten(scores.rows)
         if row.language == "ten languages" and row.filter == "flexible-extract" and row.metric == "exact_match"
     ]
     assert row.value == pytest.approx(sum(1 - n / 10 for n in range(10)) / 10)
     assert (row.n, row.stderr) == (100, None)
-    fewer = records.beside(definitions[1:], [r for r in scores.rows if r.language != "en"], scores.samples, None)
-    assert not [row for row in fewer if row.language == "ten languages"]
+    assert not records.average_of_ten([row for row in scores.rows if row.language != "en"])

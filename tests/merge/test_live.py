@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from small_models import stacked
 
 from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
+from pipeline.merge import live as module
 from pipeline.merge import ties
-from pipeline.merge.live import Live, model_of, resident
+from pipeline.merge.live import Live, model_of, resident, unmerged
 from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.merge.methods.reset import Reset
@@ -161,6 +163,40 @@ def test_models_are_kept_only_where_asked(models, load):
         first = load(soup(0.5, 0.5))
         assert load(soup(0.25, 0.75)) is first and load(soup(0.5, 0.5), "float32") is not first
     assert load(soup(0.5, 0.5)) is not first
+
+
+def test_one_model_in_memory_becomes_a_base_its_experts_and_their_merges(models, load, monkeypatch, tmp_path):
+    """Loaded once where tokenizers are the same, whatever the sources; and of a swap after its math expert only the
+    language layers and what lies outside of layers are copied."""
+    folders = [shutil.copytree(folder, tmp_path / folder.name) for folder in models["llama"]]
+    for folder in folders:
+        (folder / "tokenizer.json").write_text("{}"), (folder / "chat_template.jinja").unlink()
+    loaded, real = [], module._load
+    monkeypatch.setattr(module, "_load", lambda *given: (loaded.append(given[1].folder), real(*given))[1])
+    base, math, language = map(Checkpoint.open, folders)
+    sources = {"math": math, "language": language}
+    bottom = open_merge(LayerSwap(math="a", language="b", bottom_layers=2, top_layers=0, top_transition=0), sources)
+    asked = [
+        *(unmerged(folder) for folder in folders),
+        open_merge(Soup(experts=["a", "b"]), {"0": math, "1": language}),
+        unmerged(folders[1]),
+        bottom,
+        open_merge(TaskArithmetic(experts=["a", "b"]), {"0": math, "1": language}, base),
+        unmerged(folders[0]),
+    ]
+    with resident():
+        for merge in asked:
+            live = load(merge, "float32")
+            for name, parameter in live.model.named_parameters():
+                assert torch.equal(parameter.data, merge.merged(name).to(torch.float32)), (name, merge.config)
+        load(unmerged(folders[1]), "float32")
+        changed = live.apply(bottom, 1)
+        kept = [name for name in bottom.names if bottom.weights[name] == {"math": 1.0}]
+        assert kept and sorted(changed) == sorted(set(bottom.names) - set(kept))
+        assert loaded == [base.folder]
+        (folders[2] / "tokenizer.json").write_text("[]")
+        load(unmerged(folders[2]), "float32")
+    assert loaded == [base.folder, folders[2]]
 
 
 def test_a_failure_midway_is_made_good_by_the_next_merge(models, load):

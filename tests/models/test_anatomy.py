@@ -44,6 +44,14 @@ def test_the_only_norm_of_a_cohere_layer_is_shared():
     assert sites["model.layers.0.input_layernorm.weight"] == Site(0, "shared_norm")
 
 
+@pytest.mark.parametrize(
+    "part", ["mlp.experts.gate_up_proj", "mlp.gate.weight", "block_sparse_moe.experts.0.w1.weight"]
+)
+def test_a_mixture_of_experts_is_refused_with_the_reason(part):
+    with pytest.raises(PipelineError, match="of a mixture of experts: each token takes other weights"):
+        anatomy([*llama_names(1), f"model.layers.0.{part}"])
+
+
 @pytest.mark.parametrize("suffix", ["base_layer.weight", "lora_A.default.weight", "lora_B.weight"])
 def test_peft_wrapping_is_seen_through(suffix):
     name = f"base_model.model.model.layers.3.self_attn.q_proj.{suffix}"
@@ -54,7 +62,7 @@ def test_peft_wrapping_is_seen_through(suffix):
     "name",
     [
         "model.layers.0.self_attn.rotary_emb.inv_freq",
-        "model.layers.0.pre_feedforward_layernorm.weight",  # Gemma's extra norms
+        "model.language_model.layers.0.mlp.up_proj.weight",  # of a model that sees
         "transformer.h.0.attn.c_attn.weight",
         "model.layers.x.mlp.up_proj.weight",
     ],
@@ -128,3 +136,67 @@ def test_published_parameter_counts(model):
     assert (Site(None, "head") in counts) == (kind != "cohere")
     assert (Site(0, "shared_norm") in counts) == (kind == "cohere")
     assert counts[Site(0, "mlp")] == 3 * hidden * intermediate
+
+
+FAMILIES = {  # model_type -> config of the published model, its published total, the norms of a layer by kind
+    "mistral": ((4096, 14336, 32, 32, 8, 32000), {}, 7_241_732_096, {"attention_norm": 1, "mlp_norm": 1}),
+    "qwen3": ((4096, 12288, 36, 32, 8, 151936), {"head_dim": 128}, 8_190_735_360, {"attention_norm": 1, "mlp_norm": 1}),
+    "gemma2": (
+        (3584, 14336, 42, 16, 8, 256000),
+        {"head_dim": 256},
+        9_241_705_984,
+        {"attention_norm": 2, "mlp_norm": 2},
+    ),
+    "gemma3_text": (
+        (1152, 6912, 26, 4, 1, 262144),
+        {"head_dim": 256},
+        999_885_952,
+        {"attention_norm": 2, "mlp_norm": 2},
+    ),
+    "olmo2": ((4096, 11008, 32, 32, 32, 100352), {}, 7_298_617_344, {"attention_norm": 1, "mlp_norm": 1}),
+    "olmo3": ((4096, 11008, 32, 32, 32, 100278), {}, 7_298_011_136, {"attention_norm": 1, "mlp_norm": 1}),
+    "phi": ((2560, 10240, 32, 32, 32, 51200), {}, 2_779_683_840, {"shared_norm": 1}),
+    "phi3": (
+        (5120, 17920, 40, 40, 10, 100352),
+        {"pad_token_id": None},
+        14_659_507_200,
+        {"attention_norm": 1, "mlp_norm": 1},
+    ),
+    "apertus": ((4096, 21504, 32, 32, 8, 131072), {}, 8_053_338_176, {"attention_norm": 1, "mlp_norm": 1}),
+}
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_other_families_by_their_published_counts(kind):
+    """Attention and MLP are held against the modules of transformers' own layer, not against names."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    (hidden, inner, layers, heads, kv_heads, vocabulary), more, total, norms = FAMILIES[kind]
+    config = AutoConfig.for_model(
+        kind, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, vocab_size=vocabulary, **more,
+    )  # fmt: skip
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(config)
+    sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
+    counts = parameter_counts(anatomy(sizes), sizes)
+    assert sum(counts.values()) == total
+    for number, layer in enumerate(network.model.layers):
+        held = {
+            part: sum(parameter.numel() for parameter in getattr(layer, name).parameters())
+            for part, name in (("attention", "self_attn"), ("mlp", "mlp"))
+        }
+        assert {part: counts[Site(number, part)] for part in held} == held
+        widths = 2 if kind == "phi" else 1  # weight and bias
+        assert {site.kind: count for site, count in counts.items() if site.layer == number and "norm" in site.kind} == {
+            name: count * widths * hidden for name, count in norms.items()
+        }
+    assert (Site(None, "head") in counts) == (not config.tie_word_embeddings)
+
+
+def test_what_attention_gives_is_normed_by_an_attention_norm():
+    """post_attention_layernorm stands before the MLP in Llama, and behind the attention in Gemma 2 and OLMo 2."""
+    behind = [f"model.layers.0.{name}.weight" for name in ("post_attention_layernorm", "post_feedforward_layernorm")]
+    assert [anatomy(behind)[name].kind for name in behind] == ["attention_norm", "mlp_norm"]
+    assert anatomy(behind[:1])[behind[0]].kind == "mlp_norm"

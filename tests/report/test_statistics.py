@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import time
+from functools import cache
 from statistics import NormalDist
 
+import numpy as np
 import pytest
 
 from pipeline.evaluate.metrics import mean
-from pipeline.report.statistics import paired_bootstrap, standard_deviation, standard_error
+from pipeline.report.statistics import (
+    best,
+    contrast,
+    expert_variance,
+    halved_means,
+    halves,
+    mcnemar,
+    paired_bootstrap,
+    resampled,
+    resampled_means,
+    smallest_difference,
+    split_half,
+    split_half_best,
+    standard_deviation,
+    standard_error,
+    two_way_bootstrap,
+)
 
 
 def test_by_hand():
@@ -51,3 +70,216 @@ def test_the_seed_decides_the_bits():
     first, second = [1, 0, 1, 1, 0, 1, 0], [0, 1, 0, 1, 0, 0, 0]
     assert paired_bootstrap(first, second) == paired_bootstrap(first, second)
     assert paired_bootstrap(first, second, resamples=700) == paired_bootstrap(first, second, resamples=700)
+
+
+# ---------------------------------------------------------------------------------------------------- two models
+
+
+def test_mcnemar_by_hand():
+    """9 against 1 discordant answers: 2 (P(0) + P(1)) - P(1) of ten coins = (2 + 10) / 1024."""
+    first, second = [1] * 9 + [0] + [1] * 5, [0] * 9 + [1] + [1] * 5
+    found = mcnemar(first, second)
+    assert (found.n, found.first, found.second) == (15, 9, 1)
+    assert found.p == pytest.approx(12 / 1024)
+    assert mcnemar(second, first).p == found.p
+    assert mcnemar([1, 0], [1, 0]).p == 1  # no discordant answer
+    assert mcnemar([1, 0], [0, 1]).p == pytest.approx(1)  # one each
+
+
+@pytest.mark.parametrize("b, c", [(0, 4), (3, 11), (20, 34), (17, 17)])
+def test_mcnemar_lies_half_an_outcome_below_the_exact_test(b, c):
+    from scipy.stats import binom
+    from statsmodels.stats.contingency_tables import mcnemar as exact
+
+    found = mcnemar([1] * b + [0] * c + [1] * 7, [0] * b + [1] * c + [1] * 7)
+    plain = exact([[7, b], [c, 0]], exact=True).pvalue
+    outcome = binom.pmf(min(b, c), b + c, 0.5)
+    assert found.p == pytest.approx(1.0 if b == c else plain - outcome)
+
+
+def test_the_smallest_difference_by_hand_and_by_simulation():
+    assert 100 * smallest_difference(250, 0.2) == pytest.approx(7.9, abs=0.05)
+    assert 100 * smallest_difference(3 * 250, 0.2) == pytest.approx(4.6, abs=0.05)
+    n, discordant = 1000, 0.2
+    shown = smallest_difference(n, discordant)
+    draws = np.random.default_rng(0).random((4000, n))
+    ours = (draws < (discordant + shown) / 2).sum(1)
+    theirs = ((draws >= (discordant + shown) / 2) & (draws < discordant)).sum(1)
+    power = (abs(ours - theirs) / (ours + theirs) ** 0.5 > 1.959964).mean()
+    assert float(power) == pytest.approx(0.8, abs=0.03)
+
+
+def test_what_a_contrast_of_two_models_could_have_seen_is_the_smallest_difference_of_its_discordance():
+    first, second = [1] * 60 + [0] * 20 + [1] * 170, [0] * 60 + [1] * 20 + [1] * 170
+    found = contrast(np.subtract(first, second))
+    assert (found.n, found.discordant, found.experts) == (250, 80 / 250, 0)
+    assert found.could_see == pytest.approx(smallest_difference(250, 80 / 250), rel=0.01)  # t for z
+
+
+def test_a_contrast_without_experts_is_the_t_test():
+    from scipy.stats import ttest_1samp
+
+    values = np.random.default_rng(1).choice([-1, 0, 1], 100, p=[0.1, 0.7, 0.2])
+    found, library = contrast(values), ttest_1samp(values, 0)
+    assert found.p == pytest.approx(library.pvalue)
+    assert (found.low, found.high) == pytest.approx(tuple(library.confidence_interval()))
+
+
+# ---------------------------------------------------------------------------------------------------- draws
+
+
+def test_draws_of_problems():
+    weights = resampled(7, draws=400)
+    assert weights.shape == (400, 7)
+    assert np.allclose(weights.sum(axis=1), 1) and np.allclose((7 * weights) % 1, 0)
+    assert np.array_equal(weights, resampled(7, draws=400)) and not np.array_equal(weights, resampled(7, 400, seed=1))
+    values = np.random.default_rng(0).random((2, 3, 7))
+    assert np.allclose(resampled_means(values, 400), np.einsum("bn,ijn->bij", weights, values))
+
+
+def test_one_draw_serves_all_languages_and_models():
+    """Two languages with the same answers are worth no more than one, and their difference has no width."""
+    answers = np.random.default_rng(0).integers(0, 2, 50)
+    drawn = resampled_means([answers, answers], 300)
+    assert np.array_equal(drawn[:, 0], drawn[:, 1])
+    assert drawn.mean(axis=1).std() == pytest.approx(drawn[:, 0].std())
+
+
+def test_the_best_is_chosen_again_in_each_draw():
+    """Two candidates, each right where the other is wrong: the better of a draw is never below one half."""
+    scores = np.array([[1, 0], [0, 1]])  # draws: both problems (1/2 each), twice the first, twice the second
+    drawn = best(resampled_means(scores, 4000))
+    assert set(drawn) == {0.5, 1.0}
+    assert (drawn == 1).mean() == pytest.approx(0.5, abs=0.03)
+    assert best(np.array([[0.2, 0.4], [0.4, 0.4]]), np.array([[1.0, 2.0], [3.0, 4.0]])).tolist() == [2.0, 3.0]
+
+
+def test_split_half_by_problem():
+    """Odd problems prefer the first, which gets 1/2 of the even ones; those prefer the second, 1/3 of the odd ones."""
+    scores = [[1, 1, 1, 0, 1], [1, 1, 0, 1, 0]]
+    assert split_half_best(scores) == pytest.approx((1 / 2 + 1 / 3) / 2)
+    assert np.mean([score for _, score in split_half([[one] for one in scores])]) == split_half_best(scores)
+
+
+# ---------------------------------------------------------------------------------------------------- crossed pairs
+
+
+def test_expert_variance_by_hand():
+    """Two experts, two problems: means 3/4 and 1/4; residuals all 1/4, one degree of freedom, over four values."""
+    between, within = expert_variance(np.array([[1, 0.5], [0, 0.5]]))
+    assert between == pytest.approx(0.125 / 2)
+    assert within == pytest.approx(4 / 16 / 1 / 4)
+
+
+def test_expert_variance_against_the_analysis_of_variance():
+    import pandas
+    from statsmodels.api import stats
+    from statsmodels.formula.api import ols
+
+    means = np.random.default_rng(2).random((3, 8))
+    rows = pandas.DataFrame([(a, q, means[a, q]) for a in range(3) for q in range(8)], columns=["a", "q", "value"])
+    table = stats.anova_lm(ols("value ~ C(a) + C(q)", rows).fit())
+    squares = table["sum_sq"] / table["df"]
+    assert expert_variance(means) == pytest.approx((squares["C(a)"] / 24, squares["Residual"] / 24))
+
+
+def test_wins_and_pairs_of_a_crossed_design():
+    pairs = np.array([[0.2, 0.1, 0.0], [0.3, -0.1, 0.2], [0.1, 0.1, 0.1]])
+    found = two_way_bootstrap(pairs[:, :, None] + np.zeros(40))
+    assert (found.wins, found.losses) == (7, 1) and np.allclose(found.pairs, pairs)
+    assert found.problems == pytest.approx((pairs.mean(), pairs.mean()))
+    rows = pairs.mean(axis=1)
+    assert found.math_experts[0] >= rows.min() - 1e-9 and found.math_experts[1] <= rows.max() + 1e-9
+    assert found.contrast.problems == 0 and found.contrast.df <= 4
+
+
+def test_an_interval_over_one_expert_is_refused():
+    with pytest.raises(ValueError, match="two experts on each axis"):
+        contrast(np.zeros((1, 3, 40)))
+    with pytest.raises(ValueError, match="two problems"):
+        contrast(np.zeros((3, 1)))
+
+
+def test_a_contrast_of_a_table_is_quick():
+    answers = np.random.default_rng(0).integers(0, 2, (3, 3, 3, 250)).astype(float)  # languages, then m, l, problems
+    start = time.perf_counter()
+    two_way_bootstrap(answers.mean(axis=0) - 0.5, draws=2000)
+    assert time.perf_counter() - start < 1
+
+
+# ------------------------------------------------------------------------------------------------ false positives
+
+
+def world_without_effect(seed: int, of_experts: float, problems: int = 250) -> np.ndarray:
+    """Swap minus soup (3, 3, problems), mean of three languages that share problems, in a world without effect.
+
+    Each answer is right with a logistic probability: of its problem, of its problem in its language, of the pair's two
+    experts, and of what each expert does to each way of merging. A language has its own language experts.
+    """
+    rng = np.random.default_rng([seed, 14])
+    hard = rng.normal(0, 1.5, problems) + rng.normal(0, 0.5, (3, 1, 1, problems))
+    pair = rng.normal(0, 0.3, (1, 3, 1, 1)) + rng.normal(0, 0.3, (3, 1, 3, 1))
+    answers = []
+    for _ in ("swap", "soup"):
+        suits = rng.normal(0, of_experts, (1, 3, 1, 1)) + rng.normal(0, of_experts, (3, 1, 3, 1))
+        answers.append(rng.random((3, 3, 3, problems)) < 1 / (1 + np.exp(-(hard + pair + suits - 0.8))))
+    return (answers[0].astype(float) - answers[1]).mean(axis=0)
+
+
+@cache
+def false_positives(of_experts: float) -> dict[str, float]:
+    """Share of 500 worlds without an effect in which one is found at 5 %, by each way of looking."""
+    found = dict.fromkeys(("contrast", "problems", "jointly", "independent answers"), 0)
+    for seed in range(500):
+        differences = world_without_effect(seed, of_experts)
+        ours = two_way_bootstrap(differences, draws=400)
+        found["contrast"] += not ours.contrast.low <= 0 <= ours.contrast.high
+        found["problems"] += not ours.problems[0] <= 0 <= ours.problems[1]
+        found["jointly"] += not ours.jointly[0] <= 0 <= ours.jointly[1]
+        found["independent answers"] += contrast(differences.ravel()).p < 0.05  # the mistake: 2,250 problems
+    return {name: count / 500 for name, count in found.items()}
+
+
+@pytest.mark.parametrize("of_experts", [0.1, 0.3])
+def test_false_positives_of_crossed_experts_and_shared_problems(of_experts):
+    """An expert's whim of 0.1 is worth about 1.5 points of a score, of 0.3 about 4.5."""
+    start = time.process_time()
+    shares = false_positives(of_experts)
+    assert 0.03 <= shares["contrast"] <= 0.07, shares
+    for mistake in ("problems", "independent answers"):  # experts taken for fixed, answers for independent
+        assert not 0.03 <= shares[mistake] <= 0.07 and shares[mistake] > 0.3, shares
+    assert time.process_time() - start < 60
+
+
+def test_experts_that_do_not_matter_make_it_careful_and_no_more():
+    """Three experts cannot show that experts do not matter; the naive joint bootstrap never finds anything here."""
+    shares = false_positives(0.0)
+    assert 0.01 <= shares["contrast"] <= 0.05, shares
+    assert shares["jointly"] < 0.01, shares
+
+
+def test_the_naive_joint_bootstrap_finds_too_much_where_experts_matter():
+    assert false_positives(0.3)["jointly"] > 0.1
+
+
+def test_the_best_of_equals_is_no_better_on_other_problems():
+    """Four cells, each the best of three equal candidates, against one candidate each: no effect but choosing."""
+
+    def apart(choosing, shown):  # (draws, cells, candidates)
+        return np.mean([best(choosing[:, c, :3], shown[:, c, :3]) - shown[:, c, 3] for c in range(4)], axis=0)
+
+    found = dict.fromkeys(("chosen on the same problems", "by halves"), 0)
+    for seed in range(500):
+        rng = np.random.default_rng([seed, 3])
+        answers = (rng.random((4, 4, 250)) < 1 / (1 + np.exp(0.8 - rng.normal(0, 1.5, 250)))).astype(float)
+        winner = answers[:, :3].mean(axis=-1).argmax(axis=1)
+        differences = (answers[np.arange(4), winner] - answers[:, 3]).mean(axis=0)
+        observed, drawn = answers.mean(axis=-1)[None], resampled_means(answers, 300)
+        naive = contrast(differences, apart(observed, observed)[0], apart(drawn, drawn))
+        odd, even = halved_means(answers, 300)
+        half = np.moveaxis(answers @ halves(250).T, -1, 0)
+        both = (apart(odd, even) + apart(even, odd)) / 2
+        found["chosen on the same problems"] += naive.p < 0.05
+        found["by halves"] += contrast(differences, apart(half, half[::-1]).mean(), both).p < 0.05
+    assert found["by halves"] / 500 <= 0.07, found
+    assert found["chosen on the same problems"] / 500 > 0.15, found

@@ -8,10 +8,22 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.config.training import Partition
+from pipeline.config.training import Partition, Sft
 from pipeline.models.shape import LLAMA_8B, SHAPES, Shape, shape_of
 from pipeline.study import cost
-from pipeline.study.cost import GPUS, MGSM, ROW, Asked, asked, everything, one_side, scoring_seconds
+from pipeline.study.cost import GPUS, MGSM, ROW, Asked, asked, scoring_seconds
+from pipeline.train.disk import written
+from pipeline.train.memory import (
+    Trained,
+    activation_bytes,
+    everything,
+    one_side,
+    remedies,
+    states,
+    trained_parameters,
+    training_memory,
+)
+from pipeline.train.steps import snapshots_at_once
 
 H100, A100 = GPUS["h100_80"], GPUS["a100_80"]
 PARTITIONS = {
@@ -63,12 +75,11 @@ def test_what_is_trained_is_counted_as_the_trainer_counts_it() -> None:
     shape = shape_of(config.to_dict())
     for side in ("math", "language"):
         there = sum(p.numel() for name, p in named.items() if side_of[name] == side)
-        assert cost.trained_parameters(shape, one_side(shape, cut, side)) == there
-    assert cost.trained_parameters(shape, everything(shape)) == shape.parameters
-    assert cost.trained_parameters(LLAMA_8B, everything(LLAMA_8B), 64) == 167_772_160  # as PEFT makes them
+        assert trained_parameters(shape, one_side(shape, cut, side)) == there
+    assert trained_parameters(shape, everything(shape)) == shape.parameters
+    assert trained_parameters(LLAMA_8B, everything(LLAMA_8B), 64) == 167_772_160  # as PEFT makes them
     assert (
-        cost.trained_parameters(SHAPES["falcon3_7b_instruct"], everything(SHAPES["falcon3_7b_instruct"]), 64)
-        == 177_078_272
+        trained_parameters(SHAPES["falcon3_7b_instruct"], everything(SHAPES["falcon3_7b_instruct"]), 64) == 177_078_272
     )
 
 
@@ -170,39 +181,62 @@ def test_activations_are_what_autograd_keeps(weights: str, autocast: bool) -> No
         kept.append(sum(storage.nbytes() for storage in seen.values()))
         del states
     two, three = (
-        cost.activation_bytes(Shape(n, *list(vars(shape).values())[1:]), tokens, weights, checkpointing=False)
+        activation_bytes(Shape(n, *list(vars(shape).values())[1:]), tokens, weights, checkpointing=False)
         for n in (2, 3)
     )
     assert three - two == pytest.approx(kept[1] - kept[0], rel=0.02)
 
 
+def recipe(**knobs: Any) -> Sft:
+    given = {"batch_size": 4, "precision": "bf16", "gradient_checkpointing": True, **knobs}
+    return Sft(name="full", **given)
+
+
 def test_memory_of_the_choices() -> None:
     """Llama 3.1 8B: 16, 8 and 6 bytes a parameter before activations; what fits a card of 80 GB."""
+    whole = LLAMA_8B.parameters
 
     def bytes_of(**knobs: Any) -> dict[str, float]:
-        return cost.training_memory(LLAMA_8B, LLAMA_8B.parameters, 4 * 1024, **knobs)
+        return training_memory(LLAMA_8B, whole, 1024, recipe(**knobs))
 
-    def states(memory: dict[str, float]) -> float:
-        return sum(memory[part] for part in ("weights", "gradients", "moments"))
+    def held(**knobs: Any) -> float:
+        found = states(whole, whole, recipe(**knobs))
+        memory = bytes_of(**knobs)
+        assert {part: memory[part] for part in found} == found
+        return sum(found.values())
 
     full = bytes_of()
-    assert states(full) == 16 * LLAMA_8B.parameters and sum(full.values()) > H100.memory and full["casts"] == 0
-    assert bytes_of(accumulated=True)["casts"] == 2 * LLAMA_8B.parameters
-    eight = bytes_of(weights="bfloat16", optimizer="adamw_8bit")
-    assert states(eight) == 6 * LLAMA_8B.parameters and sum(eight.values()) < H100.memory
-    assert states(bytes_of(weights="bfloat16", optimizer="adamw_bf16")) == 8 * LLAMA_8B.parameters
-    assert states(bytes_of(shards=4)) == 4 * LLAMA_8B.parameters
-    of_adapters = cost.trained_parameters(LLAMA_8B, everything(LLAMA_8B), 64)
-    lora = cost.training_memory(LLAMA_8B, of_adapters, 4096, lora_rank=64)
-    assert states(lora) == 4 * LLAMA_8B.parameters + 16 * of_adapters
+    assert held() == 16 * whole and sum(full.values()) > H100.memory and full["casts"] == 0
+    assert bytes_of(micro_batch_size=2)["casts"] == 2 * whole
+    eight = {"weights": "bfloat16", "optimizer": "adamw_8bit"}
+    assert held(**eight) == 6 * whole and sum(bytes_of(**eight).values()) < H100.memory
+    assert held(weights="bfloat16", optimizer="adamw_bf16") == 8 * whole
+    assert held(parallel="fsdp2", processes=4) == 4 * whole and held(processes=4) == 16 * whole
+    of_adapters = trained_parameters(LLAMA_8B, everything(LLAMA_8B), 64)
+    lora = states(whole, of_adapters, recipe(adapter="lora"))
+    assert sum(lora.values()) == 4 * whole + 16 * of_adapters
+
+
+def test_what_makes_it_fit_is_tried_in_order() -> None:
+    """Smaller passes alone where these do; else more GPUs, and fewer bytes; what is not needed is left out."""
+    small = {"micro_batch_size": 1, "gradient_checkpointing": True}
+    fewer = {"weights": "bfloat16", "optimizer": "adamw_8bit"}
+    assert remedies(lambda knobs: "gradient_checkpointing" in knobs) == [{"gradient_checkpointing": True}]
+    assert remedies(lambda knobs: knobs.items() >= small.items()) == [small]
+    shards = {"parallel": "fsdp2", "processes": 4}
+    assert remedies(lambda knobs: knobs.get("processes", 1) >= 4 or "weights" in knobs) == [shards, fewer]
+    both = {**fewer, "parallel": "fsdp2", "processes": 8}
+    assert remedies(lambda knobs: knobs.get("processes") == 8 and "weights" in knobs) == [both]
+    assert remedies(lambda knobs: False) == []
 
 
 def test_disk_of_a_training() -> None:
     """layer_swapping A.2: a snapshot each 5,000 of 40,000 samples; 144 of 32.1 GB are 4.6 TB."""
-    count = cost.snapshot_count(5000, 40000, 8)
-    assert (count, cost.snapshot_count(5000, 40000, 8, keep=2), cost.snapshot_count(None, 40000, 8)) == (8, 3, 0)
+    asked = {"batch_size": 8, "snapshot_every": 5000}
+    kept = [snapshots_at_once(recipe(**asked), 5000), snapshots_at_once(recipe(**asked, snapshot_keep=2), 5000)]
+    assert kept == [8, 3] and snapshots_at_once(recipe(batch_size=8), 5000) == 0
     whole = LLAMA_8B.parameters
-    needs = cost.training_disk(whole, whole, held=4, saved=4, moments=8, points=2, snapshots=count)
+    needs = written(recipe(**asked), whole, whole, snapshots=8, points=2)
     assert needs["weights"] == pytest.approx(32.1e9, rel=0.01) and needs["resume points"] == 2 * 12 * whole
     assert 18 * needs["snapshots"] == pytest.approx(4.6e12, rel=0.1)
 
@@ -210,26 +244,8 @@ def test_disk_of_a_training() -> None:
 # ---------------------------------------------------------------------------------------------------- the studies
 
 
-def hours(
-    shape: Shape, trained: cost.Trained, rows: int, tokens: float, batch: int, gpu: cost.Gpu, **knobs: Any
-) -> float:
+def hours(shape: Shape, trained: Trained, rows: int, tokens: float, batch: int, gpu: cost.Gpu, **knobs: Any) -> float:
     return cost.training_seconds(shape, trained, rows, tokens, batch, gpu, **knobs) / 3600
-
-
-@pytest.mark.parametrize(("gpu", "expected"), [(H100, 15.1), (A100, 39)])
-def test_layer_swapping_trains_as_long_as_by_hand(gpu: cost.Gpu, expected: float) -> None:
-    """15 experts of 40,000 rows and 3 joint trainings of 80,000; batches of table 4, 8 for the joint set."""
-    whole, total = everything(LLAMA_8B), 0.0
-    for data, batches in {
-        "math": [4, 4, 4],
-        "sw": [8, 8, 8],
-        "te": [8, 8, 4],
-        "bn": [8, 8, 4],
-        "ja": [8, 8, 8],
-    }.items():
-        total += sum(hours(LLAMA_8B, whole, 40000, ROW[data], batch, gpu) for batch in batches)
-    total += 3 * hours(LLAMA_8B, whole, 80000, (ROW["math"] + ROW["sw"]) / 2, 8, gpu)
-    assert total == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.parametrize(("data", "expected"), [("math", 1.13), ("sw", 0.73), ("bn", 1.48), ("te", 2.09)])
@@ -237,50 +253,6 @@ def test_a_full_training_of_unreasonable(data: str, expected: float) -> None:
     """Mean of the four models, 78,000 rows, batches of 32."""
     each = [hours(SHAPES[model], everything(SHAPES[model]), 78000, ROW[data], 32, H100) for model in INSTRUCT]
     assert sum(each) / 4 == pytest.approx(expected, rel=0.1)
-
-
-def unreasonable_hours(gpu: cost.Gpu, table3: bool) -> tuple[int, float]:
-    """(trainings, hours) of tables 1, 2, 3 and a1, or of table 3 alone: each full and with LoRA."""
-    count, total = 0, 0.0
-
-    def add(*trainings: float) -> None:
-        nonlocal count, total
-        count, total = count + 1, total + sum(trainings)
-
-    for model in INSTRUCT:
-        shape = SHAPES[model]
-        whole = everything(shape)
-        sides = {
-            (name, side): one_side(shape, cut, side)
-            for name, cut in PARTITIONS.items()
-            for side in ("math", "language")
-        }
-        for rank in (0, 64):
-            for data in ("math", "sw", "bn", "te"):
-                side = "math" if data == "math" else "language"
-                add(hours(shape, whole, 78000, ROW[data], 32, gpu, lora_rank=rank))
-                for name in "ABC":
-                    add(hours(shape, sides[name, side], 78000, ROW[data], 32, gpu, lora_rank=rank))
-            for data in ("sw", "bn", "te"):
-                if not (table3 and rank):
-                    both = (ROW["math"] + ROW[data]) / 2
-                    add(hours(shape, whole, 156000, both, 32, gpu, lora_rank=rank))
-                for name in "ABC":
-                    add(
-                        hours(shape, sides[name, "math"], 78000, ROW["math"], 64, gpu, lora_rank=rank),
-                        hours(shape, sides[name, "language"], 78000, ROW[data], 64, gpu, lora_rank=rank),
-                    )
-        if not table3:
-            add(hours(shape, sides["Z", "math"], 78000, ROW["math"], 32, gpu))
-    return count, total
-
-
-def test_unreasonable_trains_as_long_as_by_hand() -> None:
-    count, total = unreasonable_hours(H100, table3=False)
-    assert count == 228 and total == pytest.approx(315, rel=0.1)
-    count, total = unreasonable_hours(H100, table3=True)
-    assert count == 212 and total == pytest.approx(290, rel=0.1)
-    assert unreasonable_hours(A100, table3=False)[1] == pytest.approx(850, rel=0.1)
 
 
 def uniform(language: str | None = None) -> dict[str, tuple[float, float, float]]:
@@ -295,15 +267,6 @@ def test_scores_of_mgsm_take_as_long_as_by_hand() -> None:
     assert eight * 612 / 3600 == pytest.approx(12.8, rel=0.1)
     each = [sum(scoring_seconds(SHAPES[model], asked("mgsm", 2, "en", uniform()), H100)) for model in INSTRUCT]
     assert sum(each) / 4 * 848 / 3600 == pytest.approx(17.7, rel=0.1)
-
-
-def test_selection_takes_as_long_as_by_hand() -> None:
-    """24 math snapshots in ten languages, 5 h; 96 language snapshots of 17 minutes, 27 h, which is Swahili's length."""
-    math = 10 * cost.selection_seconds(LLAMA_8B, 24, asked("mgsm", 8, "en", uniform()), H100)
-    assert math / 3600 == pytest.approx(5, rel=0.1)
-    bundle = {"belebele": 5, "flores": 0, "global_mmlu": 5, "mgsm": 8}
-    kinds = [kind for task, shots in bundle.items() for kind in asked(task, shots, "sw")]
-    assert cost.selection_seconds(LLAMA_8B, 96, kinds, H100) / 3600 == pytest.approx(27, rel=0.1)
 
 
 # ---------------------------------------------------------------------------------------------------- scoring
@@ -350,19 +313,3 @@ def test_counts_of_tokens_follow_the_language() -> None:
     there, back = asked("flores", 0, "ja")
     assert there.answer == 28 * 88 / 64 and back.answer == 28 and there.prefix == 0
     assert cost.scoring_memory(LLAMA_8B, math)["cache"] == 32 * (4800 + 2.5 * 452 + 1024) * 2 * 8 * 128 * 32 * 4
-
-
-# ---------------------------------------------------------------------------------------------------- what shows
-
-
-def test_the_smallest_difference_by_hand_and_by_simulation() -> None:
-    assert 100 * cost.smallest_difference(250, 0.2) == pytest.approx(7.9, abs=0.05)
-    assert 100 * cost.smallest_difference(3 * 250, 0.2) == pytest.approx(4.6, abs=0.05)
-    n, discordant = 1000, 0.2
-    shown = cost.smallest_difference(n, discordant)
-    generator = torch.Generator().manual_seed(0)
-    draws = torch.rand(4000, n, generator=generator)
-    ours = (draws < (discordant + shown) / 2).sum(1).double()
-    theirs = ((draws >= (discordant + shown) / 2) & (draws < discordant)).sum(1).double()
-    power = ((ours - theirs).abs() / (ours + theirs).sqrt() > 1.959964).double().mean()
-    assert float(power) == pytest.approx(0.8, abs=0.03)

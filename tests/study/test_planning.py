@@ -16,6 +16,7 @@ from pipeline.errors import PipelineError
 from pipeline.runs.run import Run
 from pipeline.study.cells import Candidate
 from pipeline.study.graph import ordered
+from pipeline.study.hashed import told_every
 from pipeline.study.planning import Planning
 from pipeline.study.stages import build
 
@@ -39,16 +40,20 @@ def test_a_shipped_table_plans_without_a_problem(name: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["layer_swapping_table1", "unreasonable_table3"])
 def test_the_largest_tables_plan(name: str, tmp_path: Path) -> None:
-    """Table 1 with all 81 configurations of the swap. How long it takes: scripts/bench_plan.py."""
+    """Table 1 with all 81 configurations of the swap. How long it takes: scripts/bench_plan.py.
+
+    To select, the eight snapshots of 3 math trainings are scored in ten languages, those of 12 language trainings on
+    four tasks, and the base in four languages on these: each with a run that holds the averages. The base's MGSM of
+    these is table 1's in te and bn, where select gives the answers the room that the table gives them.
+    """
+    selected = 8 * 3 * (10 + 1) + 8 * 12 * (4 + 1) + 4 * (4 + 1) - 2
     own = tmp_path / "own.yaml"
     zones = {f"{b}+{t}": {"bottom": b, "top": t} for b in range(3) for t in range(3)}
     axes = {"axes": {"t": zones}} if name == "layer_swapping_table1" else {}
     own.write_text(yaml.safe_dump({"defaults": [name], "name": "own", **axes}))
     runs = planning(tmp_path, f"table={own}").targets()
     assert kinds(runs) == (
-        {"eval": 3020 + 120, "sft": 15, "data": 15, "select": 15}  # 8 snapshots of 15 trainings are scored to select
-        if axes
-        else {"eval": 472, "sft": 212, "data": 7}
+        {"eval": 3016 + selected, "sft": 15, "data": 15, "select": 15} if axes else {"eval": 472, "sft": 212, "data": 7}
     )
 
 
@@ -81,6 +86,16 @@ def test_every_from_the_command_line_goes_to_the_runs_that_read_it(tmp_path: Pat
     changed = {label for label in plain if plain[label].hash != more[label].hash}
     assert changed >= {"math-full-s0", "qac-full-s0"} and not any(label.startswith("data-") for label in changed)
     assert all("sandbox_text" not in label for label in changed)  # the base is scored as before
+
+
+def test_what_every_does_not_reach_is_said_or_refused(tmp_path: Path) -> None:
+    """Simultaneous training has a recipe of its own; the others are given the command line's."""
+    found = planning(tmp_path, "table=unreasonable_table3", "every.recipe=unreasonable_cpt")
+    assert told_every(found)[-1] == "every.recipe does not reach: simultaneous, which say their own"
+    with pytest.raises(PipelineError, match="recipe=nope is no option"):
+        planning(tmp_path, "table=unreasonable_table3", "every.recipe=nope").targets()
+    with pytest.raises(PipelineError, match="table=sandbox|sandbox.yaml, every: expert reaches no run of .*math"):
+        planning(tmp_path, "table=sandbox", "every.expert=nope")
 
 
 def test_a_selection_is_planned_from_the_sizes_of_its_sets(tmp_path: Path) -> None:

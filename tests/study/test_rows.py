@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from planned import plan
 
-from pipeline.study.cells import Score, canonical, value, winner
+from pipeline.errors import PipelineError
+from pipeline.study.cells import ScoreRef, canonical, value, winner
 from pipeline.study.specs import Ref
 
 TABLE = """
@@ -36,8 +38,8 @@ def changed(old: str, new: str) -> str:
     return TABLE.replace(old, new)
 
 
-def scored(model: str, language: str) -> Score:
-    return Score(model, (("eval", "mgsm_2shot"), ("eval.dtype", "float32")), language)
+def scored(model: str, language: str) -> ScoreRef:
+    return ScoreRef(model, (("eval", "mgsm_2shot"), ("eval.dtype", "float32")), language)
 
 
 def test_a_run_is_made_for_each_value_of_the_axes_that_it_names() -> None:
@@ -210,6 +212,32 @@ def test_the_command_line_adds_to_every() -> None:
     assert made.specs["base"].words == {"model": "other"}
 
 
+def test_what_a_run_says_itself_the_command_line_does_not_change() -> None:
+    """math says its recipe, both their expert; a run that is not planned counts for nothing."""
+    made = plan(TABLE, recipe="mine")
+    recipes = [made.specs[key].words["recipe"] for key in ("math m=1", "language language=sw l=1")]
+    assert recipes == ["math_1", "mine"] and made.own == {"recipe": ["math"]}
+    for words, told in (
+        ({"expert": "nope"}, "expert reaches no run of math, language, which say their own"),
+        ({"eval": "nope"}, "eval reaches no run of scores, which say their own"),
+        ({"languages": ["sw"]}, "no run of this table reads languages"),
+        ({"analyze.axis": "input"}, "no run of this table reads analyze.axis"),
+        ({"redo": True}, "no run of this table reads redo"),
+    ):
+        with pytest.raises(PipelineError, match=f"^mine.yaml, every: {told}"):
+            plan(TABLE, **words)
+    assert plan(TABLE, **{"eval.batch_size": 4}).own == {}
+    by_row = changed("  base: base", "  base: {run: base, eval.batch_size: 8}")
+    assert plan(by_row, **{"eval.batch_size": 4}).own == {"eval.batch_size": ["scores"]}
+
+
+def test_every_is_below_trials_and_above_a_recipe_alone() -> None:
+    made = plan(TABLE + "trials: {sft.learning_rate: [recipe]}\n", **{"sft.learning_rate": 1e-5})
+    assert made.specs["math m=1"].words["sft.learning_rate"] == 1e-5 and made.own == {}
+    with pytest.raises(PipelineError, match="sft.learning_rate reaches no run of math trial, language trial"):
+        plan(TABLE + "trials: {sft.learning_rate: [recipe, 2.0e-5]}\n", **{"sft.learning_rate": 1e-5})
+
+
 def test_an_existing_model_is_a_row() -> None:
     runs = changed("  base: {}", "  base: {}\n  ours: {checkpoint: hub:org/name}\n  again: {checkpoint: math}")
     made = plan(runs.replace("  base: base", "  base: base\n  ours: ours\n  again: again"))
@@ -263,7 +291,7 @@ def test_the_number_of_a_cell() -> None:
         + '  "{language}.en": {mean: [m, l], in: [en, "{language}"]}\n  all: {min: [sw.avg, te.avg]}\n'
     )
 
-    def made_up(score: Score) -> float:
+    def made_up(score: ScoreRef) -> float:
         if score.model in made.chosen:
             return 1000.0
         at = made.specs[score.model].at

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from planned import CONF, TABLES, plan, plan_of
 
-from pipeline.study.cells import Plan
+from pipeline.study.cells import TablePlan
 
+RESULTS = Path(__file__).parents[2] / "results"
 NAMES = sorted(path.stem for path in TABLES.glob("*.yaml"))
 LAYER_SWAPPING = ("table1", "table2", "table5", "table6", "claims", "figures")
 UNREASONABLE = ("table1", "table2", "table3", "table_a1", "table_a2", "table_a3", "table_a8", "bars", "correlations",
@@ -58,7 +61,7 @@ def published(path: str) -> dict[tuple[str, str], float]:
     return numbers(yaml.safe_load(file.read_text(encoding="utf-8"))[paper][table])
 
 
-def places(made: Plan, path: str) -> set[tuple[str, str]]:
+def places(made: TablePlan, path: str) -> set[tuple[str, str]]:
     """(row, column) of the published table that cells stand beside."""
     told = [cell.published for cell in made.cells.values() if cell.published]
     return {(row, column) for table, row, column in told if table == path}
@@ -88,6 +91,35 @@ def test_the_demo_has_the_cells_that_it_had(name: str, languages: int, seeds: in
     assert len(made.rows) == 7 and len(made.columns) == languages * 8 and len(made.cells) == 7 * languages * 8
     items = {len(cell.items) for (row, _), cell in made.cells.items() if row != "base"}
     assert items == {seeds}
+
+
+@pytest.mark.parametrize("name", ["sandbox", "sandbox_full", "sandbox_dev"])
+def test_the_small_worlds_tables_have_the_cells_of_the_committed_results(name: str) -> None:
+    """results/NAME/table.csv is of the format before this one: rows, and a column a task and language. What a cell of
+    the plan scores (row, task, languages, pair) is what stands there; averages are the report's."""
+    with open(RESULTS / name / "table.csv", encoding="utf-8", newline="") as file:
+        head, *lines = csv.reader(file)
+    columns = [column for column in head[1:] if "average" not in column]
+    committed = {(line[0], *meant(column)) for line in lines for column in columns}
+    made = plan_of(name)
+    planned = set()
+    for (row, column), cell in made.cells.items():
+        language = column.partition(":")[0]
+        scores = {score for item in cell.items for reading in item.readings for score in reading.values()}
+        (asked,) = {(dict(one.words).get("task", "mgsm"), one.language) for one in scores}
+        planned.add((row, *asked, language, cell.pair))
+    assert planned == committed and len(made.cells) == len(lines) * len(columns)
+
+
+def meant(column: str) -> tuple[str, str, str, str | None]:
+    """(task, its language, the language of the experts, pair) of a column such as MGSM en (qaa), or FLORES en-qac."""
+    name, _, of = column.partition(" (")
+    task, where = name.rsplit(" ", 1)
+    task = task.lower().replace(" ", "_")
+    if "-" in where:
+        (language,) = set(where.split("-")) - {"en"}
+        return task, language, language, where
+    return task, where, of.rstrip(")") or (where if where != "en" else "qac"), None
 
 
 def test_the_demo_chooses_on_development_problems_of_one_seed_and_scores_what_it_chose() -> None:

@@ -11,13 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 from safetensors.torch import load_file
 from tiny_words import FEW
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.runs.manifest import read_manifest
 from pipeline.train import stage
+from pipeline.train.examples import by_side
 
 B = ["partition=B", "partition.scale_to_depth=true"]  # of 14 layers: the first three and the last
 
@@ -91,10 +95,9 @@ def test_a_gpu_that_is_too_small_is_told_before_training(
         make_run("stage=sft", *start, "expert=math")
 
 
-def test_rows_that_do_not_say_their_side(make_run: Callable[..., Path], start: list[str]) -> None:
-    sources = ["expert.sources.orca_math.side=null", "expert.sources.aya.side=null"]
-    with pytest.raises(PipelineError, match="needs rows that say their side"):
-        make_run("stage=sft", *start, "expert=math_qac", "sft=simultaneous", *B, *sources)
+def test_rows_that_do_not_say_their_side() -> None:
+    with pytest.raises(PipelineError, match="needs rows that say their side, and row 2 does not"):
+        by_side([{"prompt": "p", "completion": "c", "side": "math"}, {"prompt": "p", "completion": "c"}], tiny.recipe())
 
 
 SLOW = (
@@ -135,3 +138,30 @@ def test_bfloat16_instructions_are_those_that_linux_lists(most: str | None) -> N
     environment = {name: value for name, value in os.environ.items() if name != "DNNL_MAX_CPU_ISA"}
     limit = {"DNNL_MAX_CPU_ISA": most} if most else {}
     assert subprocess.run([sys.executable, "-c", asked], env=environment | limit).returncode == (7 if there else 8)
+
+
+def test_the_validation_loss_before_the_first_step(
+    make_run: Callable[..., Path], start: list[str], base: Path, world: Path
+) -> None:
+    """That of the base: cross-entropy over the completions' tokens, by plain transformers."""
+    words = ["expert=math", "data.size=20", "data.validation=4", "sft.template=plain", "sft.precision=fp32"]
+    trained = make_run("stage=sft", *start, *words, "sft.validate_at_start=true")
+    plain = make_run("stage=sft", *start, *words)
+    ours, without = (
+        [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()] for run in (trained, plain)
+    )
+    (first,) = [row for row in ours if row["step"] == 0]
+    assert [row for row in ours if row["step"]] == without  # all else is as it was
+    data = trained.parent / read_manifest(trained).parents["data"].name  # type: ignore[union-attr]
+    tokenizer, model = AutoTokenizer.from_pretrained(base), AutoModelForCausalLM.from_pretrained(base)
+    total, count = 0.0, 0
+    for row in read_jsonl(data / "validation.jsonl"):
+        prompt = tokenizer(row["prompt"]).input_ids
+        ids = torch.tensor([[*tokenizer(f"{row['prompt']}\n{row['completion']}").input_ids, tokenizer.eos_token_id]])
+        ids = ids[:, :96]
+        with torch.no_grad():
+            likelihoods = model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[len(prompt) - 1 :]
+        total, count = total - float(likelihoods.sum()), count + len(likelihoods)
+    assert first["validation_loss"] == pytest.approx(total / count, rel=1e-4)
+    with pytest.raises(PipelineError, match="sft.validate_at_start=true needs validation rows: give data.validation"):
+        make_run("stage=sft", *start, "expert=math", "sft.validate_at_start=true")

@@ -18,7 +18,7 @@ from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
 from pipeline.errors import PipelineError
 from pipeline.train.examples import dataset, measure
 from pipeline.train.load import make_bpe
-from pipeline.train.memory import bytes_per_parameter, refuse_without_room
+from pipeline.train.memory import refuse_without_room
 from pipeline.train.optim import MuonWithAdamW, schedule
 from pipeline.train.save import left_of_training, save
 from pipeline.train.stage import arguments, plan_steps
@@ -237,21 +237,26 @@ def test_a_weight_of_prompts_keeps_rows_that_are_all_prompt_and_needs_prompts():
 
 
 def test_what_does_not_fit_a_gpu_is_refused_by_arithmetic():
-    """Llama 3.1 8B on 80 GB: 8 bytes a parameter fit, 10 do not, 16 do in shards of two processes."""
+    """Llama 3.1 8B on 80 GB: 8 bytes a parameter fit, 10 (80.3 GB) do not, 16 do in shards of two processes (64.2)."""
     count, room = 8_030_261_248, 80 * 10**9
 
-    def refuse(**knobs: object) -> None:
-        refuse_without_room(count * bytes_per_parameter(sft(**knobs)), room, sft(**knobs))
+    def refuse(room: int | None = room, trained: int = count, **knobs: object) -> None:
+        refuse_without_room(count, trained, room, sft(**knobs))
 
     refuse(weights="bfloat16", optimizer="adamw_bf16")
     refuse(parallel="fsdp2", processes=2)
-    refuse_without_room(count * 16, None, sft())  # a CPU
-    with pytest.raises(
-        PipelineError, match=r"sft.optimizer=adamw_8bit takes 80.3 GB .* the GPU has 80.0: choose fewer"
-    ):
+    refuse(None)  # a CPU
+    refuse(trained=42_000_000, adapter="lora")  # 32.1 GB, and 16 bytes for each of the adapters' parameters
+    shards, fewer = "sft.parallel=fsdp2 sft.processes=2", "sft.weights=bfloat16 sft.optimizer=adamw_8bit"
+    with pytest.raises(PipelineError, match="optimizer=adamw_8bit takes 80.3 GB .* which has 80.0: ") as error:
         refuse(optimizer="adamw_8bit")
+    assert str(error.value).endswith(f"80.0: {shards} or {fewer} or an adapter, sft=lora, would fit")
     with pytest.raises(PipelineError, match="takes 128.5 GB"):
         refuse(processes=2)
+    with pytest.raises(PipelineError, match=f"0: {fewer} or an adapter") as error:  # 32.1 and 64.2 GB do not
+        refuse(50 * 10**9, batch_size=3)  # which two processes do not share
+    with pytest.raises(PipelineError, match="sft.parallel=fsdp2 sft.processes=8 would fit$"):
+        refuse(7 * 10**9, batch_size=8, weights="bfloat16", optimizer="adamw_8bit")  # 48.2 GB, an eighth of it 6.0
 
 
 def test_schedules(tmp_path: Path):

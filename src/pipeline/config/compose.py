@@ -60,10 +60,10 @@ def compose(words: list[str], without: tuple[str, ...] = ()) -> Stage:
     Raises:
         PipelineError: a wrong key, option, type or range, or a missing value.
     """
-    words, every = split_every(words)
+    words, every = split_every(spelled_out(words))
     for word in words:
         parse(word)
-    asked = [*words, *(f"~{group}" for group in without)]
+    asked = [*words, *(f"~{group}" for group in without), *conf.searchpath()]
     try:
         with hydra():
             refuse_unasked(words)
@@ -73,7 +73,34 @@ def compose(words: list[str], without: tuple[str, ...] = ()) -> Stage:
     except YAMLError as error:  # says the file and the line
         raise Unreadable(f"a file of the configuration is no YAML: {' '.join(str(error).split())}") from error
     except UnicodeDecodeError as error:
-        raise Unreadable(f"a file below {conf.folder()} is not UTF-8 ({error}): write it again in UTF-8") from error
+        raise Unreadable(
+            f"a file below {' or '.join(map(str, conf.folders()))} is not UTF-8 ({error}): write it again in UTF-8"
+        ) from error
+
+
+def split_folders(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words without --config-dir=DIR (or --config-dir DIR, as Hydra has it), and the folders."""
+    rest, folders, left = [], [], list(words)
+    while left:
+        word = left.pop(0)
+        flag, equals, value = word.partition("=")
+        if flag not in ("--config-dir", "-cd"):
+            rest.append(word)
+        elif equals or left:
+            folders.append(value if equals else left.pop(0))
+        else:
+            raise PipelineError("--config-dir needs a folder: give --config-dir=DIR")
+    return rest, folders
+
+
+def spelled_out(words: Sequence[str]) -> list[str]:
+    """The words with model=CHECKPOINT as what it stands for: model=trained model.path=CHECKPOINT."""
+    found: list[str] = []
+    for word in words:
+        key, _, value = word.partition("=")
+        whole = key == "model" and all(map(conf.is_checkpoint, value.split(",")))
+        found += ["model=trained", f"model.path={value}"] if whole else [word]
+    return found
 
 
 def split_every(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
@@ -84,7 +111,7 @@ def split_every(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
             override = parse(word)
             every[override.key_or_group.removeprefix("every.")] = override.value()
         else:
-            rest.append(word)
+            rest.append(word.removeprefix("table.") if word.startswith("table.free_snapshots=") else word)
     return rest, every
 
 
@@ -112,7 +139,7 @@ def to_stage(config: DictConfig) -> Stage:
     refuse_strays(config)
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
-        runs = missing[0] in ("checkpoint", "merge.math", "merge.language", "merge.expert", "model.path")
+        runs = missing[0] in ("run", "checkpoint", "merge.math", "merge.language", "merge.expert", "model.path")
         value = "RUN" if runs else "[RUN,RUN]" if missing[0] in ("merge.experts", "checkpoints") else "..."
         raise PipelineError(f"stage={config.stage} needs {missing[0]}: give {missing[0]}={value}")
     try:
@@ -157,7 +184,8 @@ def usage() -> str:
     )
     last = (
         "Every knob of a command, with its value: the command and --cfg job. One run for each of several values: -m\n"
-        "seed=0,1,2. What would run, and why: stage=plan table=... . README.md has examples of all."
+        "seed=0,1,2. What would run, and why: stage=plan table=... . Options and tables of your own beside these:\n"
+        "--config-dir=DIR, laid out like conf/. README.md has examples of all."
     )
     return "\n".join([first, "", *lines, "", last])
 
@@ -167,7 +195,10 @@ def parse(word: str, several: bool = False) -> Override:
     try:
         override = OverridesParser.create().parse_override(word)
     except HydraException as error:
-        raise PipelineError(f"{word!r} is no override: write key=value, for example stage=sft expert=math") from error
+        raise PipelineError(
+            f"{word!r} is no override: write key=value, for example stage=sft expert=math; a value with brackets or "
+            "spaces stands in quotes, 'languages=[en,sw]'"
+        ) from error
     key = override.key_or_group
     if override.is_delete():
         raise PipelineError(f"{word!r} takes a key away, and each has a meaning: give {key}=value")

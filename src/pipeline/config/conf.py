@@ -17,9 +17,11 @@ from pipeline.config.merging import Merge
 from pipeline.config.stages import Stage
 from pipeline.errors import PipelineError
 
-TABLES = "tables"  # the folder of conf/ that is no group: Hydra would take a folder `table` for what table= chooses of
+TABLES = "tables"  # a folder of conf/ that is no group: Hydra would take a folder `table` for what table= chooses of
+CLAIMS = "claims"  # another: what papers claim, by table
 STAGES: dict[str, type[Stage]] = {}
 METHODS: dict[str, type[Merge]] = {}
+ADDED: list[Path] = []  # folders of --config-dir
 
 
 def folder() -> Path:
@@ -28,8 +30,42 @@ def folder() -> Path:
     return package / "conf" if (package / "conf").is_dir() else package.parents[1] / "conf"
 
 
+def folders() -> list[Path]:
+    return [folder(), *ADDED]
+
+
+def add(name: str) -> None:
+    """A folder of options beside conf/, laid out as it is: recipe/mine.yaml, tables/mine.yaml.
+
+    Raises:
+        PipelineError: no folder, one of no group, or an option that is there already.
+    """
+    there = Path(name).resolve()
+    if not there.is_dir():
+        raise PipelineError(f"--config-dir={name} is no folder: give one with recipe/mine.yaml, tables/mine.yaml ...")
+    known = [group for group in (*groups(), TABLES) if group != "stage"]
+    for path in sorted(one for one in there.iterdir() if one.is_dir() and not one.name.startswith(".")):
+        if path.name not in known:
+            close = get_close_matches(path.name, known, n=1, cutoff=0.6)
+            meant = f"did you mean {close[0]}/?" if close else f"there are {', '.join(known)}"
+            raise PipelineError(f"--config-dir={name}: {path.name}/ is no group of options: {meant}")
+        if twice := {option.stem for option in path.glob("*.yaml")} & set(options(path.name)):
+            raise PipelineError(f"--config-dir={name}: {path.name}={min(twice)} is there already: call yours otherwise")
+    ADDED.append(there)
+
+
+def searchpath() -> list[str]:
+    """Hydra's word for the folders that were added."""
+    quoted = ",".join("'file://" + str(one).replace("'", r"\'") + "'" for one in ADDED)
+    return [f"hydra.searchpath=[{quoted}]"] if ADDED else []
+
+
+def file(group: str, option: str) -> Path | None:
+    return next((path for one in folders() if (path := one / group / f"{option}.yaml").is_file()), None)
+
+
 def options(group: str) -> list[str]:
-    return sorted(path.stem for path in (folder() / group).glob("*.yaml"))
+    return sorted(path.stem for one in folders() for path in (one / group).glob("*.yaml"))
 
 
 def groups() -> list[str]:
@@ -38,11 +74,12 @@ def groups() -> list[str]:
 
 @lru_cache(maxsize=8)
 def _groups(there: Path, _: int) -> tuple[str, ...]:
-    return tuple(sorted(path.name for path in there.iterdir() if path.is_dir() and path.name != TABLES))
+    return tuple(sorted(path.name for path in there.iterdir() if path.is_dir() and path.name not in (TABLES, CLAIMS)))
 
 
 def table(name: str) -> Path:
-    """The file of table=NAME: of conf/tables, or as it is named where it has a / or begins with a dot.
+    """The file of table=NAME: of tables/ in conf/ or an added folder, or as it is named where it has a / or begins with
+    a dot.
 
     Raises:
         PipelineError: there is none.
@@ -55,7 +92,14 @@ def table(name: str) -> Path:
         close = get_close_matches(name, options(TABLES), n=3, cutoff=0.6)
         meant = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(options(TABLES))}"
         raise PipelineError(f"table={name} is no table: {meant} A file of your own is table=./{name}.yaml")
-    return folder() / TABLES / f"{name}.yaml"
+    path = file(TABLES, name)
+    assert path is not None
+    return path
+
+
+def is_checkpoint(model: str) -> bool:
+    """Whether a value of model= is a checkpoint and no option: a RUN with a /, a : or a leading dot."""
+    return "/" in model or ":" in model or model.startswith(".")
 
 
 def presets(method: str) -> list[str]:
@@ -73,16 +117,16 @@ def values_of(stage: str, group: str, option: str) -> dict[str, Any] | None:
     """The knobs that an option sets, where that is all it does, as of recipes and mixtures: composing without an option
     and setting these is the same, and many times faster. None where only composing tells.
     """
-    path = folder() / group / f"{option}.yaml"
-    if dict(defaults(stage)).get(group) is None or not path.is_file():
+    path = file(group, option)
+    if dict(defaults(stage)).get(group) is None or path is None:
         return None
     return _values_of(path, path.stat().st_mtime_ns)
 
 
 def alone(group: str, option: str) -> bool:
     """Whether an option brings one part of its stage and nothing else: the part of its group's name."""
-    path = folder() / group / f"{option}.yaml"
-    return path.is_file() and group != "stage" and not _header(path, path.stat().st_mtime_ns)
+    path = file(group, option)
+    return path is not None and group != "stage" and not _header(path, path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=256)

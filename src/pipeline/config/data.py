@@ -28,7 +28,6 @@ class Source:
     file: str = MISSING  # below data_root: JSONL, CSV or parquet, or raw bitext
     rows: str = MISSING  # the function of data/sources.py that reads a row
     language: str | None = None  # our code; only rows of it
-    side: str | None = knob(None, options=("math", "language"))  # which of the two, in an expert of both
     column: str | None = None  # rows=text, conversation: the column; null: text, the language's FLORES code
     prompt: str | None = None  # rows=template, bitext (the English side): text with {column}s
     completion: str | None = None  # rows=template, bitext (the other side)
@@ -66,11 +65,13 @@ class Expert:
     """What is taught, and from which sets.
 
     side: whose layers it gives to a swap; both: a joint set, whose rows say their side; none: text that makes a base.
+    A joint set is the union of what its two experts' data runs give, each drawn by the same data.* and seed.
     """
 
     name: str = knob(hashed=False)
     side: str = knob(MISSING, options=("math", "language", "both", "none"), hashed=False)
     sources: dict[str, Source] = field(default_factory=dict)
+    union: dict[str, Expert] = knob({}, hashed=False)  # of a joint set: its two experts; their data runs are parents
     text: dict[str, Source] = knob({}, hashed=False)  # what stage=cpt reads in place of sources, where there is any
     size: int | None = knob(None, low=1)  # training rows where data.size does not say
     world: World | None = None  # set: the data run writes the small world instead of a training set
@@ -82,8 +83,9 @@ class Data:
     """The mixture drawn from an expert's sources. Dropping departs from the papers' letter; the card counts either."""
 
     size: int | None = knob(None, low=1)  # training rows; null: the expert's own, else all there are
-    validation: int = knob(0, low=0)  # rows kept apart, besides `size`; half of each side in an expert of both
+    validation: int = knob(0, low=0)  # rows kept apart, besides `size`
     shuffle: bool = True  # false: the sources' own order, for a set that is a curriculum
+    leave_out: list[str] | None = knob(None, hashed=False)  # sources that the expert has and this mixture has not
     allow_fewer: bool = False  # take what there is where a source has fewer rows than asked
     decontaminate: str = knob("drop", options=("drop", "count"))  # rows that share an n-gram with a benchmark
     ngram: int = knob(13, low=4)  # words; twice as many characters where a script has no spaces

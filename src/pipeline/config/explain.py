@@ -12,9 +12,31 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import conf
 
+SYNONYMS = {  # what other programs call a knob -> what it is here
+    **dict.fromkeys(("lr", "learning_rate"), "sft.learning_rate=..."),
+    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs"), "sft.epochs=..."),
+    **dict.fromkeys(("max_steps", "steps", "num_steps"), "sft.steps=..."),
+    **dict.fromkeys(("batch_size", "train_batch_size"), "sft.batch_size=... or eval.batch_size=..."),
+    **dict.fromkeys(("per_device_train_batch_size", "micro_batch_size"), "sft.micro_batch_size=..."),
+    **dict.fromkeys(("max_length", "max_seq_length", "seq_length", "cutoff_len"), "sft.seq_length=..."),
+    **dict.fromkeys(("lora_r", "r", "rank"), "sft.lora_rank=..."),
+    **dict.fromkeys(("model_name_or_path", "base_model", "base", "model_path"), "model=hub:org/name or model=./FOLDER"),
+    **dict.fromkeys(("adapter", "lora", "use_peft"), "sft=lora"),
+    **dict.fromkeys(("output_dir", "out", "out_dir", "save_dir"), "runs_dir=FOLDER"),
+    **dict.fromkeys(("task", "tasks", "benchmark", "num_fewshot", "shots"), "eval=TASK_Nshot, such as eval=mgsm_2shot"),
+    **dict.fromkeys(("lang", "language"), "languages=[sw]"),
+    **dict.fromkeys(("density", "scale", "weights", "bottom_layers", "top_layers"), "merge.{}=..."),
+    **dict.fromkeys(("run", "model_run", "ckpt"), "checkpoint=RUN"),
+    **dict.fromkeys(("swap", "merge_method", "method"), "merge=layer_swap"),
+    **dict.fromkeys(("dataset", "data", "train_file"), "expert=... and data_root=FOLDER"),
+}
+
 
 def _unknown(key: str, known: list[str]) -> str:
     parent, dot, last = key.rpartition(".")
+    meant = SYNONYMS.get(last, "").format(last)
+    if meant and (not parent or meant.startswith(f"{parent}.") and not meant.startswith(f"{key}=")):
+        return f"unknown key {key}: did you mean {meant}?"
     close = [parent + dot + word for word in get_close_matches(last, known, n=3, cutoff=0.6)]
     return f"unknown key {key}: " + (f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(known)}")
 
@@ -33,7 +55,9 @@ def explain(error: Exception, words: list[str]) -> str:
     if match := re.search(r"In '[^']*': Could not find '(\w+)/([^']*)'", text):
         group, option = match.groups()
         if group in conf.groups():
-            return f"{group}={option} is no option: there are {', '.join(conf.options(group))}"
+            close = get_close_matches(option, conf.options(group), n=3, cutoff=0.5)
+            meant = f"did you mean {' or '.join(close)}? There" if close else "there"
+            return f"{group}={option} is no option: {meant} are {', '.join(conf.options(group))}"
     if match := re.search(r"Could not override '([\w/@.]+)'", text):
         key = match.group(1)
         inner = re.search(r"Key '(\w+)' not in '\w+'\s+full_key: \1\s", text)

@@ -44,6 +44,8 @@ __all__ = [
     "Select",
     "SelectStage",
     "Sft",
+    "Show",
+    "ShowStage",
     "Source",
     "Stage",
     "StatusStage",
@@ -173,6 +175,7 @@ class TableStage(Stage):
     """plan, table, report and prefetch: the many runs of a table."""
 
     table: str = "sandbox"  # conf/tables/NAME.yaml, or a file: whatever has a / or begins with .
+    free_snapshots: bool | None = None  # table.free_snapshots=true: those that a select run ranked go; null: as it says
     every: dict[str, Any] = field(default_factory=dict)  # every.KEY=VALUE: laid over the table's own `every`
     data_root: str | None = knob(None, run=True)  # the same as every.data_root
     threads: int | None = knob(None, low=1, hashed=False)
@@ -205,6 +208,17 @@ class PrefetchStage(TableStage):
 @dataclass
 class StatusStage(Stage):
     pass
+
+
+@dataclass
+class Show:
+    samples: int = knob(0, low=0)  # answers of each task and language that are printed
+
+
+@dataclass
+class ShowStage(Stage):
+    run: str = knob(run=True)
+    show: Show = part(Show)
 
 
 @dataclass

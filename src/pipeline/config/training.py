@@ -84,6 +84,7 @@ class Sft:
     lora_alpha: float = knob(16.0, above=0)  # adapters are scaled by alpha / sqrt(rank)
     lora_dropout: float = knob(0.0, low=0, below=1)
     lora_targets: list[str] = knob(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
+    validate_at_start: bool = False  # the validation loss before the first step, too
     snapshot_every: int | None = knob(None, low=1)  # samples; weights kept at the first step at or after each so many
     snapshot_keep: int | None = knob(None, low=1)  # snapshots that stay; null: all
     snapshot_keep_by: str = knob("last", options=("last", "validation_loss"))  # which: the last, or the lowest

@@ -33,6 +33,8 @@ def stage_of(words: Mapping[str, Any]) -> Stage:
         PipelineError: as compose does.
     """
     groups = conf.groups()
+    if conf.is_checkpoint(str(words.get("model", ""))):
+        words = {**words, "model": "trained", "model.path": words["model"]}
     chosen = {key: value for key, value in words.items() if key == "stage" or key in groups}
     mappings = {key: value for key, value in words.items() if isinstance(value, dict) and key not in chosen}
     values = {key: value for key, value in words.items() if key not in chosen and key not in mappings}
@@ -41,10 +43,10 @@ def stage_of(words: Mapping[str, Any]) -> Stage:
     later = {key: value for group in without for key, value in (listed[group] or {}).items() if key not in values}
     chosen = {group: option for group, option in chosen.items() if group not in without}
     whole = [f"{group}={option}" for group, option in chosen.items() if not conf.alone(group, str(option))]
-    place = (str(conf.folder()), *whole, *chosen, without, tuple(values))
+    place = (str(conf.folders()), *whole, *chosen, without, tuple(values))
     parts = {
         group: (
-            str(conf.folder()),
+            str(conf.folders()),
             words.get("stage"),
             group,
             option,

@@ -46,7 +46,7 @@ class Candidates:
         self.sources.append(index)
         self.maths.append(language_set and is_word_problem(example))
         if self.known is not None:
-            text = "\n".join(value for name, value in example.items() if name != "side")
+            text = "\n".join(example.values())
             self.batch.append(text)
             self.characters += len(text)
             if self.characters >= BATCH:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,6 +20,7 @@ from pipeline.config.data import Source
 from pipeline.data.sources import READERS, Example, Row, Unusable, columns, is_text, wanted
 from pipeline.errors import PipelineError
 from pipeline.hub.addresses import without_credentials
+from pipeline.hub.reach import reaching
 
 MOST_CANDIDATES = 10_000_000  # rows looked at: their digests and places stay below 2 GB; of more, a sample is drawn
 SHUFFLE_BUFFER = 10_000  # rows of a stream that are shuffled at a time, besides the order of its files
@@ -87,13 +88,18 @@ def open_rows(name: str, source: Source, data_root: Path | None, seed: int, lock
         return of_dataset(packaged(source, [source.url], stream=source.stream), most, seed)
     if source.hub is None:
         raise PipelineError(f"source {name} is on no hub: give data_root, a folder that holds {source.file}")
+    with nullcontext() if Path(source.hub).is_dir() else reaching(source.hub):
+        return of_dataset(of_repository(source), most, seed)
+
+
+def of_repository(source: Source) -> Any:
+    """What `datasets` makes of a repository, or of some of its raw files."""
     if source.files is not None:
-        return of_dataset(packaged(source, [raw_files(source)], stream=source.stream), most, seed)
+        return packaged(source, [raw_files(source)], stream=source.stream)
     from datasets import load_dataset
 
     config, split = source.hub_config, source.split
-    loaded = load_dataset(source.hub, config, split=split, revision=source.revision, streaming=source.stream)
-    return of_dataset(loaded, most, seed)
+    return load_dataset(source.hub, config, split=split, revision=source.revision, streaming=source.stream)
 
 
 def raw_files(source: Source) -> str:
@@ -264,7 +270,10 @@ def why_unreadable(name: str, source: Source, error: BaseException) -> str:
     if match := re.search(r"Revision '([^']*)' doesn't exist", words):
         return f"{what} has no revision {match[1]} any more: run stage=prefetch again with prefetch.update=true"
     if kinds & {"OfflineModeIsEnabled", "ConnectionError", "ConnectError"} or "OfflineMode" in words:
-        return f"{what} cannot be reached: run stage=prefetch on a node with it; data_root=FOLDER reads local files"
+        return (
+            f"{what} cannot be reached: run stage=prefetch on a node with it; data_root=FOLDER reads local files "
+            f"({without_credentials(' '.join(str(error).split()))[:200]})"
+        )
     if "UnicodeDecodeError" in kinds or "codec can't decode" in words or "invalid UTF" in words.lower():
         return f"{what} is not UTF-8 text: convert the file, or leave the source out"
     if "DatasetNotFoundError" in kinds:

@@ -10,7 +10,6 @@ from pipeline.config.data import Source
 from pipeline.config.stages import DataStage
 from pipeline.data.benchmarks import TEXTS
 from pipeline.data.card import reasons
-from pipeline.data.draw import check_halves
 from pipeline.data.load import local_file, read
 from pipeline.data.sources import SCRIPTS, UNUSABLE, Example, Unusable, columns
 from pipeline.errors import PipelineError
@@ -32,7 +31,6 @@ def gather(config: DataStage, candidates: Candidates, data_root: Path | None, lo
 
 def check_readable(config: DataStage, data_root: Path | None, lock: Lock | None) -> None:
     """Raise a PipelineError for sources that cannot be read or mixed, before any is: each gives its first row."""
-    check_halves(config)
     expert = config.expert
     for name, source in expert.sources.items():
         if name in ("train", "validation"):
@@ -62,7 +60,7 @@ def opened(
 def examples_of(
     name: str, source: Source, data_root: Path | None, seed: int, lock: Lock | None, counts: dict[str, int]
 ) -> Iterator[Example]:
-    """The usable examples of a source, each with its side in a joint set. The other rows are counted by their reasons.
+    """The usable examples of a source. The other rows are counted by their reasons.
 
     Raises:
         PipelineError: no row is usable, and not for being empty alone; or most of a language's text is in no letter of
@@ -78,7 +76,7 @@ def examples_of(
             continue
         usable += 1
         written += script is not None and script.search("\n".join(example.values())) is not None
-        yield example | {"side": source.side} if source.side else example
+        yield example
     if not usable and counts["empty"] < counts["rows"]:
         why = "; ".join(f"{counts[reason]} {what}" for reason, what in UNUSABLE.items() if counts.get(reason))
         raise PipelineError(

@@ -1,4 +1,4 @@
-"""Stage data: an expert's training set, drawn from its sources, or the small world.
+"""Stage data: an expert's training set, drawn from its sources or joined from two experts', or the small world.
 
 A training set is train.jsonl and validation.jsonl with prompt and completion (or text) a row, and a data card that says
 what was taken, what was dropped and why.
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.stages import DataStage
-from pipeline.data import benchmarks, sandbox
+from pipeline.data import benchmarks, sandbox, union
 from pipeline.data.candidates import gathering
 from pipeline.data.card import card, summary
 from pipeline.data.draw import draw
@@ -34,6 +34,10 @@ def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     elif config.expert.items is not None:
         world = json.loads((run.parents["data_root"].folder / "world.json").read_text(encoding="utf-8"))
         counts = sandbox.write_items(work, world["seed"], config.expert.items)
+    elif config.expert.union:
+        sides = {name: expert.side for name, expert in config.expert.union.items()}
+        folders = {name: run.parents[name].folder for name in sides}
+        counts = union.write(work, folders, sides, config.seed if config.data.shuffle else None)
     else:
         root = run.parents["data_root"].folder if "data_root" in run.parents else None
         # A data run that is a data_root wrote its benchmarks beside its training sets, and keeps them apart itself: the
@@ -51,7 +55,7 @@ def make_training_set(
 
     Rows that cannot be used and exact duplicates go; rows that share an n-gram with a benchmark and, of language sets,
     word problems go too unless they are only to be counted; then each source gives the rows that its count or share
-    asks for, and validation rows are kept apart, of a joint set half of each side.
+    asks for, and validation rows are kept apart.
 
     vouched: data_root keeps its benchmarks apart itself, so that what is shared with them is counted and kept.
     """

@@ -168,12 +168,9 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
 
 
 def beside(
-    definitions: Sequence[Definition],
-    rows: Sequence[ScoreRow],
-    samples: Mapping[str, list[Sample]],
-    spm_model: Path | None,
+    definitions: Sequence[Definition], samples: Mapping[str, list[Sample]], spm_model: Path | None
 ) -> list[ScoreRow]:
-    """Rows that are ours alone: a numeric match for MGSM, spBLEU where its model is there, the ten-language average."""
+    """Rows that are ours alone: a numeric match for MGSM, spBLEU where its model is there."""
     found = []
     for definition in definitions:
         kept = samples[definition.name]
@@ -186,7 +183,7 @@ def beside(
             references, responses = ([sample[side] for sample in kept] for side in ("target", "extracted"))
             value = metrics.spbleu(references, responses, spm_model)
             found.append(score_row(definition, "spbleu", "none", value, [None] * len(kept)))
-    return found + average_of_ten([*rows, *found])
+    return found
 
 
 def average_of_ten(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
@@ -201,10 +198,14 @@ def average_of_ten(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
     found = []
     for by_language in alike.values():
         if len(by_language) == len(TEN):
-            value = metrics.mean([row.value for row in by_language.values() if row.value is not None])
-            n = sum(row.n for row in by_language.values())
-            found.append(replace(by_language[TEN[0]], language=AVERAGE_OF_TEN, value=value, stderr=None, n=n))
+            found.append(mean_of([by_language[code] for code in TEN], AVERAGE_OF_TEN))
     return found
+
+
+def mean_of(rows: Sequence[ScoreRow], language: str, pair: str | None = None) -> ScoreRow:
+    """One row for several languages, each of the same weight."""
+    value = metrics.mean([row.value for row in rows if row.value is not None])
+    return replace(rows[0], language=language, pair=pair, value=value, stderr=None, n=sum(row.n for row in rows))
 
 
 def missing_row(left_out: LeftOut) -> ScoreRow:
@@ -226,9 +227,18 @@ def write(result: EvaluationResult, definitions: Sequence[Definition], work: Pat
         lines = (json.dumps(sample, ensure_ascii=False) + "\n" for sample in result.samples[definition.name])
         file = work / "samples" / f"{definition.task}.{definition.where}.jsonl"
         file.write_text("".join(lines), encoding="utf-8")
+    write_scores(result, work)
+    return named_scores(result)
+
+
+def write_scores(result: EvaluationResult, work: Path) -> None:
     rows, beside = ([row.as_json() for row in side] for side in (result.rows, result.beside))
     report = {"rows": rows, "beside": beside, "harness": result.harness}
     (work / "scores.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def named_scores(result: EvaluationResult) -> dict[str, float]:
+    """mgsm/sw/exact_match -> its value, as manifests and W&B have them."""
     named = {}
     for row in [*result.rows, *result.beside]:
         name = "/".join(part for part in (row.task, row.where, row.subject, row.metric) if part)

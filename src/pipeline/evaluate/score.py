@@ -27,6 +27,7 @@ from pipeline.evaluate.flores_plus import FLORES_PLUS
 from pipeline.evaluate.model import Answering, remembered
 from pipeline.evaluate.records import EvaluationResult, TaskResult, rows_of, sample_of
 from pipeline.evaluate.tasks import Definition
+from pipeline.hub import reach
 
 FEWSHOT_SEED = 1234  # of simple_evaluate
 
@@ -36,13 +37,13 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
 
     Raises PipelineError where data cannot be read: neither from the hub, which is asked once, nor from its cache.
     """
-    manager, why_not = TaskManager(include_defaults=False), functools.cache(hub_data.why_not)
+    manager, why_not = TaskManager(include_defaults=False), functools.cache(reach.why_not)
     tasks: list[Task] = []
     for definition in definitions:
         sets = dict.fromkeys(name for name, _, _ in hub_data.data_sets(definition.file))
         kept_from = [f"{name}: {reason}" for name in sets if (reason := why_not(name))]
         try:
-            with harness_tamed(), hub_data.offline() if kept_from else contextlib.nullcontext():
+            with harness_tamed(), reach.offline() if kept_from else contextlib.nullcontext():
                 tasks += manager.load([str(definition.file)])["tasks"].values()
         except Exception as error:  # datasets raises whatever its readers and the network raise
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

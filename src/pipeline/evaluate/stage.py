@@ -1,4 +1,4 @@
-"""The eval stage: one model, some tasks, some languages, each put to the evaluation harness.
+"""The eval stage: one model put to the evaluation harness, a task in a language a run; of several, their averages.
 
 Scores are the harness' own; what is added stands beside them (standard errors, a row a subject, the share of answers
 that held no number or ran out of tokens). A prompt that does not fit is counted and refused, where the harness would
@@ -21,6 +21,7 @@ from lm_eval.api.model import LM
 from pipeline.config.evaluation import Eval
 from pipeline.errors import PipelineError
 from pipeline.evaluate import records, score_cache
+from pipeline.evaluate.bundle import gather, scoring_runs
 from pipeline.evaluate.code_eval import check_confinement
 from pipeline.evaluate.model import answering, load_model
 from pipeline.evaluate.score import harness_tamed, load_tasks, score
@@ -33,13 +34,17 @@ if TYPE_CHECKING:
 
 
 def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """Score the model of `run`: writes scores.json, samples/ and tasks/ into `work`, gives back the scores.
+    """Score the model of `run`: writes scores.json, samples/ and tasks/ into `work`, gives back the scores. A run of
+    several tasks or languages has the scoring runs as parents, and gathers what they found.
 
     Raises PipelineError for missing or broken data, unknown tasks and languages, too many exemplars (all before any
     weights are read), and for prompts that are longer than the model takes.
     """
-    stage = run.config
-    asked: Eval = stage.eval
+    if scored := {role: run.parents[role] for role in scoring_runs(run.config) if role in run.parents}:
+        facts = gather(scored, work)
+        tracker.summary(facts["scores"])
+        return facts
+    asked: Eval = run.config.eval
     left_out: list[LeftOut] = []
     definitions = defined(run, work / "tasks", left_out)
     refuse_early(run, definitions)
@@ -49,11 +54,19 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         model = functools.cache(functools.partial(answering, run, load))
         result = score(model, definitions, tasks, asked, kept_scores(run, model))
     spm_model = Path(asked.spm_model) if asked.spm_model else None
-    beside = records.beside(definitions, result.rows, result.samples, spm_model)
+    beside = records.beside(definitions, result.samples, spm_model)
     result = replace(result, beside=beside + [records.missing_row(one) for one in left_out])
     named = records.write(result, definitions, work)
-    tracker.summary(named)
-    return {"scores": named, "harness": result.harness}
+    merge = {} if "checkpoint" in run.parents else measured(run, model)
+    tracker.summary(named | merge)
+    return {"scores": named, "harness": result.harness, **merge}
+
+
+def measured(run: Run[EvalStage], model: Callable[[], LM]) -> dict[str, float]:
+    """What the run of a written merge would record of it; one in memory is measured where it is scored."""
+    lm: Any = model()
+    _, merge = lm.live
+    return dict(merge.measured(run.config.threads))
 
 
 def defined(run: Run[EvalStage], folder: Path, left_out: list[LeftOut]) -> list[Definition]:

@@ -140,9 +140,7 @@ def mean_change(parts: Sequence[tuple[float, Source]], base: Source, threads: in
     The expert is the weighted sum of `parts`: of a side that is souped, its soup. Measured once a process for the same
     files: a sweep asks for each of its points.
     """
-    files = [path.stat() for _, source in (*parts, (1.0, base)) for path in source.files]
-    folders = tuple((weight, str(source.folder)) for weight, source in parts)
-    key = (folders, str(base.folder), tuple((stat.st_size, stat.st_mtime_ns) for stat in files))
+    key = (tuple(weight for weight, _ in parts), *as_they_are(*(source for _, source in parts), base))
     if key in _measured:
         return _measured[key]
 
@@ -163,6 +161,12 @@ def mean_change(parts: Sequence[tuple[float, Source]], base: Source, threads: in
     found = in_threads([partial(of, name) for name in by_size(base)], threads)
     _measured[key] = math.fsum(means for means, _ in found) / sum(count for _, count in found)
     return _measured[key]
+
+
+def as_they_are(*sources: Source) -> tuple[Any, ...]:
+    """What names the contents of sources within a process: their folders, and the sizes and times of their files."""
+    stats = [path.stat() for source in sources for path in source.files]
+    return tuple(str(source.folder) for source in sources), tuple((one.st_size, one.st_mtime_ns) for one in stats)
 
 
 def by_size(source: Source) -> list[str]:

@@ -6,6 +6,7 @@ process. Going back is applying another merge.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from pipeline.errors import PipelineError
+from pipeline.files import sha256
 from pipeline.merge.adapters import Adapted, open_source
 from pipeline.merge.compatibility import tokenizer_folder
 from pipeline.merge.formulas import linear
@@ -24,6 +26,7 @@ from pipeline.merge.merge import Merging
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.write import Known
 from pipeline.models.checkpoint import DTYPES, digest, torch_dtype
+from pipeline.models.files import BESIDE_WEIGHTS
 from pipeline.models.floats import STORED, buffers, in_threads
 from pipeline.models.skeleton import skeleton
 
@@ -32,13 +35,13 @@ COPY = 2**23  # entries that go to another device at once
 
 @dataclass
 class Live:
-    """A model in memory, and for each parameter what it holds. `sources`: the folders it was made for; `digested`: the
-    digest of a parameter, and what it held then.
+    """A model in memory, and for each parameter what it holds. `kind`: what else decides its answers, and its dtype;
+    `digested`: the digest of a parameter, and what it held then.
     """
 
     model: Any
     tokenizer: Any
-    sources: tuple[Any, ...] = ()
+    kind: tuple[Any, ...] = ()
     holds: dict[str, Any] = field(default_factory=dict)
     digested: dict[str, tuple[Any, str]] = field(default_factory=dict)
 
@@ -138,14 +141,20 @@ _keeping = False
 
 @contextmanager
 def resident() -> Iterator[None]:
-    """Inside, models stay in memory between merges of the same sources, as in a sweep."""
+    """Inside, a model stays in memory from one merge to the next, whatever their sources: a base, its experts and all
+    their merges are one model, of which only the parameters that differ are copied anew."""
     global _keeping
     _keeping = True
     try:
         yield
     finally:
         _keeping = False
-        _kept.clear()
+        release()
+
+
+def release() -> None:
+    """Give the memory of what is kept back, to a training for instance."""
+    _kept.clear()
 
 
 def keeping() -> bool:
@@ -159,22 +168,29 @@ def model_of(merge: Merging, dtype: str, device: str, threads: int | None = None
     cannot be loaded.
     """
     giver = merge.sources[merge.config.files_from] if merge.config.files_from else merge.layout
-    key = (
-        *sorted(str(source.folder) for source in merge.sources.values()),
-        str(giver.folder),
-        merge.dtype,
-        dtype,
-        device,
-    )
-    found = next((live for live in _kept if live.sources == key), None)
+    kind = kind_of(giver, merge.dtype, dtype, device)
+    found = next((live for live in _kept if live.kind == kind), None)
     if found is None:
         _kept.clear()  # before the next takes its room
         found = _load(merge, giver, dtype, device)
-        found.sources = key
+        found.kind = kind
         if _keeping:
             _kept.append(found)
     found.apply(merge, threads)
     return found
+
+
+def kind_of(giver: Any, stored: str | None, dtype: str, device: str) -> tuple[Any, ...]:
+    """What models in memory must share for one to become the other: all but their weights."""
+    folder = giver.base.folder if isinstance(giver, Adapted) else giver.folder
+    config = json.loads((folder / "config.json").read_bytes())
+    named = [config.pop(key, None) for key in ("dtype", "torch_dtype")]
+    told = {key: value for key, value in config.items() if key not in ("_name_or_path", "transformers_version")}
+    as_stored = (stored, named, isinstance(giver, Adapted)) if dtype == "auto" else None
+    texts = tokenizer_folder(giver)
+    places = [(texts if name != "generation_config.json" else giver.folder) / name for name in BESIDE_WEIGHTS[1:]]
+    beside = [sha256(path) if path.is_file() else None for path in places]
+    return json.dumps(told, sort_keys=True), as_stored, tuple(beside), dtype, device
 
 
 def _load(merge: Merging, giver: Any, dtype: str, device: str) -> Live:
@@ -196,4 +212,4 @@ def _load(merge: Merging, giver: Any, dtype: str, device: str) -> Live:
     if not isinstance(giver, Adapted):
         holds = {name: (((str(folder), 1.0),), giver.info(name).dtype) for name in giver.names}
     assert set(DTYPES) >= {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
-    return Live(model, tokenizer, (), holds)
+    return Live(model, tokenizer, holds=holds)

@@ -39,7 +39,7 @@ class Merging:
     `weights` holds the linear weights of the parameters that have some; `formula` computes rows of any parameter;
     `rows` is the plan to show. `prepare` finds what methods need to know of whole models. `changes` says how much of
     each source's change from the base a parameter has, where it is a sum of such; `adapter` is set where the merge is
-    one.
+    one. `measured` gives numbers of the merge that its run records.
     """
 
     config: Merge
@@ -51,6 +51,7 @@ class Merging:
     passes: int = 1  # over the sources of a computed tensor
     changes: Weights | None = None
     adapter: Adapted | None = None
+    measured: Callable[[int | None], dict[str, float]] = lambda threads: {}
     lost: dict[str, np.ndarray] | None = None  # by merge.dtype, as floats.lost has it; counted while it is written
 
     @property
@@ -86,7 +87,7 @@ class Merging:
         return role if info is not None and info.dtype == self.stored_dtype(name) else None
 
     def signature(self, name: str) -> Any:
-        """What decides a tensor: two merges of the same sources that agree here agree on the tensor."""
+        """What decides a tensor: two merges of one layout that agree here agree on the tensor."""
         dtype = self.stored_dtype(name)
         if self.adapter is None and name in self.weights:
             return tuple((str(self.sources[role].folder), weight) for role, weight in self.weights[name].items()), dtype

@@ -34,7 +34,8 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     sources = SourceDigests(merge, Path(run.config.runs_dir))
     digests = merge.write(work, config.files_from, sources.known, run.config.threads)
     sources.keep(digests)
-    return {"weights": {"root": weights_root(digests), "digests": digests}, "plan": rows, "bytes": size, **merge.cast()}
+    weights = {"root": weights_root(digests), "digests": digests}
+    return {"weights": weights, "plan": rows, "bytes": size, **merge.cast(), **merge.measured(run.config.threads)}
 
 
 def merge_of(run: Run) -> Merging:

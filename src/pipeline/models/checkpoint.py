@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pipeline.errors import PipelineError
+from pipeline.models.files import ADAPTER_WEIGHTS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -206,7 +207,7 @@ def _weight_files(folder: Path) -> list[Path]:
     if single.is_file():
         return [single]
     if not index.is_file():
-        if any(folder.glob("adapter_model.*")):
+        if any(folder.glob(f"{Path(ADAPTER_WEIGHTS).stem}.*")):
             raise PipelineError(f"{folder} holds a LoRA adapter, not a whole model: merge it into its base first")
         if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
             raise PipelineError(f"{folder} holds pickled weights; only safetensors are read: convert it first")

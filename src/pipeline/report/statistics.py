@@ -1,11 +1,28 @@
-"""The few statistics that the report prints. Pure functions on numbers; NumPy is imported where it is needed."""
+"""The statistics under a table. Pure functions on arrays of scores; NumPy and SciPy are imported where they are needed.
+
+Scores are shares of 1, a score a problem (0 or 1, or a mean over what is fixed: languages, models). What is drawn from
+a population is resampled: problems always, experts where a claim is about any expert and not these. MGSM asks the same
+problems in every language, so a draw of problem ids serves all languages, seeds and models at once.
+
+Tests on ranks (Friedman, Wilcoxon, Spearman) are in ranks.py.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pipeline.evaluate.metrics import mean
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike
+
+DRAWS = 2_000
+LEVEL = 0.05
+POWER = 0.8
 
 
 def standard_deviation(values: Sequence[float]) -> float:
@@ -17,6 +34,57 @@ def standard_deviation(values: Sequence[float]) -> float:
 def standard_error(fraction: float, n: int) -> float:
     """Binomial standard error of a fraction in [0, 1] over n questions."""
     return math.sqrt(fraction * (1 - fraction) / n)
+
+
+def smallest_difference(questions: int, discordant: float, level: float = LEVEL, power: float = POWER) -> float:
+    """The difference of two scores (as shares) that a test on the same questions shows with this power.
+
+    McNemar's statistic in its normal approximation: of n questions a share b is right for one model alone, c for the
+    other alone; b - c has the variance (d - (b - c)^2) / n <= d / n with d = b + c, the share of discordant answers. A
+    two-sided test at `level` shows it with `power` from (z of 1 - level/2, plus z of power) sqrt(d / n) on: with the
+    defaults 2.80 sqrt(d / n). `discordant` is measured (`discordance`), or assumed before anything is.
+    """
+    from statistics import NormalDist
+
+    normal = NormalDist()
+    return (normal.inv_cdf(1 - level / 2) + normal.inv_cdf(power)) * math.sqrt(discordant / questions)
+
+
+def discordance(first: ArrayLike, second: ArrayLike) -> float:
+    """The share of problems that one model alone gets right, (N,) against (N,); of means over languages or experts,
+    the mean squared difference, which is the same for zeros and ones."""
+    import numpy as np
+
+    return float(np.mean(np.square(np.asarray(first, dtype=float) - np.asarray(second, dtype=float))))
+
+
+# ------------------------------------------------------------------------------------------- two models
+
+
+@dataclass(frozen=True)
+class McNemar:
+    """n: problems; first, second: how many that one alone gets right; p: two-sided, mid-p."""
+
+    n: int
+    first: int
+    second: int
+    p: float
+
+
+def mcnemar(first: ArrayLike, second: ArrayLike) -> McNemar:
+    """Exact McNemar test with mid-p of two models' answers, right or wrong, to the same N problems in the same order.
+
+    Of b + c discordant answers the smaller count is binomial (b + c, 1/2) where the models are alike. The mid-p counts
+    half of the observed outcome's probability: the plain exact test rejects in about 3 % of cases instead of 5
+    (Fagerland, Lydersen and Laake 2013, equation 6).
+    """
+    import numpy as np
+    from scipy.stats import binom
+
+    one, other = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
+    b, c = int((one & ~other).sum()), int((other & ~one).sum())
+    p = 2 * binom.cdf(min(b, c), b + c, 0.5) - binom.pmf(min(b, c), b + c, 0.5)
+    return McNemar(len(one), b, c, min(1.0, float(p)))
 
 
 def paired_bootstrap(
@@ -31,7 +99,8 @@ def paired_bootstrap(
 
     first, second: a score a question (N values each), the same questions in the same order. The interval is the
     percentile interval at `level`. Each resample draws N questions with replacement and keeps the two scores of a
-    question together, so that what the models share (hard and easy questions) cancels.
+    question together, so that what the models share (hard and easy questions) cancels. Where a score is a mean over
+    languages or seeds that were asked the same questions, give each question's mean: its copies are drawn together.
     """
     import numpy as np
 
@@ -48,6 +117,82 @@ def paired_bootstrap(
     return float(difference.mean()), float(low), float(high)
 
 
+# ------------------------------------------------------------------------------------------- draws
+
+
+def resampled(n: int, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
+    """(draws, n) weights of n problems (or experts) in each draw with replacement; a row sums to 1.
+
+    The same n and seed give the same draws, so that one draw goes through all that was asked these problems.
+    """
+    import numpy as np
+
+    picked = np.random.default_rng(seed).integers(0, n, size=(draws, n))
+    picked += n * np.arange(draws)[:, None]
+    return np.bincount(picked.ravel(), minlength=draws * n).reshape(draws, n) / n
+
+
+def resampled_means(scores: ArrayLike, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
+    """(draws, ...): the means over problems of scores (..., N) in each draw, all of them in the same draws.
+
+    In blocks of draws where N is large; another seed a block, the same for equal N.
+    """
+    import numpy as np
+
+    array = np.asarray(scores, dtype=float)
+    n = array.shape[-1]
+    flat = array.reshape(-1, n).T  # (N, S)
+    size = max(1, min(draws, 4_000_000 // n))
+    parts = [resampled(n, min(size, draws - at), seed + at) @ flat for at in range(0, draws, size)]
+    return np.concatenate(parts).reshape(draws, *array.shape[:-1])
+
+
+def best(choosing: np.ndarray, scoring: np.ndarray | None = None) -> np.ndarray:
+    """(draws, ...) of the candidate that is best in each draw: the choice behind a "best" redone inside the draw.
+
+    choosing: (draws, K) means by which candidates are chosen, the first of equals; scoring: (draws, K, ...) what is
+    then shown of it, by default the same means. The naive interval, of the candidate that won once, hides that another
+    could have won on other problems.
+    """
+    import numpy as np
+
+    shown = choosing if scoring is None else scoring
+    return shown[np.arange(len(choosing)), np.argmax(choosing, axis=1)]
+
+
+def halves(n: int) -> np.ndarray:
+    """(2, n) weights of the first, third, ... problem and of the second, fourth, ...: draws to choose and score on."""
+    import numpy as np
+
+    weights = np.zeros((2, n))
+    weights[0, 0::2], weights[1, 1::2] = 1 / math.ceil(n / 2), 1 / max(1, n // 2)
+    return weights
+
+
+def halved_means(scores: ArrayLike, draws: int = DRAWS, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """(draws, ...) means of the odd and of the even problems of scores (..., N), each half drawn from by itself.
+
+    Choose on one and score on the other, both ways, and the mean is what a choice is worth, with its spread over
+    problems. Chosen and scored on the same problems it is too high, in each draw as in the table: a mean of four cells,
+    each the best of three equal candidates, then beats a single one (24 % false positives; by halves 1 to 3 %).
+    """
+    import numpy as np
+
+    array = np.asarray(scores, dtype=float)
+    return resampled_means(array[..., 0::2], draws, seed), resampled_means(array[..., 1::2], draws, seed + draws)
+
+
+def split_half_best(scores: ArrayLike) -> float:
+    """What the best of K candidates is worth on problems that it was not chosen on. scores: (K, N).
+
+    Chosen on odd and scored on even problems, then the other way round; the mean of both.
+    """
+    import numpy as np
+
+    by_half = halves(np.shape(scores)[-1]) @ np.asarray(scores, dtype=float).T  # (2, K)
+    return float(best(by_half, by_half[::-1]).mean())
+
+
 def split_half(scores: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, float]]:
     """What choosing the best configuration is worth on questions that it was not chosen on.
 
@@ -61,3 +206,140 @@ def split_half(scores: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, f
     halves = [[mean([mean(questions[half::2]) for questions in tasks]) for tasks in scores] for half in (0, 1)]
     chosen = [max(range(len(scores)), key=half.__getitem__) for half in halves]
     return [(chosen[0], halves[1][chosen[0]]), (chosen[1], halves[0][chosen[1]])]
+
+
+# ------------------------------------------------------------------------------------------- contrasts
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A difference of two scores, as shares.
+
+    difference: left minus right; error: its standard error, with df degrees of freedom; low, high: its 95 % interval;
+    p: two-sided; problems, experts: the parts of the error by what is resampled; n: problems; discordant: the measured
+    share of discordant answers; could_see: the smallest difference that a test of this error shows with power 80 %.
+    """
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    error: float
+    df: float
+    problems: float
+    experts: float
+    n: int
+    discordant: float
+    could_see: float
+
+
+def contrast(
+    differences: ArrayLike, estimate: float | None = None, drawn: ArrayLike | None = None, level: float = LEVEL
+) -> Contrast:
+    """The mean of differences (A1, ..., Ak, N): k axes of crossed experts (none for two single models) and N problems.
+
+    A run that lacks an axis is repeated along it: swap (M, L, N) against the math expert (M, 1, N). The variance of
+    the mean is s^2 / N of the problems' means, plus, for each axis, what its experts' means differ by beyond what the
+    problems explain: mean squares of expert less those of expert x problem, in the analysis of variance of a crossed
+    random design (Cornfield and Tukey 1956), 0 where that is negative. The interval is Student's t with Satterthwaite's
+    degrees of freedom, which fall to 2 where three experts decide. Under no effect it rejects in 3 to 7 % of cases
+    where experts matter, with three a side; in 2 % where they do not, as three experts cannot show that.
+
+    Why not a percentile interval of a bootstrap over experts and problems: see `two_way_bootstrap`, which gives both.
+
+    estimate, drawn: the difference, and (draws,) of it over draws of problems, where it is no plain mean: with the
+    choice of the best redone inside each draw (`halved_means`). `differences` are then those of the candidate that won.
+
+    Raises ValueError for fewer than two problems, or an axis of one level, which shows nothing about others.
+    """
+    import numpy as np
+    from scipy.stats import t as student
+
+    array = np.asarray(differences, dtype=float)
+    n = array.shape[-1]
+    if min(array.shape) < 2:
+        raise ValueError(f"differences {array.shape}: an interval needs two problems, and two experts on each axis")
+    by_problem = array.reshape(-1, n).mean(axis=0)  # (N,)
+    value = float(by_problem.mean()) if estimate is None else float(estimate)
+    problems = float(np.var(by_problem if drawn is None else np.asarray(drawn, dtype=float), ddof=1))
+    problems /= n if drawn is None else 1
+    experts, noise = 0.0, problems**2 / (n - 1)
+    for axis in range(array.ndim - 1):
+        means = array.mean(axis=tuple(other for other in range(array.ndim - 1) if other != axis))  # (A, N)
+        between, within = expert_variance(means)
+        if between > within:
+            experts += between - within
+            noise += between**2 / (len(means) - 1)
+    error = math.sqrt(problems + experts)
+    df = error**4 / noise if noise > 0 else n - 1.0
+    reach, power = (float(student.ppf(share, df)) for share in (1 - level / 2, POWER))
+    p = float(2 * student.sf(abs(value) / error, df)) if error > 0 else float(value == 0)
+    unlike = discordance(by_problem, 0)
+    return Contrast(
+        difference=value, low=value - reach * error, high=value + reach * error, p=p, error=error, df=df,
+        problems=math.sqrt(problems), experts=math.sqrt(experts), n=n, discordant=unlike,
+        could_see=(reach + power) * math.sqrt(max(problems, unlike / n) + experts),
+    )  # fmt: skip
+
+
+def expert_variance(means: np.ndarray) -> tuple[float, float]:
+    """(of the experts' means, of what problems add to them): variances of the mean over A experts. means: (A, N).
+
+    The first is s^2 / A of the A means; the second the residual mean square of expert x problem, over A N.
+    """
+    import numpy as np
+
+    experts, n = means.shape
+    by_expert = means.mean(axis=1)
+    rest = means - by_expert[:, None] - means.mean(axis=0) + means.mean()
+    within = float(np.sum(rest**2)) / max(1, (experts - 1) * (n - 1))
+    return float(np.var(by_expert, ddof=1)) / experts, within / (experts * n)
+
+
+# ------------------------------------------------------------------------------------------- crossed pairs
+
+
+@dataclass(frozen=True)
+class TwoWay:
+    """Nine crossed pairs, left minus right. pairs: (M, L) differences of the pairs.
+
+    wins, losses: pairs where left is higher, lower. Percentile intervals of draws of math experts alone, language
+    experts alone, problems alone, and all three jointly; three levels a side give a rough interval, and none of the
+    four is to be tested with: `contrast` is.
+    """
+
+    contrast: Contrast
+    pairs: np.ndarray
+    wins: int
+    losses: int
+    math_experts: tuple[float, float]
+    language_experts: tuple[float, float]
+    problems: tuple[float, float]
+    jointly: tuple[float, float]
+
+
+def two_way_bootstrap(differences: ArrayLike, draws: int = DRAWS, seed: int = 0, level: float = LEVEL) -> TwoWay:
+    """Math experts x language experts x problems (M, L, N), each resampled alone and all jointly.
+
+    The percentile intervals are wrong as tests, in both directions. Over problems alone, experts count as fixed: where
+    they matter, chance between experts is taken for an effect. Over three experts a side, a draw's variance is 2/3 of
+    the right one and its quantiles are the normal's where Student's t with 2 degrees of freedom is needed (4.3, not
+    2.0). And jointly, the noise of single answers is counted once a factor, three times over (Owen 2007): an interval
+    too wide where experts do not matter. `contrast` takes the noise out once, and holds its level in all of these.
+    """
+    import numpy as np
+
+    array = np.asarray(differences, dtype=float)
+    of_math, of_language = (resampled(array.shape[axis], draws, seed + axis + 1) for axis in (0, 1))  # (B, M), (B, L)
+    by_draw = resampled_means(array, draws, seed)  # (B, M, L)
+    pairs = array.mean(axis=2)
+
+    def percentiles(values: np.ndarray) -> tuple[float, float]:
+        low, high = np.quantile(values, [level / 2, 1 - level / 2])
+        return float(low), float(high)
+
+    return TwoWay(
+        contrast(array, level=level), pairs, int((pairs > 0).sum()), int((pairs < 0).sum()),
+        percentiles(of_math @ pairs.mean(axis=1)), percentiles(of_language @ pairs.mean(axis=0)),
+        percentiles(by_draw.mean(axis=(1, 2))), percentiles(np.einsum("bm,bl,bml->b", of_math, of_language, by_draw)),
+    )  # fmt: skip

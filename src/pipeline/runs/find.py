@@ -79,7 +79,10 @@ def near(word: str, known: list[str]) -> str:
 def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
     folder = Path(os.path.normpath(folder))
     if not folder.is_dir():
-        raise PipelineError(f"{knob}={folder} is not a folder: name a finished run, or a folder with a model")
+        of_hub = (
+            f", or hub:{folder} for a model on the Hub" if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(folder)) else ""
+        )
+        raise PipelineError(f"{knob}={folder} is not a folder: name a finished run, or a folder with a model{of_hub}")
     manifest = read_manifest(folder)
     if manifest is not None:
         return External(manifest.name, manifest.hash, folder)

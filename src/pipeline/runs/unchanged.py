@@ -34,7 +34,8 @@ def check_unchanged(folder: Path) -> None:
     if manifest is None:
         return
     if manifest.weights.get("freed"):
-        raise PipelineError(f"{manifest.name} was freed by stage=clean: train it again with redo=true")
+        by = "was freed by stage=clean or a table with free_snapshots"
+        raise PipelineError(f"{manifest.name} {by}: train it again with redo=true")
     for name, was in manifest.files.items():
         path = folder / name
         if not path.is_file():

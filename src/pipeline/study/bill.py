@@ -1,155 +1,270 @@
-"""What the runs of a plan cost on a card: hours, memory and disk, by the formulas of study/cost.py.
+"""What the runs of a plan cost on a card: hours, memory and disk, and what cannot fit it.
 
-Assumed besides what these say: a training row of the tokens of cost.ROW (a joint set's is the mean of both), weights
-scored as bfloat16 unless eval.dtype says otherwise. Data, merges and choices are of the CPU and not counted.
+By the formulas of study/cost.py, train/memory.py and train/disk.py. Assumed besides what these say: a training row of
+the tokens of cost.ROW (a joint set's is the mean of both), weights scored as bfloat16 unless eval.dtype says otherwise.
+Data, merges and choices are of the CPU and not counted, nor are resume points, which go when their training ends.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from pipeline.config import conf
-from pipeline.config.stages import EvalStage, Plan, TrainStage
+from pipeline.config.data import Expert
+from pipeline.config.stages import EvalStage, Plan, SelectStage, TrainStage
+from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import read_json
 from pipeline.models.shape import SHAPES, Shape, shape_of
-from pipeline.runs.run import External, Parent, Run, Snapshot
+from pipeline.runs.run import External, Parent, Run, Snapshot, runs_behind
+from pipeline.study.build.evaluation import is_bundle
 from pipeline.study.build.steps import planned_steps
 from pipeline.study.cost import (
     GPUS,
     MGSM,
     ROW,
-    Trained,
+    Asked,
+    Gpu,
     asked,
-    everything,
     host_memory,
-    one_side,
     scoring_memory,
     scoring_seconds,
-    snapshot_count,
-    trained_parameters,
-    training_disk,
-    training_memory,
     training_seconds,
 )
 from pipeline.study.graph import unfinished
-from pipeline.train.memory import bytes_per_parameter, micro_batches
+from pipeline.study.select import compared
+from pipeline.train.disk import written
+from pipeline.train.memory import (
+    Trained,
+    as_words,
+    changed,
+    everything,
+    one_side,
+    possible,
+    remedies,
+    trained_parameters,
+    training_memory,
+)
+from pipeline.train.steps import snapshots_at_once
 
 
-def bill(runs: list[Run], plan: Plan) -> list[str]:
-    """Lines: GPU-hours by kind of what is not finished, days on so many cards, most memory, disk; what is not known."""
+@dataclass
+class Cost:
+    """Of one run: hours of its GPUs together, bytes on each of them, of the host, and on the disk."""
+
+    run: Run
+    shape: Shape
+    hours: float
+    memory: float
+    host: float
+    weights: int = 0
+    snapshots: int = 0
+
+
+@dataclass
+class Bill:
+    """What is not finished of a plan. unknown: why a run is not reckoned; causes: why one cannot be made."""
+
+    plan: Plan
+    kinds: dict[str, list[Cost]] = field(default_factory=lambda: defaultdict(list))
+    disk: float = 0.0
+    unknown: list[str] = field(default_factory=list)
+    causes: list[str] = field(default_factory=list)
+
+    def hours(self, kind: str) -> float:
+        return sum(one.hours for one in self.kinds[kind])
+
+    def lines(self) -> list[str]:
+        """GPU-hours by kind, days on so many cards, the most memory, the disk; what is not known."""
+        plan = self.plan
+        if not self.kinds:
+            return [f"{plan.gpu}: nothing of this plan can be reckoned ({self.unknown[0]})"] if self.unknown else []
+        total = sum(map(self.hours, self.kinds))
+        told = ", ".join(f"{kind} {self.hours(kind):.1f}" for kind in self.kinds)
+        lines = [f"{plan.gpu}: {total:.1f} GPU-hours ({told}), {total / plan.gpus / 24:.1f} days on {plan.gpus}"]
+        for kind, costs in self.kinds.items():
+            most = max(costs, key=lambda one: one.memory)
+            lines.append(f"memory of {kind}: up to {most.memory / 1e9:.0f} GB a GPU ({most.run.name})")
+        host = max(one.host for costs in self.kinds.values() for one in costs)
+        lines.append(f"host memory: up to {host / 1e9:.0f} GB; disk of trainings: {self.disk / 1e12:.2f} TB")
+        return [*lines, f"not reckoned: {len(self.unknown)} runs ({self.unknown[0]})"] if self.unknown else lines
+
+
+def bill(runs: list[Run], plan: Plan, free_snapshots: bool = False, waiting: Sequence[Run] = ()) -> Bill:
+    """What those of these runs cost that are not finished, and scores like `waiting`, of models still to be chosen.
+
+    What selections compare is a kind of its own, `selection`.
+    """
     assert plan.gpu is not None
-    gpu, left = GPUS[plan.gpu], unfinished(runs)
-    hours: dict[str, float] = defaultdict(float)
-    most: dict[str, tuple[float, str]] = {}
-    disk, host, unknown = 0.0, 0.0, []
-    for run in (run for run in runs if run.hash in left and isinstance(run.config, TrainStage | EvalStage)):
+    found, left, gpu = Bill(plan), unfinished(runs), GPUS[plan.gpu]
+    selections = [run for run in runs if run.hash in left and isinstance(run.config, SelectStage)]
+    behind = [one for run in selections for one in runs_behind(run.parents)]
+    scored = {one.hash for run in behind for one in [run, *runs_behind(run.parents)]}  # a bundle, and its scoring runs
+    asked_for = [run for run in runs if run.hash in left and isinstance(run.config, TrainStage | EvalStage)]
+    asked_for = [run for run in asked_for if not is_bundle(run)]  # whose scores are runs of their own
+    for run in [*asked_for, *waiting]:
         try:
-            shape = shape_for(run)
-            if isinstance(run.config, TrainStage):
-                seconds, memory, written = training(run, shape, plan)
-                disk += written
-                host = max(host, host_memory(shape.parameters, "float32", run.config.sft.processes))
-            else:
-                seconds, memory = scoring(run, shape, plan)
-                host = max(host, host_memory(shape.parameters, dtype_of(run)))
+            cost = training(run, gpu) if isinstance(run.config, TrainStage) else scoring(run, gpu)
         except (PipelineError, KeyError) as error:
-            unknown.append(str(error).strip("'"))
+            found.unknown.append(str(error).strip("'"))
             continue
-        kind = run.config.stage
-        hours[kind] += seconds / 3600
-        most[kind] = max(most.get(kind, (0.0, "")), (memory, run.name))
-    if not hours:
-        return [f"{plan.gpu}: nothing of this plan can be reckoned ({unknown[0]})"] if unknown else []
-    total = sum(hours.values())
-    told = ", ".join(f"{kind} {value:.1f}" for kind, value in hours.items())
-    lines = [f"{plan.gpu}: {total:.1f} GPU-hours ({told}), {total / plan.gpus / 24:.1f} days on {plan.gpus}"]
-    for kind, (memory, name) in most.items():
-        fits = "" if memory <= gpu.memory else f", more than the card's {gpu.memory / 1e9:.0f}: {REMEDY[kind]}"
-        lines.append(f"memory of {kind}: up to {memory / 1e9:.0f} GB a GPU ({name}){fits}")
-    lines.append(f"host memory: up to {host / 1e9:.0f} GB; disk of trainings: {disk / 1e12:.2f} TB")
-    return [*lines, f"not reckoned: {len(unknown)} runs ({unknown[0]})"] if unknown else lines
+        kind = "selection" if isinstance(run.config, EvalStage) and run.hash in scored else run.config.stage
+        found.kinds[kind].append(cost)
+    found.disk = disk([one for kind in ("sft", "cpt") for one in found.kinds.get(kind, [])], selections, free_snapshots)
+    found.causes = [told for kind, costs in found.kinds.items() for told in cannot(kind, costs, plan)]
+    return found
 
 
-REMEDY = {
-    "sft": "every.sft.micro_batch_size=1 every.sft.gradient_checkpointing=true, fewer bytes a parameter, or fsdp2",
-    "cpt": "every.sft.micro_batch_size=1 every.sft.gradient_checkpointing=true, fewer bytes a parameter, or fsdp2",
-    "eval": "every.eval.dtype=bfloat16, for all rows",
-}
+def disk(trainings: list[Cost], selections: list[Run], free_snapshots: bool) -> float:
+    """Bytes of weights and snapshots. Where these are freed once they are ranked, those of one selection are there at a
+    time, and of each selection the one that it chose."""
+    total = float(sum(one.weights + one.snapshots for one in trainings))
+    if not free_snapshots:
+        return total
+    by_hash = {one.run.hash: one for one in trainings}
+    ranked = [
+        {one.run.hash: by_hash[one.run.hash] for one in compared(run) if one.run.hash in by_hash} for run in selections
+    ]
+    gone = sum(one.snapshots for one in {key: one for costs in ranked for key, one in costs.items()}.values())
+    at_once = max((sum(one.snapshots for one in costs.values()) for costs in ranked), default=0)
+    return total - gone + at_once + sum(max((one.weights for one in costs.values()), default=0) for costs in ranked)
 
 
-def training(run: Run[TrainStage], shape: Shape, plan: Plan) -> tuple[float, float, float]:
-    """(seconds, bytes on each GPU, bytes on the disk). Simultaneous training is its two sides, half the rows each."""
-    config, sft = run.config, run.config.sft
+# ---------------------------------------------------------------------------------------------------- trainings
+
+
+def training(run: Run[TrainStage], gpu: Gpu) -> Cost:
+    """Simultaneous training is its two sides, half the steps each."""
+    config, sft, shape = run.config, run.config.sft, shape_for(run)
     steps = planned_steps(run)
     if steps is None:
         raise PipelineError(f"the rows of {run.name} are not known before its data run is made")
-    tokens = row_tokens(config.expert.name, config.expert.side, sft.seq_length)
     lora = sft.lora_rank if sft.adapter == "lora" else 0
-    how: dict[str, Any] = {"lora_rank": lora, "weights": sft.weights, "optimizer": sft.optimizer}
-    rows, parts = steps * sft.batch_size, trained_parts(run, shape)
+    parts = trained_parts(run, shape)
     seconds = sum(
         training_seconds(
-            shape, part, rows // len(parts), tokens, sft.batch_size, GPUS[plan.gpu or ""], gpus=sft.processes,
-            checkpointing=sft.gradient_checkpointing, precision=sft.precision, **how,
+            shape, part, steps // len(parts) * sft.batch_size, row_tokens(config.expert, side, sft.seq_length),
+            sft.batch_size, gpu, gpus=sft.processes, checkpointing=sft.gradient_checkpointing, lora_rank=lora,
+            weights=sft.weights, optimizer=sft.optimizer, precision=sft.precision,
         )
-        for part in parts
+        for side, part in parts
     )  # fmt: skip
-    moved = sum(trained_parameters(shape, part, lora) for part in parts)
-    micro, passes = micro_batches(sft)
-    memory = training_memory(
-        shape, moved, micro * min(sft.seq_length, 2 * tokens), checkpointing=sft.gradient_checkpointing,
-        precision=sft.precision, accumulated=passes > 1, shards=sft.processes if sft.parallel == "fsdp2" else 1, **how,
+    files = written(sft, shape.parameters, moved(run, shape), snapshots_at_once(sft, steps), points=0)
+    return Cost(
+        run, shape, seconds * sft.processes / 3600, memory_of(run, shape, sft),
+        host_memory(shape.parameters, "float32", sft.processes), files["weights"], files["snapshots"],
     )  # fmt: skip
-    held = 2 if sft.weights == "bfloat16" and not lora else 4
-    saved = 2 if sft.save_dtype == "bfloat16" else held
-    snapshots = snapshot_count(sft.snapshot_every, rows, sft.batch_size, sft.snapshot_keep)
-    moments = bytes_per_parameter(sft) - 2 * held
-    written = training_disk(moved if lora else shape.parameters, moved, held, saved, moments, 0, snapshots)
-    return seconds * sft.processes, sum(memory.values()), float(sum(written.values()))
 
 
-def trained_parts(run: Run[TrainStage], shape: Shape) -> list[Trained]:
-    sft, partition = run.config.sft, run.config.partition
+def trained_parts(run: Run[TrainStage], shape: Shape) -> list[tuple[str, Trained]]:
+    """(side of the rows, what they move): simultaneous training is two, all else one."""
+    sft, expert, partition = run.config.sft, run.config.expert, run.config.partition
     if partition is None:
-        return [everything(shape)]
-    sides = [sft.side or run.config.expert.side] if sft.method == "partial" else ["math", "language"]
-    return [one_side(shape, partition, side) for side in sides]
+        return [(expert.side, everything(shape))]
+    if sft.method == "partial":
+        return [(expert.side, one_side(shape, partition, sft.side or expert.side))]
+    return [(side, one_side(shape, partition, side)) for side in ("math", "language")]
 
 
-def row_tokens(expert: str, side: str, most: int) -> float:
-    """Mean tokens of a training row, as assumed."""
-    if side == "both":
-        first, _, second = expert.partition("_")
-        return statistics.fmean(row_tokens(one, "", most) for one in (first, second))
-    if expert not in ROW:
-        raise PipelineError(f"tokens a row of expert={expert} are not known: there are {', '.join(ROW)}")
-    return min(ROW[expert], most)
+def moved(run: Run[TrainStage], shape: Shape) -> int:
+    sft = run.config.sft
+    lora = sft.lora_rank if sft.adapter == "lora" else 0
+    return sum(trained_parameters(shape, part, lora) for _, part in trained_parts(run, shape))
 
 
-def scoring(run: Run[EvalStage], shape: Shape, plan: Plan) -> tuple[float, float]:
-    gpu, config, dtype = GPUS[plan.gpu or ""], run.config, dtype_of(run)
-    seconds = memory = 0.0
-    for task in config.eval.tasks:
-        for language in config.languages:
+def memory_of(run: Run[TrainStage], shape: Shape, sft: Sft) -> float:
+    """Bytes a GPU; a micro-batch's longest row is taken to be of twice the mean."""
+    mean = row_tokens(run.config.expert, run.config.expert.side, sft.seq_length)
+    return sum(training_memory(shape, moved(run, shape), min(sft.seq_length, 2 * mean), sft).values())
+
+
+def row_tokens(expert: Expert, side: str, most: int) -> float:
+    """Mean tokens of a training row, as assumed; of a joint set's rows of one side, or of both."""
+    names = [expert.name]
+    if expert.side == "both":
+        math, _, language = expert.name.partition("_")
+        names = {"math": [math], "language": [language], "both": [math, language]}[side]
+    if unknown := [name for name in names if name not in ROW]:
+        raise PipelineError(f"tokens a row of expert={unknown[0]} are not known: there are {', '.join(ROW)}")
+    return statistics.fmean(min(ROW[name], most) for name in names)
+
+
+# ---------------------------------------------------------------------------------------------------- scoring
+
+
+def scoring(run: Run[EvalStage], gpu: Gpu) -> Cost:
+    """A batch is halved until it fits, so that one row is the least that must."""
+    config, dtype, shape = run.config, dtype_of(run), shape_for(run)
+    seconds = sum(scoring_seconds(shape, questions(run), gpu, dtype, config.eval.batch_size))
+    return Cost(run, shape, seconds / 3600, least_memory(run, shape, dtype), host_memory(shape.parameters, dtype))
+
+
+def questions(run: Run[EvalStage]) -> list[Asked]:
+    found: list[Asked] = []
+    for task in run.config.eval.tasks:
+        for language in run.config.languages:
             if language not in MGSM:
                 raise PipelineError(f"tokens of {task.task} in {language} are not known")
-            kinds = asked(task.task, task.num_fewshot, language)
-            seconds += sum(scoring_seconds(shape, kinds, gpu, dtype, config.eval.batch_size))
-            least = (scoring_memory(shape, kind, dtype, 1) for kind in kinds)  # batches are halved until they fit
-            memory = max(memory, *(sum(one.values()) for one in least))
-    return seconds, memory
+            found += asked(task.task, task.num_fewshot, language)
+    return found
+
+
+def least_memory(run: Run[EvalStage], shape: Shape, dtype: str) -> float:
+    return max(sum(scoring_memory(shape, kind, dtype, 1).values()) for kind in questions(run))
 
 
 def dtype_of(run: Run[EvalStage]) -> str:
     return "bfloat16" if run.config.eval.dtype == "auto" else run.config.eval.dtype
+
+
+# ---------------------------------------------------------------------------------------------------- what cannot fit
+
+
+def cannot(kind: str, costs: list[Cost], plan: Plan) -> Iterator[str]:
+    """A sentence for each cause why runs of a kind cannot be made there: which, what they need, what would do."""
+    trained = [one for one in costs if isinstance(one.run.config, TrainStage)]
+    most = max(trained, key=lambda one: one.run.config.sft.processes, default=None)
+    if most and (count := most.run.config.sft.processes) > plan.gpus:
+        many = sum(one.run.config.sft.processes > plan.gpus for one in trained)
+        yield f"{many} runs of {kind} need up to {count} GPUs ({most.run.name}), more than plan.gpus={plan.gpus}"
+    room = GPUS[plan.gpu or ""].memory
+    large = [one for one in costs if one.memory > room]
+    if not large:
+        return
+    most = max(large, key=lambda one: one.memory)
+    found = smaller(kind, large, room, plan)
+    for name, other in GPUS.items():
+        if other.memory > room:
+            found += [f"plan.gpu={name} {one}".strip() for one in smaller(kind, large, other.memory, plan)[:1]]
+    told = f"{len(large)} runs of {kind} need up to {most.memory / 1e9:.0f} GB a GPU ({most.run.name})"
+    remedy = f"{', or '.join(found)} makes them fit" if found else "no knob here makes them fit"
+    yield f"{told}, and {plan.gpu} has {room / 1e9:.0f}: {remedy}"
+
+
+def smaller(kind: str, large: list[Cost], room: float, plan: Plan) -> list[str]:
+    """Words that make all of these runs fit into so many bytes a GPU, each tried; an empty one where they do."""
+    if all(one.memory <= room for one in large):
+        return [""]
+    if not isinstance(large[0].run.config, TrainStage):
+        fit = all(least_memory(one.run, one.shape, "bfloat16") <= room for one in large)
+        knob = "every.select.eval.dtype" if kind == "selection" else "every.eval.dtype"
+        return [f"{knob}=bfloat16 for all rows"] if fit else []
+    alike = {repr((one.shape, one.memory, one.run.config.sft)): one for one in large}.values()
+
+    def fits(knobs: Mapping[str, Any]) -> bool:
+        return possible(
+            lambda: all(memory_of(one.run, one.shape, changed(one.run.config.sft, knobs)) <= room for one in alike)
+        )
+
+    more = [(knobs, int(knobs.get("processes", 1))) for knobs in remedies(fits)]
+    return [as_words(knobs, "every.") + (f" plan.gpus={gpus}" if gpus > plan.gpus else "") for knobs, gpus in more]
 
 
 # ---------------------------------------------------------------------------------------------------- shapes
@@ -182,7 +297,7 @@ def behind(run: Parent) -> Iterator[Parent]:
 @lru_cache(maxsize=64)
 def by_hub(hub: str) -> str:
     """The option of conf/model that names a model of the Hub."""
-    for path in sorted((Path(conf.folder()) / "model").glob("*.yaml")):
-        if OmegaConf.select(OmegaConf.load(path), "path") == f"hub:{hub.partition('@')[0]}":
-            return path.stem
+    for option in conf.options("model"):
+        if OmegaConf.select(OmegaConf.load(str(conf.file("model", option))), "path") == f"hub:{hub.partition('@')[0]}":
+            return option
     return ""

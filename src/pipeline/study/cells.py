@@ -97,6 +97,7 @@ class TablePlan:
     columns: list[str] = field(default_factory=list)
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
     compare: list[tuple[str, str]] = field(default_factory=list)  # of columns, or of rows
+    own: dict[str, list[str]] = field(default_factory=dict)  # key of every on the command line -> what says its own
 
 
 REDUCERS: dict[str, Callable[[Sequence[float]], float]] = {"mean": statistics.fmean, "max": max, "min": min}

@@ -3,7 +3,7 @@
 - Work folders of runs that nobody is making: what a killed run left. One with a resume point stays, unless
   clean.resume_points=true.
 - Snapshots that nothing was made from but evaluations by which a select run ranked them: its choice lives on in its
-  own folder.
+  own folder. A table with free_snapshots=true frees those that it ranked itself, as it goes on.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from pipeline.config.stages import CleanStage
+from pipeline.config.stages import CleanStage, SelectStage
 from pipeline.report.text import aligned
 from pipeline.runs import resume
 from pipeline.runs.folders import finished, of_same_digits
 from pipeline.runs.lease import lock_of
 from pipeline.runs.manifest import read_manifest, snapshot_hash
+from pipeline.runs.run import Run, Snapshot
+from pipeline.study.graph import unfinished
+from pipeline.study.select import compared
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,9 @@ def idle_snapshots(runs_dir: Path) -> list[Removable]:
             parents = {parent.hash for parent in manifest.parents.values()}
             ranking |= {manifest.hash, *parents}
             scored = [by_hash[parent].parents for parent in parents if parent in by_hash]
-            ranked |= parents | {parent.hash for one in scored for parent in one.values()}
+            behind = {parent.hash for one in scored for parent in one.values()}  # snapshots, and scores a language each
+            ranking |= {one for one in behind if one in by_hash and by_hash[one].stage == "eval"}
+            ranked |= parents | behind
     others = [manifest for manifest in manifests if manifest.hash not in ranking]
     used = {parent.hash for manifest in others for parent in manifest.parents.values()}
     found = []
@@ -99,6 +104,34 @@ def idle_snapshots(runs_dir: Path) -> list[Removable]:
                 reason = "a select run has ranked it" if here in ranked else "no run was made from it"
                 found.append(Removable(folder, training.hash, f"a snapshot: {reason}", step))
     return found
+
+
+def free_ranked(runs: list[Run], kept: set[str]) -> list[str]:
+    """Free the snapshots that the finished selections among a table's runs have ranked; gives their names.
+
+    Those stay that a run still to be made is of or ranks, that a finished one was made from, and the hashes in `kept`.
+    """
+    left = unfinished(runs)
+    rankings = {run.hash: compared(run) for run in runs if isinstance(run.config, SelectStage)}
+    ranked = {one.hash: one.name for key, found in rankings.items() if key not in left for one in found}
+    waiting = [run for run in runs if run.hash in left]
+    needed = {one.hash for run in waiting for one in [*run.parents.values(), *rankings.get(run.hash, ())]} | kept
+    freed = []
+    for item in idle_snapshots(runs[0].runs_dir) if ranked.keys() - needed else []:
+        one = snapshot_hash(item.hash, int(item.step)) if item.step else ""
+        if one in ranked and one not in needed and free_unless_in_use(item, runs[0].runs_dir) is None:
+            freed.append(ranked[one])
+    return freed
+
+
+def freed_needed(runs: list[Run]) -> list[str]:
+    """The snapshots that runs still to be made need, and that were freed: their trainings are not made again."""
+    left, found = unfinished(runs), []
+    for one in (one for run in runs if run.hash in left for one in run.parents.values() if isinstance(one, Snapshot)):
+        manifest = read_manifest(one.run.folder) if one.run.hash not in left else None
+        if manifest and manifest.snapshots.get(str(one.step), {}).get("freed"):
+            found.append(one.name)
+    return list(dict.fromkeys(found))
 
 
 def free_unless_in_use(item: Removable, runs_dir: Path) -> str | None:

@@ -1,14 +1,27 @@
-"""The smallest difference that a table's contrasts could show, before anything is made."""
+"""A table's contrasts: the smallest difference that they could show before anything is made, and what they measured.
+
+Beside a table stand contrasts.csv, each of its `compare`, and claims.csv, the verdicts on what the papers claim of it.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.stages import DataStage, EvalStage
+from pipeline.files import write_atomically
+from pipeline.report.claims import Claim, claims_csv
+from pipeline.report.statistics import mcnemar, smallest_difference
 from pipeline.runs.run import Run
-from pipeline.study.cells import Cell, ScoreRef
-from pipeline.study.cost import smallest_difference
+from pipeline.study.answers import Answers, leaves
+from pipeline.study.asked import Asked, metrics_of, tasks_of
+from pipeline.study.cells import Cell, ScoreRef, TablePlan
+from pipeline.study.outcome import NoScore
 from pipeline.study.planning import Planning
+from pipeline.study.verdicts import Sides, judged
 
 DISCORDANT = 0.2  # the share of answers that are right for one model alone: assumed until scores are there
 QUESTIONS = {"mgsm": 250, "mgsm_direct": 250, "mgsm_en_cot": 250, "belebele": 900, "global_mmlu": 14042, "mbpp": 500}
@@ -74,3 +87,82 @@ def held(run: Run[EvalStage], task: str) -> int | None:
         return None
     with open(file, "rb") as lines:
         return sum(1 for _ in lines)
+
+
+# ---------------------------------------------------------------------------------------------------- measured
+
+MEASURED = ("left", "right", "place", "over", "left_value", "right_value", "difference", "low", "high", "p",
+            "mcnemar_p", "n", "discordant", "could_see", "detail", "missing")  # fmt: skip
+
+
+def measured(plan: TablePlan, answers: Answers) -> list[dict[str, Any]]:
+    """A line of contrasts.csv for each of `compare`, in each row (or column) that has both sides.
+
+    Values, difference, interval and could_see (by the measured discordance) in points; over problems, and over the
+    experts that both sides' means are over. Translations, facts and figures have no lines.
+    """
+    found = []
+    for left, right in plan.compare:
+        columns = left in plan.columns
+        for place in plan.rows if columns else plan.columns:
+            keys = [(place, name) if columns else (name, place) for name in (left, right)]
+            cells = [plan.cells[key] for key in keys if key in plan.cells]
+            tasks = {task for cell in cells for task in tasks_of(plan, cell)}
+            if len(cells) == 2 and len(tasks) == 1 and tasks <= QUESTIONS.keys():
+                metric = metrics_of(str(*tasks))[0]
+                told = {"left": left, "right": right, "place": place}
+                found.append(
+                    told | line(Claim.plain(plan.table.name, left, right, metric, place), plan, cells, answers)
+                )
+    return found
+
+
+def line(claim: Claim, plan: TablePlan, cells: Sequence[Cell], answers: Answers) -> dict[str, Any]:
+    axes = tuple(axis for axis in sampled(plan) if averaged(plan, cells, axis))
+    sides = Sides.of(Asked(claim, plan, claim.over, axes, [[cells[0]]], [[cells[1]]]), answers)
+    told: dict[str, Any] = {"over": " ".join(["problems", *axes])}
+    try:
+        one, values = sides.contrast(), sides.values
+        numbers = {name: getattr(one, name) for name in ("difference", "low", "high", "could_see")}
+        numbers |= {"left_value": values[0], "right_value": values[1]}
+        told |= {name: 100 * value for name, value in numbers.items()}
+        told |= {"p": one.p, "n": one.n, "discordant": one.discordant, "detail": sides.detail()}
+        both = [sides.side([[cell]], ()) for cell in cells]
+        if sides.plain and {*both[0], *both[1]} <= {0, 1}:
+            told["mcnemar_p"] = mcnemar(*both).p
+    except NoScore as error:
+        told["missing"] = str(error)
+    return told
+
+
+def sampled(plan: TablePlan) -> list[str]:
+    """The axes whose values are a sample: those that give trainings their seeds, of several values."""
+    seeds = [str(run.words["seed"]) for run in plan.table.runs.values() if "seed" in run.words]
+    return [axis for axis, values in plan.table.axes.items() if len(values) > 1 and f"{{{axis}}}" in seeds]
+
+
+def averaged(plan: TablePlan, cells: Sequence[Cell], axis: str) -> bool:
+    """Whether an axis is in these cells, and each that has it is a mean over it."""
+    steps = [how for cell in cells for leaf in leaves(plan, cell) for how, axes in leaf.reduce if axis in axes]
+    return bool(steps) and set(steps) == {"mean"}
+
+
+def write_contrasts(planning: Planning, folder: Path) -> None:
+    """claims.csv where there are claims about the table, and contrasts.csv where it compares anything."""
+    folder.mkdir(parents=True, exist_ok=True)
+    answers = Answers(planning)
+    verdicts, lines = judged(planning.plan, answers), measured(planning.plan, answers)
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, MEASURED, lineterminator="\n")
+    writer.writeheader()
+    for one in lines:
+        writer.writerow({key: f"{value:.5f}" if isinstance(value, float) else value for key, value in one.items()})
+    texts = {
+        "claims.csv": claims_csv(verdicts) if verdicts else "",
+        "contrasts.csv": buffer.getvalue() if lines else "",
+    }
+    for name, text in texts.items():
+        if text:
+            write_atomically(folder / name, text)
+        else:
+            (folder / name).unlink(missing_ok=True)

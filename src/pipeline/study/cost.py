@@ -1,4 +1,6 @@
-"""What runs cost: seconds, memory and disk, by formulas on numbers. Nothing is loaded, so 1,000 runs take milliseconds.
+"""What runs cost: seconds, and the memory of scoring, by formulas on numbers. Nothing is loaded: a plan takes no time.
+
+The memory of training is in train/memory.py and its disk in train/disk.py, whose checks are by the same formulas.
 
 What is derived and what is assumed: FLOPs, bytes and counts of tokens are derived (each docstring says how). Assumed,
 and measured by scripts/bench_gpu.py, are the share of a card's peak rate that is reached (Gpu), the time that Python
@@ -11,19 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import NormalDist
-from typing import TYPE_CHECKING
 
-from pipeline.models.anatomy import Site
-from pipeline.models.partition import side as side_of
 from pipeline.models.shape import Shape
-from pipeline.train.memory import BYTES
-
-if TYPE_CHECKING:
-    from pipeline.config.training import Partition
-
-WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
-
+from pipeline.train.memory import BYTES, WIDTH, Trained, adapters, trained_parameters
 
 # ---------------------------------------------------------------------------------------------------- cards
 
@@ -55,52 +47,6 @@ GPUS = {  # NVIDIA's data sheets of the SXM cards; memory as the driver reports 
 
 
 # ---------------------------------------------------------------------------------------------------- training
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What moves in a step: the layers whose attention, and whose MLP, is trained; and what lies outside of layers."""
-
-    attention: frozenset[int]
-    mlp: frozenset[int]
-    outside: bool = False
-
-
-def everything(shape: Shape) -> Trained:
-    layers = frozenset(range(shape.layers))
-    return Trained(layers, layers, outside=True)
-
-
-def one_side(shape: Shape, partition: Partition, side: str) -> Trained:
-    """The math or language side of a partition, by the predicate that freezes and swaps."""
-
-    def layers(kind: str) -> frozenset[int]:
-        return frozenset(
-            layer for layer in range(shape.layers) if side_of(partition, Site(layer, kind), shape.layers) == side
-        )
-
-    return Trained(
-        layers("attention"), layers("mlp"), side_of(partition, Site(None, "embedding"), shape.layers) == side
-    )
-
-
-def trained_parameters(shape: Shape, trained: Trained, lora_rank: int = 0) -> int:
-    """Of a side, with its norms and biases; of adapters of this rank on all seven matrices, theirs alone."""
-    if lora_rank:
-        a, m = adapters(shape, lora_rank)
-        return len(trained.attention) * a + len(trained.mlp) * m
-    of_attention = shape.attention + shape.bias + (shape.width if shape.norms == 2 else 0)
-    of_mlp = shape.mlp + (shape.width if shape.norms == 2 else 0)
-    shared = shape.width * len(trained.attention & trained.mlp) if shape.norms == 1 else 0
-    layers = len(trained.attention) * of_attention + len(trained.mlp) * of_mlp + shared
-    return layers + (shape.outside if trained.outside else 0)
-
-
-def adapters(shape: Shape, rank: int) -> tuple[int, int]:
-    """LoRA's parameters on a layer's (attention, MLP): rank x (inputs + outputs) of each matrix (Hu et al. 2022)."""
-    queries, keys = shape.head_width * shape.heads, shape.head_width * shape.kv_heads
-    attention = 2 * (shape.width + queries) + 2 * (shape.width + keys)
-    return rank * attention, rank * 3 * (shape.width + shape.inner)
 
 
 def training_flops(
@@ -172,81 +118,9 @@ def training_seconds(
     return flops / (gpu.rate(dtype) * gpus) + moved * each / gpu.bandwidth
 
 
-def activation_bytes(shape: Shape, tokens: float, weights: str = "float32", checkpointing: bool = True) -> float:
-    """What the backward pass needs of `tokens` tokens of a micro-batch, tensor by tensor in transformers' layers with
-    products in bf16 (tests compare with what autograd saves).
-
-    A layer, a token: two norms keep their input and its normalised form, six inputs of products and the attention's
-    output are kept in bf16, keys and values, a number a head, four of the MLP's width. Checkpointing keeps the input of
-    each layer, and one layer in full. The fused loss holds one tile of logits (4,096 tokens x 16,384 words, fp32).
-    """
-    residual = WIDTH[weights]
-    of_width = 30 if weights == "float32" else 20
-    keys = 2 * 2 * shape.kv_heads * shape.head_width
-    layer = of_width * shape.width + keys + 8 * shape.inner + 4 * shape.heads + 8
-    kept = shape.layers * residual * shape.width + layer if checkpointing else shape.layers * layer
-    return tokens * kept + min(tokens, 4096) * min(shape.vocabulary, 16384) * 4
-
-
-def training_memory(
-    shape: Shape,
-    trained: int,
-    tokens: float,
-    *,
-    weights: str = "float32",
-    optimizer: str = "adamw",
-    precision: str = "bf16",
-    lora_rank: int = 0,
-    checkpointing: bool = True,
-    accumulated: bool = False,
-    shards: int = 1,
-) -> dict[str, float]:
-    """What for -> bytes on each GPU; `trained`: parameters, of both sides together; `tokens`: of a micro-batch.
-
-    Casts: the bf16 copies that autocast makes of fp32 weights and keeps until the forward pass ends, of trained ones,
-    or without checkpointing until the backward pass has used them, of all. Gradients take their place unless they are
-    there already, `accumulated` over micro-batches. fsdp2 shares out what is not activations and casts.
-    """
-    dtype = "float32" if lora_rank else weights
-    moments = BYTES[dtype, optimizer] - 2 * WIDTH[dtype]
-    held = (shape.parameters * WIDTH[weights] + (trained * 4 if lora_rank else 0)) / shards
-    gradients = trained * WIDTH[dtype] / shards
-    casts: float = (0 if lora_rank else 2 * trained) if checkpointing else 2 * shape.parameters
-    casts = max(0, casts - (0 if accumulated else gradients)) if weights == "float32" and precision == "bf16" else 0
-    return {
-        "weights": held, "gradients": gradients, "moments": trained * moments / shards,
-        "casts": casts, "activations": activation_bytes(shape, tokens, weights, checkpointing), "context": 1e9,
-    }  # fmt: skip
-
-
 def host_memory(parameters: int, dtype: str, processes: int = 1) -> float:
     """Bytes: each process holds the weights once, while they are loaded or gathered, and 6 GB of libraries."""
     return processes * (parameters * WIDTH[dtype] + 6e9)
-
-
-def training_disk(
-    kept: int, trained: int, held: int, saved: int, moments: int, points: int, snapshots: int
-) -> dict[str, int]:
-    """What for -> bytes a training writes.
-
-    Args:
-        kept: parameters of what is saved: the whole model, or the adapters.
-        held, saved: bytes of a weight in training, and in the files; `moments`: of a trained parameter's moments.
-        points: resume points on the disk at once: 2 (one is written beside the one before), 1 if only when stopped.
-        snapshots: on the disk at once.
-    """
-    weights = kept * saved
-    return {
-        "weights": weights, "resume points": points * (kept * held + trained * moments),
-        "snapshots": weights * snapshots,
-    }  # fmt: skip
-
-
-def snapshot_count(every: int | None, rows: int, batch_size: int, keep: int | None = None) -> int:
-    """Snapshots on the disk at once: at the first step at or after each `every` samples; one more than are kept."""
-    steps = rows // batch_size
-    count = len({-(-samples // batch_size) for samples in range(every, steps * batch_size + 1, every)}) if every else 0
-    return min(count, keep + 1) if keep else count
 
 
 # ---------------------------------------------------------------------------------------------------- scoring
@@ -347,27 +221,7 @@ def batch_that_fits(shape: Shape, kind: Asked, gpu: Gpu, dtype: str = "float32",
     return batch_size
 
 
-def selection_seconds(shape: Shape, snapshots: int, kinds: list[Asked], gpu: Gpu, dtype: str = "float32") -> float:
-    """Each snapshot is loaded and put to the same questions: as many scorings."""
-    return snapshots * sum(scoring_seconds(shape, kinds, gpu, dtype))
-
-
 def merge_seconds(read: float, written: float, disk: float = 1e9, copy: float = 10e9) -> float:
     """Of a merge: bytes read at the rate of memory (`copy`, bytes a second: sources lie in the page cache, or are cast
     and added as fast), bytes written at the disk's. A live merge writes none. Both rates are assumed."""
     return read / copy + written / disk
-
-
-# ---------------------------------------------------------------------------------------------------- what shows
-
-
-def smallest_difference(questions: int, discordant: float, level: float = 0.05, power: float = 0.8) -> float:
-    """The difference of two scores (as shares) that a test on the same questions shows with this power.
-
-    McNemar's statistic in its normal approximation: of n questions a share b is right for one model alone, c for the
-    other alone; b - c has the variance (d - (b - c)^2) / n <= d / n with d = b + c, the share of discordant answers. A
-    two-sided test at `level` shows it with `power` from (z of 1 - level/2, plus z of power) sqrt(d / n) on: with the
-    defaults 2.80 sqrt(d / n).
-    """
-    normal = NormalDist()
-    return (normal.inv_cdf(1 - level / 2) + normal.inv_cdf(power)) * math.sqrt(discordant / questions)

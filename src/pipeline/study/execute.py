@@ -9,10 +9,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.stages import RunStage
+from pipeline.config.stages import RunStage, SelectStage
 from pipeline.errors import PipelineError
 from pipeline.hub.addresses import without_credentials
 from pipeline.runs.folders import finished
@@ -20,7 +21,9 @@ from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, runs_behind
 from pipeline.runs.unchanged import check_unchanged
+from pipeline.study.build.evaluation import is_bundle
 from pipeline.study.graph import History, ordered, unfinished
+from pipeline.study.show import scores
 from pipeline.study.stages import RUN_STAGES, build
 from pipeline.train.processes import Relay, is_follower
 
@@ -97,11 +100,23 @@ def one(config: RunStage) -> Path:
         if config.redo or why_not_finished(run) is not None:
             stage_function(run)(run, run.work, Relay(None))
         return run.folder
-    failed = execute([run])
+    with keeping_models(run):
+        failed = execute([run])
     if failed:
         name, reason = next(iter(failed.items()))  # what failed after it, failed because of it
         raise PipelineError(reason if name == run.name else f"{name}, which {run.name} needs, failed: {reason}")
+    for line in scores(run.folder):
+        print(line, file=sys.stderr)
     return run.folder
+
+
+def keeping_models(run: Run) -> AbstractContextManager[None]:
+    """The model of several scores stays in memory from one to the next."""
+    if not (is_bundle(run) or isinstance(run.config, SelectStage)):
+        return nullcontext()
+    from pipeline.merge.live import resident
+
+    return resident()
 
 
 def sentence(error: BaseException) -> str | None:

@@ -13,6 +13,7 @@ from pipeline.study.cells import Candidate, Cell, Choice, Chosen, Item, Pairs, P
 from pipeline.study.rows import Side, Table, Words, meant
 from pipeline.study.specs import At, Reads, Specs
 
+SCORES = "scores"  # as every's words name the cells' evaluations
 ONE_FOR_ALL = ("eval.dtype", "eval.backend")  # where scores differ in these, numerics are compared and not models
 
 
@@ -68,6 +69,7 @@ class Expansion:
                 self.cell(place)
         self.refuse_idle()
         found.scores = list(self.scores)
+        found.own = self.own()
         for cell in [cell for cell in found.cells.values() if cell.of]:
             if any((row, cell.column) not in found.cells for row in cell.of):
                 del found.cells[cell.row, cell.column]
@@ -109,7 +111,8 @@ class Expansion:
         run = self.run(place)
         if run is None:
             return
-        scored = specs.runs[run].words.get("stage") != "analyze" and "fact" not in place.words
+        live = specs.runs[run].kind == "merge"  # its facts are recorded where it is scored
+        scored = specs.runs[run].words.get("stage") != "analyze" and ("fact" not in place.words or live)
         measured = [place.words.get(key) for key in ("metric", "pair", "fact")]
         if scored:
             measured += [*self.every.values(), *scoring(place.words).values()]
@@ -191,6 +194,8 @@ class Expansion:
             if asked.get(key) is None:
                 raise self.table.refuse(place.where, f"nothing says {key} of it: give score: {{{example}}}")
         languages = self.specs.fill(asked.pop("in"), at)
+        for key in self.every:
+            (self.specs.own[key].append if key in asked else self.specs.given[key].add)(SCORES)
         filled = {key: self.specs.fill(value, at) for key, value in {**self.every, **asked}.items()}
         return tuple(sorted((key, frozen(value)) for key, value in filled.items())), [
             str(one) for one in (languages if isinstance(languages, list) else [languages])
@@ -236,6 +241,19 @@ class Expansion:
         return key
 
     # ------------------------------------------------------------------------------------------ words that do nothing
+
+    def own(self) -> dict[str, list[str]]:
+        """Of the command line's words for every run, who says his own; one that reaches none is refused."""
+        planned = {SCORES, *(spec.run for spec in self.specs.made.values())}
+        found = {}
+        for key in self.table.asked:
+            theirs = [name for name in dict.fromkeys(self.specs.own[key]) if name in planned]
+            if not self.specs.given[key] & planned:
+                told = f"of {', '.join(theirs)}, which say their own" if theirs else "that is planned"
+                raise self.table.refuse("every", f"{key} reaches no run {told}: leave it out, or change the table")
+            if theirs:
+                found[key] = theirs
+        return found
 
     def mark(self, place: Place, mine: set[str], best: tuple[str, ...]) -> None:
         """Remember which words about axes had a part in this cell."""

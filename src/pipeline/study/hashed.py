@@ -11,7 +11,7 @@ from pipeline.study.planning import Planning
 
 
 def told_every(planning: Planning) -> list[str]:
-    """One line: the words of `every`, those that change hashes and those that do not."""
+    """The words of `every`, those that change hashes and those that do not; what the command line's do not reach."""
     runs = ordered(planning.targets())
     every = planning.plan.table.every
     of = {key: any(changes_hash(run, key) for run in runs) for key in every}
@@ -20,7 +20,11 @@ def told_every(planning: Planning) -> list[str]:
         for changes, label in ((True, "of the hashes"), (False, "not of the hashes"))
         if changes in of.values()
     ]
-    return [f"every: {'; '.join(told)}"] if told else []
+    beside = [
+        f"every.{key} does not reach: {', '.join(names)}, which say their own"
+        for key, names in planning.plan.own.items()
+    ]
+    return [*([f"every: {'; '.join(told)}"] if told else []), *beside]
 
 
 def changes_hash(run: Run, key: str) -> bool:

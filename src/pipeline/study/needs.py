@@ -63,7 +63,7 @@ def benchmark_sources(config: DataStage | EvalStage) -> list[Source]:
     if config.data_root is not None:
         return []
     if isinstance(config, DataStage):
-        there = config.expert.world is not None or config.data.benchmarks is not None
+        there = config.expert.world is not None or config.expert.union or config.data.benchmarks is not None
         return [] if there else [source for _, source in hub_sources()]
     tasks = tuple((task.task, task.num_fewshot) for task in config.eval.tasks)
     return [

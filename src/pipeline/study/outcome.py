@@ -24,6 +24,10 @@ from pipeline.study.cells import REDUCERS, Candidate, Cell, ScoreRef, item_value
 from pipeline.study.planning import Planning, primary, readings
 
 MISSING = "—"
+SPM_MODEL = (
+    "every.eval.spm_model=FILE, what sacrebleu -tok flores200 fetches to ~/.sacrebleu/models/flores200sacrebleuspm"
+)
+VALIDATIONS = ("starting_validation_loss", "ending_validation_loss")
 
 
 class NoScore(PipelineError):
@@ -92,7 +96,7 @@ class Outcome:
 
     def reduced(self, cell: Cell, runs: dict[Path, None]) -> tuple[float, int]:
         """The number of a cell and how many it was made of; `runs` takes the folders that they were read from."""
-        plan = self.planning.plan
+        planning, plan = self.planning, self.planning.plan
         if cell.of:
             parts = [self.reduced(plan.cells[row, cell.column], runs) for row in cell.of]
             return REDUCERS[cell.reduce[0][0]]([number for number, _ in parts]), sum(n for _, n in parts)
@@ -100,7 +104,9 @@ class Outcome:
 
         def values(of: ScoreRef | str) -> float:
             if isinstance(of, str):
-                return self.fact(of, cell.fact or "", runs)
+                return self.fact(of, self.run(of), cell.fact or "", runs)
+            if cell.fact is not None and of in own:  # of a merge in memory
+                return self.fact(of, planning.evaluation(of), cell.fact, runs)
             metric, pair = (cell.metric, cell.pair) if of in own else (None, None)
             return self.score(of, metric, pair, runs if of in own else {})
 
@@ -122,7 +128,8 @@ class Outcome:
         found = primary(run) if metric is None and pair is None else None
         rows = readings(run, metric, pair)
         if found is None and not rows:
-            raise NoScore(f"{run.name} has no {metric or 'score'}{f' of {pair}' if pair else ''}")
+            remedy = f": give {SPM_MODEL}" if metric == "spbleu" else ""
+            raise NoScore(f"{run.name} has no {metric or 'score'}{f' of {pair}' if pair else ''}{remedy}")
         number = statistics.fmean(row["value"] for row in rows) if found is None else found
         return number if rows and rows[0]["metric"] in ("bleu", "spbleu", "chrf++") else 100 * number
 
@@ -130,16 +137,15 @@ class Outcome:
         found = self.planning.attempt(key, lambda: self.planning.model(key)) if key else None
         return found if isinstance(found, Run) else None
 
-    def fact(self, key: str, fact: str, runs: dict[Path, None]) -> float:
-        """A number that a training recorded."""
-        run = self.run(key)
+    def fact(self, key: str | ScoreRef, run: Run | None, fact: str, runs: dict[Path, None]) -> float:
+        """A number that a run recorded: a training, or the evaluation of a merge in memory."""
         if run is None:
-            raise NoScore(self.planning.problems.get(key, f"{key} is no run"))
+            raise NoScore(self.planning.problems.get(key, "its run cannot be planned, or is still to be chosen"))
         runs[run.folder] = None
         manifest = read_manifest(run.folder)
         if manifest is None:
             raise NoScore(f"{run.name} {self.failed.get(run.name, 'is not made yet')}")
-        found = last_validation(run) if fact == "ending_validation_loss" else manifest.facts.get(fact)
+        found = validation(run, fact) if fact in VALIDATIONS else manifest.facts.get(fact)
         if not isinstance(found, int | float):
             raise NoScore(f"{run.name} records no {fact}")
         return float(found)
@@ -164,7 +170,8 @@ class Outcome:
         cell = self.cells.get((row, column))
         if cell is None:
             return ""
-        parts = [MISSING if cell.value is None else f"{cell.value:.1f}"]
+        digits = 3 if self.planning.plan.cells[row, column].fact in VALIDATIONS else 1
+        parts = [MISSING if cell.value is None else f"{cell.value:.{digits}f}"]
         parts += [f"({cell.n})"] if cell.n > 1 and cell.value is not None else []
         parts += [f"[{cell.published:g}{'?' if cell.suspect else ''}]"] if cell.published is not None else []
         return " ".join(parts)
@@ -199,12 +206,14 @@ class Outcome:
         return found
 
 
-def last_validation(run: Run) -> float | None:
-    """The last validation loss of a training; of simultaneous training the mean of both sides'."""
+def validation(run: Run, fact: str) -> float | None:
+    """The validation loss of a training before its first step or the last one; of a joint set, of both sides."""
     log = run.folder / "log.jsonl"
     rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.is_file() else []
-    losses = [[loss for key, loss in row.items() if key.startswith("validation_loss")] for row in rows]
-    return next((statistics.fmean(found) for found in reversed(losses) if found), None)
+    losses = [(row["step"], row["validation_loss"]) for row in rows if "validation_loss" in row]
+    if fact == "starting_validation_loss":
+        losses = [one for one in losses if one[0] == 0]
+    return losses[-1][1] if losses else None
 
 
 def written(rows: list[list[Any]]) -> str:

@@ -19,7 +19,7 @@ from pipeline.config import conf
 from pipeline.config.stages import EvalStage, RunStage, TableStage, TrainStage
 from pipeline.config.words import stage_of
 from pipeline.errors import PipelineError
-from pipeline.runs.manifest import read_manifest
+from pipeline.runs.manifest import read_manifest, snapshot_hash
 from pipeline.runs.run import Parent, Run
 from pipeline.study.build.resolver import Resolver
 from pipeline.study.cells import Candidate, Pairs, ScoreRef, TablePlan, winner
@@ -37,7 +37,7 @@ def load(config: TableStage) -> Table:
     def find(name: str) -> tuple[str, str]:
         path = conf.table(name)
         try:
-            return path.read_text(encoding="utf-8"), path.name if path.parent == conf.folder() / conf.TABLES else name
+            return path.read_text(encoding="utf-8"), name if "/" in name or name.startswith(".") else path.name
         except UnicodeDecodeError as error:
             raise PipelineError(f"table={name} is not UTF-8 ({error}): write it again in UTF-8") from error
 
@@ -45,7 +45,8 @@ def load(config: TableStage) -> Table:
     if config.data_root is not None:
         plain = Path(config.data_root).is_dir() and "/" not in config.data_root
         every["data_root"] = f"./{config.data_root}" if plain else config.data_root
-    return read(*find(config.table), find, every)
+    table = read(*find(config.table), find, every)
+    return table if config.free_snapshots is None else replace(table, free_snapshots=config.free_snapshots)
 
 
 def reads(stage: str) -> set[str]:
@@ -171,9 +172,7 @@ class Planning:
             problem = f"eval={config.eval.name} holds {held}: say which of them is scored, task: ..."
             raise self.refused("score", problem)
         one = replace(tasks[0], where_possible=tasks[0].where_possible or bool(where_possible))
-        room = config.eval.max_gen_toks_of.get(score.language, config.eval.max_gen_toks)
-        name = f"{one.task}_{one.num_fewshot}shot"
-        asked = replace(config.eval, name=name, tasks=[one], max_gen_toks=room, max_gen_toks_of={})
+        asked = replace(config.eval, name=f"{one.task}_{one.num_fewshot}shot", tasks=[one])
         chosen = score.model if score.model in self.plan.chosen else None
         return build(replace(config, eval=asked, chosen_by=chosen), {**known, **theirs})
 
@@ -207,6 +206,12 @@ class Planning:
             problem = f"model={config.model.name} has no path: make it in a run of its own"
             raise self.refused(f"run {spec.run!r}", problem)
         return self.resolver({}).model(config.model.path, "model.path", config.model.revision)
+
+    def snapshots(self) -> set[str]:
+        """The hashes of the snapshots that the table names itself, RUN@STEP."""
+        named = {ref for spec in self.plan.specs.values() for ref in spec.refs() if ref.step is not None}
+        models = [(self.model(ref.spec), ref.step or 0) for ref in named if ref.spec not in self.problems]
+        return {snapshot_hash(model.hash, step) for model, step in models}
 
     def resolver(self, known: Mapping[str, Parent]) -> Resolver:
         return Resolver(Path(self.config.runs_dir), build, known)

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -124,6 +124,7 @@ class Table:
     beside: tuple[str, ...]
     compare: list[tuple[str, str]]
     free_snapshots: bool
+    asked: tuple[str, ...] = ()  # the keys of `every` that the command line gave
 
     def refuse(self, where: str, problem: str) -> PipelineError:
         return refuse(self.file, where, problem)
@@ -163,7 +164,7 @@ def read(
         if not raw.get(key):
             raise refuse(file, "", f"{key} is missing: a table has at least name, runs and columns")
     raw |= {key: mapping(file, key, raw.get(key)) for key in SECTIONS}
-    return Reader(file, raw, run_keys).table({**raw["every"], **(every or {})})
+    return replace(Reader(file, raw, run_keys).table({**raw["every"], **(every or {})}), asked=tuple(every or ()))
 
 
 def inherited(text: str, file: str, find: Find | None, above: tuple[str, ...]) -> Words:

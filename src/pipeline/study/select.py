@@ -8,8 +8,6 @@ choice.json with the whole ranking: so it is an expert as a training is, and sta
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +16,10 @@ from pipeline.config.evaluation import Measure
 from pipeline.config.knob import identity
 from pipeline.config.stages import SelectStage
 from pipeline.errors import PipelineError
+from pipeline.files import link as hard_link
 from pipeline.models.files import SUFFIXES
 from pipeline.runs.manifest import MANIFEST, read_manifest
-from pipeline.runs.run import Parent, Run
+from pipeline.runs.run import Parent, Run, Snapshot
 from pipeline.runs.unchanged import check_unchanged
 
 if TYPE_CHECKING:
@@ -61,6 +60,12 @@ def make(run: Run[SelectStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     assert manifest is not None
     base = (manifest.config.get("model") or {}).get("path") or manifest.facts.get("base")
     return {"weights": manifest.weights, "base": base, "choice": chosen, "candidates": len(rows)}
+
+
+def compared(selection: Run) -> list[Snapshot]:
+    """The snapshots that a selection ranks, made or not."""
+    models = [one for run in selection.parents.values() for one in [run, *getattr(run, "parents", {}).values()]]
+    return [one for one in models if isinstance(one, Snapshot)]
 
 
 def label(measure: Measure) -> str:
@@ -162,10 +167,7 @@ def choose(ranking: list[Row], place: int) -> Row:
 
 
 def link(folder: Path, work: Path) -> None:
-    """The model's files as hard links; copies where the file system has none."""
+    """The model's files, which take no room."""
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.suffix in SUFFIXES and path.name not in (MANIFEST, CHOICE):
-            try:
-                os.link(path, work / path.name)
-            except OSError:
-                shutil.copy2(path, work / path.name)
+            hard_link(path, work / path.name)

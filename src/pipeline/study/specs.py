@@ -49,6 +49,8 @@ class Specs:
         self.used: set[str] = set()  # the axes that something names
         self.made: dict[str, Spec] = {}  # parents first
         self._axes_of: dict[str, tuple[str, ...]] = {}
+        self.given: dict[str, set[str]] = {key: set() for key in table.every}  # key of every -> the runs that it is of
+        self.own: dict[str, list[str]] = {key: [] for key in table.every}  # those that read it and say their own
         self.runs = self._with_every(self._with_trials(table.runs))
         for name in self.runs:
             self.axes_of(name)
@@ -72,6 +74,11 @@ class Specs:
             unread -= words.keys()
             words = {key: value for key, value in words.items() if name not in behind.get(key, ())}
             found[name] = TableRun(name, row.kind, {**words, **row.words})
+            for key in words:
+                if key in row.words:
+                    self.own[key].append(name)
+                else:
+                    self.given[key].add(name)
             if row.kind == "base" and "model" not in words:
                 raise self.table.refuse(f"run {name!r}", "it is empty, the model of every, and every names no model")
         if unread:
@@ -89,10 +96,11 @@ class Specs:
         return key in known or group in known
 
     def read_by_eval(self, key: str) -> bool:
-        """What `every` says of evaluations; their model is said by the runs."""
+        """What `every` says of evaluations."""
         group = key.partition(".")[0]
         known = self.reads("eval")
-        return group not in ("checkpoint", "merge", "partition") and (key in known or group in known)
+        said = ("checkpoint", "merge", "partition", "languages")  # by the runs, and by `in`
+        return group not in said and (key in known or group in known)
 
     def _with_trials(self, runs: Mapping[str, TableRun]) -> dict[str, TableRun]:
         """A training that reads a key of `trials` becomes one for each of its values, and a run that chooses of them.
@@ -104,7 +112,7 @@ class Specs:
             trains = row.kind == "stage" and row.stage in TRAININGS
             mine = {key: of for key, of in self.table.trials.items() if trains and self.reads_key(row, key)}
             several = {key: key.replace(".", " ") for key, values in mine.items() if len(values) > 1}  # key -> its axis
-            words = {**row.words, **{key: values[0] for key, values in mine.items()}}
+            words = {**row.words, **{key: values[0] for key, values in mine.items() if values != ["recipe"]}}
             words |= {key: f"{{{axis}}}" for key, axis in several.items()}
             found[name] = TableRun(name, row.kind, words)
             if several:

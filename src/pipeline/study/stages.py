@@ -20,6 +20,7 @@ from pipeline.config.stages import (
     PrefetchStage,
     RunStage,
     SelectStage,
+    ShowStage,
     Stage,
     StatusStage,
     SweepStage,
@@ -102,6 +103,7 @@ STUDY_STAGES = {
     "table": Row(TableStage, "pipeline.study.table:make_table"),
     "report": Row(TableStage, "pipeline.study.table:report_table"),
     "status": Row(StatusStage, "pipeline.study.status:show_status"),
+    "show": Row(ShowStage, "pipeline.study.show:show_run"),
     "prefetch": Row(PrefetchStage, "pipeline.study.prefetch:prefetch"),
     "clean": Row(CleanStage, "pipeline.study.clean:clean_up"),
 }

@@ -112,5 +112,5 @@ def evaluation_at(config: SweepStage, point: Point) -> EvalStage:
 def refuse_unfinished(run: Run) -> None:
     """A sweep starts from experts that are there."""
     for role, one in run.parents.items():
-        if isinstance(one, Run):
+        if isinstance(one, Run) and not isinstance(one.config, EvalStage):
             raise PipelineError(f"{role} {one.name} is not finished: make it first")

@@ -7,15 +7,18 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.config.stages import EvalStage, PlanStage, TableStage
+from pipeline.config.stages import EvalStage, PlanStage, SelectStage, TableStage
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import read_lock
 from pipeline.report.text import aligned
 from pipeline.runs.folders import finished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
+from pipeline.study.asked import check_claims
 from pipeline.study.bill import bill
-from pipeline.study.contrasts import contrasts
+from pipeline.study.build.evaluation import is_bundle
+from pipeline.study.clean import free_ranked, freed_needed
+from pipeline.study.contrasts import contrasts, write_contrasts
 from pipeline.study.execute import execute
 from pipeline.study.gather import gather
 from pipeline.study.graph import History, ordered, unfinished
@@ -26,14 +29,23 @@ from pipeline.study.planning import Planning
 
 
 def show_plan(config: PlanStage) -> str:
-    """The runs of a table by kind, what they cost, what is missing, and what its contrasts could show."""
+    """The runs of a table by kind, what they cost, what is missing, and what its contrasts could show.
+
+    Raises:
+        PipelineError: a run that cannot fit plan.gpu and plan.gpus, a sentence for each cause, with all that is shown.
+    """
     planning = Planning.of(config)
+    check_claims(planning)
     runs = ordered(planning.targets())
     lines = [show(runs, config.plan.lines), *kinds(planning, runs)]
-    lines += bill(runs, config.plan) if config.plan.gpu else []
-    lines += [*told_every(planning), *contrasts(planning)]
+    waiting = [run for score in planning.waiting() if (run := planning.like(score))]
+    cost = bill(runs, config.plan, planning.plan.table.free_snapshots, waiting) if config.plan.gpu else None
+    lines += [*(cost.lines() if cost else []), *told_every(planning), *contrasts(planning)]
+    lines += [f"cannot be made: {name} was freed, train it again with redo=true" for name in freed_needed(runs)]
     for told, count in Counter(planning.problems.values()).items():
         lines.append(f"cannot be planned: {told}{f' ({count} times)' if count > 1 else ''}")
+    if cost and cost.causes:
+        raise PipelineError("\nerror: ".join(cost.causes), shown="\n".join(lines))
     return "\n".join(lines)
 
 
@@ -66,7 +78,8 @@ def kinds(planning: Planning, runs: Sequence[Run]) -> list[str]:
     there: dict[str, list[Run]] = {}
     for run in runs:
         live = isinstance(run.config, EvalStage) and run.config.merge is not None
-        there.setdefault("eval of a merge in memory" if live else run.config.stage, []).append(run)
+        kind = "averages of evals" if is_bundle(run) else "eval of a merge in memory" if live else run.config.stage
+        there.setdefault(kind, []).append(run)
     left = unfinished(list(runs))
     lines = [f"{kind}: {len(of)}, {sum(run.hash not in left for run in of)} finished" for kind, of in there.items()]
     plan, waiting = planning.plan, len(planning.waiting())
@@ -77,7 +90,7 @@ def kinds(planning: Planning, runs: Sequence[Run]) -> list[str]:
 
 
 def is_score(run: Run) -> bool:
-    return isinstance(run.config, EvalStage)
+    return isinstance(run.config, EvalStage) and not is_bundle(run)
 
 
 def make_table(config: TableStage) -> Path:
@@ -86,7 +99,11 @@ def make_table(config: TableStage) -> Path:
     Failed runs stand in what is written, and the stage fails after it.
     """
     planning = Planning.of(config)
+    check_claims(planning)
     targets = planning.targets()
+    if gone := freed_needed(ordered(targets)):
+        problem = f"table={config.table} needs {', '.join(gone)}, which {'was' if len(gone) == 1 else 'were'} freed"
+        raise PipelineError(f"{problem}: train again with redo=true, or leave out what is made from it")
     if planning.problems:
         told = next(iter(planning.problems.values()))
         raise PipelineError(f"{len(planning.problems)} parts of table={config.table} cannot be planned, first: {told}")
@@ -96,13 +113,25 @@ def make_table(config: TableStage) -> Path:
     made: set[str] = set()
     with resident():
         while targets := [run for run in targets if run.hash not in made]:
-            failed = execute(targets, failed)
+            failed = make_all(planning, targets, failed)
             made |= {run.hash for run in targets}
             targets = planning.targets()
     page = write(planning, failed)
     if failed:
         raise PipelineError(f"{len(failed)} runs failed ({', '.join(failed)}); {page} shows what there is")
     return page
+
+
+def make_all(planning: Planning, targets: list[Run], failed: dict[str, str]) -> dict[str, str]:
+    """Make runs; with free_snapshots selection by selection, and what one has ranked is freed before the next."""
+    if planning.plan.table.free_snapshots:
+        runs = ordered(targets)
+        kept = planning.snapshots()
+        for selection in (run for run in runs if isinstance(run.config, SelectStage)):
+            failed = execute([selection], failed)
+            for name in free_ranked(runs, kept):
+                print(f"freed: {name}, which is ranked", file=sys.stderr)
+    return execute(targets, failed)
 
 
 def report_table(config: TableStage) -> Path:
@@ -121,10 +150,11 @@ def report_table(config: TableStage) -> Path:
 
 
 def write(planning: Planning, failed: dict[str, str]) -> Path:
-    """The page of all scores, and beside it the cells that the table reduces them to."""
+    """The page of all scores, and beside it the cells that the table reduces them to, its contrasts and claims."""
     from pipeline.report.write import write_report
 
     folder = Path(planning.config.runs_dir) / "reports" / planning.plan.table.name
+    write_contrasts(planning, folder)
     page = write_report(gather(planning, failed), folder)
     Outcome.of(planning, failed).write(folder)
     track(planning, folder)

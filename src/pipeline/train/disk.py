@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from pipeline.config.stages import TrainStage
+from pipeline.config.training import Sft
 from pipeline.models.anatomy import anatomy
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.models.partition import sides
@@ -17,17 +18,19 @@ from pipeline.train.steps import snapshots_at_once, whole_batches
 def bytes_of_training(run: Run[TrainStage]) -> dict[str, int]:
     """What for -> bytes: the weights, one resume point beside the one before it, and snapshots."""
     sft = run.config.sft
-    whole, trained = parameters(run)
+    return written(sft, *parameters(run), snapshots(run), points=1 if sft.resume_minutes is None else 2)
+
+
+def written(sft: Sft, whole: int, trained: int, snapshots: int, points: int) -> dict[str, int]:
+    """What for -> bytes that a training writes. whole, trained: parameters; of adapters what is trained is theirs.
+
+    points: resume points on the disk at once; snapshots: these too.
+    """
     held = 2 if sft.weights == "bfloat16" and sft.adapter == "none" else 4  # bytes of a trained weight
     kept = trained if sft.adapter == "lora" else whole  # an expert of adapters is them alone
     weights = kept * (2 if sft.save_dtype == "bfloat16" else held)
     states = trained * (bytes_per_parameter(sft) - 2 * held)  # what is neither weight nor gradient
-    points = 1 if sft.resume_minutes is None else 2
-    return {
-        "weights": weights,
-        "resume points": points * (kept * held + states),
-        "snapshots": weights * snapshots(run),
-    }
+    return {"weights": weights, "resume points": points * (kept * held + states), "snapshots": weights * snapshots}
 
 
 def parameters(run: Run[TrainStage]) -> tuple[int, int]:

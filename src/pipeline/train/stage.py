@@ -21,6 +21,7 @@ from pipeline.config.stages import TrainStage
 from pipeline.config.training import Sft
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
+from pipeline.merge.live import release
 from pipeline.train.examples import by_side, dataset, measure, validation_sets
 from pipeline.train.load import check_base, load_model, load_tokenizer, local_base
 from pipeline.train.memory import bytes_per_parameter, micro_batches, refuse_without_room
@@ -48,6 +49,7 @@ def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """The stage in one of its processes; the first saves and answers."""
     config = run.config
     quiet()
+    release()  # what evaluations before it left in memory
     torch.use_deterministic_algorithms(config.deterministic)
     set_seed(config.seed)
 
@@ -60,7 +62,8 @@ def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     lengths = measure(examples, tokenizer, config.sft, base, validation)
     model, parts = choose(load_model(run, tokenizer, base), config.sft, config.partition)
     numbers = size_of(model, config.sft)
-    refuse_without_room(numbers["training_bytes"], gpu_memory(), config.sft)
+    adapters = numbers["trained_parameters"] if config.sft.adapter == "lora" else 0
+    refuse_without_room(numbers["parameters"] - adapters, numbers["trained_parameters"], gpu_memory(), config.sft)
 
     trainer, steps, sides = trainer_of(config, model, parts, tokenizer, examples, validation, work / "trainer")
     first = trainer.is_world_process_zero()
@@ -81,6 +84,7 @@ def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         return save(model, tokenizer, folder, config.sft.save_dtype, whole) if first else {}
 
     with supervised(trainer, run, tracker, save_to, base) as checkpoints:
+        trainer.args.eval_on_start = config.sft.validate_at_start and checkpoints.resume_from is None
         result = trainer.train(resume_from_checkpoint=checkpoints.resume_from)
     whole = gathered()
     if not first:

@@ -165,5 +165,6 @@ def swapped_counts(config: LayerSwap, layers: int) -> tuple[int, int, int, int]:
         raise PipelineError(
             f"merge.bottom_layers={b}, merge.bottom_transition={t_b}, merge.top_transition={t_u} and "
             f"merge.top_layers={u} are {b + t_b + t_u + u} layers, but the model has {layers}: lower them"
+            + ("" if config.scale_to_depth else ", or set merge.scale_to_depth=true")
         )
     return b, u, t_b, t_u

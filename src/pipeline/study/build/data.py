@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config.stages import DataStage, EvalStage
+from pipeline.config import conf
+from pipeline.config.stages import Data, DataStage, EvalStage
 from pipeline.data import benchmark_files
-from pipeline.data.draw import check_halves
 from pipeline.data.mixture import files_read
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
@@ -19,9 +19,36 @@ from pipeline.study.needs import benchmark_sources
 
 
 def build(config: DataStage, resolver: Resolver) -> Draft:
-    check_halves(config)
-    config = at_locked_revisions(config)
-    return config, f"data-{config.expert.name}", parents_of(config, resolver)
+    label = f"data-{config.expert.name}"
+    if config.expert.union:
+        config, parents = joint(config, resolver)
+        return config, label, parents
+    config = at_locked_revisions(without_left_out(config))
+    return config, label, parents_of(config, resolver)
+
+
+def joint(config: DataStage, resolver: Resolver) -> tuple[DataStage, dict[str, Parent]]:
+    """A joint set is decided by the two experts' data runs, and by how it is shuffled."""
+    experts = config.expert.union
+    if sorted(one.side for one in experts.values()) != ["language", "math"]:
+        told = ", ".join(f"{name} {one.side}" for name, one in experts.items())
+        raise PipelineError(
+            f"expert.union of expert={config.expert.name} is of sides {told}: give a math and a language expert"
+        )
+    parents: dict[str, Parent] = {
+        name: resolver.run(replace(config, expert=one, redo=False)) for name, one in experts.items()
+    }
+    return replace(config, data=Data(shuffle=config.data.shuffle)), parents
+
+
+def without_left_out(config: DataStage) -> DataStage:
+    """The expert without the sources that data.leave_out names; they may be another expert's."""
+    left_out = config.data.leave_out or []
+    known = {*config.expert.sources, *conf.options("data")}
+    if odd := [name for name in left_out if name not in known]:
+        raise PipelineError(f"data.leave_out={odd[0]} is no source: name of {', '.join(config.expert.sources)}")
+    sources = {name: source for name, source in config.expert.sources.items() if name not in left_out}
+    return replace(config, expert=replace(config.expert, sources=sources))
 
 
 def at_locked_revisions(config: DataStage) -> DataStage:

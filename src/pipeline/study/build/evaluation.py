@@ -1,16 +1,22 @@
-"""The builder of evaluations: the model or merge that is scored, and the files that hold the questions."""
+"""The builder of evaluations: the model or merge that is scored, the files that hold the questions; of several tasks or
+languages, the runs that score one each."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from pipeline.config.stages import EvalStage
+from pipeline.config.stages import EvalStage, EvalTask
 from pipeline.data import benchmark_files
 from pipeline.errors import PipelineError
+from pipeline.evaluate.bundle import scoring_runs
+from pipeline.evaluate.tasks import task_definitions
 from pipeline.files import content_hash, sha256
 from pipeline.languages import language
-from pipeline.runs.run import External
+from pipeline.runs.run import External, Parent, Run
 from pipeline.study.build.data import locked_benchmarks
 from pipeline.study.build.merge import described
 from pipeline.study.build.resolver import Draft, Resolver, label_of
@@ -26,6 +32,13 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
     else:
         parents = {"checkpoint": resolver.model(config.checkpoint, "checkpoint")}
         label = label_of(parents["checkpoint"])
+    name, each = config.eval.name, scoring_runs(config)
+    if len(each) > 1:
+        refuse_early(config, resolver)
+        known = named(config, parents)
+        scored: dict[str, Parent] = {role: resolver.run(one, known) for role, one in each.items()}
+        return config, f"eval-{name}-{label}", parents | scored
+    config = next(iter(each.values()), config)
     if config.data_root is not None:
         parents["data_root"] = resolver.data_root(config.data_root) or questions(config, Path(config.data_root))
         for model in [one for role, one in parents.items() if role != "data_root"]:
@@ -36,10 +49,47 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
         file = Path(config.eval.spm_model)
         if not file.is_file():
             raise PipelineError(
-                f"eval.spm_model={file} is no file: give the SentencePiece model of spBLEU, or leave it out"
+                f"eval.spm_model={file} is no file: give the SentencePiece model of spBLEU, which sacrebleu -tok "
+                "flores200 fetches to ~/.sacrebleu/models/flores200sacrebleuspm, or leave it out"
             )
         parents["spm_model"] = External(file.name, sha256(file), file)
-    return config, f"eval-{config.eval.name}-{label}", parents
+    return config, f"eval-{name}-{label}", parents
+
+
+def is_bundle(run: Run) -> bool:
+    """Whether a run is of several tasks or languages: it scores nothing itself, its parents do."""
+    return any(isinstance(one, Run) and isinstance(one.config, EvalStage) for one in run.parents.values())
+
+
+def named(config: EvalStage, parents: Mapping[str, Parent]) -> dict[str, Parent]:
+    """The model's runs by what the configuration calls them, so that they are not looked for again."""
+    if config.checkpoint is not None:
+        return {config.checkpoint: parents["checkpoint"]}
+    assert config.merge is not None
+    found = {str(reference): parents[role] for role, (_, reference) in config.merge.references().items()}
+    return found | ({config.merge.base: parents["base"]} if config.merge.base else {})
+
+
+def refuse_early(config: EvalStage, resolver: Resolver) -> None:
+    """What one of the tasks would be refused for, before any of them is scored. Data that is to be made is not read."""
+    made = resolver.data_root(config.data_root) if config.data_root is not None else None
+    root = made.folder if made else Path(config.data_root) if config.data_root is not None else None
+    if root is None or root.is_dir():
+        asked = config.eval
+        tasks = tuple((one.task, one.num_fewshot, one.where_possible) for one in asked.tasks)
+        _refuse(tasks, tuple(config.languages), root, asked.split, asked.exemplars, asked.run_code)
+
+
+@lru_cache(maxsize=64)
+def _refuse(
+    tasks: tuple[tuple[str, int, bool], ...], languages: tuple[str, ...], root: Path | None, split: str,
+    exemplars: str, run_code: bool,
+) -> None:  # fmt: skip
+    with TemporaryDirectory() as folder:
+        task_definitions(
+            [EvalTask(*task) for task in tasks], languages, root, Path(folder), split=split, exemplars=exemplars,
+            run_code=run_code, left_out=[],
+        )  # fmt: skip
 
 
 def questions(config: EvalStage, folder: Path) -> External:

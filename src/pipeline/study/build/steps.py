@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pipeline.config.stages import DataStage, TrainStage
-from pipeline.data.draw import halves, joint
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 
@@ -17,6 +16,9 @@ def planned_rows(data: Run[DataStage]) -> int | None:
     manifest = read_manifest(data.folder)
     if manifest is not None:
         return int(manifest.facts["counts"]["train"])
+    if data.config.expert.union:
+        rows = [planned_rows(one) for one in data.parents.values() if isinstance(one, Run)]
+        return None if None in rows else sum(count or 0 for count in rows)
     config = data.config
     return None if config.data.allow_fewer else config.data.size or config.expert.size
 
@@ -24,8 +26,8 @@ def planned_rows(data: Run[DataStage]) -> int | None:
 def planned_steps(training: Run[TrainStage]) -> int | None:
     """Optimizer steps, as training counts them: whole batches of all passes; None where the rows are not known.
 
-    Simultaneous training takes as many of each side as the shorter gives, in whole turns. A set drawn by shares is
-    halves of both sides; of another, and of rows that are packed, the number is not known before.
+    Simultaneous training takes as many of each side as the shorter gives, in whole turns. Of rows that are packed the
+    number is not known before.
     """
     sft, data = training.config.sft, training.parents["data"]
     if sft.steps is not None:
@@ -36,6 +38,5 @@ def planned_steps(training: Run[TrainStage]) -> int | None:
     if sft.method != "simultaneous":
         return rows * sft.epochs // sft.batch_size
     assert isinstance(data, Run)
-    shared = joint(data.config) and any(source.share for source in data.config.expert.sources.values())
-    turns = min(halves(rows, 2)) * sft.epochs // sft.batch_size // sft.steps_per_switch
-    return 2 * turns * sft.steps_per_switch if shared else None
+    sides = [planned_rows(one) or 0 for one in data.parents.values() if isinstance(one, Run)]
+    return 2 * (min(sides) * sft.epochs // sft.batch_size // sft.steps_per_switch) * sft.steps_per_switch

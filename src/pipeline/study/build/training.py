@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from pipeline.config.stages import DataStage, TrainStage
+from pipeline.config.stages import DataStage, Expert, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
 from pipeline.models.partition import resolved
@@ -28,6 +29,8 @@ def build(config: TrainStage, resolver: Resolver) -> Draft:
     told = not isinstance(base, External) or base.folder.is_dir()  # a model of the hub is asked only where it must be
     if config.partition is not None and (config.partition.scale_to_depth or told):
         config = replace(config, partition=resolved(config.partition, depth(config, parents)))  # or refused
+    if told:
+        check_length(config, parents)
     way = {"sft": config.sft.name, "cpt": f"cpt-{config.sft.name}".removesuffix("-full")}[config.stage]
     way += f"-{config.partition.name}" if config.partition else ""
     return config, f"{config.expert.name}-{way}-s{config.seed}", parents
@@ -61,6 +64,8 @@ def check_method(config: TrainStage) -> None:
             f"sft.steps={sft.steps} with sft.steps_per_switch={sft.steps_per_switch} ends before the language side's "
             f"first turn: give sft.steps={2 * sft.steps_per_switch} or more, or fewer steps per switch"
         )
+    if sft.validate_at_start and not config.data.validation:
+        raise PipelineError("sft.validate_at_start=true needs validation rows: give data.validation=N, or leave it out")
     bytes_per_parameter(sft)
     if sft.optimizer == "adamw_bf16" and sft.adam_beta2 > MOST_BETA2:
         raise PipelineError(
@@ -76,15 +81,31 @@ def check_method(config: TrainStage) -> None:
         raise PipelineError("sft.optimizer=muon_adamw makes bases from nothing: use sft.optimizer=adamw with adapters")
 
 
+def check_length(config: TrainStage, parents: dict[str, Parent]) -> None:
+    """Refuse rows that are longer than what the base was made for: its positions there mean nothing."""
+    longest = architecture(config, parents).get("max_position_embeddings")
+    if longest is not None and config.sft.seq_length > int(longest):
+        raise PipelineError(
+            f"sft.seq_length={config.sft.seq_length} is above the {longest} positions of model={config.model.name}: "
+            f"give sft.seq_length={longest} or less"
+        )
+
+
 def depth(config: TrainStage, parents: dict[str, Parent]) -> int:
     """The number of layers of the base, made or not. PipelineError where nothing on this machine tells it."""
+    return int(architecture(config, parents)["num_hidden_layers"])
+
+
+def architecture(config: TrainStage, parents: dict[str, Parent]) -> dict[str, Any]:
+    """The config.json of the base, made or not. PipelineError where nothing on this machine tells it."""
     if config.model.init == "random":
-        return int(config.model.architecture["num_hidden_layers"])
+        return config.model.architecture
     base = parents["model"]
     if isinstance(base, Run) and isinstance(base.config, TrainStage):
-        return depth(base.config, base.parents)
-    if isinstance(base, Run):  # a merge has the depth of what it merges
-        return next(depth(config, {"model": one}) for role, one in base.parents.items() if role != "data_root")
+        return architecture(base.config, base.parents)
+    if isinstance(base, Run):  # a merge has the shape of what it merges
+        merged = (one for role, one in base.parents.items() if role != "data_root")
+        return next(architecture(config, {"model": one}) for one in merged)
     path = base.folder / "config.json"
     if not base.folder.is_dir():
         path = Path(hub_file(str(base.folder), config.model.revision))
@@ -92,8 +113,8 @@ def depth(config: TrainStage, parents: dict[str, Parent]) -> int:
         manifest = read_manifest(base.folder)
         if manifest is None or "model" not in manifest.parents:
             raise PipelineError(f"model.path={base.folder} has no config.json: name a folder with a model")
-        return depth(config, {"model": base_of(base, config)})
-    return int(json.loads(path.read_bytes())["num_hidden_layers"])
+        return architecture(config, {"model": base_of(base, config)})
+    return json.loads(path.read_bytes())
 
 
 def hub_file(name: str, revision: str | None) -> str:
@@ -109,9 +130,7 @@ def hub_file(name: str, revision: str | None) -> str:
 
 
 def parents_of(config: TrainStage, resolver: Resolver) -> dict[str, Parent]:
-    expert = config.expert
-    if config.stage == "cpt" and expert.text:  # the same words, stage=cpt expert=bn, read the set of plain text
-        expert = replace(expert, name=f"{expert.name}_text", sources=expert.text, text={}, size=None)
+    expert = plain_text(config.expert) if config.stage == "cpt" else config.expert
     data = DataStage(
         stage="data", runs_dir=config.runs_dir, tracking=config.tracking, seed=config.seed, group=config.group,
         expert=expert, data=config.data, data_root=config.data_root,
@@ -121,7 +140,8 @@ def parents_of(config: TrainStage, resolver: Resolver) -> dict[str, Parent]:
         if config.model.path is None:
             raise PipelineError(f"model={config.model.name} has no path: give model.path=RUN, or model.init=random")
         parents["model"] = resolver.model(config.model.path, "model.path", config.model.revision)
-        refuse_another_world(parents["model"], getattr(parents["data"], "parents", {}).get("data_root"), config)
+        if config.data_root is not None:
+            refuse_another_world(parents["model"], resolver.data_root(config.data_root), config)
     if config.model.tokenizer == "data_root":
         if config.data_root is None:
             raise PipelineError(
@@ -129,6 +149,16 @@ def parents_of(config: TrainStage, resolver: Resolver) -> dict[str, Parent]:
             )
         parents["data_root"] = resolver.data_root(config.data_root) or with_tokenizer(Path(config.data_root))
     return parents
+
+
+def plain_text(expert: Expert) -> Expert:
+    """What stage=cpt reads of an expert: its set of plain text, where it has one; a joint set, where both have."""
+    if expert.union and all(one.text for one in expert.union.values()):
+        union = {name: plain_text(one) for name, one in expert.union.items()}
+        return replace(expert, name=f"{expert.name}_text", union=union)
+    if not expert.text:
+        return expert
+    return replace(expert, name=f"{expert.name}_text", sources=expert.text, text={}, size=None)
 
 
 def with_tokenizer(folder: Path) -> External:

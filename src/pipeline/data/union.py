@@ -1,0 +1,73 @@
+"""A joint set (Layer Swapping 5.2, Unreasonable Effectiveness 4.2): the union of what two experts' data runs give."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.data.rows import read_jsonl
+from pipeline.errors import PipelineError
+
+Row = dict[str, str]
+
+
+def unite(
+    sets: Mapping[str, Path], sides: Mapping[str, str], seed: int | None
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """train and validation of a joint set, and source -> the rows left out of it. `sets`: expert -> the folder of its
+    data run; `sides`: expert -> the side that its rows are given.
+
+    Training rows are those of both, shuffled once by `seed` (None: one set after the other). Neither's validation rows
+    are among them: one that the other expert trains on is left out. The validation rows are those of both.
+
+    Raises:
+        PipelineError: one set is plain text and the other is not.
+    """
+    rows = {part: {one: read_jsonl(folder / f"{part}.jsonl") for one, folder in sets.items()} for part in PARTS}
+    if len({"text" in one[0] for one in rows["train"].values()}) > 1:
+        raise PipelineError(f"{' and '.join(sets)} are plain text and prompts with completions: join sets of one kind")
+    held_out = {content(row) for found in rows["validation"].values() for row in found}
+    left_out = {one: sum(content(row) in held_out for row in found) for one, found in rows["train"].items()}
+    united = {
+        part: [row | {"side": sides[one]} for one, found in each.items() for row in found]
+        for part, each in rows.items()
+    }
+    united["train"] = [row for row in united["train"] if content(row) not in held_out]
+    if seed is not None:
+        random.Random(seed).shuffle(united["train"])
+    return united, left_out
+
+
+PARTS = ("train", "validation")
+
+
+def content(row: Row) -> tuple[str, ...]:
+    """What a row says, whoever's it is."""
+    return (row["text"],) if "text" in row else (row["prompt"], row["completion"])
+
+
+def write(work: Path, sets: Mapping[str, Path], sides: Mapping[str, str], seed: int | None) -> dict[str, Any]:
+    """train.jsonl, validation.jsonl and the card of a joint set. Gives the counts that the card states."""
+    united, left_out = unite(sets, sides, seed)
+    counts: dict[str, Any] = {part: len(rows) for part, rows in united.items()}
+    lines = [
+        "# Joint training set", "",
+        f"{counts['train']} training rows, {counts['validation']} for validation: the union of the sets below, "
+        + ("one after the other" if seed is None else f"shuffled once (seed {seed})")
+        + ". Their own cards say what they are made of.", "",
+        "| expert | data run | side | training rows | for validation | left out: the other's validation rows |",
+        "|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for one, folder in sets.items():
+        mine = {part: sum(row["side"] == sides[one] for row in rows) for part, rows in united.items()}
+        counts[one] = {"taken": sum(mine.values()), "left_out": left_out[one]}
+        cells = (one, folder.name, sides[one], mine["train"], mine["validation"], left_out[one])
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    for part, rows in united.items():
+        with open(work / f"{part}.jsonl", "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (work / "data_card.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return counts

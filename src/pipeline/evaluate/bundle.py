@@ -1,0 +1,81 @@
+"""An evaluation of several tasks or languages: the scoring runs that it is made of, and what they come to together.
+
+A scoring run is one model, one task with its shots, one language, whoever asks for it: a table, a sweep, a selection
+and stage=eval share it. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.evaluate.records import EvaluationResult, ScoreRow, average_of_ten, mean_of, named_scores, write_scores
+from pipeline.files import link
+
+if TYPE_CHECKING:
+    from pipeline.config.stages import EvalStage
+    from pipeline.runs.run import Parent
+
+
+def scoring_runs(config: EvalStage) -> dict[str, EvalStage]:
+    """Role -> the scoring run's configuration, for each task in each language. FLORES goes between English and others.
+
+    The longest answer of a language stands where that of all did, and only FLORES has a model for spBLEU, so that a
+    scoring run is the same whatever else it was asked for with.
+    """
+    asked, found = config.eval, {}
+    for task in asked.tasks:
+        name = f"{task.task}_{task.num_fewshot}shot"
+        for language in dict.fromkeys(config.languages):
+            if task.task == "flores" and language == "en" and len(set(config.languages)) > 1:
+                continue
+            one = replace(
+                asked, name=name, tasks=[task], max_gen_toks_of={},
+                max_gen_toks=asked.max_gen_toks_of.get(language, asked.max_gen_toks),
+                spm_model=asked.spm_model if task.task == "flores" else None,
+            )  # fmt: skip
+            found[f"{name}.{language}"] = replace(config, eval=one, languages=[language])
+    return found
+
+
+def gather(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
+    """What finished scoring runs come to together: all their rows, and the averages over languages, in scores.json; in
+    samples/ their questions, as hard links. Gives the facts of a run, as scoring does.
+    """
+    kept = [json.loads((one.folder / "scores.json").read_text(encoding="utf-8")) for one in scored.values()]
+    rows, beside = ([ScoreRow.from_json(row) for one in kept for row in one[side]] for side in ("rows", "beside"))
+    averages = over_languages([*rows, *beside]) + average_of_ten([*rows, *beside])
+    harness = kept[0]["harness"]
+    for key, value in harness.items():
+        if isinstance(value, dict):
+            harness[key] = {name: inner for one in kept for name, inner in one["harness"][key].items()}
+        elif isinstance(value, list):
+            harness[key] = [inner for one in kept for inner in one["harness"][key]]
+    result = EvaluationResult(rows, {}, harness, beside + averages)
+    write_scores(result, work)
+    (work / "samples").mkdir()
+    for one in scored.values():
+        for path in sorted((one.folder / "samples").iterdir()):
+            link(path, work / "samples" / path.name)
+    return {"scores": named_scores(result), "harness": harness}
+
+
+def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
+    """Each metric of a task over its languages, each of the same weight; of FLORES from and into English apart.
+
+    It has no standard error, as languages share their questions. None where a language has no score.
+    """
+    alike: dict[tuple[Any, ...], dict[str, ScoreRow]] = {}
+    for row in rows:
+        if row.subject is None:
+            to_english = row.pair is not None and row.pair.endswith("-en")
+            place = (row.task, row.num_fewshot, row.metric, row.filter, row.pair is not None, to_english)
+            alike.setdefault(place, {})[row.language] = row
+    return [
+        mean_of(list(found.values()), "mean", pair=("mean-en" if to_english else "en-mean") if paired else None)
+        for (*_, paired, to_english), found in alike.items()
+        if len(found) > 1 and all(row.value is not None for row in found.values())
+    ]

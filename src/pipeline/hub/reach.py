@@ -1,0 +1,63 @@
+"""Whether the Hub answers, asked once before libraries ask it many times, and how to do without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pipeline.errors import PipelineError
+
+SECONDS = 5  # for the Hub to answer
+
+
+def refusal(repository: str) -> Exception | None:
+    """None where the Hub has this data set for us, else what asking once raised."""
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().dataset_info(repository, timeout=SECONDS)
+    except Exception as error:  # whatever the network does, HF_HUB_OFFLINE, or an answer that is no
+        return error
+    return None
+
+
+def why_not(repository: str) -> str | None:
+    """None where the Hub has this data set for us, else what it says, in one line."""
+    error = refusal(repository)
+    return None if error is None else next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Inside, sets come from the cache alone: `datasets` asks a Hub that does not answer six times, half a minute."""
+    import datasets
+    from huggingface_hub import constants
+
+    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
+
+
+@contextmanager
+def reaching(repository: str) -> Iterator[None]:
+    """Inside, a data set is loaded: from the cache alone where the Hub does not answer.
+
+    Raises:
+        ConnectionError: it does not answer, and the cache does not have the set. Other refusals (not found, gated) are
+            left to the library that loads.
+    """
+    error = refusal(repository)
+    status = getattr(getattr(error, "response", None), "status_code", 500)  # without an answer there is none
+    if error is None or status < 500:
+        yield
+        return
+    with offline():
+        try:
+            yield
+        except PipelineError:
+            raise
+        except Exception as failed:
+            raise ConnectionError(str(error)) from failed

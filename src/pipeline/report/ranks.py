@@ -1,0 +1,215 @@
+"""Tests on ranks, for tables whose blocks are models and languages. Pure functions on arrays.
+
+SciPy and scikit-posthocs do the work and are imported where they are needed; ours are the permutations within
+clusters, since blocks of one model share its math expert, and the pooling of correlations.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike
+
+PERMUTATIONS = 10_000
+
+
+@dataclass(frozen=True)
+class Friedman:
+    """statistic: chi-squared with treatments - 1 degrees of freedom, p: its tail; permuted: p by permutation of the
+    treatments' labels within clusters of blocks, the one to believe where blocks are not independent.
+
+    mean_ranks: (treatments,), 1 the highest score. nemenyi, conover: (treatments, treatments) p of each pair, Conover's
+    by Holm. critical_difference: of mean ranks, Nemenyi's at 5 %.
+    """
+
+    statistic: float
+    p: float
+    permuted: float
+    mean_ranks: np.ndarray
+    nemenyi: np.ndarray
+    conover: np.ndarray
+    critical_difference: float
+
+
+def friedman(scores: ArrayLike, clusters: Sequence[Hashable] | None = None, seed: int = 0) -> Friedman:
+    """Friedman's test of scores (blocks, treatments), with its post hoc tests (Demsar 2006).
+
+    clusters: which cluster each block belongs to (its model); None: each its own. Under no effect of treatments, a
+    cluster's labels can be exchanged, in all of its blocks alike: p is the share of such permutations whose statistic
+    is as large. Raises ValueError below three treatments or two blocks.
+    """
+    import numpy as np
+    import scikit_posthocs
+    from scipy.stats import chi2, rankdata
+
+    array = np.asarray(scores, dtype=float)
+    blocks, treatments = array.shape
+    if treatments < 3 or blocks < 2:
+        raise ValueError(f"Friedman's test needs three treatments and two blocks, not {treatments} and {blocks}")
+    ranks = rankdata(-array, axis=1)  # (blocks, treatments)
+    statistic = _chi_squared(ranks)
+    names = list(range(blocks)) if clusters is None else list(clusters)
+    members = [[at for at, one in enumerate(names) if one == name] for name in dict.fromkeys(names)]
+    rng = np.random.default_rng(seed)
+    ties = np.sum(ranks**2) - blocks * treatments * (treatments + 1) ** 2 / 4
+    sums = np.zeros((PERMUTATIONS, treatments))
+    for rows in members:
+        order = np.argsort(rng.random((PERMUTATIONS, treatments)), axis=1)
+        sums += ranks[rows].sum(axis=0)[order]
+    centred = np.sum((sums - blocks * (treatments + 1) / 2) ** 2, axis=1)
+    drawn = (treatments - 1) * centred / ties if ties > 0 else np.zeros(PERMUTATIONS)
+    with np.errstate(divide="ignore", invalid="ignore"):  # blocks that all agree, or all tie
+        conover = scikit_posthocs.posthoc_conover_friedman(array, p_adjust="holm").to_numpy()
+    return Friedman(
+        statistic=statistic, p=float(chi2.sf(statistic, treatments - 1)),
+        permuted=float((1 + np.sum(drawn >= statistic - 1e-9)) / (1 + PERMUTATIONS)), mean_ranks=ranks.mean(axis=0),
+        nemenyi=scikit_posthocs.posthoc_nemenyi_friedman(array).to_numpy(),
+        conover=np.nan_to_num(conover, nan=1.0),
+        critical_difference=critical_difference(treatments, blocks),
+    )  # fmt: skip
+
+
+def _chi_squared(ranks: np.ndarray) -> float:
+    """Friedman's statistic of ranks (blocks, treatments), corrected for ties; 0 where all are tied."""
+    import numpy as np
+
+    blocks, treatments = ranks.shape
+    ties = np.sum(ranks**2) - blocks * treatments * (treatments + 1) ** 2 / 4
+    centred = np.sum((ranks.sum(axis=0) - blocks * (treatments + 1) / 2) ** 2)
+    return float((treatments - 1) * centred / ties) if ties > 0 else 0.0
+
+
+def critical_difference(treatments: int, blocks: int, level: float = 0.05) -> float:
+    """Nemenyi's: mean ranks that differ by more do so at this level. For six treatments, 2.850 sqrt(6 * 7 / 6 n)."""
+    from scipy.stats import studentized_range
+
+    quantile = float(studentized_range.ppf(1 - level, treatments, math.inf)) / math.sqrt(2)
+    return quantile * math.sqrt(treatments * (treatments + 1) / (6 * blocks))
+
+
+def wilcoxon(differences: ArrayLike, clusters: Sequence[Hashable] | None = None) -> float:
+    """Two-sided p of the Wilcoxon signed-rank test of one difference a block, by all sign flips; zeros are left out.
+
+    clusters: blocks whose signs flip together, as those of one model; with c clusters the least p is 2 / 2^c. Exact up
+    to 16 clusters, beyond that SciPy's, of single blocks only.
+    """
+    import numpy as np
+    from scipy import stats
+
+    array = np.asarray(differences, dtype=float)
+    names = list(range(len(array))) if clusters is None else list(clusters)
+    kept = array != 0
+    if not kept.any():
+        return 1.0
+    groups = list(dict.fromkeys(name for name, keep in zip(names, kept, strict=True) if keep))
+    if len(groups) > 16:
+        return float(stats.wilcoxon(array[kept]).pvalue)
+    signed = stats.rankdata(np.abs(array[kept])) * np.sign(array[kept])
+    names = [name for name, keep in zip(names, kept, strict=True) if keep]
+    by_group = np.array(
+        [sum(one for one, name in zip(signed, names, strict=True) if name == group) for group in groups]
+    )
+    flips = np.array(list(itertools.product((-1, 1), repeat=len(groups))))
+    return float(np.mean(np.abs(flips @ by_group) >= abs(by_group.sum()) - 1e-9))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p of each hypothesis of a family by Holm (1979): the least times n, the next times n - 1 ..., never falling."""
+    adjusted, running = [0.0] * len(p_values), 0.0
+    for place, at in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        running = max(running, min(1.0, (len(p_values) - place) * p_values[at]))
+        adjusted[at] = running
+    return adjusted
+
+
+# ------------------------------------------------------------------------------------------- correlations
+
+
+def pooled_spearman(first: ArrayLike, second: ArrayLike, groups: Sequence[Hashable]) -> float:
+    """Spearman's correlation of n pairs within groups (model and language), pooled by Fisher's z with weights n - 3.
+
+    Groups of fewer than four pairs, or without any spread, show no correlation and are left out; nan where all are.
+    """
+    import numpy as np
+
+    one, other = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+    return math.tanh(float(_pooled_z(one, other, groups, np.ones((1, len(one))))[0]))
+
+
+def _pooled_z(first: np.ndarray, second: np.ndarray, groups: Sequence[Hashable], counts: np.ndarray) -> np.ndarray:
+    """(draws,) Fisher's z, pooled over groups, of n pairs of which a draw has `counts` (draws, n) copies each."""
+    import numpy as np
+
+    total = weights = np.zeros(len(counts))
+    for group in dict.fromkeys(groups):
+        at = [place for place, name in enumerate(groups) if name == group]
+        many = counts[:, at]
+        n = many.sum(axis=1)
+        x, y = (_ranks(values[at], many) for values in (first, second))  # (draws, pairs of the group)
+        x, y = (one - (many * one).sum(axis=1, keepdims=True) / n[:, None] for one in (x, y))
+        scale = np.sqrt((many * x * x).sum(axis=1) * (many * y * y).sum(axis=1))
+        used = (n > 3) & (scale > 0)
+        rho = np.clip((many * x * y).sum(axis=1) / np.where(used, scale, 1), -1 + 1e-6, 1 - 1e-6)
+        weight = np.where(used, n - 3, 0)
+        total, weights = total + weight * np.arctanh(rho), weights + weight
+    return np.where(weights > 0, total / np.where(weights > 0, weights, 1), np.nan)
+
+
+def _ranks(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """(draws, n) ranks, up to a constant, of n values of which a draw has so many copies; equal ones share theirs."""
+    return counts @ ((values[:, None] < values) + (values[:, None] == values) / 2)
+
+
+@dataclass(frozen=True)
+class Correlations:
+    """left, right: pooled correlations with the outcome; difference, low, high: of Fisher's z, left minus right, and
+    its percentile interval over experts; p: two-sided, by the draws."""
+
+    left: float
+    right: float
+    difference: float
+    low: float
+    high: float
+    p: float
+
+
+def compare_correlations(
+    left: ArrayLike,
+    right: ArrayLike,
+    outcome: ArrayLike,
+    groups: Sequence[Hashable],
+    experts: Sequence[Hashable],
+    draws: int = 2_000,
+    seed: int = 0,
+) -> Correlations:
+    """Whether one score of an expert goes with the outcome of its merge more closely than another does.
+
+    left, right, outcome: (n,) numbers; groups: model and language of each, within which they are ranked; experts: whose
+    score it is. Experts are resampled within groups, each with all of its merges, as these are not independent.
+    """
+    import numpy as np
+
+    one, other, target = (np.asarray(values, dtype=float) for values in (left, right, outcome))
+    members: dict[Hashable, dict[Hashable, list[int]]] = {}
+    for at, (group, expert) in enumerate(zip(groups, experts, strict=True)):
+        members.setdefault(group, {}).setdefault(expert, []).append(at)
+    rng = np.random.default_rng(seed)
+    counts = np.zeros((draws, len(target)))
+    for of in members.values():
+        picked = rng.multinomial(len(of), [1 / len(of)] * len(of), size=draws)  # (draws, experts)
+        for times, places in zip(picked.T, of.values(), strict=True):
+            counts[:, places] = times[:, None]
+    once = np.ones((1, len(target)))
+    first, second = (float(_pooled_z(values, target, groups, once)[0]) for values in (one, other))
+    apart = _pooled_z(one, target, groups, counts) - _pooled_z(other, target, groups, counts)
+    apart = apart[np.isfinite(apart)]
+    low, high = np.quantile(apart, [0.025, 0.975]) if len(apart) else (math.nan, math.nan)
+    tail = 1 + min(int((apart <= 0).sum()), int((apart >= 0).sum()))
+    p = min(1.0, 2 * tail / (len(apart) + 1))
+    return Correlations(math.tanh(first), math.tanh(second), first - second, float(low), float(high), p)

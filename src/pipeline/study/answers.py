@@ -1,0 +1,273 @@
+"""A table's cells question by question, from stored answers: what the cells' numbers are when problems are drawn again.
+
+One draw of problem ids goes through all that a contrast is made of: every language, seed and model, and every
+candidate of a choice, which is made again in each draw.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import PipelineError
+from pipeline.report.statistics import DRAWS, halved_means, halves, resampled_means
+from pipeline.runs.manifest import read_manifest
+from pipeline.study.cells import Cell, Item, ScoreRef, TablePlan
+from pipeline.study.outcome import NoScore
+from pipeline.study.planning import Planning
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Vector = dict[Any, float]  # doc_id -> score
+Both = tuple["np.ndarray", "np.ndarray"]  # (what choices are made by, what is shown), a value a draw
+TAIL = re.compile(r'"scores": (\{[^{}]*\})\}\s*$')
+HEAD = re.compile(r'\{"doc_id": (\d+),')
+
+
+@dataclass
+class Answers:
+    """The stored answers under a table's scores."""
+
+    planning: Planning
+    _kept: dict[tuple[ScoreRef, str, str | None], Vector] = field(default_factory=dict)
+
+    def of(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
+        """doc_id -> score of each question. NoScore where it is not made, or kept no such answers."""
+        if (score, metric, pair) not in self._kept:
+            self._kept[score, metric, pair] = self.read(score, metric, pair)
+        return self._kept[score, metric, pair]
+
+    def read(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
+        run = self.planning.evaluation(score)
+        if run is None:
+            raise NoScore(self.planning.problems.get(score, "a choice waits for its candidates' scores"))
+        if read_manifest(run.folder) is None:
+            raise NoScore(f"{run.name} is not made yet")
+        task = run.config.eval.tasks[0].task
+        path = run.folder / "samples" / f"{task}.{pair or score.language}.jsonl"
+        if not path.is_file():
+            raise NoScore(f"{run.name} kept no answers of {path.stem}")
+        return answers_of(path, metric)
+
+
+def answers_of(path: Path, metric: str) -> Vector:
+    """doc_id -> score of one samples file. Raises PipelineError for a broken line, or one without the metric.
+
+    Of a line as evaluations write it only the ends are parsed: the prompt between them is nearly all of it.
+    """
+    found: Vector = {}
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            head, tail = HEAD.match(line), TAIL.search(line[-4000:])
+            try:
+                if head and tail:
+                    found[int(head[1])] = float(json.loads(tail[1])[metric])
+                else:
+                    sample = json.loads(line)
+                    found[sample["doc_id"]] = float(sample["scores"][metric])
+            except (ValueError, KeyError, TypeError):
+                where = f"{path.parents[1].name}/samples/{path.name}, line {number}"
+                raise PipelineError(
+                    f"{where} is cut off or has no {metric}: make the run again with redo=true"
+                ) from None
+    return found
+
+
+@dataclass
+class Questions:
+    """Some cells of a table and the answers under them, of the questions that all of them were asked."""
+
+    plan: TablePlan
+    answers: Answers
+    cells: Sequence[Cell]
+    metric: str
+
+    @cached_property
+    def scores(self) -> list[tuple[ScoreRef, str | None]]:
+        """All that is shown, and all that choices among shown candidates are made by."""
+        found: dict[tuple[ScoreRef, str | None], None] = {}
+        for cell in (leaf for one in self.cells for leaf in leaves(self.plan, one)):
+            for item in cell.items:
+                found |= dict.fromkeys((score, cell.pair) for reading in item.readings for score in reading.values())
+                if chooses(item):
+                    candidates = self.plan.choices[item.choice or ""].candidates.values()
+                    found |= dict.fromkeys((score, cell.pair) for scores in candidates for score in scores)
+        return list(found)
+
+    @cached_property
+    def vectors(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
+        """Each score's answers (N,), aligned by problem id over languages and models. NoScore: one is missing."""
+        import numpy as np
+
+        read = {key: self.answers.of(key[0], self.metric, key[1]) for key in self.scores}
+        shared = set.intersection(*(set(vector) for vector in read.values()))
+        if len(shared) < 2:
+            raise NoScore(f"its scores share {len(shared)} questions")
+        ids = sorted(shared)
+        return {key: np.array([vector[one] for one in ids]) for key, vector in read.items()}
+
+    def values(self, weigh: Callable[[np.ndarray], np.ndarray]) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
+        """The mean of each score in each draw; weigh: (S, N) answers -> (draws, S) means."""
+        import numpy as np
+
+        means = weigh(np.stack(list(self.vectors.values())))
+        return {key: means[:, at] for at, key in enumerate(self.vectors)}
+
+    @cached_property
+    def observed(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
+        return self.values(lambda stacked: stacked.mean(axis=1)[None])
+
+    @cached_property
+    def draws(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
+        return self.values(lambda stacked: resampled_means(stacked, DRAWS))
+
+    @cached_property
+    def by_half(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
+        """Of the odd and of the even problems."""
+        return self.values(lambda stacked: halves(stacked.shape[1]) @ stacked.T)
+
+    @cached_property
+    def draws_by_half(self) -> tuple[dict[tuple[ScoreRef, str | None], np.ndarray], ...]:
+        """Draws of the odd problems, and draws of the even ones."""
+        odd, even = halved_means(list(self.vectors.values()), DRAWS)
+        return tuple({key: means[:, at] for at, key in enumerate(self.vectors)} for means in (odd, even))
+
+
+def leaves(plan: TablePlan, cell: Cell) -> Iterator[Cell]:
+    """The cells that hold items: a row that averages rows stands for those."""
+    if not cell.of:
+        yield cell
+    for row in cell.of:
+        yield from leaves(plan, plan.cells[row, cell.column])
+
+
+def chooses(item: Item) -> bool:
+    """Whether an item's candidates are all shown, so that their choice can be made again; one made elsewhere stands."""
+    return item.choice is not None and any(() not in reading for reading in item.readings)
+
+
+def linear(plan: TablePlan, cell: Cell) -> bool:
+    """Whether a cell is a plain mean of its answers."""
+    steps = [how for leaf in leaves(plan, cell) for how, _ in leaf.reduce] + [how for how, _ in cell.reduce]
+    return all(how == "mean" for how in steps) and not any(
+        chooses(item) for leaf in leaves(plan, cell) for item in leaf.items
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- in draws
+
+
+def pick(parts: Sequence[Both]) -> Both:
+    """The largest of several in each draw, by what choices are made by."""
+    import numpy as np
+
+    choosing, shown = (np.stack(side, axis=1) for side in zip(*parts, strict=True))
+    at = np.arange(len(choosing)), np.argmax(choosing, axis=1)
+    return choosing[at], shown[at]
+
+
+def average(parts: Sequence[Both]) -> Both:
+    import numpy as np
+
+    choosing, shown = (np.mean(side, axis=0) for side in zip(*parts, strict=True))
+    return choosing, shown
+
+
+def lowest(parts: Sequence[Both]) -> Both:
+    choosing, shown = pick([(-choosing, -shown) for choosing, shown in parts])
+    return -choosing, -shown
+
+
+REDUCERS: dict[str, Callable[[Sequence[Both]], Both]] = {"mean": average, "max": pick, "min": lowest}
+
+
+def drawn(plan: TablePlan, cell: Cell, choosing: dict, shown: dict, made: dict | None = None) -> Both:
+    """A cell in each draw, as cells.value has it in one: choices, maxima and minima by `choosing`, numbers of `shown`.
+
+    Both the same: a bootstrap that chooses again in each draw. The halves the other way round: split-half. `made`:
+    choices that were made already, which many items share.
+    """
+    import numpy as np
+
+    made = {} if made is None else made
+    if cell.of:
+        parts = [drawn(plan, plan.cells[row, cell.column], choosing, shown, made) for row in cell.of]
+        return REDUCERS[cell.reduce[0][0]](parts)
+
+    def one(item: Item) -> Both:
+        if not chooses(item):
+            winner = next(iter(item.readings[0]))
+            return average([(choosing[r[winner], cell.pair], shown[r[winner], cell.pair]) for r in item.readings])
+        candidates = plan.choices[item.choice or ""].candidates
+        if item.choice not in made:
+            means = [np.mean([choosing[s, cell.pair] for s in of], axis=0) for of in candidates.values()]
+            made[item.choice] = np.argmax(np.stack(means, axis=1), axis=1)
+        at = np.arange(len(made[item.choice])), made[item.choice]
+
+        def of_winner(values: dict, reading: dict) -> np.ndarray:
+            if () in reading:
+                return values[reading[()], cell.pair]
+            return np.stack([values[reading[name], cell.pair] for name in candidates], axis=1)[at]
+
+        return average([(of_winner(choosing, reading), of_winner(shown, reading)) for reading in item.readings])
+
+    left = [(item.at, one(item)) for item in cell.items]
+    for how, axes in cell.reduce:
+        left = [(at, REDUCERS[how](parts)) for at, parts in grouped(left, axes)]
+    ((_, number),) = left
+    return number
+
+
+def grouped(left: Sequence[tuple[Any, Any]], axes: Sequence[str]) -> list[tuple[dict[str, Any], list[Any]]]:
+    """What is alike but for some axes, together: (the other axes' values, numbers)."""
+    groups: dict[tuple[tuple[str, Any], ...], list[Any]] = {}
+    for at, number in left:
+        groups.setdefault(tuple(one for one in at.items() if one[0] not in axes), []).append(number)
+    return [(dict(at), numbers) for at, numbers in groups.items()]
+
+
+# ---------------------------------------------------------------------------------------------------- by question
+
+
+def by_question(questions: Questions, cell: Cell, axes: Sequence[str]) -> np.ndarray:
+    """A cell's answers (levels of each axis ..., N): what it is reduced over is reduced, but for `axes`.
+
+    An axis that the cell does not have, or has one value of, is of length 1. Choices and maxima are those observed.
+    """
+    import numpy as np
+
+    plan = questions.plan
+
+    def reduce(how: str, vectors: Sequence[np.ndarray]) -> np.ndarray:
+        if how == "mean":
+            return np.mean(np.broadcast_arrays(*vectors), axis=0)
+        return (max if how == "max" else min)(vectors, key=np.mean)
+
+    if cell.of:
+        parts = [by_question(questions, plan.cells[row, cell.column], axes) for row in cell.of]
+        return reduce(cell.reduce[0][0], parts)
+
+    def one(item: Item) -> np.ndarray:
+        key: Any = next(iter(item.readings[0]))
+        if chooses(item):
+            candidates = plan.choices[item.choice or ""].candidates
+            means = {k: np.mean([questions.observed[s, cell.pair] for s in of]) for k, of in candidates.items()}
+            key = max(means, key=means.__getitem__)
+        read = [questions.vectors[reading[() if () in reading else key], cell.pair] for reading in item.readings]
+        return np.mean(read, axis=0)
+
+    left = [(item.at, one(item)) for item in cell.items]
+    for how, over in cell.reduce:
+        rest = [axis for axis in over if axis not in axes]
+        left = [(at, reduce(how, vectors)) for at, vectors in grouped(left, rest)]
+    levels = [list(dict.fromkeys(at[axis] for at, _ in left if axis in at)) or [None] for axis in axes]
+    found = np.full((*map(len, levels), len(left[0][1])), np.nan)
+    for at, vector in left:
+        found[tuple(of.index(at.get(axis)) for axis, of in zip(axes, levels, strict=True))] = vector
+    return found

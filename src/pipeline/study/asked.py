@@ -1,0 +1,158 @@
+"""Claims in a table's words: every name that they say is looked up before anything is made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pipeline.config import conf
+from pipeline.evaluate.metrics import PRIMARY
+from pipeline.evaluate.records import MGSM
+from pipeline.report.claims import Claim, meant, read_claims
+from pipeline.study.answers import leaves
+from pipeline.study.cells import Cell, TablePlan
+from pipeline.study.planning import Planning
+from pipeline.study.rows import PLACEHOLDER
+
+RANKED = ("friedman", "wilcoxon", "spearman")  # places are blocks, and axes say which of them belong together
+
+
+def claims_of(table: str) -> list[Claim]:
+    """The shipped claims about a table, by its name."""
+    folder = conf.folder() / conf.CLAIMS
+    found = [read_claims(path.read_text(encoding="utf-8"), path.name) for path in sorted(folder.glob("*.yaml"))]
+    return [claim for claims in found for claim in claims if claim.table == table]
+
+
+@dataclass
+class Asked:
+    """A claim in a table's words: the cells of each candidate of a side, one a place; axes that are a sample."""
+
+    claim: Claim
+    plan: TablePlan
+    places: tuple[str, ...]
+    axes: tuple[str, ...]
+    left: list[list[Cell]]
+    right: list[list[Cell]]
+    outcome: list[Cell] = field(default_factory=list)  # of spearman
+
+    @classmethod
+    def of(cls, claim: Claim, plan: TablePlan) -> Asked:
+        """Raises PipelineError, in one sentence, for what the table does not have."""
+        columns = set(claim.left + claim.right) <= set(plan.columns)
+        sides, across = (plan.columns, plan.rows) if columns else (plan.rows, plan.columns)
+        for name in claim.left + claim.right:
+            if name not in sides:
+                known = [*plan.columns, *plan.rows]
+                raise claim.refuse(f"{name!r} is no column or row of {claim.table}: {meant(name, known)}")
+        written = [side.name for side in (plan.table.rows if columns else plan.table.columns)]
+        places: list[str] = []
+        axes: list[str] = []
+        for name in claim.over:
+            if name in across:
+                places.append(name)
+            elif name in written:
+                places += instances(name, across, plan, written)
+            elif name in plan.table.axes:
+                axes.append(name)
+            else:
+                known = [*across, *written, *plan.table.axes]
+                raise claim.refuse(
+                    f"over names {name!r}, no row, column or axis of {claim.table}: {meant(name, known)}"
+                )
+        if not places:
+            raise claim.refuse(f"over names no {'row' if columns else 'column'} of {claim.table}")
+
+        def cells(name: str) -> list[Cell]:
+            keys = [(place, name) if columns else (name, place) for place in places]
+            for key in keys:
+                if key not in plan.cells:
+                    raise claim.refuse(f"{claim.table} has nothing in row {key[0]!r}, column {key[1]!r}")
+            return [plan.cells[key] for key in keys]
+
+        found = cls(
+            claim, plan, tuple(places), tuple(axes), list(map(cells, claim.left)), list(map(cells, claim.right))
+        )
+        if claim.test == "spearman":
+            if claim.metric not in sides:
+                raise claim.refuse(f"metric {claim.metric!r} is no column to go with: {meant(claim.metric, sides)}")
+            found.outcome = cells(claim.metric)
+        else:
+            found.check_metric()
+        found.check_axes()
+        return found
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [cell for side in (*self.left, *self.right, self.outcome) for cell in side]
+
+    def at(self, place: int) -> Asked:
+        """The same claim at one place."""
+        left, right = ([[cells[place]] for cells in side] for side in (self.left, self.right))
+        return Asked(self.claim, self.plan, (self.places[place],), self.axes, left, right)
+
+    def check_metric(self) -> None:
+        claim = self.claim
+        tasks = dict.fromkeys(task for cell in self.cells for task in tasks_of(self.plan, cell))
+        if None in tasks:
+            raise claim.refuse("it names a cell that no answers stand under, of a fact or a figure")
+        if len(tasks) > 1:
+            raise claim.refuse(f"over mixes {' and '.join(map(str, tasks))}, which do not ask the same problems")
+        known = metrics_of(str(next(iter(tasks))))
+        if claim.metric not in known:
+            raise claim.refuse(
+                f"metric {claim.metric!r} is not kept answer by answer here: {meant(claim.metric, known)}"
+            )
+
+    def check_axes(self) -> None:
+        """An axis that is a sample has several values, and is not reduced to its largest."""
+        claim, plan = self.claim, self.plan
+        for axis in self.axes:
+            count = len(plan.table.axes[axis])
+            if count < 2:
+                value = next(iter(plan.table.axes[axis]))
+                raise claim.refuse(f"an interval over {axis} is asked, and {claim.table} has {axis}={value} alone")
+            here = [leaf for cell in self.cells for leaf in leaves(plan, cell)]
+            values = [{str(item.at.get(axis)) for item in leaf.items if axis in item.at} for leaf in here]
+            if not (all(values) if claim.test in RANKED else any(len(of) > 1 for of in values)):
+                raise claim.refuse(f"over names {axis}, which none of its cells has several of: leave it out")
+            for leaf in here:
+                for how, axes in leaf.reduce:
+                    if axis in axes and how != "mean":
+                        raise claim.refuse(
+                            f"over names {axis}, of which row {leaf.row!r} takes the {how}: leave it out"
+                        )
+
+
+def instances(name: str, across: Sequence[str], plan: TablePlan, written: Sequence[str]) -> list[str]:
+    """The rows (or columns) that one written with {axis} in its name stands for."""
+    pattern, at = "", 0
+    for hole in PLACEHOLDER.finditer(name):
+        values = "|".join(re.escape(str(value)) for value in plan.table.axes.get(hole[1], ()))
+        pattern, at = f"{pattern}{re.escape(name[at : hole.start()])}(?:{'.+' if hole[2] else values})", hole.end()
+    found = re.compile(pattern + re.escape(name[at:]))
+    return [one for one in across if one not in written and found.fullmatch(one)]
+
+
+def tasks_of(plan: TablePlan, cell: Cell) -> set[str | None]:
+    """The tasks whose answers a cell is made of; None: of a fact or a figure."""
+    found: set[str | None] = set()
+    for leaf in leaves(plan, cell):
+        for item in leaf.items:
+            words = [dict(score.words) for reading in item.readings for score in reading.values()]
+            found |= {one.get("task") or str(one["eval"]).rpartition("_")[0] for one in words} or {None}
+    return found
+
+
+def metrics_of(task: str) -> list[str]:
+    """What is kept for each answer of a task."""
+    own = [PRIMARY[task][0]] if task in PRIMARY else []
+    return [*own, "numeric_match"] if task in MGSM else own
+
+
+def check_claims(planning: Planning) -> None:
+    """Refuse, before anything is made, claims about a shipped table that name what it does not have."""
+    if planning.config.table == planning.plan.table.name:
+        for claim in claims_of(planning.plan.table.name):
+            Asked.of(claim, planning.plan)

@@ -1,0 +1,120 @@
+"""Stage show: what a run is, read from its folder: what decided it, parents, curve, scores, cost, and some answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.stages import ShowStage
+from pipeline.data.rows import read_jsonl
+from pipeline.errors import PipelineError
+from pipeline.evaluate.records import ScoreRow, read_scores
+from pipeline.report.scores import is_primary
+from pipeline.report.tables import OUT_OF_100
+from pipeline.report.text import aligned
+from pipeline.runs.find import find
+from pipeline.runs.manifest import Manifest, read_manifest
+
+POINTS = 8  # of a curve
+LONGEST = 600  # characters of a prompt's end and of an answer
+
+
+def show_run(config: ShowStage) -> str:
+    """The run's page for a terminal."""
+    found = find(config.run, Path(config.runs_dir), "run")
+    folder = getattr(found, "folder", None)
+    manifest = read_manifest(folder) if folder else None
+    if folder is None or manifest is None:
+        raise PipelineError(f"run={config.run} is no run of this program: it has no manifest.json")
+    parts = [heading(manifest), decided(manifest), parents(manifest), curve(folder), scores(folder)]
+    if config.show.samples:
+        parts.append(answers(folder, config.show.samples))
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def heading(manifest: Manifest) -> list[str]:
+    cost, machine = manifest.cost, manifest.machine
+    said = [f"stage={manifest.stage}", f"attempt {manifest.attempt}", f"began {manifest.started}"]
+    spent = [f"{cost['seconds']:.0f} s"]
+    if cost.get("predicted_seconds") is not None:
+        spent.append(f"predicted {cost['predicted_seconds']:.0f} s")
+    if cost.get("peak_memory_bytes"):
+        spent.append(f"{cost['peak_memory_bytes'] / 1e9:.1f} GB at most")
+    on = ", ".join(f"{key} {value}" for key, value in machine.items() if isinstance(value, str | int) and value != "")
+    return [manifest.name, ", ".join(said), ", ".join(spent), *([f"on {on}"] if on else []), f"hash {manifest.hash}"]
+
+
+def decided(manifest: Manifest) -> list[str]:
+    """What differs from the defaults, as words that a command takes: all else stood at its default."""
+    words = [f"{key}={value}" for key, value in flat(manifest.decided_by.get("config", {})) if key != "stage"]
+    return ["decided by (all else is at its default):", *(f"  {word}" for word in words or ["nothing but its parents"])]
+
+
+def flat(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    if not isinstance(config, dict) or not config:
+        plain = isinstance(config, str) and not any(letter.isspace() for letter in config) and config
+        yield prefix, str(config) if plain else json.dumps(config, ensure_ascii=False)
+        return
+    for key, value in config.items():
+        yield from flat(value, f"{prefix}.{key}" if prefix else key)
+
+
+def parents(manifest: Manifest) -> list[str]:
+    rows = [(f"  {role}", parent.name, parent.hash[:12]) for role, parent in manifest.parents.items()]
+    return ["parents:", *aligned(rows)] if rows else []
+
+
+def curve(folder: Path) -> list[str]:
+    """Some steps of a training's log, the first and the last among them, and all of its validation losses."""
+    path = folder / "log.jsonl"
+    if not path.is_file():
+        return []
+    logged = list(read_jsonl(path))
+    steps = [row for row in logged if "loss" in row]
+    chosen = {round(place * (len(steps) - 1) / (POINTS - 1)) for place in range(POINTS)} if steps else set()
+    points = [steps[place] for place in sorted(chosen)]
+    points += [row for row in logged if any(key.startswith("validation") for key in row)]
+    points.sort(key=lambda row: row["step"])
+    names = list(dict.fromkeys(key for row in points for key in row if "loss" in key or key == "grad_norm"))
+    rows = [("  step", *names)]
+    rows += [(f"  {row['step']}", *(f"{row[key]:.4g}" if key in row else "" for key in names)) for row in points]
+    return [f"curve ({len(steps)} logged steps, log.jsonl has all):", *aligned(rows)]
+
+
+def scores(folder: Path) -> list[str]:
+    """The scores of an evaluation: of each task and language the main one, as percentages, and what was left out."""
+    path = folder / "scores.json"
+    if not path.is_file():
+        return []
+    written, _ = read_scores(path)
+    rows = [("  task", "language", "metric", "score", "n")]
+    rows += [line(row) for row in written if is_primary(row, written)]
+    return ["scores:", *aligned(rows, right={3, 4})]
+
+
+def line(row: ScoreRow) -> tuple[str, str, str, str, str]:
+    """A score as one reads it: out of 100, with its standard error."""
+    told = row.reason or "no number"
+    if row.value is not None:
+        scale = 1 if row.metric.lower().startswith(OUT_OF_100) else 100
+        error = f" ± {scale * row.stderr:.1f}" if row.stderr is not None else ""
+        told = f"{scale * row.value:.1f}{error}"
+    return f"  {row.task} {row.num_fewshot}-shot", row.where, row.metric, told, str(row.n)
+
+
+def answers(folder: Path, count: int) -> list[str]:
+    """The first questions of each task and language with what the model answered."""
+    files = sorted((folder / "samples").glob("*.jsonl"))
+    if not files:
+        raise PipelineError(f"show.samples={count}: {folder.name} has no answers; stage=eval keeps them in samples/")
+    lines = []
+    for file in files:
+        lines += [f"answers of {file.stem}:"]
+        for sample in list(read_jsonl(file))[:count]:
+            marks = "right" if sample.get("correct") else "wrong" if "correct" in sample else ""
+            lines += [f"  [{sample['doc_id']}] {marks} (wanted: {sample.get('target', '')})"]
+            lines += [f"    | {one}" for one in str(sample.get("prompt", ""))[-LONGEST:].splitlines()]
+            lines += [f"    > {one}" for one in str(sample.get("response", ""))[:LONGEST].splitlines() or [""]]
+    return lines

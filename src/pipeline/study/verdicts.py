@@ -1,0 +1,260 @@
+"""The verdict on each claim about a table, by code alone, from stored answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import PipelineError
+from pipeline.report import ranks, statistics
+from pipeline.report.claims import (
+    Claim,
+    Ranked,
+    Verdict,
+    judge_difference,
+    judge_every,
+    judge_friedman,
+    judge_mcnemar,
+    judge_spearman,
+    judge_wilcoxon,
+    not_made,
+)
+from pipeline.report.statistics import Contrast, contrast, two_way_bootstrap
+from pipeline.study.answers import Answers, Both, Questions, average, by_question, drawn, leaves, linear, pick
+from pipeline.study.asked import Asked, claims_of, metrics_of, tasks_of
+from pipeline.study.cells import Cell, TablePlan
+from pipeline.study.outcome import NoScore
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# ---------------------------------------------------------------------------------------------------- contrasts
+
+
+@dataclass
+class Sides:
+    """Two sides over the same questions; of several candidates a side is the best in each draw."""
+
+    asked: Asked
+    questions: Questions
+
+    @classmethod
+    def of(cls, asked: Asked, answers: Answers) -> Sides:
+        return cls(asked, Questions(asked.plan, answers, asked.cells, asked.claim.metric))
+
+    @property
+    def keep(self) -> float:
+        """How much of the right side is taken away: all, and N % more where the threshold is relative."""
+        claim = self.asked.claim
+        return 1 + claim.threshold / 100 if claim.relative else 1.0
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether nothing is chosen on these questions."""
+        one_each = len(self.asked.left) == 1 and len(self.asked.right) == 1
+        return one_each and all(linear(self.asked.plan, cell) for cell in self.asked.cells)
+
+    def drawn(self, choosing: dict, shown: dict) -> tuple[np.ndarray, np.ndarray]:
+        """(left, right) means over places in each draw."""
+
+        def best(side: Sequence[Sequence[Cell]]) -> Both:
+            plan = self.asked.plan
+            return pick([average([drawn(plan, cell, choosing, shown) for cell in cells]) for cells in side])
+
+        return best(self.asked.left)[1], best(self.asked.right)[1]
+
+    @cached_property
+    def values(self) -> tuple[float, float]:
+        left, right = self.drawn(self.questions.observed, self.questions.observed)
+        return float(left[0]), float(right[0])
+
+    @cached_property
+    def halves(self) -> tuple[float, float]:
+        """Left and right, each chosen on one half of the problems and scored on the other, the mean of both ways."""
+        half = self.questions.by_half
+        left, right = self.drawn(half, {key: means[::-1] for key, means in half.items()})
+        return float(left.mean()), float(right.mean())
+
+    def side(self, candidates: Sequence[Sequence[Cell]], axes: Sequence[str]) -> np.ndarray:
+        """(levels of each axis ..., N): the mean over places of the candidate that is best in all of them."""
+        import numpy as np
+
+        found = [
+            np.mean(np.broadcast_arrays(*(by_question(self.questions, cell, axes) for cell in cells)), axis=0)
+            for cells in candidates
+        ]
+        return max(found, key=np.mean)
+
+    def each(self, candidates: Sequence[Sequence[Cell]]) -> np.ndarray:
+        """(levels of each axis ..., N) at one place: the best candidate of each pair of experts."""
+        import numpy as np
+
+        axes = self.asked.axes
+        both = np.stack(np.broadcast_arrays(*(by_question(self.questions, cell, axes) for (cell,) in candidates)))
+        best = both.mean(axis=-1).argmax(axis=0)
+        return np.take_along_axis(both, best[None, ..., None], axis=0)[0]
+
+    def differences(self, axes: Sequence[str]) -> np.ndarray:
+        """Left minus right by question; an axis of one value on both sides is left out."""
+        both = self.side(self.asked.left, axes) - self.keep * self.side(self.asked.right, axes)
+        return both.reshape([*(size for size in both.shape[:-1] if size > 1), both.shape[-1]])
+
+    def less(self, values: tuple[Any, Any]) -> Any:
+        return values[0] - self.keep * values[1]
+
+    def contrast(self, less: float = 0.0) -> Contrast:
+        """Left minus right, less a margin. What is chosen is scored on the half that it was not chosen on."""
+        array = self.differences(self.asked.axes) - less
+        if self.plain:
+            return contrast(array)
+        odd, even = self.questions.draws_by_half
+        both = (self.less(self.drawn(odd, even)) + self.less(self.drawn(even, odd))) / 2
+        return contrast(array, self.less(self.halves) - less, both)
+
+    def detail(self) -> str:
+        """Wins per pair, what resampling each side alone gives, and what choosing makes, where there is any of it."""
+        import numpy as np
+
+        array, told = self.differences(self.asked.axes), []
+        if array.ndim > 1:
+            pairs = array.mean(axis=-1)
+            told += [f"higher in {int((pairs > 0).sum())} of {pairs.size}, lower in {int((pairs < 0).sum())}"]
+            told += [f"pairs {', '.join(f'{100 * one:+.1f}' for one in pairs.ravel())}"]
+        if array.ndim == 3:
+            two = two_way_bootstrap(array)
+            ranges = (two.math_experts, two.language_experts, two.problems, two.jointly)
+            axes = [axis for axis in self.asked.axes][:2]
+            names = (f"{axes[0]} alone", f"{axes[1]} alone", "problems alone", "all jointly")
+            drawn = zip(names, ranges, strict=True)
+            told += [f"resampling {name} {100 * low:+.1f} to {100 * high:+.1f}" for name, (low, high) in drawn]
+        if not self.plain:
+            low, high = np.quantile(self.less(self.drawn(self.questions.draws, self.questions.draws)), [0.025, 0.975])
+            apart = 100 * self.less(self.values)
+            told += [
+                "by split-half {:.1f} against {:.1f}".format(*(100 * value for value in self.halves)),
+                f"chosen and scored on the same problems {apart:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})",
+            ]
+        return "; ".join(told)
+
+
+# ---------------------------------------------------------------------------------------------------- judging
+
+
+def judged(plan: TablePlan, answers: Answers) -> list[Verdict]:
+    """The verdict on each claim about a table, in the files' order.
+
+    One that a smaller table of the same name cannot answer (one seed alone) is not made, and says why.
+    """
+    claims = claims_of(plan.table.name)
+    found: dict[str, Verdict] = {}
+    signed_ranks: list[tuple[Claim, list[Ranked]]] = []
+    for claim in claims:
+        try:
+            asked = Asked.of(claim, plan)
+        except PipelineError as error:
+            found[claim.id] = not_made(claim, str(error))
+            continue
+        try:
+            if claim.test == "wilcoxon":
+                signed_ranks.append((claim, ranked_pairs(asked, answers)))
+            else:
+                found[claim.id] = JUDGES[claim.test](asked, answers)
+        except NoScore as error:
+            found[claim.id] = not_made(claim, str(error))
+    found |= {verdict.id: verdict for verdict in judge_wilcoxon(signed_ranks)}
+    return [found[claim.id] for claim in claims]
+
+
+def difference(asked: Asked, answers: Answers) -> Verdict:
+    sides = Sides.of(asked, answers)
+    return judge_difference(asked.claim, sides.contrast(), *sides.values, sides.detail())
+
+
+def mcnemar(asked: Asked, answers: Answers) -> Verdict:
+    """Of two single models; of means over several, McNemar's test has no answer."""
+    sides = Sides.of(asked, answers)
+    left, right = (sides.side(cells, ()) for cells in (asked.left, asked.right))
+    if not sides.plain or not {*left, *right} <= {0, 1}:
+        raise asked.claim.refuse("mcnemar compares two single models on one set of problems: ask for difference")
+    return judge_mcnemar(asked.claim, statistics.mcnemar(left, right), sides.contrast(), *sides.values)
+
+
+def every(asked: Asked, answers: Answers) -> Verdict:
+    """Each place on its own, and each pair of experts where axes are named."""
+    import numpy as np
+
+    units: list[tuple[str, Contrast, Contrast]] = []
+    values = []
+    margin = asked.claim.margin
+    for at, place in enumerate(asked.places):
+        here = asked.at(at)
+        sides = Sides.of(here, answers)
+        values.append(sides.values)
+        if not asked.axes:
+            units.append((place, sides.contrast(), sides.contrast(margin)))
+            continue
+        pairs = sides.each(here.left) - sides.keep * sides.each(here.right)
+        for pair in np.ndindex(pairs.shape[:-1]):
+            name = " ".join([place, *(f"{axis}{level + 1}" for axis, level in zip(asked.axes, pair, strict=True))])
+            units.append((name, contrast(pairs[pair]), contrast(pairs[pair] - margin)))
+    left, right = np.mean(values, axis=0)
+    return judge_every(asked.claim, units, float(left), float(right))
+
+
+def place_values(asked: Asked, answers: Answers, cells: Sequence[Cell]) -> list[float]:
+    """The number of each place, as shares."""
+    found = []
+    for cell in cells:
+        metric = asked.claim.metric
+        if asked.claim.test == "spearman":
+            metric = metrics_of(str(next(iter(tasks_of(asked.plan, cell)))))[0]
+        questions = Questions(asked.plan, answers, [cell], metric)
+        found.append(float(drawn(asked.plan, cell, questions.observed, questions.observed)[1][0]))
+    return found
+
+
+def clusters(asked: Asked) -> list[tuple[Any, ...]] | None:
+    """Which places belong together: those of the same values of the named axes."""
+    if not asked.axes:
+        return None
+    first = [next(leaves(asked.plan, cell)).items[0].at for cell in asked.left[0]]
+    return [tuple(str(at.get(axis)) for axis in asked.axes) for at in first]
+
+
+def friedman(asked: Asked, answers: Answers) -> Verdict:
+    import numpy as np
+
+    scores = np.array([place_values(asked, answers, cells) for cells in asked.left]).T
+    return judge_friedman(asked.claim, ranks.friedman(scores, clusters(asked)), len(scores))
+
+
+def ranked_pairs(asked: Asked, answers: Answers) -> list[Ranked]:
+    """Each of left against each of right, over the blocks."""
+    import numpy as np
+
+    values = {
+        name: np.array(place_values(asked, answers, cells))
+        for name, cells in zip(asked.claim.left + asked.claim.right, [*asked.left, *asked.right], strict=True)
+    }
+    found = []
+    for left in asked.claim.left:
+        for right in asked.claim.right:
+            apart = values[left] - values[right]
+            of_clusters = ranks.wilcoxon(apart, clusters(asked))
+            found.append(Ranked(left, right, float(apart.mean()), ranks.wilcoxon(apart), of_clusters,
+                                   contrast(apart).could_see, len(apart)))  # fmt: skip
+    return found
+
+
+def spearman(asked: Asked, answers: Answers) -> Verdict:
+    left, right, outcome = (
+        place_values(asked, answers, cells) for cells in (asked.left[0], asked.right[0], asked.outcome)
+    )
+    models = [next(iter(cell.items[0].readings[0].values())).model for cell in asked.left[0]]
+    groups = clusters(asked) or [()] * len(left)
+    return judge_spearman(asked.claim, ranks.compare_correlations(left, right, outcome, groups, models), len(left))
+
+
+JUDGES = {"difference": difference, "every": every, "mcnemar": mcnemar, "friedman": friedman, "spearman": spearman}

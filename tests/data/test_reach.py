@@ -1,0 +1,89 @@
+"""Training sets of a Hub that does not answer: asked for once, refused in a sentence, or taken from the cache."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import pytest
+from fake_hub import serving
+from huggingface_hub import constants
+
+from pipeline.config.data import Source
+from pipeline.data.load import read
+from pipeline.errors import PipelineError
+from pipeline.hub import reach
+
+READ = """
+import sys
+from pipeline.config.data import Source
+from pipeline.data.load import read
+from pipeline.errors import PipelineError
+
+for stream in (True, False):
+    for files in (None, "data/*.jsonl"):
+        source = Source(hub="org/rows", stream=stream, files=files, file="rows.jsonl", rows="pairs")
+        try:
+            list(read("mine", source, None))
+        except PipelineError as error:
+            print(error)
+"""
+
+
+def test_a_silent_hub_is_asked_once_for_a_training_set(tmp_path: Path) -> None:
+    with serving() as hub:
+        hub.down = True
+        where = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hub"), "NO_PROXY": "127.0.0.1"}
+        where |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "HF_DATASETS_CACHE": str(tmp_path / "sets")}
+        done = subprocess.run(
+            [sys.executable, "-c", READ],
+            env=os.environ | where,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=True,
+        )
+    told = done.stdout.splitlines()
+    assert len(told) == 4 and all("503" in one for one in told)
+    remedy = "source mine (org/rows) cannot be reached: run stage=prefetch on a node with it; data_root=FOLDER reads"
+    assert all(one.startswith(remedy) for one in told)
+    assert [one for one in hub.asked if "rows" in one] == ["GET /api/datasets/org/rows"] * 4  # once a training set
+    assert "Retry" not in done.stderr
+
+
+def test_the_cache_stands_in_and_other_refusals_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """load_dataset stands for the cache that stage=prefetch or an earlier run left."""
+
+    class Answer(Exception):
+        def __init__(self, status: int) -> None:
+            super().__init__(f"{status} of the Hub")
+            self.response = type("Response", (), {"status_code": status})
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    seen = []
+
+    def load_dataset(*_: object, **__: object) -> datasets.Dataset:
+        seen.append(datasets.config.HF_HUB_OFFLINE)
+        return datasets.Dataset.from_list([{"prompt": "p", "completion": "c"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    source = Source(hub="org/rows", stream=False, file="rows.jsonl", rows="pairs")
+    for error in (OSError("no route"), Answer(502), Answer(404), None):
+        monkeypatch.setattr(reach, "refusal", lambda _, error=error: error)
+        assert len(list(read("mine", source, None))) == 1
+    assert seen == [True, True, False, False] and not datasets.config.HF_HUB_OFFLINE
+
+    def not_there(*_: object, **__: object) -> None:
+        raise Answer(404)
+
+    monkeypatch.setattr(datasets, "load_dataset", not_there)
+    monkeypatch.setattr(reach, "refusal", lambda _: Answer(404))
+    with pytest.raises(Answer):  # of no library that is put in words: not swallowed
+        list(read("mine", source, None))
+    monkeypatch.setattr(reach, "refusal", lambda _: OSError("no route"))
+    with pytest.raises(PipelineError, match=r"cannot be reached: .* \(no route"):
+        list(read("mine", source, None))

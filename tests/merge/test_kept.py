@@ -1,0 +1,88 @@
+"""The share of an expert that a reset keeps, against a count by hand; recorded by merges and by scores of live ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeline.config.compose import compose
+from pipeline.merge.merge import open_merge
+from pipeline.merge.methods.reset import Reset
+from pipeline.models.checkpoint import Checkpoint
+from pipeline.runs.manifest import read_manifest
+from pipeline.study.outcome import Outcome
+from pipeline.study.planning import Planning
+from pipeline.study.table import make_table
+
+
+def by_hand(base: Path, expert: Path, threshold: float, axis: str = "input") -> dict[str, float]:
+    """Rows of the layers' tensors whose mean absolute change is above the threshold; a vector is one row."""
+    ours, theirs = load_file(expert / "model.safetensors"), load_file(base / "model.safetensors")
+    rows = entries = rows_kept = entries_kept = 0
+    for name in (name for name in ours if ".layers." in name):
+        change = (ours[name].double() - theirs[name].double()).abs()
+        change = change.reshape(1, -1) if change.dim() == 1 else change.T if axis == "input" else change
+        keep = change.mean(dim=1) > threshold
+        rows, rows_kept = rows + len(keep), rows_kept + int(keep.sum())
+        entries, entries_kept = entries + change.numel(), entries_kept + int(keep.sum()) * change.shape[1]
+    return {"rows_kept": 100 * rows_kept / rows, "parameters_kept": 100 * entries_kept / entries}
+
+
+@pytest.mark.parametrize("axis", ["input", "output"])
+@pytest.mark.parametrize("threshold", [0.0, 0.036, 0.04, 1.0])
+def test_the_share_of_rows_above_a_threshold(models: dict[str, list[Path]], axis: str, threshold: float) -> None:
+    base, math, _ = models["llama"]
+    config = Reset(expert="a", threshold=threshold, axis=axis)
+    merge = open_merge(config, {"expert": Checkpoint.open(math)}, Checkpoint.open(base), None, 1)
+    expected = by_hand(base, math, threshold, axis)
+    assert merge.measured(2) == pytest.approx(expected)
+    if 0 < threshold < 1:
+        assert 0 < expected["rows_kept"] < 100 and 0 < expected["parameters_kept"] < 100
+
+
+def test_the_share_of_layers_that_are_kept(models: dict[str, list[Path]]) -> None:
+    base, math, _ = models["llama"]
+    merge = open_merge(
+        Reset(expert="a", layers=[0, 3]), {"expert": Checkpoint.open(math)}, Checkpoint.open(base), None, 1
+    )
+    sizes = {name: tensor.numel() for name, tensor in load_file(base / "model.safetensors").items()}
+    reset = sum(size for name, size in sizes.items() if ".layers.0." in name or ".layers.3." in name)
+    whole = sum(size for name, size in sizes.items() if ".layers." in name)
+    assert merge.measured(1)["parameters_kept"] == pytest.approx(100 * (1 - reset / whole))
+
+
+def test_a_table_shows_the_share_and_writes_no_merge(
+    make_run: Callable[..., Path], runs_dir: Path, world: Path, base: Path, math_expert: Path, tmp_path: Path
+) -> None:
+    change = torch.cat([one.flatten() for one in _changes(base, math_expert)])
+    threshold = float(change.mean())
+    table = tmp_path / "sparse.yaml"
+    table.write_text(
+        f"name: sparse\naxes: {{threshold: [0, {threshold}]}}\nevery: {{data_root: {world}}}\n"
+        f"runs: {{sparse: {{merge: reset, merge.expert: {math_expert}, merge.threshold: '{{threshold}}'}}}}\n"
+        "score: {eval: mgsm_0shot, eval.max_gen_toks: 4, eval.limit: 2, in: [en, qac]}\n"
+        "columns: {'{threshold}': sparse}\n"
+        "rows: {mgsm: {}, rows: {fact: rows_kept}, parameters: {fact: parameters_kept}}\n"
+    )
+    words = ["stage=table", f"table={table}", f"runs_dir={runs_dir}", "tracking.mode=disabled"]
+    before = set(runs_dir.iterdir())
+    make_table(compose(words))  # type: ignore[arg-type]
+    new = [folder for folder in set(runs_dir.iterdir()) - before if read_manifest(folder)]
+    assert {read_manifest(folder).stage for folder in new} == {"eval"} and len(new) == 4  # type: ignore[union-attr]
+    outcome = Outcome.of(Planning.of(compose(words)), {})  # type: ignore[arg-type]
+    expected = by_hand(base, math_expert, threshold)
+    assert outcome.cells["rows", str(threshold)].value == pytest.approx(expected["rows_kept"])
+    assert outcome.cells["parameters", str(threshold)].value == pytest.approx(expected["parameters_kept"])
+    written = make_run("stage=merge", "merge=reset", f"merge.expert={math_expert}", f"merge.threshold={threshold}")
+    facts = json.loads((written / "manifest.json").read_text())["facts"]
+    assert {key: facts[key] for key in expected} == pytest.approx(expected)
+
+
+def _changes(base: Path, expert: Path) -> list[torch.Tensor]:
+    ours, theirs = load_file(expert / "model.safetensors"), load_file(base / "model.safetensors")
+    return [(ours[name] - theirs[name]).abs() for name in ours if ".layers." in name]

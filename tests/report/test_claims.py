@@ -1,0 +1,194 @@
+"""Claims as files, and what numbers make of them, on results made by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.errors import PipelineError
+from pipeline.report.claims import (
+    Claim,
+    Ranked,
+    claims_csv,
+    judge_difference,
+    judge_every,
+    judge_friedman,
+    judge_mcnemar,
+    judge_spearman,
+    judge_wilcoxon,
+    not_made,
+    read_claims,
+    read_verdicts,
+    word_of,
+)
+from pipeline.report.ranks import compare_correlations, friedman
+from pipeline.report.statistics import contrast, mcnemar
+
+WORDS = {
+    "id": "one", "text": "Left is better.", "section": "1", "left": "a", "right": "b", "metric": "exact_match",
+    "over": ["row"], "test": "difference", "threshold": 2, "direction": "higher",
+}  # fmt: skip
+
+
+def claim(**words: object) -> Claim:
+    lines = "\n".join(f"    {key}: {value!r}" for key, value in {**WORDS, **words}.items())
+    (found,) = read_claims(f"table:\n  -\n{lines}".replace("None", "null"), "mine.yaml")
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- files
+
+
+def test_a_claim_is_read():
+    found = claim(left=["a", "c"], threshold="10%")
+    assert (found.table, found.left, found.right, found.threshold, found.relative) == (
+        "table",
+        ("a", "c"),
+        ("b",),
+        10,
+        True,
+    )
+    assert claim().margin == 0.02 and claim(direction="lower").margin == -0.02 and found.margin == 0
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        ({"treshold": 1}, "claim one: unknown key treshold: did you mean threshold?"),
+        ({"test": "wilcoxn", "threshold": 0}, "test 'wilcoxn': did you mean wilcoxon?"),
+        ({"direction": "up"}, "direction 'up': there are higher, lower, within, differ"),
+        ({"threshold": "much"}, "threshold much is neither points nor N%"),
+        ({"left": []}, "left is empty"),
+        ({"over": []}, "over names no row or column"),
+        ({"test": "friedman"}, "right is null and direction differ"),
+        ({"right": None}, "only friedman goes without a right side"),
+        ({"test": "mcnemar"}, "mcnemar knows no threshold but 0"),
+        ({"direction": "within", "threshold": "3%"}, "within needs a threshold above 0, in points"),
+    ],
+)
+def test_what_is_no_claim_is_refused_in_one_sentence(words, told):
+    with pytest.raises(PipelineError, match="mine.yaml, claim one") as error:
+        claim(**words)
+    assert told in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ("a: [", "mine.yaml is no YAML"),
+        ("- 1", "gives each table a list"),
+        ("t: [{id: x}]", "claim x: text is missing"),
+        ("t: [7]", "claim 7: a claim is a mapping"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused(text, told):
+    with pytest.raises(PipelineError, match=told):
+        read_claims(text, "mine.yaml")
+
+
+def test_two_claims_of_one_id_are_refused():
+    one = "{" + ", ".join(f"{key}: {value if value != ['row'] else '[row]'}" for key, value in WORDS.items()) + "}"
+    with pytest.raises(PipelineError, match="two claims have the id one"):
+        read_claims(f"a: [{one}]\nb: [{one}]", "mine.yaml")
+
+
+# ---------------------------------------------------------------------------------------------------- verdicts
+
+
+@pytest.mark.parametrize(
+    "words, low, high, told",
+    [
+        ({}, 0.021, 0.05, "shown"),
+        ({}, 0.01, 0.05, "undecided"),
+        ({}, 0.01, 0.019, "contradicted"),
+        ({"direction": "lower"}, -0.05, -0.021, "shown"),
+        ({"direction": "lower"}, -0.01, 0.03, "contradicted"),
+        ({"direction": "within"}, -0.019, 0.019, "shown"),
+        ({"direction": "within"}, -0.03, 0.019, "undecided"),
+        ({"direction": "within"}, 0.021, 0.04, "contradicted"),
+        ({"threshold": "10%"}, 0.001, 0.04, "shown"),  # the interval is of left less 110 % of right
+        ({"threshold": -1}, -0.009, 0.04, "shown"),
+    ],
+)
+def test_where_an_interval_lies_decides(words, low, high, told):
+    assert word_of(claim(**words), low, high) == told
+
+
+def won(wins: int, losses: int, ties: int) -> np.ndarray:
+    return np.array([1] * wins + [-1] * losses + [0] * ties)
+
+
+def test_a_difference_is_told_in_points_with_what_could_have_been_seen():
+    shown = judge_difference(claim(), contrast(won(60, 20, 170)), 0.5, 0.34)
+    assert (shown.verdict, shown.sentence, shown.n) == ("shown", "shown", 250)
+    assert shown.difference == pytest.approx(16) and shown.low > 2 and (shown.left_value, shown.right_value) == (50, 34)
+    open_ = judge_difference(claim(), contrast(won(30, 20, 200)), 0.5, 0.46)
+    assert open_.sentence == f"undecided (could have seen {100 * contrast(won(30, 20, 200)).could_see:.1f} points)"
+    assert judge_difference(claim(), contrast(won(20, 60, 170)), 0.3, 0.46).verdict == "contradicted"
+
+
+def test_mcnemar_decides_between_two_models():
+    kind = claim(test="mcnemar", threshold=0)
+
+    def judged(wins: int, losses: int) -> str:
+        first, second = [1] * wins + [0] * losses + [1] * 99, [0] * wins + [1] * losses + [1] * 99
+        return judge_mcnemar(kind, mcnemar(first, second), contrast(np.subtract(first, second)), 0.5, 0.4).verdict
+
+    assert [judged(9, 1), judged(1, 9), judged(6, 4)] == ["shown", "contradicted", "undecided"]
+
+
+def test_every_place_has_to_hold():
+    def judged(*wins: int) -> str:
+        held = [contrast(won(one, 20, 170)) for one in wins]
+        units = [(f"place {at}", one, one) for at, one in enumerate(held)]
+        return judge_every(claim(test="every", threshold=0), units, 0.5, 0.4).verdict
+
+    assert [judged(60, 60), judged(60, 24), judged(60, 2)] == ["shown", "undecided", "contradicted"]
+
+
+def test_friedman_needs_both_of_its_p():
+    names = ["x", "y", "z"]
+    kind = claim(test="friedman", left=names, right=None, direction="differ", threshold=0.05)
+    apart = np.arange(3) + np.random.default_rng(0).random((12, 3)) / 2
+    assert judge_friedman(kind, friedman(apart, [at // 3 for at in range(12)]), 12).verdict == "shown"
+    one_model = judge_friedman(kind, friedman(apart, ["same"] * 12), 12)
+    assert one_model.verdict == "undecided" and "mean ranks: x 3.00, y 2.00, z 1.00" in one_model.detail
+
+
+def test_signed_ranks_are_corrected_within_their_family():
+    """0.03 twice in one family is 0.06 by Holm, alone it is shown."""
+
+    def pair(difference: float, p: float) -> Ranked:
+        return Ranked("a", "b", difference, p, 0.125, 0.02, 12)
+
+    def kind(name: str, section: str) -> Claim:
+        return claim(id=name, section=section, test="wilcoxon", threshold=0)
+
+    once, opposed = [pair(0.02, 0.03)], [pair(-0.02, 0.001), pair(0.1, 0.01)]
+    kinds = [kind("one", "5"), kind("two", "5"), kind("three", "6"), kind("four", "7")]
+    found = judge_wilcoxon(list(zip(kinds, [once, once, once, opposed], strict=True)))
+    assert [one.verdict for one in found] == ["undecided", "undecided", "shown", "contradicted"]
+    assert [one.p for one in found][:3] == [0.06, 0.06, 0.03]
+
+
+def test_correlations_decide():
+    rng = np.random.default_rng(7)
+    outcome = rng.normal(0, 1, 72)
+    near, far = outcome + rng.normal(0, 0.5, 72), rng.normal(0, 1, 72)
+    groups = np.arange(72) // 12
+    kind, ids = claim(test="spearman", threshold=0), np.arange(72)
+    assert judge_spearman(kind, compare_correlations(near, far, outcome, groups, ids), 72).verdict == "shown"
+    assert judge_spearman(kind, compare_correlations(far, near, outcome, groups, ids), 72).verdict == "contradicted"
+    assert judge_spearman(kind, compare_correlations(far, far, outcome, groups, ids), 72).verdict == "undecided"
+
+
+def test_the_file_is_read_as_it_was_written():
+    verdicts = [
+        judge_difference(claim(), contrast(won(60, 20, 170)), 0.5, 0.25),
+        not_made(claim(id="two", text='With "quotes", commas\nand lines'), "run x is not made yet"),
+    ]
+    text = claims_csv(verdicts)
+    again = read_verdicts(text)
+    assert claims_csv(again) == text
+    assert [one.sentence for one in again] == ["shown", "not made: run x is not made yet"]
+    assert again[0].difference == pytest.approx(16) and again[1].difference is None

@@ -1,0 +1,156 @@
+"""An evaluation of several tasks or languages is one run, made of scoring runs that everything else shares."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.config.compose import compose
+from pipeline.errors import PipelineError
+from pipeline.evaluate import stage
+from pipeline.evaluate.bundle import over_languages
+from pipeline.evaluate.records import ScoreRow
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import Run
+from pipeline.study.build.evaluation import is_bundle
+from pipeline.study.planning import Planning
+from pipeline.study.stages import build
+
+ASKED = ["eval.max_gen_toks=4", "eval.limit=3"]
+
+
+def built(*words: str) -> Run:
+    return build(compose(["stage=eval", "checkpoint=hub:org/x", *words]))  # type: ignore[arg-type]
+
+
+def rows(folder: Path, side: str = "rows") -> list[dict[str, Any]]:
+    return json.loads((folder / "scores.json").read_text())[side]
+
+
+def test_one_run_for_the_user_of_scoring_runs(
+    make_run: Callable[..., Path], world: Path, swap: Path, scored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`scored` is eval=sandbox in en and qac: four tasks, FLORES between the two: 2 + 2 + 2 + 1 scoring runs."""
+    manifest = read_manifest(scored)
+    assert manifest is not None
+    parents = {role: scored.parent / one.name for role, one in manifest.parents.items() if role != "checkpoint"}
+    assert sorted(parents) == sorted(
+        [f"{task}_0shot.{code}" for task in ("mgsm", "belebele", "global_mmlu") for code in ("en", "qac")]
+        + ["flores_0shot.qac"]
+    )
+    assert rows(scored) == [row for folder in parents.values() for row in rows(folder)]
+    samples = {path.name: path for folder in parents.values() for path in (folder / "samples").iterdir()}
+    ours = {path.name: path for path in (scored / "samples").iterdir()}
+    assert ours.keys() == samples.keys() and all(ours[name].samefile(samples[name]) for name in ours)
+    by_language = {
+        code: row["value"] for code in ("en", "qac") for row in rows(parents[f"belebele_0shot.{code}"])
+        if row["metric"] == "acc"
+    }  # fmt: skip
+    assert manifest.facts["scores"]["belebele/mean/acc"] == statistics.fmean(by_language.values())
+    # alone, each is the finished run that the bundle made, and nothing is loaded for it
+    monkeypatch.setattr(stage, "load_model", None)
+    again = make_run("stage=eval", f"checkpoint={swap}", f"data_root={world}", "eval=belebele_0shot",
+                     "languages=[qac]", *ASKED)  # fmt: skip
+    assert again == parents["belebele_0shot.qac"]
+
+
+def test_a_table_and_a_bundle_share_their_scores(make_run: Callable[..., Path], world: Path, tmp_path: Path) -> None:
+    table = tmp_path / "mine.yaml"
+    words = f"{{data_root: {world}, eval.max_gen_toks_of: {{qac: 5}}, eval.max_gen_toks: 4, eval.limit: 3}}"
+    table.write_text(
+        f"name: mine\nevery: {words}\nruns: {{m: {{checkpoint: package:data/sandbox_base}}}}\n"
+        "score: {eval: sandbox, task: mgsm}\ncolumns: {m: m}\nrows: {en: {in: en}, qac: {in: qac}}\n"
+    )
+    planning = Planning.of(compose(["stage=plan", f"table={table}", f"runs_dir={tmp_path}/runs"]))  # type: ignore[arg-type]
+    bundle = build(
+        compose(
+            ["stage=eval", "eval=sandbox", "checkpoint=package:data/sandbox_base", f"data_root={world}",
+             "languages=[en,qac]", "+eval.max_gen_toks_of={qac:5}", *ASKED, f"runs_dir={tmp_path}/runs"]
+        )  # type: ignore[arg-type]
+    )  # fmt: skip
+    hashes = {one.hash for role, one in bundle.parents.items() if role.startswith("mgsm")}
+    assert {run.hash for run in planning.targets()} == hashes and len(hashes) == 2
+
+
+def test_what_decides_a_scoring_run() -> None:
+    """Not what it was asked for with: other languages, other tasks, the room of other languages, spBLEU's model."""
+    alone = built("eval=mgsm_2shot", "languages=[sw]")
+    both = built("eval=unreasonable", "languages=[en,sw]")
+    assert is_bundle(both) and not is_bundle(alone)
+    assert both.parents["mgsm_2shot.sw"].hash == alone.hash
+    room = built("eval=mgsm_2shot", "languages=[en,sw,te]", "+eval.max_gen_toks_of={te:1024}")
+    assert room.parents["mgsm_2shot.sw"].hash == alone.hash
+    one = built("eval=mgsm_2shot", "languages=[te]", "eval.max_gen_toks=1024")
+    assert room.parents["mgsm_2shot.te"].hash == one.hash
+    assert one.hash == built("eval=mgsm_2shot", "languages=[te]", "+eval.max_gen_toks_of={te:1024}").hash
+
+
+def test_the_model_of_spbleu_decides_flores_alone(tmp_path: Path) -> None:
+    (tmp_path / "spm.model").write_bytes(b"pieces")
+    words = ["eval=layer_swapping", "languages=[en,sw]"]
+    without, having = built(*words), built(*words, f"eval.spm_model={tmp_path}/spm.model")
+    changed = {role for role, one in without.parents.items() if one.hash != having.parents[role].hash}
+    assert changed == {"flores_0shot.sw"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("eval=layer_swapping languages=[en]", "flores translates between English and another language: add one"),
+        ("eval=unreasonable eval.exemplars=random", "eval.exemplars=random is for MGSM: belebele has"),
+        ("eval=unreasonable eval.split=dev", "eval.split=dev has no items on the hub"),
+        ("eval=mgsm_2shot languages=[en,qac]", "qac is a constructed language and not on the hub: set data_root"),
+    ],
+)
+def test_a_task_that_cannot_be_asked_is_refused_before_any_is_scored(words: str, expected: str) -> None:
+    with pytest.raises(PipelineError, match=expected):
+        built(*words.split())
+
+
+def test_redo_scores_again(make_run: Callable[..., Path], world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["stage=eval", "checkpoint=package:data/sandbox_base", f"data_root={world}", "eval=mgsm_0shot",
+             "languages=[en,qac]", *ASKED]  # fmt: skip
+    loads: list[Any] = []
+    load = stage.load_model
+    monkeypatch.setattr(stage, "load_model", lambda *args: loads.append(args) or load(*args))
+    first = make_run(*words)
+    assert len(loads) == 2 and make_run(*words) == first and len(loads) == 2
+    assert make_run(*words, "redo=true") == first and len(loads) == 4
+    manifest = read_manifest(first)
+    assert manifest is not None and manifest.attempt == 2 and manifest.facts["harness"]["found_again"] == []
+
+
+def test_many_evaluations_by_m(call: Callable[..., SimpleNamespace], world: Path, tmp_path: Path) -> None:
+    words = ["-m", "stage=eval", "checkpoint=package:data/sandbox_base", f"data_root={world}", "eval=mgsm_0shot"]
+    words += ["languages=[en,qac],[qac]", *ASKED, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
+    told = call(*words)
+    assert told.status == 0, told.err
+    both, alone = (Path(line) for line in told.out.split())
+    manifest = read_manifest(both)
+    assert manifest is not None and manifest.parents["mgsm_0shot.qac"].name == alone.name
+    assert {one["language"] for one in rows(both, "beside")} == {"en", "qac", "mean"}
+
+
+def row(language: str, value: float | None, **more: Any) -> ScoreRow:
+    known = {"task": "mgsm", "pair": None, "subject": None, "num_fewshot": 2, "metric": "exact_match", "filter": "f"}
+    return ScoreRow(**{**known, "language": language, "value": value, "stderr": 1.0, "n": 10, **more})
+
+
+def test_averages_by_hand() -> None:
+    made = over_languages([row("en", 0.5), row("sw", 0.25), row("sw", 1.0, metric="unparsed"),
+                           row("sw", 10.0, pair="en-sw"), row("bn", 20.0, pair="en-bn"),
+                           row("sw", 30.0, pair="sw-en"), row("bn", 50.0, pair="bn-en"),
+                           row("sw", 0.1, task="mbpp"), row("te", None, task="mbpp"),
+                           row("en", 0.1, subject="law"), row("sw", 0.3, subject="law")])  # fmt: skip
+    told = [(one.task, one.metric, one.language, one.pair, one.value, one.n, one.stderr) for one in made]
+    assert told == [
+        ("mgsm", "exact_match", "mean", None, 0.375, 20, None),
+        ("mgsm", "exact_match", "mean", "en-mean", 15.0, 20, None),
+        ("mgsm", "exact_match", "mean", "mean-en", 40.0, 20, None),
+    ]

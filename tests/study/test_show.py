@@ -1,0 +1,71 @@
+"""stage=show, and the scores that an evaluation ends with, against the files of the runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.__main__ import main
+
+
+def shown(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str:
+    assert main(["stage=show", f"run={folder.name}", f"runs_dir={folder.parent}", *words]) == 0
+    return capfd.readouterr().out
+
+
+def test_a_training(math_expert: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = shown(capfd, math_expert)
+    kept = json.loads((math_expert / "manifest.json").read_text())
+    assert text.startswith(f"{math_expert.name}\nstage=sft, attempt 1, began {kept['started']}\n")
+    assert f"hash {kept['hash']}" in text
+    assert f"  sft.steps={kept['decided_by']['config']['sft']['steps']}\n" in text and '  sft.separator=" "\n' in text
+    for role, parent in kept["parents"].items():
+        assert any(line.split() == [role, parent["name"], parent["hash"][:12]] for line in text.splitlines())
+    logged = [json.loads(line) for line in (math_expert / "log.jsonl").read_text().splitlines()]
+    last = [row for row in logged if "loss" in row][-1]
+    assert any(line.split()[:2] == [str(last["step"]), f"{last['loss']:.4g}"] for line in text.splitlines() if line)
+
+
+def test_an_evaluation_with_answers(scored: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = shown(capfd, scored, "show.samples=2")
+    rows = json.loads((scored / "scores.json").read_text())["rows"]
+    main_score = next(row for row in rows if (row["task"], row["language"]) == ("mgsm", "qac"))
+    line = next(line for line in text.splitlines() if line.startswith("  mgsm 0-shot") and "qac" in line)
+    assert line.split()[-4:] == [
+        f"{100 * main_score['value']:.1f}", "±", f"{100 * main_score['stderr']:.1f}", str(main_score["n"]),
+    ]  # fmt: skip
+    sample = json.loads((scored / "samples/mgsm.qac.jsonl").read_text().splitlines()[1])
+    part = text[text.index("answers of mgsm.qac:") :]
+    assert f"  [1] {'right' if sample['correct'] else 'wrong'} (wanted: {sample['target']})\n" in part
+    assert "\n".join(f"    | {one}" for one in sample["prompt"].splitlines()) in part
+
+
+def test_an_evaluation_ends_with_its_scores_also_when_it_was_finished(
+    make_run: Callable[..., Path], world: Path, swap: Path, scored: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["eval=sandbox", "eval.max_gen_toks=4", "eval.limit=3", "languages=[en,qac]"]
+    assert make_run("stage=eval", f"checkpoint={swap}", f"data_root={world}", *asked) == scored
+    told = capfd.readouterr()
+    assert told.out == "" and "scores:\n  task" in told.err and "mgsm 0-shot" in told.err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["run=nothing_like_it"], "run=nothing_like_it is no finished run of"),
+        ([], "stage=show needs run: give run=RUN"),
+        (["run={}", "show.samples=3"], "show.samples=3: .* has no answers; stage=eval keeps them in samples/"),
+        (["run={}", "show.samples=-1"], "show.samples"),
+        (["run=./{}"], "is no run|no such|not"),
+    ],
+)
+def test_bad_input(words: list[str], sentence: str, math_expert: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    import re
+
+    given = [word.format(math_expert.name) for word in words]
+    assert main(["stage=show", f"runs_dir={math_expert.parent}", *given]) == 1
+    told = capfd.readouterr().err
+    assert told.startswith("error: ") and told.count("\n") == 1 and re.search(sentence, told)

@@ -1,0 +1,247 @@
+"""The papers' claims against the shipped tables' names, and their verdicts on answers made by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from planned import CONF, TABLES, plan, plan_of
+
+from pipeline.errors import PipelineError
+from pipeline.report.claims import read_claims
+from pipeline.report.statistics import contrast
+from pipeline.study.answers import answers_of
+from pipeline.study.asked import Asked, claims_of
+from pipeline.study.cells import ScoreRef, TablePlan, value
+from pipeline.study.contrasts import measured
+from pipeline.study.outcome import NoScore
+from pipeline.study.verdicts import Sides, judged
+
+FILES = sorted((CONF / "claims").glob("*.yaml"))
+CLAIMS = [claim for file in FILES for claim in read_claims(file.read_text(encoding="utf-8"), file.name)]
+
+
+class Made:
+    """Answers by what a model is made of: `rates` of a run's name, logits; `experts` how far models of a run differ."""
+
+    def __init__(self, of: TablePlan, rates: dict[str, float], experts: float = 0.0, n: int = 250) -> None:
+        self.plan, self.rates, self.experts, self.n = of, rates, experts, n
+        self.kept: dict[ScoreRef, dict[int, float]] = {}
+
+    def of(self, score: ScoreRef, metric: str, pair: str | None) -> dict[int, float]:
+        if score not in self.kept:
+            model = score.model
+            if model in self.plan.chosen:
+                model = next(iter(self.plan.chosen[model].models.values()))
+            name = f"{model} {score.language}".encode()
+            rng = np.random.default_rng(int.from_bytes(hashlib.sha256(name).digest()[:8], "big"))
+            level = self.rates.get(self.plan.specs[model].run, 0.0) + rng.normal(0, self.experts)
+            hard = np.random.default_rng(1).normal(0, 1.5, self.n)
+            right = rng.random(self.n) < 1 / (1 + np.exp(-(hard + level)))
+            self.kept[score] = dict(enumerate(right.astype(float)))
+        return self.kept[score]
+
+
+class Missing(Made):
+    def of(self, score: ScoreRef, metric: str, pair: str | None) -> dict[int, float]:
+        raise NoScore("eval-x is not made yet")
+
+
+def words(table: str, made: Made | None = None, **rates: float) -> dict[str, str]:
+    there = plan_of(table)
+    answers = made or Made(there, {name.replace("_", " "): rate for name, rate in rates.items()})
+    return {one.id: one.verdict for one in judged(there, answers)}  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------------------------- names
+
+
+def test_there_are_claims_of_both_papers_and_of_the_small_world():
+    assert [file.stem for file in FILES] == ["layer_swapping", "sandbox", "unreasonable"]
+    names = [claim.id for claim in CLAIMS]
+    assert len(names) == len(set(names)) >= 25
+    assert {claim.table for claim in CLAIMS} <= {path.stem for path in TABLES.glob("*.yaml")}
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
+def test_every_name_of_a_claim_is_there(claim):
+    found = Asked.of(claim, plan_of(claim.table))
+    assert found.places and all(len(cells) == len(found.places) for cells in [*found.left, *found.right])
+    assert claim in claims_of(claim.table)
+
+
+def test_a_written_row_stands_for_its_rows():
+    (claim,) = [one for one in CLAIMS if one.id == "ls_zones_bring_nothing"]
+    assert Asked.of(claim, plan_of(claim.table)).places == ("mgsm.sw", "mgsm.te", "mgsm.bn", "mgsm.ja")  # not mgsm.en
+
+
+WRONG = {
+    "left: layer_swap_bst": "'layer_swap_bst' is no column or row of layer_swapping_table1: did you mean",
+    "metric: exact_mtch": "metric 'exact_mtch' is not kept answer by answer here: did you mean exact_match",
+    "over: [sw.average]": "over names 'sw.average', no row, column or axis of layer_swapping_table1: did you mean",
+    "over: [m]": "over names no row of layer_swapping_table1",
+    "over: [sw.max, m]": "over names m, of which row 'sw.max' takes the max: leave it out",
+    "over: [sw.avg, language]": "over names language, which none of its cells has several of: leave it out",
+}
+
+
+@pytest.mark.parametrize("line, told", WRONG.items())
+def test_a_claim_about_what_is_not_there_is_refused_in_one_sentence(line, told):
+    written = {"left": "layer_swap_best", "right": "math_expert", "metric": "exact_match", "over": "[sw.avg]"}
+    key, _, word = line.partition(": ")
+    text = ", ".join(f"{name}: {value}" for name, value in {**written, key: word}.items())
+    claim = f"t: [{{id: x, text: y, section: '1', {text}, test: difference, threshold: 0, direction: higher}}]"
+    (found,) = read_claims(claim, "mine.yaml")
+    found = type(found)(**{**vars(found), "table": "layer_swapping_table1"})
+    with pytest.raises(PipelineError) as error:
+        Asked.of(found, plan_of("layer_swapping_table1"))
+    assert told in str(error.value) and "\n" not in str(error.value)
+
+
+def test_one_seed_where_an_interval_over_seeds_is_asked():
+    (claim,) = [one for one in CLAIMS if one.id == "sandbox_full_swap_soup"]
+    small = plan("defaults: [sandbox_full]\nname: sandbox_full\naxes: {seed: [0]}")
+    with pytest.raises(PipelineError, match="an interval over seed is asked, and sandbox_full has seed=0 alone"):
+        Asked.of(claim, small)
+    told = {one.id: one.sentence for one in judged(small, Made(small, {}))}  # type: ignore[arg-type]
+    assert told[claim.id].startswith("not made: sandbox.yaml, claim sandbox_full_swap_soup: an interval over seed")
+
+
+# ---------------------------------------------------------------------------------------------------- verdicts
+
+
+def test_swaps_that_are_better_are_shown_to_be():
+    found = words(
+        "sandbox_layer_swapping", base=-2, language=-1.5, math=-1.5, joint=-1, soup=-1, ties=-1, swap=2, swap_any=2
+    )
+    assert set(found.values()) == {"shown"}, found
+
+
+def test_swaps_that_are_worse_contradict_all_but_what_says_so():
+    found = words("layer_swapping_table1", base=2, language=2, math=2, soup=2, swap=-2, swap_any=-2)
+    assert {name for name, word in found.items() if word == "shown"} == {"ls_ja_below_math"}
+    assert found.pop("ls_soup_below_math") == "undecided"
+    found.pop("ls_ja_below_math")
+    assert set(found.values()) == {"contradicted"}, found
+
+
+def test_no_effect_is_undecided_and_says_what_could_have_been_seen():
+    there = plan_of("unreasonable_table3")
+    found = judged(there, Made(there, {}))  # type: ignore[arg-type]
+    assert [one.verdict for one in found].count("undecided") >= len(found) - 1
+    assert all(1 < (one.could_see or 0) < 9 for one in found)
+    assert all("by split-half" in one.detail for one in found if one.test == "difference")
+
+
+def test_treatments_and_their_contrasts():
+    found = words("unreasonable_friedman", swap=1.2, swap_part=0.6, simultaneous=0.6)
+    assert set(found.values()) == {"shown"}, found
+    there = plan_of("unreasonable_friedman")
+    apart = {one.id: one for one in judged(there, Made(there, {}))}  # type: ignore[arg-type]
+    assert apart["ue_modular_above_baselines_full"].verdict == "undecided"
+    assert apart["ue_freezing_does_not_help"].detail.count("by Holm") == 1
+
+
+def test_what_is_not_made_says_so():
+    there = plan_of("sandbox")
+    found = judged(there, Missing(there, {}))  # type: ignore[arg-type]
+    assert {one.sentence for one in found} == {"not made: eval-x is not made yet"}
+
+
+def test_nine_pairs_are_shown_with_their_wins():
+    there = plan_of("layer_swapping_table1")
+    made = Made(there, {"swap any": 1.0}, experts=0.1)
+    (found,) = [one for one in judged(there, made) if one.id == "ls_bn_average"]  # type: ignore[arg-type]
+    assert "higher in 9 of 9, lower in 0; pairs +" in found.detail
+    for name in ("m alone", "l alone", "problems alone", "all jointly"):
+        assert f"resampling {name}" in found.detail
+
+
+# ---------------------------------------------------------------------------------------------------- against the table
+
+
+@pytest.mark.parametrize("table", ["layer_swapping_table2", "unreasonable_table3", "sandbox_layer_swapping"])
+def test_a_sides_value_is_the_cells(table):
+    """What is drawn is what the table shows: means, maxima and choices as cells.value has them."""
+    there = plan_of(table)
+    made = Made(there, {"swap any": 0.5}, experts=0.2)
+
+    def of(score: ScoreRef) -> float:
+        return float(np.mean(list(made.of(score, "exact_match", None).values())))
+
+    for line in measured(there, made):  # type: ignore[arg-type]
+        names = (line["left"], line["right"])
+        columns = names[0] in there.columns
+        keys = [(line["place"], name) if columns else (name, line["place"]) for name in names]
+        wanted = [100 * value(there, there.cells[key], of) for key in keys]
+        assert [line["left_value"], line["right_value"]] == pytest.approx(wanted), line
+
+
+def test_a_contrast_by_hand():
+    """Swap minus math expert of nine pairs: the mean over l less math m, with the experts' means as they are."""
+    there = plan_of("layer_swapping_table1")
+    made = Made(there, {}, experts=0.3)
+    (claim,) = [one for one in CLAIMS if one.id == "ls_bn_average"]
+    found = Asked.of(type(claim)(**{**vars(claim), "left": ("layer_swap_default",)}), there)
+    sides = Sides.of(found, made)  # type: ignore[arg-type]
+
+    def answers(column: str) -> dict[tuple, np.ndarray]:
+        found = {}
+        for item in there.cells["bn.avg", column].items:
+            (score,) = item.readings[0].values()
+            found[item.at["m"], item.at.get("l")] = np.array(list(made.of(score, "", None).values()))
+        return found
+
+    swap, math = answers("layer_swap_default"), answers("math_expert")
+    wanted = np.array([[swap[m, k] - math[m, None] for k in (1, 2, 3)] for m in (1, 2, 3)])
+    assert np.allclose(sides.differences(("m", "l")), wanted)
+    assert sides.contrast() == contrast(wanted)
+
+
+def test_contrasts_resample_the_axes_that_give_trainings_their_seeds():
+    there = plan_of("sandbox_full")
+    lines = measured(there, Made(there, {"layer swap": 1.0}))  # type: ignore[arg-type]
+    assert {line["over"] for line in lines} == {"problems seed"}
+    assert {line["left"] for line in lines} == {"layer swap"} and len(lines) == 4 * 18  # no line of a translation
+    one = plan_of("sandbox")
+    assert {line["over"] for line in measured(one, Made(one, {}))} == {"problems"}  # type: ignore[arg-type]
+    assert all("mcnemar_p" in line for line in measured(one, Made(one, {})))  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------------------------- files
+
+
+def line_of(doc: int, right: float, response: str = "42") -> str:
+    kept = {
+        "doc_id": doc,
+        "prompt": "q" * 5000,
+        "response": response,
+        "scores": {"exact_match": right, "numeric_match": 1.0},
+    }
+    return json.dumps(kept, ensure_ascii=False) + "\n"
+
+
+def test_answers_are_read_by_their_ends_and_as_a_whole_alike(tmp_path: Path):
+    hostile = 'no "scores": {"exact_match": 9}}\n'
+    path = tmp_path / "run/samples/mgsm.sw.jsonl"
+    path.parent.mkdir(parents=True)
+    odd = json.dumps({"scores": {"exact_match": 0.0}, "doc_id": 2})  # keys in another order
+    path.write_text(line_of(0, 1.0, hostile) + line_of(1, 0.0) + odd + "\n", encoding="utf-8")
+    assert answers_of(path, "exact_match") == {0: 1.0, 1: 0.0, 2: 0.0}
+
+
+@pytest.mark.parametrize("metric, cut", [("exact_match", 900), ("chrf++", 0)])
+def test_a_truncated_file_is_one_sentence(tmp_path: Path, metric: str, cut: int):
+    path = tmp_path / "run-x/samples/mgsm.sw.jsonl"
+    path.parent.mkdir(parents=True)
+    text = line_of(0, 1.0) + line_of(1, 0.0)
+    path.write_text(text[: len(text) - cut], encoding="utf-8")
+    with pytest.raises(PipelineError) as error:
+        answers_of(path, metric)
+    number = 2 if cut else 1
+    assert str(error.value) == (
+        f"run-x/samples/mgsm.sw.jsonl, line {number} is cut off or has no {metric}: make the run again with redo=true"
+    )
