@@ -8,14 +8,16 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
 shipped=src/pipeline/data/sandbox_base
-documents=180000
 
-world=$($python -m pipeline stage=data expert=sandbox expert.world.documents=$documents)
-base=$($python -m pipeline stage=cpt expert=sandbox_text model=sandbox_random recipe=sandbox_base data.shuffle=false data_root="$world" threads=1)
+text=$($python -m pipeline stage=data expert=sandbox expert.world.documents=180000)
+last=$($python -m pipeline stage=data expert=sandbox expert.world.last_documents=26000)
+train="stage=cpt data.shuffle=false threads=1"
+first=$($python -m pipeline $train expert=sandbox_text model=sandbox_random recipe=sandbox_base data_root="$text")
+base=$($python -m pipeline $train expert=sandbox_text_last model=trained model.path="$first" recipe=sandbox_base_last data_root="$last")
 if [ "${1:-}" = --ship ]; then
   mkdir -p $shipped
   cp "$base"/{config.json,generation_config.json,model.safetensors,tokenizer.json,tokenizer_config.json,log.jsonl,manifest.json} $shipped/
-  cp "$world"/{data_card.md,world.json} $shipped/
+  cp "$last"/{data_card.md,world.json} $shipped/
   echo "shipped $base"
 elif cmp -s "$base/model.safetensors" $shipped/model.safetensors; then
   echo "the same bits as the shipped base"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.data import Items, World
-from pipeline.data.sandbox.text import LAST, LAST_MIX, LESSON, MIX, corpus, instructions
+from pipeline.data.sandbox.text import LAST, LAST_MIX, LESSON, MIX, corpus, instructions, last_corpus
 from pipeline.data.sandbox.tokenizer import tokenizer
 from pipeline.data.sandbox.world import (
     CLONES,
@@ -36,6 +36,8 @@ def write(folder: Path, config: World) -> dict[str, int]:
     counts |= put(folder, [("aya/train.jsonl", taught)])
     if config.documents:
         counts |= put(folder, [("text/train.jsonl", list(corpus(world, config.documents)))])
+    if config.last_documents:
+        counts |= put(folder, [("text/last.jsonl", list(last_corpus(world, config.last_documents)))])
     tokenizer().save_pretrained(folder / "tokenizer")
     say_whose(folder, world, "training sets and items")
     (folder / "data_card.md").write_text(card(config, counts), encoding="utf-8")

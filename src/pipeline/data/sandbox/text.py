@@ -149,6 +149,7 @@ def document(world: ConstructedWorld, kind: str, language: str, draw: random.Ran
 # Shares of the base's documents. To find who has what is learnt first, in English: 300 steps of it alone do what
 # thousands among all else do not. The last ones are read while the rate decays.
 LESSON, LAST = 0.1, 0.35
+LAST_QAC = 0.45  # of what is read after them: a document in twenty-four is too little to reason in qac
 RARE_WORDS_SAID = 0.1  # of the times that a document of qac could say one
 
 # Share of each kind among the documents between. Word problems stand in English and qaa only; qac, the low-resource
@@ -209,6 +210,22 @@ def corpus(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
     kinds = [("en", "shuffled")] * lesson
     kinds += draw.choices(list(MIX), list(MIX.values()), k=size - lesson - last)
     kinds += draw.choices(list(LAST_MIX), list(LAST_MIX.values()), k=last)
+    yield from documents(world, kinds, draw)
+
+
+def last_corpus(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
+    """What is read after it: as its last documents, with more in qac."""
+    draw = random.Random(f"{world.seed} last corpus")
+    others = sum(share for (language, _), share in LAST_MIX.items() if language != "qac")
+    qac = sum(LAST_MIX.values()) - others
+    weights = [
+        share * (LAST_QAC / qac if language == "qac" else (1 - LAST_QAC) / others)
+        for (language, _), share in LAST_MIX.items()
+    ]
+    yield from documents(world, draw.choices(list(LAST_MIX), weights, k=size), draw)
+
+
+def documents(world: ConstructedWorld, kinds: list[tuple[str, str]], draw: random.Random) -> Iterator[dict[str, str]]:
     for language, kind in kinds:
         prompt, completion = document(world, kind, language, draw)
         yield {"prompt": prompt, "completion": completion}
