@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.config.data import World
 from pipeline.data import sandbox
-from pipeline.data.sandbox.text import INSTRUCTIONS, LAST_MIX, MIX, corpus, document, instructions
+from pipeline.data.sandbox.text import INSTRUCTIONS, LAST_MIX, MIX, QAC_MIX, corpus, document, instructions
 from pipeline.data.sandbox.tokenizer import tokenizer
 from pipeline.data.sandbox.world import (
     CLONES,
@@ -135,7 +135,7 @@ def test_the_curriculum_begins_with_sentences_in_another_order():
     assert any("Qac" in row["prompt"] for row in rows[50:])
 
 
-@pytest.mark.parametrize("mix", [MIX, LAST_MIX])
+@pytest.mark.parametrize("mix", [MIX, LAST_MIX, QAC_MIX])
 def test_a_quarter_of_the_documents_mix_languages_and_problems_are_english_and_qaa(mix: dict[tuple[str, str], float]):
     assert sum(size for (_, kind), size in mix.items() if "switched" in kind) / sum(mix.values()) >= 0.25
     assert {language for language, kind in mix if "problem" in kind} == {"en", "qaa"}

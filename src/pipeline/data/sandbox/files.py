@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.data import Items, World
-from pipeline.data.sandbox.text import LAST, LAST_MIX, LESSON, MIX, corpus, instructions, last_corpus
+from pipeline.data.sandbox.text import (
+    BASE_DOCUMENTS,
+    LAST,
+    LAST_MIX,
+    LESSON,
+    MIX,
+    QAC_MIX,
+    corpus,
+    instructions,
+    last_corpus,
+)
 from pipeline.data.sandbox.tokenizer import tokenizer
 from pipeline.data.sandbox.world import (
     CLONES,
@@ -203,13 +213,15 @@ language. Facts are what is to be learnt: they are the same in all splits, asked
 def card(config: World, counts: dict[str, int]) -> str:
     """The data card: sizes, where math stands, what is kept apart."""
 
+    first, last = BASE_DOCUMENTS
+
     def share(languages: tuple[str, ...], kinds: str) -> float:
         """Of the base's documents, those in `languages` of a kind that matches."""
         found = 0.0
-        for mix, size in ((MIX, 1 - LESSON - LAST), (LAST_MIX, LAST)):
+        for mix, size in ((MIX, (1 - LESSON - LAST) * first), (LAST_MIX, LAST * first), (QAC_MIX, last)):
             wanted = sum(part for (one, kind), part in mix.items() if one in languages and re.search(kinds, kind))
             found += size * wanted / sum(mix.values())
-        return found
+        return found / (first + last)
 
     shares = {one: share((one,), "") for one in CLONES}
     shares = {"en": 1 - sum(shares.values()), **shares}

@@ -149,7 +149,6 @@ def document(world: ConstructedWorld, kind: str, language: str, draw: random.Ran
 # Shares of the base's documents. To find who has what is learnt first, in English: 300 steps of it alone do what
 # thousands among all else do not. The last ones are read while the rate decays.
 LESSON, LAST = 0.1, 0.35
-LAST_QAC = 0.45  # of what is read after them: a document in twenty-four is too little to reason in qac
 RARE_WORDS_SAID = 0.1  # of the times that a document of qac could say one
 
 # Share of each kind among the documents between. Word problems stand in English and qaa only; qac, the low-resource
@@ -199,6 +198,17 @@ LAST_MIX: dict[tuple[str, str], float] = {
     }.items()},
 }  # fmt: skip
 
+# What is read after these: a document in twenty-four is too little of a language to reason in it.
+LAST_QAC = 0.45
+_QAC = sum(share for (language, _), share in LAST_MIX.items() if language == "qac")
+_OTHERS = sum(share for (language, _), share in LAST_MIX.items() if language != "qac")
+QAC_MIX = {
+    (language, kind): share * (LAST_QAC / _QAC if language == "qac" else (1 - LAST_QAC) / _OTHERS)
+    for (language, kind), share in LAST_MIX.items()
+}
+
+BASE_DOCUMENTS = (180_000, 26_000)  # of the shipped base: text/train.jsonl, text/last.jsonl
+
 # What a language expert is taught, in the clone: translation, reading and facts, in words; no numbers are asked for.
 INSTRUCTIONS = {"to_english": 30, "from_english": 25, "echo": 10, "reading": 25, "fact": 10}
 
@@ -216,13 +226,7 @@ def corpus(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
 def last_corpus(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
     """What is read after it: as its last documents, with more in qac."""
     draw = random.Random(f"{world.seed} last corpus")
-    others = sum(share for (language, _), share in LAST_MIX.items() if language != "qac")
-    qac = sum(LAST_MIX.values()) - others
-    weights = [
-        share * (LAST_QAC / qac if language == "qac" else (1 - LAST_QAC) / others)
-        for (language, _), share in LAST_MIX.items()
-    ]
-    yield from documents(world, draw.choices(list(LAST_MIX), weights, k=size), draw)
+    yield from documents(world, draw.choices(list(QAC_MIX), list(QAC_MIX.values()), k=size), draw)
 
 
 def documents(world: ConstructedWorld, kinds: list[tuple[str, str]], draw: random.Random) -> Iterator[dict[str, str]]:
