@@ -31,6 +31,7 @@ from pipeline.data.sandbox.world import POOL, ConstructedWorld, problem, reading
 from pipeline.runs.find import find
 from pipeline.runs.manifest import read_manifest
 from pipeline.study.execute import one
+from pipeline.study.stages import RUN_STAGES
 
 LANGUAGES = ("en", "qaa", "qab", "qac")
 SCORED = {"math": ("en", "qac"), "language": ("en", "qac"), "control": ("qac",)}  # the base in all
@@ -55,6 +56,7 @@ def main() -> None:
     base = find(asked.base, Path(asked.runs), "--base").folder
     start = ("stage=sft", "model=trained", f"model.path={base}", "threads=1")
     models, seconds = {"base": base}, dict[str, float]()
+    RUN_STAGES["sft"].maker()  # imports what trains, which is not to be counted
     if not asked.only_base:
         own = control_problems(Path(asked.runs) / "control")
         math = ("expert=math", "recipe=sandbox_math", f"data_root={world}", *asked.math)
@@ -149,7 +151,7 @@ def true_equations(rows: list[dict[str, Any]]) -> float:
 def better(ours: list[bool], theirs: list[bool]) -> tuple[float, float]:
     """(points, p) of the same questions: the exact sign test on those that one of the two has right."""
     won, lost = (sum(a and not b for a, b in zip(*two, strict=True)) for two in ((ours, theirs), (theirs, ours)))
-    p = binomtest(won, won + lost).pvalue if won + lost else 1.0
+    p = float(binomtest(won, won + lost).pvalue) if won + lost else 1.0
     return 100 * (won - lost) / len(ours), p
 
 

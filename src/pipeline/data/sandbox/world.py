@@ -36,7 +36,7 @@ WORDS = list(dict.fromkeys(ITEMS + ANIMALS + COLORS + PLACES + FOODS + GAINS + L
 LABELS = "Question Step-by-Step Answer P Q A B C D English Qaa Qab Qac The answer Mixed".split()
 PUNCTUATION = list(".,?:+-*=!;()'\"/") + ["\n"]
 LARGEST_NUMBER = 99  # that is one token
-STEPS = (0.0, 0.25, 0.4, 0.35)  # shares of word problems of one, two ... steps, in the benchmark and the math set
+STEPS = (0.0, 0.3, 0.4, 0.3)  # shares of word problems of one, two ... steps, in the benchmark and the math set
 EASY_STEPS = (0.4, 0.4, 0.2)  # and in the text that makes the base
 LARGEST_RESULT = 60  # of a step of a problem
 POOL = 2000  # items a benchmark and split that no training file may hold, however many of them are written
