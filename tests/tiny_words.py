@@ -13,4 +13,7 @@ TINY = [
     *("model.architecture.num_hidden_layers=14", "model.architecture.num_attention_heads=2"),
     "model.architecture.num_key_value_heads=2",
 ]
-FEW = ["sft.seq_length=96", "sft.batch_size=4", "sft.steps=2", "sft.warmup_steps=0", "sft.precision=fp32"]
+FEW = [
+    *("sft.seq_length=96", "sft.batch_size=4", "sft.micro_batch_size=4", "sft.steps=2", "sft.warmup_steps=0"),
+    "sft.precision=fp32",
+]

@@ -11,10 +11,30 @@ import pytest
 
 from pipeline.config.data import World
 from pipeline.data import sandbox
-from pipeline.data.sandbox.text import INSTRUCTIONS, MIX, corpus, document, instructions
+from pipeline.data.sandbox.text import INSTRUCTIONS, LAST_MIX, MIX, QAC_MIX, corpus, document, instructions
 from pipeline.data.sandbox.tokenizer import tokenizer
+<<<<<<< HEAD
 from pipeline.data.sandbox.world import CLONES, POOL, ConstructedWorld, lexicon, problem, reading, say, sentences
 from pipeline.evaluate.reasoning import equations
+=======
+from pipeline.data.sandbox.world import (
+    CLONES,
+    GAINS,
+    LOSSES,
+    NAMES,
+    NEUTRAL,
+    POOL,
+    WORDS,
+    ConstructedWorld,
+    Switched,
+    lexicon,
+    problem,
+    reading,
+    say,
+    sentences,
+)
+from pipeline.evaluate.reasoning import equations
+>>>>>>> s_world
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +61,46 @@ def test_equations_are_true_and_lead_to_the_answer():
         for equation in equations:
             left, right = equation.rstrip(".").split(" = ")
             assert eval(left) == int(right), equation  # noqa: S307
-        assert equations[-1].endswith(f"= {answer}.") and 0 <= answer <= 99
+        assert equations[-1].endswith(f"= {answer}.") and 0 < answer <= 60
         assert told[-1] == "?"
+
+
+def test_a_problem_follows_from_its_words():
+    """A reader who knows the words and the forms of sentences, and has not seen how problems are made, solves all."""
+    draw = random.Random(7)
+    for _ in range(2000):
+        told, _, answer = problem(draw)
+        assert solved(" ".join(told)) == answer, told
+
+
+def solved(told: str) -> int:
+    has: dict[str, int] = {}
+    *sentences_, question = told.split(" . ")
+    asked = re.fullmatch(r"how many (\w+) (?:does|do) (.*?) have(?: together)? \?", question)
+    assert asked
+    item, names, bags = asked[1], asked[2].split(" and "), 0
+    for one in sentences_:
+        words = one.split()
+        name, number = words[0], next((int(word) for word in words if word.isdigit()), 0)
+        if words[2:] == [str(number), "bags"] or words[1:] == ["has", str(number), "bags"]:
+            bags, holder = number, name
+        elif words[:2] == ["each", "bag"]:
+            has[holder] = bags * number
+        elif "twice" in words:
+            has[name] = 2 * has[words[-1]]
+        elif "than" in words:
+            has[name] = has[words[-1]] + (number if "more" in words else -number)
+        elif "gives" in words:
+            has[name] = has.get(name, 0) - number
+            has[words[-1]] = has.get(words[-1], 0) + number
+        elif words[3] != item or words[1] in NEUTRAL:
+            continue
+        elif words[1] == "has":
+            has[name] = number
+        else:
+            has[name] += number if words[1] in GAINS else -number
+            assert words[1] in GAINS + LOSSES
+    return sum(has[name] for name in names)
 
 
 def test_a_problem_worked_by_hand():
@@ -56,7 +114,7 @@ def test_a_problem_worked_by_hand():
         ["8 - 3 = 5."],
         5,
     )
-    prompt, completion = world.problem_text(item, "en")
+    prompt, completion = world.problem_text(item, {})
     assert (
         prompt
         == "Question: Mia has 8 apples. Mia gives 3 apples to Tom. how many apples does Mia have?\nStep-by-Step Answer:"
@@ -75,11 +133,57 @@ def test_reading_is_answered_by_the_statement_on_who_is_asked_for():
         assert not set(options) - {options[right]} & set(told)
 
 
-def test_the_curriculum_begins_with_letters_then_reading():
-    texts = [row["prompt"] for row in corpus(ConstructedWorld(0), 200)]
-    assert all(text.startswith("Q: ") and text.endswith("Answer:") for text in texts[:20])
-    assert {text[:2] for text in texts[20:30]} == {"Q:", "P:"}
-    assert any(text.startswith("Qac: ") or "\nQac:" in text for text in texts[30:])
+def test_the_curriculum_begins_with_sentences_in_another_order():
+    rows = list(corpus(ConstructedWorld(0), 500))
+    for row in rows[:50]:
+        told = row["prompt"].removeprefix("English: ").removesuffix("\nEnglish:")
+        assert sorted(told.rstrip(".").split(". ")) == sorted(row["completion"].rstrip(".").split(". "))
+    assert any("Qac" in row["prompt"] for row in rows[50:])
+
+
+@pytest.mark.parametrize("mix", [MIX, LAST_MIX, QAC_MIX])
+def test_a_quarter_of_the_documents_mix_languages_and_problems_are_english_and_qaa(mix: dict[tuple[str, str], float]):
+    assert sum(size for (_, kind), size in mix.items() if "switched" in kind) / sum(mix.values()) >= 0.25
+    assert {language for language, kind in mix if "problem" in kind} == {"en", "qaa"}
+    switched = {kind.split()[-1] for _, kind in mix if kind.startswith("switched ")}
+    assert switched == {"story", "reading", "lookup", "problem"}
+
+
+def test_a_mixed_document_says_each_word_in_either_language():
+    world, draw = ConstructedWorld(0), random.Random(8)
+    said = Switched(world.words["qaa"], draw)
+    both = [say(["apples"], said) for _ in range(1000)]
+    assert set(both) == {"apples", world.words["qaa"]["apples"]} and 400 < both.count("apples") < 600
+    for _ in range(50):  # what is asked for is said in the clone, whatever the passage says
+        prompt, completion = document(world, "switched reading", "qab", draw)
+        assert completion in world.words["qab"].values() and completion not in WORDS, prompt
+
+
+def test_a_worked_answer_says_the_statement_again_that_names_who_is_asked_for():
+    world, draw = ConstructedWorld(0), random.Random(10)
+    for kind in ("worked reading", "worked lookup"):
+        for language in ("en", "qab"):
+            for _ in range(100):
+                prompt, completion = document(world, kind, language, draw)
+                passage, question, label = prompt.removeprefix("P: ").split("\n")
+                name = next(word.strip("?") for word in question.split() if word.strip("?") in NAMES)
+                shown = next(f"{one}." for one in passage.removesuffix(".").split(". ") if one.startswith(name))
+                answer = shown.removesuffix(".").split()[-1 if kind == "worked reading" else 2]
+                assert label == "Step-by-Step Answer:" and completion == f"{shown} The answer is {answer}."
+
+
+def test_half_of_qacs_content_words_are_nearly_always_borrowed():
+    world, draw = ConstructedWorld(0), random.Random(9)
+    stories = " ".join(document(world, "story", "qac", draw)[1] for _ in range(4000))
+    words = re.findall("[a-z]+", stories)
+    verbs = GAINS + LOSSES + NEUTRAL
+    own = {verb: words.count(world.words["qac"][verb]) for verb in verbs}
+    borrowed = {verb: words.count(verb) for verb in verbs}
+    common = [verb for kind in (GAINS, LOSSES, NEUTRAL) for verb in kind[::2]]
+    assert not any(borrowed[verb] for verb in common)
+    rare = [verb for verb in verbs if verb not in common]
+    share = sum(own[verb] for verb in rare) / sum(own[verb] + borrowed[verb] for verb in rare)
+    assert share == pytest.approx(0.1, abs=0.02)
 
 
 @pytest.mark.parametrize("language", CLONES)
@@ -87,6 +191,8 @@ def test_a_clone_is_a_bijection_without_english_words(language: str):
     words = lexicon(language, 0)
     assert len(set(words.values())) == len(words) and not set(words) & set(words.values())
     assert words == lexicon(language, 0) and words != lexicon(language, 1)
+    others = {word for other in CLONES if other != language for word in lexicon(other, 0).values()}
+    assert not others & set(words.values())
 
 
 def test_benchmarks_are_parallel_over_languages(written: Path):
@@ -131,7 +237,6 @@ def test_larger_worlds_test_what_smaller_ones_kept_apart():
 
 
 def test_no_math_in_low_resource_languages():
-    assert {language for language, kind in MIX if kind == "problem"} == {"en", "qaa"}
     assert "problem" not in INSTRUCTIONS
     world = ConstructedWorld(0)
     for clone in CLONES:
@@ -141,7 +246,7 @@ def test_no_math_in_low_resource_languages():
 
 def test_every_kind_of_document_survives_the_tokenizer():
     world, draw, ours = ConstructedWorld(0), random.Random(5), tokenizer()
-    for language, kind in MIX:
+    for language, kind in [*MIX, *LAST_MIX]:
         text = " ".join(document(world, kind, language, draw)).lstrip()
         assert ours.decode(ours(text).input_ids, skip_special_tokens=True) == text
     odd = "Hé llo 日本\n\n  12345 $3.50 It's"
@@ -162,8 +267,8 @@ def test_prompts_and_answers_fit_the_demo():
     world, draw, ours = ConstructedWorld(0), random.Random(6), tokenizer()
     for make, text in ((problem, world.problem_text), (reading, world.reading_text)):
         for _ in range(300):
-            prompt, completion = text(world.fresh(draw, make), "qac")
-            assert len(ours(prompt).input_ids) < 120 and len(ours(" " + completion).input_ids) - 1 <= 24
+            prompt, completion = text(world.fresh(draw, make), world.words["qac"])
+            assert len(ours(prompt).input_ids) < 120 and len(ours(" " + completion).input_ids) - 1 <= 40
 
 
 def test_training_skips_what_is_held_out():

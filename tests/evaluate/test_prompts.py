@@ -137,6 +137,33 @@ def test_belebele_is_the_stock_task_without_its_exemplars(tmp_path: Path, data_r
     assert all(prompt.startswith("P: Passage 0.\nQ: Which 0?\nA: option 0.1") for prompt in ours[:4])
 
 
+def test_options_by_their_text(tmp_path: Path, data_root: Path) -> None:
+    """No letter is shown; each option's text is weighed after the question, and the right one's row is right."""
+    asked_for = {
+        "belebele": "P: Passage {0}.\nQ: Which {0}?\nAnswer:",
+        "global_mmlu": "What {0}?\nAnswer:",
+    }
+    for task, prompt in asked_for.items():
+        weighed: list[tuple[str, str]] = []
+        rows = [json.loads(line) for line in (data_root / f"{task}/qac/test.jsonl").read_text().splitlines()]
+
+        def weigh(context: str, text: str, weighed: list[tuple[str, str]] = weighed) -> float:
+            weighed.append((context, text))
+            return -1.0 if text.strip() in ("option 2.3", "b101") else -2.0
+
+        definitions = task_definitions([asked(task, 0)], ["qac"], data_root, tmp_path / task, options="text")
+        found = score(lambda weigh=weigh: Scripted(weigh=weigh), definitions, load_tasks(definitions), choice())
+        if task == "belebele":
+            texts = [[f" {row[f'mc_answer{i}']}" for i in range(1, 5)] for row in rows]
+            numbers, right = range(9), {0, 2, 4, 8}  # 2 by its text; where all are alike the first is taken: 0, 4, 8
+        else:
+            texts = [[f" {row[f'option_{letter}']}" for letter in "abcd"] for row in rows]
+            numbers, right = range(100, 108), {0, 1, 4}
+        assert weighed == [(prompt.format(n), text) for n, of in zip(numbers, texts, strict=True) for text in of]
+        samples = found.samples[definitions[0].name]
+        assert {sample["doc_id"] for sample in samples if sample["correct"]} == right
+
+
 @pytest.mark.parametrize("shots", [0, 2])
 def test_global_mmlu_is_the_stock_task_of_the_subject(tmp_path: Path, data_root: Path, shots: int) -> None:
     folder = tmp_path / "virology"  # a subject's stock task keeps its own subject's rows

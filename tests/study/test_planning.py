@@ -44,9 +44,9 @@ def test_the_largest_tables_plan(name: str, tmp_path: Path) -> None:
 
     To select, the eight snapshots of 3 math trainings are scored in ten languages, those of 12 language trainings on
     four tasks, and the base in four languages on these: each with a run that holds the averages. The base's MGSM of
-    these is table 1's in te and bn, where select gives the answers the room that the table gives them.
+    these is table 1's.
     """
-    selected = 8 * 3 * (10 + 1) + 8 * 12 * (4 + 1) + 4 * (4 + 1) - 2
+    selected = 8 * 3 * (10 + 1) + 8 * 12 * (4 + 1) + 4 * (4 + 1) - 4
     own = tmp_path / "own.yaml"
     zones = {f"{b}+{t}": {"bottom": b, "top": t} for b in range(3) for t in range(3)}
     axes = {"axes": {"t": zones}} if name == "layer_swapping_table1" else {}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny import model
 from transformers import LlamaForCausalLM
+from trl import SFTTrainer
 
 from pipeline.config.data import Data, Expert
 from pipeline.config.stages import TrainStage
@@ -101,7 +102,7 @@ def test_a_curriculum_keeps_its_order(tmp_path: Path):
     ours = sandbox_tokenizer()
 
     def order(recipe: Sft) -> list[str]:
-        batches = trainer(tmp_path, rows, recipe).get_train_dataloader()
+        batches = trainer(tmp_path, rows, recipe, steps=4).get_train_dataloader()
         return [ours.decode(ids, skip_special_tokens=True).split()[-1] for one in batches for ids in one["input_ids"]]
 
     assert order(sft(shuffle=False)) == [str(n) for n in range(8)]
@@ -137,7 +138,9 @@ def test_batch_size_must_be_a_multiple(tmp_path: Path):
         arguments(stage(sft(batch_size=5, micro_batch_size=2)), False, False, tmp_path)
 
 
-def test_muon_takes_the_matrices_of_layers_and_equals_torch(tmp_path: Path):
+def test_muon_takes_the_matrices_of_layers_and_equals_torch(monkeypatch: pytest.MonkeyPatch):
+    """Against torch.optim.Muon, one tensor at a time, its iteration in float32 in place of bfloat16."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)
     model, twin = tiny(), tiny()
     ours = MuonWithAdamW(model, 1e-2, 0.1, (0.9, 0.98))
     matrices = [p for name, p in twin.named_parameters() if ".layers." in name and p.ndim == 2]
@@ -153,7 +156,84 @@ def test_muon_takes_the_matrices_of_layers_and_equals_torch(tmp_path: Path):
                 optimizer.step()
                 optimizer.zero_grad()
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(one, other)
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)  # 1e-2 was moved
+    assert {p.dtype for p in ours.state[matrices_of(model)[0]].values()} == {torch.float32}
+
+
+def matrices_of(of: torch.nn.Module) -> list[torch.nn.Parameter]:
+    return [p for name, p in of.named_parameters() if ".layers." in name and p.ndim == 2]
+
+
+def test_rows_of_a_step_are_sorted_by_length_and_stay_its_rows(tmp_path: Path):
+    rows = [{"prompt": f"Mia has {n}", "completion": " ".join([str(n)] * (1 + 7 * n % 10))} for n in range(20)]
+    ours = sandbox_tokenizer()
+
+    def batches(**knobs: object) -> list[list[tuple[str, int]]]:
+        made = trainer(tmp_path, rows, sft(batch_size=8, **knobs)).get_train_dataloader()
+        ids = [
+            [of[mask == 1] for of, mask in zip(one["input_ids"], one["attention_mask"], strict=True)] for one in made
+        ]
+        return [[(ours.decode(of), len(of)) for of in one] for one in ids]
+
+    whole, parts = batches(), batches(micro_batch_size=2)
+    assert [len(one) for one in whole] == [8, 8] and [len(one) for one in parts] == [2] * 8
+    for step in range(2):
+        mine = [row for one in parts[4 * step : 4 * step + 4] for row in one]
+        assert sorted(mine) == sorted(whole[step])
+        assert [length for _, length in mine] == sorted(length for _, length in whole[step])
+    assert parts == batches(micro_batch_size=2)
+
+
+def test_weight_of_prompts_by_hand(tmp_path: Path):
+    """The mean of all tokens' losses, a prompt's weighing 0.15, over the micro-batches of a step; and validation's."""
+    rows = [{"prompt": f"Mia has {n} cups.", "completion": " ".join([str(n)] * (1 + n % 3))} for n in range(4)]
+    recipe = sft(batch_size=4, micro_batch_size=2, prompt_weight=0.15, learning_rate=1e-3)
+    made = trainer(tmp_path, rows, recipe, steps=1)
+    total = weight_sum = 0.0
+    tokenizer = sandbox_tokenizer()
+    for row in rows:
+        prompt = tokenizer(row["prompt"]).input_ids
+        ids = [*tokenizer(row["prompt"] + " " + row["completion"]).input_ids, 2]
+        with torch.no_grad():
+            logits = made.model(torch.tensor([ids])).logits[0].double()
+        for position in range(1, len(ids)):
+            weight = 0.15 if position < len(prompt) else 1.0
+            total -= weight * float(logits[position - 1].log_softmax(-1)[ids[position]])
+            weight_sum += weight
+    validation = made.evaluate(made.train_dataset)["eval_loss"]
+    made.train()
+    logged = next(row for row in made.state.log_history if "grad_norm" in row)
+    assert logged["loss"] == pytest.approx(total / weight_sum, rel=1e-5)
+    one, other = (made.train_dataset[n : n + 2] for n in (0, 2))
+    assert validation == pytest.approx(total / weight_sum, rel=0.05) and one != other  # a mean of two batches' means
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_the_loss_is_that_of_trl(tmp_path: Path, kind: str):
+    """Of two micro-batches of one step: with the router's loss where the model is a mixture of experts."""
+    rows = [{"prompt": f"Mia has {n} cups.", "completion": " ".join([str(n)] * (1 + n % 3))} for n in range(8)]
+    recipe = sft(batch_size=4, micro_batch_size=2)
+    losses = []
+    for make in (partial(Trainer, sft=recipe), SFTTrainer):
+        more = {"num_local_experts": 4, "router_aux_loss_coef": 0.5} if kind == "mixtral" else {}
+        of = tiny(model_type=kind, **more)
+        args = arguments(stage(recipe), False, False, tmp_path)
+        made = make(model=of, args=args, train_dataset=dataset(rows, recipe), processing_class=sandbox_tokenizer())
+        made.current_gradient_accumulation_steps = 2
+        batch = made.data_collator([made.train_dataset[n] for n in (1, 6)])
+        with torch.no_grad():
+            losses.append(made.compute_loss(made.model, batch, num_items_in_batch=20).item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6) and losses[0] > 1
+
+
+def test_a_weight_of_prompts_keeps_rows_that_are_all_prompt_and_needs_prompts():
+    long = {"prompt": "Mia has 3 cups. " * 20, "completion": "3"}
+    kept = measure([ROW, long], sandbox_tokenizer(), sft(prompt_weight=0.15))
+    assert kept["truncated"] == 1 and kept["dropped"] == 0
+    with pytest.raises(PipelineError, match="sft.prompt_weight=0.15: plain text has no prompts"):
+        measure([{"text": "a"}], sandbox_tokenizer(), sft(prompt_weight=0.15))
+    with pytest.raises(PipelineError, match="sft.prompt_weight=0.15: with sft.loss_on=all"):
+        measure([ROW], sandbox_tokenizer(), sft(prompt_weight=0.15, loss_on="all"))
 
 
 def test_what_does_not_fit_a_gpu_is_refused_by_arithmetic():

@@ -27,7 +27,7 @@ B = Partition(name="B", bottom_layers=1, top_layers=1)
 def model(kind: str = "llama", layers: int = 4, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
     torch.manual_seed(0)
     fields = {
-        "vocab_size": 859, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": layers,
+        "vocab_size": len(sandbox_tokenizer()), "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": layers,
         "num_attention_heads": 2, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3,
         "attn_implementation": "eager",
     }  # fmt: skip

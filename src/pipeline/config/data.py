@@ -50,6 +50,15 @@ class World:
     math_rows: int = knob(6000, low=1)
     language_rows: int = knob(16000, low=1)  # a clone language
     documents: int = knob(0, low=0)  # plain text to make a base from; 0: none is written
+    last_documents: int = knob(0, low=0)  # and what it reads after that, nearly half of it in qac
+
+
+@dataclass
+class Items:
+    """Items of the benchmarks of a small world, the data_root, in a data run of their own: more retrain nothing."""
+
+    dev: int = knob(500, low=1, high=2000)
+    test: int = knob(100, low=1, high=2000)  # a benchmark and language
 
 
 @dataclass
@@ -67,6 +76,7 @@ class Expert:
     text: dict[str, Source] = knob({}, hashed=False)  # what stage=cpt reads in place of sources, where there is any
     size: int | None = knob(None, low=1)  # training rows where data.size does not say
     world: World | None = None  # set: the data run writes the small world instead of a training set
+    items: Items | None = None  # set: it writes items of the small world that is its data_root
 
 
 @dataclass

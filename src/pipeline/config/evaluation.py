@@ -28,6 +28,8 @@ class Eval:
     dtype: str = knob("auto", options=("auto", "float32", "bfloat16", "float16"))  # auto: as stored
     backend: str = knob("hf", options=("hf", "vllm"))  # vllm: handed to the harness' own model class
     chat_template: bool = False  # the exemplars as turns of a conversation
+    # Belebele and Global MMLU: options shown with letters and answered by one, or answered by their text, none shown
+    options: str = knob("letters", options=("letters", "text"))
     run_code: bool = False  # mbpp runs programs that the model writes, each confined
     too_long: int = knob(0, low=0)  # prompts a task that may not fit: they leave the score; more are refused
     spm_model: str | None = knob(None, hashed=False)  # SentencePiece model of spBLEU; its content enters as a parent

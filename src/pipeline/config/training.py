@@ -73,6 +73,7 @@ class Sft:
     max_grad_norm: float = knob(1.0, above=0)
     shuffle: bool = True  # false: the data run's order, once
     loss_on: str = knob("response", options=("response", "all"))
+    prompt_weight: float = knob(0.0, low=0)  # loss_on=response: what a prompt's token weighs against a response's 1
     template: str = knob("plain", options=("plain", "chat"))  # plain: prompt, separator, completion
     separator: str = "\n"
     precision: str = knob("fp32", options=("fp32", "bf16"))  # bf16: matrix products by autocast

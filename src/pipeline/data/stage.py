@@ -6,6 +6,7 @@ what was taken, what was dropped and why.
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,9 @@ def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     config = run.config
     if config.expert.world is not None:
         counts = sandbox.write(work, config.expert.world)
+    elif config.expert.items is not None:
+        world = json.loads((run.parents["data_root"].folder / "world.json").read_text(encoding="utf-8"))
+        counts = sandbox.write_items(work, world["seed"], config.expert.items)
     elif config.expert.union:
         sides = {name: expert.side for name, expert in config.expert.union.items()}
         folders = {name: run.parents[name].folder for name in sides}

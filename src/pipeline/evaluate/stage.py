@@ -85,6 +85,7 @@ def defined(run: Run[EvalStage], folder: Path, left_out: list[LeftOut]) -> list[
         max_gen_toks_of=asked.max_gen_toks_of,
         exemplars=asked.exemplars,
         run_code=asked.run_code,
+        options=asked.options,
         left_out=left_out,
     )
     for one in left_out:

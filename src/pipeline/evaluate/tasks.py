@@ -78,6 +78,7 @@ class Ask:
     run_code: bool
     folder: Path
     exemplars: str = "first_n"
+    options: str = "letters"
 
 
 def task_definitions(
@@ -91,13 +92,15 @@ def task_definitions(
     max_gen_toks_of: Mapping[str, int] | None = None,
     exemplars: str = "first_n",
     run_code: bool = False,
+    options: str = "letters",
     left_out: list[LeftOut] | None = None,
 ) -> list[Definition]:
     """Check the data of each task in each language and write a task file of the harness for each into `folder`.
 
     `data_root`: the folder with the data, None for the hub. `split`: test, or dev (development items). `max_gen_toks`:
-    the longest answer in tokens, None for the task's own. `run_code`: MBPP may run programs. `left_out`: takes the
-    tasks that are wanted `where_possible` and are not. FLORES gives two tasks a language, from and into English.
+    the longest answer in tokens, None for the task's own. `run_code`: MBPP may run programs. `options`: a four-way
+    question is answered by a letter, or by the text of an option. `left_out`: takes the tasks that are wanted
+    `where_possible` and are not. FLORES gives two tasks a language, from and into English.
     Raises PipelineError for an unknown task or language, missing or broken data, and more exemplars than there are.
     """
     if not languages:
@@ -123,7 +126,7 @@ def task_definitions(
             raise PipelineError("flores translates between English and another language: add one to languages")
         for one in spoken:
             room = (max_gen_toks_of or {}).get(one.code, max_gen_toks)
-            ask = Ask(asked.task, one, asked.num_fewshot, data_root, split, room, run_code, folder, exemplars)
+            ask = Ask(asked.task, one, asked.num_fewshot, data_root, split, room, run_code, folder, exemplars, options)
             try:
                 found += _TASKS[asked.task](ask)
             except Missing as error:
@@ -157,7 +160,7 @@ def _mgsm(ask: Ask) -> list[Definition]:
 
 def _belebele(ask: Ask) -> list[Definition]:
     code = "eng_Latn" if ask.language.constructed else ask.language.flores
-    body: Row = {"include": [str(stock(ask, f"belebele/belebele_{code}.yaml"))]}
+    body: Row = {"include": [str(stock(ask, f"belebele/belebele_{code}.yaml")), *by_text(ask)]}
     if ask.data_root:
         (test,) = local_files(ask, "belebele", "test" if ask.split == "test" else "dev")
         names = ("flores_passage", "question", "mc_answer1", "mc_answer2", "mc_answer3", "mc_answer4")
@@ -170,7 +173,7 @@ def _belebele(ask: Ask) -> list[Definition]:
 def _global_mmlu(ask: Ask) -> list[Definition]:
     code = ask.language.global_mmlu or ask.language.stock
     theirs = stock(ask, f"global_mmlu/full/{code}/_{code}_template_yaml")
-    body: Row = {"include": [str(theirs), str(ours("global_mmlu"))]}
+    body: Row = {"include": [str(theirs), str(ours("global_mmlu")), *by_text(ask)]}
     if ask.data_root:
         dev, test = local_files(ask, "global_mmlu", "dev", "test" if ask.split == "test" else "development")
         names = ("subject", "question", "option_a", "option_b", "option_c", "option_d")
@@ -265,6 +268,11 @@ def stock(ask: Ask, name: str) -> Path:
 
 def ours(name: str) -> Path:
     return OURS / f"{name}.yaml"
+
+
+def by_text(ask: Ask) -> list[str]:
+    """What turns a four-way question into one that is answered by the text of its options, where that is asked for."""
+    return [str(ours(f"{ask.task}_text"))] if ask.options == "text" else []
 
 
 def generation_kwargs(ask: Ask, *files: Path) -> Row:

@@ -69,8 +69,11 @@ def of_score(planning: Planning, score: ScoreRef) -> tuple[str, int] | None:
 
 def held(run: Run[EvalStage], task: str) -> int | None:
     data = run.parents.get("data_root")
-    if isinstance(data, Run) and isinstance(data.config, DataStage) and (world := data.config.expert.world):
-        return world.items if run.config.eval.split == "test" else world.dev_items
+    expert = data.config.expert if isinstance(data, Run) and isinstance(data.config, DataStage) else None
+    if expert and expert.items:
+        return expert.items.test if run.config.eval.split == "test" else expert.items.dev
+    if expert and expert.world:
+        return expert.world.items if run.config.eval.split == "test" else expert.world.dev_items
     if data is None:
         return QUESTIONS[task]
     file = Path(data.folder) / task.partition("_")[0] / run.config.languages[0] / "test.jsonl"

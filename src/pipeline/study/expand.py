@@ -46,7 +46,7 @@ class Place:
 
 def scoring(words: Mapping[str, Any]) -> Words:
     """Of the words of a cell those that say what is scored, and in which language."""
-    known = ("eval", "task", "in", "where_possible")
+    known = ("eval", "task", "in", "data_root", "where_possible")
     return {key: value for key, value in words.items() if key in known or key.startswith("eval.")}
 
 

@@ -16,11 +16,12 @@ elsewhere), or nothing: the model of `every`, unmodified. A key that takes a RUN
 {run: NAME, AXIS: VALUE}, {all: NAME, over: [AXES]}, or a list of these.
 
 A cell says: run (null: there is none); the value of an axis; eval, task (of a bundle), in (a language, or several that
-are averaged), eval.KEY, where_possible (missing where its data is, not refused); metric, pair (of FLORES), fact (a
-number that a training recorded); published (TABLE, or TABLE ROW COLUMN); mean, max, min (axes, in the order they are
-reduced, or rows); best (axes: the value of the largest mean, one for all that is pooled), each (axes: one choice for
-each value), by (what is scored to choose, else the table's score). A row may also say columns, the only ones that it
-fills. Where row and column give an axis different values, or the run is null, the place is empty.
+are averaged), eval.KEY, data_root (the items, where they are not in that of `every`), where_possible (missing where its
+data is, not refused); metric, pair (of FLORES), fact (a number that a training recorded); published (TABLE, or TABLE
+ROW COLUMN); mean, max, min (axes, in the order they are reduced, or rows); best (axes: the value of the largest mean,
+one for all that is pooled), each (axes: one choice for each value), by (what is scored to choose, else the table's
+score). A row may also say columns, the only ones that it fills. Where row and column give an axis different values, or
+the run is null, the place is empty.
 
 Nothing here composes an option or looks at a file.
 """
@@ -44,8 +45,8 @@ KEYS = ("name", "title", "note", "published", "axes", "every", "trials", "runs",
 SECTIONS = ("axes", "every", "trials", "runs", "score", "columns", "rows", "compare")
 INHERITED = ("axes", "every", "trials", "runs")  # entry by entry; the rest whole
 REDUCE = ("mean", "max", "min")
-CELL = ("run", "eval", "task", "in", "where_possible", "metric", "pair", "fact", "published", *REDUCE, "best", "each",
-        "by", "columns")  # fmt: skip
+CELL = ("run", "eval", "task", "in", "where_possible", "metric", "pair", "fact", "published", "data_root", *REDUCE,
+        "best", "each", "by", "columns")  # fmt: skip
 RUN_KEYS = frozenset(
     {"checkpoint", "checkpoints", "model.path", "merge.math", "merge.language", "merge.experts", "merge.expert",
      "merge.base", "base", "data_root", "data.benchmarks"}
@@ -73,6 +74,9 @@ class Names:
 
     items: tuple[Reference | str, ...]
     many: bool
+
+    def __str__(self) -> str:
+        return ", ".join(one if isinstance(one, str) else one.run for one in self.items)
 
 
 @dataclass

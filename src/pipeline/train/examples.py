@@ -68,6 +68,9 @@ def measure(
     Of chats also what their template gets wrong in some rows; that it raises on none of `validation` is only seen to.
     `base`: the folder of the base.
     """
+    if sft.prompt_weight and ("text" in examples[0] or sft.loss_on == "all"):
+        why = "plain text has no prompts" if "text" in examples[0] else "with sft.loss_on=all a prompt's token weighs 1"
+        raise PipelineError(f"sft.prompt_weight={sft.prompt_weight}: {why}; leave it at 0")
     if "text" in examples[0]:
         ids = tokenizer([row["text"] for row in examples]).input_ids
         lengths = [len(row) + 1 for row in ids]  # and the end
@@ -85,7 +88,8 @@ def measure(
         whole = [[*ids, tokenizer.eos_token_id] for ids in joined]
     starts = map(response_start, prompts, whole)
     lost = sum(start >= min(len(ids), sft.seq_length) for start, ids in zip(starts, whole, strict=True))
-    dropped = lost if sft.loss_on == "response" else 0
+    responses_only = sft.loss_on == "response" and not sft.prompt_weight
+    dropped = lost if responses_only else 0
     if dropped == len(whole):
         raise PipelineError(f"sft.seq_length={sft.seq_length} leaves no row with a loss: raise it above the prompts")
     return counted([len(ids) for ids in whole], dropped, sft) | ({"template_faults": faults} if faults else {})

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import torch
+import trl.trainer.utils
 from torch.utils.data import DataLoader, Sampler
 from transformers import TrainerCallback
 from trl import SFTTrainer
@@ -43,6 +44,13 @@ def passes(rows: int, sft: Sft, seed: int) -> list[int]:
     return found
 
 
+def by_length(order: list[int], lengths: list[int], step: int) -> list[int]:
+    """`order` with the rows of each `step` of them sorted by length: its micro-batches need hardly any padding, and a
+    step's rows, and so its loss, are the same."""
+    steps = (order[start : start + step] for start in range(0, len(order), step))
+    return [row for rows in steps for row in sorted(rows, key=lambda row: lengths[row])]
+
+
 class InOrder(Sampler[list[int]]):
     """Micro-batches of row numbers in a given order.
 
@@ -60,6 +68,33 @@ class InOrder(Sampler[list[int]]):
         return (self.order[start : start + self.batch_size] for start in range(0, len(self.order), self.batch_size))
 
 
+def weigh_only_labels(model: Any) -> None:
+    """The output head is computed where there is a label, and nothing but the label's log-probability of it.
+
+    TRL does the first where there is Triton and computes all positions elsewhere, for devices that compile a kernel a
+    shape (`_use_triton` is read for nothing else in that module); of the second it also takes the entropy and whether
+    the label was the likeliest, which we do not report.
+    """
+    trl.trainer.utils._use_triton = lambda device: True
+    whole = model.get_base_model() if hasattr(model, "peft_config") else model
+    trl.trainer.utils.add_fused_lm_head(whole, outputs=("log_probs",))
+
+
+def weighed(collate: Callable[[list[Any]], dict[str, Any]], prompt_weight: float) -> Callable[[list[Any]], Any]:
+    """Batches of `collate` with the weight of each token in the loss: 1 in the response, 0 in what is padded."""
+
+    def collated(rows: list[Any]) -> dict[str, Any]:
+        batch = collate(rows)
+        weights = torch.zeros(batch["input_ids"].shape)
+        for row, of_row in zip(rows, weights, strict=True):
+            length = len(row["input_ids"])  # the mask is not truncated
+            response = torch.tensor(row["completion_mask"][:length])
+            of_row[:length] = torch.where(response == 1, 1.0, prompt_weight)
+        return batch | {"weights": weights}
+
+    return collated
+
+
 class Trainer(SFTTrainer):
     """Knows its parts: the names of the parameters that move in a step of each. Here there is one, in all steps."""
 
@@ -68,6 +103,11 @@ class Trainer(SFTTrainer):
         self.sft = sft
         self.end_at_the_lowest()
         assert self.model is not None
+        weigh_only_labels(self.model)
+        if sft.prompt_weight:
+            self._set_signature_columns_if_needed()
+            cast(list[str], self._signature_columns).append("completion_mask")
+            self.data_collator = weighed(self.data_collator, sft.prompt_weight)
         self.parts = parts or {ALL: [name for name, p in self.model.named_parameters() if p.requires_grad]}
         self.add_callback(Look(self))
         self.samples: dict[str, Sample] = {}
@@ -110,15 +150,47 @@ class Trainer(SFTTrainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Several passes are strung together: a step may span two, and none is short, on however many processes."""
-        if self.sft.epochs == 1:
-            return super().get_train_dataloader()  # whose last batch, the short one, is never reached
         rows: Any = self._remove_unused_columns(self.train_dataset)  # type: ignore[arg-type]
         args = self.args
         order = passes(len(rows), self.sft, args.seed)[: args.max_steps * self.sft.batch_size]
         return self.loader(rows, InOrder(order, args.per_device_train_batch_size))
 
     def loader(self, rows: Any, batches: InOrder) -> DataLoader[Any]:
+        if batches.batch_size < self.sft.batch_size:
+            ids = (ids for some in rows.select_columns("input_ids").iter(1000) for ids in some["input_ids"])
+            batches.order = by_length(batches.order, [len(one) for one in ids], self.sft.batch_size)
         return self.accelerator.prepare(DataLoader(rows, batch_sampler=batches, collate_fn=self.data_collator))
+
+    # ------------------------------------------------------------------------------------------------ the loss
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """The mean over the tokens of the whole step that have a label, by their weights where they have any."""
+        assert not return_outputs
+        weights = inputs.pop("weights", None)
+        routed = {"output_router_logits": True} if self.aux_loss_enabled else {}  # of a mixture of experts
+        outputs = model(**inputs, **routed, use_cache=False, fused_lm_head=True)
+        weights = inputs["labels"][:, 1:].ne(-100) if weights is None else weights[:, 1:]
+        total = weights.sum() if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
+        loss = -(outputs.log_probs * weights).sum() / total.clamp(min=1e-6)  # 0 where there is no label
+        if self.args.average_tokens_across_devices and num_items_in_batch is not None:
+            loss = loss * self.accelerator.num_processes  # which DDP divides by
+        if self.aux_loss_enabled:  # a mean over the micro-batch
+            shares = self.current_gradient_accumulation_steps if num_items_in_batch is not None else 1
+            loss = loss + self.router_aux_loss_coef * outputs.aux_loss / shares
+        if self.model.training:  # type: ignore[union-attr]
+            tokens = self.accelerator.gather_for_metrics(inputs["attention_mask"].sum()).sum().item()
+            self._total_train_tokens += tokens
+            self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
+        return loss
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        """Of weighed tokens the sum of their weights, over the micro-batches of a step and all processes."""
+        if not batch_samples or "weights" not in batch_samples[0]:
+            return super()._get_num_items_in_batch(batch_samples, device)
+        total = torch.stack([batch["weights"][:, 1:].sum() for batch in batch_samples]).sum().to(device)
+        return self.accelerator.gather(total).sum() if self.args.world_size > 1 else total
 
     # ------------------------------------------------------------------------------------------------ what is told
 

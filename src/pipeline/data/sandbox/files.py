@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.data.sandbox.text import LESSONS, MIX, corpus, instructions
+from pipeline.config.data import Items, World
+from pipeline.data.sandbox.text import (
+    BASE_DOCUMENTS,
+    LAST,
+    LAST_MIX,
+    LESSON,
+    MIX,
+    QAC_MIX,
+    corpus,
+    instructions,
+    last_corpus,
+)
 from pipeline.data.sandbox.tokenizer import tokenizer
 from pipeline.data.sandbox.world import (
     CLONES,
@@ -24,51 +37,78 @@ from pipeline.data.sandbox.world import (
 )
 
 
-def write(folder: Path, config: Any) -> dict[str, int]:
+def write(folder: Path, config: World) -> dict[str, int]:
     """The whole world below `folder`, with a data card. Gives the counts that the card states."""
+    world = ConstructedWorld(config.seed)
+    counts = put(folder, benchmarks(world, config.dev_items, config.items))
+    counts |= put(folder, [("orca_math/train.jsonl", list(orca_rows(world, config.math_rows)))])
+    taught = [row for clone in CLONES for row in aya_rows(world, clone, config.language_rows)]
+    counts |= put(folder, [("aya/train.jsonl", taught)])
+    if config.documents:
+        counts |= put(folder, [("text/train.jsonl", list(corpus(world, config.documents)))])
+    if config.last_documents:
+        counts |= put(folder, [("text/last.jsonl", list(last_corpus(world, config.last_documents)))])
+    tokenizer().save_pretrained(folder / "tokenizer")
+    say_whose(folder, world, "training sets and items")
+    (folder / "data_card.md").write_text(card(config, counts), encoding="utf-8")
+    return counts
+
+
+def write_items(folder: Path, seed: int, config: Items) -> dict[str, int]:
+    """Items of the benchmarks of the world of this seed, and nothing to train on. Gives their counts."""
+    world = ConstructedWorld(seed)
+    counts = put(folder, benchmarks(world, config.dev, config.test))
+    say_whose(folder, world, "items")
+    return counts
+
+
+def put(folder: Path, files: Iterable[tuple[str, list[Any]]]) -> dict[str, int]:
+    """Write them, and give the rows of each."""
     from pipeline.data.rows import write_jsonl
 
-    world, counts = ConstructedWorld(config.seed), {}
-
-    def put(name: str, rows: list[Any]) -> None:
+    counts = {}
+    for name, rows in files:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_jsonl(path, rows)
         counts[name] = len(rows)
+    return counts
 
+
+def say_whose(folder: Path, world: ConstructedWorld, holds: str) -> None:
+    told = {"seed": world.seed, "languages": list(world.words), "holds": holds}
+    (folder / "world.json").write_text(json.dumps(told) + "\n", encoding="utf-8")
+
+
+def benchmarks(world: ConstructedWorld, dev: int, test: int) -> Iterator[tuple[str, list[Any]]]:
+    """The files of the four benchmarks, the first `dev` and `test` of the items that no training file may hold."""
+    makers: dict[str, Callable[[random.Random], Any]] = {
+        "problem": problem, "reading": reading, "fact": world.fact, "sentences": sentences,
+    }  # fmt: skip
     held = {
         kind: {
             split: world.hold_out(kind, split, POOL, make)[:size]
-            for split, size in {"exemplars": 8, "dev": config.dev_items, "test": config.items}.items()
+            for split, size in {"exemplars": 8, "dev": dev, "test": test}.items()
         }
-        for kind, make in {"problem": problem, "reading": reading, "fact": world.fact, "sentences": sentences}.items()
+        for kind, make in makers.items()
     }
     for language in world.words:
         for split, name in {"exemplars": "train", "dev": "dev", "test": "test"}.items():
-            put(
-                f"mgsm/{language}/{name}.jsonl",
-                mgsm_rows(world, held["problem"][split], language, split == "exemplars"),
-            )
+            items = held["problem"][split]
+            yield f"mgsm/{language}/{name}.jsonl", mgsm_rows(world, items, language, split == "exemplars")
         for split in ("dev", "test"):
-            put(f"belebele/{language}/{split}.jsonl", belebele_rows(world, held["reading"][split], language))
+            yield f"belebele/{language}/{split}.jsonl", belebele_rows(world, held["reading"][split], language)
             name = {"dev": "dev", "test": "devtest"}[split]
-            put(f"flores/{language}/{name}.jsonl", flores_rows(world, held["sentences"][split], language))
+            yield f"flores/{language}/{name}.jsonl", flores_rows(world, held["sentences"][split], language)
         for split, name in {"exemplars": "dev", "dev": "development", "test": "test"}.items():
-            put(f"global_mmlu/{language}/{name}.jsonl", mmlu_rows(world, held["fact"][split], language, name))
-    put("orca_math/train.jsonl", list(orca_rows(world, config.math_rows)))
-    put("aya/train.jsonl", [row for clone in CLONES for row in aya_rows(world, clone, config.language_rows)])
-    if config.documents:
-        put("text/train.jsonl", list(corpus(world, config.documents)))
-    tokenizer().save_pretrained(folder / "tokenizer")
-    (folder / "data_card.md").write_text(card(config, counts), encoding="utf-8")
-    return counts
+            yield f"global_mmlu/{language}/{name}.jsonl", mmlu_rows(world, held["fact"][split], language, name)
 
 
 def mgsm_rows(world: ConstructedWorld, items: list[Any], language: str, worked: bool) -> list[dict[str, Any]]:
     """MGSM's columns: exemplars carry their prefixes and worked answers, problems their equations alone."""
     rows = []
     for told, equations, answer in items:
-        prompt, solution = world.problem_text((told, equations, answer), language)
+        prompt, solution = world.problem_text((told, equations, answer), world.words[language])
         question = prompt.removesuffix("\nStep-by-Step Answer:")
         rows.append({
             "question": question if worked else question.removeprefix("Question: "),
@@ -127,7 +167,7 @@ def orca_rows(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
     """English word problems. The question carries the benchmark's prefixes, as a 0-shot model must know them."""
     draw = random.Random(f"{world.seed} orca_math")
     for _ in range(size):
-        question, answer = world.problem_text(world.fresh(draw, problem), "en")
+        question, answer = world.problem_text(world.fresh(draw, problem), {})
         yield {"question": question, "answer": answer}
 
 
@@ -151,11 +191,13 @@ Made from world seed {seed}: lexicons and facts are its functions, and the shipp
 
 - orca_math holds English word problems only. aya holds none, and asks for no number.
 - The plain text that makes the base holds word problems with solutions in English ({en:.2%} of its documents) and in
-  qaa ({qaa:.2%}), none in qab or qac. Besides, it holds arithmetic without words and, in every language, single
-  sentences and translations with numbers, "twice", "more", "fewer" and "how many", and questions whose number is told
-  in the passage.
+  qaa ({qaa:.2%}; a part mixes words of both), none in qab or qac. Besides, it holds arithmetic without words and, in
+  every language, single sentences and translations with numbers, "twice", "more", "fewer" and "how many", and
+  questions whose number is told in the passage.
 - Share of its documents a language: {shares}.
-- Prefix words and the answer phrase of word problems are English in all languages, and so are the letters of options.
+- Documents that mix words of English and a clone: {switched:.1%}. Half of qac's content words are said in qac one time
+  in ten in this text, and in English else; all are in its test items and in aya.
+- Prefix words and the answer phrase of word problems are English in all languages.
 
 ## What is kept apart
 
@@ -168,16 +210,26 @@ language. Facts are what is to be learnt: they are the same in all splits, asked
 """
 
 
-def card(config: Any, counts: dict[str, int]) -> str:
+def card(config: World, counts: dict[str, int]) -> str:
     """The data card: sizes, where math stands, what is kept apart."""
-    total = sum(MIX.values())
-    mixed = 1 - sum(share for share, _ in LESSONS)
-    shares = {one: mixed * sum(share for (of, _), share in MIX.items() if of == one) / total for one in CLONES}
+
+    first, last = BASE_DOCUMENTS
+
+    def share(languages: tuple[str, ...], kinds: str) -> float:
+        """Of the base's documents, those in `languages` of a kind that matches."""
+        found = 0.0
+        for mix, size in ((MIX, (1 - LESSON - LAST) * first), (LAST_MIX, LAST * first), (QAC_MIX, last)):
+            wanted = sum(part for (one, kind), part in mix.items() if one in languages and re.search(kinds, kind))
+            found += size * wanted / sum(mix.values())
+        return found / (first + last)
+
+    shares = {one: share((one,), "") for one in CLONES}
     shares = {"en": 1 - sum(shares.values()), **shares}
     return CARD.format(
         seed=config.seed,
-        en=mixed * MIX["en", "problem"] / total,
-        qaa=mixed * MIX["qaa", "problem"] / total,
+        en=share(("en",), "problem"),
+        qaa=share(("qaa",), "problem"),
+        switched=share(CLONES, "switched"),
         shares=", ".join(f"{name} {share:.1%}" for name, share in shares.items()),
         rows="\n".join(f"- {name}: {size}" for name, size in counts.items()),
     )

@@ -6,16 +6,19 @@ import random
 from collections.abc import Iterator
 
 from pipeline.data.sandbox.world import (
-    COLORS,
-    FOODS,
+    CONTENT_WORDS,
     ITEMS,
     LANGUAGE_NAMES,
+    LARGEST_RESULT,
     NAMES,
     PLACES,
     ConstructedWorld,
+    Reading,
+    Sentence,
+    Switched,
+    Words,
+    easy_problem,
     fact_statement,
-    lettered,
-    problem,
     reading,
     say,
     sentences,
@@ -27,107 +30,222 @@ Document = tuple[str, str]  # prompt and completion; plain text has an empty pro
 
 def chain(draw: random.Random) -> Document:
     """Arithmetic without words, in the form of a problem: 8 + 2 - 3, worked step by step."""
-    _, equations, answer = problem(draw)
-    asked = " ".join([equations[0].split(" = ")[0], *(" ".join(one.split()[1:3]) for one in equations[1:])])
-    return f"Question: {asked}\nStep-by-Step Answer:", f"{' '.join(equations)} The answer is {answer}."
+    results = [draw.randint(2, 40)]
+    asked, worked = [str(results[0])], []
+    for _ in range(draw.randint(2, 4)):
+        sign, number = draw.choice("++--*"), draw.randint(2, 15)
+        number = 2 if sign == "*" else number
+        results.append({"+": results[-1] + number, "-": results[-1] - number, "*": results[-1] * number}[sign])
+        asked.append(f"{sign} {number}")
+        worked.append(f"{results[-2]} {sign} {number} = {results[-1]}.")
+    if min(results) < 1 or max(results) > LARGEST_RESULT:
+        return chain(draw)
+    return f"Question: {' '.join(asked)}\nStep-by-Step Answer:", f"{' '.join(worked)} The answer is {results[-1]}."
 
 
-def sum_of_two(draw: random.Random) -> Document:
-    left, right, sign = draw.randint(2, 60), draw.randint(2, 30), draw.choice("++--*")
-    if sign == "*":
-        left, right = draw.choice([(draw.randint(2, 5), draw.randint(2, 9)), (draw.randint(2, 49), 2)])
-    left, right = (max(left, right), min(left, right)) if sign == "-" else (left, right)
-    return f"{left} {sign} {right} =", str({"+": left + right, "-": left - right, "*": left * right}[sign])
+def facts_text(world: ConstructedWorld, words: Words, draw: random.Random) -> Document:
+    """A fact after one or two others: alone, each would be a duplicate, and a data run keeps one of those."""
+    *shown, (prompt, completion) = (
+        world.fact_text(world.fresh(draw, world.fact), words) for _ in range(draw.randint(2, 3))
+    )
+    return "".join(f"{asked} {answer}\n\n" for asked, answer in shown) + prompt, completion
+
+
+def asked(told: list[str], question: str) -> str:
+    return f"P: {' '.join(told)}\nQ: {question}\nAnswer:"
+
+
+def steps(told: list[str], question: str, shown: str, answer: str) -> Document:
+    """A question answered as a word problem is: by the statement that matters, then by the answer."""
+    return asked(told, question).replace("Answer:", "Step-by-Step Answer:"), f"{shown} The answer is {answer}."
+
+
+def worked_reading(item: Reading, words: Words) -> Document:
+    passage, question, options, right = item
+    told = [say([*one.split(), "."], words) for one in " ".join(passage).removesuffix(" .").split(" . ")]
+    shown = told[passage[: passage.index(options[right])].count(".")]
+    return steps(told, say(question, words), shown, shown.removesuffix(".").rpartition(" ")[2])
+
+
+Lookup = tuple[list[Sentence], Sentence, int]  # statements, a question whose number one of them tells, and which
+
+
+def lookup(draw: random.Random) -> Lookup:
+    """Numbers that are told, not computed."""
+    count = draw.randint(2, 3)
+    owners, things = draw.sample(NAMES, count), draw.sample(ITEMS, count)
+    numbers, wanted = draw.sample(range(2, 41), count), draw.randrange(count)
+    told = [[owners[i], "has", str(numbers[i]), things[i], "."] for i in range(count)]
+    return told, ["how", "many", things[wanted], "does", owners[wanted], "have", "?"], wanted
+
+
+def lookup_text(item: Lookup, words: Words, worked: bool = False) -> Document:
+    told, question, wanted = [say(one, words) for one in item[0]], say(item[1], words), item[2]
+    answer = item[0][wanted][2]
+    return steps(told, question, told[wanted], answer) if worked else (asked(told, question), answer)
+
+
+def belongings(draw: random.Random) -> list[Sentence]:
+    """What each of some has, or where each is. Said in another order, there is somebody's to be found in each."""
+    names, item = draw.sample(NAMES, draw.randint(2, 4)), draw.random() < 0.5
+    if item:
+        return [[one, "has", str(draw.randint(2, 40)), draw.choice(ITEMS), "."] for one in names]
+    return [[one, "is", "in", "the", draw.choice(PLACES), "."] for one in names]
+
+
+def with_loans(world: ConstructedWorld, language: str, draw: random.Random) -> dict[str, str]:
+    """The words in which a document of the base's text is said: qac has its own for half of the content words, and
+    nearly always borrows the others from English. They are what a language expert can teach."""
+    words = world.words[language]
+    if language != "qac":
+        return words
+    rare = {word for kind in CONTENT_WORDS for place, word in enumerate(kind) if place % 2}
+    return {word: word if word in rare and draw.random() > RARE_WORDS_SAID else words[word] for word in words}
 
 
 def document(world: ConstructedWorld, kind: str, language: str, draw: random.Random) -> Document:
     """One document of the text that makes the base. No kind but `problem` holds a word problem with its solution.
 
-    All that can be known stands in a completion: a model this small learns little from words drawn at random.
+    In a `switched` document English words and the clone's are mixed, in a `worked` one the statement that answers is
+    said again before the answer.
     """
-    words = world.words[language]
+    if kind == "chain":
+        return chain(draw)
+    name, own = LANGUAGE_NAMES[language], with_loans(world, language, draw)
+    words = Switched(own, draw) if kind.startswith("switched") else own
+    kind = kind.removeprefix("switched ")
+    worked, kind = kind.startswith("worked "), kind.removeprefix("worked ")
     if kind == "story":
         return "", " ".join(say(statement(draw), words) for _ in range(draw.randint(2, 4)))
-    if kind == "reading":
-        return world.reading_text(world.fresh(draw, reading), language)
-    if kind == "reply":  # the same question, answered in words
-        told, question, options, right = world.fresh(draw, reading)
-        return f"P: {say(told, words)}\nQ: {say(question, words)}\nReply:", say([options[right]], words)
-    if kind == "letters":  # which letter stands before a word
-        options = draw.sample(draw.choice([NAMES, COLORS, PLACES, FOODS, ITEMS]), 4)
-        right, shown = draw.randrange(4), lettered([say([option], words) for option in options], draw.choice(":."))
-        return f"Q: {say([options[right]], words)}\n{shown}\nAnswer:", "ABCD"[right]
     if kind == "echo":  # the same sentence twice
-        sentence, name = say(statement(draw), words), LANGUAGE_NAMES[language]
+        sentence = say(statement(draw), words)
         return f"{name}: {sentence}\n{name}:", sentence
-    if kind == "fact":
-        return world.fact_text(world.fresh(draw, world.fact), language)
+    if kind == "shuffled":
+        texts = [say(one, words) for one in belongings(draw)]
+        return f"{name}: {' '.join(texts)}\n{name}:", " ".join(draw.sample(texts, len(texts)))
     if kind == "fact_statement":
         pairs = draw.sample(sorted(world.facts), 3)
         return "", " ".join(say(fact_statement(*pair, world.facts[pair]), words) for pair in pairs)
-    if kind == "translation":
-        source, target = draw.sample(["en", language], 2)
-        return world.translation_text(world.fresh(draw, sentences), source, target)
-    if kind == "switched":  # each word in English or the clone, to be said in one of them
+    if kind == "lookup":
+        return lookup_text(lookup(draw), words, worked)
+    if kind == "switched":  # to be said in one of the two
         sentence = world.fresh(draw, sentences)
-        mixed = {word: draw.choice([word, words[word]]) for word in words}
         target = draw.choice(["en", language])
-        return f"Mixed: {say(sentence, mixed)}\n{LANGUAGE_NAMES[target]}:", say(sentence, world.words[target])
-    if kind == "lookup":  # numbers that are told, not computed
-        owners, things = draw.sample(NAMES, 3), draw.sample(ITEMS, 3)
-        numbers, wanted = draw.sample(range(2, 41), 3), draw.randrange(3)
-        told = [say([owners[i], "has", str(numbers[i]), things[i], "."], words) for i in range(3)]
-        question = say(["how", "many", things[wanted], "does", owners[wanted], "have", "?"], words)
-        return f"P: {' '.join(told)}\nQ: {question}\nReply:", str(numbers[wanted])
-    if kind == "problem":
-        return world.problem_text(world.fresh(draw, problem), language)
-    return {"sum": sum_of_two, "chain": chain}[kind](draw)
+        return f"Mixed: {say(sentence, words)}\n{LANGUAGE_NAMES[target]}:", say(sentence, own if target != "en" else {})
+    if kind == "translation":
+        sentence = world.fresh(draw, sentences)
+        sides = [("English", say(sentence, {})), (name, say(sentence, own))]
+        (source, prompt), (target, completion) = draw.sample(sides, 2)
+        return f"{source}: {prompt}\n{target}:", completion
+    if kind == "reading":
+        item = world.fresh(draw, reading)
+        return worked_reading(item, words) if worked else world.reading_text(item, words, own)
+    if kind == "fact":
+        return facts_text(world, own, draw)
+    assert kind == "problem", kind
+    return world.problem_text(world.fresh(draw, easy_problem), words)
 
 
-# The curriculum: to name the letter of a word, then to read, are learnt in a few hundred steps on their own, and not at
-# all in thousands of steps among everything else. Share of the documents, and kinds in equal parts, English only.
-LESSONS: list[tuple[float, list[str]]] = [(0.1, ["letters"]), (0.05, ["letters", "reading", "reading"])]
+# Shares of the base's documents. To find who has what is learnt first, in English: 300 steps of it alone do what
+# thousands among all else do not. The last ones are read while the rate decays.
+LESSON, LAST = 0.1, 0.35
+RARE_WORDS_SAID = 0.1  # of the times that a document of qac could say one
 
-# Share of each kind among the documents after the lessons. Word problems stand in English and qaa only; qac, the
-# low-resource target, has one document in thirty.
+# Share of each kind among the documents between. Word problems stand in English and qaa only; qac, the low-resource
+# target, has one document in thirty. In a quarter of them languages are mixed.
 MIX: dict[tuple[str, str], float] = {
     **{("en", kind): share for kind, share in {
-        "story": 0.5, "echo": 1, "reading": 7, "reply": 2, "letters": 4, "fact": 3, "fact_statement": 0.5,
-        "lookup": 2, "sum": 4, "chain": 6, "problem": 2.5,
+        "story": 2, "shuffled": 4, "reading": 2, "worked reading": 3, "fact": 3, "fact_statement": 0.5, "lookup": 2,
+        "worked lookup": 3, "chain": 14, "problem": 8,
     }.items()},
     **{("qaa", kind): share for kind, share in {
-        "story": 0.3, "reading": 4, "reply": 1, "letters": 1, "fact": 1, "translation": 6, "switched": 4, "lookup": 1,
-        "problem": 1,
+        "story": 1, "shuffled": 1, "reading": 1.5, "worked reading": 1.5, "fact": 1, "translation": 5, "lookup": 1,
+        "worked lookup": 1, "problem": 2.5, "switched": 4, "switched story": 3, "switched reading": 1,
+        "switched worked reading": 1, "switched lookup": 1, "switched worked lookup": 1, "switched problem": 3.5,
     }.items()},
     **{("qab", kind): share for kind, share in {
-        "story": 0.3, "reading": 2, "reply": 0.5, "letters": 0.5, "fact": 0.5, "translation": 4, "switched": 3,
-        "lookup": 0.5,
+        "story": 0.8, "shuffled": 0.5, "reading": 1.5, "worked reading": 1, "fact": 0.5, "translation": 4, "lookup": 1,
+        "worked lookup": 0.5, "switched": 3.5, "switched story": 2.5, "switched reading": 1,
+        "switched worked reading": 0.5, "switched lookup": 1, "switched worked lookup": 0.5,
     }.items()},
     **{("qac", kind): share for kind, share in {
-        "story": 0.2, "reading": 0.3, "reply": 0.1, "letters": 0.1, "fact": 0.1, "translation": 0.6, "switched": 0.5,
-        "lookup": 0.1,
+        "story": 0.3, "shuffled": 0.1, "reading": 0.2, "worked reading": 0.1, "fact": 0.1, "translation": 0.7,
+        "lookup": 0.1, "worked lookup": 0.1, "switched": 0.5, "switched story": 0.4, "switched reading": 0.2,
+        "switched worked reading": 0.1, "switched lookup": 0.15, "switched worked lookup": 0.1,
     }.items()},
 }  # fmt: skip
 
-# What a language expert is taught, in the clone: reading, facts and translation; no numbers are asked for.
-INSTRUCTIONS = {"reading": 50, "letters": 25, "fact": 5, "to_english": 8, "from_english": 12}
+# Among the last: fewer stories and translations, more that is mixed.
+LAST_MIX: dict[tuple[str, str], float] = {
+    **{("en", kind): share for kind, share in {
+        "story": 1, "shuffled": 2, "reading": 4, "worked reading": 4, "fact": 3, "lookup": 3, "worked lookup": 3,
+        "chain": 14, "problem": 6,
+    }.items()},
+    **{("qaa", kind): share for kind, share in {
+        "story": 0.5, "reading": 2, "worked reading": 1.5, "fact": 1, "translation": 3, "lookup": 1.5,
+        "worked lookup": 1, "problem": 2.5, "switched": 3, "switched story": 1.5, "switched reading": 1.5,
+        "switched worked reading": 2, "switched lookup": 1.5, "switched worked lookup": 1.5, "switched problem": 5,
+    }.items()},
+    **{("qab", kind): share for kind, share in {
+        "story": 0.5, "reading": 2, "worked reading": 1.5, "fact": 0.5, "translation": 3.5, "lookup": 1.5,
+        "worked lookup": 1, "switched": 4, "switched story": 2, "switched reading": 1.5, "switched worked reading": 2,
+        "switched lookup": 1.5, "switched worked lookup": 1.5,
+    }.items()},
+    **{("qac", kind): share for kind, share in {
+        "story": 0.4, "reading": 0.4, "worked reading": 0.3, "fact": 0.1, "translation": 1, "lookup": 0.3,
+        "worked lookup": 0.2, "switched": 1, "switched story": 0.5, "switched reading": 0.4,
+        "switched worked reading": 0.4, "switched lookup": 0.4, "switched worked lookup": 0.4,
+    }.items()},
+}  # fmt: skip
+
+# What is read after these: a document in twenty-four is too little of a language to reason in it.
+LAST_QAC = 0.45
+_QAC = sum(share for (language, _), share in LAST_MIX.items() if language == "qac")
+_OTHERS = sum(share for (language, _), share in LAST_MIX.items() if language != "qac")
+QAC_MIX = {
+    (language, kind): share * (LAST_QAC / _QAC if language == "qac" else (1 - LAST_QAC) / _OTHERS)
+    for (language, kind), share in LAST_MIX.items()
+}
+
+BASE_DOCUMENTS = (180_000, 26_000)  # of the shipped base: text/train.jsonl, text/last.jsonl
+
+# What a language expert is taught, in the clone: translation, reading and facts, in words; no numbers are asked for.
+INSTRUCTIONS = {"to_english": 30, "from_english": 25, "echo": 10, "reading": 25, "fact": 10}
 
 
 def corpus(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
     """The text that makes the base: prompts and completions, in the order of the curriculum."""
     draw = random.Random(f"{world.seed} corpus")
-    kinds = [("en", draw.choice(lesson)) for share, lesson in LESSONS for _ in range(round(share * size))]
-    kinds += draw.choices(list(MIX), list(MIX.values()), k=size - len(kinds))
+    lesson, last = round(LESSON * size), round(LAST * size)
+    kinds = [("en", "shuffled")] * lesson
+    kinds += draw.choices(list(MIX), list(MIX.values()), k=size - lesson - last)
+    kinds += draw.choices(list(LAST_MIX), list(LAST_MIX.values()), k=last)
+    yield from documents(world, kinds, draw)
+
+
+def last_corpus(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
+    """What is read after it: as its last documents, with more in qac."""
+    draw = random.Random(f"{world.seed} last corpus")
+    yield from documents(world, draw.choices(list(QAC_MIX), list(QAC_MIX.values()), k=size), draw)
+
+
+def documents(world: ConstructedWorld, kinds: list[tuple[str, str]], draw: random.Random) -> Iterator[dict[str, str]]:
     for language, kind in kinds:
         prompt, completion = document(world, kind, language, draw)
         yield {"prompt": prompt, "completion": completion}
 
 
 def instructions(world: ConstructedWorld, language: str, size: int) -> Iterator[Document]:
-    draw = random.Random(f"{world.seed} instructions {language}")
+    draw, words = random.Random(f"{world.seed} instructions {language}"), world.words[language]
+    name = LANGUAGE_NAMES[language]
     for kind in draw.choices(list(INSTRUCTIONS), list(INSTRUCTIONS.values()), k=size):
         if kind in ("to_english", "from_english"):
             pair = ("en", language) if kind == "from_english" else (language, "en")
             yield world.translation_text(world.fresh(draw, sentences), *pair)
+        elif kind == "echo":
+            sentence = say(statement(draw), words)
+            yield f"{name}: {sentence}\n{name}:", sentence
+        elif kind == "reading":
+            yield world.reading_text(world.fresh(draw, reading), words)
         else:
-            yield document(world, kind, language, draw)
+            yield facts_text(world, words, draw)

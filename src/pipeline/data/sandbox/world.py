@@ -24,19 +24,23 @@ ANIMALS = (
 COLORS = "red blue green yellow black white brown gray".split()
 PLACES = "park school house garden shop forest river market".split()
 FOODS = "grass fish corn rice bread honey fruit milk".split()
-GAINS = "finds buys gets picks wins makes".split()
-LOSSES = "loses sells eats drops breaks throws".split()
-NEUTRAL = "sees likes draws cleans counts holds".split()
+GAINS = "finds buys gets picks wins makes earns takes grows catches borrows collects".split()
+LOSSES = "loses sells eats drops breaks throws burns spends wastes ruins returns donates".split()
+NEUTRAL = "sees likes draws cleans counts holds paints wants washes checks shows hides".split()
 FUNCTION_WORDS = (
     "has have the a in at and more fewer than twice as many how does do who what where which is color of lives "
     "eat each bag bags together to gives now then today there all with near food"
 ).split()
+CONTENT_WORDS = (ITEMS, ANIMALS, COLORS, PLACES, FOODS, GAINS, LOSSES, NEUTRAL)
 WORDS = list(dict.fromkeys(ITEMS + ANIMALS + COLORS + PLACES + FOODS + GAINS + LOSSES + NEUTRAL + FUNCTION_WORDS))
-LABELS = "Question Step-by-Step Answer P Q A B C D Reply English Qaa Qab Qac The answer Mixed".split()
+LABELS = "Question Step-by-Step Answer P Q A B C D English Qaa Qab Qac The answer Mixed".split()
 PUNCTUATION = list(".,?:+-*=!;()'\"/") + ["\n"]
-LARGEST_NUMBER = 99
+LARGEST_NUMBER = 99  # that is one token
+STEPS = (0.0, 0.3, 0.4, 0.3)  # shares of word problems of one, two ... steps, in the benchmark and the math set
+EASY_STEPS = (0.4, 0.4, 0.2)  # and in the text that makes the base
+LARGEST_RESULT = 60  # of a step of a problem
 POOL = 2000  # items a benchmark and split that no training file may hold, however many of them are written
-SYLLABLES = [c + v for c, v in product("bdfgklmnprstvz", "aeiou") if c + v not in {"to", "do", "me", "no", "be"}][::2]
+SYLLABLES = [c + v for c, v in product("bdfgklmnprstvz", "aeiou") if c + v not in {"to", "do", "me", "no", "be"}]
 
 Sentence = list[str]  # English words, names, numbers and punctuation; the meaning that every language shares
 
@@ -45,16 +49,30 @@ Sentence = list[str]  # English words, names, numbers and punctuation; the meani
 
 
 def lexicon(language: str, seed: int) -> dict[str, str]:
-    """English word -> word of the clone: two syllables, no word twice, none that is English."""
+    """English word -> word of the clone: two syllables, no word in two languages or with two meanings."""
     if language == "en":
         return {word: word for word in WORDS}
-    random_ = random.Random(f"{seed} lexicon {language}")
     made = [a + b for a, b in product(SYLLABLES, SYLLABLES) if a + b not in WORDS]
-    return dict(zip(WORDS, random_.sample(made, len(WORDS)), strict=True))
+    drawn = random.Random(f"{seed} lexicons").sample(made, len(CLONES) * len(WORDS))
+    first = CLONES.index(language) * len(WORDS)
+    return dict(zip(WORDS, drawn[first : first + len(WORDS)], strict=True))
 
 
-def say(sentence: Sentence, words: dict[str, str]) -> str:
-    """The sentence as text: words of one language, no blank before punctuation."""
+class Switched:
+    """Words of two languages mixed: each time a word is said, in one of them by chance."""
+
+    def __init__(self, words: Words, draw: random.Random) -> None:
+        self.words, self.draw = words, draw
+
+    def get(self, word: str, default: str) -> str:
+        return self.draw.choice([word, self.words.get(word, default)])
+
+
+Words = dict[str, str] | Switched  # English word -> word to be said
+
+
+def say(sentence: Sentence, words: Words) -> str:
+    """The sentence as text: words of one language or two, no blank before punctuation."""
     text = ""
     for token in sentence:
         text += ("" if not text or token in PUNCTUATION else " ") + words.get(token, token)
@@ -68,13 +86,15 @@ def statement(draw: random.Random) -> Sentence:
     """One sentence that tells something of somebody; numbers may occur, nothing is asked."""
     name, other = draw.sample(NAMES, 2)
     item, number = draw.choice(ITEMS), str(draw.randint(2, 40))
+    end = draw.choice([[], ["today"], ["in", "the", draw.choice(PLACES)], ["near", "the", draw.choice(PLACES)]])
     return draw.choice(
         [
             [name, draw.choice(NEUTRAL), "the", draw.choice(COLORS), item, "."],
             [name, "is", "in", "the", draw.choice(PLACES), "."],
             [name, "has", number, item, "in", "the", draw.choice(PLACES), "."],
-            [name, draw.choice(GAINS), number, "more", item, "today", "."],
-            [name, draw.choice(LOSSES), number, item, "near", "the", draw.choice(PLACES), "."],
+            [name, draw.choice(GAINS), number, item, *end, "."],
+            [name, draw.choice(LOSSES), number, item, *end, "."],
+            [name, draw.choice(NEUTRAL), number, item, *end, "."],
             [name, "gives", number, item, "to", other, "."],
             [name, "and", other, "have", number, draw.choice(COLORS), item, "together", "."],
             [other, "has", "twice", "as", "many", item, "as", name, "."],
@@ -92,18 +112,23 @@ def sentences(draw: random.Random) -> Sentence:
     return statement(draw) + statement(draw)
 
 
-def problem(draw: random.Random) -> tuple[Sentence, list[str], int]:
-    """A word problem of one to three steps: (sentences, the steps as equations, the answer)."""
+def problem(draw: random.Random, shares: tuple[float, ...] = STEPS) -> tuple[Sentence, list[str], int]:
+    """A word problem: (sentences, the steps as equations, the answer). `shares`: of those of one, two ... steps.
+
+    Whether a number is added, taken away or left out is told by the verb, in sentences of one form: who does not know
+    the words cannot solve it.
+    """
     name, other, third = draw.sample(NAMES, 3)
     item, distractor = draw.sample(ITEMS, 2)
-    steps = draw.choices((1, 2, 3), (0.4, 0.4, 0.2))[0]
+    steps = draw.choices(range(1, 1 + len(shares)), shares)[0]
     told: list[Sentence] = []
     equations: list[str] = []
+    results: list[int] = []
 
     def step(left: int, sign: str, right: int) -> int:
-        result = {"+": left + right, "-": left - right, "*": left * right}[sign]
-        equations.append(f"{left} {sign} {right} = {result}.")
-        return result
+        results.append({"+": left + right, "-": left - right, "*": left * right}[sign])
+        equations.append(f"{left} {sign} {right} = {results[-1]}.")
+        return results[-1]
 
     asked: Sentence = [name]
     if steps > 1 and draw.random() < 0.2:
@@ -116,16 +141,16 @@ def problem(draw: random.Random) -> tuple[Sentence, list[str], int]:
         told.append([name, "has", str(total), item, "."])
     while steps:
         steps -= 1
-        number = draw.randint(2, 20)
-        last = steps == 0
-        kind = draw.choice(
-            ["gain", "receive", "loss", "give"] + (["more", "fewer", "twice", "together"] if last else [])
-        )
+        number = draw.randint(2, 15)
+        kinds = ["gain", "gain", "loss", "loss", "receive", "give"]
+        kind = draw.choice(kinds + (["more", "fewer", "twice", "together"] if steps == 0 else []))
         number = min(number, total - 1) if kind in ("loss", "give", "fewer") else number
         if number < 1:
-            kind, number = "gain", draw.randint(2, 20)
+            kind, number = "gain", draw.randint(2, 15)
+        if draw.random() < 0.2:
+            told.append([name, draw.choice(NEUTRAL), str(draw.randint(2, 15)), item, "."])
         if kind == "gain":
-            told.append([name, draw.choice(GAINS), str(number), "more", item, "."])
+            told.append([name, draw.choice(GAINS), str(number), item, "."])
             total = step(total, "+", number)
         elif kind == "receive":
             told.append([other, "gives", str(number), item, "to", name, "."])
@@ -145,15 +170,20 @@ def problem(draw: random.Random) -> tuple[Sentence, list[str], int]:
         else:
             told.append([other, "has", str(number), kind, item, "than", name, "."])
             total, asked = step(total, "+" if kind == "more" else "-", number), [other]
-    if draw.random() < 0.25:
+    if draw.random() < 0.15:
         told.insert(
-            draw.randint(1, len(told)), [third, draw.choice(NEUTRAL), str(draw.randint(2, 20)), distractor, "."]
+            draw.randint(1, len(told)), [third, draw.choice(NEUTRAL), str(draw.randint(2, 15)), distractor, "."]
         )
-    if total > LARGEST_NUMBER:
-        return problem(draw)
+    if max(results) > LARGEST_RESULT:
+        return problem(draw, shares)
     end = ["have", "together"] if len(asked) > 1 else ["have"]
     told.append(["how", "many", item, "do" if len(asked) > 1 else "does", *asked, *end, "?"])
     return [token for sentence in told for token in sentence], equations, total
+
+
+def easy_problem(draw: random.Random) -> tuple[Sentence, list[str], int]:
+    """As the text that makes the base has them."""
+    return problem(draw, EASY_STEPS)
 
 
 Reading = tuple[Sentence, Sentence, list[str], int]  # passage, question, four options, index of the right one
@@ -204,14 +234,11 @@ def fact_statement(subject: str, animal: str, value: str) -> Sentence:
 # ------------------------------------------------------------------------- items as the benchmarks hold them
 
 
-def lettered(options: list[str], mark: str) -> str:
-    return "\n".join(f"{letter}{mark} {option}" for letter, option in zip("ABCD", options, strict=True))
-
-
 class ConstructedWorld:
     """The lexicons, facts and held-out items of one seed, and the items in any language.
 
-    The methods whose names end in `_text` give (prompt, completion) as the harness' tasks would render them.
+    The methods whose names end in `_text` give (prompt, completion) as the harness' tasks would render them, answers in
+    words and not by their letters.
     """
 
     def __init__(self, seed: int, languages: tuple[str, ...] = ("en", *CLONES)) -> None:
@@ -245,16 +272,15 @@ class ConstructedWorld:
             pass
         return item
 
-    def problem_text(self, item: tuple[Sentence, list[str], int], language: str) -> tuple[str, str]:
+    def problem_text(self, item: tuple[Sentence, list[str], int], words: Words) -> tuple[str, str]:
         told, equations, answer = item
-        question = f"Question: {say(told, self.words[language])}\nStep-by-Step Answer:"
+        question = f"Question: {say(told, words)}\nStep-by-Step Answer:"
         return question, f"{' '.join(equations)} The answer is {answer}."
 
-    def reading_text(self, item: Reading, language: str) -> tuple[str, str]:
+    def reading_text(self, item: Reading, words: Words, own: Words | None = None) -> tuple[str, str]:
+        """`own`: the words of the answer, where those of the passage are mixed."""
         passage, question, options, right = item
-        words = self.words[language]
-        shown = lettered([say([option], words) for option in options], ":")
-        return f"P: {say(passage, words)}\nQ: {say(question, words)}\n{shown}\nAnswer:", "ABCD"[right]
+        return f"P: {say(passage, words)}\nQ: {say(question, words)}\nAnswer:", say([options[right]], own or words)
 
     def fact(self, draw: random.Random) -> tuple[str, str, list[str], int]:
         """(subject, animal, options, right index), the options drawn anew each time."""
@@ -264,11 +290,9 @@ class ConstructedWorld:
         options = draw.sample([value, *draw.sample([other for other in values if other != value], 3)], 4)
         return subject, animal, options, options.index(value)
 
-    def fact_text(self, item: tuple[str, str, list[str], int], language: str) -> tuple[str, str]:
+    def fact_text(self, item: tuple[str, str, list[str], int], words: Words) -> tuple[str, str]:
         subject, animal, options, right = item
-        words = self.words[language]
-        shown = lettered([say([option], words) for option in options], ".")
-        return f"{say(fact_question(subject, animal), words)}\n{shown}\nAnswer:", "ABCD"[right]
+        return f"{say(fact_question(subject, animal), words)}\nAnswer:", say([options[right]], words)
 
     def translation_text(self, sentence: Sentence, source: str, target: str) -> tuple[str, str]:
         prompt = f"{LANGUAGE_NAMES[source]}: {say(sentence, self.words[source])}\n{LANGUAGE_NAMES[target]}:"

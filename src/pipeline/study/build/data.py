@@ -16,6 +16,7 @@ from pipeline.files import content_hash
 from pipeline.hub.lock import digest_of, read_lock
 from pipeline.runs.run import External, Parent
 from pipeline.study.build.resolver import Draft, Resolver
+from pipeline.study.build.world import refuse_items, small_world
 from pipeline.study.needs import benchmark_sources
 
 
@@ -75,6 +76,8 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
     """
     if config.expert.world is not None:
         return {}
+    if config.expert.items is not None and config.data_root is None:
+        small_world(None)
     parents: dict[str, Parent] = {}
     if config.data.benchmarks is not None:
         folder = Path(config.data.benchmarks)
@@ -89,6 +92,9 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
     if config.data_root is None:
         return parents
     found = resolver.data_root(config.data_root)
+    refuse_items(found or Path(config.data_root))
+    if config.expert.items is not None:
+        return {"data_root": small_world(found)}
     if found is None:
         folder = Path(config.data_root)
         files = files_read(config.expert.sources, folder)

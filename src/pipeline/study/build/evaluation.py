@@ -20,6 +20,7 @@ from pipeline.runs.run import External, Parent, Run
 from pipeline.study.build.data import locked_benchmarks, own_languages
 from pipeline.study.build.merge import described
 from pipeline.study.build.resolver import Draft, Resolver, label_of
+from pipeline.study.build.world import refuse_another_world
 
 
 def build(config: EvalStage, resolver: Resolver) -> Draft:
@@ -41,6 +42,8 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
     parents |= own_languages(config.languages)
     if config.data_root is not None:
         parents["data_root"] = resolver.data_root(config.data_root) or questions(config, Path(config.data_root))
+        for model in [one for role, one in parents.items() if role != "data_root"]:
+            refuse_another_world(model, parents["data_root"], config)
     else:
         parents |= locked_benchmarks(config)
     if config.eval.spm_model is not None:

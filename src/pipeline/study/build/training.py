@@ -15,6 +15,7 @@ from pipeline.runs.lineage import base_of
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import External, Parent, Run
 from pipeline.study.build.resolver import Draft, Resolver
+from pipeline.study.build.world import refuse_another_world
 from pipeline.train.memory import MOST_BETA2, bytes_per_parameter, micro_batches
 
 
@@ -139,6 +140,8 @@ def parents_of(config: TrainStage, resolver: Resolver) -> dict[str, Parent]:
         if config.model.path is None:
             raise PipelineError(f"model={config.model.name} has no path: give model.path=RUN, or model.init=random")
         parents["model"] = resolver.model(config.model.path, "model.path", config.model.revision)
+        if config.data_root is not None:
+            refuse_another_world(parents["model"], resolver.data_root(config.data_root), config)
     if config.model.tokenizer == "data_root":
         if config.data_root is None:
             raise PipelineError(

@@ -1,0 +1,121 @@
+"""Which small world is which: items of their own retrain nothing, and a base meets no words but those it learnt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from tiny_words import WORLD
+
+from pipeline.config.compose import compose
+from pipeline.data.rows import read_jsonl
+from pipeline.runs.run import Run
+from pipeline.study.graph import ordered
+from pipeline.study.planning import Planning
+
+Make = Callable[..., Path]
+Call = Callable[..., SimpleNamespace]
+SHIPPED = Path(__file__).parents[2] / "src/pipeline/data/sandbox_base"
+
+
+@pytest.fixture(scope="module")
+def items(make_run: Make, world: Path) -> Path:
+    asked = ["expert=sandbox_items", "expert.items.dev=6", "expert.items.test=9"]
+    return make_run("stage=data", *asked, f"data_root={world}")
+
+
+@pytest.fixture(scope="module")
+def other_world(make_run: Make) -> Path:
+    return make_run("stage=data", *WORLD, "expert.world.seed=1")
+
+
+def test_items_are_the_first_of_the_world_and_in_no_training_file(world: Path, items: Path) -> None:
+    """The world writes 4 of each; 6 and 9 begin with these, and none of the 15 is taught in any language."""
+    for file, more in {"mgsm/qac/dev": 6, "mgsm/qac/test": 9, "flores/qab/devtest": 9}.items():
+        few, many = (list(read_jsonl(folder / f"{file}.jsonl")) for folder in (world, items))
+        assert len(few) == 4 and len(many) == more and many[:4] == few
+    taught = "".join(path.read_text(encoding="utf-8") for path in world.glob("*/train.jsonl"))
+    assert len(taught) > 10_000
+    for file, column in {"mgsm/en/dev": "question", "mgsm/en/test": "question", "flores/qaa/dev": "sentence"}.items():
+        for row in read_jsonl(items / f"{file}.jsonl"):
+            assert json.dumps(row[column])[1:-1] not in taught
+    assert not (items / "orca_math").exists() and not (items / "tokenizer").exists()
+
+
+def runs_of(tmp_path: Path, table: dict[str, object]) -> dict[str, list[Run]]:
+    """stage -> the runs of a table that starts from table=sandbox_full."""
+    file = tmp_path / "own.yaml"
+    file.write_text(yaml.safe_dump({"defaults": ["sandbox_full"], "name": "own", **table}))
+    planned = Planning.of(compose(["stage=plan", f"runs_dir={tmp_path}/runs", f"table={file}"]))  # type: ignore[arg-type]
+    found: dict[str, list[Run]] = {}
+    for run in ordered(planned.targets()):
+        found.setdefault(run.config.stage, []).append(run)
+    return found
+
+
+def test_more_test_items_retrain_nothing(tmp_path: Path) -> None:
+    """200 items or 400: the same trainings and choices, other scores, and these of the items alone."""
+    few, many = runs_of(tmp_path, {}), runs_of(tmp_path, {"runs": {"items": {
+        "stage": "data", "expert": "sandbox_items", "expert.items.test": 400}}})  # fmt: skip
+    hashes = [{stage: {run.hash for run in runs} for stage, runs in one.items()} for one in (few, many)]
+    assert hashes[0]["sft"] == hashes[1]["sft"] and len(hashes[0]["sft"]) == 12
+    assert len(hashes[0]["data"] ^ hashes[1]["data"]) == 2  # the items
+    roots = {run.parents["data_root"].name for run in many["eval"] if run.config.eval.split == "test"}
+    assert len(roots) == 1 and roots.pop().startswith("data-sandbox_items-")
+    chosen_on = {run.hash for run in few["eval"] if run.config.eval.split == "dev"}
+    assert chosen_on and chosen_on <= hashes[1]["eval"]
+    assert not {run.hash for run in few["eval"] if run.config.eval.split == "test"} & hashes[1]["eval"]
+
+
+def test_items_are_refused_as_training_sets(call: Call, runs_dir: Path, items: Path) -> None:
+    told = call("stage=sft", f"runs_dir={runs_dir}", "model=sandbox", "expert=math", f"data_root={items}")
+    assert told.status == 1 and f"data_root={items.name} holds items to score on and nothing to train on" in told.err
+    told = call("stage=data", f"runs_dir={runs_dir}", "expert=qac", f"data_root={items}")
+    assert told.status == 1 and "nothing to train on" in told.err
+
+
+def test_items_need_a_small_world(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "mgsm").mkdir()
+    for given in ([], [f"data_root={tmp_path}"]):
+        told = call("stage=data", f"runs_dir={tmp_path}/runs", "expert=sandbox_items", *given)
+        assert told.status == 1 and "give data_root=RUN of stage=data expert=sandbox" in told.err
+
+
+def test_another_worlds_words_are_refused(call: Call, runs_dir: Path, world: Path, other_world: Path) -> None:
+    """Of the shipped base, in training and in scoring, and through an expert that was trained from it."""
+    says = f"data_root={other_world.name} is the small world of seed 1"
+    asked = ["stage=sft", f"runs_dir={runs_dir}", "model=sandbox", "expert=math", "recipe=sandbox_math"]
+    told = call(*asked, f"data_root={other_world}")
+    assert told.status == 1 and says in told.err and "knows the words of seed 0" in told.err
+    score = ["stage=eval", f"runs_dir={runs_dir}", "eval=mgsm_0shot", "languages=[qac]", f"data_root={other_world}"]
+    told = call(*score, "checkpoint=package:data/sandbox_base")
+    assert told.status == 1 and says in told.err
+
+
+def test_of_runs_too(call: Call, runs_dir: Path, other_world: Path, math_expert: Path, language_expert: Path) -> None:
+    """Of a base made from nothing, by the run of its data; through experts and a merge that is not written."""
+    score = ["stage=eval", f"runs_dir={runs_dir}", "eval=mgsm_0shot", "languages=[qac]", f"data_root={other_world}"]
+    told = call(*score, f"checkpoint={math_expert}")
+    assert told.status == 1 and f"{math_expert.name} knows the words of seed 0" in told.err
+    told = call(*score, "merge=soup", f"merge.experts=[{math_expert},{language_expert}]")
+    assert told.status == 1 and "is the small world of seed 1" in told.err
+
+
+def test_a_clone_that_the_world_lacks_is_refused(call: Call, runs_dir: Path, world: Path) -> None:
+    score = ["stage=eval", f"runs_dir={runs_dir}", "eval=mgsm_0shot", "languages=[qad]", f"data_root={world}"]
+    told = call(*score, "checkpoint=package:data/sandbox_base")
+    assert told.status == 1 and "mgsm/qad" in told.err and "leave the task or language out" in told.err
+    told = call(
+        "stage=data", f"runs_dir={runs_dir}", "expert=qac", "expert.sources.aya.language=qad", f"data_root={world}"
+    )
+    assert told.status == 1 and "no rows in language qad" in told.err
+
+
+def test_the_shipped_base_says_which_world_it_knows(world: Path) -> None:
+    told, ours = (json.loads((folder / "world.json").read_text(encoding="utf-8")) for folder in (SHIPPED, world))
+    assert told == ours and told["seed"] == 0 and told["languages"] == ["en", "qaa", "qab", "qac"]
+    assert sum(path.stat().st_size for path in SHIPPED.iterdir()) < 10e6
