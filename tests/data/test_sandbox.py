@@ -13,10 +13,6 @@ from pipeline.config.data import World
 from pipeline.data import sandbox
 from pipeline.data.sandbox.text import INSTRUCTIONS, LAST_MIX, MIX, QAC_MIX, corpus, document, instructions
 from pipeline.data.sandbox.tokenizer import tokenizer
-<<<<<<< HEAD
-from pipeline.data.sandbox.world import CLONES, POOL, ConstructedWorld, lexicon, problem, reading, say, sentences
-from pipeline.evaluate.reasoning import equations
-=======
 from pipeline.data.sandbox.world import (
     CLONES,
     GAINS,
@@ -34,7 +30,6 @@ from pipeline.data.sandbox.world import (
     sentences,
 )
 from pipeline.evaluate.reasoning import equations
->>>>>>> s_world
 
 
 @pytest.fixture(scope="module")

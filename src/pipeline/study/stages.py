@@ -92,13 +92,8 @@ class MergeSweepStage(SweepStage):
 
 RUN_STAGES = {
     "data": RunRow(DataStage, 3, "pipeline.data.stage", data.build, 10, torch=False),
-<<<<<<< HEAD
-    "cpt": RunRow(TrainStage, 1, "pipeline.train.stage", training.build, 1500, bytes_needed=bytes_of_training),
-    "sft": RunRow(TrainStage, 1, "pipeline.train.stage", training.build, 90, bytes_needed=bytes_of_training),
-=======
     "cpt": RunRow(TrainStage, 2, "pipeline.train.stage", training.build, 1500, bytes_needed=bytes_of_training),
     "sft": RunRow(TrainStage, 2, "pipeline.train.stage", training.build, 90, bytes_needed=bytes_of_training),
->>>>>>> s_world
     "merge": RunRow(MergeStage, 1, "pipeline.merge.stage", merge.build, 2, torch=False, bytes_needed=bytes_of_merge),
     "eval": RunRow(EvalStage, 3, "pipeline.evaluate.stage", evaluation.build, 20),
     "select": RunRow(SelectStage, 1, "pipeline.study.select", select.build, 2),

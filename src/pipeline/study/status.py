@@ -70,9 +70,7 @@ def statuses(runs_dir: Path) -> list[Status]:
             found.append(of_unfinished(run_hash, planned.get(run_hash, {}), runs_dir, queue, failed))
     names = Counter(one.run for one in found)
     for one in found:
-        if (
-            names[one.run] > 1 and one.state != "finished"
-        ):  # eight digits in common: as their folders will be told apart
+        if names[one.run] > 1 and one.state != "finished":  # whose hashes share eight digits
             one.run = folder_name(label_in(one.run), one.hash, DIGITS[1])
     return found
 
