@@ -183,7 +183,7 @@ def usage() -> str:
         "python -m pipeline stage=STAGE [group=option ...] [key=value ...]      (nothing: stage=table table=sandbox)"
     )
     last = (
-        "Every knob of a command, with its value: the command and --cfg job. One run for each of several values: -m\n"
+        "A command's knobs and what they mean: the command and --help; their values: --cfg job. One run for each of several values: -m\n"
         "seed=0,1,2. What would run, and why: stage=plan table=... . Options and tables of your own beside these:\n"
         "--config-dir=DIR, laid out like conf/. README.md has examples of all."
     )
