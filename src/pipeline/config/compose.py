@@ -183,8 +183,8 @@ def usage() -> str:
         "python -m pipeline stage=STAGE [group=option ...] [key=value ...]      (nothing: stage=table table=sandbox)"
     )
     last = (
-        "A command's knobs and what they mean: the command and --help; their values: --cfg job. One run for each of several values: -m\n"
-        "seed=0,1,2. What would run, and why: stage=plan table=... . Options and tables of your own beside these:\n"
+        "A command's knobs and what they mean: --help behind it; their values: --cfg job. One run for each of several\n"
+        "values: -m seed=0,1,2. What would run, and why: stage=plan table=... . Options and tables of your own:\n"
         "--config-dir=DIR, laid out like conf/. README.md has examples of all."
     )
     return "\n".join([first, "", *lines, "", last])
