@@ -42,7 +42,7 @@ from pipeline.hub.addresses import without_credentials
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.stop import UNFINISHED, Stopped, listening
 from pipeline.study.execute import one, sentence
-from pipeline.study.launch import launched as launch
+from pipeline.study.launch import makers_for
 from pipeline.study.stages import STUDY_STAGES, build
 from pipeline.train.processes import end_all, is_follower, launched
 
@@ -59,7 +59,7 @@ def answer(config: Stage) -> str:
 def by_jobs(config: RunStage) -> Path:
     """The folder of a run that jobs have made; Held, with what was submitted, where they have not yet."""
     run = build(config)
-    with launch(config.launcher, [run]) as execute:
+    with makers_for(config.launcher, [run]) as execute:
         failed = execute([run])
     if failed:
         raise PipelineError(next(iter(failed.values())))
@@ -142,7 +142,7 @@ def multirun(words: list[str]) -> int:
     def make_all(_: Stage, result: Callable[[str], None]) -> None:
         runs, held = [build(config) for config in configs], None
         try:
-            with launch(configs[0].launcher, runs) as execute:
+            with makers_for(configs[0].launcher, runs) as execute:
                 failed = execute(runs)
         except Held as error:
             held, failed = error, error.failed

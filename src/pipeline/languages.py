@@ -57,7 +57,7 @@ def language(code: str) -> Language:
         return _read(file, file.stat().st_mtime_ns)
     if re.fullmatch("q[a-t][a-z]", code):
         return Language(code, code.capitalize(), code, aya=code.capitalize(), aya_codes=(code,), constructed=True)
-    raise PipelineError(f"unknown language {code!r}: {meant(code)}")
+    raise PipelineError(f"unknown language {code!r}: {suggestion(code)}")
 
 
 def file_of(code: str) -> Path | None:
@@ -82,7 +82,7 @@ def all_languages() -> Iterator[Language]:
             yield language(path.stem)
 
 
-def meant(code: str) -> str:
+def suggestion(code: str) -> str:
     """What near languages there are, and how to add one."""
     spellings: dict[str, Language] = {}
     for known in all_languages():

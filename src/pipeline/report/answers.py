@@ -57,7 +57,7 @@ def read_answers(
 
     found: dict[Place, Answers] = {}
     with pq.ParquetWriter(parquet, schema(), compression="zstd") as writer:
-        rows = Rows(writer)
+        rows = AnswerRows(writer)
         for name, folder in evaluations.items():
             shots = {(row.task, row.where): row.num_fewshot for row in read[name][0]}
             for path in sorted((folder / "samples").glob("*.jsonl")):
@@ -157,7 +157,7 @@ def schema() -> Any:
 
 
 @dataclass
-class Rows:
+class AnswerRows:
     """Rows on their way to the file, a column each. `language` is the pair where there is one."""
 
     writer: ParquetWriter

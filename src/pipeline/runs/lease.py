@@ -53,7 +53,7 @@ class Holder:
 
 
 @lru_cache(maxsize=1)
-def machine() -> str:
+def this_boot() -> str:
     """The boot of this machine and the name space of process ids; empty where the system has no /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -79,7 +79,7 @@ def job() -> str | None:
 
 def me() -> Holder:
     pid, now = os.getpid(), datetime.now(UTC).isoformat(timespec="seconds")
-    return Holder(secrets.token_hex(4), socket.gethostname(), pid, job(), now, machine(), began(pid))
+    return Holder(secrets.token_hex(4), socket.gethostname(), pid, job(), now, this_boot(), began(pid))
 
 
 def numbers(workplace: Path) -> list[int]:
@@ -107,7 +107,7 @@ def living(lease: Path) -> Holder | None:
         found = Holder(**json.loads(text))
     except (ValueError, TypeError):  # created this moment, or by a process that died in between
         found = Holder("", "a host that has not said its name", 0, None, "a moment ago", "", "")
-    if found.machine and found.machine == machine():
+    if found.machine and found.machine == this_boot():
         return found if found.began == began(found.pid) else None
     return found if now_at(lease.parent) - touched < DEAD_AFTER else None
 

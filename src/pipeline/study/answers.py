@@ -31,7 +31,7 @@ HEAD = re.compile(r'\{"doc_id": (\d+),')
 
 
 @dataclass
-class Answers:
+class StoredAnswers:
     """The stored answers under a table's scores."""
 
     planning: Planning
@@ -84,7 +84,7 @@ class Questions:
     """Some cells of a table and the answers under them, of the questions that all of them were asked."""
 
     plan: TablePlan
-    answers: Answers
+    answers: StoredAnswers
     cells: Sequence[Cell]
     metric: str
 

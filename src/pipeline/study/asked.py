@@ -26,7 +26,7 @@ def claims_of(table: str) -> list[Claim]:
 
 
 @dataclass
-class Asked:
+class PlacedClaim:
     """A claim in a table's words: the cells of each candidate of a side, one a place; axes that are a sample."""
 
     claim: Claim
@@ -38,7 +38,7 @@ class Asked:
     outcome: list[Cell] = field(default_factory=list)  # of spearman
 
     @classmethod
-    def of(cls, claim: Claim, plan: TablePlan) -> Asked:
+    def of(cls, claim: Claim, plan: TablePlan) -> PlacedClaim:
         """Raises PipelineError, in one sentence, for what the table does not have."""
         columns = set(claim.left + claim.right) <= set(plan.columns)
         sides, across = (plan.columns, plan.rows) if columns else (plan.rows, plan.columns)
@@ -87,10 +87,10 @@ class Asked:
     def cells(self) -> list[Cell]:
         return [cell for side in (*self.left, *self.right, self.outcome) for cell in side]
 
-    def at(self, place: int) -> Asked:
+    def at(self, place: int) -> PlacedClaim:
         """The same claim at one place."""
         left, right = ([[cells[place]] for cells in side] for side in (self.left, self.right))
-        return Asked(self.claim, self.plan, (self.places[place],), self.axes, left, right)
+        return PlacedClaim(self.claim, self.plan, (self.places[place],), self.axes, left, right)
 
     def check_metric(self) -> None:
         claim = self.claim
@@ -155,4 +155,4 @@ def check_claims(planning: Planning) -> None:
     """Refuse, before anything is made, claims about a shipped table that name what it does not have."""
     if planning.config.table == planning.plan.table.name:
         for claim in claims_of(planning.plan.table.name):
-            Asked.of(claim, planning.plan)
+            PlacedClaim.of(claim, planning.plan)

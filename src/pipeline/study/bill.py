@@ -43,10 +43,10 @@ from pipeline.study.select import compared
 from pipeline.train.disk import written
 from pipeline.train.memory import (
     Trained,
-    as_words,
     changed,
     everything,
     one_side,
+    overrides,
     possible,
     remedies,
     trained_parameters,
@@ -264,7 +264,7 @@ def smaller(kind: str, large: list[Cost], room: float, plan: Plan) -> list[str]:
         )
 
     more = [(knobs, int(knobs.get("processes", 1))) for knobs in remedies(fits)]
-    return [as_words(knobs, "every.") + (f" plan.gpus={gpus}" if gpus > plan.gpus else "") for knobs, gpus in more]
+    return [overrides(knobs, "every.") + (f" plan.gpus={gpus}" if gpus > plan.gpus else "") for knobs, gpus in more]
 
 
 # ---------------------------------------------------------------------------------------------------- shapes

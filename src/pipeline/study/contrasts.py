@@ -10,8 +10,8 @@ from pipeline.config.stages import DataStage, EvalStage
 from pipeline.report.claims import Claim
 from pipeline.report.statistics import mcnemar, smallest_difference
 from pipeline.runs.run import Run
-from pipeline.study.answers import Answers, leaves
-from pipeline.study.asked import Asked, metrics_of, tasks_of
+from pipeline.study.answers import StoredAnswers, leaves
+from pipeline.study.asked import PlacedClaim, metrics_of, tasks_of
 from pipeline.study.cells import Cell, ScoreRef, TablePlan
 from pipeline.study.outcome import NoScore
 from pipeline.study.planning import Planning
@@ -89,7 +89,7 @@ MEASURED = ("left", "right", "place", "over", "left_value", "right_value", "diff
             "mcnemar_p", "n", "discordant", "could_see", "detail", "missing")  # fmt: skip
 
 
-def measured(plan: TablePlan, answers: Answers) -> list[dict[str, Any]]:
+def measured(plan: TablePlan, answers: StoredAnswers) -> list[dict[str, Any]]:
     """A line of contrasts.csv for each of `compare`, in each row (or column) that has both sides.
 
     Values, difference, interval and could_see (by the measured discordance) in points; over problems, and over the
@@ -111,9 +111,9 @@ def measured(plan: TablePlan, answers: Answers) -> list[dict[str, Any]]:
     return found
 
 
-def line(claim: Claim, plan: TablePlan, cells: Sequence[Cell], answers: Answers) -> dict[str, Any]:
+def line(claim: Claim, plan: TablePlan, cells: Sequence[Cell], answers: StoredAnswers) -> dict[str, Any]:
     axes = tuple(axis for axis in sampled(plan) if averaged(plan, cells, axis))
-    sides = Sides.of(Asked(claim, plan, claim.over, axes, [[cells[0]]], [[cells[1]]]), answers)
+    sides = Sides.of(PlacedClaim(claim, plan, claim.over, axes, [[cells[0]]], [[cells[1]]]), answers)
     told: dict[str, Any] = {"over": " ".join(["problems", *axes])}
     try:
         one, values = sides.contrast(), sides.values

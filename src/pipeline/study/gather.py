@@ -18,7 +18,7 @@ from pipeline.report.sweep import sweeps_of
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.provenance import git_state
 from pipeline.runs.run import Run, flat
-from pipeline.study.answers import Answers
+from pipeline.study.answers import StoredAnswers
 from pipeline.study.cells import Candidate, Cell, Item, ScoreRef
 from pipeline.study.contrasts import MEASURED, measured
 from pipeline.study.graph import ordered, unfinished
@@ -57,7 +57,7 @@ def gather(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, 
             seed = seed_of(cell, item.at, repeats)
             for language in languages_of(table, item, score):
                 cells[CellResult(row, language, seed, names[run.hash], run.folder)] = None
-    outcome, answers = Outcome.of(planning, failed), Answers(planning)
+    outcome, answers = Outcome.of(planning, failed), StoredAnswers(planning)
     found, missing = described(runs, names, failed, unfinished(runs) if reasons is None else reasons)
     done = [run for run in found if run.finished]
     usual = Counter(made_on(run) for run in done if run.stage == "eval").most_common(1)

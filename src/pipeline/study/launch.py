@@ -12,7 +12,7 @@ Execute = Callable[..., dict[str, str]]  # of targets, and of the failures of ea
 
 
 @contextmanager
-def launched(launcher: Launcher, targets: Sequence[Run], again: Sequence[str] | None = None) -> Iterator[Execute]:
+def makers_for(launcher: Launcher, targets: Sequence[Run], again: Sequence[str] | None = None) -> Iterator[Execute]:
     """A function of targets and of earlier failures that makes them, and gives the failures: run name -> reason.
 
     again: the words of the command, where it goes on by itself when jobs are done.

@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.report.archive import shared
 from pipeline.report.contents import TableCell
-from pipeline.study.answers import Answers, Questions, drawn
+from pipeline.study.answers import Questions, StoredAnswers, drawn
 from pipeline.study.asked import metrics_of, tasks_of
 from pipeline.study.cells import Candidate, Cell, Choice
 from pipeline.study.contrasts import QUESTIONS
@@ -14,7 +14,7 @@ from pipeline.study.outcome import VALIDATIONS, NoScore, Number, Outcome
 from pipeline.study.planning import Planning
 
 
-def table_cell(planning: Planning, place: tuple[str, str], number: Number, answers: Answers) -> TableCell:
+def table_cell(planning: Planning, place: tuple[str, str], number: Number, answers: StoredAnswers) -> TableCell:
     digits = 3 if planning.plan.cells[place].fact in VALIDATIONS else 1
     low, high = bounds(planning, planning.plan.cells[place], answers) if number.value is not None else (None, None)
     return TableCell(
@@ -23,7 +23,7 @@ def table_cell(planning: Planning, place: tuple[str, str], number: Number, answe
     )  # fmt: skip
 
 
-def bounds(planning: Planning, cell: Cell, answers: Answers) -> tuple[float | None, float | None]:
+def bounds(planning: Planning, cell: Cell, answers: StoredAnswers) -> tuple[float | None, float | None]:
     """95 % of a cell in percent, over draws of problems in each of which its choices are made again.
 
     What it is reduced over besides (seeds, experts) is taken as it is. None of facts, of figures, of metrics of whole

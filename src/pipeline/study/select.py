@@ -16,7 +16,7 @@ from pipeline.config.evaluation import Measure
 from pipeline.config.knob import identity
 from pipeline.config.stages import SelectStage
 from pipeline.errors import PipelineError
-from pipeline.files import link as hard_link
+from pipeline.files import link
 from pipeline.models.files import SUFFIXES
 from pipeline.runs.find import find
 from pipeline.runs.manifest import MANIFEST, read_manifest
@@ -53,7 +53,7 @@ def make(run: Run[SelectStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     chosen = choose(ranking, select.place)
     folder = next(one.folder for one in models.values() if one.name == chosen["checkpoint"])
     check_unchanged(folder)
-    link(folder, work)
+    link_model(folder, work)
     told = {"rule": identity(select), "floor": floor, "chosen": chosen, "ranking": ranking}
     (work / CHOICE).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     tracker.summary({"chosen": chosen["checkpoint"], **chosen["values"]})
@@ -176,8 +176,8 @@ def choose(ranking: list[Row], place: int) -> Row:
     return list(best.values())[place - 1]
 
 
-def link(folder: Path, work: Path) -> None:
+def link_model(folder: Path, work: Path) -> None:
     """The model's files, which take no room."""
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.suffix in SUFFIXES and path.name not in (MANIFEST, CHOICE):
-            hard_link(path, work / path.name)
+            link(path, work / path.name)

@@ -48,17 +48,17 @@ def heading(manifest: Manifest) -> list[str]:
 
 def decided(manifest: Manifest) -> list[str]:
     """What differs from the defaults, as words that a command takes: all else stood at its default."""
-    words = [f"{key}={value}" for key, value in flat(manifest.decided_by.get("config", {})) if key != "stage"]
+    words = [f"{key}={value}" for key, value in dotted(manifest.decided_by.get("config", {})) if key != "stage"]
     return ["decided by (all else is at its default):", *(f"  {word}" for word in words or ["nothing but its parents"])]
 
 
-def flat(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+def dotted(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     if not isinstance(config, dict) or not config:
         plain = isinstance(config, str) and not any(letter.isspace() for letter in config) and config
         yield prefix, str(config) if plain else json.dumps(config, ensure_ascii=False)
         return
     for key, value in config.items():
-        yield from flat(value, f"{prefix}.{key}" if prefix else key)
+        yield from dotted(value, f"{prefix}.{key}" if prefix else key)
 
 
 def parents(manifest: Manifest) -> list[str]:

@@ -27,7 +27,7 @@ from pipeline.study.worker import LOGS
 
 
 @dataclass
-class Status:
+class RunStatus:
     """state: finished, running, waiting, blocked, failed, stopped, or planned. detail: what is to be known of it."""
 
     run: str
@@ -57,13 +57,13 @@ def show_status(config: StatusStage) -> str:
     return "\n".join([*aligned(rows), ", ".join(counts) or "0 finished"])
 
 
-def statuses(runs_dir: Path) -> list[Status]:
+def statuses(runs_dir: Path) -> list[RunStatus]:
     """Finished runs, oldest first, then the others in the order of their plans."""
     done = {one.hash: one for one in sorted(finished(runs_dir), key=lambda one: one.started)}
     found = [of_finished(one) for one in done.values()]
     planned = {run_hash: run for plan in plans.plans(runs_dir) for run_hash, run in plan["runs"].items()}
     work = {path.name: path for path in sorted((runs_dir / ".work").glob("*")) if path.is_dir() and not path.suffix}
-    queue = jobs()
+    queue = queued()
     failed: dict[str, str] = {}
     for run_hash in [*planned, *(one for one in work if one not in planned)]:
         if run_hash not in done:
@@ -75,15 +75,16 @@ def statuses(runs_dir: Path) -> list[Status]:
     return found
 
 
-def of_finished(manifest: Manifest) -> Status:
+def of_finished(manifest: Manifest) -> RunStatus:
     version = manifest.decided_by.get("version")
     row = RUN_STAGES.get(manifest.stage)
     stale = row is not None and version != row.version
     detail = f"by version {version} of the stage, now {row.version}" if row and stale else manifest.started
-    return Status(manifest.name, manifest.stage, "finished", detail, manifest.hash, manifest.seconds, manifest.attempt)
+    made = manifest.seconds, manifest.attempt
+    return RunStatus(manifest.name, manifest.stage, "finished", detail, manifest.hash, *made)
 
 
-def jobs() -> set[str] | None:
+def queued() -> set[str] | None:
     """Of this user, in Slurm's queue; None where it does not answer."""
     try:
         return in_queue()
@@ -93,13 +94,13 @@ def jobs() -> set[str] | None:
 
 def of_unfinished(
     run_hash: str, plan: dict[str, Any], runs_dir: Path, queue: set[str] | None, failed: dict[str, str]
-) -> Status:
+) -> RunStatus:
     """`failed`: those met so far, run hash -> name, which are added to."""
     workplace = runs_dir / ".work" / run_hash
     told, owner = state.read(workplace), holder(workplace)
     name, stage = plan.get("name") or told.get("name") or run_hash[:12], plan.get("stage") or told.get("stage") or ""
     log = runs_dir / LOGS / f"{name}.log"
-    one = Status(name, stage, "planned", "", run_hash, step=told.get("step"), steps=told.get("steps"))
+    one = RunStatus(name, stage, "planned", "", run_hash, step=told.get("step"), steps=told.get("steps"))
     one.log = str(log) if log.is_file() else None
     blocked = next((failed[parent] for parent in plan.get("parents", ()) if parent in failed), None)
     job = plan.get("job") or told.get("job")
@@ -124,7 +125,7 @@ def of_unfinished(
     return one
 
 
-def progress(one: Status, told: dict[str, Any]) -> str:
+def progress(one: RunStatus, told: dict[str, Any]) -> str:
     """Step and time left, by the time that the steps so far took."""
     if not one.step or not one.steps:
         return ""

@@ -23,7 +23,7 @@ from pipeline.study.clean import free_ranked, freed_needed
 from pipeline.study.contrasts import contrasts
 from pipeline.study.graph import History, ordered, unfinished
 from pipeline.study.hashed import told_every
-from pipeline.study.launch import Execute, launched
+from pipeline.study.launch import Execute, makers_for
 from pipeline.study.needs import needs
 from pipeline.study.planning import Planning
 from pipeline.study.reported import Reported
@@ -106,10 +106,10 @@ def make_table(config: TableStage) -> Path:
         told = next(iter(planning.problems.values()))
         raise PipelineError(f"{len(planning.problems)} parts of table={config.table} cannot be planned, first: {told}")
     reported = replace(Reported.of(config), data_root=config.data_root, every=dict(config.every))
-    reported.write(folder_of(planning))
+    reported.write(report_folder(planning))
     failed: dict[str, str] = {}
     made: set[str] = set()
-    with launched(config.launcher, targets, again=sys.argv[1:]) as execute:
+    with makers_for(config.launcher, targets, again=sys.argv[1:]) as execute:
         while targets := [run for run in targets if run.hash not in made]:
             failed = make_all(execute, planning, targets, failed)
             made |= {run.hash for run in targets}
@@ -153,7 +153,7 @@ def report_table(config: ReportStage) -> Path:
     return write(planning, replace(reported, failed=failed), config.report.fewer, reasons)
 
 
-def folder_of(planning: Planning) -> Path:
+def report_folder(planning: Planning) -> Path:
     return Path(planning.config.runs_dir) / "reports" / planning.plan.table.name
 
 
@@ -162,7 +162,7 @@ def write(planning: Planning, reported: Reported, fewer: bool, reasons: Mapping[
     from pipeline.report.write import write_report
     from pipeline.study.gather import gather
 
-    folder = folder_of(planning)
+    folder = report_folder(planning)
     results = gather(planning, reported.failed, reasons)
     reported.refuse_fewer(folder, results, fewer)
     page = write_report(results, folder)

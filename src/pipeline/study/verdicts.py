@@ -22,8 +22,8 @@ from pipeline.report.claims import (
     not_made,
 )
 from pipeline.report.statistics import Contrast, contrast, two_way_bootstrap
-from pipeline.study.answers import Answers, Both, Questions, average, by_question, drawn, leaves, linear, pick
-from pipeline.study.asked import Asked, claims_of, metrics_of, tasks_of
+from pipeline.study.answers import Both, Questions, StoredAnswers, average, by_question, drawn, leaves, linear, pick
+from pipeline.study.asked import PlacedClaim, claims_of, metrics_of, tasks_of
 from pipeline.study.cells import Cell, TablePlan
 from pipeline.study.outcome import NoScore
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 class Sides:
     """Two sides over the same questions; of several candidates a side is the best in each draw."""
 
-    asked: Asked
+    asked: PlacedClaim
     questions: Questions
 
     @classmethod
-    def of(cls, asked: Asked, answers: Answers) -> Sides:
+    def of(cls, asked: PlacedClaim, answers: StoredAnswers) -> Sides:
         return cls(asked, Questions(asked.plan, answers, asked.cells, asked.claim.metric))
 
     @property
@@ -142,7 +142,7 @@ class Sides:
 # ---------------------------------------------------------------------------------------------------- judging
 
 
-def judged(plan: TablePlan, answers: Answers) -> list[Verdict]:
+def judged(plan: TablePlan, answers: StoredAnswers) -> list[Verdict]:
     """The verdict on each claim about a table, in the files' order.
 
     One that a smaller table of the same name cannot answer (one seed alone) is not made, and says why.
@@ -152,7 +152,7 @@ def judged(plan: TablePlan, answers: Answers) -> list[Verdict]:
     signed_ranks: list[tuple[Claim, list[Ranked]]] = []
     for claim in claims:
         try:
-            asked = Asked.of(claim, plan)
+            asked = PlacedClaim.of(claim, plan)
         except PipelineError as error:
             found[claim.id] = not_made(claim, str(error))
             continue
@@ -167,12 +167,12 @@ def judged(plan: TablePlan, answers: Answers) -> list[Verdict]:
     return [found[claim.id] for claim in claims]
 
 
-def difference(asked: Asked, answers: Answers) -> Verdict:
+def difference(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
     sides = Sides.of(asked, answers)
     return judge_difference(asked.claim, sides.contrast(), *sides.values, sides.detail())
 
 
-def mcnemar(asked: Asked, answers: Answers) -> Verdict:
+def paired(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
     """Of two single models; of means over several, McNemar's test has no answer."""
     sides = Sides.of(asked, answers)
     left, right = (sides.side(cells, ()) for cells in (asked.left, asked.right))
@@ -181,7 +181,7 @@ def mcnemar(asked: Asked, answers: Answers) -> Verdict:
     return judge_mcnemar(asked.claim, statistics.mcnemar(left, right), sides.contrast(), *sides.values)
 
 
-def every(asked: Asked, answers: Answers) -> Verdict:
+def every(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
     """Each place on its own, and each pair of experts where axes are named."""
     import numpy as np
 
@@ -203,7 +203,7 @@ def every(asked: Asked, answers: Answers) -> Verdict:
     return judge_every(asked.claim, units, float(left), float(right))
 
 
-def place_values(asked: Asked, answers: Answers, cells: Sequence[Cell]) -> list[float]:
+def place_values(asked: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell]) -> list[float]:
     """The number of each place, as shares."""
     found = []
     for cell in cells:
@@ -215,7 +215,7 @@ def place_values(asked: Asked, answers: Answers, cells: Sequence[Cell]) -> list[
     return found
 
 
-def clusters(asked: Asked) -> list[tuple[Any, ...]] | None:
+def clusters(asked: PlacedClaim) -> list[tuple[Any, ...]] | None:
     """Which places belong together: those of the same values of the named axes."""
     if not asked.axes:
         return None
@@ -223,14 +223,14 @@ def clusters(asked: Asked) -> list[tuple[Any, ...]] | None:
     return [tuple(str(at.get(axis)) for axis in asked.axes) for at in first]
 
 
-def friedman(asked: Asked, answers: Answers) -> Verdict:
+def friedman(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
     import numpy as np
 
     scores = np.array([place_values(asked, answers, cells) for cells in asked.left]).T
     return judge_friedman(asked.claim, ranks.friedman(scores, clusters(asked)), len(scores))
 
 
-def ranked_pairs(asked: Asked, answers: Answers) -> list[Ranked]:
+def ranked_pairs(asked: PlacedClaim, answers: StoredAnswers) -> list[Ranked]:
     """Each of left against each of right, over the blocks."""
     import numpy as np
 
@@ -248,7 +248,7 @@ def ranked_pairs(asked: Asked, answers: Answers) -> list[Ranked]:
     return found
 
 
-def spearman(asked: Asked, answers: Answers) -> Verdict:
+def spearman(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
     left, right, outcome = (
         place_values(asked, answers, cells) for cells in (asked.left[0], asked.right[0], asked.outcome)
     )
@@ -257,4 +257,4 @@ def spearman(asked: Asked, answers: Answers) -> Verdict:
     return judge_spearman(asked.claim, ranks.compare_correlations(left, right, outcome, groups, models), len(left))
 
 
-JUDGES = {"difference": difference, "every": every, "mcnemar": mcnemar, "friedman": friedman, "spearman": spearman}
+JUDGES = {"difference": difference, "every": every, "mcnemar": paired, "friedman": friedman, "spearman": spearman}

@@ -145,7 +145,7 @@ def of_task(element: Element) -> str:
         name = ["scontrol", "update", f"JobId={os.environ['SLURM_JOB_ID']}", f"JobName={element['label']}"]
         subprocess.run(name, capture_output=True, timeout=60)
     waits = [parent for parent in element["parents"].values() if not_finished(parent, element)]
-    failed = [one for one in waits if not to_come(place(element, one))]
+    failed = [one for one in waits if not to_come(parent_place(element, one))]
     with logged(log_of(element)):
         if waits:
             ended = "failed" if failed else "held"
@@ -181,7 +181,7 @@ def hash_of(parent: dict[str, Any]) -> str:
     return str(parent.get("of", parent["hash"]))
 
 
-def place(element: Element, parent: dict[str, Any]) -> Path:
+def parent_place(element: Element, parent: dict[str, Any]) -> Path:
     return workplace_of(element).parent / hash_of(parent)
 
 

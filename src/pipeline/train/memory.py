@@ -193,7 +193,7 @@ def remedies(fits: Callable[[Mapping[str, Any]], bool]) -> list[Mapping[str, Any
     return found
 
 
-def as_words(knobs: Mapping[str, Any], prefix: str = "") -> str:
+def overrides(knobs: Mapping[str, Any], prefix: str = "") -> str:
     return " ".join(f"{prefix}sft.{key}={str(value).lower()}" for key, value in knobs.items())
 
 
@@ -225,7 +225,7 @@ def refuse_without_room(parameters: int, trained: int, room: int | None, sft: Sf
 
     if room is None or held({}) <= room:
         return
-    found = [as_words(one) for one in remedies(lambda knobs: possible(lambda: held(knobs) <= room))]
+    found = [overrides(one) for one in remedies(lambda knobs: possible(lambda: held(knobs) <= room))]
     if sft.adapter == "none" and parameters * WIDTH[sft.weights] <= room:
         found.append("an adapter, sft=lora,")
     raise PipelineError(
