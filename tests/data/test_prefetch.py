@@ -34,7 +34,7 @@ TABLE: dict[str, Any] = {
         "base": {},
         "expert": {
             "stage": "sft", "expert": "sw", "recipe": "sandbox_language", "data.size": 8, "data.allow_fewer": True,
-            "sft.steps": 1, "sft.batch_size": 2, "sft.seq_length": 96, "sft.warmup_steps": 0,
+            "sft.steps": 1, "sft.batch_size": 2, "sft.micro_batch_size": 2, "sft.seq_length": 96, "sft.warmup_steps": 0,
         },
     },
     "score": {"eval": "mgsm_2shot", "in": "sw", "eval.limit": 1, "eval.max_gen_toks": 2},

@@ -56,7 +56,7 @@ def test_one_run_for_the_user_of_scoring_runs(
     # alone, each is the finished run that the bundle made, and nothing is loaded for it
     monkeypatch.setattr(stage, "load_model", None)
     again = make_run("stage=eval", f"checkpoint={swap}", f"data_root={world}", "eval=belebele_0shot",
-                     "languages=[qac]", *ASKED)  # fmt: skip
+                     "eval.options=text", "languages=[qac]", *ASKED)  # fmt: skip
     assert again == parents["belebele_0shot.qac"]
 
 

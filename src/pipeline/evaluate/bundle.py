@@ -12,7 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.evaluate.records import EvaluationResult, ScoreRow, average_of_ten, mean_of, named_scores, write_scores
+from pipeline.evaluate.records import (
+    CHOICES,
+    EvaluationResult,
+    ScoreRow,
+    average_of_ten,
+    mean_of,
+    named_scores,
+    write_scores,
+)
 from pipeline.files import link
 
 if TYPE_CHECKING:
@@ -23,8 +31,8 @@ if TYPE_CHECKING:
 def scoring_runs(config: EvalStage) -> dict[str, EvalStage]:
     """Role -> the scoring run's configuration, for each task in each language. FLORES goes between English and others.
 
-    The longest answer of a language stands where that of all did, and only FLORES has a model for spBLEU, so that a
-    scoring run is the same whatever else it was asked for with.
+    The longest answer of a language stands where that of all did, only FLORES has a model for spBLEU, and only choices
+    have options, so that a scoring run is the same whatever else it was asked for with.
     """
     asked, found = config.eval, {}
     for task in asked.tasks:
@@ -36,6 +44,7 @@ def scoring_runs(config: EvalStage) -> dict[str, EvalStage]:
                 asked, name=name, tasks=[task], max_gen_toks_of={},
                 max_gen_toks=asked.max_gen_toks_of.get(language, asked.max_gen_toks),
                 spm_model=asked.spm_model if task.task == "flores" else None,
+                options=asked.options if task.task in CHOICES else "letters",
             )  # fmt: skip
             found[f"{name}.{language}"] = replace(config, eval=one, languages=[language])
     return found
