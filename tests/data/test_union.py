@@ -23,13 +23,6 @@ from pipeline.study.stages import build
 
 START = ["model=sandbox", "recipe=sandbox_math", "sft.batch_size=4", "sft.micro_batch_size=null"]
 START += ["sft.steps=2", "sft.warmup_steps=0"]
-    "model=sandbox",
-    "recipe=sandbox_math",
-    "sft.batch_size=4",
-    "sft.micro_batch_size=null",
-    "sft.steps=2",
-    "sft.warmup_steps=0",
-]
 SIMULTANEOUS = ["sft=simultaneous", "partition=B", "partition.scale_to_depth=true"]
 
 

@@ -26,7 +26,14 @@ from pipeline.runs.folders import finished
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL)
 MOST = 6  # kills of one command, after which it is let be
 TRAINING = [
-    *("sft.seq_length=96", "sft.batch_size=4", "sft.warmup_steps=2", "sft.resume_minutes=0.02", "sft.precision=fp32"),
+    *(
+        "sft.seq_length=96",
+        "sft.batch_size=4",
+        "sft.micro_batch_size=null",
+        "sft.warmup_steps=2",
+        "sft.resume_minutes=0.02",
+        "sft.precision=fp32",
+    ),
     *("sft.learning_rate=1e-3", "threads=1", "sft.epochs=9"),
 ]
 

@@ -42,7 +42,8 @@ def table(base: Path, world: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     file = tmp_path_factory.mktemp("table") / "mine.yaml"
     file.write_text(
         f"name: mine\naxes: {{density: [0.2, 0.8]}}\nevery: {{model: trained, model.path: {base}, data_root: {world},"
-        " threads: 1, sft.epochs: 90, sft.steps: 300, sft.batch_size: 4, sft.seq_length: 96, sft.precision: fp32,"
+        " threads: 1, sft.epochs: 90, sft.steps: 300, sft.batch_size: 4, sft.micro_batch_size: null,"
+        " sft.seq_length: 96, sft.precision: fp32,"
         " eval.limit: 2, eval.max_gen_toks: 4}\n"
         "runs:\n"
         "  math: {stage: sft, expert: math, recipe: sandbox_math}\n"
@@ -178,7 +179,14 @@ def test_out_of_time_goes_on_by_itself_and_slurm_agrees_with_the_status(
     file = SLURM_FOLDER / "one_gpu.sbatch"
     options = ["--mem=900M", "--cpus-per-task=1", f"--output={tmp_path}/%j.log", "--gres=gpu:1"]
     start = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", "threads=1"]
-    more = ["sft.seq_length=96", "sft.batch_size=4", "sft.epochs=90", "sft.steps=500", "sft.precision=fp32"]
+    more = [
+        "sft.seq_length=96",
+        "sft.batch_size=4",
+        "sft.micro_batch_size=null",
+        "sft.epochs=90",
+        "sft.steps=500",
+        "sft.precision=fp32",
+    ]
     run = [*start, *more, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
     good = cluster.run("sbatch", "--parsable", *options, str(file), *run).strip()
     bad = cluster.run("sbatch", "--parsable", *options, str(file), *run, "sft.learning_rate=no").strip()
@@ -193,7 +201,14 @@ def test_out_of_time_goes_on_by_itself_and_slurm_agrees_with_the_status(
 
 def test_srun_on_two_nodes_trains_as_torchrun_does(cluster: Cluster, base: Path, world: Path, tmp_path: Path) -> None:
     start = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", "threads=1"]
-    more = ["sft.seq_length=96", "sft.batch_size=4", "sft.steps=3", "sft.precision=fp32", "sft.processes=4"]
+    more = [
+        "sft.seq_length=96",
+        "sft.batch_size=4",
+        "sft.micro_batch_size=null",
+        "sft.steps=3",
+        "sft.precision=fp32",
+        "sft.processes=4",
+    ]
     run = [*start, *more, "sft.warmup_steps=0", "tracking.mode=disabled"]
     options = ["--mem=2000M", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1", "--gres=gpu:2"]
     options += [f"--output={tmp_path}/%j.log"]
@@ -257,7 +272,7 @@ def test_a_long_plan_is_cut_at_the_largest_array(base: Path, world: Path, tmp_pa
         small.up()
         command = [
             sys.executable, "-m", "pipeline", "-m", "stage=sft", "expert=math", "model=trained", f"model.path={base}",
-            f"data_root={world}", "sft.seq_length=96", "sft.batch_size=4", "sft.steps=2", "sft.warmup_steps=0",
+            f"data_root={world}", "sft.seq_length=96", "sft.batch_size=4", "sft.micro_batch_size=null", "sft.steps=2", "sft.warmup_steps=0",
             "sft.precision=fp32", "threads=1", "tracking.mode=disabled", "seed=1,2,3,4,5",
             f"runs_dir={tmp_path}/runs", *SLURM, "launcher.options=[--hold]",
         ]  # fmt: skip
