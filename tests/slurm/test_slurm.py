@@ -272,7 +272,8 @@ def test_a_long_plan_is_cut_at_the_largest_array(base: Path, world: Path, tmp_pa
         small.up()
         command = [
             sys.executable, "-m", "pipeline", "-m", "stage=sft", "expert=math", "model=trained", f"model.path={base}",
-            f"data_root={world}", "sft.seq_length=96", "sft.batch_size=4", "sft.micro_batch_size=null", "sft.steps=2", "sft.warmup_steps=0",
+            f"data_root={world}", "sft.seq_length=96", "sft.batch_size=4", "sft.micro_batch_size=null",
+            "sft.steps=2", "sft.warmup_steps=0",
             "sft.precision=fp32", "threads=1", "tracking.mode=disabled", "seed=1,2,3,4,5",
             f"runs_dir={tmp_path}/runs", *SLURM, "launcher.options=[--hold]",
         ]  # fmt: skip

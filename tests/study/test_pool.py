@@ -155,8 +155,8 @@ def test_signals_end_all_in_order(number: signal.Signals, status: int, tmp_path:
     table = tmp_path / "mine.yaml"
     table.write_text(
         f"name: mine\naxes: {{seed: [1, 2]}}\nevery: {{model: trained, model.path: {base}, data_root: {world},"
-        " threads: 1, sft.epochs: 900, sft.steps: 4000, sft.batch_size: 4, sft.micro_batch_size: null, sft.seq_length: 96,"
-        " sft.precision: fp32}\n"
+        " threads: 1, sft.epochs: 900, sft.steps: 4000, sft.batch_size: 4, sft.micro_batch_size: null,"
+        " sft.seq_length: 96, sft.precision: fp32}\n"
         "runs:\n  expert: {stage: sft, expert: math, recipe: sandbox_math, seed: '{seed}'}\n"
         "score: {eval: mgsm_0shot, eval.max_gen_toks: 4, in: en}\ncolumns: {'{seed}': {run: expert}}\n"
     )
