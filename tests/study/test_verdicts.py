@@ -14,7 +14,7 @@ from pipeline.errors import PipelineError
 from pipeline.report.claims import read_claims
 from pipeline.report.statistics import contrast
 from pipeline.study.answers import answers_of
-from pipeline.study.asked import Asked, claims_of
+from pipeline.study.asked import PlacedClaim, claims_of
 from pipeline.study.cells import ScoreRef, TablePlan, value
 from pipeline.study.contrasts import measured
 from pipeline.study.outcome import NoScore
@@ -68,14 +68,19 @@ def test_there_are_claims_of_both_papers_and_of_the_small_world():
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
 def test_every_name_of_a_claim_is_there(claim):
-    found = Asked.of(claim, plan_of(claim.table))
+    found = PlacedClaim.of(claim, plan_of(claim.table))
     assert found.places and all(len(cells) == len(found.places) for cells in [*found.left, *found.right])
     assert claim in claims_of(claim.table)
 
 
 def test_a_written_row_stands_for_its_rows():
     (claim,) = [one for one in CLAIMS if one.id == "ls_zones_bring_nothing"]
-    assert Asked.of(claim, plan_of(claim.table)).places == ("mgsm.sw", "mgsm.te", "mgsm.bn", "mgsm.ja")  # not mgsm.en
+    assert PlacedClaim.of(claim, plan_of(claim.table)).places == (
+        "mgsm.sw",
+        "mgsm.te",
+        "mgsm.bn",
+        "mgsm.ja",
+    )  # not mgsm.en
 
 
 WRONG = {
@@ -97,7 +102,7 @@ def test_a_claim_about_what_is_not_there_is_refused_in_one_sentence(line, told):
     (found,) = read_claims(claim, "mine.yaml")
     found = type(found)(**{**vars(found), "table": "layer_swapping_table1"})
     with pytest.raises(PipelineError) as error:
-        Asked.of(found, plan_of("layer_swapping_table1"))
+        PlacedClaim.of(found, plan_of("layer_swapping_table1"))
     assert told in str(error.value) and "\n" not in str(error.value)
 
 
@@ -105,7 +110,7 @@ def test_one_seed_where_an_interval_over_seeds_is_asked():
     (claim,) = [one for one in CLAIMS if one.id == "sandbox_full_swap_soup"]
     small = plan("defaults: [sandbox_full]\nname: sandbox_full\naxes: {seed: [0]}")
     with pytest.raises(PipelineError, match="an interval over seed is asked, and sandbox_full has seed=0 alone"):
-        Asked.of(claim, small)
+        PlacedClaim.of(claim, small)
     told = {one.id: one.sentence for one in judged(small, Made(small, {}))}  # type: ignore[arg-type]
     assert told[claim.id].startswith("not made: sandbox.yaml, claim sandbox_full_swap_soup: an interval over seed")
 
@@ -185,7 +190,7 @@ def test_a_contrast_by_hand():
     there = plan_of("layer_swapping_table1")
     made = Made(there, {}, experts=0.3)
     (claim,) = [one for one in CLAIMS if one.id == "ls_bn_average"]
-    found = Asked.of(type(claim)(**{**vars(claim), "left": ("layer_swap_default",)}), there)
+    found = PlacedClaim.of(type(claim)(**{**vars(claim), "left": ("layer_swap_default",)}), there)
     sides = Sides.of(found, made)  # type: ignore[arg-type]
 
     def answers(column: str) -> dict[tuple, np.ndarray]:
