@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class PipelineError(ValueError):
     """Something the user can mend. The message is one sentence: the knob, the value, the remedy.
@@ -21,3 +24,13 @@ class Held(PipelineError):
     """
 
     failed: dict[str, str] = {}
+
+
+def meant(word: object, known: Iterable[object]) -> str:
+    """What a word that is none of `known` may mean: those that are near, else what there is."""
+    names = [str(name) for name in known]
+    close = get_close_matches(str(word), names, n=3, cutoff=0.6)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return f"there are {', '.join(names[:12])}{more}" if names else "there are none"

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from difflib import get_close_matches
 from typing import Any
 
 import yaml
 
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, meant
 from pipeline.report.ranks import Correlations, Friedman, holm
 from pipeline.report.sheets import comma_separated
 from pipeline.report.statistics import LEVEL, Contrast, McNemar
@@ -98,12 +97,6 @@ class Verdict:
 
 
 # ---------------------------------------------------------------------------------------------------- files
-
-
-def meant(word: object, known: Iterable[str]) -> str:
-    names = list(known)
-    close = get_close_matches(str(word), names, n=3, cutoff=0.6)
-    return f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names[:12])}"
 
 
 def read_claims(text: str, file: str) -> list[Claim]:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pipeline.config import conf
+from pipeline.errors import meant
 from pipeline.evaluate.metrics import PRIMARY
 from pipeline.evaluate.records import MGSM
-from pipeline.report.claims import Claim, meant, read_claims
+from pipeline.report.claims import Claim, read_claims
 from pipeline.study.answers import leaves
 from pipeline.study.cells import Cell, TablePlan
 from pipeline.study.planning import Planning

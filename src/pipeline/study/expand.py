@@ -9,8 +9,9 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pipeline.errors import meant
 from pipeline.study.cells import Candidate, Cell, Choice, Chosen, Item, Pairs, Published, ScoreRef, TablePlan
-from pipeline.study.rows import Side, Table, Words, meant
+from pipeline.study.rows import Side, Table, Words
 from pipeline.study.specs import At, Reads, Specs
 
 SCORES = "scores"  # as every's words name the cells' evaluations

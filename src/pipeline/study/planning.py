@@ -18,13 +18,13 @@ from typing import Any
 from pipeline.config import conf
 from pipeline.config.stages import EvalStage, RunStage, TableStage, TrainStage
 from pipeline.config.words import stage_of
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, meant
 from pipeline.runs.manifest import read_manifest, snapshot_hash
 from pipeline.runs.run import Parent, Run
 from pipeline.study.build.resolver import Resolver
 from pipeline.study.cells import Candidate, Pairs, ScoreRef, TablePlan, winner
 from pipeline.study.expand import expand
-from pipeline.study.rows import Table, meant, read
+from pipeline.study.rows import Table, read
 from pipeline.study.specs import Ref, Spec
 from pipeline.study.stages import RUN_STAGES, build
 

@@ -29,16 +29,15 @@ Nothing here composes an option or looks at a file.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, meant
 
 KEYS = ("name", "title", "note", "published", "axes", "every", "trials", "runs", "score", "columns", "rows", "beside",
         "compare", "defaults", "free_snapshots")  # fmt: skip
@@ -132,15 +131,6 @@ class Table:
 
 def refuse(file: str, where: str, problem: str) -> PipelineError:
     return PipelineError(f"{file}, {where}: {problem}" if where else f"{file}: {problem}")
-
-
-def meant(word: object, known: Iterable[object]) -> str:
-    names = [str(name) for name in known]
-    close = get_close_matches(str(word), names, n=3, cutoff=0.6)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return f"there are {', '.join(names[:12])}{more}" if names else "there are none"
 
 
 # ---------------------------------------------------------------------------------------------------- text

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.errors import PipelineError
-from pipeline.study.rows import PLACEHOLDER, Names, Reference, Table, TableRun, Words, meant
+from pipeline.errors import PipelineError, meant
+from pipeline.study.rows import PLACEHOLDER, Names, Reference, Table, TableRun, Words
 
 Reads = Callable[[str], Collection[str]]  # stage -> the groups and the keys outside groups that it reads
 At = dict[str, Any]  # axis -> value
