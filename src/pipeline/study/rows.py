@@ -159,7 +159,7 @@ def read(
 
 def inherited(text: str, file: str, find: Find | None, above: tuple[str, ...]) -> Words:
     """The table's own words over those of the tables in its `defaults`."""
-    own = parse(text, file)
+    own = parsed_yaml(text, file)
     for key in own:
         if key not in KEYS:
             raise refuse(file, "", f"unknown key {key}: {meant(key, KEYS)}")
@@ -185,7 +185,7 @@ def layer(under: Words, over: Words, file: str) -> None:
         under[key] = {name: entry for name, entry in {**before, **after}.items() if name not in gone}
 
 
-def parse(text: str, file: str) -> Words:
+def parsed_yaml(text: str, file: str) -> Words:
     """YAML with a mapping at its root; a key written twice is refused."""
     try:
         found = OmegaConf.to_container(OmegaConf.create(text))
