@@ -40,7 +40,7 @@ from pipeline.config.words import stage_of
 from pipeline.errors import Held, PipelineError
 from pipeline.hub.addresses import without_credentials
 from pipeline.runs.make import why_not_finished
-from pipeline.runs.stop import UNFINISHED, Stopped, listening
+from pipeline.runs.stop import UNFINISHED, Stopped, asked, listening
 from pipeline.study.execute import one, sentence
 from pipeline.study.launch import makers_for
 from pipeline.study.stages import STUDY_STAGES, build
@@ -99,6 +99,8 @@ def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None] = print
         print(error, file=sys.stderr)
         return UNFINISHED
     except Exception as error:
+        if name := asked():  # libraries turn what ends them into errors of their own
+            return stopped_by(name)
         refusal = sentence(error)
         if refusal is None:
             raise
@@ -114,12 +116,17 @@ def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None] = print
         return 130
     except SystemExit as ended:
         if isinstance(ended, Stopped):
-            print(
-                f"{ended.signal_name}: finished runs stay, the one in work was not published; the same command goes on",
-                file=sys.stderr,
-            )
+            return stopped_by(ended.signal_name)
         return ended.code if isinstance(ended.code, int) else 1
     return 0
+
+
+def stopped_by(signal_name: str) -> int:
+    print(
+        f"{signal_name}: finished runs stay, the one in work was not published; the same command goes on",
+        file=sys.stderr,
+    )
+    return UNFINISHED
 
 
 def multirun(words: list[str]) -> int:
@@ -208,9 +215,9 @@ def main(words: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if {"-h", "--help"} & set(words):
-        asked = [word for word in words if not word.startswith("-")]
+        given = [word for word in words if not word.startswith("-")]
         try:
-            print(manual(asked) if asked else usage())
+            print(manual(given) if given else usage())
         except PipelineError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
