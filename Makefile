@@ -26,8 +26,11 @@ test-slurm: $(VENV)/installed
 	else echo "left out: make test-slurm needs root and apt-get"; fi
 
 # N kills at random instants, each command run to its end after them: make test-kill N=100 SEED=7
+# Also once with clocks that are off (Debian's faketime) and once on a disk that fills (root).
 N ?= 15
 test-kill: $(VENV)/installed
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! command -v faketime >/dev/null; then \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends faketime >/dev/null; fi
 	KILLS=$(N) SEED=$(SEED) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/kill
 
 check: $(VENV)/installed

@@ -1,23 +1,35 @@
-"""Killed at random instants, nothing is lost: KILLS kills by SEED (make test-kill N=... SEED=...), 15 unless told."""
+"""Killed at random instants, nothing is lost: KILLS kills by SEED (make test-kill N=... SEED=...), 15 unless told.
+
+And once with clocks that are ten minutes off, once on a disk that fills.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from harness import commands, harass
+from harness import Command, commands, faketime, harass, small_disk
+
+from pipeline.runs.lease import Holder, numbers, take
 
 pytestmark = pytest.mark.kill
+SEED = int(os.environ.get("SEED") or time.time())
+off = pytest.mark.skipif(faketime() is None, reason="clocks: apt-get install faketime")
+root = pytest.mark.skipif(os.geteuid() != 0, reason="disks and hosts of their own: needs root")
 
 
-def test_killed_at_random_nothing_is_lost_and_nothing_is_made_twice(
-    base: Path, world: Path, math_expert: Path, language_expert: Path, tmp_path: Path
-) -> None:
-    table = tmp_path / "mine.yaml"
+@pytest.fixture(scope="module")
+def asked(
+    base: Path, world: Path, math_expert: Path, language_expert: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[Command]:
+    """One command of each stage, in an order by chance: of few kills, not always the first ones."""
+    table = tmp_path_factory.mktemp("table") / "mine.yaml"
     table.write_text(
         f"name: mine\nevery: {{model: trained, model.path: {base}, data_root: {world}, threads: 1, sft.epochs: 9,"
         " sft.steps: 20, sft.batch_size: 4, sft.seq_length: 96, sft.precision: fp32, sft.resume_minutes: 0.02}\n"
@@ -27,12 +39,59 @@ def test_killed_at_random_nothing_is_lost_and_nothing_is_made_twice(
         "score: {eval: mgsm_0shot, eval.max_gen_toks: 4, in: en}\n"
         "columns: {math: {run: math}, language: {run: language}, soup: {run: soup}}\n"
     )
-    kills, seed = int(os.environ.get("KILLS", 15)), int(os.environ.get("SEED") or time.time())
-    asked = commands(base, world, math_expert, language_expert, table)
-    random.Random(seed).shuffle(asked)  # of few kills, not always the first commands
+    found = commands(base, world, math_expert, language_expert, table)
+    random.Random(SEED).shuffle(found)
+    return found
+
+
+def test_killed_at_random_nothing_is_lost_and_nothing_is_made_twice(asked: list[Command], tmp_path: Path) -> None:
+    kills = int(os.environ.get("KILLS", 15))
     few = asked if kills > 30 else asked[:3]
-    print(f"SEED={seed}: {kills} kills of {', '.join(one.name for one in few)}")
-    record = harass(few, tmp_path, kills, seed)
+    print(f"SEED={SEED}: {kills} kills of {', '.join(one.name for one in few)}")
+    record = harass(few, tmp_path, kills, SEED)
     if file := os.environ.get("KILL_RECORD"):
         Path(file).write_text(json.dumps(record, indent=1) + "\n")
     assert record["kills"] >= kills
+
+
+@off
+def test_killed_with_clocks_that_are_off(asked: list[Command], tmp_path: Path) -> None:
+    """Each start reads another: of machines that share a runs_dir."""
+    (full,) = [one for one in asked if one.name == "full"]
+    print(f"SEED={SEED}: with clocks that are off")
+    assert harass([full], tmp_path, 3, SEED, clocks=["+10m", "-10m"])["kills"] == 3
+
+
+@root
+def test_on_a_disk_that_fills_nothing_is_lost(asked: list[Command], tmp_path: Path) -> None:
+    few = [one for one in asked if one.name in ("table", "lora")]
+    print(f"SEED={SEED}: on a disk that fills")
+    for one in few:
+        with small_disk(tmp_path / one.name, 400) as disk:
+            assert harass([one], disk, 2, SEED, disk=disk)["kills"] == 2
+
+
+@off
+@root
+def test_a_host_whose_clock_is_behind_keeps_its_run(asked: list[Command], tmp_path: Path) -> None:
+    """Its lease looks ten minutes old, and what it holds is not taken from it while it lives."""
+    (full,) = [one for one in asked if one.name == "full"]
+    hosts = "unshare", "--pid", "--fork", "--kill-child=KILL"  # process ids of its own, as another machine has
+    process = full.started(tmp_path / "runs", tmp_path / "log", "-10m", before=hosts)
+    try:
+        (workplace,) = until_there(tmp_path / "runs", process)
+        found = take(workplace)
+        assert isinstance(found, Holder) and time.time() - (workplace / "lease-1").stat().st_mtime > 500
+        assert numbers(workplace) == [1] and process.wait(120) == 0, (tmp_path / "log").read_text()[-2000:]
+    finally:
+        process.send_signal(signal.SIGKILL)
+
+
+def until_there(runs_dir: Path, process: subprocess.Popen[bytes]) -> list[Path]:
+    """The workplace of the training, as soon as it is in work."""
+    while process.poll() is None:
+        for path in runs_dir.glob(".work/*/state.json"):
+            if json.loads(path.read_text()).get("stage") == "sft":
+                return [path.parent]
+        time.sleep(0.1)
+    return []
