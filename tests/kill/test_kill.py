@@ -75,7 +75,8 @@ def test_on_a_disk_that_fills_nothing_is_lost(asked: list[Command], tmp_path: Pa
 def test_a_host_whose_clock_is_behind_keeps_its_run(asked: list[Command], tmp_path: Path) -> None:
     """Its lease looks ten minutes old as soon as it is touched, and is not taken from it while it lives."""
     (full,) = [one for one in asked if one.name == "full"]
-    long = Command("long", [word for word in full.words if not word.startswith("sft.steps")] + ["sft.steps=9000"])
+    words = [word for word in full.words if not word.startswith(("sft.steps=", "sft.epochs="))]
+    long = Command("long", [*words, "sft.steps=9000", "sft.epochs=900"])
     host = "unshare", "--pid", "--fork", "--kill-child=KILL"  # process ids of its own, as another machine has
     process = long.started(tmp_path / "runs", tmp_path / "log", "-10m", before=host)
     try:
