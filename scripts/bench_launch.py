@@ -86,14 +86,18 @@ def two_nodes() -> Iterator[Any]:
 
 def starting(folder: Path, cluster: Any) -> dict[str, Any]:
     """From the first line of a job's script to the first step of its training."""
+    world = [sys.executable, "-m", "pipeline", "stage=data", "expert=sandbox", f"runs_dir={folder}/runs"]
+    data_root = subprocess.run(world, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
     words = ["stage=sft", "expert=math", "model=sandbox", "recipe=sandbox_math", f"runs_dir={folder}/runs"]
-    words += ["launcher=slurm", "launcher.gpus=0", "launcher.memory=1500M"]
+    words += [f"data_root={data_root}", "launcher=slurm", "launcher.gpus=0", "launcher.memory=1500M"]
     words += [f"launcher.setup=['date +%s.%N > {folder}/$SLURM_ARRAY_JOB_ID']"]
     status, _, _ = pipeline(words, **cluster.environment)
     assert status == 75, status
     told: dict[str, Any] = {}
     while told.get("stage") != "sft" or not told.get("step"):
         time.sleep(0.02)
+        if not cluster.jobs():
+            raise SystemExit("".join(path.read_text() for path in (folder / "runs/.logs").glob("*")))
         for path in (folder / "runs/.work").glob("*/state.json"):
             told = json.loads(path.read_text())
             if told.get("stage") == "sft":
