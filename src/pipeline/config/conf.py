@@ -17,22 +17,17 @@ from pipeline import languages
 from pipeline.config.merging import Merge
 from pipeline.config.stages import Stage
 from pipeline.errors import PipelineError
-from pipeline.files import shipped_conf
+from pipeline.files import add_conf, conf_folders, shipped_conf
 
 TABLES = "tables"  # a folder of conf/ that is no group: Hydra would take a folder `table` for what table= chooses of
 CLAIMS = "claims"  # another: what papers claim, by table
 STAGES: dict[str, type[Stage]] = {}
 METHODS: dict[str, type[Merge]] = {}
-ADDED: list[Path] = []  # folders of --config-dir
 
 
 @cache
 def folder() -> Path:
     return shipped_conf()
-
-
-def folders() -> list[Path]:
-    return [folder(), *ADDED]
 
 
 def add(name: str) -> None:
@@ -52,22 +47,21 @@ def add(name: str) -> None:
             raise PipelineError(f"--config-dir={name}: {path.name}/ is no group of options: {meant}")
         if twice := {option.stem for option in path.glob("*.yaml")} & set(options(path.name)):
             raise PipelineError(f"--config-dir={name}: {path.name}={min(twice)} is there already: call yours otherwise")
-    ADDED.append(there)
-    languages.FOLDERS.append(there / languages.GROUP)
+    add_conf(there)
 
 
 def searchpath() -> list[str]:
     """Hydra's word for the folders that were added."""
-    quoted = ",".join("'file://" + str(one).replace("'", r"\'") + "'" for one in ADDED)
-    return [f"hydra.searchpath=[{quoted}]"] if ADDED else []
+    quoted = ",".join("'file://" + str(one).replace("'", r"\'") + "'" for one in conf_folders()[1:])
+    return [f"hydra.searchpath=[{quoted}]"] if quoted else []
 
 
 def file(group: str, option: str) -> Path | None:
-    return next((path for one in folders() if (path := one / group / f"{option}.yaml").is_file()), None)
+    return next((path for one in conf_folders() if (path := one / group / f"{option}.yaml").is_file()), None)
 
 
 def options(group: str) -> list[str]:
-    return sorted(path.stem for one in folders() for path in (one / group).glob("*.yaml"))
+    return sorted(path.stem for one in conf_folders() for path in (one / group).glob("*.yaml"))
 
 
 def groups() -> list[str]:
