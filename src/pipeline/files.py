@@ -29,13 +29,13 @@ def shipped_conf() -> Path:
     return package / "conf" if (package / "conf").is_dir() else package.parents[1] / "conf"
 
 
-def conf_folders() -> list[Path]:
-    """conf/, then the folders that --config-dir added."""
-    return [shipped_conf(), *map(Path, os.environ.get(ADDED_CONF, "").splitlines())]
+def added_conf() -> list[Path]:
+    """The folders of --config-dir."""
+    return [*map(Path, os.environ.get(ADDED_CONF, "").splitlines())]
 
 
 def add_conf(folder: Path) -> None:
-    os.environ[ADDED_CONF] = "\n".join(map(str, [*conf_folders()[1:], folder]))
+    os.environ[ADDED_CONF] = "\n".join(map(str, [*added_conf(), folder]))
 
 
 def write_atomically(path: Path, text: str) -> None:

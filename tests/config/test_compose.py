@@ -23,7 +23,6 @@ from pipeline.config.data import Source
 from pipeline.config.knob import check
 from pipeline.config.words import stage_of
 from pipeline.errors import PipelineError
-from pipeline.files import conf_folders, shipped_conf
 from pipeline.merge.methods import METHODS
 
 HEAVY = ("torch", "transformers", "trl", "datasets", "lm_eval", "wandb")
@@ -339,7 +338,7 @@ def test_a_folder_that_would_be_misread_is_refused(own: Path, tmp_path: Path, ca
     (own / "table").rename(own / "model")
     (own / "model/sandbox.yaml").write_text("name: sandbox\n")
     assert "model=sandbox is there already: call yours otherwise" in call(*asked).err
-    assert conf_folders() == [shipped_conf()]
+    assert conf.folders() == [conf.folder()]
 
 
 def test_a_sweep_over_tables_composes_inside_its_jobs(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from pipeline.config.knob import check
 from pipeline.config.merging import Merge
 from pipeline.config.stages import EvalStage, Stage, TableStage
 from pipeline.errors import PipelineError
-from pipeline.files import conf_folders
 
 
 class Unreadable(PipelineError):
@@ -75,7 +74,7 @@ def compose(words: list[str], without: tuple[str, ...] = ()) -> Stage:
         raise Unreadable(f"a file of the configuration is no YAML: {' '.join(str(error).split())}") from error
     except UnicodeDecodeError as error:
         raise Unreadable(
-            f"a file below {' or '.join(map(str, conf_folders()))} is not UTF-8 ({error}): write it again in UTF-8"
+            f"a file below {' or '.join(map(str, conf.folders()))} is not UTF-8 ({error}): write it again in UTF-8"
         ) from error
 
 

@@ -17,7 +17,7 @@ from pipeline import languages
 from pipeline.config.merging import Merge
 from pipeline.config.stages import Stage
 from pipeline.errors import PipelineError
-from pipeline.files import add_conf, conf_folders, shipped_conf
+from pipeline.files import add_conf, added_conf, shipped_conf
 
 TABLES = "tables"  # a folder of conf/ that is no group: Hydra would take a folder `table` for what table= chooses of
 CLAIMS = "claims"  # another: what papers claim, by table
@@ -28,6 +28,10 @@ METHODS: dict[str, type[Merge]] = {}
 @cache
 def folder() -> Path:
     return shipped_conf()
+
+
+def folders() -> list[Path]:
+    return [folder(), *added_conf()]
 
 
 def add(name: str) -> None:
@@ -52,16 +56,16 @@ def add(name: str) -> None:
 
 def searchpath() -> list[str]:
     """Hydra's word for the folders that were added."""
-    quoted = ",".join("'file://" + str(one).replace("'", r"\'") + "'" for one in conf_folders()[1:])
+    quoted = ",".join("'file://" + str(one).replace("'", r"\'") + "'" for one in added_conf())
     return [f"hydra.searchpath=[{quoted}]"] if quoted else []
 
 
 def file(group: str, option: str) -> Path | None:
-    return next((path for one in conf_folders() if (path := one / group / f"{option}.yaml").is_file()), None)
+    return next((path for one in folders() if (path := one / group / f"{option}.yaml").is_file()), None)
 
 
 def options(group: str) -> list[str]:
-    return sorted(path.stem for one in conf_folders() for path in (one / group).glob("*.yaml"))
+    return sorted(path.stem for one in folders() for path in (one / group).glob("*.yaml"))
 
 
 def groups() -> list[str]:

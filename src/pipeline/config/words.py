@@ -19,7 +19,6 @@ from pipeline.config.compose import compose
 from pipeline.config.knob import check
 from pipeline.config.stages import Stage
 from pipeline.errors import PipelineError
-from pipeline.files import conf_folders
 
 T = TypeVar("T")
 _composed: dict[Any, tuple[dict[str, Any], Stage]] = {}  # stage, groups, keys of values -> values, and the stage
@@ -44,10 +43,10 @@ def stage_of(words: Mapping[str, Any]) -> Stage:
     later = {key: value for group in without for key, value in (listed[group] or {}).items() if key not in values}
     chosen = {group: option for group, option in chosen.items() if group not in without}
     whole = [f"{group}={option}" for group, option in chosen.items() if not conf.alone(group, str(option))]
-    place = (str(conf_folders()), *whole, *chosen, without, tuple(values))
+    place = (str(conf.folders()), *whole, *chosen, without, tuple(values))
     parts = {
         group: (
-            str(conf_folders()),
+            str(conf.folders()),
             words.get("stage"),
             group,
             option,
