@@ -68,8 +68,8 @@ def described(merge: Merging, names: Mapping[str, str]) -> dict[str, Any]:
     stored = merge.stored_dtype(merge.names[0])
     dtypes = {"dtype": "float32", "out_dtype": next(long for long, short in DTYPES.items() if short == stored)}
     experts = [role for role in merge.sources if role != "base"]
+    models: list[dict[str, Any]] = [{"model": names[role]} for role in experts]
     if config.method == "slerp":
-        models = [{"model": names[role]} for role in experts]
         return {
             "merge_method": "slerp", "base_model": names[experts[0]], "models": models,
             "parameters": {"t": config.t}, **dtypes,
@@ -77,10 +77,8 @@ def described(merge: Merging, names: Mapping[str, str]) -> dict[str, Any]:
     if config.method in ("ties", "task_arithmetic"):
         weights = config.weights or [1.0] * len(experts)
         more = {"density": config.density} if config.method == "ties" else {}
-        models = [
-            {"model": names[role], "parameters": {"weight": weight, **more}}
-            for role, weight in zip(experts, weights, strict=True)
-        ]
+        for one, weight in zip(models, weights, strict=True):
+            one["parameters"] = {"weight": weight, **more}
         return {
             "merge_method": config.method, "base_model": names["base"], "models": models,
             "parameters": {"lambda": config.scale, "normalize": config.method == "ties"}, **dtypes,
