@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -184,7 +186,9 @@ def test_runs_carry_cards_that_say_what_they_are(math_expert: Path, swap: Path, 
     told = yaml.safe_load((swap / "mergekit_config.yml").read_text())
     manifest = read_manifest(swap)
     assert manifest is not None
-    assert [one["model"] for one in told["models"]] == [manifest.parents[side].name for side in ("math", "language")]
+    assert [one["model"] for one in told["models"]] == [
+        f"./{manifest.parents[side].name}" for side in ("math", "language")
+    ]
     assert "mergekit_config.yml" in (swap / "README.md").read_text()
 
 
@@ -228,6 +232,38 @@ def test_experts_of_the_hub_are_named_by_their_ids(
     assert told.status == 0, told.err
     assert ModelCard.load(tmp_path / "out/README.md").data.license == "apache-2.0"
     assert (tmp_path / "out/mergekit_config.yml").read_bytes() == (merged / "mergekit_config.yml").read_bytes()
+
+
+@pytest.mark.mergekit
+def test_mergekit_makes_a_run_again_from_the_file_beside_it(swap: Path, runs_dir: Path, tmp_path: Path) -> None:
+    """In the folder of the runs, by mergekit's own command."""
+    program = Path(os.environ["PIPELINE_TEST_MERGEKIT"]).with_name("mergekit-yaml")
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    words = [str(program), f"{swap.name}/mergekit_config.yml", str(tmp_path / "out")]
+    subprocess.run(words, check=True, cwd=runs_dir, env=environment)
+    ours, theirs = Checkpoint.open(swap), Checkpoint.open(tmp_path / "out")
+    for name in ours.names:
+        assert torch.equal(ours.tensor(name), theirs.tensor(name)), name
+
+
+def test_a_snapshot_and_a_selection_are_their_trainings(
+    export: Callable[..., SimpleNamespace], make_run: Callable[..., Path], world: Path, base: Path, tmp_path: Path
+) -> None:
+    from tiny_words import FEW
+
+    start = ["model=trained", f"model.path={base}", f"data_root={world}", "expert=math", "recipe=sandbox_math"]
+    training = make_run(
+        "stage=sft", *start, *FEW, "sft.snapshot_every=4", "data.validation=4", "sft.learning_rate=1e-3"
+    )
+    chosen = make_run("stage=select", "select=unreasonable", f"checkpoints=[{training.name}]")
+    for checkpoint, weights in (
+        (f"{training.name}@1", training / "snapshots/step-1"), (chosen.name, chosen)
+    ):  # fmt: skip
+        told = export(checkpoint, to=tmp_path / checkpoint)
+        assert told.status == 0, told.err
+        assert digest_tensors(tmp_path / checkpoint) == digest_tensors(weights)
+        assert "`expert=math`" in (tmp_path / checkpoint / "README.md").read_text()
+    assert digest_tensors(training / "snapshots/step-1") != digest_tensors(training)
 
 
 # ------------------------------------------------------------------------------------------------ refusals
@@ -363,7 +399,10 @@ class FakeHub:
             monkeypatch.setattr(huggingface_hub.HfApi, name, self.answer(name))
 
     def answer(self, name: str) -> Any:
+        real = inspect.signature(getattr(huggingface_hub.HfApi, name))
+
         def method(api: Any, *words: Any, **named: Any) -> Any:
+            real.bind(api, *words, **named)  # or TypeError: it is asked for as it is there
             assert api.token == "hf_test"
             if name in self.fails:
                 raise self.fails[name]

@@ -235,7 +235,7 @@ class Export:
 class ExportStage(TableStage):
     """A table's results as one file (configuration, manifests, scores and answers), or a checkpoint to take away."""
 
-    table: str = ""
+    table: str = ""  # a table whose results are packed; or checkpoint=
     checkpoint: str | None = knob(None, run=True)  # RUN, RUN@STEP, a folder with a model, or hub:org/name
     export: Export = part(Export)
 

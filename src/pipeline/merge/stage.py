@@ -63,9 +63,14 @@ def describe(run: Run, merge: Merging, rows: list[Row], work: Path) -> None:
 
 
 def place_named(parent: Parent) -> str:
-    """A source as mergekit may be given it in the folder of the runs: its id on the Hub, else its folder there."""
+    """A source as mergekit may be given it in the folder of the runs: its id on the Hub, else its folder there.
+
+    With ./ before it, as mergekit asks the Hub about a bare name, even one that is a folder.
+    """
+    if hub := getattr(parent, "hub", None):
+        return str(hub)
     name, at, step = parent.name.rpartition("@")
-    return getattr(parent, "hub", None) or (f"{name}/{SNAPSHOTS}/step-{step}" if at and step.isdigit() else parent.name)
+    return f"./{name}/{SNAPSHOTS}/step-{step}" if at and step.isdigit() else f"./{parent.name}"
 
 
 def merge_of(run: Run) -> Merging:
