@@ -316,6 +316,8 @@ def test_an_empty_folder_is_a_place(export: Callable[..., SimpleNamespace], swap
             "export.dtype must be one of float32, bfloat16, float16",
         ),
         (["checkpoint=x", "export.to=y"], "checkpoint=x is no finished run"),
+        (["checkpoint=x", "export.to=y", "data_root=z"], "every, data_root and table.free_snapshots are of table=T"),
+        (["checkpoint=x", "export.to=y", "every.seed=1"], "every, data_root and table.free_snapshots are of table=T"),
         (["checkpoint=./gone", "export.to=y"], "checkpoint=gone is not a folder"),
         (["checkpoint=x", "export.to=hub:name"], "export.to=hub:name is no place on the Hub: write hub:org/name"),
         (["checkpoint=x", "export.to=hub:me/name"], "export.to=hub:me/name needs a token of the Hub: log in (hf auth"),
@@ -357,6 +359,16 @@ def test_a_run_that_was_changed_is_not_exported(
     (copy / "tokenizer_config.json").write_text("{}")
     told = export(copy)
     assert told.status == 1 and "was changed after it was finished" in told.err and not (tmp_path / "out").exists()
+
+
+def test_a_quantized_model_is_refused(
+    export: Callable[..., SimpleNamespace], models: dict[str, list[Path]], tmp_path: Path
+) -> None:
+    source = complete(models["llama"][1], tmp_path / "source")
+    config = json.loads((source / "config.json").read_text()) | {"quantization_config": {"quant_method": "gptq"}}
+    (source / "config.json").write_text(json.dumps(config))
+    told = export(source)
+    assert told.status == 1 and "error: checkpoint: config.json of" in told.err and "(gptq)" in told.err
 
 
 def test_a_model_without_a_tokenizer_is_refused(

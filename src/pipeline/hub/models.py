@@ -57,10 +57,10 @@ def metadata(folder: Path, revision: str | None = None, ask: bool = True) -> dic
 
     Empty where there is no card, or where it cannot be had: `ask=False` looks into the hub's cache alone.
     """
-    from huggingface_hub import HfApi, hf_hub_download, metadata_load
-
     file = folder / "README.md"
     if of_hub(folder):
+        from huggingface_hub import HfApi, hf_hub_download
+
         name, _, asked = str(folder).partition("@")
         revision = revision or asked or None
         try:
@@ -72,8 +72,12 @@ def metadata(folder: Path, revision: str | None = None, ask: bool = True) -> dic
             file = Path(hf_hub_download(name, "README.md", revision=revision, local_files_only=not ask))
         except Exception:  # a model without a card, or one that is not in the cache
             return {}
+    if not file.is_file():
+        return {}
+    from huggingface_hub import metadata_load
+
     try:
-        found = metadata_load(file) if file.is_file() else None
+        found = metadata_load(file)
     except Exception:  # a head that is no YAML says nothing
         return {}
     return found if isinstance(found, dict) else {}

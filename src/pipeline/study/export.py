@@ -21,6 +21,8 @@ def export(config: ExportStage) -> str:
         place = "./DIR or export.to=hub:org/name" if config.checkpoint else f"./{Path(config.table).stem}.zip"
         raise PipelineError(f"stage=export needs export.to: give export.to={place}")
     if config.checkpoint is not None:
+        if config.every or config.data_root or config.free_snapshots is not None:
+            raise PipelineError("every, data_root and table.free_snapshots are of table=T: leave them out")
         from pipeline.study.export_model import export_model
 
         return export_model(config)

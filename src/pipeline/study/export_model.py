@@ -21,6 +21,7 @@ from pipeline.evaluate.records import ScoreRow, read_scores
 from pipeline.hub.publish import publish, ready_for
 from pipeline.merge.adapters import Source, open_source
 from pipeline.merge.cast import cost_of_cast
+from pipeline.merge.compatibility import check_sources
 from pipeline.merge.merge import Merging, open_merge
 from pipeline.merge.mergekit import FILE
 from pipeline.merge.methods.soup import Soup
@@ -73,7 +74,7 @@ def export_model(config: ExportStage) -> str:
         (folder / CARD).chmod(0o644)
         if api is not None:
             return publish(api, name, folder, config.export.private, "export.to")
-        os.rename(folder, target)  # over an empty folder, too
+        os.rename(folder, Path(target).resolve())  # over an empty folder, too
     return target
 
 
@@ -83,7 +84,7 @@ def refuse_place(target: Path) -> None:
         raise PipelineError(f"export.to={target} is not empty: name a new folder")
     if target.exists() and not target.is_dir():
         raise PipelineError(f"export.to={target} is a file: name a new folder")
-    if not target.absolute().parent.is_dir():
+    if not target.resolve().parent.is_dir():
         raise PipelineError(f"export.to={target} is no place for a folder: name one in a folder that is there")
     for above in target.resolve().parents:
         if (above / MANIFEST).is_file():
@@ -92,7 +93,7 @@ def refuse_place(target: Path) -> None:
 
 def room(config: ExportStage, on_hub: bool) -> Path:
     """Where the folder is made: beside its place, that one rename publishes it; for the Hub, in runs_dir."""
-    place = Path(config.runs_dir) if on_hub else Path(str(config.export.to)).absolute().parent
+    place = Path(config.runs_dir) if on_hub else Path(str(config.export.to)).resolve().parent
     place.mkdir(parents=True, exist_ok=True)
     return place
 
@@ -119,6 +120,7 @@ def licence_of(made_of: Origin, config: ExportStage) -> str | None:
 def whole(model: Parent, config: ExportStage) -> Merging:
     """The model as a merge of it alone, in the dtype asked for: copied where that is its own, else cast once."""
     source = open_source(model.folder)
+    check_sources({"0": source}, None, lambda _: "checkpoint")
     if not any((one / name).is_file() for one in folders_of(source) for name in TOKENIZERS):
         raise PipelineError(f"checkpoint={config.checkpoint} has no tokenizer: copy that of its base into {model.name}")
     merge = open_merge(Soup(experts=[model.name], dtype=config.export.dtype, form="dense"), {"0": source})
