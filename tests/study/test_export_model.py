@@ -199,6 +199,17 @@ def test_a_card_is_no_part_of_what_a_run_is(math_expert: Path) -> None:
     assert manifest.content == manifest.weights_root
 
 
+def test_made_again_the_card_is_the_same_to_the_byte(
+    make_run: Callable[..., Path], models: dict[str, list[Path]], tmp_path: Path
+) -> None:
+    experts = ",".join(str(complete(folder, tmp_path / folder.name)) for folder in models["llama"][1:])
+    words = ["stage=merge", "merge=soup", f"merge.experts=[{experts}]", f"runs_dir={tmp_path}/runs"]
+    first = {path.name: path.read_bytes() for path in make_run(*words).iterdir() if path.name != "manifest.json"}
+    again = {path.name: path.read_bytes() for path in make_run(*words, "redo=true").iterdir()}
+    assert {"README.md", "mergekit_config.yml"} <= first.keys() and first.items() <= again.items()
+    assert str(tmp_path).encode() not in first["README.md"] + first["mergekit_config.yml"]
+
+
 @pytest.fixture
 def hub_experts(models: dict[str, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     """org/math and org/language on the Hub, with cards; licences: MIT and Apache."""
