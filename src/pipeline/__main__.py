@@ -39,6 +39,7 @@ from pipeline.config.stages import RunStage, Stage
 from pipeline.config.words import stage_of
 from pipeline.errors import Held, PipelineError
 from pipeline.hub.addresses import without_credentials
+from pipeline.progress import quiet
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.stop import UNFINISHED, Stopped, asked, listening
 from pipeline.study.execute import one, sentence
@@ -206,6 +207,7 @@ def hydra_flags(words: list[str]) -> int:
 
 def main(words: list[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
+    quiet()
     try:
         words, folders = split_folders(words)
         conf.ADDED.clear()

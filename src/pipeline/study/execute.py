@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
             logging.getLogger(chatty).setLevel(logging.ERROR)
         if run.config.threads:
             torch.set_num_threads(run.config.threads)
-    return row.maker()
+    with redirect_stdout(io.StringIO()):  # transformers prints, when it is imported, where W&B is offline
+        return row.maker()
 
 
 def make_run(run: Run, predicted_seconds: float | None = None) -> Path:

@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from pipeline.config.stages import EvalStage, Launcher, TrainStage
 from pipeline.errors import Held
+from pipeline.progress import EVERY, draw, say
 from pipeline.runs import state
 from pipeline.runs.folders import finished
 from pipeline.runs.manifest import read_manifest
@@ -193,6 +194,7 @@ class Round:
         return max(shared, max((self.rest[run.hash] for run in left), default=0.0))
 
     def finish(self) -> dict[str, str]:
+        shown = time.monotonic()
         self.hand_out()
         while busy := [worker for worker in self.pool.workers if worker.run is not None]:
             with selectors.DefaultSelector() as selector:
@@ -202,7 +204,11 @@ class Round:
             for worker in found:
                 self.take(worker)
             self.hand_out()
-            view(self.pool.workers, len(self.left))
+            if sys.stderr.isatty():
+                draw(view(self.pool.workers, len(self.left)))
+            elif time.monotonic() - shown >= EVERY:
+                shown = time.monotonic()
+                say(view(self.pool.workers, len(self.left)))
         if self.held:
             held = Held(next(iter(self.held.values())))
             held.failed = self.failed
@@ -250,23 +256,15 @@ class Round:
                     say(f"{run.name}: {line.rstrip()}")
 
 
-def say(line: str) -> None:
-    """A line of its own, over the one that `view` draws."""
-    print(f"\r\033[K{line}" if sys.stderr.isatty() else line, file=sys.stderr, flush=True)
-
-
-def view(workers: Sequence[Worker], left: int) -> None:
-    """At a terminal, one line: what each worker is at."""
-    if not sys.stderr.isatty():
-        return
+def view(workers: Sequence[Worker], left: int) -> str:
+    """One line: what each worker is at."""
     told = []
     for worker in workers:
         if worker.run is not None:
             now = state.read(worker.run.workplace)
             step = f" {now['step']}/{now['steps']}" if now.get("step") and now.get("steps") else ""
             told.append(f"{worker.run.label}{step} {time.monotonic() - worker.begun:.0f} s")
-    line = f"{left} left | " + " | ".join(told)
-    print(f"\r\033[K{line[: os.get_terminal_size(2).columns - 1]}", end="", file=sys.stderr, flush=True)
+    return f"{left} left | " + " | ".join(told)
 
 
 # ---------------------------------------------------------------------------------------------------- how many
