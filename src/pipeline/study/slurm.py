@@ -29,7 +29,8 @@ from pipeline.runs.lease import holder, leased
 from pipeline.runs.run import Run, runs_behind
 from pipeline.study import plans
 from pipeline.study.element import element_of
-from pipeline.study.graph import History, ordered, unfinished
+from pipeline.study.graph import ordered, unfinished
+from pipeline.study.history import History
 from pipeline.study.pool import sources
 from pipeline.study.queue import in_queue, slurm
 from pipeline.study.stages import RUN_STAGES
