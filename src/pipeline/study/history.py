@@ -24,7 +24,7 @@ from pipeline.runs.run import Run, runs_behind
 from pipeline.study.bill import dtype_of, shape_for, trained_parts
 from pipeline.study.build.evaluation import is_bundle
 from pipeline.study.build.steps import planned_rows
-from pipeline.study.cost import GPUS, MGSM, QUESTIONS, ROW, Gpu, asked, merge_seconds, scoring_seconds
+from pipeline.study.cost import GPUS, LONGEST, MGSM, QUESTIONS, ROW, Gpu, asked, merge_seconds, scoring_seconds
 from pipeline.study.cost import training_seconds as seconds_of_training
 from pipeline.study.stages import RUN_STAGES, bytes_of_merge
 
@@ -38,9 +38,13 @@ Kind = tuple[str, ...]
 
 
 class History:
-    """What finished runs took, by stage, and by stage and the first two words of their names."""
+    """What finished runs took, by stage, and by stage and the first two words of their names.
 
-    def __init__(self, manifests: Iterable[Manifest] = ()) -> None:
+    on_gpu: whether what is still to be made will run on a GPU; null: where this machine has one.
+    """
+
+    def __init__(self, manifests: Iterable[Manifest] = (), on_gpu: bool | None = None) -> None:
+        self.on_gpu = on_gpu
         self.ratios: dict[Kind, list[float]] = defaultdict(list)  # seconds over those guessed
         self.seconds: dict[Kind, list[float]] = defaultdict(list)
         self.medians: dict[int, dict[Kind, float]] = {}
@@ -76,28 +80,28 @@ class History:
         """Once its parents are made, more is known of it."""
         key = f"{run.hash} {all(read_manifest(one.folder) for one in runs_behind(run.parents))}"
         if key not in self.guesses:
-            self.guesses[key] = guess(run)
+            self.guesses[key] = guess(run, self.on_gpu)
         return self.guesses[key]
 
 
 # ---------------------------------------------------------------------------------------------------- first guesses
 
 
-def guess(run: Run) -> float:
+def guess(run: Run, on_gpu: bool | None = None) -> float:
     """Seconds of its work on this machine; where its work is not known before, those of its stage's row."""
     try:
-        found = work_seconds(run)
+        found = work_seconds(run, machine(run.config, on_gpu))
     except (PipelineError, KeyError, OSError, ValueError):  # a shape that is not known, a file that is not there
         found = None
     return RUN_STAGES[run.config.stage].seconds if found is None else found
 
 
-def work_seconds(run: Run) -> float | None:
+def work_seconds(run: Run, here: Gpu) -> float | None:
     config = run.config
     if isinstance(config, TrainStage):
-        return training_seconds(run)
+        return training_seconds(run, here)
     if isinstance(config, EvalStage):
-        return evaluation_seconds(run)
+        return evaluation_seconds(run, here)
     if isinstance(config, DataStage):
         return data_seconds(run)
     if config.stage in ("merge", "analyze"):
@@ -106,15 +110,15 @@ def work_seconds(run: Run) -> float | None:
     return None
 
 
-def machine(config: RunStage) -> Gpu:
+def machine(config: RunStage, on_gpu: bool | None = None) -> Gpu:
     """What its threads, or a GPU, do a second."""
-    if visible_gpus():
+    if on_gpu or (on_gpu is None and visible_gpus()):
         return ON_GPU
     threads = config.threads or cores()
     return replace(CPU, bf16=CPU.bf16 * threads, fp32=CPU.fp32 * threads)
 
 
-def training_seconds(run: Run[TrainStage]) -> float | None:
+def training_seconds(run: Run[TrainStage], here: Gpu) -> float | None:
     """Rows of the mean length that the data run's file says, once it is made."""
     config, sft, shape, data = run.config, run.config.sft, shape_here(run), run.parents["data"]
     rows = planned_rows(data) if isinstance(data, Run) else None
@@ -130,7 +134,7 @@ def training_seconds(run: Run[TrainStage]) -> float | None:
     seconds = sum(
         seconds_of_training(
             shape, part, steps // len(parts) * sft.batch_size, min(each, sft.seq_length), sft.batch_size,
-            machine(config), gpus=sft.processes, checkpointing=sft.gradient_checkpointing,
+            here, gpus=sft.processes, checkpointing=sft.gradient_checkpointing,
             lora_rank=sft.lora_rank if sft.adapter == "lora" else 0, weights=sft.weights, optimizer="adamw",
             precision=sft.precision,
         )
@@ -139,7 +143,7 @@ def training_seconds(run: Run[TrainStage]) -> float | None:
     return 1 + seconds + STEP * steps
 
 
-def evaluation_seconds(run: Run[EvalStage]) -> float | None:
+def evaluation_seconds(run: Run[EvalStage], here: Gpu) -> float | None:
     """Of one task in one language; averages of several take none. Tokens as in MGSM's languages, else as in English."""
     if is_bundle(run):
         return 0.2
@@ -153,7 +157,9 @@ def evaluation_seconds(run: Run[EvalStage]) -> float | None:
                 replace(one, questions=min(one.questions, count), room=min(one.room, room or one.room))
                 for one in asked(task.task, task.num_fewshot, known)
             ]
-            seconds += sum(scoring_seconds(shape, kinds, machine(config), dtype_of(run), config.eval.batch_size))
+            seconds += sum(scoring_seconds(shape, kinds, here, dtype_of(run), config.eval.batch_size))
+            written = sum(one.questions * min(one.room, LONGEST * one.answer) for one in kinds)
+            seconds += 2 * shape.parameters * written / here.rate(dtype_of(run))  # of a CPU products are the limit too
     return seconds
 
 

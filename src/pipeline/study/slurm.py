@@ -146,7 +146,7 @@ def submit(
 
 def arrays_of(runs: Sequence[Run], launcher: Launcher, largest: int) -> list[Array]:
     """By level and class of resources; runs of a class share a task up to launcher.batch_minutes."""
-    history = History(finished(runs[0].runs_dir) if runs else ())
+    history = History(finished(runs[0].runs_dir) if runs else (), on_gpu=launcher.gpus != 0)
     levels: dict[str, int] = {}
     classes: dict[tuple[int, Resources], list[Run]] = defaultdict(list)
     for run in runs:
