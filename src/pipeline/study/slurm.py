@@ -29,7 +29,8 @@ from pipeline.runs.lease import holder, leased
 from pipeline.runs.run import Run, runs_behind
 from pipeline.study import plans
 from pipeline.study.element import element_of
-from pipeline.study.graph import History, ordered, unfinished
+from pipeline.study.graph import ordered, unfinished
+from pipeline.study.history import History
 from pipeline.study.pool import sources
 from pipeline.study.queue import in_queue, last_words, slurm
 from pipeline.study.stages import RUN_STAGES
@@ -150,7 +151,7 @@ def submit(
 
 def arrays_of(runs: Sequence[Run], launcher: Launcher, largest: int) -> list[Array]:
     """By level and class of resources; runs of a class share a task up to launcher.batch_minutes."""
-    history = History(finished(runs[0].runs_dir) if runs else ())
+    history = History(finished(runs[0].runs_dir) if runs else (), on_gpu=launcher.gpus != 0)
     levels: dict[str, int] = {}
     classes: dict[tuple[int, Resources], list[Run]] = defaultdict(list)
     for run in runs:

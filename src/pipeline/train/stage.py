@@ -180,15 +180,10 @@ def cpu_has_bf16() -> bool:
 
 
 def quiet() -> None:
-    """One bar of ours in place of a dozen of the libraries', and no warning of what is theirs to mend."""
+    """No warning of what is the libraries' to fix."""
     import warnings
 
-    import datasets
-    from transformers.utils import logging
-
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
-    datasets.disable_progress_bars()
-    logging.disable_progress_bar()
 
 
 def arguments(config: TrainStage, text: bool, validated: bool, output: Path) -> SFTConfig:
