@@ -38,6 +38,7 @@ from pipeline.config.manual import manual
 from pipeline.config.stages import RunStage, Stage
 from pipeline.config.words import stage_of
 from pipeline.errors import Held, PipelineError
+from pipeline.files import ADDED_CONF
 from pipeline.hub.addresses import without_credentials
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.stop import UNFINISHED, Stopped, asked, listening
@@ -208,7 +209,7 @@ def main(words: list[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     try:
         words, folders = split_folders(words)
-        conf.ADDED.clear()
+        os.environ.pop(ADDED_CONF, None)
         for folder in folders:
             conf.add(folder)
     except PipelineError as error:

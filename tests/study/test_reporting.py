@@ -221,7 +221,7 @@ def test_stale_and_unlike_cells_are_marked(home: Path, call: Call) -> None:
     log["facts"]["weights"] = {"root": "sha256:another"}
     (training / MANIFEST).write_text(json.dumps(log))
     text = unescape(Path(call("stage=report", *words(home)).out.strip()).read_text(encoding="utf-8"))
-    assert f"stale: {samples.relative_to(edited)} was changed after it was made" in text
+    assert f"stale: {samples.relative_to(edited)} differs" in text
     assert "threads 64, most 2" in text
     assert f"its checkpoint {training.name} was made again with other contents" in text
     rows = list(csv.DictReader((home / "runs/reports/t/results.csv").open(encoding="utf-8")))

@@ -49,11 +49,11 @@ def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
     return make_once(run, stage_function(run), needed, predicted_seconds)
 
 
-def execute(targets: list[Run], before: Mapping[str, str] | None = None) -> dict[str, str]:
+def execute(targets: list[Run], before: Mapping[str, str] | None = None, aloud: bool = True) -> dict[str, str]:
     """Make what is not finished, in order; go on after a failure with what does not depend on it.
 
     Gives the failures: run name -> reason. A fault of the program is one of them, after its traceback. `before`: those
-    of an earlier call, which are not tried again.
+    of an earlier call, which are not tried again; aloud: print each failure, where the caller does not.
 
     Raises:
         Held: when all else is done, for a run that another process makes.
@@ -89,11 +89,11 @@ def execute(targets: list[Run], before: Mapping[str, str] | None = None) -> dict
                 history.add(manifest)
         except Held as error:
             held[run.hash] = error
-            if len(targets) > 1:
+            if aloud:
                 print(error, file=sys.stderr)
         except Exception as error:
             failed[run.name] = reason_of(error)
-            if len(targets) > 1:  # one alone is told of by its caller
+            if aloud:
                 print(f"{run.name} failed: {failed[run.name]}", file=sys.stderr)
         finally:
             left = [later for later in left if later.hash != run.hash]
@@ -115,7 +115,7 @@ def one(config: RunStage) -> Path:
             stage_function(run)(run, run.work, Relay(None))
         return run.folder
     with keeping_models(run):
-        failed = execute([run])
+        failed = execute([run], aloud=False)
     if failed:
         name, reason = next(iter(failed.items()))  # what failed after it, failed because of it
         raise PipelineError(reason if name == run.name else f"{name}, which {run.name} needs, failed: {reason}")

@@ -22,6 +22,7 @@ from typing import Any
 
 from pipeline.config.stages import EvalStage, Launcher, TrainStage
 from pipeline.errors import Held, PipelineError
+from pipeline.files import ADDED_CONF
 from pipeline.runs import state
 from pipeline.runs.folders import finished
 from pipeline.runs.lease import holder, leased
@@ -75,7 +76,7 @@ def execute(
     folder = runs[0].runs_dir / FOLDER
     name = plans.name_of(targets)
     with leased(folder / "submitting", "submitting"):
-        there = queued(runs[0].runs_dir)
+        there = jobs_in_queue(runs[0].runs_dir)
         failed = {} if launcher.retry_failed else failures([run for run in runs if run.hash in missing], there)
         left = [run for run in runs if run.hash in missing and run.hash not in there and run.name not in failed]
         left = [run for run in left if not holder(run.workplace)]
@@ -102,7 +103,7 @@ def failures(runs: Sequence[Run], there: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def queued(runs_dir: Path) -> dict[str, str]:
+def jobs_in_queue(runs_dir: Path) -> dict[str, str]:
     """Run hash -> job, of the runs of earlier plans whose jobs are in the queue."""
     jobs = {run_hash: run["job"] for plan in plans.plans(runs_dir) for run_hash, run in plan["runs"].items()}
     mine = in_queue()
@@ -259,6 +260,7 @@ def script_of(launcher: Launcher, command: Sequence[str], requeue: bool = True) 
     python = "python" if launcher.wrap else shlex.quote(sys.executable)
     started = " ".join(part for part in (launcher.wrap, python, shlex.join(command)) if part)
     lines = ["#!/bin/bash", *(launcher.setup or [])]
+    lines += [f"export {ADDED_CONF}={shlex.quote(os.environ[ADDED_CONF])}"] if ADDED_CONF in os.environ else []
     lines += [f"export HF_HOME={launcher.hf_home}"] if launcher.hf_home else []
     lines += [f'export TMPDIR={launcher.scratch}; mkdir -p "$TMPDIR"'] if launcher.scratch else []
     lines += [

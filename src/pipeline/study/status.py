@@ -63,7 +63,7 @@ def statuses(runs_dir: Path) -> list[RunStatus]:
     found = [of_finished(one) for one in done.values()]
     planned = {run_hash: run for plan in plans.plans(runs_dir) for run_hash, run in plan["runs"].items()}
     work = {path.name: path for path in sorted((runs_dir / ".work").glob("*")) if path.is_dir() and not path.suffix}
-    queue = queued()
+    queue = answered()
     failed: dict[str, str] = {}
     for run_hash in [*planned, *(one for one in work if one not in planned)]:
         if run_hash not in done:
@@ -84,7 +84,7 @@ def of_finished(manifest: Manifest) -> RunStatus:
     return RunStatus(manifest.name, manifest.stage, "finished", detail, manifest.hash, *made)
 
 
-def queued() -> set[str] | None:
+def answered() -> set[str] | None:
     """Of this user, in Slurm's queue; None where it does not answer."""
     try:
         return in_queue()
