@@ -165,7 +165,7 @@ def reason_of(error: Exception) -> str:
 
 
 def sentence(error: BaseException) -> str | None:
-    """An error that the user can mend as one sentence; None where it is a fault of the program."""
+    """An error that the user can fix as one sentence; None where it is a fault of the program."""
     if isinstance(error, PipelineError):
         return without_credentials(str(error))
     if isinstance(error, OSError) and error.errno is not None:
