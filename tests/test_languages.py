@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline import languages
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
-from pipeline.languages import MGSM, all_languages, language
+from pipeline.files import ADDED_CONF
+from pipeline.languages import GROUP, MGSM, all_languages, folders, language
 from pipeline.study.stages import build
 
 SCRIPT = Path(__file__).parent.parent / "scripts/make_languages.py"
@@ -33,7 +34,7 @@ def test_the_shipped_ones_are_belebeles_and_mgsms() -> None:
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
     wanted = made.languages()
-    folder = languages.FOLDERS[0]
+    folder = folders()[0]
     assert {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in folder.glob("*.yaml")} == wanted
     assert len(wanted) == 122 and set(MGSM) <= set(wanted)
     found = list(all_languages())
@@ -72,7 +73,7 @@ def test_a_language_of_ones_own_is_scored_and_decides_the_hash(
     """Its rows below data_root, as any language's; another field is another run, and a shipped one adds nothing."""
     (tmp_path / "conf/language").mkdir(parents=True)
     file = tmp_path / "conf/language/kpz.yaml"
-    monkeypatch.setattr(languages, "FOLDERS", [languages.FOLDERS[0], file.parent])
+    monkeypatch.setenv(ADDED_CONF, str(tmp_path / "conf"))
     data = tmp_path / "data/belebele"
     row = '{{"flores_passage": "p", "question": "q", "mc_answer1": "a", "mc_answer2": "b", "mc_answer3": "c", '
     row += '"mc_answer4": "d", "correct_answer_num": "1"}}\n'
@@ -103,8 +104,9 @@ def test_a_language_of_ones_own_is_scored_and_decides_the_hash(
     ],
 )
 def test_a_bad_file_is_one_sentence(text: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "kpz.yaml").write_text(text)
-    monkeypatch.setattr(languages, "FOLDERS", [languages.FOLDERS[0], tmp_path])
+    (tmp_path / GROUP).mkdir()
+    (tmp_path / GROUP / "kpz.yaml").write_text(text)
+    monkeypatch.setenv(ADDED_CONF, str(tmp_path))
     with pytest.raises(PipelineError) as caught:
         language("kpz")
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
@@ -124,3 +126,40 @@ def test_config_dir_brings_languages_and_refuses_shipped_codes(tmp_path: Path) -
     assert "no_such is no finished run" in told("kpz") and "unknown language 'kpx'" in told("kpx")
     (tmp_path / "language/sw.yaml").write_text(OWN)
     assert "language=sw is there already" in told("kpz")
+
+
+def test_a_worker_knows_the_languages_of_config_dir(tmp_path: Path, base: Path) -> None:
+    """A table's runs are made by processes of their own; the harness has Swahili, by its code in FLORES."""
+    (tmp_path / "mine/language").mkdir(parents=True)
+    (tmp_path / "mine/language/swx.yaml").write_text(OWN.replace("kpz_Latn", "swh_Latn"))
+    row = {"flores_passage": "p", "question": "q", **{f"mc_answer{n}": "abcd"[n - 1] for n in (1, 2, 3, 4)}}
+    for code in ("sw", "swx"):
+        (tmp_path / f"data/belebele/{code}").mkdir(parents=True)
+        lines = [json.dumps({**row, "correct_answer_num": "1"}) + "\n"] * 2
+        (tmp_path / f"data/belebele/{code}/test.jsonl").write_text("".join(lines))
+    (tmp_path / "own.yaml").write_text(
+        f"name: own\nevery: {{data_root: {tmp_path}/data}}\nruns: {{base: {{checkpoint: {base}}}}}\n"
+        "score: {eval: belebele_0shot}\ncolumns: {base: base}\nrows: {sw: {in: sw}, swx: {in: swx}}\n"
+    )
+    words = [f"--config-dir={tmp_path}/mine", "stage=table", f"table={tmp_path}/own.yaml", f"runs_dir={tmp_path}/runs"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", *words, "launcher.workers=2", "tracking.mode=disabled"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(one.read_text())["rows"][0]["language"] for one in (tmp_path / "runs").glob("*/scores.json")]
+    assert sorted(found) == ["sw", "swx"] and (tmp_path / "runs/.logs").is_dir()  # where workers write
+
+
+def test_a_table_of_one_run_prints_why_it_failed(tmp_path: Path, base: Path) -> None:
+    (tmp_path / "mine/language").mkdir(parents=True)
+    (tmp_path / "mine/language/kpz.yaml").write_text(OWN)
+    (tmp_path / "own.yaml").write_text(
+        f"name: own\nevery: {{data_root: {tmp_path}}}\nruns: {{base: {{checkpoint: {base}}}}}\n"
+        "score: {eval: belebele_0shot}\ncolumns: {base: base}\nrows: {kpz: {in: kpz}}\n"
+    )
+    words = [f"--config-dir={tmp_path}/mine", "stage=table", f"table={tmp_path}/own.yaml", f"runs_dir={tmp_path}/runs"]
+    done = subprocess.run([sys.executable, "-m", "pipeline", *words], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "failed: the harness has no belebele in Kupsabiny: leave kpz out of languages" in done.stderr

@@ -19,6 +19,7 @@ from pipeline.errors import PipelineError
 
 UNHASHED_FILES = ("wandb/",)  # tracking writes there; results are elsewhere
 KEPT = ".digests"  # in runs_dir
+ADDED_CONF = "PIPELINE_CONFIG_DIRS"  # in the environment, where workers and the tasks of an array find them too
 SETTLED_NS = 2 * 10**9  # the coarsest clock of a file system, FAT's, ticks every two seconds
 
 
@@ -26,6 +27,15 @@ def shipped_conf() -> Path:
     """conf/ as shipped in the wheel, else that of the checkout."""
     package = Path(__file__).parent
     return package / "conf" if (package / "conf").is_dir() else package.parents[1] / "conf"
+
+
+def added_conf() -> list[Path]:
+    """The folders of --config-dir."""
+    return [*map(Path, os.environ.get(ADDED_CONF, "").splitlines())]
+
+
+def add_conf(folder: Path) -> None:
+    os.environ[ADDED_CONF] = "\n".join(map(str, [*added_conf(), folder]))
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.files import shipped_conf
+from pipeline.files import added_conf, shipped_conf
 
 GROUP = "language"  # the folder of conf/ that holds them
-FOLDERS = [shipped_conf() / GROUP]  # --config-dir adds its own
 MGSM = ("en", "sw", "bn", "te", "ja", "de", "fr", "zh", "ru", "es", "th")  # what it is in
 TEN = ("en", "de", "fr", "zh", "ru", "es", "ja", "bn", "sw", "te")  # MGSM's average in the papers: all but Thai
 
@@ -60,24 +59,28 @@ def language(code: str) -> Language:
     raise PipelineError(f"unknown language {code!r}: {suggestion(code)}")
 
 
+def folders() -> list[Path]:
+    return [one / GROUP for one in (shipped_conf(), *added_conf())]
+
+
 def file_of(code: str) -> Path | None:
     """The file of a language that has one."""
     if not re.fullmatch(r"[A-Za-z][\w-]*", code):
         return None
-    return next((path for folder in FOLDERS if (path := folder / f"{code}.yaml").is_file()), None)
+    return next((path for one in folders() if (path := one / f"{code}.yaml").is_file()), None)
 
 
 def own(code: str) -> tuple[Path, str] | None:
     """The file and the digest of the fields of a language that is not shipped; it decides what is made with it."""
     file = file_of(code)
-    if file is None or file.parent == FOLDERS[0]:
+    if file is None or file.parent == folders()[0]:
         return None
     text = json.dumps(asdict(language(code)), sort_keys=True, ensure_ascii=False)
     return file, hashlib.sha256(text.encode()).hexdigest()
 
 
 def all_languages() -> Iterator[Language]:
-    for folder in FOLDERS:
+    for folder in folders():
         for path in sorted(folder.glob("*.yaml")):
             yield language(path.stem)
 

@@ -338,7 +338,7 @@ def test_a_folder_that_would_be_misread_is_refused(own: Path, tmp_path: Path, ca
     (own / "table").rename(own / "model")
     (own / "model/sandbox.yaml").write_text("name: sandbox\n")
     assert "model=sandbox is there already: call yours otherwise" in call(*asked).err
-    assert conf.ADDED == []
+    assert conf.folders() == [conf.folder()]
 
 
 def test_a_sweep_over_tables_composes_inside_its_jobs(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:

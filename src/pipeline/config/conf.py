@@ -17,13 +17,12 @@ from pipeline import languages
 from pipeline.config.merging import Merge
 from pipeline.config.stages import Stage
 from pipeline.errors import PipelineError
-from pipeline.files import shipped_conf
+from pipeline.files import add_conf, added_conf, shipped_conf
 
 TABLES = "tables"  # a folder of conf/ that is no group: Hydra would take a folder `table` for what table= chooses of
 CLAIMS = "claims"  # another: what papers claim, by table
 STAGES: dict[str, type[Stage]] = {}
 METHODS: dict[str, type[Merge]] = {}
-ADDED: list[Path] = []  # folders of --config-dir
 
 
 @cache
@@ -32,7 +31,7 @@ def folder() -> Path:
 
 
 def folders() -> list[Path]:
-    return [folder(), *ADDED]
+    return [folder(), *added_conf()]
 
 
 def add(name: str) -> None:
@@ -52,14 +51,13 @@ def add(name: str) -> None:
             raise PipelineError(f"--config-dir={name}: {path.name}/ is no group of options: {meant}")
         if twice := {option.stem for option in path.glob("*.yaml")} & set(options(path.name)):
             raise PipelineError(f"--config-dir={name}: {path.name}={min(twice)} is there already: call yours otherwise")
-    ADDED.append(there)
-    languages.FOLDERS.append(there / languages.GROUP)
+    add_conf(there)
 
 
 def searchpath() -> list[str]:
     """Hydra's word for the folders that were added."""
-    quoted = ",".join("'file://" + str(one).replace("'", r"\'") + "'" for one in ADDED)
-    return [f"hydra.searchpath=[{quoted}]"] if ADDED else []
+    quoted = ",".join("'file://" + str(one).replace("'", r"\'") + "'" for one in added_conf())
+    return [f"hydra.searchpath=[{quoted}]"] if quoted else []
 
 
 def file(group: str, option: str) -> Path | None:

@@ -81,10 +81,13 @@ def compared(
 ) -> Comparison:
     """The differences of these pairs of rows, Holm's correction over all of them."""
     found = [difference(left, right, by_row[left], by_row[right]) for left, right in dict.fromkeys(pairs)]
-    known = [one for one in found if one.p is not None]
-    corrected = dict(zip(map(id, known), holm([one.p for one in known if one.p is not None]), strict=True))
-    lines = [replace(one, p=corrected.get(id(one))) for one in found]
-    return Comparison(title, expert, lines)
+    return Comparison(title, expert, corrected(found))
+
+
+def corrected(found: Sequence[Difference]) -> list[Difference]:
+    """Holm's correction over all that have a p."""
+    ps = iter(holm([one.p for one in found if one.p is not None]))
+    return [replace(one, p=None if one.p is None else next(ps)) for one in found]
 
 
 def pairs_of(
@@ -120,9 +123,7 @@ def declared(lines: Sequence[Mapping[str, Any]]) -> Comparison:
         for line in lines
         if line.get("p") is not None
     ]  # fmt: skip
-    corrected = holm([one.p for one in found if one.p is not None])
-    lines_of = [replace(one, p=p) for one, p in zip(found, corrected, strict=True)]
-    return Comparison("As the table compares", None, lines_of)
+    return Comparison("As the table compares", None, corrected(found))
 
 
 def headline(blocks: Sequence[Comparison]) -> str:

@@ -11,6 +11,11 @@ OUT_OF_100 = ("bleu", "spbleu", "chrf")  # metrics that come on the scale 0-100
 MISSING = "—"
 
 
+def percent(metric: str) -> int:
+    """What makes percent of a metric's value: 100 of parts of one, 1 of what comes on the scale 0-100."""
+    return 1 if metric.lower().startswith(OUT_OF_100) else 100
+
+
 @dataclass(frozen=True)
 class Column:
     """One task in one language or pair (`where`), of the models made for the language `target`."""

@@ -23,7 +23,7 @@ from pipeline.report.compare import (
     stands_out,
 )
 from pipeline.report.contents import Results, Score
-from pipeline.report.grid import OUT_OF_100, Column, Entry, ScoreTable, column_of
+from pipeline.report.grid import Column, Entry, ScoreTable, column_of, percent
 from pipeline.report.notes import notes_of
 from pipeline.report.scores import AVERAGE, TITLES, family, label
 from pipeline.report.statistics import standard_deviation
@@ -184,7 +184,7 @@ def _order(column: Column, targets: Sequence[str]) -> tuple:
 
 def _entry(by_seed: Mapping[int, Score], seeds: int, column: Column) -> Entry:
     """Mean and standard deviation over seeds; of a single evaluation, its value and standard error."""
-    scale = 1 if column.metric.lower().startswith(OUT_OF_100) else 100
+    scale = percent(column.metric)
     distinct = list({score.eval: score for score in by_seed.values()}.values())  # the base serves every seed
     values = [scale * score.value for score in distinct if score.value is not None]
     if not values:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.contents import Results
-from pipeline.report.grid import OUT_OF_100
+from pipeline.report.grid import percent
 from pipeline.report.scores import Written, interval
 from pipeline.report.sheets import comma_separated
 
@@ -45,7 +45,7 @@ def tidy(results: Results, read: Written, roles: dict[str, str]) -> str:
         }  # fmt: skip
         fixed = {column: made.get(column) for column in COLUMNS}
         for score in sorted(read[name][0], key=order):
-            scale = 1 if score.metric.lower().startswith(OUT_OF_100) else 100
+            scale = percent(score.metric)
             row = fixed | {key: value for key, value in vars(score).items() if key in fixed}
             row["low"], row["high"] = interval(score) or (None, None)
             for key in ("value", "stderr", "low", "high"):

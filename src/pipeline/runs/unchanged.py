@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
 from pipeline.files import sha256
 from pipeline.models.checkpoint import digests_in, read_header
-from pipeline.runs.manifest import read_manifest
+from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Parent, Run
 
 
@@ -36,14 +37,26 @@ def check_unchanged(folder: Path) -> None:
     if manifest.weights.get("freed"):
         by = "was freed by stage=clean or a table with free_snapshots"
         raise PipelineError(f"{manifest.name} {by}: train it again with redo=true")
+    if told := changed(folder, manifest):
+        raise PipelineError(f"{folder.name} was changed after it was finished: {told}; {remedy}")
+
+
+def changed(folder: Path, manifest: Manifest, up_to: float = math.inf) -> str:
+    """Which file of a finished run is gone or differs from its manifest; empty where none does.
+
+    A file whose time alone moved, as copying does, is read again, if it has `up_to` bytes at most.
+    """
     for name, was in manifest.files.items():
-        path = folder / name
-        if not path.is_file():
-            raise PipelineError(f"{folder.name} was changed after it was finished: {name} is gone; {remedy}")
-        stat = path.stat()
-        touched = (stat.st_size, stat.st_mtime_ns) != (was["bytes"], was["mtime_ns"])
-        if touched and not _same(path, was, manifest.weights.get("digests", {})):
-            raise PipelineError(f"{folder.name} was changed after it was finished: {name} differs; {remedy}")
+        try:
+            stat = (folder / name).stat()
+        except OSError:
+            if manifest.weights.get("freed") and name.endswith(".safetensors"):
+                continue
+            return f"{name} is gone"
+        moved = stat.st_mtime_ns != was["mtime_ns"] and stat.st_size <= up_to
+        if stat.st_size != was["bytes"] or moved and not _same(folder / name, was, manifest.weights.get("digests", {})):
+            return f"{name} differs"
+    return ""
 
 
 def _same(path: Path, was: dict[str, Any], digests: dict[str, str]) -> bool:
@@ -51,9 +64,7 @@ def _same(path: Path, was: dict[str, Any], digests: dict[str, str]) -> bool:
     if "sha256" in was:
         return sha256(path) == was["sha256"]
     try:
-        return path.stat().st_size == was["bytes"] and all(
-            digests.get(name) == one for name, one in digests_in(path).items()
-        )
+        return all(digests.get(name) == one for name, one in digests_in(path).items())
     except PipelineError:  # its header is broken, or it holds NaN
         return False
 

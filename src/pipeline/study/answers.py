@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import PipelineError
 from pipeline.report.statistics import DRAWS, halved_means, halves, resampled_means
 from pipeline.runs.manifest import read_manifest
-from pipeline.study.cells import Cell, Item, ScoreRef, TablePlan
+from pipeline.study.cells import Cell, Item, ScoreRef, TablePlan, grouped
 from pipeline.study.outcome import NoScore
 from pipeline.study.planning import Planning
 
@@ -222,14 +222,6 @@ def drawn(plan: TablePlan, cell: Cell, choosing: dict, shown: dict, made: dict |
         left = [(at, REDUCERS[how](parts)) for at, parts in grouped(left, axes)]
     ((_, number),) = left
     return number
-
-
-def grouped(left: Sequence[tuple[Any, Any]], axes: Sequence[str]) -> list[tuple[dict[str, Any], list[Any]]]:
-    """What is alike but for some axes, together: (the other axes' values, numbers)."""
-    groups: dict[tuple[tuple[str, Any], ...], list[Any]] = {}
-    for at, number in left:
-        groups.setdefault(tuple(one for one in at.items() if one[0] not in axes), []).append(number)
-    return [(dict(at), numbers) for at, numbers in groups.items()]
 
 
 # ---------------------------------------------------------------------------------------------------- by question

@@ -116,12 +116,17 @@ def value(plan: TablePlan, cell: Cell, values: Values) -> float:
         return REDUCERS[cell.reduce[0][0]]([value(plan, plan.cells[row, cell.column], values) for row in cell.of])
     left = [(item.at, item_value(plan, item, values)) for item in cell.items]
     for how, axes in cell.reduce:
-        groups: dict[tuple[tuple[str, Any], ...], list[float]] = {}
-        for at, number in left:
-            groups.setdefault(tuple(one for one in at.items() if one[0] not in axes), []).append(number)
-        left = [(dict(at), REDUCERS[how](numbers)) for at, numbers in groups.items()]
+        left = [(at, REDUCERS[how](numbers)) for at, numbers in grouped(left, axes)]
     ((_, number),) = left
     return number
+
+
+def grouped(left: Sequence[tuple[Any, Any]], axes: Sequence[str]) -> list[tuple[dict[str, Any], list[Any]]]:
+    """What is alike but for some axes, together: (the other axes' values, numbers)."""
+    groups: dict[tuple[tuple[str, Any], ...], list[Any]] = {}
+    for at, number in left:
+        groups.setdefault(tuple(one for one in at.items() if one[0] not in axes), []).append(number)
+    return [(dict(at), numbers) for at, numbers in groups.items()]
 
 
 def item_value(plan: TablePlan, item: Item, values: Values) -> float:

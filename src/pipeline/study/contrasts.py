@@ -13,12 +13,12 @@ from pipeline.runs.run import Run
 from pipeline.study.answers import StoredAnswers, leaves
 from pipeline.study.asked import PlacedClaim, metrics_of, tasks_of
 from pipeline.study.cells import Cell, ScoreRef, TablePlan
+from pipeline.study.cost import QUESTIONS
 from pipeline.study.outcome import NoScore
 from pipeline.study.planning import Planning
 from pipeline.study.verdicts import Sides
 
 DISCORDANT = 0.2  # the share of answers that are right for one model alone: assumed until scores are there
-QUESTIONS = {"mgsm": 250, "mgsm_direct": 250, "mgsm_en_cot": 250, "belebele": 900, "global_mmlu": 14042, "mbpp": 500}
 
 
 def contrasts(planning: Planning) -> list[str]:

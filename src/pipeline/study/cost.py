@@ -132,6 +132,7 @@ MGSM = {
     "es": (81, 107, 62), "ja": (88, 120, 66), "bn": (287, 344, 191), "sw": (108, 136, 78), "te": (452, 600, 318),
     "th": (112, 173, 104),
 }  # fmt: skip
+QUESTIONS = {"mgsm": 250, "mgsm_direct": 250, "mgsm_en_cot": 250, "belebele": 900, "global_mmlu": 14042, "mbpp": 500}
 ROW = {"math": 320, "sw": 200, "bn": 420, "te": 600, "ja": 280}  # assumed tokens of a training row
 ROOM = {"te": 1024, "bn": 1024}  # eval.max_gen_toks of MGSM; 512 elsewhere
 LAUNCH = 0.6e-3  # seconds that Python takes to launch a layer's kernels, below which no forward pass gets: assumed
@@ -164,15 +165,15 @@ def asked(task: str, shots: int, language: str, tokens: Mapping[str, tuple[float
     question, exemplar, answer = tokens[language]
     longer = question / tokens["en"][0]
     if task.startswith("mgsm"):
-        return [Asked(250, shots * exemplar, question, answer, room=ROOM.get(language, 512))]
+        return [Asked(QUESTIONS["mgsm"], shots * exemplar, question, answer, room=ROOM.get(language, 512))]
     if task == "flores":
         to, back = 28 * longer, 28.0
         return [Asked(1012, shots * (to + back), back + 10, to), Asked(1012, shots * (to + back), to + 10, back)]
     if task == "mbpp":
-        return [Asked(500, shots * (45 * longer + 160), 45 * longer + 90, 70)]
-    questions, sets, english = {"belebele": (900, 1, 160), "global_mmlu": (14042, 57, 105)}[task]
+        return [Asked(QUESTIONS[task], shots * (45 * longer + 160), 45 * longer + 90, 70)]
+    sets, english = {"belebele": (1, 160), "global_mmlu": (57, 105)}[task]
     each = english * longer
-    return [Asked(questions, shots * each, each, prefixes=sets)]
+    return [Asked(QUESTIONS[task], shots * each, each, prefixes=sets)]
 
 
 def scoring_seconds(

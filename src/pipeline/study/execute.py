@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.stages import RunStage, SelectStage
+from pipeline.config.stages import EvalStage, RunStage, SelectStage, TrainStage
 from pipeline.errors import Held, PipelineError
 from pipeline.hub.addresses import without_credentials
 from pipeline.runs import stop
@@ -23,10 +24,11 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, runs_behind
 from pipeline.runs.unchanged import check_unchanged
 from pipeline.study.build.evaluation import is_bundle
-from pipeline.study.graph import History, ordered, unfinished
+from pipeline.study.graph import ordered, unfinished
+from pipeline.study.history import History, guess
 from pipeline.study.show import scores
 from pipeline.study.stages import RUN_STAGES, build
-from pipeline.train.processes import Relay, is_follower
+from pipeline.train.processes import Relay, is_follower, launched
 
 
 def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
@@ -40,20 +42,40 @@ def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
             logging.getLogger(chatty).setLevel(logging.ERROR)
         if run.config.threads:
             torch.set_num_threads(run.config.threads)
-    return row.maker()
+    with redirect_stdout(io.StringIO()):  # transformers prints, when it is imported, where W&B is offline
+        return row.maker()
 
 
 def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
     """The run's folder, made unless it is finished."""
     needed = RUN_STAGES[run.config.stage].bytes_needed
-    return make_once(run, stage_function(run), needed, predicted_seconds)
+    return make_once(run, stage_function(run), needed, predicted_seconds, guess(run))
 
 
-def execute(targets: list[Run], before: Mapping[str, str] | None = None) -> dict[str, str]:
+def gpus_asked(run: Run) -> tuple[str, int]:
+    """The knob and the number of processes that take a GPU each."""
+    if isinstance(run.config, TrainStage):
+        return "sft.processes", run.config.sft.processes
+    return "eval.shards", run.config.eval.shards if isinstance(run.config, EvalStage) else 1
+
+
+def refuse_without_gpus(runs: Iterable[Run]) -> None:
+    """Refuse what asks for more GPUs than this machine has, before anything is made. Without any they share the CPU."""
+    for run in runs:
+        knob, count = gpus_asked(run)
+        if count == 1 or launched() is not None:  # a launcher's processes may be of several nodes
+            continue
+        import torch
+
+        if 0 < (gpus := torch.cuda.device_count()) < count:
+            raise PipelineError(f"{knob}={count}, but {gpus} GPUs are visible here ({run.name}): give at most {gpus}")
+
+
+def execute(targets: list[Run], before: Mapping[str, str] | None = None, aloud: bool = True) -> dict[str, str]:
     """Make what is not finished, in order; go on after a failure with what does not depend on it.
 
     Gives the failures: run name -> reason. A fault of the program is one of them, after its traceback. `before`: those
-    of an earlier call, which are not tried again.
+    of an earlier call, which are not tried again; aloud: print each failure, where the caller does not.
 
     Raises:
         Held: when all else is done, for a run that another process makes.
@@ -62,6 +84,7 @@ def execute(targets: list[Run], before: Mapping[str, str] | None = None) -> dict
     history = History(finished(runs[0].runs_dir) if runs else ())
     reasons, names = unfinished(runs), {run.hash: run.name for run in runs}
     left = [run for run in runs if run.hash in reasons]
+    refuse_without_gpus(left)
     failed: dict[str, str] = dict(before or {})
     held: dict[str, Held] = {}  # run hash -> who makes it
     for number, run in enumerate(runs, start=1):
@@ -89,11 +112,11 @@ def execute(targets: list[Run], before: Mapping[str, str] | None = None) -> dict
                 history.add(manifest)
         except Held as error:
             held[run.hash] = error
-            if len(targets) > 1:
+            if aloud:
                 print(error, file=sys.stderr)
         except Exception as error:
             failed[run.name] = reason_of(error)
-            if len(targets) > 1:  # one alone is told of by its caller
+            if aloud:
                 print(f"{run.name} failed: {failed[run.name]}", file=sys.stderr)
         finally:
             left = [later for later in left if later.hash != run.hash]
@@ -115,7 +138,7 @@ def one(config: RunStage) -> Path:
             stage_function(run)(run, run.work, Relay(None))
         return run.folder
     with keeping_models(run):
-        failed = execute([run])
+        failed = execute([run], aloud=False)
     if failed:
         name, reason = next(iter(failed.items()))  # what failed after it, failed because of it
         raise PipelineError(reason if name == run.name else f"{name}, which {run.name} needs, failed: {reason}")
@@ -142,7 +165,7 @@ def reason_of(error: Exception) -> str:
 
 
 def sentence(error: BaseException) -> str | None:
-    """An error that the user can mend as one sentence; None where it is a fault of the program."""
+    """An error that the user can fix as one sentence; None where it is a fault of the program."""
     if isinstance(error, PipelineError):
         return without_credentials(str(error))
     if isinstance(error, OSError) and error.errno is not None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.stages import EvalStage, TrainStage
-from pipeline.files import sha256
 from pipeline.report.archive import shared
 from pipeline.report.contents import CellResult, FailedRun, Link, Results, RunResult
 from pipeline.report.sweep import sweeps_of
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.provenance import git_state
 from pipeline.runs.run import Run, flat
+from pipeline.runs.unchanged import changed
 from pipeline.study.answers import StoredAnswers
 from pipeline.study.cells import Candidate, Cell, Item, ScoreRef
 from pipeline.study.contrasts import MEASURED, measured
@@ -60,8 +60,7 @@ def gather(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, 
     outcome, answers = Outcome.of(planning, failed), StoredAnswers(planning)
     found, missing = described(runs, names, failed, unfinished(runs) if reasons is None else reasons)
     done = [run for run in found if run.finished]
-    usual = Counter(made_on(run) for run in done if run.stage == "eval").most_common(1)
-    versions, machine = map(json.loads, usual[0][0]) if usual else ({}, {})
+    versions, machine = usual(done).get("eval", ({}, {}))
     asked = {**planning.config.every, **({"data_root": planning.config.data_root} if planning.config.data_root else {})}
     return Results(
         table=table.name, title=table.title, note=table.note,
@@ -180,7 +179,7 @@ def described(
             found.append(RunResult(names[run.hash], run.config.stage, run.folder, run.label, False, why))
             missing += [FailedRun(names[run.hash], why)] if names[run.hash] not in failed else []
             continue
-        stale = reasons.get(run.hash, "") or touched(run.folder, manifest)
+        stale = reasons.get(run.hash, "") or changed(run.folder, manifest, SMALL_BYTES)
         found.append(recorded(run, names[run.hash], manifest, shared(stale)))
     return marked(found), missing
 
@@ -207,35 +206,23 @@ def told(value: Any) -> Any:
     return shared(value if isinstance(value, str) and value.strip() else json.dumps(value, ensure_ascii=False))
 
 
-def touched(folder: Path, manifest: Manifest) -> str:
-    """How a finished run's files differ from its manifest; empty where they are those that it made."""
-    for name, was in manifest.files.items():
-        try:
-            stat = (folder / name).stat()
-        except OSError:
-            if manifest.weights.get("freed") and name.endswith(".safetensors"):
-                continue
-            return f"{name} is gone"
-        if stat.st_size != was["bytes"]:
-            return f"{name} was changed after it was made"
-        later = stat.st_mtime_ns != was["mtime_ns"] and stat.st_size <= SMALL_BYTES and "sha256" in was
-        if later and sha256(folder / name) != was["sha256"]:
-            return f"{name} was changed after it was made"
-    return ""
-
-
 def made_on(run: RunResult) -> tuple[str, str]:
     """Versions and machine, as text that is compared."""
     return json.dumps(run.versions, sort_keys=True), json.dumps(run.machine, sort_keys=True)
 
 
+def usual(runs: Iterable[RunResult]) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Stage -> the versions and the machine that made most of its runs."""
+    counts: dict[str, Counter[tuple[str, str]]] = {}
+    for run in runs:
+        counts.setdefault(run.stage, Counter())[made_on(run)] += 1
+    most = {stage: found.most_common(1)[0][0] for stage, found in counts.items()}
+    return {stage: (json.loads(versions), json.loads(machine)) for stage, (versions, machine) in most.items()}
+
+
 def marked(runs: Sequence[RunResult]) -> list[RunResult]:
     """Each run with how its making differs from that of most runs of its stage: device, threads, versions."""
-    usual: dict[str, Counter[tuple[str, str]]] = {}
-    for run in runs:
-        if run.finished:
-            usual.setdefault(run.stage, Counter())[made_on(run)] += 1
-    most = {stage: tuple(map(json.loads, counts.most_common(1)[0][0])) for stage, counts in usual.items()}
+    most = usual(run for run in runs if run.finished)
     known: dict[Any, list[str]] = {}  # compared once for each way of making
 
     def unlike(run: RunResult) -> list[str]:

@@ -9,7 +9,7 @@ from pipeline.report.contents import TableCell
 from pipeline.study.answers import Questions, StoredAnswers, drawn
 from pipeline.study.asked import metrics_of, tasks_of
 from pipeline.study.cells import Candidate, Cell, Choice
-from pipeline.study.contrasts import QUESTIONS
+from pipeline.study.cost import QUESTIONS
 from pipeline.study.outcome import VALIDATIONS, NoScore, Number, Outcome
 from pipeline.study.planning import Planning
 

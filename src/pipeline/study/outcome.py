@@ -6,14 +6,15 @@ chrF++ and facts of trainings are as they are.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.papers import published as papers
+from pipeline.report.grid import percent
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.study.cells import REDUCERS, Candidate, Cell, ScoreRef, item_value, value
@@ -126,7 +127,7 @@ class Outcome:
             remedy = f": give {SPM_MODEL}" if metric == "spbleu" else ""
             raise NoScore(f"{run.name} has no {metric or 'score'}{f' of {pair}' if pair else ''}{remedy}")
         number = statistics.fmean(row["value"] for row in rows) if found is None else found
-        return number if rows and rows[0]["metric"] in ("bleu", "spbleu", "chrf++") else 100 * number
+        return number * (percent(rows[0]["metric"]) if rows else 100)
 
     def run(self, key: str | None) -> Run | None:
         found = self.planning.attempt(key, lambda: self.planning.model(key)) if key else None
@@ -149,7 +150,7 @@ class Outcome:
 def validation(run: Run, fact: str) -> float | None:
     """The validation loss of a training before its first step or the last one; of a joint set, of both sides."""
     log = run.folder / "log.jsonl"
-    rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.is_file() else []
+    rows = read_jsonl(log) if log.is_file() else []
     losses = [(row["step"], row["validation_loss"]) for row in rows if "validation_loss" in row]
     if fact == "starting_validation_loss":
         losses = [one for one in losses if one[0] == 0]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config.evaluation import Measure
 from pipeline.config.knob import identity
 from pipeline.config.stages import SelectStage
+from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.files import link
 from pipeline.models.files import SUFFIXES
@@ -128,8 +129,8 @@ def validation_losses(models: dict[str, Parent]) -> dict[str, dict[str, float]]:
         assert manifest is not None
         loss = manifest.weights.get("validation_loss")
         if "@" not in model.name:
-            lines = (model.folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
-            logged = [row["validation_loss"] for row in map(json.loads, lines) if "validation_loss" in row]
+            steps = read_jsonl(model.folder / "log.jsonl")
+            logged = [row["validation_loss"] for row in steps if "validation_loss" in row]
             loss = logged[-1] if logged else None
         if loss is None:
             raise PipelineError(f"{model.name} has no validation loss: train it with data.validation=N")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,12 @@ from pipeline.config.stages import ShowStage
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow, read_scores
-from pipeline.report.grid import OUT_OF_100
+from pipeline.report.grid import percent
 from pipeline.report.scores import primary_of
 from pipeline.report.text import aligned
 from pipeline.runs.find import find
 from pipeline.runs.manifest import Manifest, read_manifest
+from pipeline.runs.run import flat
 
 POINTS = 8  # of a curve
 LONGEST = 600  # characters of a prompt's end and of an answer
@@ -48,17 +48,15 @@ def heading(manifest: Manifest) -> list[str]:
 
 def decided(manifest: Manifest) -> list[str]:
     """What differs from the defaults, as words that a command takes: all else stood at its default."""
-    words = [f"{key}={value}" for key, value in dotted(manifest.decided_by.get("config", {})) if key != "stage"]
+    knobs = flat(manifest.decided_by.get("config", {}))
+    words = [f"{key}={word(value)}" for key, value in knobs.items() if key != "stage"]
     return ["decided by (all else is at its default):", *(f"  {word}" for word in words or ["nothing but its parents"])]
 
 
-def dotted(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    if not isinstance(config, dict) or not config:
-        plain = isinstance(config, str) and not any(letter.isspace() for letter in config) and config
-        yield prefix, str(config) if plain else json.dumps(config, ensure_ascii=False)
-        return
-    for key, value in config.items():
-        yield from dotted(value, f"{prefix}.{key}" if prefix else key)
+def word(value: Any) -> str:
+    """A knob's value as a command takes it."""
+    plain = isinstance(value, str) and value and not any(letter.isspace() for letter in value)
+    return str(value) if plain else json.dumps(value, ensure_ascii=False)
 
 
 def parents(manifest: Manifest) -> list[str]:
@@ -98,7 +96,7 @@ def line(row: ScoreRow) -> tuple[str, str, str, str, str]:
     """A score as one reads it: out of 100, with its standard error."""
     told = row.reason or "no number"
     if row.value is not None:
-        scale = 1 if row.metric.lower().startswith(OUT_OF_100) else 100
+        scale = percent(row.metric)
         error = f" ± {scale * row.stderr:.1f}" if row.stderr is not None else ""
         told = f"{scale * row.value:.1f}{error}"
     return f"  {row.task} {row.num_fewshot}-shot", row.where, row.metric, told, str(row.n)

@@ -22,13 +22,15 @@ from typing import Any
 
 from pipeline.config.stages import EvalStage, Launcher, TrainStage
 from pipeline.errors import Held, PipelineError
+from pipeline.files import ADDED_CONF
 from pipeline.runs import state
 from pipeline.runs.folders import finished
 from pipeline.runs.lease import holder, leased
 from pipeline.runs.run import Run, runs_behind
 from pipeline.study import plans
 from pipeline.study.element import element_of
-from pipeline.study.graph import History, ordered, unfinished
+from pipeline.study.graph import ordered, unfinished
+from pipeline.study.history import History
 from pipeline.study.pool import sources
 from pipeline.study.queue import in_queue, last_words, slurm
 from pipeline.study.stages import RUN_STAGES
@@ -76,7 +78,7 @@ def execute(
     folder = runs[0].runs_dir / FOLDER
     name = plans.name_of(targets)
     with leased(folder / "submitting", "submitting"):
-        there = queued(runs[0].runs_dir)
+        there = jobs_in_queue(runs[0].runs_dir)
         failed = {} if launcher.retry_failed else failures([run for run in runs if run.hash in missing], there)
         left = [run for run in runs if run.hash in missing and run.hash not in there and run.name not in failed]
         left = [run for run in left if not holder(run.workplace)]
@@ -104,7 +106,7 @@ def failures(runs: Sequence[Run], there: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def queued(runs_dir: Path) -> dict[str, str]:
+def jobs_in_queue(runs_dir: Path) -> dict[str, str]:
     """Run hash -> job, of the runs of earlier plans whose jobs are in the queue."""
     jobs = {run_hash: run["job"] for plan in plans.plans(runs_dir) for run_hash, run in plan["runs"].items()}
     mine = in_queue()
@@ -149,7 +151,7 @@ def submit(
 
 def arrays_of(runs: Sequence[Run], launcher: Launcher, largest: int) -> list[Array]:
     """By level and class of resources; runs of a class share a task up to launcher.batch_minutes."""
-    history = History(finished(runs[0].runs_dir) if runs else ())
+    history = History(finished(runs[0].runs_dir) if runs else (), on_gpu=launcher.gpus != 0)
     levels: dict[str, int] = {}
     classes: dict[tuple[int, Resources], list[Run]] = defaultdict(list)
     for run in runs:
@@ -264,6 +266,7 @@ def script_of(launcher: Launcher, command: Sequence[str], requeue: bool = True) 
     python = "python" if launcher.wrap else shlex.quote(sys.executable)
     started = " ".join(part for part in (launcher.wrap, python, shlex.join(command)) if part)
     lines = ["#!/bin/bash", *(launcher.setup or [])]
+    lines += [f"export {ADDED_CONF}={shlex.quote(os.environ[ADDED_CONF])}"] if ADDED_CONF in os.environ else []
     lines += [f"export HF_HOME={launcher.hf_home}"] if launcher.hf_home else []
     lines += [f'export TMPDIR={launcher.scratch}; mkdir -p "$TMPDIR"'] if launcher.scratch else []
     lines += [

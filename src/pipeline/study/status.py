@@ -6,8 +6,10 @@ Slurm's queue is asked where it answers; its accounting never is.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +17,9 @@ from typing import Any
 
 from pipeline.config.stages import StatusStage
 from pipeline.errors import PipelineError
+from pipeline.evaluate.metrics import PRIMARY
+from pipeline.report.grid import percent
+from pipeline.report.scores import family
 from pipeline.report.text import aligned
 from pipeline.runs import resume, state
 from pipeline.runs.folders import DIGITS, finished, folder_name, label_in
@@ -41,6 +46,7 @@ class RunStatus:
     steps: int | None = None
     seconds_left: float | None = None
     log: str | None = None
+    score: str | None = None  # of an evaluation: the main one, in percent or on its own scale 0-100
 
 
 def show_status(config: StatusStage) -> str:
@@ -49,10 +55,11 @@ def show_status(config: StatusStage) -> str:
     found = statuses(runs_dir)
     if config.status.json:
         return json.dumps([asdict(one) for one in found], indent=1)
-    rows = [("run", "stage", "seconds", "attempt", "state")]
+    rows = [("run", "stage", "seconds", "attempt", "score", "state")]
     for one in found:
         seconds, attempt = (str(round(value)) if value is not None else "" for value in (one.seconds, one.attempt))
-        rows.append((one.run, one.stage, seconds, attempt, f"{one.state}{': ' if one.detail else ''}{one.detail}"))
+        standing = f"{one.state}{': ' if one.detail else ''}{one.detail}"
+        rows.append((one.run, one.stage, seconds, attempt, one.score or "", standing))
     counts = [f"{sum(one.state == kind for one in found)} {kind}" for kind in dict.fromkeys(one.state for one in found)]
     return "\n".join([*aligned(rows), ", ".join(counts) or "0 finished"])
 
@@ -63,7 +70,7 @@ def statuses(runs_dir: Path) -> list[RunStatus]:
     found = [of_finished(one) for one in done.values()]
     planned = {run_hash: run for plan in plans.plans(runs_dir) for run_hash, run in plan["runs"].items()}
     work = {path.name: path for path in sorted((runs_dir / ".work").glob("*")) if path.is_dir() and not path.suffix}
-    queue = queued()
+    queue = answered()
     failed: dict[str, str] = {}
     for run_hash in [*planned, *(one for one in work if one not in planned)]:
         if run_hash not in done:
@@ -81,10 +88,22 @@ def of_finished(manifest: Manifest) -> RunStatus:
     stale = row is not None and version != row.version
     detail = f"by version {version} of the stage, now {row.version}" if row and stale else manifest.started
     made = manifest.seconds, manifest.attempt
-    return RunStatus(manifest.name, manifest.stage, "finished", detail, manifest.hash, *made)
+    score = main_score(manifest.facts.get("scores") or {})
+    return RunStatus(manifest.name, manifest.stage, "finished", detail, manifest.hash, *made, score=score)
 
 
-def queued() -> set[str] | None:
+def main_score(scores: Mapping[str, float]) -> str | None:
+    """`mgsm sw 16.0`: the primary metric of an evaluation's first task; of several languages their mean."""
+    for task in dict.fromkeys(name.partition("/")[0] for name in scores):
+        metric = PRIMARY.get(family(task), ("", ""))[0]
+        places = [name.split("/")[1] for name in scores if re.fullmatch(rf"{task}/[^/]+/{re.escape(metric)}", name)]
+        if places:
+            place = "mean" if "mean" in places else places[0]
+            return f"{task} {place} {percent(metric) * scores[f'{task}/{place}/{metric}']:.1f}"
+    return None
+
+
+def answered() -> set[str] | None:
     """Of this user, in Slurm's queue; None where it does not answer."""
     try:
         return in_queue()

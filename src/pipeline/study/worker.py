@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import Held, PipelineError
+from pipeline.progress import quiet
 from pipeline.runs import state
 from pipeline.runs.folders import folder_name, folder_of
 from pipeline.runs.lease import holder, job
@@ -100,6 +101,7 @@ def end_with_the_parent() -> None:
 
 
 def main() -> int:
+    quiet()
     if len(sys.argv) > 1:
         return of_array(Path(sys.argv[1]))
     answers = os.fdopen(os.dup(1), "w", buffering=1)
