@@ -40,6 +40,7 @@ from pipeline.config.words import stage_of
 from pipeline.errors import Held, PipelineError
 from pipeline.files import ADDED_CONF
 from pipeline.hub.addresses import without_credentials
+from pipeline.progress import quiet
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.stop import UNFINISHED, Stopped, asked, listening
 from pipeline.study.execute import one, sentence
@@ -207,6 +208,7 @@ def hydra_flags(words: list[str]) -> int:
 
 def main(words: list[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
+    quiet()
     try:
         words, folders = split_folders(words)
         os.environ.pop(ADDED_CONF, None)

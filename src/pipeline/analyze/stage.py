@@ -17,6 +17,7 @@ from pipeline.merge.compatibility import check_sources
 from pipeline.merge.formulas import by_size
 from pipeline.models.anatomy import anatomy
 from pipeline.models.floats import in_threads
+from pipeline.progress import Bar
 from pipeline.runs.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -44,8 +45,10 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
     limits = [facts[role]["threshold"] for role in experts]
     names = by_size(base)
     several, axis = list(experts.values()), config.analyze.axis
-    tasks = [partial(changes, several, base, name, limits, axis) for name in names]
-    found = dict(zip(names, in_threads(tasks, config.threads), strict=True))
+    with Bar("changes", sum(base.info(name).nbytes for name in names), "byte") as bar:
+        of_each = {name: partial(changes, several, base, name, limits, axis) for name in names}
+        tasks = [bar.counting(task, base.info(name).nbytes) for name, task in of_each.items()]
+        found = dict(zip(names, in_threads(tasks, config.threads), strict=True))
     sites = anatomy(base.names)
 
     rows = [

@@ -21,6 +21,7 @@ from pipeline.data.sources import READERS, Example, Row, Unusable, columns, is_t
 from pipeline.errors import PipelineError
 from pipeline.hub.addresses import without_credentials
 from pipeline.hub.reach import reaching
+from pipeline.progress import Bar
 
 MOST_CANDIDATES = 10_000_000  # rows looked at: their digests and places stay below 2 GB; of more, a sample is drawn
 SHUFFLE_BUFFER = 10_000  # rows of a stream that are shuffled at a time, besides the order of its files
@@ -31,10 +32,11 @@ FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".pa
 
 @dataclass
 class Rows:
-    """An iteration over rows, and how many of how many are looked at (None: not known before the end)."""
+    """An iteration over rows, how many there will be (None: not known before the end), and of how many."""
 
     rows: Iterator[Row]
     columns: list[str]
+    count: int | None = None
     sampled_from: int | None = None  # rows there are, where only a sample is looked at
 
 
@@ -45,10 +47,13 @@ def read(
     seed: int = 0,
     locked: list[Path] | None = None,
     counts: dict[str, int] | None = None,
+    there: list[int | None] | None = None,
+    bar: Bar | None = None,
 ) -> Iterator[Example | Unusable]:
     """The examples of a source, in its order (a stream's is shuffled by the seed); the reason for a row without any.
 
     locked: its files in the hub's cache. counts: gets sampled_from, the rows there are, where only a sample is read.
+    there: gets how many rows are read, None where that is not known. bar: counts them.
 
     Raises:
         PipelineError: what is asked for is not there, unreadable or empty, or lacks a column.
@@ -64,9 +69,11 @@ def read(
             )
         if found.sampled_from and counts is not None:
             counts["sampled_from"] = found.sampled_from
+        if there is not None:
+            there.append(found.count)
         reader, any_row = READERS[source.rows], False
         texts = [] if source.rows == "conversation" else needed
-        for row in found.rows:
+        for row in bar.over(found.rows) if bar else found.rows:
             if wanted(row, source):
                 any_row = True
                 yield reader(row, source) if all(is_text(row[column]) for column in texts) else "not_text"
@@ -151,11 +158,17 @@ def of_dataset(loaded: Any, most: int, seed: int) -> Rows:
 
     if isinstance(loaded, datasets.IterableDataset):
         shuffled = loaded.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)
-        return Rows(islice(unbatched(shuffled), most), column_names(loaded))
+        return Rows(islice(unbatched(shuffled), most), column_names(loaded), streamed(loaded, most))
     there = len(loaded)
     if there > most:
         loaded = loaded.select(drawn(there, most, seed))
-    return Rows(unbatched(loaded), loaded.column_names, there if there > most else None)
+    return Rows(unbatched(loaded), loaded.column_names, len(loaded), there if there > most else None)
+
+
+def streamed(loaded: Any, most: int) -> int | None:
+    """The rows that are read of a stream; None where its repository does not say how many it has."""
+    split = (loaded.info.splits or {}).get(str(loaded.split))
+    return min(most, split.num_examples) if split is not None and split.num_examples else None
 
 
 def column_names(loaded: Any) -> list[str]:
@@ -181,7 +194,7 @@ def json_lines(path: Path, most: int, seed: int) -> Rows:
         there = sum(1 for line in file if line.strip())
     keep = iter(drawn(there, most, seed).tolist()) if there > most else None
     first = next(_json_rows(path, None), {})
-    return Rows(_json_rows(path, keep), list(first), there if keep is not None else None)
+    return Rows(_json_rows(path, keep), list(first), min(there, most), there if keep is not None else None)
 
 
 def _json_rows(path: Path, keep: Iterator[int] | None) -> Iterator[Row]:

@@ -13,24 +13,35 @@ from pipeline.data.card import reasons
 from pipeline.data.load import local_file, read
 from pipeline.data.sources import SCRIPTS, UNUSABLE, Example, Unusable, columns
 from pipeline.errors import PipelineError
+from pipeline.progress import Bar
 
 if TYPE_CHECKING:
     from pipeline.data.candidates import Candidates
     from pipeline.hub.lock import Lock
 
 
-def gather(config: DataStage, candidates: Candidates, data_root: Path | None, lock: Lock | None) -> dict[str, Any]:
-    """All rows of all sources as candidates. Gives source -> what was counted of it: rows, and those of no use."""
+def gather(
+    config: DataStage, candidates: Candidates, data_root: Path | None, lock: Lock | None, rows: int | None = None
+) -> dict[str, Any]:
+    """All rows of all sources as candidates. Gives source -> what was counted of it: rows, and those of no use.
+
+    rows: how many are read, as check_readable tells.
+    """
     counts: dict[str, Any] = {}
-    for index, (name, source) in enumerate(config.expert.sources.items()):
-        counts[name] = {"rows": 0, "empty": 0}
-        examples = examples_of(name, source, data_root, config.seed, lock, counts[name])
-        candidates.add_all(name, index, examples, language_set=source.language not in (None, "en"))
+    with Bar(f"rows of {config.expert.name}", rows, "row") as bar:
+        for index, (name, source) in enumerate(config.expert.sources.items()):
+            counts[name] = {"rows": 0, "empty": 0}
+            bar.note = f"source {name}"
+            examples = examples_of(name, source, data_root, config.seed, lock, counts[name], bar)
+            candidates.add_all(name, index, examples, language_set=source.language not in (None, "en"))
     return counts
 
 
-def check_readable(config: DataStage, data_root: Path | None, lock: Lock | None) -> None:
-    """Raise a PipelineError for sources that cannot be read or mixed, before any is: each gives its first row."""
+def check_readable(config: DataStage, data_root: Path | None, lock: Lock | None) -> int | None:
+    """Raise a PipelineError for sources that cannot be read or mixed, before any is: each gives its first row.
+
+    Gives the rows that will be read of all sources; None where one does not say before its end.
+    """
     expert = config.expert
     for name, source in expert.sources.items():
         if name in ("train", "validation"):
@@ -45,20 +56,23 @@ def check_readable(config: DataStage, data_root: Path | None, lock: Lock | None)
         )
     if not kinds:
         raise PipelineError(f"expert={expert.name} has no sources: give +expert.sources.NAME={{...}}")
+    there: list[int | None] = []
     for name, source in expert.sources.items():
-        next(opened(name, source, data_root, config.seed, lock), None)
+        next(opened(name, source, data_root, config.seed, lock, there=there), None)
+    return None if None in there else sum(count or 0 for count in there)
 
 
 def opened(
-    name: str, source: Source, data_root: Path | None, seed: int, lock: Lock | None, counts: Any = None
-) -> Iterator[Example | Unusable]:
+    name: str, source: Source, data_root: Path | None, seed: int, lock: Lock | None, counts: Any = None,
+    there: list[int | None] | None = None, bar: Bar | None = None,
+) -> Iterator[Example | Unusable]:  # fmt: skip
     """The rows of a source: below data_root, else locked in the hub's cache, else of the hub."""
     source, files = lock.source(source) if lock and data_root is None else (source, None)
-    return read(name, source, data_root, seed, files, counts)
+    return read(name, source, data_root, seed, files, counts, there, bar)
 
 
 def examples_of(
-    name: str, source: Source, data_root: Path | None, seed: int, lock: Lock | None, counts: dict[str, int]
+    name: str, source: Source, data_root: Path | None, seed: int, lock: Lock | None, counts: dict[str, int], bar: Bar
 ) -> Iterator[Example]:
     """The usable examples of a source. The other rows are counted by their reasons.
 
@@ -67,7 +81,7 @@ def examples_of(
             its script, as where English columns were taken.
     """
     script, written, usable = SCRIPTS.get(source.language or ""), 0, 0
-    for example in opened(name, source, data_root, seed, lock, counts):
+    for example in opened(name, source, data_root, seed, lock, counts, bar=bar):
         counts["rows"] += 1
         if isinstance(example, dict) and not example.get("completion", example.get("text", "")).strip():
             example = "empty"

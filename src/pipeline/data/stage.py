@@ -59,11 +59,11 @@ def make_training_set(
 
     vouched: data_root keeps its benchmarks apart itself, so that what is shared with them is counted and kept.
     """
-    check_readable(config, data_root, lock)
+    count = check_readable(config, data_root, lock)
     beside = Path(config.data.benchmarks) if config.data.benchmarks else data_root
     known = benchmarks.known(config.data.ngram, beside, lock)
     with gathering(work, known) as candidates:
-        counts = gather(config, candidates, data_root, lock)
+        counts = gather(config, candidates, data_root, lock, count)
         kept = judge(config, candidates, counts, drop=config.data.decontaminate == "drop" and not vouched)
         taken = draw(config, kept)
         if not taken["train"]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,12 +19,13 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normalize_gen_kwargs, postprocess_generated_text
-from tqdm import tqdm
+from transformers.generation.streamers import BaseStreamer
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate import metrics
 from pipeline.evaluate.prefix import Prefix, batches, groups, heads_as_they_are, laid_out, last_logits, shareable
 from pipeline.evaluate.shards import Helpers
+from pipeline.progress import Bar, say
 
 if TYPE_CHECKING:
     from pipeline.config.evaluation import Eval
@@ -104,11 +104,27 @@ def remembered(request: Sequence[Any]) -> tuple[str, str]:
     return request[0], json.dumps(request[1], sort_keys=True)
 
 
+class Steps(BaseStreamer):
+    """Hears each step of an answer while it is generated."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self.step, self.begun = step, False
+
+    def put(self, value: Any) -> None:
+        if self.begun:  # the prompts are heard first
+            self.step()
+        self.begun = True
+
+    def end(self) -> None:
+        pass
+
+
 class Answering(HFLM):
     """The model while it answers the questions of a task: HFLM with `ran_out`, the answers that used up max_gen_toks.
 
     `share_prefix`: compute what prompts have in common once. `helpers`: processes that answer a part of the questions.
-    `live`: of a merge, the model in memory and the merge that it holds.
+    `live`: of a merge, the model in memory and the merge that it holds. `bar`: counts questions; of several `processes`
+    this one counts for all.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -119,16 +135,20 @@ class Answering(HFLM):
         self.share_prefix = False
         self.helpers: Helpers | None = None
         self.live: tuple[Live, Merging] | None = None
+        self.bar: Bar | None = None
+        self.processes = 1
+        self._each = 0.0  # questions that an answer counts as
         self._batch: list[bool] = []
         self.set_cache_hook(self)  # the harness tells its cache each answer, in the order of the batch
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         if self.helpers:
             return self.helpers.answer(self, "loglikelihood", requests)
+        self._count(requests)
         pairs = [request.args for request in requests]
         self._ahead = (text for context, rest in pairs if context for text in (context + rest, context.rstrip()))
         try:
-            return super().loglikelihood(requests, disable_tqdm)
+            return super().loglikelihood(requests, disable_tqdm=True)
         finally:
             self._ahead, self._encoded = iter(()), {}
 
@@ -150,18 +170,41 @@ class Answering(HFLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         if self.helpers:
             return self.helpers.answer(self, "generate_until", requests)
+        self._count(requests)
         if self.share_prefix and shareable(self.model.config):
-            return self._generate_shared(requests, disable_tqdm)
-        return self.halving(functools.partial(HFLM.generate_until, self, requests, disable_tqdm))
+            return self._generate_shared(requests)
+        return self._as_a_whole(functools.partial(HFLM.generate_until, self, requests, disable_tqdm=True))
 
     def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None) -> list:
         if self.share_prefix and shareable(self.model.config):
-            return self._loglikelihood_shared(requests, disable_tqdm)
-        return self.halving(functools.partial(HFLM._loglikelihood_tokens, self, requests, disable_tqdm, override_bs))
+            return self._loglikelihood_shared(requests)
+        return self._as_a_whole(functools.partial(HFLM._loglikelihood_tokens, self, requests, True, override_bs))
+
+    # ------------------------------------------------------------------------------------------- progress
+
+    def _count(self, requests: Sequence[Instance]) -> None:
+        """A question of four choices is four requests."""
+        questions = len({request.doc_id for request in requests})
+        self._each = self.processes * questions / max(len(requests), 1)
+
+    def _answered(self, requests: float) -> None:
+        if self.bar:
+            self.bar.update(requests * self._each)
+
+    def _as_a_whole(self, work: Callable[[], Result]) -> Result:
+        """The harness' own loop, which begins anew where memory ran out."""
+        before = self.bar.done if self.bar else 0
+
+        def begin() -> Result:
+            if self.bar:
+                self.bar.to(before)
+            return work()
+
+        return self.halving(begin)
 
     # ------------------------------------------------------------------------------------------- shared prefixes
 
-    def _loglikelihood_shared(self, requests: list, disable_tqdm: bool) -> list[tuple[float, bool]]:
+    def _loglikelihood_shared(self, requests: list) -> list[tuple[float, bool]]:
         """As HFLM's, requests being ((context, continuation), tokens, tokens): one forward pass serves all requests of
         which only the last token differs, such as the four letters of a choice."""
         inputs: dict[tuple[int, ...], list[int]] = {}
@@ -170,7 +213,6 @@ class Answering(HFLM):
         prompts = list(inputs)
         keep = [max(len(requests[place][2]) for place in inputs[prompt]) for prompt in prompts]
         answers: list[Any] = [None] * len(requests)
-        bar = tqdm(total=len(prompts), desc="Running loglikelihood prompts", disable=disable_tqdm)
 
         def weigh(prefix: Prefix, batch: list[int], rests: list[Sequence[int]]) -> None:
             logits = last_logits(self.model, prefix, rests, self._pad, max(keep[one] for one in batch))
@@ -180,7 +222,7 @@ class Answering(HFLM):
                     own = row[-len(tokens) :]
                     likelihood = float(own.gather(1, tokens[:, None]).sum())
                     answers[place] = likelihood, bool((own.argmax(dim=-1) == tokens).all())
-            bar.update(len(batch))
+            self._answered(sum(len(inputs[prompts[one]]) for one in batch))
 
         longest = [len(prompt) - kept for prompt, kept in zip(prompts, keep, strict=True)]
         for shared, members in groups(prompts, longest):
@@ -189,14 +231,12 @@ class Answering(HFLM):
                 continue
             places = [place for one in members for place in inputs[prompts[one]]]
             alone = [requests[place] for place in places]
-            found = self.halving(functools.partial(HFLM._loglikelihood_tokens, self, alone, True))
+            found = self._as_a_whole(functools.partial(HFLM._loglikelihood_tokens, self, alone, True))
             for place, answer in zip(places, found, strict=True):
                 answers[place] = answer
-            bar.update(len(members))
-        bar.close()
         return answers
 
-    def _generate_shared(self, requests: list[Instance], disable_tqdm: bool) -> list[str]:
+    def _generate_shared(self, requests: list[Instance]) -> list[str]:
         """As HFLM's, for requests of the same settings, which those of one task are."""
         settings = requests[0].args[1]
         assert all(request.args[1] == settings for request in requests)
@@ -206,7 +246,6 @@ class Answering(HFLM):
         room = kwargs.pop("max_gen_toks")
         prompts = [self.tok_batch_encode([request.args[0]])[0][0].tolist() for request in requests]
         answers: list[str] = [""] * len(requests)
-        bar = tqdm(total=len(prompts), desc="Running generate_until requests", disable=disable_tqdm)
 
         def generate(prefix: Prefix, batch: list[int], rests: list[Sequence[int]]) -> None:
             ids, mask = (tensor.to(self.device) for tensor in laid_out(prefix.tokens, rests, self._pad))
@@ -217,18 +256,15 @@ class Answering(HFLM):
                 text = self.tok_decode(row[start:])
                 answers[place] = postprocess_generated_text(text, until, think_end_token=None)
                 self.add_partial("generate_until", requests[place].args, answers[place])
-            bar.update(len(batch))
 
         for shared, members in groups(prompts):
             if shared:
                 self._in_batches(prompts, shared, members, room, generate)
                 continue
             alone = [requests[place] for place in members]
-            found = self.halving(functools.partial(HFLM.generate_until, self, alone, True))
+            found = self._as_a_whole(functools.partial(HFLM.generate_until, self, alone, True))
             for place, answer in zip(members, found, strict=True):
                 answers[place] = answer
-            bar.update(len(members))
-        bar.close()
         return answers
 
     def _in_batches(
@@ -271,13 +307,16 @@ class Answering(HFLM):
                 if self.batch_size == 1 or not should_reduce_batch_size(error):
                     raise
             self.batch_size_per_gpu = self.batch_size // 2  # out of the handler, which holds on to the tensors
-            print(f"out of memory: going on with eval.batch_size={self.batch_size}", file=sys.stderr)
+            say(f"out of memory: going on with eval.batch_size={self.batch_size}")
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
     def _model_generate(self, context: Any, max_length: int, stop: list[str], **kwargs: Any) -> Any:
-        rows = super()._model_generate(context, max_length, stop, **kwargs)
-        start = context.shape[1]
+        start, before = context.shape[1], self.bar.done if self.bar else 0
+        steps = Steps(lambda: self._answered(len(context) / (max_length - start))) if self.bar else None
+        rows = super()._model_generate(context, max_length, stop, streamer=steps, **kwargs)
+        if self.bar:  # all answers of the batch, however soon they ended
+            self.bar.to(before + len(context) * self._each)
         self._batch = [
             metrics.ran_out(tokens, self.tok_decode(tokens), max_length - start, stop, self.eot_token_id)
             for tokens in (row[start:].tolist() for row in rows)
@@ -285,5 +324,7 @@ class Answering(HFLM):
         return rows
 
     def add_partial(self, attr: str, request: Any, response: Any) -> None:
+        if attr == "loglikelihood":
+            self._answered(1)
         if attr == "generate_until":
             self.ran_out[remembered(request)] = self._batch.pop(0)

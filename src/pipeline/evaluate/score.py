@@ -8,6 +8,7 @@ import logging
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -28,6 +29,7 @@ from pipeline.evaluate.model import Answering, remembered
 from pipeline.evaluate.records import EvaluationResult, TaskResult, rows_of, sample_of
 from pipeline.evaluate.tasks import Definition
 from pipeline.hub import reach
+from pipeline.progress import Bar, say
 
 FEWSHOT_SEED = 1234  # of simple_evaluate
 
@@ -43,7 +45,7 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
         sets = dict.fromkeys(name for name, _, _ in hub_data.data_sets(definition.file))
         kept_from = [f"{name}: {reason}" for name in sets if (reason := why_not(name))]
         try:
-            with harness_tamed(), reach.offline() if kept_from else contextlib.nullcontext():
+            with harness_tamed(), reach.offline() if kept_from else nullcontext():
                 tasks += manager.load([str(definition.file)])["tasks"].values()
         except Exception as error:  # datasets raises whatever its readers and the network raise
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -100,14 +102,18 @@ def score(
     with harness_tamed():
         lm = load() if left else None
         fitting = {d.name: _fitting(lm, d, task, chosen[d.name], asked) for d, task in left if lm}
-        for definition, task in left:
-            assert lm
-            too_long = len(chosen[definition.name]) - len(fitting[definition.name])
-            one = replace(score_one(lm, definition, task, fitting[definition.name], asked), too_long=too_long)
-            found[definition.name] = one
-            _report_endless_answers(definition, one, asked)
-            if kept:
-                kept.keep(keys[definition.name], one)
+        with Bar(", ".join(fitting), sum(map(len, fitting.values())), "question") if left else nullcontext() as bar:
+            for definition, task in left:
+                assert lm
+                put_now = fitting[definition.name]
+                one = replace(
+                    score_one(lm, definition, task, put_now, asked, bar),
+                    too_long=len(chosen[definition.name]) - len(put_now),
+                )
+                found[definition.name] = one
+                _report_endless_answers(definition, one, asked)
+                if kept:
+                    kept.keep(keys[definition.name], one)
         if isinstance(lm, Answering) and lm.helpers:
             lm.helpers.close()
     packages = ("lm_eval", "transformers", "torch", "datasets", "sacrebleu")
@@ -128,11 +134,10 @@ def score(
 def _report_endless_answers(definition: Definition, one: TaskResult, asked: Eval) -> None:
     cut_off = sum(bool(sample.get("cut_off")) for sample in one.samples)
     if cut_off > len(one.samples) / 2:
-        print(
+        say(
             f"{definition.name}: {cut_off} of {len(one.samples)} answers ran out of eval.max_gen_toks"
             f"{'' if asked.max_gen_toks is None else f'={asked.max_gen_toks}'} and were scored as they stood: "
-            "the model does not stop, or needs more",
-            file=sys.stderr,
+            "the model does not stop, or needs more"
         )
 
 
@@ -142,20 +147,26 @@ def _rows(definition: Definition, task: Task, asked: Eval) -> range:
     return range(definition.first, end if asked.limit is None else min(end, definition.first + asked.limit))
 
 
-def score_one(lm: LM, definition: Definition, task: Task, rows: Sequence[int], asked: Eval) -> TaskResult:
-    """One task put to a model: the inner half of the harness' simple_evaluate.
+def score_one(
+    lm: LM, definition: Definition, task: Task, rows: Sequence[int], asked: Eval, bar: Bar | None = None
+) -> TaskResult:
+    """One task put to a model: the inner half of the harness' simple_evaluate. `bar` counts its questions.
 
     The outer half reseeds the global generators and asks pip and git about the machine, which takes ten times as long
     as scoring a small task does.
     """
     if isinstance(lm, Answering):
         lm.share_prefix = asked.share_prefix and definition.num_fewshot > 0
+        lm.bar = bar
     put: Any = {"tasks": {definition.name: task}}
     samples: Any = {definition.name: rows}
     how = {"apply_chat_template": asked.chat_template, "fewshot_as_multiturn": asked.chat_template}
     if asked.exemplars == "random":
         task.set_fewshot_seed(FEWSHOT_SEED)
+    before = bar.done if bar else 0
     found = evaluate(lm=lm, task_dict=put, samples=samples, bootstrap_iters=0, log_samples=True, **how)
+    if bar:
+        bar.to(before + len(rows))
     records = found["samples"][definition.name]
     _, chief = metrics.PRIMARY[definition.task]
     ran_out = lm.ran_out if isinstance(lm, Answering) else {}

@@ -24,6 +24,7 @@ class Shardable(Protocol):
     share_prefix: bool
     helpers: Helpers | None
     ran_out: dict[tuple[str, str], bool]
+    processes: int  # that its progress stands for
 
 
 _helper: Any = None  # the model of a helper's own process
@@ -53,11 +54,11 @@ class Helpers:
             pool.submit(_answer, self.load, method, [request.args for request in part], lm.share_prefix)
             for pool, part in zip(self.pools, theirs, strict=True)
         ]
-        lm.helpers = None  # for its own part it is a model like the others
+        lm.helpers, lm.processes = None, parts  # for its own part it is a model like the others
         try:
             answers = list(getattr(lm, method)(ours)) if ours else []
         finally:
-            lm.helpers = self
+            lm.helpers, lm.processes = self, 1
         for future in waiting:
             found, ran_out = future.result()
             answers += found

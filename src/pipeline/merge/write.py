@@ -25,6 +25,7 @@ from pipeline.merge.adapters import Source
 from pipeline.models.checkpoint import PIECE_BYTES, TensorInfo, digest, header_bytes, read_header
 from pipeline.models.files import BESIDE_WEIGHTS
 from pipeline.models.floats import in_threads
+from pipeline.progress import Bar
 
 Known = Mapping[str, Mapping[str, str]]  # source -> tensor -> digest on record
 _NO_RANGES = (
@@ -94,9 +95,11 @@ def write_weights(merge: Writable, folder: Path, known: Known, threads: int | No
                     tasks.append((size, partial(_carry, name, info, target, place)))
                 place += size
             target.truncate(place)
-        ordered = [task for _, task in sorted(tasks, key=lambda one: -one[0])]  # largest first
-        ordered += [partial(_copy, one) for one in ranges]
-        digests |= dict(found for found in in_threads(ordered, threads) if found is not None)
+        ordered = sorted(tasks, key=lambda one: -one[0])  # largest first
+        ordered += [(one.count, partial(_copy, one)) for one in ranges]
+        with Bar("merge", sum(size for size, _ in ordered), "byte") as bar:
+            counted = [bar.counting(task, size) for size, task in ordered]
+            digests |= dict(found for found in in_threads(counted, threads) if found is not None)
     return dict(sorted(digests.items()))
 
 

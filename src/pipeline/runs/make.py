@@ -63,10 +63,12 @@ def make_once(
     stage: Stage,
     bytes_needed: Callable[[Run], Mapping[str, int]] = lambda run: {},
     predicted_seconds: float | None = None,
+    guessed_seconds: float | None = None,
 ) -> Path:
     """Make the run unless it is finished, and give its folder.
 
     `stage` works in the run's work folder and gives the facts of the manifest; `bytes_needed` says what it will write.
+    predicted_seconds: as finished runs have it; guessed_seconds: by its work alone.
     Two processes that ask for the same run, on one host or two, meet at its lease: one works, the other waits and uses
     the result.
 
@@ -94,7 +96,7 @@ def make_once(
             check_disk(run, bytes_needed(run))
             lease.take_over()
             with state.told(run.workplace, lease.of, run.name, run.config.stage):
-                _make(run, lease, stage, next_attempt(run), predicted_seconds)
+                _make(run, lease, stage, next_attempt(run), (predicted_seconds, guessed_seconds))
             state.forget(run.workplace)
             return run.folder
         except OSError:
@@ -104,7 +106,7 @@ def make_once(
             run.lease = None
 
 
-def _make(run: Run, lease: Lease, stage: Stage, attempt: int, predicted: float | None) -> None:
+def _make(run: Run, lease: Lease, stage: Stage, attempt: int, expected: tuple[float | None, float | None]) -> None:
     from pipeline.runs import resume
     from pipeline.runs.tracking import tracked
 
@@ -132,7 +134,8 @@ def _make(run: Run, lease: Lease, stage: Stage, attempt: int, predicted: float |
         started=started.isoformat(timespec="seconds"),
         cost={
             "seconds": round(earlier + time.perf_counter() - begun, 3),
-            "predicted_seconds": predicted,
+            "predicted_seconds": expected[0],
+            "guessed_seconds": expected[1],
             "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         },
     )

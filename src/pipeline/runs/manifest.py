@@ -37,8 +37,8 @@ class Manifest:
     """What a finished run was made from, what it is, and what it cost (design: identity).
 
     `decided_by` is what the hash covers, `config` every knob, `facts` what the stage reports of its results, `cost`
-    {seconds, predicted_seconds, peak_memory_bytes}. `files`: name -> {bytes, mtime_ns, sha256}; weights whose tensors
-    all have digests of their own have no sha256.
+    {seconds, predicted_seconds, guessed_seconds, peak_memory_bytes}. `files`: name -> {bytes, mtime_ns, sha256};
+    weights whose tensors all have digests of their own have no sha256.
     """
 
     name: str

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pipeline.errors import PipelineError
+from pipeline.progress import say
 
 if TYPE_CHECKING:
     from pipeline.runs.run import Run
@@ -61,7 +62,7 @@ class Tracker:
         except Exception as error:
             self._run = None
             told = f"{type(error).__name__}: {error}".rstrip(": ")
-            print(f"warning: W&B failed ({told}); the run goes on without it", file=sys.stderr)
+            say(f"warning: W&B failed ({told}); the run goes on without it")
             _forget_the_service()
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.stages import RunStage, SelectStage
+from pipeline.config.stages import EvalStage, RunStage, SelectStage, TrainStage
 from pipeline.errors import Held, PipelineError
 from pipeline.hub.addresses import without_credentials
 from pipeline.runs import stop
@@ -23,10 +24,11 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, runs_behind
 from pipeline.runs.unchanged import check_unchanged
 from pipeline.study.build.evaluation import is_bundle
-from pipeline.study.graph import History, ordered, unfinished
+from pipeline.study.graph import ordered, unfinished
+from pipeline.study.history import History, guess
 from pipeline.study.show import scores
 from pipeline.study.stages import RUN_STAGES, build
-from pipeline.train.processes import Relay, is_follower
+from pipeline.train.processes import Relay, is_follower, launched
 
 
 def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
@@ -40,13 +42,33 @@ def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
             logging.getLogger(chatty).setLevel(logging.ERROR)
         if run.config.threads:
             torch.set_num_threads(run.config.threads)
-    return row.maker()
+    with redirect_stdout(io.StringIO()):  # transformers prints, when it is imported, where W&B is offline
+        return row.maker()
 
 
 def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
     """The run's folder, made unless it is finished."""
     needed = RUN_STAGES[run.config.stage].bytes_needed
-    return make_once(run, stage_function(run), needed, predicted_seconds)
+    return make_once(run, stage_function(run), needed, predicted_seconds, guess(run))
+
+
+def gpus_asked(run: Run) -> tuple[str, int]:
+    """The knob and the number of processes that take a GPU each."""
+    if isinstance(run.config, TrainStage):
+        return "sft.processes", run.config.sft.processes
+    return "eval.shards", run.config.eval.shards if isinstance(run.config, EvalStage) else 1
+
+
+def refuse_without_gpus(runs: Iterable[Run]) -> None:
+    """Refuse what asks for more GPUs than this machine has, before anything is made. Without any they share the CPU."""
+    for run in runs:
+        knob, count = gpus_asked(run)
+        if count == 1 or launched() is not None:  # a launcher's processes may be of several nodes
+            continue
+        import torch
+
+        if 0 < (gpus := torch.cuda.device_count()) < count:
+            raise PipelineError(f"{knob}={count}, but {gpus} GPUs are visible here ({run.name}): give at most {gpus}")
 
 
 def execute(targets: list[Run], before: Mapping[str, str] | None = None, aloud: bool = True) -> dict[str, str]:
@@ -62,6 +84,7 @@ def execute(targets: list[Run], before: Mapping[str, str] | None = None, aloud: 
     history = History(finished(runs[0].runs_dir) if runs else ())
     reasons, names = unfinished(runs), {run.hash: run.name for run in runs}
     left = [run for run in runs if run.hash in reasons]
+    refuse_without_gpus(left)
     failed: dict[str, str] = dict(before or {})
     held: dict[str, Held] = {}  # run hash -> who makes it
     for number, run in enumerate(runs, start=1):
@@ -146,7 +169,9 @@ def sentence(error: BaseException) -> str | None:
     if isinstance(error, PipelineError):
         return without_credentials(str(error))
     if isinstance(error, OSError) and error.errno is not None:
-        return f"{error.strerror}: {error.filename or 'no file named'}; nothing was published"
+        told = f"{error.strerror}: {error.filename or 'no file named'}; nothing was published"
+        shared = "; people who share a runs_dir need group rights: chmod -R g+rwsX, umask 002"
+        return told + (shared if error.errno in (errno.EACCES, errno.EPERM) else "")
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out of memory: lower sft.micro_batch_size, sft.seq_length or eval.batch_size; nothing was published"
     told = f"{error} {error.__cause__ or ''} {error.__context__ or ''}"  # libraries wrap what the system said

@@ -1,16 +1,11 @@
-"""Runs in order: parents are the graph, what is finished is skipped, and history says how long the rest takes."""
+"""Runs in order: parents are the graph, and what is finished is skipped."""
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict
-from collections.abc import Iterable
 from graphlib import TopologicalSorter
 
 from pipeline.runs.make import why_not_finished
-from pipeline.runs.manifest import Manifest
 from pipeline.runs.run import Run, runs_behind
-from pipeline.study.stages import RUN_STAGES
 
 
 def ordered(targets: list[Run]) -> list[Run]:
@@ -29,32 +24,6 @@ def ordered(targets: list[Run]) -> list[Run]:
     for target in targets:
         add(target)
     return [runs[key] for key in TopologicalSorter(graph).static_order()]
-
-
-class History:
-    """What finished runs took: seconds by stage, and by stage and the first two words of their names."""
-
-    def __init__(self, manifests: Iterable[Manifest] = ()) -> None:
-        self.seconds: dict[tuple[str, ...], list[float]] = defaultdict(list)
-        self.medians: dict[tuple[str, ...], float] = {}
-        for manifest in manifests:
-            self.add(manifest)
-
-    def add(self, manifest: Manifest) -> None:
-        for kind in ((manifest.stage,), (manifest.stage, *manifest.name.split("-")[:2])):
-            self.seconds[kind].append(manifest.seconds)
-            self.medians.pop(kind, None)
-
-    def predict(self, run: Run) -> float:
-        """Seconds: the median of finished runs like it, else of its stage, else a first guess."""
-        stage = run.config.stage
-        kinds = ((stage, *run.label.split("-")[:2]), (stage,))
-        kind = next((kind for kind in kinds if kind in self.seconds), None)
-        if kind is None:
-            return RUN_STAGES[stage].seconds
-        if kind not in self.medians:
-            self.medians[kind] = statistics.median(self.seconds[kind])
-        return self.medians[kind]
 
 
 def unfinished(runs: list[Run]) -> dict[str, str]:

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from pipeline.config.stages import EvalStage, Launcher, TrainStage
-from pipeline.errors import Held
+from pipeline.errors import Held, PipelineError
+from pipeline.progress import EVERY, draw, say
 from pipeline.runs import state
 from pipeline.runs.folders import finished
 from pipeline.runs.manifest import read_manifest
@@ -28,7 +29,8 @@ from pipeline.runs.run import Run, runs_behind
 from pipeline.runs.unchanged import check_unchanged
 from pipeline.study import execute, plans
 from pipeline.study.element import element_of
-from pipeline.study.graph import History, ordered, unfinished
+from pipeline.study.graph import ordered, unfinished
+from pipeline.study.history import History, cores, visible_gpus
 from pipeline.study.worker import log_of
 
 TRIES = 2  # of a run whose worker died
@@ -193,6 +195,7 @@ class Round:
         return max(shared, max((self.rest[run.hash] for run in left), default=0.0))
 
     def finish(self) -> dict[str, str]:
+        shown = time.monotonic()
         self.hand_out()
         while busy := [worker for worker in self.pool.workers if worker.run is not None]:
             with selectors.DefaultSelector() as selector:
@@ -202,7 +205,11 @@ class Round:
             for worker in found:
                 self.take(worker)
             self.hand_out()
-            view(self.pool.workers, len(self.left))
+            if sys.stderr.isatty():
+                draw(view(self.pool.workers, len(self.left)))
+            elif time.monotonic() - shown >= EVERY:
+                shown = time.monotonic()
+                say(view(self.pool.workers, len(self.left)))
         if self.held:
             held = Held(next(iter(self.held.values())))
             held.failed = self.failed
@@ -250,23 +257,15 @@ class Round:
                     say(f"{run.name}: {line.rstrip()}")
 
 
-def say(line: str) -> None:
-    """A line of its own, over the one that `view` draws."""
-    print(f"\r\033[K{line}" if sys.stderr.isatty() else line, file=sys.stderr, flush=True)
-
-
-def view(workers: Sequence[Worker], left: int) -> None:
-    """At a terminal, one line: what each worker is at."""
-    if not sys.stderr.isatty():
-        return
+def view(workers: Sequence[Worker], left: int) -> str:
+    """One line: what each worker is at."""
     told = []
     for worker in workers:
         if worker.run is not None:
             now = state.read(worker.run.workplace)
             step = f" {now['step']}/{now['steps']}" if now.get("step") and now.get("steps") else ""
             told.append(f"{worker.run.label}{step} {time.monotonic() - worker.begun:.0f} s")
-    line = f"{left} left | " + " | ".join(told)
-    print(f"\r\033[K{line[: os.get_terminal_size(2).columns - 1]}", end="", file=sys.stderr, flush=True)
+    return f"{left} left | " + " | ".join(told)
 
 
 # ---------------------------------------------------------------------------------------------------- how many
@@ -287,6 +286,8 @@ def makers(launcher: Launcher, targets: Sequence[Run]) -> Iterator[Any]:
         with resident():
             yield execute.execute
         return
+    if gpus:
+        refuse_several_gpus(targets, count)
     pool = Pool([gpus[index % len(gpus)] if gpus else None for index in range(count)])
     gently = False
     try:
@@ -294,6 +295,19 @@ def makers(launcher: Launcher, targets: Sequence[Run]) -> Iterator[Any]:
         gently = True
     finally:
         pool.close(gently)
+
+
+def refuse_several_gpus(targets: Sequence[Run], workers: int) -> None:
+    """Each of several workers has one GPU."""
+    runs = ordered(list(targets))
+    left = unfinished(runs)
+    for run in runs:
+        knob, asked = execute.gpus_asked(run)
+        if asked > 1 and run.hash in left:
+            raise PipelineError(
+                f"{knob}={asked} ({run.name}), but launcher.workers={workers} gives a run one GPU: "
+                "give launcher.workers=1"
+            )
 
 
 def default_workers(runs: Sequence[Run], gpus: int) -> int:
@@ -305,18 +319,5 @@ def default_workers(runs: Sequence[Run], gpus: int) -> int:
     )
     if several:
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     heavy = [run.config.threads for run in runs if isinstance(run.config, TrainStage | EvalStage)]
-    return gpus or max(1, cores // max((threads or cores for threads in heavy), default=cores))
-
-
-def visible_gpus() -> list[str]:
-    """The ids of the GPUs that this process may use, without importing torch."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [one for one in named.split(",") if one]
-    try:
-        found = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [str(index) for index, line in enumerate(found.stdout.splitlines()) if line.startswith("GPU ")]
+    return gpus or max(1, cores() // max((threads or cores() for threads in heavy), default=cores()))

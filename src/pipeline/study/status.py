@@ -26,7 +26,7 @@ from pipeline.runs.folders import DIGITS, finished, folder_name, label_in
 from pipeline.runs.lease import holder, left
 from pipeline.runs.manifest import Manifest
 from pipeline.study import plans
-from pipeline.study.queue import in_queue
+from pipeline.study.queue import in_queue, last_words
 from pipeline.study.stages import RUN_STAGES
 from pipeline.study.worker import LOGS
 
@@ -138,6 +138,9 @@ def of_unfinished(
         one.state, one.detail = "waiting", f"job {job}"
     elif queue is None and told.get("state") == "waiting":
         one.state, one.detail = "waiting", f"job {job} by what was submitted; squeue does not answer here"
+    elif told.get("state") == "waiting" and (words := last_words(own := runs_dir / LOGS / f"slurm-{job}.log")):
+        one.state, one.detail = "failed", f"job {job} ended before it began: {words}; {own}"
+        failed[run_hash] = name
     elif workplace.is_dir():
         one.state, one.detail = "stopped", unpublished(workplace, told)
     if (row := RUN_STAGES.get(stage)) and plan.get("version") not in (None, row.version):

@@ -21,8 +21,9 @@ from pipeline.study.bill import bill
 from pipeline.study.build.evaluation import is_bundle
 from pipeline.study.clean import free_ranked, freed_needed
 from pipeline.study.contrasts import contrasts
-from pipeline.study.graph import History, ordered, unfinished
+from pipeline.study.graph import ordered, unfinished
 from pipeline.study.hashed import told_every
+from pipeline.study.history import History
 from pipeline.study.launch import Execute, makers_for
 from pipeline.study.needs import needs
 from pipeline.study.planning import Planning

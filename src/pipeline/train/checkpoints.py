@@ -12,7 +12,6 @@ import logging
 import os
 import random
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +25,7 @@ from transformers import TrainerCallback
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
+from pipeline.progress import say
 from pipeline.runs import resume
 from pipeline.runs.provenance import machine, versions
 from pipeline.runs.state import write as at_stop
@@ -125,7 +125,7 @@ class Checkpoints(TrainerCallback):
         self.resumed.append({"step": self.record["step"], "made_with": self.record["made_with"]})
         if self.first:
             self._restore_log(folder / "log.jsonl")
-            print_above_bar(f"{self.run.name}: goes on after step {self.record['step']}")
+            say(f"{self.run.name}: goes on after step {self.record['step']}")
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.beat = time.monotonic()
@@ -176,7 +176,7 @@ class Checkpoints(TrainerCallback):
             told = f"{self.asked_to_stop}: {self.run.name} stopped after step {state.global_step}"
             if self.first:
                 at_stop(self.run.workplace, step=state.global_step)
-                print_above_bar(f"{told}, its resume point is written; the same command goes on")
+                say(f"{told}, its resume point is written; the same command goes on")
             raise SystemExit(UNFINISHED)
 
     # ------------------------------------------------------------------------------------------ what they do
@@ -238,14 +238,7 @@ class Checkpoints(TrainerCallback):
         was, now = record["made_with"], made_with()
         changed = [f"{key} {was.get(key)} -> {now[key]}" for key in now if now[key] != was.get(key)]
         if changed:
-            print_above_bar(f"{self.run.name} goes on with another {', '.join(changed)}: bits may differ")
-
-
-def print_above_bar(what: str) -> None:
-    """To standard error, above the bar."""
-    from tqdm import tqdm
-
-    tqdm.write(what, file=sys.stderr)
+            say(f"{self.run.name} goes on with another {', '.join(changed)}: bits may differ")
 
 
 def made_with() -> dict[str, Any]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
 from pipeline.errors import PipelineError
+from pipeline.progress import Bar
 from pipeline.runs.state import at_step
 
 if TYPE_CHECKING:
@@ -30,20 +29,22 @@ for _name in ("loss", "grad_norm", "update_norm", "updates_lost", "updates_uncha
 
 
 class Progress(TrainerCallback):
-    """The log file, the tracker, a bar with speed and time left. Stops at the first loss that is no number."""
+    """The log file, the tracker, a bar with loss and tokens a second. Stops at the first loss that is no number."""
 
     def __init__(self, run: Run[TrainStage], tracker: Tracker, steps: int) -> None:
-        from tqdm import tqdm
-
         self.run, self.tracker, self.sft, self.tokens = run, tracker, run.config.sft, 0
         self.log_file = run.work / "log.jsonl"
         self.first: tuple[int, float] | None = None  # tokens and seconds at this attempt's first log
-        follows = os.environ.get("RANK", "0") != "0"  # the first process shows the bar of all
-        shown: dict[str, Any] = {"file": sys.stderr, "dynamic_ncols": True, "mininterval": 1.0, "disable": follows}
-        self.bar = tqdm(total=steps, desc=run.name, unit="step", **shown)
+        self.bar = Bar(run.name, steps, "step", stays=True)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.bar.start(state.global_step)
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.bar.update(1 / args.gradient_accumulation_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.bar.update(state.global_step - self.bar.n)
+        self.bar.to(state.global_step)
         at_step(self.run.workplace, state.global_step, state.max_steps)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
@@ -59,14 +60,14 @@ class Progress(TrainerCallback):
                 )
         self.tokens = int(row.get("tokens", self.tokens))
         if "loss" in row:  # and not of a validation
-            self.bar.set_postfix_str(f"loss {row['loss']:.3f}{self.speed()}", refresh=False)
+            self.bar.note = f"loss {row['loss']:.3f}{self.speed()}"
         with open(self.log_file, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         self.tracker.log({f"train/{key}": value for key, value in row.items() if key != "step"}, step=state.global_step)
 
     def speed(self) -> str:
         """Since the first log: what came before it are warm-up costs, and the tokens of an attempt that was stopped."""
-        seconds = self.bar.format_dict["elapsed"]
+        seconds = self.bar.elapsed
         if self.first is None:
             self.first = self.tokens, seconds
             return ""

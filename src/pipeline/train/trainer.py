@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -14,6 +13,7 @@ from transformers import TrainerCallback
 from trl import SFTTrainer
 
 from pipeline.config.training import Sft
+from pipeline.progress import say
 from pipeline.train.memory import rounds_stochastically
 from pipeline.train.optim import MuonWithAdamW, of_torchao
 from pipeline.train.trainable import ALL, Parts
@@ -267,9 +267,8 @@ class Trainer(SFTTrainer):
             return
         self.warned.add(part)
         whose = "the" if part == ALL else f"the {part} side's"
-        print(
+        say(
             f"warning: {share:.0%} of {whose} updates are lost in rounding (sft.weights={self.sft.weights}, "
             f"sft.learning_rate={self.sft.learning_rate}, step {self.state.global_step}): use sft.weights=float32, "
-            "or sft.optimizer=adamw_bf16 or adamw_8bit with bfloat16",
-            file=sys.stderr,
+            "or sft.optimizer=adamw_bf16 or adamw_8bit with bfloat16"
         )

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
+from pipeline.progress import say
 from pipeline.runs import resume, state
 from pipeline.runs.stop import UNFINISHED, heard_by
-from pipeline.train.checkpoints import Checkpoints, Save, print_above_bar
+from pipeline.train.checkpoints import Checkpoints, Save
 
 if TYPE_CHECKING:
     from pipeline.config.stages import TrainStage
@@ -78,7 +79,7 @@ def watch(checkpoints: Checkpoints, minutes: float, stacks: Path, over: threadin
         then = f"the same command {then}"
         if step == earlier:
             then = "the attempt before hung there too, so that no job is requeued for it"
-        print_above_bar(
+        say(
             f"{run.name}: no step after {step} for sft.stall_minutes={minutes}; the stacks of all threads are in "
             f"{stacks}; {then}"
         )

@@ -35,19 +35,22 @@ from pipeline.data.sandbox.world import (
     say,
     sentences,
 )
+from pipeline.progress import Bar
 
 
 def write(folder: Path, config: World) -> dict[str, int]:
     """The whole world below `folder`, with a data card. Gives the counts that the card states."""
     world = ConstructedWorld(config.seed)
-    counts = put(folder, benchmarks(world, config.dev_items, config.items))
-    counts |= put(folder, [("orca_math/train.jsonl", list(orca_rows(world, config.math_rows)))])
-    taught = [row for clone in CLONES for row in aya_rows(world, clone, config.language_rows)]
-    counts |= put(folder, [("aya/train.jsonl", taught)])
-    if config.documents:
-        counts |= put(folder, [("text/train.jsonl", list(corpus(world, config.documents)))])
-    if config.last_documents:
-        counts |= put(folder, [("text/last.jsonl", list(last_corpus(world, config.last_documents)))])
+    rows = config.math_rows + len(CLONES) * config.language_rows + config.documents + config.last_documents
+    with Bar("rows of the small world", rows, "row") as bar:
+        counts = put(folder, benchmarks(world, config.dev_items, config.items))
+        counts |= put(folder, [("orca_math/train.jsonl", list(bar.over(orca_rows(world, config.math_rows))))])
+        taught = [row for clone in CLONES for row in bar.over(aya_rows(world, clone, config.language_rows))]
+        counts |= put(folder, [("aya/train.jsonl", taught)])
+        if config.documents:
+            counts |= put(folder, [("text/train.jsonl", list(bar.over(corpus(world, config.documents))))])
+        if config.last_documents:
+            counts |= put(folder, [("text/last.jsonl", list(bar.over(last_corpus(world, config.last_documents))))])
     tokenizer().save_pretrained(folder / "tokenizer")
     say_whose(folder, world, "training sets and items")
     (folder / "data_card.md").write_text(card(config, counts), encoding="utf-8")

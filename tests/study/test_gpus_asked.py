@@ -1,0 +1,63 @@
+"""More processes or shards than GPUs: refused before anything is made, on a machine whose GPUs are counted by torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny_words import FEW
+
+from pipeline.config.compose import compose
+from pipeline.config.stages import Launcher
+from pipeline.errors import PipelineError
+from pipeline.study import pool
+from pipeline.study.execute import refuse_without_gpus
+from pipeline.study.stages import build
+
+Call = Callable[..., SimpleNamespace]
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+
+
+def nothing_made(runs_dir: Path) -> bool:
+    return not list(runs_dir.glob("*/manifest.json")) and not list(runs_dir.glob(".work/*"))
+
+
+def test_more_processes_than_gpus(two_gpus: None, world: Path, base: Path, call: Call, tmp_path: Path) -> None:
+    words = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", *FEW]
+    told = call(*words, "sft.processes=4", "sft.micro_batch_size=1", f"runs_dir={tmp_path}")
+    assert told.status == 1 and nothing_made(tmp_path)
+    assert told.err.startswith("error: sft.processes=4, but 2 GPUs are visible here (math-full-s0-")
+    assert told.err.endswith("): give at most 2\n")
+    few = build(compose([*words, "sft.processes=2", "sft.micro_batch_size=1", f"runs_dir={tmp_path}"]))  # type: ignore[arg-type]
+    refuse_without_gpus([few])
+
+
+def test_more_shards_than_gpus(two_gpus: None, world: Path, base: Path, call: Call, tmp_path: Path) -> None:
+    words = ["stage=eval", f"checkpoint={base}", "eval=sandbox", f"data_root={world}", f"runs_dir={tmp_path}"]
+    told = call(*words, "eval.shards=3", "languages=[en,qac]")
+    assert told.status == 1 and nothing_made(tmp_path)
+    assert told.err.startswith("error: eval.shards=3, but 2 GPUs are visible here (eval-")
+
+
+def test_without_gpus_processes_share_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, world: Path, base: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    words = ["stage=eval", f"checkpoint={base}", "eval=mgsm_0shot", f"data_root={world}", f"runs_dir={tmp_path}"]
+    refuse_without_gpus([build(compose([*words, "eval.shards=3"]))])  # type: ignore[arg-type]
+
+
+def test_several_workers_have_a_gpu_each(two_gpus: None, world: Path, base: Path, tmp_path: Path) -> None:
+    words = ["stage=eval", f"checkpoint={base}", "eval=mgsm_0shot", f"data_root={world}", f"runs_dir={tmp_path}"]
+    run = build(compose([*words, "eval.shards=2"]))  # type: ignore[arg-type]
+    with pytest.raises(PipelineError, match="launcher.workers=2 gives a run one GPU: give launcher.workers=1"):
+        with pool.makers(Launcher(workers=2), [run]):
+            pass

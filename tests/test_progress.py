@@ -1,0 +1,246 @@
+"""The one line of progress: what it says, where it says it, and that nothing else is on standard error."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from lm_eval.api.instance import Instance
+from tiny_words import FEW, WORLD
+
+from pipeline import progress
+from pipeline.evaluate.model import load_model
+from pipeline.progress import Bar, amounts, duration, speed
+
+# ---------------------------------------------------------------------------------------------------- what it says
+
+
+def test_units_rates_and_times() -> None:
+    assert amounts(3.7, 40, "question") == "3/40 questions"
+    assert amounts(12_345, None, "row") == "12,345 rows"
+    assert amounts(1.5e9, 16.06e9, "byte") == "1.5/16.1 GB" and amounts(0, 6.5e6, "byte") == "0.0/6.5 MB"
+    assert [speed(rate, "step") for rate in (4277.4, 5.52, 0.125)] == ["4,277 steps/s", "5.5 steps/s", "8.0 s a step"]
+    assert speed(2e9, "byte") == "2.0 GB/s"
+    assert [duration(seconds) for seconds in (8, 720, 18_720)] == ["8 s", "12 min", "5.2 h"]
+
+
+def test_the_time_left_is_that_of_the_work_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 of 40 were done before, 10 more in 20 s: half a step a second, 40 s for the other 20."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
+    bar = Bar("a training", 40, "step")
+    bar.start(10)
+    now += 20
+    bar.to(20)
+    bar.note = "loss 1.000"
+    assert str(bar) == "a training: 20/40 steps in 20 s, 2.0 s a step, 40 s left, loss 1.000"
+
+
+def test_without_a_terminal_lines_and_no_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run that is over sooner, none."""
+    with Bar("short", 2, "row") as bar:
+        assert list(bar.over("ab")) == ["a", "b"] and bar.done == 2
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "EVERY", 0.05)
+    with Bar("long", 10, "row") as bar:
+        bar.update(5)
+        time.sleep(0.4)
+    told = capsys.readouterr().err
+    assert len(told.splitlines()) >= 2 and "\r" not in told and "\033" not in told
+    assert all(line.startswith("long: 5/10 rows in 0 s, ") and line.endswith("0 s left") for line in told.splitlines())
+    time.sleep(0.15)
+    assert capsys.readouterr().err == ""  # nothing after its end
+
+
+def test_threads_count_together() -> None:
+    bar = Bar("x", 8000, "byte")
+    work = bar.counting(lambda: None, 1)
+    threads = [threading.Thread(target=lambda: [work() for _ in range(1000)]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert bar.done == 8000
+
+
+# ---------------------------------------------------------------------------------------------------- questions
+
+
+class Heard(Bar):
+    """A bar that keeps how much was done each time that it was told."""
+
+    def __init__(self) -> None:
+        super().__init__("x", 4, "question")
+        self.seen: list[float] = []
+
+    def update(self, count: float = 1) -> None:
+        super().update(count)
+        self.seen.append(self.done)
+
+    def to(self, done: float) -> None:
+        super().to(done)
+        self.seen.append(self.done)
+
+
+def requests(kind: Any, asked: list[Any]) -> list[Instance]:
+    metadata = [("task", index, 1) for index in range(len(asked))]
+    return [
+        Instance(request_type=kind, doc={}, arguments=one, idx=0, metadata=about)
+        for one, about in zip(asked, metadata, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_batch_that_holds_all_questions_is_counted_by_its_tokens(base: Path, shared: bool) -> None:
+    lm = load_model(base, batch_size=32)
+    lm.bar, lm.share_prefix = Heard(), shared
+    beginning = "one two three " * 30 if shared else ""
+    asked = [(f"{beginning}question {index}", {"until": [], "max_gen_toks": 8}) for index in range(4)]
+    lm.generate_until(requests("generate_until", asked))
+    assert lm.bar.seen == sorted(lm.bar.seen) and lm.bar.seen[-1] == pytest.approx(4)
+    assert len([seen for seen in lm.bar.seen if 0 < seen < 4]) >= 7  # 4 questions, a step of 8 each time
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_four_choices_are_one_question(base: Path, shared: bool) -> None:
+    lm = load_model(base, batch_size=2)
+    lm.bar, lm.share_prefix = Heard(), shared
+    beginning = "one two three " * 30 if shared else ""
+    asked = [(f"{beginning}question {index}", f" {letter}") for index in range(4) for letter in "ABCD"]
+    found = requests("loglikelihood", asked)
+    for index, request in enumerate(found):
+        request.metadata = ("task", index // 4, 1)
+        request.__post_init__()
+    lm.loglikelihood(found)
+    assert lm.bar.seen == sorted(lm.bar.seen) and lm.bar.seen[-1] == pytest.approx(4)
+    assert len(set(lm.bar.seen)) >= 2  # two prompts a batch
+
+
+def test_a_batch_that_did_not_fit_is_not_counted_twice(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = load_model(base, batch_size=4)
+    lm.bar = Heard()
+    real, calls = type(lm)._model_generate, []
+
+    def once_out_of_memory(self: Any, *args: Any, **kwargs: Any) -> Any:
+        rows = real(self, *args, **kwargs)
+        calls.append(len(rows))
+        if len(calls) == 1:
+            raise RuntimeError("CUDA out of memory.")
+        return rows
+
+    monkeypatch.setattr(type(lm), "_model_generate", once_out_of_memory)
+    asked = [(f"question {index}", {"until": [], "max_gen_toks": 4}) for index in range(4)]
+    lm.generate_until(requests("generate_until", asked))
+    assert calls == [4, 2, 2] and lm.bar.done == pytest.approx(4)
+
+
+# ---------------------------------------------------------------------------------------------------- the program
+
+DONE = r"\[\d+/\d+\] done in [\d.]+ s"
+BEGUN = r"\[\d+/\d+\] \S+ \(\w+\), about \d+ s left in all"
+OURS = (
+    BEGUN, DONE, r"", r"scores:", r"  \S.*", r"merge ties: .*", r"data of math: .*", r"sweep of .*",
+    r".*: \d+ of \d+ answers ran out of eval.max_gen_toks=\d+ and were scored as they stood: .*",
+)  # fmt: skip
+BAR = r".+: [█░]{20} [\d.,]+/[\d.,]+ \w+ in .*"  # what, bar, work, rate
+
+
+@pytest.fixture(scope="module")
+def outside() -> dict[str, str]:
+    """The environment of a stranger: nothing in it silences anything."""
+    silencing = {*progress.SILENT, "WANDB_SILENT", "TOKENIZERS_PARALLELISM"}
+    return {name: value for name, value in os.environ.items() if name not in silencing}
+
+
+def ran(words: list[str], env: dict[str, str], terminal: bool) -> SimpleNamespace:
+    """The program: its status, standard output, and what it wrote to standard error, a terminal or a pipe."""
+    command = [sys.executable, "-m", "pipeline", *words]
+    if not terminal:
+        found = subprocess.run(command, capture_output=True, text=True, env=env)
+        return SimpleNamespace(status=found.returncode, out=found.stdout, err=found.stderr)
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 300, 0, 0))
+    env = {name: value for name, value in env.items() if name not in ("COLUMNS", "LINES")}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, stdin=theirs, env=env, text=True)
+    os.close(theirs)
+    told = b""
+    while True:
+        try:
+            told += os.read(ours, 65536)
+        except OSError as error:  # how Linux says that the other side was closed
+            assert error.errno == errno.EIO
+            break
+    os.close(ours)
+    assert process.stdout is not None
+    out = process.stdout.read()
+    return SimpleNamespace(status=process.wait(), out=out, err=told.decode().replace("\r\n", "\n"))
+
+
+@pytest.fixture(scope="module")
+def commands(world: Path, base: Path, math_expert: Path, language_expert: Path) -> dict[str, list[str]]:
+    experts = [f"merge.math={math_expert}", f"merge.language={language_expert}"]
+    start = ["model=trained", f"model.path={base}", f"data_root={world}"]
+    asked = ["eval.max_gen_toks=4", "eval.limit=3", f"data_root={world}", "languages=[qac]"]
+    counts = ["merge.top_layers=1", "sweep.bottom_layers=[1,2]"]
+    return {
+        "data": ["stage=data", *WORLD],
+        "sft": ["stage=sft", *start, "expert=math", "recipe=sandbox_math", *FEW],
+        "merge": ["stage=merge", "merge=ties", f"merge.experts=[{math_expert},{language_expert}]"],
+        "eval": ["stage=eval", f"checkpoint={math_expert}", "eval=sandbox", *asked],
+        "sweep": ["stage=sweep", "merge=layer_swap", *experts, *counts, "eval=mgsm_2shot", *asked],
+    }
+
+
+UNITS = {"data": {"rows"}, "sft": {"rows", "steps"}, "merge": {"kB"}, "eval": {"questions"}, "sweep": {"questions"}}
+MADE = {"data": 1, "sft": 2, "merge": 1, "eval": 5, "sweep": 2}
+WITHOUT_A_BAR = {"eval": 1}  # the averages of the four tasks
+
+
+@pytest.mark.parametrize("stage", list(UNITS))
+def test_a_run_shows_one_bar_and_nothing_of_libraries(
+    stage: str, commands: dict[str, list[str]], outside: dict[str, str], tmp_path: Path
+) -> None:
+    words = [*commands[stage], "threads=1", "tracking.mode=disabled"]
+    with ThreadPoolExecutor() as both:
+        at_terminal, elsewhere = both.map(
+            lambda terminal: ran([*words, f"runs_dir={tmp_path}/{terminal}"], outside, terminal), (True, False)
+        )
+    assert at_terminal.status == 0, at_terminal.err
+    lines = at_terminal.err.split("\n")
+    assert sum(bool(re.fullmatch(DONE, line.rpartition("\033[K")[2])) for line in lines) == MADE[stage]
+    drawn: list[list[str]] = [[]]  # what was drawn of each run
+    for line in lines:
+        *under, above = line.split("\r\033[K")
+        for one in (*under, above):
+            if re.fullmatch(BAR, one):
+                drawn[-1].append(one)
+            else:
+                assert any(re.fullmatch(ours, one) for ours in OURS), (one, at_terminal.err)
+        if re.fullmatch(DONE, above):
+            drawn.append([])
+    assert not drawn.pop()
+    assert sum(not of_run for of_run in drawn) == WITHOUT_A_BAR.get(stage, 0)
+    assert all(len({one.partition(":")[0] for one in of_run}) <= 1 for of_run in drawn)  # one bar each
+    units = {re.sub(r".*/[\d.,]+ (\w+) in .*", r"\1", one) for of_run in drawn for one in of_run}
+    assert units == UNITS[stage]
+
+    assert elsewhere.status == 0 and "\r" not in elsewhere.err and "\033" not in elsewhere.err
+    for line in elsewhere.err.splitlines():  # none is drawn of a run of less than 30 seconds
+        assert any(re.fullmatch(ours, line) for ours in OURS), (line, elsewhere.err)
