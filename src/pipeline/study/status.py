@@ -61,7 +61,7 @@ def show_status(config: StatusStage) -> str:
         standing = f"{one.state}{': ' if one.detail else ''}{one.detail}"
         rows.append((one.run, one.stage, seconds, attempt, one.score or "", standing))
     counts = [f"{sum(one.state == kind for one in found)} {kind}" for kind in dict.fromkeys(one.state for one in found)]
-    return "\n".join([*aligned(rows), ", ".join(counts) or "0 finished"])
+    return "\n".join([*aligned(rows, right={2, 3}), ", ".join(counts) or "0 finished"])
 
 
 def statuses(runs_dir: Path) -> list[RunStatus]:
@@ -86,7 +86,8 @@ def of_finished(manifest: Manifest) -> RunStatus:
     version = manifest.decided_by.get("version")
     row = RUN_STAGES.get(manifest.stage)
     stale = row is not None and version != row.version
-    detail = f"by version {version} of the stage, now {row.version}" if row and stale else manifest.started
+    begun = manifest.started[: len("2026-01-01T00:00")].replace("T", " ")
+    detail = f"by version {version} of the stage, now {row.version}" if row and stale else begun
     made = manifest.seconds, manifest.attempt
     score = main_score(manifest.facts.get("scores") or {})
     return RunStatus(manifest.name, manifest.stage, "finished", detail, manifest.hash, *made, score=score)
