@@ -188,7 +188,7 @@ def usage() -> str:
     last = (
         "A command's knobs and what they mean: --help behind it; their values: --cfg job. One run for each of several\n"
         "values: -m seed=0,1,2. What would run, and why: stage=plan table=... . Options and tables of your own:\n"
-        "--config-dir=DIR, laid out like conf/. README.md has examples of all."
+        "--config-dir=DIR, laid out like conf/. README.md and docs/ have examples."
     )
     return "\n".join([first, "", *lines, "", last])
 
