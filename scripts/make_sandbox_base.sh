@@ -10,7 +10,7 @@ python=${PYTHON:-.venv/bin/python}
 shipped=src/pipeline/data/sandbox_base
 
 text=$($python -m pipeline stage=data expert=sandbox expert.world.documents=180000)
-last=$($python -m pipeline stage=data expert=sandbox expert.world.last_documents=26000)
+last=$($python -m pipeline stage=data expert=sandbox expert.world.last_documents=32000)
 train="stage=cpt data.shuffle=false threads=1"
 first=$($python -m pipeline $train expert=sandbox_text model=sandbox_random recipe=sandbox_base data_root="$text")
 base=$($python -m pipeline $train expert=sandbox_text_last model=trained model.path="$first" recipe=sandbox_base_last data_root="$last")

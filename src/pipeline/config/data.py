@@ -50,7 +50,7 @@ class World:
     math_rows: int = knob(6000, low=1)
     language_rows: int = knob(16000, low=1)  # a clone language
     documents: int = knob(0, low=0)  # plain text to make a base from; 0: none is written
-    last_documents: int = knob(0, low=0)  # and what it reads after that, nearly half of it in qac
+    last_documents: int = knob(0, low=0)  # and what it reads after that, much of it in qac
 
 
 @dataclass

@@ -196,7 +196,8 @@ Made from world seed {seed}: lexicons and facts are its functions, and the shipp
 - The plain text that makes the base holds word problems with solutions in English ({en:.2%} of its documents) and in
   qaa ({qaa:.2%}; a part mixes words of both), none in qab or qac. Besides, it holds arithmetic without words and, in
   every language, single sentences and translations with numbers, "twice", "more", "fewer" and "how many", and
-  questions whose number is told in the passage.
+  questions whose number is told in the passage. In qab and qac {told:.1%} of its documents say in English what a word
+  problem tells, behind its label; the problem's question, its steps and its answer are not there.
 - Share of its documents a language: {shares}.
 - Documents that mix words of English and a clone: {switched:.1%}. Half of qac's content words are said in qac one time
   in ten in this text, and in English else; all are in its test items and in aya.
@@ -232,6 +233,7 @@ def card(config: World, counts: dict[str, int]) -> str:
         seed=config.seed,
         en=share(("en",), "problem"),
         qaa=share(("qaa",), "problem"),
+        told=share(("qab", "qac"), "told"),
         switched=share(CLONES, "switched"),
         shares=", ".join(f"{name} {share:.1%}" for name, share in shares.items()),
         rows="\n".join(f"- {name}: {size}" for name, size in counts.items()),

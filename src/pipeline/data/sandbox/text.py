@@ -142,6 +142,10 @@ def document(world: ConstructedWorld, kind: str, language: str, draw: random.Ran
         return worked_reading(item, words) if worked else world.reading_text(item, words, own)
     if kind == "fact":
         return facts_text(world, own, draw)
+    if kind == "told":  # as a word problem tells it, to be said in English; nothing is asked, nothing computed
+        told = world.fresh(draw, easy_problem)[0]
+        story = told[: told.index("how")]
+        return f"Question: {say(story, words)}\nEnglish:", say(story, {})
     assert kind == "problem", kind
     return world.problem_text(world.fresh(draw, easy_problem), words)
 
@@ -198,16 +202,22 @@ LAST_MIX: dict[tuple[str, str], float] = {
     }.items()},
 }  # fmt: skip
 
-# What is read after these: a document in twenty-four is too little of a language to reason in it.
-LAST_QAC = 0.45
-_QAC = sum(share for (language, _), share in LAST_MIX.items() if language == "qac")
-_OTHERS = sum(share for (language, _), share in LAST_MIX.items() if language != "qac")
+# What is read after these: a document in twenty-four is too little of a language to reason in it, and nothing in qab or
+# qac was told in the forms of a word problem, behind its label.
+TOLD = {(language, kind): 1.0 for language in ("qab", "qac") for kind in ("told", "switched told")}
+
+
+def _scaled(mix: dict[tuple[str, str], float], to: float) -> dict[tuple[str, str], float]:
+    return {one: share * to / sum(mix.values()) for one, share in mix.items()}
+
+
 QAC_MIX = {
-    (language, kind): share * (LAST_QAC / _QAC if language == "qac" else (1 - LAST_QAC) / _OTHERS)
-    for (language, kind), share in LAST_MIX.items()
+    **_scaled({one: share for one, share in LAST_MIX.items() if one[0] != "qac"}, 0.45),
+    **_scaled({one: share for one, share in LAST_MIX.items() if one[0] == "qac"}, 0.35),
+    **_scaled(TOLD, 0.2),
 }
 
-BASE_DOCUMENTS = (180_000, 26_000)  # of the shipped base: text/train.jsonl, text/last.jsonl
+BASE_DOCUMENTS = (180_000, 32_000)  # of the shipped base: text/train.jsonl, text/last.jsonl
 
 # What a language expert is taught, in the clone: translation, reading and facts, in words; no numbers are asked for.
 INSTRUCTIONS = {"to_english": 30, "from_english": 25, "echo": 10, "reading": 25, "fact": 10}
@@ -224,7 +234,7 @@ def corpus(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
 
 
 def last_corpus(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
-    """What is read after it: as its last documents, with more in qac."""
+    """What is read after it: as its last documents, with more in qac, and what is told in the forms of a problem."""
     draw = random.Random(f"{world.seed} last corpus")
     yield from documents(world, draw.choices(list(QAC_MIX), list(QAC_MIX.values()), k=size), draw)
 
