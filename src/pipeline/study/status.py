@@ -6,6 +6,7 @@ Slurm's queue is asked where it answers; its accounting never is.
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -15,6 +16,8 @@ from typing import Any
 
 from pipeline.config.stages import StatusStage
 from pipeline.errors import PipelineError
+from pipeline.evaluate.metrics import PRIMARY
+from pipeline.report.grid import percent
 from pipeline.report.text import aligned
 from pipeline.runs import resume, state
 from pipeline.runs.folders import DIGITS, finished, folder_name, label_in
@@ -28,7 +31,10 @@ from pipeline.study.worker import LOGS
 
 @dataclass
 class RunStatus:
-    """state: finished, running, waiting, blocked, failed, stopped, or planned. detail: what is to be known of it."""
+    """state: finished, running, waiting, blocked, failed, stopped, or planned. detail: what is to be known of it.
+
+    score: of an evaluation, main_score.
+    """
 
     run: str
     stage: str
@@ -41,6 +47,7 @@ class RunStatus:
     steps: int | None = None
     seconds_left: float | None = None
     log: str | None = None
+    score: str | None = None
 
 
 def show_status(config: StatusStage) -> str:
@@ -49,10 +56,11 @@ def show_status(config: StatusStage) -> str:
     found = statuses(runs_dir)
     if config.status.json:
         return json.dumps([asdict(one) for one in found], indent=1)
-    rows = [("run", "stage", "seconds", "attempt", "state")]
+    rows = [("run", "stage", "seconds", "attempt", "score", "state")]
     for one in found:
         seconds, attempt = (str(round(value)) if value is not None else "" for value in (one.seconds, one.attempt))
-        rows.append((one.run, one.stage, seconds, attempt, f"{one.state}{': ' if one.detail else ''}{one.detail}"))
+        now = f"{one.state}{': ' if one.detail else ''}{one.detail}"
+        rows.append((one.run, one.stage, seconds, attempt, one.score or "", now))
     counts = [f"{sum(one.state == kind for one in found)} {kind}" for kind in dict.fromkeys(one.state for one in found)]
     return "\n".join([*aligned(rows), ", ".join(counts) or "0 finished"])
 
@@ -81,7 +89,19 @@ def of_finished(manifest: Manifest) -> RunStatus:
     stale = row is not None and version != row.version
     detail = f"by version {version} of the stage, now {row.version}" if row and stale else manifest.started
     made = manifest.seconds, manifest.attempt
-    return RunStatus(manifest.name, manifest.stage, "finished", detail, manifest.hash, *made)
+    score = main_score(manifest.facts.get("scores", {})) if manifest.stage == "eval" else None
+    return RunStatus(manifest.name, manifest.stage, "finished", detail, manifest.hash, *made, score=score)
+
+
+def main_score(scores: dict[str, Any]) -> str:
+    """Of each task its primary metric out of 100, the mean of its languages: `mgsm 42.0, flores 31.5`."""
+    found: dict[str, list[float]] = {}
+    for name, value in scores.items():
+        task, *_, metric = name.split("/")
+        chief, _ = PRIMARY.get(task, ("", ""))
+        if metric == chief and name.count("/") == 2 and isinstance(value, int | float):  # with more, of a subject
+            found.setdefault(task, []).append(value * percent(metric))
+    return ", ".join(f"{task} {statistics.fmean(values):.1f}" for task, values in found.items())
 
 
 def answered() -> set[str] | None:
