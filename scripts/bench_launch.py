@@ -1,10 +1,15 @@
-"""What launching costs: the CPU of submitting 1,000 trainings, and how long a table takes with 1 and 2 workers.
+"""What launching costs: submitting 1,000 trainings, a job's start, a table with 1 and 2 workers and on two nodes.
 
 Submitting is measured with a stand-in for sbatch, so that it is this program's own time; beside the trainings it
-submits the data set that each needs. The table is made from nothing each time.
+submits the data set that each needs. Tables are made from nothing each time. --job and --makespan bring up the real
+Slurm of two nodes that tests/slurm has, as root: a job's overhead is from the first line of its script to the first
+step of its training, a makespan from the submission to the end of the last job. The critical path beside it is the
+longest chain of runs by their own seconds; what a choice waits for is not in it.
 
     python scripts/bench_launch.py                                             # prints the rows
-    python scripts/bench_launch.py --table sandbox --record results/bench/launch.json
+    python scripts/bench_launch.py --table sandbox --job --makespan sandbox --record results/bench/launch.json
+
+Rows of an earlier record that are not asked for stay in it.
 """
 
 from __future__ import annotations
@@ -17,9 +22,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pipeline.runs.folders import finished
 from pipeline.runs.provenance import machine, versions
 
 STAND_IN = """#!/bin/sh
@@ -62,21 +70,104 @@ def table(folder: Path, name: str, workers: int) -> dict[str, Any]:
             "cpu_seconds": round(cpu, 1)}  # fmt: skip
 
 
+@contextmanager
+def two_nodes() -> Iterator[Any]:
+    """The cluster of tests/slurm; clients find it by SLURM_CONF."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests/slurm"))
+    from cluster import Cluster
+
+    made = Cluster()
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
+
+
+def starting(folder: Path, cluster: Any) -> dict[str, Any]:
+    """From the first line of a job's script to the first step of its training."""
+    world = [sys.executable, "-m", "pipeline", "stage=data", "expert=sandbox", f"runs_dir={folder}/runs"]
+    data_root = subprocess.run(world, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    words = ["stage=sft", "expert=math", "model=sandbox", "recipe=sandbox_math", f"runs_dir={folder}/runs"]
+    words += [f"data_root={data_root}", "launcher=slurm", "launcher.gpus=0", "launcher.memory=1500M"]
+    words += [f"launcher.setup=['date +%s.%N > {folder}/$SLURM_ARRAY_JOB_ID']"]
+    status, _, _ = pipeline(words, **cluster.environment)
+    assert status == 75, status
+    told: dict[str, Any] = {}
+    while told.get("stage") != "sft" or not told.get("step"):
+        time.sleep(0.02)
+        if not cluster.jobs():
+            raise SystemExit("".join(path.read_text() for path in (folder / "runs/.logs").glob("*")))
+        for path in (folder / "runs/.work").glob("*/state.json"):
+            told = json.loads(path.read_text())
+            if told.get("stage") == "sft":
+                break
+    seconds = path.stat().st_mtime - float((folder / told["job"].partition("_")[0]).read_text())
+    cluster.run("scancel", "--me")
+    cluster.idle(60)
+    return {"what": "a job from its start to its first step", "step": told["step"], "wall_seconds": round(seconds, 1)}
+
+
+def makespan(folder: Path, name: str, cluster: Any) -> dict[str, Any]:
+    words = ["stage=table", f"table={name}", f"runs_dir={folder}/runs", "launcher=slurm", "launcher.gpus=0"]
+    words += ["launcher.memory=1500M"]
+    begun = time.perf_counter()
+    status, _, _ = pipeline(words, **cluster.environment)
+    assert status == 75, status
+    cluster.idle(4 * 3600)  # the last job asks again by itself until all is done
+    wall = time.perf_counter() - begun
+    status, _, _ = pipeline(words, **cluster.environment)
+    assert status == 0, status
+    longest, total = critical_path(folder / "runs")
+    return {"what": f"table={Path(name).stem}, two nodes", "wall_seconds": round(wall, 1),
+            "critical_path_seconds": round(longest, 1), "sum_of_runs_seconds": round(total, 1)}  # fmt: skip
+
+
+def critical_path(runs_dir: Path) -> tuple[float, float]:
+    """Seconds of the longest chain of parents, and of all runs."""
+    made = {one.hash: one for one in finished(runs_dir)}
+    longest: dict[str, float] = {}
+
+    def until(run_hash: str) -> float:
+        if run_hash not in longest:
+            one = made[run_hash]
+            before = [until(parent.hash) for parent in one.parents.values() if parent.hash in made]
+            longest[run_hash] = one.seconds + max(before, default=0.0)
+        return longest[run_hash]
+
+    return max(map(until, made)), sum(one.seconds for one in made.values())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--table", help="one that is made with 1 and 2 workers")
+    parser.add_argument("--job", action="store_true", help="a job's overhead, on two nodes of a real Slurm")
+    parser.add_argument("--makespan", metavar="TABLE", help="one that is made there")
     parser.add_argument("--record", type=Path)
     options = parser.parse_args()
-    rows, load = [], os.getloadavg()
-    with tempfile.TemporaryDirectory() as folder:
-        rows.append(submitting(Path(folder), options.runs))
-    for workers in (1, 2) if options.table else ():
+    rows: list[dict[str, Any]] = []
+
+    def measured(measure: Any, *given: Any) -> None:
+        load = round(os.getloadavg()[0], 2)
         with tempfile.TemporaryDirectory() as folder:
-            rows.append(table(Path(folder), options.table, workers))
-    print("\n".join(json.dumps(row) for row in rows))
+            Path(folder).chmod(0o755)
+            rows.append({**measure(Path(folder), *given), "load_before": load})
+        print(json.dumps(rows[-1]), flush=True)
+
+    measured(submitting, options.runs)
+    for workers in (1, 2) if options.table else ():
+        measured(table, options.table, workers)
+    if options.job or options.makespan:
+        with two_nodes() as cluster:
+            if options.job:
+                measured(starting, cluster)
+            if options.makespan:
+                measured(makespan, options.makespan, cluster)
     if options.record:
-        record = {"machine": machine(), "versions": versions(), "load": load, "rows": rows}
+        there = json.loads(options.record.read_text())["rows"] if options.record.is_file() else []
+        kept = [row for row in there if row["what"] not in {row["what"] for row in rows}]
+        record = {"machine": machine(), "versions": versions(), "rows": [*kept, *rows]}
         options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 

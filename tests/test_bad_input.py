@@ -83,16 +83,16 @@ def test_too_few_rows(words: list[str], expected: str, call: Callable[..., Simpl
 
 
 class FullDisk:
-    """The n-th call that writes below a folder finds no space. `calls` counts those that came so far."""
+    """The n-th call that writes below a folder finds no space, or a full quota. `calls` counts those so far."""
 
-    def __init__(self, folder: Path, fails: int) -> None:
-        self.folder, self.fails, self.calls = str(folder), fails, 0
+    def __init__(self, folder: Path, fails: int, number: int = errno.ENOSPC) -> None:
+        self.folder, self.fails, self.number, self.calls = str(folder), fails, number, 0
 
     def count(self, path: Any) -> None:
         if str(path).startswith(self.folder):
             self.calls += 1
             if self.calls == self.fails:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+                raise OSError(self.number, os.strerror(self.number), str(path))
 
     def patch(self, patch: pytest.MonkeyPatch) -> None:
         real_open = builtins.open
@@ -114,11 +114,13 @@ class FullDisk:
             patch.setattr(os, name, renames)
 
 
-def every_write_fails_once(call: Callable[..., SimpleNamespace], words: list[str], runs_dir: Path) -> int:
+def every_write_fails_once(
+    call: Callable[..., SimpleNamespace], words: list[str], runs_dir: Path, number: int = errno.ENOSPC
+) -> int:
     """Run the command again and again, each time with the next write failing, until none is left to fail. How many."""
     for fails in range(1, 100):
         shutil.rmtree(runs_dir, ignore_errors=True)
-        disk = FullDisk(runs_dir, fails)
+        disk = FullDisk(runs_dir, fails, number)
         with pytest.MonkeyPatch.context() as patch:
             disk.patch(patch)
             told = call(*words, f"runs_dir={runs_dir}")
@@ -127,14 +129,15 @@ def every_write_fails_once(call: Callable[..., SimpleNamespace], words: list[str
             return fails - 1
         if told.status == 0:  # where the folder was there already, or the run was published: nothing is lost
             continue
-        refused(told, "No space left on device")
+        refused(told, os.strerror(number))
         assert left(runs_dir) == []
     raise AssertionError("it never came through")
 
 
-def test_no_space_for_any_write_of_data(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_no_space_for_any_write_of_data(number: int, call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
     words = ["stage=data", "expert=math", f"data_root={lay(tmp_path / 'data', ROW)}", "tracking.mode=disabled"]
-    assert every_write_fails_once(call, words, tmp_path / "runs") > 5
+    assert every_write_fails_once(call, words, tmp_path / "runs", number) > 5
 
 
 def test_no_space_for_any_write_of_a_merge(
@@ -156,9 +159,10 @@ def training(base: Path, world: Path, *more: str) -> list[str]:
     return [*start, "recipe=sandbox_math", *FEW, "tracking.mode=disabled", *more]
 
 
-@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize(("wrapped", "number"), [(True, errno.ENOSPC), (True, errno.EDQUOT), (False, errno.EDQUOT)])
 def test_no_space_for_the_weights(
     wrapped: bool,
+    number: int,
     call: Callable[..., SimpleNamespace],
     base: Path,
     world: Path,
@@ -171,12 +175,12 @@ def test_no_space_for_the_weights(
 
     def full(*_: Any, **__: Any) -> None:
         if wrapped:
-            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.safetensors")
+            raise SafetensorError(f"Error while serializing: I/O error: {os.strerror(number)} (os error {number})")
+        raise OSError(number, os.strerror(number), "model.safetensors")
 
     monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", full)
     runs_dir = tmp_path / "runs"
-    refused(call(*training(base, world), f"runs_dir={runs_dir}"), "No space left on device")
+    refused(call(*training(base, world), f"runs_dir={runs_dir}"), os.strerror(number))
     assert [path.parent.name.partition("-")[0] for path in runs_dir.glob("*/manifest.json")] == ["data"]
 
 

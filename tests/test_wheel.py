@@ -53,3 +53,34 @@ def test_it_composes_and_plans_from_elsewhere(wheel: Path, tmp_path: Path) -> No
     done = subprocess.run(command, cwd=tmp_path, env=there, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "11 of 11 runs to make" in done.stdout
+
+
+MINE = """
+name: mine
+every: {model: sandbox, data_root: world, threads: 1}
+runs:
+  world: {stage: data, expert: sandbox, expert.world.items: 2, expert.world.dev_items: 2, expert.world.math_rows: 40,
+    expert.world.language_rows: 40}
+  base: {}
+score: {eval: mgsm_0shot, eval.max_gen_toks: 40, in: en}
+columns: {math: {}}
+rows: {base: {run: base}}
+"""
+
+
+def test_it_makes_a_table_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
+    """With the base, the tasks and the page that it holds; the second time nothing is made."""
+    installed, here = tmp_path / "installed", tmp_path / "here"
+    zipfile.ZipFile(wheel).extractall(installed)
+    here.mkdir()
+    (here / "mine.yaml").write_text(MINE)
+    there = os.environ | {"PYTHONPATH": str(installed), "WANDB_MODE": "disabled"}
+    command = [sys.executable, "-m", "pipeline", "stage=table", "table=./mine.yaml", "launcher.workers=1"]
+    for made in (2, 0):
+        done = subprocess.run(command, cwd=here, env=there, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "runs/reports/mine/index.html\n" and (here / done.stdout.strip()).is_file()
+        assert done.stderr.count("] done in ") == made, done.stderr
+    (scores,) = here.glob("runs/eval-*/scores.json")
+    assert '"n": 2' in scores.read_text()
+    assert not {path.name for path in here.iterdir()} - {"mine.yaml", "runs"}

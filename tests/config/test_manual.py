@@ -38,7 +38,9 @@ def test_a_knob_has_its_default_its_meaning_and_its_bounds(capsys: pytest.Captur
 
 @pytest.mark.parametrize("stage", conf.options("stage"))
 def test_every_command_has_one(stage: str) -> None:
-    assert manual([f"stage={stage}"]).startswith(f"stage={stage} reads")
+    text = manual([f"stage={stage}"])
+    assert text.startswith(f"stage={stage} reads")
+    assert "(name: 'str'" not in text and "<factory>" not in text  # no class without words shows its signature
 
 
 def test_the_defaults_are_those_that_are_composed() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -300,18 +299,6 @@ def test_own_rows_of_each_format_through_a_template(form: str, tmp_path: Path) -
     assert isinstance(config, DataStage)
     found = list(read("own", config.expert.sources["own"], tmp_path))
     assert found == [pair("Swali: Mji? ", "Nairobi"), pair("Swali: Jina? x", 'Jina ni "Ali"')]
-
-
-def test_the_example_of_the_readme(tmp_path: Path, call: Callable[..., SimpleNamespace]) -> None:
-    (tmp_path / "mine.csv").write_text("question,answer\nMji?,Nairobi\nJina?,Ali\n")
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    command = readme[readme.index("    python -m pipeline stage=data expert=own") :].partition("\n\n")[0]
-    words = shlex.split(command.replace("\\\n", " ").replace("DIR", str(tmp_path)))[3:]
-    told = call(*words, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled")
-    assert told.status == 0, told.err
-    rows = (Path(told.out.strip()) / "train.jsonl").read_text().splitlines()
-    assert sorted(rows)[1] == '{"prompt": "Swali: Mji?", "completion": "Nairobi"}'
-    assert len(command.splitlines()) < 10
 
 
 def test_own_bitext_conversations_and_text(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from made_up import asked, fact, passage, problem, write_rows
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate.tasks import task_definitions
+from pipeline.files import ADDED_CONF
 
 
 def build(
@@ -73,7 +75,8 @@ def test_the_hub_keeps_the_stock_data(tmp_path: Path) -> None:
         (asked("global_mmlu", 4), ("qac",), "homes: num_fewshot=4, but .*dev.jsonl has 3"),
         (asked("flores", 7), ("qac",), "num_fewshot=7, but .* has 6"),
         (asked("flores", 0), ("en",), "another language"),
-        (asked("global_mmlu", 0), ("th",), "no global_mmlu in Thai"),
+        (asked("global_mmlu", 0), ("th",), "global_mmlu/th/dev.jsonl: put it there"),
+        (asked("mgsm", 0), ("it",), "no mgsm in Italian: leave it out of languages"),
     ],
 )
 def test_a_wrong_request_is_refused(
@@ -81,6 +84,47 @@ def test_a_wrong_request_is_refused(
 ) -> None:
     with pytest.raises(PipelineError, match=message):
         build(data_root, tmp_path / "tasks", task, languages=languages)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "english"), [("belebele", "belebele_eng_Latn"), ("global_mmlu/full", "_en_template")]
+)
+def test_prompts_of_these_benchmarks_differ_in_the_rows_alone(benchmark: str, english: str) -> None:
+    """Why English's file serves a language that has none: all stock files say the same but the rows."""
+    import lm_eval
+
+    files = sorted((Path(lm_eval.__file__).parent / "tasks" / benchmark).glob("**/*"))
+    place = {"dataset_name", "task", "test_split", "fewshot_split", "include"}
+    pattern = "belebele_*_*.yaml" if benchmark == "belebele" else "_*_template_yaml"
+    said = {}
+    for file in (one for one in files if one.match(pattern)):
+        text = {key: value for key, value in yaml.safe_load(file.read_text()).items() if key not in place}
+        said[file.name] = text
+    assert len(said) > 40 and any(english in name for name in said)
+    assert len({json.dumps(text, sort_keys=True) for text in said.values()}) == 1
+
+
+def test_a_language_that_the_harness_has_not_is_asked_in_its_own_rows(
+    data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Belebele and Global MMLU by English's files; MGSM where the language's file says so."""
+    (tmp_path / "language").mkdir()
+    file = tmp_path / "language/kpz.yaml"
+    file.write_text("name: Kupsabiny\nflores: kpz_Latn\nscripts: [LATIN]\n")
+    monkeypatch.setenv(ADDED_CONF, str(tmp_path))
+    for benchmark in ("belebele", "global_mmlu", "mgsm"):
+        shutil.copytree(data_root / benchmark / "qac", data_root / benchmark / "kpz", dirs_exist_ok=True)
+    found = build(data_root, tmp_path, asked("belebele", 0), asked("global_mmlu", 2), languages=("kpz",))
+    kinds = [Path(yaml.safe_load(one.file.read_text())["include"][0]).name for one in found]
+    assert kinds == ["belebele_eng_Latn.yaml", "_en_template_yaml"]
+    with pytest.raises(PipelineError, match="no mgsm in Kupsabiny: .*give mgsm: en in kpz.yaml"):
+        build(data_root, tmp_path, asked("mgsm", 2), languages=("kpz",))
+    with pytest.raises(PipelineError, match="give data_root with belebele/kpz/test.jsonl"):
+        build(None, tmp_path, asked("belebele", 0), languages=("kpz",))
+    file.write_text(file.read_text() + "mgsm: en\n")
+    (one,) = build(data_root, tmp_path, asked("mgsm", 2), languages=("kpz",))
+    body = yaml.safe_load(one.file.read_text())
+    assert "mgsm_native_cot_en" in body["include"][0] and "mgsm/kpz" in str(body["dataset_kwargs"])
 
 
 def test_a_task_twice_is_refused(data_root: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 TERM, USR1 or KILL, to the process alone or to its whole tree, W&B offline. After each kill the same command goes on,
 until it ends; then the results are the bits of an undisturbed one, nothing finished was made twice, nothing is left.
+Commands are killed side by side, one a core. With `clocks` each start has one of them; on a `disk` of its own a command
+finds no space instead, from a random instant on until it has ended.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from pipeline.runs.folders import finished
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL)
 MOST = 6  # kills of one command, after which it is let be
+FULL = "No space left on device", "is too full for"  # what a command says, to any write or before it begins
 TRAINING = [
     *(
         "sft.seq_length=96",
@@ -47,12 +51,53 @@ class Command:
     seconds: float = 0.0
     expected: dict[str, str] = field(default_factory=dict)
 
-    def started(self, runs_dir: Path, log: Path) -> subprocess.Popen[bytes]:
-        words = [sys.executable, "-m", "pipeline", *self.words, f"runs_dir={runs_dir}"]
-        environment = {**os.environ, "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(
-            words, stdout=subprocess.DEVNULL, stderr=open(log, "ab"), env=environment, start_new_session=True
-        )
+    def started(
+        self, runs_dir: Path, log: Path, clock: str | None = None, before: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
+        words = [*before, sys.executable, "-m", "pipeline", *self.words, f"runs_dir={runs_dir}"]
+        environment = {**os.environ, "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1", **clock_of(clock)}
+        with open(log, "ab") as errors:
+            return subprocess.Popen(
+                words, stdout=subprocess.DEVNULL, stderr=errors, env=environment, start_new_session=True
+            )
+
+
+def faketime() -> Path | None:
+    """The library of Debian's package faketime, where it is installed."""
+    return next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+
+
+def clock_of(clock: str | None) -> dict[str, str]:
+    """What makes a process and those that it starts read a clock that is off, +10m. Times of files stay true, but for
+    those that it sets itself, as on a file system whose clients do that."""
+    if clock is None:
+        return {}
+    monotonic = {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
+    return {"LD_PRELOAD": str(faketime()), "FAKETIME": clock, "NO_FAKE_STAT": "1", **monotonic}
+
+
+@contextmanager
+def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
+    """A file system of its own. Root alone may make one."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextmanager
+def filled(disk: Path) -> Iterator[None]:
+    """Inside, the disk has no room."""
+    ballast = disk / "ballast"
+    try:
+        with suppress(OSError), open(ballast, "wb", buffering=0) as file:
+            while file.write(bytes(2**20)):
+                pass
+        yield
+    finally:
+        ballast.unlink()
 
 
 def commands(base: Path, world: Path, math: Path, language: Path, table: Path) -> list[Command]:
@@ -104,26 +149,50 @@ def tree(pid: int) -> list[int]:
     return found
 
 
-def disturb(command: Command, runs_dir: Path, chance: random.Random) -> dict[str, Any]:
+def kill(process: subprocess.Popen[bytes], log: Path, chance: random.Random) -> dict[str, Any]:
+    """Send it a signal, and wait for its end."""
+    number, whole = chance.choice(SIGNALS), chance.random() < 0.5
+    hit = tree(process.pid) if whole else [process.pid]
+    for pid in reversed(hit) if chance.random() < 0.5 else hit:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+    told = {"signal": number.name, "tree": whole, "status": process.wait(120)}
+    allowed = {0, 75, -number} if number != signal.SIGKILL else {-number, 0}
+    assert told["status"] in allowed, f"{told}: {log.read_text()[-3000:]}"
+    return told
+
+
+def leave_no_room(process: subprocess.Popen[bytes], log: Path, disk: Path) -> dict[str, Any]:
+    """Fill the disk until it has ended: in time, or in a sentence."""
+    before = len(log.read_text())
+    with filled(disk):
+        status = process.wait(120)
+    told = log.read_text()[before:]
+    in_a_sentence = any(words in told for words in FULL) and "Traceback" not in told
+    assert status == 0 or (status == 1 and in_a_sentence), f"no room: {status}: {told[-3000:]}"
+    return {"full": True, "status": status}
+
+
+def disturb(
+    command: Command,
+    runs_dir: Path,
+    chance: random.Random,
+    most: int = MOST,
+    clocks: Sequence[str] = (),
+    disk: Path | None = None,
+) -> dict[str, Any]:
     """Kill it until it was killed often enough, each time after a random while; then let it end."""
     log, kills = runs_dir.with_suffix(".log"), []
     made: dict[str, tuple[int, int]] = {}
     while True:
-        process = command.started(runs_dir, log)
-        if len(kills) < MOST:
-            number, whole = chance.choice(SIGNALS), chance.random() < 0.5
+        process = command.started(runs_dir, log, chance.choice(clocks) if clocks else None)
+        if len(kills) < most:
             after = chance.uniform(0.02, 1.0) * command.seconds
             with suppress(subprocess.TimeoutExpired):
                 process.wait(after)
             if process.poll() is None:
-                hit = tree(process.pid) if whole else [process.pid]
-                for pid in reversed(hit) if chance.random() < 0.5 else hit:
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, number)
-                status = process.wait(120)
-                kills.append({"signal": number.name, "tree": whole, "after": round(after, 2), "status": status})
-                allowed = {0, 75, -number} if number != signal.SIGKILL else {-number, 0}
-                assert status in allowed, f"{command.name}: {kills[-1]}: {log.read_text()[-3000:]}"
+                told = leave_no_room(process, log, disk) if disk else kill(process, log, chance)
+                kills.append({**told, "after": round(after, 2)})
                 now = published(runs_dir)
                 assert made.items() <= now.items(), f"{command.name}: made again or lost: {made.keys() - now.keys()}"
                 made = now
@@ -145,20 +214,23 @@ def published(runs_dir: Path) -> dict[str, tuple[int, int]]:
 
 
 def harass(
-    asked: list[Command], folder: Path, kills: int, seed: int, tell: Callable[[str], None] = print
+    asked: list[Command], folder: Path, kills: int, seed: int, tell: Callable[[str], None] = print, **how: Any
 ) -> dict[str, Any]:
-    """At least so many kills, over all commands in turn. Gives the record."""
-    chance, trials, done = random.Random(seed), [], 0
-    for command in asked:
-        measure(command, folder / f"whole-{command.name}")
-    begun = time.monotonic()
-    while done < kills:
-        for command in asked:
-            if done >= kills:
-                break
-            runs_dir = folder / f"trial-{len(trials)}"
-            trials.append(disturb(command, runs_dir, chance))
-            done += len(trials[-1]["kills"])
-            tell(json.dumps(trials[-1]))
-            shutil.rmtree(runs_dir, ignore_errors=True)
+    """At least so many kills, over all commands in turn, side by side. Gives the record."""
+    trials: list[dict[str, Any]] = []
+
+    def trial(number: int) -> None:
+        command, place = asked[number % len(asked)], folder / f"trial-{number}"
+        trials.append(disturb(command, place, random.Random(f"{seed} {number}"), most, **how))
+        tell(json.dumps(trials[-1]))
+        shutil.rmtree(place, ignore_errors=True)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        new = [command for command in asked if not command.expected]
+        list(pool.map(lambda command: measure(command, folder / f"whole-{command.name}"), new))
+        begun, started, done = time.monotonic(), 0, 0
+        while done < kills:
+            most = min(MOST, -(-(kills - done) // len(asked)))
+            list(pool.map(trial, range(started, started + len(asked))))
+            started, done = started + len(asked), sum(len(one["kills"]) for one in trials)
     return {"seed": seed, "kills": done, "seconds": round(time.monotonic() - begun, 1), "trials": trials}

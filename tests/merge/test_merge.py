@@ -257,7 +257,7 @@ def test_the_stage(models, tmp_path, capsys, method):
     }[method]
     tracker = Recorder()
     facts = make(
-        SimpleNamespace(config=MergeStage(merge=config, runs_dir=str(tmp_path / "runs")), parents=parents),
+        SimpleNamespace(config=MergeStage(merge=config, runs_dir=str(tmp_path / "runs")), parents=parents, name="m-1"),
         tmp_path,
         tracker,
     )
@@ -290,7 +290,8 @@ def test_the_stage_takes_digests_from_the_parents_manifests(models, tmp_path):
         (folders[role] / "manifest.json").write_text(json.dumps(asdict(made)))
     folders["work"].mkdir()
     parents = {role: SimpleNamespace(folder=folders[role], name=role) for role in ("math", "language")}
-    run = SimpleNamespace(config=MergeStage(merge=swap(bottom_layers=1), runs_dir=str(tmp_path)), parents=parents)
+    config = MergeStage(merge=swap(bottom_layers=1), runs_dir=str(tmp_path))
+    run = SimpleNamespace(config=config, parents=parents, name="m-1")
     digests = make(run, folders["work"], Recorder())["weights"]["digests"]
     assert digests["model.layers.0.mlp.up_proj.weight"] == "sha256:of language"
     assert digests["model.layers.5.mlp.up_proj.weight"] == "sha256:of math"

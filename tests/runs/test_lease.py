@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 import time
@@ -81,7 +83,13 @@ def test_at_a_terminal_it_is_waited_for(
     assert len(looks) == 3 and capfd.readouterr().err == f"{run.name}: held by {other}; waiting\n"
 
 
-def test_one_that_gave_no_sign_is_dead_and_its_resume_point_is_taken_over(tmp_path: Path) -> None:
+@pytest.fixture
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dead lease is watched for a tenth of a second."""
+    monkeypatch.setattr(leases, "BEAT", 0.05), monkeypatch.setattr(leases, "LOOK", 0.02)
+
+
+def test_one_that_gave_no_sign_is_dead_and_its_resume_point_is_taken_over(tmp_path: Path, quickly: None) -> None:
     """Judged by the clock of the file system: this machine's may be wrong by hours."""
     run = a_run(tmp_path)
     other = elsewhere(run, age=DEAD_AFTER + 30)
@@ -100,7 +108,7 @@ def test_one_that_gave_no_sign_is_dead_and_its_resume_point_is_taken_over(tmp_pa
 
 @pytest.mark.parametrize("off", [-600.0, 600.0])
 def test_a_clock_that_is_off_takes_nothing_from_the_living(
-    off: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    off: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quickly: None
 ) -> None:
     run, real = a_run(tmp_path), time.time
     elsewhere(run, age=30)
@@ -108,6 +116,39 @@ def test_a_clock_that_is_off_takes_nothing_from_the_living(
     assert isinstance(take(run.workplace), Holder)
     elsewhere(run, age=DEAD_AFTER + 30)
     assert isinstance(take(run.workplace), Lease)
+
+
+def test_one_whose_clock_sets_the_times_of_its_files_is_alive_while_it_touches_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Lustre, ten minutes behind: its lease looks old for ever, and moves."""
+    run, touched = a_run(tmp_path), []
+    other = elsewhere(run, age=600)
+    monkeypatch.setattr(leases, "BEAT", 0.1)
+
+    def sleep(seconds: float) -> None:
+        touched.append(leases.now_at(run.workplace) - 600)
+        os.utime(run.workplace / "lease-1", (touched[-1], touched[-1]))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "sleep", sleep)
+        assert take(run.workplace) == other and touched
+    assert isinstance(take(run.workplace), Lease)  # now it is still
+
+
+def test_a_disk_without_room_for_a_lease_leaves_none(tmp_path: Path) -> None:
+    """It could be created and not written: an empty one would be waited for, as one that is about to be."""
+    place, before = a_run(tmp_path).workplace, resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            take(place)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert holder(place) is None and not list(place.iterdir())
+    assert isinstance(take(place), Lease)
 
 
 def test_a_process_of_this_machine_is_dead_when_it_is_gone(tmp_path: Path) -> None:
@@ -128,7 +169,9 @@ def test_a_process_of_this_machine_is_dead_when_it_is_gone(tmp_path: Path) -> No
     assert holder(run.workplace) == mine
 
 
-def test_one_that_was_taken_for_dead_publishes_nothing_and_is_told_so(tmp_path: Path) -> None:
+def test_one_that_was_taken_for_dead_publishes_nothing_and_is_told_so(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """Two processes of which the first slept for long: what is published is the second's."""
     run = a_run(tmp_path)
     other = a_run(tmp_path)
@@ -138,6 +181,7 @@ def test_one_that_was_taken_for_dead_publishes_nothing_and_is_told_so(tmp_path: 
         told = json.loads(file.read_text())
         file.write_text(json.dumps({**told, "machine": "another boot"}))
         os.utime(file, (0, 0))
+        request.getfixturevalue("quickly")  # for the second: this one beats at its own pace
         assert (make_once(other, writes("theirs\n")) / "train.jsonl").read_text() == "theirs\n"
         assert not work.exists()
         return {}

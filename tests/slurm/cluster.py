@@ -40,19 +40,19 @@ GresTypes=gpu
 SlurmdParameters=config_overrides
 ReturnToService=2
 JobRequeue=1
-KillWait={kill_wait}
+KillWait=5
 MinJobAge=600
-SlurmdTimeout=10
+SlurmdTimeout=6
 MaxArraySize={largest_array}
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SchedulerType=sched/backfill
-SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,sched_interval=2,bf_interval=1
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,sched_interval=1,bf_interval=1
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/filetxt
 JobCompLoc={at}/log/jobcomp.log
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={one} CPUs=4 RealMemory={memory} Gres=gpu:2 State=UNKNOWN
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={two} CPUs=4 RealMemory={memory} Gres=gpu:2 State=UNKNOWN
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={one} CPUs=4 RealMemory={memory} Gres=gpu:4 State=UNKNOWN
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={two} CPUs=4 RealMemory={memory} Gres=gpu:4 State=UNKNOWN
 PartitionName=debug Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=0 OverSubscribe=NO
 PartitionName=urgent Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=OFF
 """
@@ -64,16 +64,20 @@ import os, shutil, signal, sys, time
 from pathlib import Path
 sys.stdin.read()
 at = Path(sys.argv[1])
+pids = []
 for name in ("slurmctld", "slurmd.n1", "slurmd.n2", "munged"):
     try:
-        pid = int((at / f"run/{name}.pid").read_text())
-        os.kill(pid, signal.SIGTERM)
-        for _ in range(100):
-            time.sleep(0.05)
-            os.kill(pid, 0)
-        os.kill(pid, signal.SIGKILL)
+        pids.append(int((at / f"run/{name}.pid").read_text()))
+        os.kill(pids[-1], signal.SIGTERM)
     except (OSError, ValueError):
         pass
+for turn in range(60):
+    time.sleep(0.05)
+    for pid in list(pids):
+        try:
+            os.kill(pid, signal.SIGKILL if turn == 59 else 0)
+        except OSError:
+            pids.remove(pid)
 for folder in Path("/proc").glob("[0-9]*"):
     try:
         if f"SLURM_CONF={at}/".encode() in (folder / "environ").read_bytes() and int(folder.name) != os.getpid():
@@ -87,7 +91,7 @@ shutil.rmtree(at, ignore_errors=True)
 class Cluster:
     """Its daemons and its commands. SLURM_CONF in the environment of every client names it."""
 
-    def __init__(self, largest_array: int = 1001, kill_wait: int = 5) -> None:
+    def __init__(self, largest_array: int = 1001) -> None:
         self.at, self.host = Path(tempfile.mkdtemp()), socket.gethostname().partition(".")[0]
         self.at.chmod(0o755)  # munged wants its socket reachable for all
         at = self.at
@@ -100,9 +104,11 @@ class Cluster:
         first, self.one, self.two = free_ports(3)
         memory = min(4000, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20)
         told = dict(host=self.host, at=at, port=first, one=self.one, two=self.two, memory=memory)
-        (at / "slurm.conf").write_text(CONF.format(**told, largest_array=largest_array, kill_wait=kill_wait))
+        (at / "slurm.conf").write_text(CONF.format(**told, largest_array=largest_array))
         gres = "".join(
-            f"NodeName={node} Name=gpu File=/dev/{file}\n" for node in ("n1", "n2") for file in ("null", "zero")
+            f"NodeName={node} Name=gpu File=/dev/{file}\n"
+            for node in ("n1", "n2")
+            for file in ("null", "zero", "full", "urandom")
         )
         (at / "gres.conf").write_text("AutoDetect=off\n" + gres)
         ours = {"SLURM_CONF": str(at / "slurm.conf"), "PIPELINE_PYTHON": sys.executable}

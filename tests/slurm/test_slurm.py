@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ SLURM_FOLDER = Path(__file__).parents[2] / "slurm"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    made = Cluster()
+    made = Cluster(largest_array=5)  # a table's arrays are cut there, too
     try:
         made.up()
         yield made
@@ -42,7 +43,7 @@ def table(base: Path, world: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     file = tmp_path_factory.mktemp("table") / "mine.yaml"
     file.write_text(
         f"name: mine\naxes: {{density: [0.2, 0.8]}}\nevery: {{model: trained, model.path: {base}, data_root: {world},"
-        " threads: 1, sft.epochs: 90, sft.steps: 300, sft.batch_size: 4, sft.micro_batch_size: null,"
+        " threads: 1, sft.epochs: 90, sft.steps: 200, sft.batch_size: 4, sft.micro_batch_size: null,"
         " sft.seq_length: 96, sft.precision: fp32,"
         " eval.limit: 2, eval.max_gen_toks: 4}\n"
         "runs:\n"
@@ -74,12 +75,18 @@ def results(runs_dir: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def local(table: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What one process makes of it here."""
+def local(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], dict[str, str]]]:
+    """What this machine makes of it, while the jobs run: a function that waits for it."""
     runs_dir = tmp_path_factory.mktemp("local")
-    done = subprocess.run(words(table, runs_dir, "launcher.workers=2"), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return results(runs_dir)
+    with open(runs_dir / "log", "w") as log:
+        process = subprocess.Popen(words(table, runs_dir, "launcher.workers=1"), stderr=log, stdout=log)
+
+    def wait() -> dict[str, str]:
+        assert process.wait(300) == 0, (runs_dir / "log").read_text()[-2000:]
+        return results(runs_dir)
+
+    yield wait
+    process.terminate()
 
 
 def until(what: Callable[[], Any], seconds: float = 120) -> Any:
@@ -100,7 +107,7 @@ def in_work(runs_dir: Path, label: str, step: int = 1) -> dict[str, Any] | None:
 
 
 def test_a_table_as_arrays_while_jobs_are_killed_requeued_preempted_and_cancelled(
-    cluster: Cluster, table: Path, local: dict[str, str], tmp_path: Path
+    cluster: Cluster, table: Path, local: Callable[[], dict[str, str]], tmp_path: Path
 ) -> None:
     command = words(table, tmp_path, *SLURM)
     submit = dict(env=cluster.environment, capture_output=True, text=True)
@@ -140,7 +147,7 @@ def test_a_table_as_arrays_while_jobs_are_killed_requeued_preempted_and_cancelle
     cluster.idle(240)
     done = subprocess.run(command, **submit)  # type: ignore[call-overload]
     assert done.returncode == 0, done.stderr[-3000:]
-    assert results(tmp_path) == local
+    assert results(tmp_path) == local()
     resumed = [read_manifest(path).facts.get("resumed") for path in tmp_path.glob("qac-full*")]  # type: ignore[union-attr]
     assert resumed[0], "the requeued training went on from its resume point"
     assert list((tmp_path / ".logs").glob("qac-full-s0-*.log"))
@@ -172,56 +179,106 @@ def command_of(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text()
 
 
+# ---------------------------------------------------------------------------------------------------- the files
+
+
+@dataclass(frozen=True)
+class Job:
+    """One of slurm/*.sbatch, submitted."""
+
+    id: str
+    runs_dir: Path
+
+    def log(self) -> str:
+        return (self.runs_dir.parent / f"{self.id}.log").read_text()[-2000:]
+
+
+@pytest.fixture(scope="module")
+def training(base: Path, world: Path) -> list[str]:
+    start = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", "threads=1"]
+    start += ["sft.seq_length=96", "sft.batch_size=4", "sft.micro_batch_size=null", "sft.precision=fp32"]
+    return [*start, "sft.warmup_steps=0", "sft.epochs=9000", "tracking.mode=disabled"]
+
+
+@pytest.fixture(scope="module")
+def jobs(cluster: Cluster, training: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
+    """Of one_gpu.sbatch a good one and a bad one, of several_nodes.sbatch one to the end and one that is to die."""
+    folder = tmp_path_factory.mktemp("files")
+    one = ["--mem=900M", "--cpus-per-task=1", "--gres=gpu:1"]
+    several = ["--mem=1400M", "--nodes=2", "--cpus-per-task=1"]
+    asked = {
+        "good": ("one_gpu", one, ["sft.steps=300"]),
+        "bad": ("one_gpu", one, ["sft.steps=300", "sft.learning_rate=no"]),
+        "dies": (
+            "several_nodes",
+            [*several, "--ntasks-per-node=1", "--gres=gpu:1"],
+            ["sft.steps=30000", "sft.processes=2"],
+        ),
+        "srun": (
+            "several_nodes",
+            [*several, "--ntasks-per-node=2", "--gres=gpu:2"],
+            ["sft.steps=3", "sft.processes=4"],
+        ),
+    }
+    found = {}
+    for name, (file, options, more) in asked.items():
+        runs_dir = folder / name / "runs"
+        runs_dir.mkdir(parents=True)
+        command = ["sbatch", "--parsable", f"--output={runs_dir.parent}/%j.log", *options]
+        job = cluster.run(*command, str(SLURM_FOLDER / f"{file}.sbatch"), *training, *more, f"runs_dir={runs_dir}")
+        found[name] = Job(job.strip(), runs_dir)
+    return found
+
+
+@pytest.fixture(scope="module")
+def disturbed(cluster: Cluster, jobs: dict[str, Job]) -> tuple[int, int]:
+    """The good one is asked to stop, a follower of the other is killed: step of the first, pid of the leader."""
+    told = until(lambda: in_work(jobs["good"].runs_dir, "math-", step=5))
+    cluster.run("scancel", "--batch", "--signal=USR1", jobs["good"].id)  # as --signal=B:USR1 before the time limit
+    leader = until(lambda: in_work(jobs["dies"].runs_dir, "math-"))
+    os.kill(task_of(jobs["dies"].id, rank=1), signal.SIGKILL)
+    return told["step"], leader["pid"]
+
+
+def test_a_follower_of_srun_that_dies_ends_all_within_a_minute(
+    cluster: Cluster, jobs: dict[str, Job], disturbed: tuple[int, int]
+) -> None:
+    until(lambda: cluster.ended(jobs["dies"].id), seconds=60)
+    assert cluster.ended(jobs["dies"].id) == ["FAILED"] and not os.path.isdir(f"/proc/{disturbed[1]}")
+    assert not list(jobs["dies"].runs_dir.glob("math-full*"))
+
+
 def test_out_of_time_goes_on_by_itself_and_slurm_agrees_with_the_status(
-    cluster: Cluster, base: Path, world: Path, tmp_path: Path
+    cluster: Cluster, jobs: dict[str, Job], disturbed: tuple[int, int]
 ) -> None:
     """slurm/one_gpu.sbatch: 75 asks for the job again, 0 is COMPLETED, 1 is FAILED."""
-    file = SLURM_FOLDER / "one_gpu.sbatch"
-    options = ["--mem=900M", "--cpus-per-task=1", f"--output={tmp_path}/%j.log", "--gres=gpu:1"]
-    start = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", "threads=1"]
-    more = [
-        "sft.seq_length=96",
-        "sft.batch_size=4",
-        "sft.micro_batch_size=null",
-        "sft.epochs=90",
-        "sft.steps=500",
-        "sft.precision=fp32",
-    ]
-    run = [*start, *more, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
-    good = cluster.run("sbatch", "--parsable", *options, str(file), *run).strip()
-    bad = cluster.run("sbatch", "--parsable", *options, str(file), *run, "sft.learning_rate=no").strip()
-    told = until(lambda: in_work(tmp_path / "runs", "math-", step=5))
-    cluster.run("scancel", "--batch", "--signal=USR1", good)  # what --signal=B:USR1 sends before the time limit
-    cluster.idle(120)
-    assert cluster.ended(bad) == ["FAILED"] and cluster.ended(good)[-1] == "COMPLETED"
-    (folder,) = (tmp_path / "runs").glob("math-full*")
+    until(lambda: cluster.ended(jobs["good"].id)[-1:] == ["COMPLETED"])
+    (folder,) = jobs["good"].runs_dir.glob("math-full*")
     (taken_up,) = read_manifest(folder).facts["resumed"]  # type: ignore[union-attr]
-    assert taken_up["step"] >= told["step"]
+    assert taken_up["step"] >= disturbed[0]
+    assert cluster.ended(jobs["bad"].id) == ["FAILED"]
 
 
-def test_srun_on_two_nodes_trains_as_torchrun_does(cluster: Cluster, base: Path, world: Path, tmp_path: Path) -> None:
-    start = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", "threads=1"]
-    more = [
-        "sft.seq_length=96",
-        "sft.batch_size=4",
-        "sft.micro_batch_size=null",
-        "sft.steps=3",
-        "sft.precision=fp32",
-        "sft.processes=4",
-    ]
-    run = [*start, *more, "sft.warmup_steps=0", "tracking.mode=disabled"]
-    options = ["--mem=2000M", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1", "--gres=gpu:2"]
-    options += [f"--output={tmp_path}/%j.log"]
-    words = [*run, f"runs_dir={tmp_path}/srun"]
-    job = cluster.run("sbatch", "--parsable", *options, str(SLURM_FOLDER / "several_nodes.sbatch"), *words).strip()
-    torchrun = Path(sys.executable).with_name("torchrun")
-    subprocess.run(
-        [str(torchrun), "--nproc_per_node=4", "-m", "pipeline", *run, f"runs_dir={tmp_path}/torchrun"], check=True
-    )
-    cluster.idle(180)
-    assert cluster.ended(job) == ["COMPLETED"], (tmp_path / f"{job}.log").read_text()[-2000:]
-    roots = {read_manifest(path).weights_root for path in tmp_path.glob("*/math-full*")}  # type: ignore[union-attr]
-    assert len(list(tmp_path.glob("*/math-full*"))) == 2 and len(roots) == 1
+def task_of(job: str, rank: int) -> int:
+    """The process id of a task of srun."""
+    wanted = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_PROCID={rank}".encode(), b"SLURM_STEP_ID=0"}
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if wanted <= set(path.read_bytes().split(b"\0")) and "pipeline" in command_of(int(path.parent.name)):
+                return int(path.parent.name)
+    raise AssertionError(f"job {job} has no task {rank}")
+
+
+def test_srun_on_two_nodes_trains_as_torchrun_does(
+    cluster: Cluster, jobs: dict[str, Job], training: list[str], tmp_path: Path
+) -> None:
+    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc_per_node=4", "-m", "pipeline"]
+    subprocess.run([*torchrun, *training, "sft.steps=3", "sft.processes=4", f"runs_dir={tmp_path}"], check=True)
+    until(lambda: cluster.ended(jobs["srun"].id), seconds=180)
+    assert cluster.ended(jobs["srun"].id) == ["COMPLETED"], jobs["srun"].log()
+    folders = [*tmp_path.glob("math-full*"), *jobs["srun"].runs_dir.glob("math-full*")]
+    roots = {read_manifest(folder).weights_root for folder in folders}  # type: ignore[union-attr]
+    assert len(folders) == 2 and len(roots) == 1
 
 
 def test_a_wrong_number_of_tasks_is_one_sentence(cluster: Cluster, base: Path, world: Path, tmp_path: Path) -> None:
@@ -237,10 +294,9 @@ def test_a_wrong_number_of_tasks_is_one_sentence(cluster: Cluster, base: Path, w
 
 
 def test_the_fsdp_file_is_accepted(cluster: Cluster) -> None:
-    """Of GPUs that are not here: what Slurm says of the file, and what it would start."""
+    """Of GPUs that are not here; tests/study/test_slurm_files.py has the command that it starts."""
     file = SLURM_FOLDER / "one_node_fsdp.sbatch"
     cluster.run("sbatch", "--test-only", "--gres=gpu:2", "--mem=900M", "--cpus-per-task=4", str(file), "stage=sft")
-    assert "sft.parallel=fsdp2" in file.read_text()
 
 
 # ---------------------------------------------------------------------------------------------------- refusals
@@ -254,6 +310,7 @@ def test_refusals_are_one_sentence_with_slurms_words(cluster: Cluster, table: Pa
         assert "Traceback" not in done.stderr and done.stdout == ""
         return done.returncode, done.stderr.strip().splitlines()[-1]
 
+    before = cluster.jobs().keys()
     status, line = asked("launcher.partition=nowhere")
     assert status == 1 and "sbatch refused: sbatch: error: invalid partition specified: nowhere" in line
     assert "(0 of " in line and "the same command submits the rest)" in line
@@ -263,26 +320,38 @@ def test_refusals_are_one_sentence_with_slurms_words(cluster: Cluster, table: Pa
     assert (
         status == 1 and "launcher.time=0:30 is 30 s: a job of " in line and "write one resume point; give more" in line
     )
-    assert cluster.jobs() == {}
+    assert cluster.jobs().keys() <= before
 
 
-def test_a_long_plan_is_cut_at_the_largest_array(base: Path, world: Path, tmp_path: Path) -> None:
-    small = Cluster(largest_array=4)
+def test_a_long_plan_is_cut_at_the_largest_array(cluster: Cluster, training: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pipeline", "-m", *training, "sft.steps=2", "seed=1,2,3,4,5,6"]
+    command += [f"runs_dir={tmp_path}/runs", *SLURM, "launcher.options=[--hold]"]
     try:
-        small.up()
-        command = [
-            sys.executable, "-m", "pipeline", "-m", "stage=sft", "expert=math", "model=trained", f"model.path={base}",
-            f"data_root={world}", "sft.seq_length=96", "sft.batch_size=4", "sft.micro_batch_size=null",
-            "sft.steps=2", "sft.warmup_steps=0",
-            "sft.precision=fp32", "threads=1", "tracking.mode=disabled", "seed=1,2,3,4,5",
-            f"runs_dir={tmp_path}/runs", *SLURM, "launcher.options=[--hold]",
-        ]  # fmt: skip
-        done = subprocess.run(command, env=small.environment, capture_output=True, text=True)
+        done = subprocess.run(command, env=cluster.environment, capture_output=True, text=True)
         assert done.returncode == 75 and done.stdout == "", done.stderr
         tasks = [line for line in done.stderr.splitlines() if line.startswith("job ")]
         trainings = [line for line in tasks if "level 1" in line]
-        assert [line.split(", ")[1] for line in trainings] == ["3 tasks", "2 tasks"]
-        assert shutil.which("squeue") and len(small.jobs()) >= 6
+        assert [line.split(", ")[1] for line in trainings] == ["4 tasks", "2 tasks"]
+        assert len(cluster.jobs()) >= 7
     finally:
-        small.run("scancel", "--me", status=None)
-        small.down()
+        cluster.run("scancel", "--me", status=None)
+
+
+def test_a_node_without_the_package_is_named_by_status(cluster: Cluster, world: Path, tmp_path: Path) -> None:
+    """A real Python that does not have it; the same command where it is there goes on."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    command = [sys.executable, "-m", "pipeline", "stage=data", "expert=math", f"data_root={world}"]
+    command += [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled", *SLURM]
+    bare = f"launcher.wrap='env -u PYTHONPATH PATH={tmp_path}/bare/bin:/usr/bin:/bin'"
+
+    def asked(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(words, env=cluster.environment, capture_output=True, text=True, timeout=120)
+
+    assert asked(*command, bare).returncode == 75
+    cluster.idle(60)
+    shown = asked(*command[:3], "stage=status", f"runs_dir={tmp_path}/runs").stdout
+    assert "failed: job " in shown and "No module named 'pipeline'" in shown and ".logs/slurm-" in shown
+    assert asked(*command).returncode == 75
+    cluster.idle(60)
+    done = asked(*command)
+    assert done.returncode == 0 and Path(done.stdout.strip()).is_dir()

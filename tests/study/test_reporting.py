@@ -346,4 +346,5 @@ def test_bad_words_of_export_are_one_sentence(home: Path, call: Call, more: list
 def test_nothing_finished_is_no_archive(tmp_path: Path, finished: Path, call: Call) -> None:
     told = call("stage=export", f"table={finished / 't.yaml'}", f"runs_dir={tmp_path}", f"export.to={tmp_path}/t.zip")
     assert told.status == 1 and "no finished evaluation" in told.err and not (tmp_path / "t.zip").exists()
-    assert call("stage=export").err.strip().endswith("stage=export needs table: give table=...")
+    told = call("stage=export").err.strip()
+    assert told.endswith("stage=export needs table or checkpoint: give table=T, or checkpoint=RUN")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean
-from types import SimpleNamespace
 
 import pytest
 
@@ -71,24 +69,3 @@ def test_bad_input(words: list[str], sentence: str, math_expert: Path, capfd: py
     assert main(["stage=show", f"runs_dir={math_expert.parent}", *given]) == 1
     told = capfd.readouterr().err
     assert told.startswith("error: ") and told.count("\n") == 1 and re.search(sentence, told)
-
-
-def test_status_has_the_main_score(scored: Path, call: Callable[..., SimpleNamespace]) -> None:
-    """Of a bundle the mean of its languages for each task, of FLORES that of both directions; against scores.json."""
-    rows = json.loads((scored / "scores.json").read_text())["rows"]
-    chief = {"mgsm": "exact_match", "belebele": "acc", "global_mmlu": "acc", "flores": "chrf++"}
-    by_hand = {
-        task: fmean(
-            (1 if task == "flores" else 100) * row["value"]
-            for row in rows
-            if (row["task"], row["metric"], row["subject"]) == (task, metric, None)
-            and row["filter"] in ("none", "flexible-extract")
-        )
-        for task, metric in chief.items()
-    }
-    told = ", ".join(f"{task} {value:.1f}" for task, value in by_hand.items())
-    lines = call("stage=status", f"runs_dir={scored.parent}").out.splitlines()
-    assert told in next(line for line in lines if line.startswith(scored.name))
-    as_json = json.loads(call("stage=status", f"runs_dir={scored.parent}", "status.json=true").out)
-    assert next(one for one in as_json if one["run"] == scored.name)["score"] == told
-    assert all(one["score"] is None for one in as_json if one["stage"] != "eval")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -19,11 +20,13 @@ from pipeline.runs.make import make_once
 from pipeline.runs.run import Run
 from pipeline.study import slurm, worker
 from pipeline.study.element import element_of
+from pipeline.study.execute import sentence
 
 TOOL = """#!/bin/bash
 echo "$(basename $0) $@" >> {at}/calls
 case $(basename $0) in
   squeue) cat {at}/queue 2>/dev/null || true ;;
+  scancel) ;;
   scontrol) echo "MaxArraySize = 4" ;;
   sbatch) N=$(cat {at}/count 2>/dev/null || echo 0)
     if [ "$N" -ge "$(cat {at}/most 2>/dev/null || echo 99)" ]; then
@@ -38,7 +41,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """squeue, scontrol and sbatch that write down what they are asked."""
     folder = tmp_path / "tools"
     folder.mkdir()
-    for name in ("squeue", "scontrol", "sbatch"):
+    for name in ("squeue", "scontrol", "sbatch", "scancel"):
         (folder / name).write_text(TOOL.format(at=folder))
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -114,6 +117,44 @@ def test_what_failed_is_submitted_again_unless_the_command_goes_on_by_itself(too
     assert "-m pipeline stage=table table=x launcher.retry_failed=false" in script and "requeue" not in script
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_what_a_full_disk_cannot_write_down_is_not_left_in_the_queue(
+    number: int, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the same command, which does not know of it, would submit it again."""
+    targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
+
+    def full(*_: Any) -> None:
+        raise OSError(number, os.strerror(number), "runs/.plans/x.json")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=os.strerror(number)) as refused:
+        patch.setattr(slurm.plans, "leave", full)
+        slurm.execute(launcher, None, targets)
+    assert sentence(refused.value) == f"{os.strerror(number)}: runs/.plans/x.json; nothing was published"
+    assert len(calls(tools)) == 1 and calls(tools, "scancel") == [["1"]]
+    with pytest.raises(Held, match="^7 runs submitted as 3 arrays, 7 in the queue"):
+        slurm.execute(launcher, None, targets)
+
+
+def test_a_job_that_ended_before_it_came_to_a_run_says_why(
+    tools: Path, tmp_path: Path, call: Callable[..., SimpleNamespace]
+) -> None:
+    """On a node without the package, the last line of the job's own log: here and in stage=status."""
+    targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
+    with pytest.raises(Held):
+        slurm.execute(launcher, None, targets)
+    log = tmp_path / "runs/.logs/slurm-2_0.log"
+    log.write_text("loading modules\npython: No module named pipeline\n")
+    run = next(one for one in targets if state.read(one.workplace)["job"] == "2_0")
+    failed = slurm.execute(Launcher(name="slurm", retry_failed=False), None, targets)
+    assert failed[run.name] == "python: No module named pipeline"
+    told = json.loads(call("stage=status", f"runs_dir={tmp_path}/runs", "status.json=true").out)
+    (one,) = [one for one in told if one["run"] == run.name]
+    assert (one["state"], one["detail"]) == (
+        "failed", f"job 2_0 ended before it began: python: No module named pipeline; {log}"
+    )  # fmt: skip
+
+
 def test_without_slurm_it_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(PipelineError, match="^launcher=slurm needs squeue, which is not here: use launcher=local$"):
@@ -172,6 +213,20 @@ def test_a_task_checks_the_manifests_of_parents(tools: Path, task: Callable[...,
     (tools / "queue").write_text("")
     assert task(child, other) == 1
     assert (tmp_path / f"runs/.logs/child-{child.hash[:8]}.log").is_file()
+
+
+def test_a_log_that_cannot_be_written_fails_the_run_and_not_the_worker(
+    tools: Path, task: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Another user's without group rights, or on a full disk: here a folder lies in its place."""
+    one, other = a_run(tmp_path / "runs", seed=1), a_run(tmp_path / "runs", seed=2)
+    make_once(other, writes())
+    worker.log_of(element_of(one)).mkdir(parents=True)
+    assert task(one, other) == 1
+    told = capfd.readouterr().err.splitlines()
+    assert told[-1] == "2 runs: failed, finished"
+    assert told[-2].startswith("data-x failed: Is a directory: ") and told[-2].endswith("; nothing was published")
+    assert state.read(one.workplace)["last_line"].startswith("Is a directory: ")
 
 
 def test_a_task_that_does_not_get_on_is_not_asked_for_again(

@@ -23,7 +23,7 @@ from pipeline.config import conf
 from pipeline.config.explain import _asked, _unknown, explain
 from pipeline.config.knob import check
 from pipeline.config.merging import Merge
-from pipeline.config.stages import EvalStage, Stage, TableStage
+from pipeline.config.stages import EvalStage, ExportStage, Stage, TableStage
 from pipeline.errors import PipelineError
 
 
@@ -147,7 +147,10 @@ def to_stage(config: DictConfig) -> Stage:
     except OmegaConfBaseException as error:
         raise PipelineError(explain(error, [])) from error
     check(stage)
-    if isinstance(stage, TableStage):
+    if isinstance(stage, ExportStage) and bool(stage.table) == (stage.checkpoint is not None):
+        both = ", not both" if stage.table else ""
+        raise PipelineError(f"stage=export needs table or checkpoint: give table=T, or checkpoint=RUN{both}")
+    if isinstance(stage, TableStage) and stage.table:
         conf.table(stage.table)
     if isinstance(stage, EvalStage) and (stage.checkpoint is None) == (stage.merge is None):
         both = "" if stage.checkpoint is None else ", not both"
@@ -185,7 +188,7 @@ def usage() -> str:
     last = (
         "A command's knobs and what they mean: --help behind it; their values: --cfg job. One run for each of several\n"
         "values: -m seed=0,1,2. What would run, and why: stage=plan table=... . Options and tables of your own:\n"
-        "--config-dir=DIR, laid out like conf/. README.md has examples of all."
+        "--config-dir=DIR, laid out like conf/. README.md and docs/ have examples."
     )
     return "\n".join([first, "", *lines, "", last])
 

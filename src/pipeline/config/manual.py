@@ -40,7 +40,7 @@ def manual(words: list[str]) -> str:
             lines += entry(f"{group}=", f"{', '.join(conf.options(group))} ({chosen})")
     lines += ["", "knobs, with their defaults; the options above set some of them otherwise"]
     for title, kind in parts(stage, asked.get("merge")):
-        lines += ["", *textwrap.wrap(f"{title}: {' '.join((kind.__doc__ or '').split())}", WIDTH)]
+        lines += ["", *textwrap.wrap(f"{title}: {about(kind)}".removesuffix(": "), WIDTH)]
         named = {name for name, _ in parts(stage, None)}
         for item in fields(kind):
             if item.name in ("stage", "name") or (title == OWN and item.name in named):
@@ -48,6 +48,12 @@ def manual(words: list[str]) -> str:
             key = item.name if title == OWN else f"{title}.{item.name}"
             lines += entry(f"{key}={default_of(item)}", " ".join(filter(None, (meaning(kind, item), bounds(item)))))
     return "\n".join(lines)
+
+
+def about(kind: type) -> str:
+    """A class's docstring as one line; empty where it has none but the signature that dataclass makes."""
+    text = " ".join((kind.__doc__ or "").split())
+    return "" if text.startswith(f"{kind.__name__}(") else text
 
 
 def parts(stage: str, merge: str | None) -> Iterator[tuple[str, type]]:

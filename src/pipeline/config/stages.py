@@ -223,14 +223,20 @@ class ReportStage(TableStage):
 
 @dataclass
 class Export:
-    to: str | None = None  # the file, beside which nothing is left
+    """What stage=export writes, and where. All but `to` is read with checkpoint=."""
+
+    to: str | None = None  # of a table the file; of a checkpoint a folder, new or empty, or hub:org/name
+    dtype: str | None = knob(None, options=("float32", "bfloat16", "float16"))  # of the weights; null: as they are
+    licence: str | None = None  # for the card, as the Hub spells it; null: that of the experts, who must have one
+    private: bool = True  # on the Hub: whether only its owners see it
 
 
 @dataclass
 class ExportStage(TableStage):
-    """A table's results as one file: configuration, manifests, scores and answers."""
+    """A table's results as one file (configuration, manifests, scores and answers), or a checkpoint to take away."""
 
-    table: str = MISSING
+    table: str = ""  # a table whose results are packed; or checkpoint=
+    checkpoint: str | None = knob(None, run=True)  # RUN, RUN@STEP, a folder with a model, or hub:org/name
     export: Export = part(Export)
 
 

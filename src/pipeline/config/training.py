@@ -15,6 +15,7 @@ class Model:
     name: str = knob(hashed=False)
     path: str | None = knob(None, run=True)  # the model that is trained: a finished run, a folder, hub:org/name
     revision: str | None = None  # of a hub model
+    licence: str = knob("", hashed=False)  # as the Hub spells it; where it says none, that of the base's own model card
     init: str = knob("pretrained", options=("pretrained", "random"))
     architecture: dict[str, Any] = knob({})  # init=random: fields of transformers' config; model_type is one of them
     tokenizer: str = knob(

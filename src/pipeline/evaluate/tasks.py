@@ -25,7 +25,7 @@ import yaml
 from pipeline.data.benchmark_files import place
 from pipeline.errors import PipelineError
 from pipeline.evaluate.local_data import Missing, Row, check_worked, joined, rows_of, sentences
-from pipeline.languages import Language, language
+from pipeline.languages import Language, language, own
 
 OURS = Path(__file__).parent / "tasks"
 
@@ -160,7 +160,8 @@ def _mgsm(ask: Ask) -> list[Definition]:
 
 def _belebele(ask: Ask) -> list[Definition]:
     code = "eng_Latn" if ask.language.constructed else ask.language.flores
-    body: Row = {"include": [str(stock(ask, f"belebele/belebele_{code}.yaml")), *by_text(ask)]}
+    theirs = stock(ask, f"belebele/belebele_{code}.yaml", "belebele/belebele_eng_Latn.yaml")
+    body: Row = {"include": [str(theirs), *by_text(ask)]}
     if ask.data_root:
         (test,) = local_files(ask, "belebele", "test" if ask.split == "test" else "dev")
         names = ("flores_passage", "question", "mc_answer1", "mc_answer2", "mc_answer3", "mc_answer4")
@@ -172,7 +173,7 @@ def _belebele(ask: Ask) -> list[Definition]:
 
 def _global_mmlu(ask: Ask) -> list[Definition]:
     code = ask.language.global_mmlu or ask.language.stock
-    theirs = stock(ask, f"global_mmlu/full/{code}/_{code}_template_yaml")
+    theirs = stock(ask, f"global_mmlu/full/{code}/_{code}_template_yaml", "global_mmlu/full/en/_en_template_yaml")
     body: Row = {"include": [str(theirs), str(ours("global_mmlu")), *by_text(ask)]}
     if ask.data_root:
         dev, test = local_files(ask, "global_mmlu", "dev", "test" if ask.split == "test" else "development")
@@ -251,19 +252,30 @@ _TASKS: dict[str, Callable[[Ask], list[Definition]]] = {
 # ------------------------------------------------------------------------------------------------- task files
 
 
-def stock(ask: Ask, name: str) -> Path:
-    """The harness' own file. Found without importing the harness, which takes seconds."""
+def stock(ask: Ask, name: str, wordless: str | None = None) -> Path:
+    """The harness' own file. Found without importing the harness, which takes seconds.
+
+    `wordless`: English's file of a benchmark whose prompts differ in nothing but the rows; with rows of one's own it
+    serves each language that the harness has no file for.
+    """
     spec = importlib.util.find_spec("lm_eval")
     if spec is None or not spec.submodule_search_locations:
         raise PipelineError("lm_eval is not installed: install the package with its requirements")
     if ask.language.constructed and not ask.data_root:
         raise PipelineError(f"{ask.language.code} is a constructed language and not on the hub: set data_root")
-    file = Path(spec.submodule_search_locations[0]) / "tasks" / name
-    if not file.is_file():
-        raise PipelineError(
-            f"the harness has no {ask.task} in {ask.language.name}: leave {ask.language.code} out of languages"
-        )
-    return file
+    tasks = Path(spec.submodule_search_locations[0]) / "tasks"
+    file = tasks / name
+    if file.is_file():
+        return file
+    code = ask.language.code
+    remedy = f"leave {code} out of languages"
+    if wordless and ask.data_root:
+        return tasks / wordless
+    if wordless:
+        remedy += f", or give data_root with {ask.task}/{code}/test.jsonl"
+    elif own(code):
+        remedy += f", or give mgsm: en in {code}.yaml, for prompts in English words around your own rows"
+    raise PipelineError(f"the harness has no {ask.task} in {ask.language.name}: {remedy}")
 
 
 def ours(name: str) -> Path:

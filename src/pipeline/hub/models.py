@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import PipelineError
 from pipeline.models.files import HUB_PATTERNS
@@ -19,7 +20,7 @@ def local(folder: Path, revision: str | None = None) -> Path:
     Raises:
         PipelineError: it cannot be reached and has no copy in the cache, or it refuses.
     """
-    if folder.is_dir() or folder.is_absolute() or len(folder.parts) > 2:
+    if not of_hub(folder):
         return folder
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
@@ -44,6 +45,42 @@ def local(folder: Path, revision: str | None = None) -> Path:
             f"hub:{name} cannot be reached, and is not in its cache here: run stage=prefetch on a node with the hub, "
             "or name a folder that holds it"
         ) from error
+
+
+def of_hub(folder: Path) -> bool:
+    """Whether this is a model of the hub by its name, org/name, and no folder."""
+    return not folder.is_dir() and not folder.is_absolute() and len(folder.parts) <= 2
+
+
+def metadata(folder: Path, revision: str | None = None, ask: bool = True) -> dict[str, Any]:
+    """The metadata on a model's card (the head of its README.md), of a folder or of the hub's org/name[@revision].
+
+    Empty where there is no card, or where it cannot be had: `ask=False` looks into the hub's cache alone.
+    """
+    file = folder / "README.md"
+    if of_hub(folder):
+        from huggingface_hub import HfApi, hf_hub_download
+
+        name, _, asked = str(folder).partition("@")
+        revision = revision or asked or None
+        try:
+            if ask:
+                HfApi().model_info(name, revision=revision, timeout=SECONDS)
+        except Exception:  # whatever the network does, HF_HUB_OFFLINE, or a refusal: what was fetched before is here
+            ask = False
+        try:
+            file = Path(hf_hub_download(name, "README.md", revision=revision, local_files_only=not ask))
+        except Exception:  # a model without a card, or one that is not in the cache
+            return {}
+    if not file.is_file():
+        return {}
+    from huggingface_hub import metadata_load
+
+    try:
+        found = metadata_load(file)
+    except Exception:  # a head that is no YAML says nothing
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def refusal(name: str, error: Exception) -> PipelineError:

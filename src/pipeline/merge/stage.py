@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,15 @@ from pipeline.merge.adapters import open_source
 from pipeline.merge.compatibility import refuse_unmoved
 from pipeline.merge.digests import SourceDigests
 from pipeline.merge.merge import Merging, open_merge
-from pipeline.merge.summary import card, cells, tell
+from pipeline.merge.mergekit import FILE, difference, inexpressible, yaml_of
+from pipeline.merge.summary import Row, cells, recipe, tell
 from pipeline.models.checkpoint import weights_root
+from pipeline.runs.manifest import SNAPSHOTS
+from pipeline.runs.model_card import CARD, data_section, origin, relation_of
+from pipeline.runs.model_card import card as model_card
 
 if TYPE_CHECKING:
-    from pipeline.runs.run import Run
+    from pipeline.runs.run import Parent, Run
     from pipeline.runs.tracking import Tracker
 
 
@@ -30,12 +35,42 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
         raise PipelineError(f"{work.parent} has {free:,} bytes free, the merge is of {size['written']:,}: free some")
     tracker.table("merge_plan", ["where", "what", "weights"], [cells(row) for row in rows])
     (work / "plan.json").write_text(json.dumps(rows, indent=2) + "\n")
-    (work / "README.md").write_text(card(config, run.parents, rows, size))
+    describe(run, merge, rows, work)
     sources = SourceDigests(merge, Path(run.config.runs_dir))
     digests = merge.write(work, config.files_from, sources.known, run.config.threads)
     sources.keep(digests)
     weights = {"root": weights_root(digests), "digests": digests}
     return {"weights": weights, "plan": rows, "bytes": size, **merge.cast(), **merge.measured(run.config.threads)}
+
+
+def describe(run: Run, merge: Merging, rows: list[Row], work: Path) -> None:
+    """The model card, and the merge in mergekit's words where it has them."""
+    config: Any = run.config
+    runs_dir = Path(config.runs_dir)
+    reason = inexpressible(merge)
+    if reason is None:
+        names = {role: place_named(parent) for role, parent in run.parents.items()}
+        (work / FILE).write_text(yaml_of(merge, names), encoding="utf-8")
+    beside = f"`{FILE}` is this merge for mergekit 0.1.5: {difference(merge.config.method)}."
+    told = f"mergekit cannot express this merge: {reason}."
+    made_of = origin("", {"merge": asdict(merge.config)}, run.parents, runs_dir)
+    body = "\n".join(
+        [recipe(merge.config, run.parents, rows, merge.bytes()), told if reason else beside, "", data_section(made_of)]
+    )
+    relation = "adapter" if merge.adapter else relation_of(made_of, merged=True)
+    text = model_card(run.name, body, made_of, tags=["merge", merge.config.method], relation=relation)
+    (work / CARD).write_text(text, encoding="utf-8")
+
+
+def place_named(parent: Parent) -> str:
+    """A source as mergekit may be given it in the folder of the runs: its id on the Hub, else its folder there.
+
+    With ./ before it, as mergekit asks the Hub about a bare name, even one that is a folder.
+    """
+    if hub := getattr(parent, "hub", None):
+        return str(hub)
+    name, at, step = parent.name.rpartition("@")
+    return f"./{name}/{SNAPSHOTS}/step-{step}" if at and step.isdigit() else f"./{parent.name}"
 
 
 def merge_of(run: Run) -> Merging:

@@ -69,14 +69,15 @@ def in_words(size: Mapping[str, int]) -> str:
     return f"{told['copied']} copied, {told['read']} read to compute, {told['written']} written"
 
 
-def card(config: Merge, parents: Mapping[str, Parent], rows: list[Row], size: Mapping[str, int]) -> str:
-    """A model card: the recipe, the parents, and the plan."""
+def recipe(config: Merge, parents: Mapping[str, Parent], rows: list[Row], size: Mapping[str, int]) -> str:
+    """What a merge's model card says of it: the settings, the parents, and the plan."""
     knobs = [item.name for item in dataclasses.fields(config) if not item.metadata.get("run")]
     settings = {key: getattr(config, key) for key in knobs}  # no RUN: the parents' names stand below, without paths
     lines = [f"# A merge by {config.method}", "", "| setting | value |", "|---|---|"]
     lines += [f"| merge.{key} | {value} |" for key, value in settings.items()]
     lines += ["", "| source | run |", "|---|---|"]
-    lines += [f"| {role} | {parent.name} |" for role, parent in sorted(parents.items(), key=_order)]
+    named = {role: getattr(one, "hub", None) or one.name for role, one in sorted(parents.items(), key=_order)}
+    lines += [f"| {role} | {name} |" for role, name in named.items()]
     lines += ["", "| where | what | weights |", "|---|---|---|"]
     lines += [f"| {' | '.join(cells(row))} |" for row in rows]
     return "\n".join([*lines, "", in_words(size)]) + "\n"

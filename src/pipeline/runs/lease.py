@@ -6,7 +6,8 @@ file system does for one process only (O_EXCL, also on NFS and Lustre). What a d
 its folder, so that the owner, if it lives after all, finds nothing to write into or to publish.
 
 An owner is dead when its process on this machine is gone, or when its lease was not touched for DEAD_AFTER seconds by
-the clock of the file system: that of a file touched now.
+the clock of the file system: that of a file touched now. Where clients set the times of files by their own clocks, as
+Lustre's do, one that is off looks dead so; before a lease is taken from another machine, it is watched for two beats.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def living(lease: Path) -> Holder | None:
         touched, text = lease.stat().st_mtime, lease.read_text()
     except FileNotFoundError:
         return None
-    if text == RELEASED:
+    if text.startswith(RELEASED):
         return None
     try:
         found = Holder(**json.loads(text))
@@ -112,16 +113,35 @@ def living(lease: Path) -> Holder | None:
     return found if now_at(lease.parent) - touched < DEAD_AFTER else None
 
 
+def stirring(lease: Path) -> Holder | None:
+    """The holder of a lease that looks dead, where it is touched while this process watches."""
+    try:
+        text, touched = lease.read_text(), lease.stat().st_mtime_ns
+        found = Holder(**json.loads(text))
+    except (FileNotFoundError, ValueError, TypeError):  # given back, or never written
+        return None
+    deadline = time.monotonic() + 2 * BEAT
+    while found.machine != this_boot() and time.monotonic() < deadline:
+        time.sleep(LOOK)
+        try:
+            if lease.stat().st_mtime_ns != touched:
+                return found
+        except FileNotFoundError:  # another was first
+            return None
+    return None
+
+
 def now_at(workplace: Path) -> float:
     """The time by the clock of the file system, which may not be this machine's."""
     beside = workplace / f"now-{secrets.token_hex(4)}"
     try:
         beside.touch()
         return beside.stat().st_mtime
-    except FileNotFoundError:  # the workplace is gone: its run was published
+    except (FileNotFoundError, PermissionError):  # the run was published; one who may only read asks for its state
         return time.time()
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(PermissionError):
+            beside.unlink(missing_ok=True)
 
 
 def left(workplace: Path) -> Path:
@@ -178,7 +198,10 @@ class Lease:
         with suppress(Lost, OSError):
             self.check()
             if any(not path.name.startswith(LEASE) for path in self.workplace.iterdir()):
-                self.file.write_text(RELEASED)  # else who saw it dead and who sees nothing take different numbers
+                # else who saw it dead and who sees nothing take different numbers
+                with open(self.file, "r+", encoding="utf-8") as file:  # in place: a full disk has no room for a new one
+                    file.write(RELEASED)
+                    file.truncate()
             else:
                 self.file.unlink()
                 self.workplace.rmdir()
@@ -189,7 +212,7 @@ def take(workplace: Path) -> Lease | Holder:
     while True:
         workplace.mkdir(parents=True, exist_ok=True)
         before = numbers(workplace)
-        if before and (other := living(workplace / f"{LEASE}{before[-1]}")):
+        if before and (other := living(last := workplace / f"{LEASE}{before[-1]}") or stirring(last)):
             return other
         number, mine = (before[-1] if before else 0) + 1, me()
         file = workplace / f"{LEASE}{number}"
@@ -198,6 +221,9 @@ def take(workplace: Path) -> Lease | Holder:
                 opened.write(json.dumps(asdict(mine)))
         except (FileExistsError, FileNotFoundError):  # another was first, or has finished and removed the workplace
             continue
+        except OSError:  # a full disk: an empty lease would count as somebody's
+            file.unlink(missing_ok=True)
+            raise
         if numbers(workplace)[-1:] != [number]:  # a later one was there already when this number became free
             file.unlink(missing_ok=True)
             continue

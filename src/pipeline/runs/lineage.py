@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.stages import MergeStage, RunStage, TrainStage
+from pipeline.config.stages import MergeStage, Stage, TrainStage
 from pipeline.errors import PipelineError
+from pipeline.hub.models import metadata
 from pipeline.models.checkpoint import read_json
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.runs.find import find, from_folder
@@ -51,8 +53,9 @@ def gives_adapter(expert: Parent) -> bool:
     return (expert.folder / ADAPTER_CONFIG).is_file()
 
 
-def base_of(expert: Parent, config: RunStage, key: str = "merge.experts") -> Parent:
-    """The base that an expert was trained from, by its plan or its manifest, or as its adapter_config.json names it."""
+def base_of(expert: Parent, config: Stage, key: str = "merge.experts") -> Parent:
+    """The base that an expert was trained from: by its plan or its manifest; of one that no run made, as its
+    adapter_config.json or the base_model of its model card names it."""
     expert = expert.run if isinstance(expert, Snapshot) else expert
     if isinstance(expert, Run):
         planned = expert.parents.get("model") or expert.parents.get("base")
@@ -75,13 +78,28 @@ def base_of(expert: Parent, config: RunStage, key: str = "merge.experts") -> Par
 
 
 def _named(expert: Parent, recorded: Ancestor | None, who: str, remedy: str) -> tuple[str, str | None]:
-    """The RUN, and its revision on the hub, that the adapter_config.json of an expert names as its base."""
+    """The RUN, and its revision on the hub, that the adapter_config.json or the card of an expert names as its base."""
     if (expert.folder / ADAPTER_CONFIG).is_file():
         base, revision = named_base(expert.folder)
         return (str(base.resolve()), None) if base.is_dir() else (f"hub:{base}", revision)
     if recorded:
         raise PipelineError(f"{who}: its base {recorded.name} is not in runs_dir: give {remedy}")
-    raise PipelineError(f"{who} does not say which base it was trained from; name an sft run, or give {remedy}")
+    ours = read_manifest(expert.folder) is not None  # a merge's card names what its experts were made of
+    named = [] if ours else metadata(expert.folder).get("base_model") or []
+    bases = [named] if isinstance(named, str) else named if isinstance(named, list) else []
+    if len(bases) > 1:
+        raise PipelineError(f"{who}: its model card names several bases ({', '.join(map(str, bases))}): give {remedy}")
+    if not bases:
+        raise PipelineError(
+            f"{who} does not say which base it was trained from: it has no manifest and no base_model on a model card; "
+            f"name an sft run, or give {remedy}"
+        )
+    for folder in (Path(str(bases[0])), expert.folder / str(bases[0])):
+        if (folder / "config.json").is_file():
+            return str(folder.resolve()), None
+    if not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", str(bases[0])):
+        raise PipelineError(f"{who}: base_model {bases[0]} of its model card is not here: give {remedy}")
+    return f"hub:{bases[0]}", None
 
 
 def is_adapter(folder: Path) -> bool:

@@ -165,11 +165,13 @@ def reason_of(error: Exception) -> str:
 
 
 def sentence(error: BaseException) -> str | None:
-    """An error that the user can mend as one sentence; None where it is a fault of the program."""
+    """An error that the user can fix as one sentence; None where it is a fault of the program."""
     if isinstance(error, PipelineError):
         return without_credentials(str(error))
     if isinstance(error, OSError) and error.errno is not None:
-        return f"{error.strerror}: {error.filename or 'no file named'}; nothing was published"
+        told = f"{error.strerror}: {error.filename or 'no file named'}; nothing was published"
+        shared = "; people who share a runs_dir need group rights: chmod -R g+rwsX, umask 002"
+        return told + (shared if error.errno in (errno.EACCES, errno.EPERM) else "")
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out of memory: lower sft.micro_batch_size, sft.seq_length or eval.batch_size; nothing was published"
     told = f"{error} {error.__cause__ or ''} {error.__context__ or ''}"  # libraries wrap what the system said

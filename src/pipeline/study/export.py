@@ -1,4 +1,4 @@
-"""Stage export: a table's results in one file, and the page of such a file."""
+"""Stage export: a table's results in one file, and the page of such a file; a checkpoint is export_model's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from pipeline.config import conf
-from pipeline.config.stages import ExportStage, ReportStage
+from pipeline.config.stages import Export, ExportStage, ReportStage
 from pipeline.errors import PipelineError
 from pipeline.report.archive import pack, unpack
 from pipeline.report.write import write_report
@@ -15,11 +15,24 @@ from pipeline.study.planning import Planning
 from pipeline.study.reported import Reported
 
 
-def export(config: ExportStage) -> Path:
-    """Pack what is finished of a table into export.to."""
+def export(config: ExportStage) -> str:
+    """Pack what is finished of a table into the file export.to, or write a checkpoint to the folder or the Hub."""
     if config.export.to is None:
-        raise PipelineError(f"stage=export needs export.to: give export.to=./{Path(config.table).stem}.zip")
-    file = Path(config.export.to)
+        place = "./DIR or export.to=hub:org/name" if config.checkpoint else f"./{Path(config.table).stem}.zip"
+        raise PipelineError(f"stage=export needs export.to: give export.to={place}")
+    if config.checkpoint is not None:
+        if config.every or config.data_root or config.free_snapshots is not None:
+            raise PipelineError("every, data_root and table.free_snapshots are of table=T: leave them out")
+        from pipeline.study.export_model import export_model
+
+        return export_model(config)
+    if config.export != Export(to=config.export.to):
+        raise PipelineError("export.dtype, export.licence and export.private are of checkpoint=RUN: leave them out")
+    return str(export_table(config, config.export.to))
+
+
+def export_table(config: ExportStage, to: str) -> Path:
+    file = Path(to)
     if file.is_dir() or not file.parent.is_dir():
         raise PipelineError(f"export.to={file} is no place for a file: name one in a folder that is there")
     remembered = Reported.of(config)

@@ -141,7 +141,7 @@ def prepare(lock: Lock, hub: str, name: str | None) -> None:
     from datasets import load_dataset
 
     if hub not in lock.datasets:
-        raise PipelineError(f"{hub} is not locked, as it could not be fetched: mend that first, then prefetch again")
+        raise PipelineError(f"{hub} is not locked, as it could not be fetched: fix that first, then prefetch again")
     load_dataset(hub, name, revision=lock.datasets[hub]["revision"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 from pipeline.errors import PipelineError
 
@@ -10,6 +11,15 @@ from pipeline.errors import PipelineError
 def in_queue() -> set[str]:
     """The tasks of this user's arrays that wait or run, 12_3."""
     return set(slurm("squeue", "--me", "--noheader", "--array", "--format=%i").split())
+
+
+def last_words(log: Path) -> str | None:
+    """The last line of a job's own log: why it ended before it came to a run, on a node without Python for one."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return None
+    return next((line.strip() for line in reversed(lines) if line.strip()), None)
 
 
 def slurm(*command: str) -> str:

@@ -32,8 +32,9 @@ from pipeline.study.element import element_of
 from pipeline.study.graph import ordered, unfinished
 from pipeline.study.history import History
 from pipeline.study.pool import sources
-from pipeline.study.queue import in_queue, slurm
+from pipeline.study.queue import in_queue, last_words, slurm
 from pipeline.study.stages import RUN_STAGES
+from pipeline.study.worker import LOGS
 
 FOLDER = ".slurm"
 START = 120.0  # seconds from a job's start to its first step: libraries and an 8B model from a shared file system
@@ -100,7 +101,8 @@ def failures(runs: Sequence[Run], there: Mapping[str, str]) -> dict[str, str]:
         if blocked:
             found[run.name] = f"its parent {blocked} failed"
         elif told.get("state") not in (None, "blocked") and run.hash not in there and not holder(run.workplace):
-            found[run.name] = str(told.get("last_line") or "its job ended before it was made")
+            words = told.get("last_line") or last_words(run.runs_dir / LOGS / f"slurm-{told.get('job')}.log")
+            found[run.name] = str(words or "its job ended before it was made")
     return found
 
 
@@ -127,12 +129,15 @@ def submit(
         except PipelineError as error:
             told = f"{number - 1} of {len(arrays)} arrays were submitted"
             raise PipelineError(f"{error} ({told}; the same command submits the rest)") from error
-        for index, task in enumerate(array.tasks):
-            for run in task:
-                jobs[run.hash] = f"{job}_{index}"
+        jobs |= {run.hash: f"{job}_{index}" for index, task in enumerate(array.tasks) for run in task}
+        try:
+            plans.leave(name, runs, jobs)
+            for run in (run for task in array.tasks for run in task):
                 run.workplace.mkdir(parents=True, exist_ok=True)
                 state.write(run.workplace, name=run.name, stage=run.config.stage, state="waiting", job=jobs[run.hash])
-        plans.leave(name, runs, jobs)
+        except OSError:
+            slurm("scancel", job)  # what no plan knows of would be submitted again
+            raise
         print(f"job {job}: level {array.level}, {len(array.tasks)} tasks, {sum(map(len, array.tasks))} runs, "
               f"{array.resources.gpus} GPUs each", file=sys.stderr)  # fmt: skip
     if again is not None and arrays:
@@ -241,7 +246,7 @@ def submit_array(launcher: Launcher, folder: Path, name: str, array: Array, jobs
 def sbatch(
     launcher: Launcher, folder: Path, script: str, resources: Resources, options: Sequence[str], log: str
 ) -> str:
-    logs = folder.parent / ".logs"
+    logs = folder.parent / LOGS
     logs.mkdir(parents=True, exist_ok=True)
     asked: dict[str, Any] = {
         "partition": launcher.partition, "account": launcher.account, "qos": launcher.qos, "time": launcher.time,

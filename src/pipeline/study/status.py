@@ -6,9 +6,10 @@ Slurm's queue is asked where it answers; its accounting never is.
 from __future__ import annotations
 
 import json
-import statistics
+import re
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -18,23 +19,21 @@ from pipeline.config.stages import StatusStage
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import PRIMARY
 from pipeline.report.grid import percent
+from pipeline.report.scores import family
 from pipeline.report.text import aligned
 from pipeline.runs import resume, state
 from pipeline.runs.folders import DIGITS, finished, folder_name, label_in
 from pipeline.runs.lease import holder, left
 from pipeline.runs.manifest import Manifest
 from pipeline.study import plans
-from pipeline.study.queue import in_queue
+from pipeline.study.queue import in_queue, last_words
 from pipeline.study.stages import RUN_STAGES
 from pipeline.study.worker import LOGS
 
 
 @dataclass
 class RunStatus:
-    """state: finished, running, waiting, blocked, failed, stopped, or planned. detail: what is to be known of it.
-
-    score: of an evaluation, main_score.
-    """
+    """state: finished, running, waiting, blocked, failed, stopped, or planned. detail: what is to be known of it."""
 
     run: str
     stage: str
@@ -47,7 +46,7 @@ class RunStatus:
     steps: int | None = None
     seconds_left: float | None = None
     log: str | None = None
-    score: str | None = None
+    score: str | None = None  # of an evaluation: the main one, in percent or on its own scale 0-100
 
 
 def show_status(config: StatusStage) -> str:
@@ -59,10 +58,10 @@ def show_status(config: StatusStage) -> str:
     rows = [("run", "stage", "seconds", "attempt", "score", "state")]
     for one in found:
         seconds, attempt = (str(round(value)) if value is not None else "" for value in (one.seconds, one.attempt))
-        now = f"{one.state}{': ' if one.detail else ''}{one.detail}"
-        rows.append((one.run, one.stage, seconds, attempt, one.score or "", now))
+        standing = f"{one.state}{': ' if one.detail else ''}{one.detail}"
+        rows.append((one.run, one.stage, seconds, attempt, one.score or "", standing))
     counts = [f"{sum(one.state == kind for one in found)} {kind}" for kind in dict.fromkeys(one.state for one in found)]
-    return "\n".join([*aligned(rows), ", ".join(counts) or "0 finished"])
+    return "\n".join([*aligned(rows, right={2, 3}), ", ".join(counts) or "0 finished"])
 
 
 def statuses(runs_dir: Path) -> list[RunStatus]:
@@ -87,21 +86,22 @@ def of_finished(manifest: Manifest) -> RunStatus:
     version = manifest.decided_by.get("version")
     row = RUN_STAGES.get(manifest.stage)
     stale = row is not None and version != row.version
-    detail = f"by version {version} of the stage, now {row.version}" if row and stale else manifest.started
+    begun = manifest.started[: len("2026-01-01T00:00")].replace("T", " ")
+    detail = f"by version {version} of the stage, now {row.version}" if row and stale else begun
     made = manifest.seconds, manifest.attempt
-    score = main_score(manifest.facts.get("scores", {})) if manifest.stage == "eval" else None
+    score = main_score(manifest.facts.get("scores") or {})
     return RunStatus(manifest.name, manifest.stage, "finished", detail, manifest.hash, *made, score=score)
 
 
-def main_score(scores: dict[str, Any]) -> str:
-    """Of each task its primary metric out of 100, the mean of its languages: `mgsm 42.0, flores 31.5`."""
-    found: dict[str, list[float]] = {}
-    for name, value in scores.items():
-        task, *_, metric = name.split("/")
-        chief, _ = PRIMARY.get(task, ("", ""))
-        if metric == chief and name.count("/") == 2 and isinstance(value, int | float):  # with more, of a subject
-            found.setdefault(task, []).append(value * percent(metric))
-    return ", ".join(f"{task} {statistics.fmean(values):.1f}" for task, values in found.items())
+def main_score(scores: Mapping[str, float]) -> str | None:
+    """`mgsm sw 16.0`: the primary metric of an evaluation's first task; of several languages their mean."""
+    for task in dict.fromkeys(name.partition("/")[0] for name in scores):
+        metric = PRIMARY.get(family(task), ("", ""))[0]
+        places = [name.split("/")[1] for name in scores if re.fullmatch(rf"{task}/[^/]+/{re.escape(metric)}", name)]
+        if places:
+            place = "mean" if "mean" in places else places[0]
+            return f"{task} {place} {percent(metric) * scores[f'{task}/{place}/{metric}']:.1f}"
+    return None
 
 
 def answered() -> set[str] | None:
@@ -138,6 +138,9 @@ def of_unfinished(
         one.state, one.detail = "waiting", f"job {job}"
     elif queue is None and told.get("state") == "waiting":
         one.state, one.detail = "waiting", f"job {job} by what was submitted; squeue does not answer here"
+    elif told.get("state") == "waiting" and (words := last_words(own := runs_dir / LOGS / f"slurm-{job}.log")):
+        one.state, one.detail = "failed", f"job {job} ended before it began: {words}; {own}"
+        failed[run_hash] = name
     elif workplace.is_dir():
         one.state, one.detail = "stopped", unpublished(workplace, told)
     if (row := RUN_STAGES.get(stage)) and plan.get("version") not in (None, row.version):

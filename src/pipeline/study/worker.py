@@ -46,15 +46,16 @@ def log_of(element: Element) -> Path:
 def logged(file: Path) -> Iterator[None]:
     """Whatever this process and those that it starts print goes to the end of a file."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    kept = os.dup(1), os.dup(2)
     opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    kept = os.dup(1), os.dup(2)
     try:
         for number in (1, 2):
             os.dup2(opened, number)
         yield
     finally:
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            with suppress(OSError):  # a full disk has no room for the log either
+                stream.flush()
         for number, before in zip((1, 2), kept, strict=True):
             os.dup2(before, number)
             os.close(before)
@@ -69,15 +70,25 @@ def made(element: Element) -> dict[str, Any]:
         make_run(run_of(element), element.get("predicted_seconds"))
     except Held as error:
         ended, reason = "held", str(error)
-        print(reason, file=sys.stderr)
     except Exception as error:
         ended, reason = "failed", reason_of(error)
-        print(f"failed: {reason}", file=sys.stderr)
     except SystemExit as error:
         if error.code != UNFINISHED:
             raise
         ended = "stopped"
+    if reason:
+        with suppress(OSError):
+            print(f"{ended}: {reason}", file=sys.stderr)
     return {"hash": element["hash"], "ended": ended, "reason": reason, "seconds": time.perf_counter() - begun}
+
+
+def answer_of(element: Element) -> dict[str, Any]:
+    """As made, with a log; a log that cannot be written, of another user's or on a full disk, is a failure too."""
+    try:
+        with logged(log_of(element)):
+            return made(element)
+    except OSError as error:
+        return {"hash": element["hash"], "ended": "failed", "reason": reason_of(error), "seconds": 0.0}
 
 
 def end_with_the_parent() -> None:
@@ -102,9 +113,7 @@ def main() -> int:
 
         with resident():
             for line in iter(sys.stdin.readline, ""):
-                element = json.loads(line)
-                with logged(log_of(element)):
-                    answer = made(element)
+                answer = answer_of(json.loads(line))
                 answers.write(json.dumps(answer) + "\n")
                 if answer["ended"] == "stopped":
                     return UNFINISHED
@@ -148,17 +157,20 @@ def of_task(element: Element) -> str:
         subprocess.run(name, capture_output=True, timeout=60)
     waits = [parent for parent in element["parents"].values() if not_finished(parent, element)]
     failed = [one for one in waits if not to_come(parent_place(element, one))]
-    with logged(log_of(element)):
-        if waits:
-            ended = "failed" if failed else "held"
-            told = f"its parent {(failed or waits)[0]['name']} {'was not made' if failed else 'is not finished yet'}"
+    if waits:
+        ended = "failed" if failed else "held"
+        told = f"its parent {(failed or waits)[0]['name']} {'was not made' if failed else 'is not finished yet'}"
+        with suppress(OSError), logged(log_of(element)):
             print(told, file=sys.stderr)
-        else:
-            answer = made(element)
-            ended, told = str(answer["ended"]), answer["reason"]
+    else:
+        answer = answer_of(element)
+        ended, told = str(answer["ended"]), answer["reason"]
+    if told:
+        print(f"{element['label']} {ended}: {told}", file=sys.stderr)  # in the log of the job
     if ended == "failed" or waits:
-        workplace.mkdir(parents=True, exist_ok=True)
         now = "waiting" if ended == "held" else "blocked" if waits else "failed"
+        with suppress(OSError):
+            workplace.mkdir(parents=True, exist_ok=True)
         state.write(workplace, state=now, last_line=told, job=job())
     return ended
 

@@ -95,10 +95,10 @@ def load_model(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
         return AutoModelForCausalLM.from_pretrained(
             base, dtype=getattr(torch, weights), use_safetensors=True, **attention
         )
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
-        if "attn_implementation" in str(error):  # Gemma 2 caps its logits, which torch's own attention does not
+    except (OSError, ValueError, RuntimeError) as error:
+        if "does not support an attention implementation" in str(error):  # of Gemma 2 and others with capped scores
             raise PipelineError(
-                f"model.path={base} does not compute attention by model.attn_implementation={model.attn_implementation}"
-                ": give model.attn_implementation=eager"
+                f"model.attn_implementation={model.attn_implementation}: transformers has none for {base}: set "
+                f"model.attn_implementation=eager"
             ) from error
         raise PipelineError(f"model.path={base} could not be loaded: {error}") from error

@@ -22,6 +22,8 @@ from pipeline.config.training import Sft
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.merge.live import release
+from pipeline.runs.model_card import CARD
+from pipeline.train.card import card_of
 from pipeline.train.examples import by_side, dataset, measure, validation_sets
 from pipeline.train.load import check_base, load_model, load_tokenizer, local_base
 from pipeline.train.memory import bytes_per_parameter, micro_batches, refuse_without_room
@@ -42,7 +44,10 @@ if TYPE_CHECKING:
 
 def make(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """The sft or cpt stage. Gives weights, token and step counts, what was truncated, and the losses."""
-    return together(train, run, work, tracker)
+    facts = together(train, run, work, tracker)
+    if facts:  # of the first process
+        (work / CARD).write_text(card_of(run), encoding="utf-8")
+    return facts
 
 
 def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:

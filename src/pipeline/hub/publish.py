@@ -1,0 +1,60 @@
+"""A folder to the Hub, as one commit: what could refuse it is asked before the folder is made."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+OWN = {".gitattributes"}  # what the Hub itself puts into a new repository
+
+
+def ready_for(name: str, knob: str) -> HfApi:
+    """The Hub's interface, logged in, for a repository of models org/name that is new or empty.
+
+    Raises:
+        PipelineError: no token, one that may not write there, a Hub that does not answer, or a repository with files.
+    """
+    from huggingface_hub import HfApi, get_token
+
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
+        raise PipelineError(f"{knob}=hub:{name} is no place on the Hub: write hub:org/name")
+    token = get_token()
+    if not token:
+        raise PipelineError(f"{knob}=hub:{name} needs a token of the Hub: log in (hf auth login), or set HF_TOKEN")
+    api, owner = HfApi(token=token), name.partition("/")[0]
+    try:
+        me = api.whoami()
+        owners = [str(me["name"]), *(str(one["name"]) for one in me.get("orgs") or [])]
+        held = [file for file in api.list_repo_files(name) if file not in OWN] if api.repo_exists(name) else []
+    except Exception as error:  # whatever the network or the Hub says
+        raise refusal(name, knob, error) from error
+    if owner not in owners:
+        raise PipelineError(f"{knob}=hub:{name}: the token is of {owners[0]}, who is not in {owner}: name one of yours")
+    if held:
+        raise PipelineError(
+            f"{knob}=hub:{name} is not empty ({held[0]} and {len(held) - 1} more files): name a new repository"
+        )
+    return api
+
+
+def publish(api: HfApi, name: str, folder: Path, private: bool, knob: str) -> str:
+    """Upload a finished folder, all of it in one commit or nothing; the address of its page."""
+    try:
+        address = api.create_repo(name, private=private, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload model")
+    except Exception as error:
+        raise refusal(name, knob, error) from error
+    return str(address)
+
+
+def refusal(name: str, knob: str, error: Exception) -> PipelineError:
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return PipelineError(
+        f"{knob}=hub:{name} cannot be written ({reason}): check the network and the token's rights, or name a folder"
+    )

@@ -1,0 +1,58 @@
+"""What a cast of all weights costs, read from what was written."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from pipeline.merge.adapters import Source
+from pipeline.merge.formulas import by_size
+from pipeline.models.floats import buffers, in_threads, matrix, pieces
+
+
+@dataclass(frozen=True)
+class Cost:
+    """error: the Euclidean norm of all errors over that of all weights; largest: one weight's error, in `where`;
+    of_change: that norm of errors over the task vector's, where the base is known."""
+
+    error: float
+    largest: float
+    where: str
+    of_change: float | None = None
+
+    def __str__(self) -> str:
+        told = f"relative error {self.error:.2g}, largest {self.largest:.2g} in {self.where}"
+        if self.of_change is None:
+            return told
+        return f"{told}; all errors together are {self.of_change:.2g} times as long as what training changed"
+
+
+def cost_of_cast(source: Source, written: Source, base: Source | None = None, threads: int | None = None) -> Cost:
+    """Both are of the same names and shapes; errors are those of float32 values."""
+    names = by_size(source)
+    found = in_threads([partial(_of_tensor, source, written, base, name) for name in names], threads)
+    errors, sizes, changes, largest = (np.array(column) for column in zip(*found, strict=True))
+    where = int(largest.argmax())
+    error, size, change = math.sqrt(errors.sum()), math.sqrt(sizes.sum()), math.sqrt(changes.sum())
+    of_change = error / change if base is not None and change else None
+    return Cost(error / size if size else 0.0, float(largest[where]), names[where], of_change)
+
+
+def _of_tensor(source: Source, written: Source, base: Source | None, name: str) -> tuple[float, float, float, float]:
+    """Squares of errors, of weights and of changes from the base; the largest error."""
+    shape = source.info(name).shape
+    squares, largest = np.zeros(3), 0.0
+    for start, stop in pieces(shape):
+        was, other = (buffers(key, (stop - start, matrix(shape)[1])) for key in ("was", "other"))
+        source.rows(name, start, stop, was)
+        squares[1] += np.vdot(was.astype(np.float64), was.astype(np.float64))
+        for index, one in ((0, written), (2, base)):
+            if one is not None:
+                one.rows(name, start, stop, other)
+                np.subtract(other, was, out=other)
+                squares[index] += np.vdot(other.astype(np.float64), other.astype(np.float64))
+                largest = max(largest, float(np.abs(other).max())) if one is written else largest
+    return float(squares[0]), float(squares[1]), float(squares[2]), largest

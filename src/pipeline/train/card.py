@@ -1,0 +1,40 @@
+"""The model card of a training: how it was trained, from what, and on which sets."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.stages import TrainStage
+from pipeline.runs.model_card import card, data_section, origin
+from pipeline.runs.run import Run, flat
+
+
+def card_of(run: Run[TrainStage]) -> str:
+    """The text. Settings are those that differ from the defaults of this program; parents are named, without paths."""
+    config, decided = run.config, run.decided_by["config"]
+    made_of = origin(run.name, asdict(config), run.parents, Path(config.runs_dir))
+    base = run.parents["model"].name if "model" in run.parents else "nothing: random weights"
+    lines = [
+        f"# {run.label}",
+        "",
+        f"Trained from {base} on `expert={config.expert.name}`, with `stage={config.stage} sft={config.sft.name}`. "
+        "What is not listed stood at its default.",
+        "",
+        "| setting | value |",
+        "|---|---|",
+        *(f"| {key} | {shown(value)} |" for key, value in sorted(flat(decided).items()) if key != "stage"),
+        "",
+        data_section(made_of),
+    ]
+    adapter = config.sft.adapter != "none"
+    tags = [config.stage, config.sft.name, *(["partition-" + config.partition.name] if config.partition else [])]
+    return card(run.name, "\n".join(lines), made_of, tags=tags, relation="adapter" if adapter else "finetune")
+
+
+def shown(value: Any) -> str:
+    """A value in a cell of a table: a line break as one types it."""
+    plain = isinstance(value, str) and value.isprintable() and value.strip()
+    return str(value) if plain else json.dumps(value, ensure_ascii=False)

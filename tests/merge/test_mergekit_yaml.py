@@ -1,0 +1,172 @@
+"""The YAML that stands beside a merge: mergekit makes the same weights of it, or there is none and a reason instead."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from test_adapters import lora  # noqa: F401
+
+from pipeline.config.merging import Merge
+from pipeline.config.stages import Partition
+from pipeline.merge.adapters import open_source
+from pipeline.merge.merge import Merging, open_merge
+from pipeline.merge.mergekit import inexpressible, setting, yaml_of
+from pipeline.merge.methods.layer_swap import LayerSwap
+from pipeline.merge.methods.reset import Reset
+from pipeline.merge.methods.slerp import Slerp
+from pipeline.merge.methods.soup import Soup
+from pipeline.merge.methods.task_arithmetic import TaskArithmetic
+from pipeline.merge.methods.ties import Ties
+from pipeline.models.checkpoint import Checkpoint
+
+SIDES = {"math": "m", "language": "l"}
+TWO = {"experts": ["m", "l"]}
+MERGEKITS = {"trim": "tensor", "weigh": "before", "divisor": "weights", "zero_sum": "plus"}
+B = Partition("B", bottom_layers=4, top_layers=2, all_mlp=True)
+
+ASKED: dict[str, tuple[Merge, Partition | None]] = {
+    "swap": (LayerSwap(**SIDES, bottom_layers=3, top_layers=1), None),
+    "zones": (
+        LayerSwap(**SIDES, bottom_layers=1, top_layers=2, bottom_transition=2, top_transition=1, zones="magnitude"),
+        None,
+    ),
+    "norms": (LayerSwap(**SIDES, bottom_layers=2, layer_norms="average", head="math", embeddings="language"), None),
+    "sides": (LayerSwap(**SIDES), B),
+    "souped": (LayerSwap(math=["m", "b"], language="l", bottom_layers=3), None),
+    "even": (Soup(**TWO), None),
+    "weighted": (Soup(**TWO, weights=[0.3, 0.7]), None),
+    "float32": (Soup(**TWO, weights=[0.3, 0.7], dtype="float32"), None),
+    "arithmetic": (TaskArithmetic(**TWO, weights=[0.3, 0.7], scale=0.6), None),
+    "ties": (Ties(**TWO, density=0.3, **MERGEKITS), None),
+    "ties weighted": (Ties(**TWO, density=0.3, weights=[0.3, 0.7], scale=0.8, **MERGEKITS), None),
+    "slerp": (Slerp(**TWO, t=0.3), None),
+    "reset": (Reset(expert="m", layers=[0, 1, 10]), None),
+}
+KINDS = ("llama", "qwen2", "tied")
+
+
+def opened(folders: list[Path], config: Merge, partition: Partition | None = None) -> Merging:
+    place = dict(zip(("b", "m", "l"), folders, strict=True))
+    roles = {role: place[run] for role, (_, run) in config.references().items()}
+    base = Checkpoint.open(place["b"]) if config.needs_base() else None
+    return open_merge(config, {role: open_source(folder) for role, folder in roles.items()}, base, partition)
+
+
+def names_of(folders: list[Path], config: Merge) -> dict[str, str]:
+    place = dict(zip(("b", "m", "l"), folders, strict=True))
+    return {role: str(place[run]) for role, (_, run) in config.references().items()} | {"base": str(place["b"])}
+
+
+@pytest.fixture(scope="module")
+def families(models: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+    """Base, math and language of each: Llama and Qwen with a head of their own, and a Llama whose head is tied."""
+    tied = [tmp_path_factory.mktemp("tied") / folder.name for folder in models["llama"]]
+    for folder, source in zip(tied, models["llama"], strict=True):
+        folder.mkdir()
+        tensors = load_file(source / "model.safetensors")
+        del tensors["lm_head.weight"]
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        config = json.loads((source / "config.json").read_text()) | {"tie_word_embeddings": True}
+        (folder / "config.json").write_text(json.dumps(config))
+    return {**models, "tied": tied}
+
+
+SCRIPT = """
+import json, sys, yaml
+from mergekit.config import MergeConfiguration
+from mergekit.merge import run_merge
+from mergekit.options import MergeOptions
+for name, text in json.load(open(sys.argv[1])).items():
+    run_merge(MergeConfiguration.model_validate(yaml.safe_load(text)), sys.argv[2] + "/" + name,
+              options=MergeOptions(quiet=True, copy_tokenizer=False))
+"""
+
+
+@pytest.fixture(scope="module")
+def theirs(families: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What mergekit makes of our YAML; one process for all."""
+    asked = {
+        f"{kind} {name}": yaml_of(opened(families[kind], config, partition), names_of(families[kind], config))
+        for kind in KINDS
+        for name, (config, partition) in ASKED.items()
+    }
+    folder = tmp_path_factory.mktemp("mergekit")
+    (folder / "asked.json").write_text(json.dumps(asked))
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    words = [os.environ["PIPELINE_TEST_MERGEKIT"], "-c", SCRIPT, str(folder / "asked.json"), str(folder)]
+    subprocess.run(words, check=True, env=environment)
+    return {name: load_file(next((folder / name).glob("*.safetensors"))) for name in asked}
+
+
+@pytest.mark.mergekit
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("kind", KINDS)
+def test_mergekit_makes_the_same_weights(
+    kind: str, name: str, families: dict[str, list[Path]], theirs: dict[str, dict[str, Any]]
+) -> None:
+    """To the bit; SLERP within a unit of bfloat16, TIES but for entries tied with the threshold."""
+    merge, found = opened(families[kind], *ASKED[name]), theirs[f"{kind} {name}"]
+    assert set(merge.names) <= set(found)
+    different = entries = 0
+    for parameter in merge.names:
+        ours, other = merge.merged(parameter), found[parameter]
+        assert ours.dtype == other.dtype
+        if name == "slerp":
+            torch.testing.assert_close(ours, other, rtol=2**-7, atol=1e-6)
+        elif not name.startswith("ties"):
+            assert torch.equal(ours, other), parameter
+        different, entries = different + int((ours != other).sum()), entries + ours.numel()
+    assert different < 0.02 * entries
+
+
+def test_the_weights_of_a_swap_in_mergekits_words(models: dict[str, list[Path]]) -> None:
+    """Read by mergekit's rule, by hand: the first filter that is part of the name decides."""
+    config, partition = ASKED["norms"]
+    merge = opened(models["llama"], config, partition)
+    told = yaml.safe_load(yaml_of(merge, {"math": "org/math", "language": "org/language"}))
+    assert [one["model"] for one in told["models"]] == ["org/math", "org/language"]
+    assert (told["merge_method"], told["parameters"]) == ("linear", {"normalize": False})
+    for one, role in zip(told["models"], ("math", "language"), strict=True):
+        for name in merge.names:
+            rules = one["parameters"]["weight"]
+            value = next(rule["value"] for rule in rules if rule.get("filter", "") in name)
+            assert value == merge.weights[name].get(role, 0.0), (role, name)
+
+
+def test_layer_1_is_no_part_of_layer_10() -> None:
+    weights = {f"model.layers.{layer}.mlp.up_proj.weight": float(layer == 1) for layer in range(12)}
+    assert setting(weights) == [{"filter": "model.layers.1.", "value": 1.0}, {"value": 0.0}]
+    assert setting(dict.fromkeys(weights, 0.5)) == 0.5
+    whole = {"model.layers.0.mlp.a": 1.0, "model.layers.0.mlp.b": 0.0, "model.layers.1.mlp.a": 0.0}
+    assert setting(whole) == [{"filter": "model.layers.0.mlp.a", "value": 1.0}, {"value": 0.0}]
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (Ties(**TWO), "its TIES is another definition: trim=model (there tensor), zero_sum=majority (there plus)"),
+        (Ties(**TWO, **MERGEKITS | {"weigh": "after"}, weights=[1.0, 2.0]), "weigh=after (there before)"),
+        (Reset(expert="m", threshold=0.04), "merge=reset decides rows one by one here"),
+    ],
+)
+def test_what_mergekit_cannot_express(config: Merge, reason: str, models: dict[str, list[Path]]) -> None:
+    told = inexpressible(opened(models["llama"], config))
+    assert told is not None and reason in told
+
+
+def test_merges_of_adapters_are_not_mergekits(lora: dict[str, Path]) -> None:  # noqa: F811
+    sources = {"0": open_source(lora["math"]), "1": open_source(lora["language"])}
+    told = inexpressible(open_merge(Soup(experts=["a", "b"], form="dense"), sources))
+    assert told is not None and "its experts are LoRA adapters" in told
+
+
+def test_without_weights_of_experts_pefts_ties_is_mergekits(models: dict[str, list[Path]]) -> None:
+    assert inexpressible(opened(models["llama"], Ties(**TWO, trim="tensor", zero_sum="plus"))) is None

@@ -1,0 +1,158 @@
+"""Models made elsewhere, without a manifest: their base is merge.base, base, or the base_model of their model card."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_models import stacked
+
+from pipeline.errors import PipelineError
+from pipeline.hub import models as hub_models
+from pipeline.models.checkpoint import Checkpoint
+from pipeline.runs.manifest import read_manifest
+
+Make = Callable[..., Path]
+
+
+def card(folder: Path, base: Any) -> None:
+    (folder / "README.md").write_text(f"---\nbase_model: {base}\nlicense: mit\n---\n\n# A model\n")
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> dict[str, Path]:
+    base = stacked(tmp_path / "base", 3, 0)
+    return {"base": base} | {
+        name: stacked(tmp_path / name, 3, seed, base=base) for seed, name in enumerate(("math", "language"), 1)
+    }
+
+
+@pytest.fixture
+def cached(three: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """org/base, org/math and org/language are in the Hub's cache, the experts with a card that names org/base."""
+    import huggingface_hub
+
+    for name in ("math", "language"):
+        card(three[name], "org/base")
+    of_name = {f"org/{name}": folder for name, folder in three.items()}
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: None)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(of_name[name]))
+
+    def file_of(name: str, file: str, **_: Any) -> str:
+        return str(of_name[name] / file)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", file_of)
+    return three
+
+
+def analyzed(make_run: Make, tmp_path: Path, *words: str) -> list[dict[str, str]]:
+    folder = make_run("stage=analyze", f"runs_dir={tmp_path}/runs", "analyze.threshold=1e-3", *words)
+    with open(folder / "delta.csv", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def by_hand(base: Path, expert: Path) -> dict[str, float]:
+    """Parameter -> mean absolute change, by torch."""
+    was, now = Checkpoint.open(base), Checkpoint.open(expert)
+    return {name: float((now.tensor(name).float() - was.tensor(name).float()).abs().mean()) for name in was.names}
+
+
+@pytest.mark.parametrize("how", ["card on the hub", "card", "base="])
+def test_analyze_finds_the_base(how: str, cached: dict[str, Path], make_run: Make, tmp_path: Path) -> None:
+    words = [f"checkpoint={cached['math']}"]
+    if how == "card on the hub":
+        words = ["checkpoint=hub:org/math"]
+    if how == "base=":
+        (cached["math"] / "README.md").unlink()
+        words.append(f"base={cached['base']}")
+    rows = analyzed(make_run, tmp_path, *words)
+    expected = by_hand(cached["base"], cached["math"])
+    assert {row["parameter"]: float(row["mean"]) for row in rows} == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("how", ["card on the hub", "card", "merge.base="])
+def test_a_merge_of_task_vectors_finds_the_base(
+    how: str, cached: dict[str, Path], make_run: Make, tmp_path: Path
+) -> None:
+    experts = "hub:org/math,hub:org/language" if "hub" in how else f"{cached['math']},{cached['language']}"
+    words = [f"merge.experts=[{experts}]"]
+    if how == "merge.base=":
+        for name in ("math", "language"):
+            (cached[name] / "README.md").unlink()
+        words.append(f"merge.base={cached['base']}")
+    merged = make_run("stage=merge", "merge=task_arithmetic", *words, "merge.scale=0.5", f"runs_dir={tmp_path}/runs")
+    manifest = read_manifest(merged)
+    assert manifest is not None and manifest.base is not None and manifest.base.name == "base"
+    base, math, language = (Checkpoint.open(cached[name]) for name in ("base", "math", "language"))
+    for name, tensor in ((one, Checkpoint.open(merged).tensor(one)) for one in base.names):
+        start = base.tensor(name).float()
+        expected = start + 0.5 * ((math.tensor(name).float() - start) + (language.tensor(name).float() - start))
+        assert torch.equal(tensor, expected.to(tensor.dtype)), name
+
+
+def test_a_base_on_the_card_may_be_a_folder_beside_it(three: dict[str, Path], make_run: Make, tmp_path: Path) -> None:
+    card(three["math"], "../base")
+    assert analyzed(make_run, tmp_path, f"checkpoint={three['math']}")
+
+
+@pytest.mark.parametrize(
+    ("base", "sentence"),
+    [
+        (None, "does not say which base it was trained from: it has no manifest and no base_model on a model card"),
+        ("[org/a, org/b]", "checkpoint: math: its model card names several bases (org/a, org/b): give base=RUN"),
+        ("/gone/base", "checkpoint: math: base_model /gone/base of its model card is not here: give base=RUN"),
+        ("{a: b}", "does not say which base it was trained from"),
+    ],
+)
+def test_no_base_is_one_sentence(
+    base: str | None, sentence: str, three: dict[str, Path], make_run: Make, tmp_path: Path
+) -> None:
+    if base is not None:
+        card(three["math"], base)
+    with pytest.raises(PipelineError) as refused:
+        analyzed(make_run, tmp_path, f"checkpoint={three['math']}")
+    assert sentence in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_experts_of_different_bases_are_refused(cached: dict[str, Path], make_run: Make, tmp_path: Path) -> None:
+    card(cached["language"], "org/other")
+    with pytest.raises(PipelineError, match="have different bases .math from base, language from other."):
+        analyzed(make_run, tmp_path, f"checkpoint=[{cached['math']},{cached['language']}]")
+
+
+@pytest.mark.parametrize("text", ["---\nbase_model: [unclosed\n---\n", "---\n- a\n---\n", "no head", ""])
+def test_a_card_that_cannot_be_read_says_nothing(text: str, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(text)
+    assert hub_models.metadata(tmp_path) == {}
+
+
+def test_without_the_hub_a_card_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert hub_models.metadata(Path("org/nowhere")) == {}
+
+
+def test_a_sweep_of_checkpoints_made_elsewhere(
+    base: Path, math_expert: Path, language_expert: Path, world: Path, tmp_path: Path, call: Any
+) -> None:
+    """The experts' folders as another program would have left them: no manifest, the base on their cards."""
+    made = {"base": base, "math": math_expert, "language": language_expert}
+    for name, folder in made.items():
+        (tmp_path / name).mkdir()
+        for pattern in ("*.safetensors", "config.json", "generation_config.json", "tokenizer*"):
+            for path in folder.glob(pattern):
+                (tmp_path / name / path.name).write_bytes(path.read_bytes())
+    words = ["merge=task_arithmetic", f"merge.experts=[{tmp_path}/math,{tmp_path}/language]", "sweep.scale=[0.2,0.4]"]
+    words += [f"runs_dir={tmp_path}/runs", f"data_root={world}", "tracking.mode=disabled"]
+    words += ["eval=mgsm_0shot", "eval.max_gen_toks=4", "eval.limit=2", "languages=[qac]"]
+    told = call("stage=sweep", *words)
+    assert told.status == 1 and "does not say which base it was trained from" in told.err
+    for name in ("math", "language"):
+        card(tmp_path / name, tmp_path / "base")
+    told = call("stage=sweep", *words)
+    assert told.status == 0, told.err
+    points = {path.parent.name for path in (tmp_path / "runs").glob("eval-*/scores.json")}
+    assert len(points) == 2 and Path(told.out.strip()).is_file()

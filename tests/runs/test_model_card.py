@@ -1,0 +1,59 @@
+"""What a model card says of a model, from configurations as they are composed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+
+from pipeline.config.compose import compose
+from pipeline.runs.find import find
+from pipeline.runs.model_card import Origin, card, of_iso_639, origin
+
+
+def asked(*words: str) -> dict[str, Any]:
+    return asdict(compose(list(words)))  # type: ignore[call-overload]
+
+
+def of(config: dict[str, Any], tmp_path: Path) -> Origin:
+    return origin("mine", config, {"model": find(config["model"]["path"], tmp_path, "model")}, tmp_path)
+
+
+def test_a_training_from_the_hub_names_its_base_sets_languages_and_licence(tmp_path: Path) -> None:
+    made_of = of(asked("stage=sft", "expert=sw", "model=llama3.1_8b"), tmp_path)
+    data = ModelCard(card("mine", "# Mine", made_of, tags=["sft"], relation="finetune")).data.to_dict()
+    assert data["base_model"] == ["meta-llama/Llama-3.1-8B"] and data["base_model_relation"] == "finetune"
+    assert data["license"] == "llama3.1" and data["language"] == ["sw"]
+    assert {"CohereLabs/aya_dataset", "lelapa/Inkuba-instruct"} <= set(data["datasets"])
+    assert ("inkuba", "lelapa/Inkuba-instruct", "CC-BY-NC-4.0") in made_of.sets
+
+
+@pytest.mark.parametrize("word", ["data_root=DIR", "expert.sources.aya.file=mine.jsonl"])
+def test_a_local_file_is_no_set_of_the_hub(word: str, tmp_path: Path) -> None:
+    made_of = of(asked("stage=sft", "expert=sw", "model=llama3.1_8b", word), tmp_path)
+    named = dict((name, hub) for name, hub, _ in made_of.sets)
+    assert (named["aya"] is None) == word.startswith("data_root")
+
+
+def test_a_joint_set_is_of_both_and_what_was_left_out_is_not_named(tmp_path: Path) -> None:
+    words = ["stage=sft", "expert=math_sw", "sft=mixed", "model=qwen2.5_7b_instruct", "data.leave_out=[nllb]"]
+    names = [name for name, _, _ in of(asked(*words), tmp_path).sets]
+    assert "orca_math" in names and "aya" in names and "nllb" not in names
+    text = ["stage=cpt", "expert=math", "model=llama3.1_8b"]
+    assert [name for name, _, _ in of(asked(*text), tmp_path).sets] == ["open_web_math"]
+
+
+@pytest.mark.parametrize(
+    ("code", "known"), [("sw", True), ("acm", True), ("qac", False), (None, False), ("xyz", False)]
+)
+def test_the_hub_knows_no_constructed_language(code: str | None, known: bool) -> None:
+    assert of_iso_639(code) is known
+
+
+def test_a_stated_licence_stands_before_the_experts(tmp_path: Path) -> None:
+    both = Origin(bases=("a/b",), licences={"x": "mit", "y": "apache-2.0"})
+    assert ModelCard(card("m", "# M", both, tags=[], relation="merge")).data.license is None
+    assert ModelCard(card("m", "# M", both, tags=[], relation="merge", licence="mit")).data.license == "mit"

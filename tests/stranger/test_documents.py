@@ -1,0 +1,229 @@
+"""README and docs/: each command is run as it is printed, in a smaller small world; what needs the Hub, a GPU or Slurm
+is composed and planned. Links lead somewhere, and each knob that a page names exists."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from reader import PAGES, ROOT, Shell, blocks, commands, planned, words_of, write_files
+
+import pipeline
+from pipeline.config import conf
+from pipeline.config.compose import compose
+from pipeline.config.manual import manual
+from pipeline.config.stages import RunStage
+from pipeline.study.stages import build
+
+README, *DOCS = PAGES
+DOCS.sort(key=lambda page: page.name == "reports.md")  # of tables that other pages make
+WITH_COMMANDS = [page for page in DOCS if any(block.language == "bash" and not block.info for block in blocks(page))]
+PLANNED = [(page, line) for page in PAGES for block in blocks(page) if block.info == "plan" for line in commands(block)]
+ALONE = "getting_started.md"  # the page that needs nothing of README
+
+
+# ------------------------------------------------------------------------------------------------ run
+
+
+@pytest.fixture(scope="module")
+def smaller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A reader's folder, with a conf/ whose small world, base, recipes and tables are smaller: the words stay."""
+    copy, base = tmp_path_factory.mktemp("smaller") / "conf", tmp_path_factory.mktemp("base") / "narrow"
+    shutil.copytree(conf.folder(), copy)
+    narrow_base(base)
+
+    def change(name: str, edit: Callable[[Any], object]) -> None:
+        head, text = "", (copy / name).read_text(encoding="utf-8")
+        if text.startswith("# @package"):
+            head = text[: text.index("\n") + 1]
+        found = yaml.safe_load(text)
+        edit(found)
+        (copy / name).write_text(head + yaml.safe_dump(found, sort_keys=False), encoding="utf-8")
+
+    def world(expert: Any) -> None:
+        expert["world"] = {"items": 4, "dev_items": 4, "math_rows": 700, "language_rows": 700}
+
+    def few(table: Any) -> None:
+        table["axes"] |= {"counts": {"1+0": {"bottom": 1, "top": 0}, "2+0": {"bottom": 2, "top": 0}}, "density": [0.2]}
+
+    change("expert/sandbox.yaml", world)
+    change("expert/sandbox_items.yaml", lambda expert: expert.update(items={"dev": 2, "test": 2}))
+    change("model/sandbox.yaml", lambda model: model.update(path=str(base)))
+    for path in (copy / "recipe").glob("sandbox_*.yaml"):
+        change(
+            f"recipe/{path.name}",
+            lambda recipe: recipe.update(batch_size=32, micro_batch_size=16, steps=20, warmup_steps=2),
+        )
+    change("tables/sandbox.yaml", few)
+    change("launcher/local.yaml", lambda launcher: launcher.update(workers=1))
+    patch = pytest.MonkeyPatch()
+    patch.setattr(conf, "folder", lambda: copy)
+    patch.setenv("WANDB_MODE", "disabled")
+    folder = tmp_path_factory.mktemp("reader")
+    patch.chdir(folder)
+    yield folder
+    patch.undo()
+
+
+def narrow_base(folder: Path) -> None:
+    """The shipped base with its depth and its tokenizer, but narrow and with random weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shipped = Path(pipeline.__file__).parent / "data/sandbox_base"
+    shutil.copytree(shipped, folder, ignore=shutil.ignore_patterns("manifest.json", "*.safetensors"))
+    narrow = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = AutoConfig.from_pretrained(shipped)
+    config.update(narrow | {"head_dim": 16})
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def kept() -> dict[str, str]:
+    return {}
+
+
+@pytest.fixture(scope="module")
+def plans() -> set[tuple[str, ...]]:
+    """The plans that were printed: many commands ask for the same."""
+    return set()
+
+
+@pytest.fixture
+def variables(kept: dict[str, str], smaller: Path, call: Callable[..., SimpleNamespace]) -> dict[str, str]:
+    """README's, once its commands have run."""
+    if not kept:
+        type_all(README, Shell(call, kept), smaller)
+    return kept
+
+
+def type_all(page: Path, shell: Shell, folder: Path) -> None:
+    write_files(page, folder)
+    for block in blocks(page):
+        if block.language == "bash" and not block.info:
+            for command in commands(block):
+                shell.run(command)
+
+
+def test_readme(smaller: Path, variables: dict[str, str]) -> None:
+    assert set(variables) == {"WORLD", "MATH", "LANGUAGE", "SWAP"}
+    for name in variables.values():
+        assert (smaller / name / "manifest.json").is_file()
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
+def test_a_page(page: Path, smaller: Path, variables: dict[str, str], call: Callable[..., SimpleNamespace]) -> None:
+    shell = Shell(call, {} if page.name == ALONE else dict(variables))
+    type_all(page, shell, smaller)
+
+
+# ------------------------------------------------------------------------------------------------ composed and planned
+
+
+@pytest.mark.parametrize(
+    ("page", "command"), PLANNED, ids=lambda one: one.name if isinstance(one, Path) else one[19:60]
+)
+def test_what_needs_more_than_this_machine_is_planned(
+    page: Path,
+    command: str,
+    smaller: Path,
+    variables: dict[str, str],
+    plans: set[tuple[str, ...]],
+    call: Callable[..., SimpleNamespace],
+) -> None:
+    """A run is composed and built, down to its hash; of a table the plan is printed. RUN is an expert of README."""
+    write_files(page, smaller)
+    for file in ("gsm8k/train.jsonl", "mgsm/en/train.jsonl"):
+        (smaller / "DIR" / file).parent.mkdir(parents=True, exist_ok=True)
+        (smaller / "DIR" / file).write_text('{"question": "1 + 1?", "answer": "2 #### 2"}\n')
+    for words in planned(command):
+        for name in ("MATH", "LANGUAGE"):
+            words = re.sub(r"\bRUN\b", variables[name], "\0".join(words), count=1).split("\0")
+        config = compose(words)
+        if isinstance(config, RunStage):
+            assert len(build(config).hash) == 64, words
+            continue
+        if not hasattr(config, "table") or getattr(config, "checkpoint", None):
+            continue  # a sweep, or the export of a model: no plan comes before it
+        asked = [word for word in words if not word.startswith(("stage=", "prefetch.", "export."))]
+        if (seen := (page.name if "table=./" in command else "", *asked)) in plans:
+            continue
+        plans.add(seen)
+        told = call("stage=plan", *asked)
+        refused = "what does not fit is named" if "needs up to" in told.err or "need up to" in told.err else told.err
+        assert told.status == 0 or refused == "what does not fit is named", told.err
+        assert re.search(r"^\d+ of \d+ runs to make", told.out, re.MULTILINE), told.out
+
+
+# ------------------------------------------------------------------------------------------------ what pages name
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def knobs() -> set[str]:
+    """The keys of all knobs: those of a stage by its manual, those of a merge method by its own."""
+    asked = [[f"stage={stage}"] for stage in conf.options("stage")]
+    asked += [["stage=merge", f"merge={method}"] for method in conf.options("merge")]
+    text = "\n".join(manual(words) for words in asked)
+    return set(re.findall(r"^  ([a-z]+\.[a-z_0-9.]+)=", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_knobs_that_a_page_names_exist(page: Path) -> None:
+    known = knobs()
+    groups = {key.partition(".")[0] for key in known} - {"expert"}
+    text = re.sub(r"\]\([^)]*\)", "", page.read_text(encoding="utf-8"))
+    named = re.findall(r"(?<![\w/.])([a-z]+\.[a-z_0-9]+)(?=[=`{ ,:)]|\.[a-z])", text)
+    wrong = {key for key in named if key.partition(".")[0] in groups and key not in known}
+    assert not {key for key in wrong if not key.endswith((".md", ".py", ".json", ".yaml"))}, wrong
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_the_scripts_and_make_targets_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:^ {4}|`)make ([a-z-]+)", text, re.MULTILINE)) <= targets
+    for script, options in re.findall(r"(?:python |`)(scripts/\w+\.py)([^`\n]*)", text):
+        source = (ROOT / script).read_text(encoding="utf-8")
+        for option in re.findall(r"--(\w+)", options):
+            assert f'"--{option}"' in source, f"{script} --{option}"
+
+
+def test_readme_is_short_and_its_demo_is_four_lines() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 160
+    demo = next(block for block in blocks(README) if block.language == "text")
+    assert len(demo.text.splitlines()) == 4 and demo.text.endswith("runs/reports/sandbox/index.html\n")
+    for stage in conf.options("stage"):
+        assert re.search(rf"^\| \[?`{stage}`", text, re.MULTILINE), f"README's stages lack {stage}"
+
+
+def test_the_words_of_a_command_are_those_of_a_shell() -> None:
+    shown = {"A": "runs/a"}
+    assert words_of("""python -m pipeline "x=[$A,b]" 'y=[1,2]' "z='Q: {q}'" w=$A""", shown)[3:] == [
+        "x=[runs/a,b]", "y=[1,2]", "z='Q: {q}'", "w=runs/a",
+    ]  # fmt: skip
+    with pytest.raises(AssertionError, match="unquoted brackets"):
+        words_of("python -m pipeline languages=[en,sw]", shown)
+    with pytest.raises(AssertionError, match="not defined before"):
+        words_of("python -m pipeline checkpoint=$B", shown)

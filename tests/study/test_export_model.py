@@ -1,0 +1,499 @@
+"""stage=export of a checkpoint: what plain transformers loads, what the card says, what never goes along, refusals."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pipeline.models.checkpoint import Checkpoint, digest_tensors
+from pipeline.runs.manifest import read_manifest
+from pipeline.study import export_model as module
+
+Call = Callable[..., SimpleNamespace]
+NEVER = ("manifest.json", "log.jsonl", "plan.json", "wandb", "snapshots", "trainer")
+
+
+def logits(folder: Path, text: str = "2 + 3 = ?") -> torch.Tensor:
+    """Plain transformers, as a stranger loads it."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+    with torch.no_grad():
+        return model(**tokenizer(text, return_tensors="pt")).logits
+
+
+@pytest.fixture
+def export(call: Call, runs_dir: Path, tmp_path: Path) -> Callable[..., SimpleNamespace]:
+    def command(checkpoint: Any, *more: str, to: Any = None) -> SimpleNamespace:
+        words = [f"checkpoint={checkpoint}", f"export.to={to or tmp_path / 'out'}", f"runs_dir={runs_dir}", *more]
+        return call("stage=export", *words)
+
+    return command
+
+
+def nothing_of_here(folder: Path, runs_dir: Path) -> None:
+    """No file that is ours alone, and no path of this machine in any of the others."""
+    for path in folder.rglob("*"):
+        assert path.name not in NEVER, path
+        if path.suffix != ".safetensors":
+            text = path.read_text(encoding="utf-8")
+            for place in (str(runs_dir), str(folder.parent), str(Path.home()), os.getcwd()):
+                assert place not in text, (path, place)
+
+
+# ------------------------------------------------------------------------------------------------ what is written
+
+
+def test_a_merge_to_take_away(
+    export: Callable[..., SimpleNamespace], swap: Path, scored: Path, runs_dir: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    told = export(swap)
+    assert told.status == 0 and told.out.strip() == str(out), told.err
+    assert torch.equal(logits(out), logits(swap))
+    assert digest_tensors(out) == digest_tensors(swap)
+    nothing_of_here(out, runs_dir)
+    assert {"README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= {
+        path.name for path in out.iterdir()
+    }
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+    card = ModelCard.load(out / "README.md")
+    assert {"merge", "layer_swap"} <= set(card.data.tags) and card.data.library_name == "transformers"
+    assert 'from_pretrained("out"' in card.text
+    manifest = read_manifest(swap)
+    assert manifest is not None
+    for parent in manifest.parents.values():
+        assert parent.name in card.text
+    rows = [
+        row
+        for name in read_manifest(scored).parents  # type: ignore[union-attr]
+        if (run := runs_dir / read_manifest(scored).parents[name].name / "scores.json").is_file()  # type: ignore[union-attr]
+        for row in json.loads(run.read_text())["rows"]
+    ]
+    mgsm = next(row for row in rows if row["task"] == "mgsm_direct" or row["task"].startswith("mgsm"))
+    told_of = [one for one in card.data.eval_results if mgsm["task"] in one.metric_name]
+    assert told_of and {one.dataset_config for one in told_of} >= {mgsm["language"]}
+    primary = next(one for one in told_of if one.dataset_config == mgsm["language"])
+    assert primary.metric_value == pytest.approx(100 * mgsm["value"], abs=0.01)
+    assert primary.dataset_args == {"num_fewshot": mgsm["num_fewshot"], "limit": 3}
+    assert primary.dataset_type == "mgsm"  # of a data_root, and so of no repository on the Hub
+
+
+def test_a_cast_says_what_it_costs(
+    export: Callable[..., SimpleNamespace], math_expert: Path, base: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    told = export(math_expert, "export.dtype=bfloat16")
+    assert told.status == 0, told.err
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+    assert AutoModelForCausalLM.from_pretrained(out).dtype == torch.bfloat16
+    errors, sizes, changes, largest = 0.0, 0.0, 0.0, 0.0
+    was, start, now = Checkpoint.open(math_expert), Checkpoint.open(base), Checkpoint.open(out)
+    for name in was.names:
+        exact = was.tensor(name).double()
+        assert torch.equal(now.tensor(name), was.tensor(name).to(torch.bfloat16)), name
+        error = now.tensor(name).double() - exact
+        errors, sizes = errors + float((error**2).sum()), sizes + float((exact**2).sum())
+        changes += float(((exact - start.tensor(name).double()) ** 2).sum())
+        largest = max(largest, float(error.abs().max()))
+    expected = [f"relative error {(errors / sizes) ** 0.5:.2g}", f"largest {largest:.2g} in"]
+    expected.append(f"{(errors / changes) ** 0.5:.2g} times as long as what training changed")
+    for text in (told.err, (out / "README.md").read_text()):
+        assert "cast from F32 to BF16" in text
+        for words in expected:
+            assert words in text, text
+
+
+def test_widening_costs_nothing_and_says_nothing(
+    export: Callable[..., SimpleNamespace], models: dict[str, list[Path]], tmp_path: Path
+) -> None:
+    source = complete(models["llama"][1], tmp_path / "source")
+    told = export(source, "export.dtype=float32")
+    assert told.status == 0 and "cast" not in told.err, told.err
+    for name, tensor in ((one, Checkpoint.open(source).tensor(one)) for one in Checkpoint.open(source).names):
+        assert torch.equal(Checkpoint.open(tmp_path / "out").tensor(name), tensor.float())
+
+
+def test_an_adapter_is_added_to_its_base(
+    export: Callable[..., SimpleNamespace], make_run: Callable[..., Path], world: Path, base: Path, tmp_path: Path,
+    runs_dir: Path,
+) -> None:  # fmt: skip
+    from peft import PeftModel
+    from tiny_words import FEW
+
+    start = ["model=trained", f"model.path={base}", f"data_root={world}", "sft.learning_rate=1e-2"]
+    lora = make_run("stage=sft", *start, "expert=math", "sft=lora", "recipe=sandbox_math", *FEW)
+    assert "PeftModel" in (lora / "README.md").read_text()
+    told = export(lora)
+    assert told.status == 0, told.err
+    out, text = tmp_path / "out", "2 + 3 = ?"
+    assert not (out / "adapter_config.json").exists()
+    nothing_of_here(out, runs_dir)
+    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), lora).eval()
+    with torch.no_grad():
+        expected = adapted(**AutoTokenizer.from_pretrained(base)(text, return_tensors="pt")).logits
+    torch.testing.assert_close(logits(out, text), expected, rtol=1e-4, atol=1e-5)
+    assert (logits(base, text) - expected).abs().max() > 1e-3  # of the base alone they are others
+
+
+def complete(source: Path, target: Path) -> Path:
+    """A random model of the tests with a tokenizer that loads, and paths where libraries leave them."""
+    shutil.copytree(source, target)
+    words = {"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}
+    (target / "tokenizer.json").write_text(json.dumps(words))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "name_or_path": str(target), "unk_token": "a"}
+    settings["special_tokens_map_file"] = "/home/ada/map.json"
+    (target / "tokenizer_config.json").write_text(json.dumps(settings))
+    config = json.loads((target / "config.json").read_text()) | {"_name_or_path": str(target)}
+    (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+def test_paths_that_libraries_keep_stay_here(
+    export: Callable[..., SimpleNamespace], models: dict[str, list[Path]], tmp_path: Path, runs_dir: Path
+) -> None:
+    told = export(complete(models["qwen2"][1], tmp_path / "ada"))
+    assert told.status == 0 and "no licence is known" in told.err, told.err
+    out = tmp_path / "out"
+    nothing_of_here(out, runs_dir)
+    assert "ada" not in "".join(path.read_text() for path in out.glob("*.json"))
+    assert json.loads((out / "tokenizer_config.json").read_text())["unk_token"] == "a"
+
+
+# ------------------------------------------------------------------------------------------------ the cards of runs
+
+
+def test_runs_carry_cards_that_say_what_they_are(math_expert: Path, swap: Path, base: Path, runs_dir: Path) -> None:
+    for folder, tags in ((math_expert, {"sft", "full"}), (swap, {"merge", "layer_swap"})):
+        card = ModelCard.load(folder / "README.md")
+        assert tags <= set(card.data.tags) and f'from_pretrained("{folder.name}"' in card.text
+        assert str(runs_dir) not in card.content
+    assert base.name in (math_expert / "README.md").read_text()
+    told = yaml.safe_load((swap / "mergekit_config.yml").read_text())
+    manifest = read_manifest(swap)
+    assert manifest is not None
+    assert [one["model"] for one in told["models"]] == [
+        f"./{manifest.parents[side].name}" for side in ("math", "language")
+    ]
+    assert "mergekit_config.yml" in (swap / "README.md").read_text()
+
+
+def test_a_card_is_no_part_of_what_a_run_is(math_expert: Path) -> None:
+    """Its weights are its contents: the card may be another, and its children stay what they are."""
+    manifest = read_manifest(math_expert)
+    assert manifest is not None and "README.md" in manifest.files
+    assert manifest.content == manifest.weights_root
+
+
+def test_made_again_the_card_is_the_same_to_the_byte(
+    make_run: Callable[..., Path], models: dict[str, list[Path]], tmp_path: Path
+) -> None:
+    experts = ",".join(str(complete(folder, tmp_path / folder.name)) for folder in models["llama"][1:])
+    words = ["stage=merge", "merge=soup", f"merge.experts=[{experts}]", f"runs_dir={tmp_path}/runs"]
+    first = {path.name: path.read_bytes() for path in make_run(*words).iterdir() if path.name != "manifest.json"}
+    again = {path.name: path.read_bytes() for path in make_run(*words, "redo=true").iterdir()}
+    assert {"README.md", "mergekit_config.yml"} <= first.keys() and first.items() <= again.items()
+    assert str(tmp_path).encode() not in first["README.md"] + first["mergekit_config.yml"]
+
+
+@pytest.fixture
+def hub_experts(models: dict[str, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """org/math and org/language on the Hub, with cards; licences: MIT and Apache."""
+    folders = {}
+    for role, licence, folder in zip(("math", "language"), ("mit", "apache-2.0"), models["llama"][1:], strict=True):
+        folders[f"org/{role}"] = complete(folder, tmp_path / "hub" / role)
+        head = f"---\nlicense: {licence}\nbase_model: org/base\n---\n"
+        (folders[f"org/{role}"] / "README.md").write_text(head)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: None)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(folders[name]))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda name, file, **_: str(folders[name] / file))
+    return folders
+
+
+def test_experts_of_the_hub_are_named_by_their_ids(
+    hub_experts: dict[str, Path], make_run: Callable[..., Path], call: Call, tmp_path: Path
+) -> None:
+    words = ["merge=soup", "merge.experts=[hub:org/math,hub:org/language]", f"runs_dir={tmp_path}/runs"]
+    merged = make_run("stage=merge", *words)
+    card = ModelCard.load(merged / "README.md")
+    assert card.data.base_model == ["org/math", "org/language"]
+    assert card.data.to_dict()["base_model_relation"] == "merge" and card.data.license is None
+    told = yaml.safe_load((merged / "mergekit_config.yml").read_text())
+    assert [one["model"] for one in told["models"]] == ["org/math", "org/language"]
+
+    asked = ["stage=export", f"checkpoint={merged}", f"export.to={tmp_path}/out", f"runs_dir={tmp_path}/runs"]
+    told = call(*asked)
+    assert told.status == 1 and "different licences (math: mit, language: apache-2.0)" in told.err
+    assert "export.licence=NAME" in told.err and not (tmp_path / "out").exists()
+    told = call(*asked, "export.licence=apache-2.0")
+    assert told.status == 0, told.err
+    assert ModelCard.load(tmp_path / "out/README.md").data.license == "apache-2.0"
+    assert (tmp_path / "out/mergekit_config.yml").read_bytes() == (merged / "mergekit_config.yml").read_bytes()
+
+
+@pytest.mark.mergekit
+def test_mergekit_makes_a_run_again_from_the_file_beside_it(swap: Path, runs_dir: Path, tmp_path: Path) -> None:
+    """In the folder of the runs, by mergekit's own command."""
+    program = Path(os.environ["PIPELINE_TEST_MERGEKIT"]).with_name("mergekit-yaml")
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    words = [str(program), f"{swap.name}/mergekit_config.yml", str(tmp_path / "out")]
+    subprocess.run(words, check=True, cwd=runs_dir, env=environment)
+    ours, theirs = Checkpoint.open(swap), Checkpoint.open(tmp_path / "out")
+    for name in ours.names:
+        assert torch.equal(ours.tensor(name), theirs.tensor(name)), name
+
+
+def test_a_snapshot_and_a_selection_are_their_trainings(
+    export: Callable[..., SimpleNamespace], make_run: Callable[..., Path], world: Path, base: Path, tmp_path: Path
+) -> None:
+    from tiny_words import FEW
+
+    start = ["model=trained", f"model.path={base}", f"data_root={world}", "expert=math", "recipe=sandbox_math"]
+    training = make_run(
+        "stage=sft", *start, *FEW, "sft.snapshot_every=4", "data.validation=4", "sft.learning_rate=1e-3"
+    )
+    chosen = make_run("stage=select", "select=unreasonable", f"checkpoints=[{training.name}]")
+    for checkpoint, weights in (
+        (f"{training.name}@1", training / "snapshots/step-1"), (chosen.name, chosen)
+    ):  # fmt: skip
+        told = export(checkpoint, to=tmp_path / checkpoint)
+        assert told.status == 0, told.err
+        assert digest_tensors(tmp_path / checkpoint) == digest_tensors(weights)
+        assert "`expert=math`" in (tmp_path / checkpoint / "README.md").read_text()
+    assert digest_tensors(training / "snapshots/step-1") != digest_tensors(training)
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("made", "sentence"),
+    [
+        ("full", "is not empty: name a new folder"),
+        ("file", "is a file: name a new folder"),
+        ("nowhere", "is no place for a folder: name one in a folder that is there"),
+        ("run", "is inside the run"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused(
+    made: str, sentence: str, export: Callable[..., SimpleNamespace], swap: Path, tmp_path: Path
+) -> None:
+    place = {"nowhere": tmp_path / "a/b", "run": swap / "out"}.get(made, tmp_path / "out")
+    if made == "full":
+        place.mkdir()
+        (place / "mine.txt").write_text("mine")
+    if made == "file":
+        place.write_text("mine")
+    told = export(swap, to=place)
+    assert told.status == 1 and told.out == "" and sentence in told.err
+    assert len([line for line in told.err.splitlines() if line]) == 1
+    assert made not in ("full", "file") or "mine" in (place / "mine.txt" if made == "full" else place).read_text()
+
+
+def test_an_empty_folder_is_a_place(export: Callable[..., SimpleNamespace], swap: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert export(swap).status == 0 and (tmp_path / "out/model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["checkpoint=x"], "stage=export needs export.to: give export.to=./DIR or export.to=hub:org/name"),
+        (
+            ["checkpoint=x", "table=sandbox", "export.to=y"],
+            "needs table or checkpoint: give table=T, or checkpoint=RUN, no",
+        ),
+        (["export.to=y"], "stage=export needs table or checkpoint: give table=T, or checkpoint=RUN"),
+        (
+            ["table=sandbox", "export.to=y", "export.dtype=float16"],
+            "export.dtype, export.licence and export.private are",
+        ),
+        (
+            ["checkpoint=x", "export.to=y", "export.dtype=int8"],
+            "export.dtype must be one of float32, bfloat16, float16",
+        ),
+        (["checkpoint=x", "export.to=y"], "checkpoint=x is no finished run"),
+        (["checkpoint=x", "export.to=y", "data_root=z"], "every, data_root and table.free_snapshots are of table=T"),
+        (["checkpoint=x", "export.to=y", "every.seed=1"], "every, data_root and table.free_snapshots are of table=T"),
+        (["checkpoint=./gone", "export.to=y"], "checkpoint=gone is not a folder"),
+        (["checkpoint=x", "export.to=hub:name"], "export.to=hub:name is no place on the Hub: write hub:org/name"),
+        (["checkpoint=x", "export.to=hub:me/name"], "export.to=hub:me/name needs a token of the Hub: log in (hf auth"),
+    ],
+)
+def test_bad_words_are_one_sentence(
+    words: list[str], sentence: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    told = call("stage=export", *words, f"runs_dir={tmp_path}")
+    assert told.status == 1 and told.out == "" and sentence in told.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_is_no_checkpoint(export: Callable[..., SimpleNamespace], world: Path) -> None:
+    told = export(world)
+    assert told.status == 1 and "is a run of stage=data, which holds no model" in told.err
+
+
+def test_what_float16_cannot_hold(
+    export: Callable[..., SimpleNamespace], models: dict[str, list[Path]], tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    source = complete(models["llama"][1], tmp_path / "source")
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.norm.weight"][0] = 70_000
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    told = export(source, "export.dtype=float16")
+    assert told.status == 1 and "export.dtype=float16: model.norm.weight holds values above 65504" in told.err
+    assert {path.name for path in tmp_path.iterdir()} == {"source"}
+
+
+def test_a_run_that_was_changed_is_not_exported(
+    export: Callable[..., SimpleNamespace], swap: Path, runs_dir: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / swap.name
+    shutil.copytree(swap, copy)
+    (copy / "tokenizer_config.json").write_text("{}")
+    told = export(copy)
+    assert told.status == 1 and "was changed after it was finished" in told.err and not (tmp_path / "out").exists()
+
+
+def test_a_quantized_model_is_refused(
+    export: Callable[..., SimpleNamespace], models: dict[str, list[Path]], tmp_path: Path
+) -> None:
+    source = complete(models["llama"][1], tmp_path / "source")
+    config = json.loads((source / "config.json").read_text()) | {"quantization_config": {"quant_method": "gptq"}}
+    (source / "config.json").write_text(json.dumps(config))
+    told = export(source)
+    assert told.status == 1 and "error: checkpoint: config.json of" in told.err and "(gptq)" in told.err
+
+
+def test_a_model_without_a_tokenizer_is_refused(
+    export: Callable[..., SimpleNamespace], models: dict[str, list[Path]], tmp_path: Path
+) -> None:
+    source = complete(models["llama"][1], tmp_path / "source")
+    (source / "tokenizer.json").unlink()
+    told = export(source)
+    assert told.status == 1 and "has no tokenizer" in told.err and not (tmp_path / "out").exists()
+
+
+def test_nothing_half_written_looks_finished(
+    export: Callable[..., SimpleNamespace], swap: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[set[str]] = []
+
+    def full(*_: Any) -> str:
+        seen.append({path.name for path in tmp_path.iterdir()})
+        raise OSError(28, "No space left on device", "README.md")
+
+    monkeypatch.setattr(module, "card_text", full)
+    told = export(swap)
+    assert told.status == 1 and "No space left" in told.err
+    assert seen and "out" not in seen[0] and list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------------ to the Hub
+
+
+class FakeHub:
+    """HfApi as the pipeline asks it: `files` of a repository that is there; `commits`: what was uploaded."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.files: list[str] | None = None
+        self.fails: dict[str, Exception] = {}
+        self.created: list[tuple[str, bool]] = []
+        self.commits: list[dict[str, bytes]] = []
+        monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_test")
+        for name in ("whoami", "repo_exists", "list_repo_files", "create_repo", "upload_folder"):
+            monkeypatch.setattr(huggingface_hub.HfApi, name, self.answer(name))
+
+    def answer(self, name: str) -> Any:
+        real = inspect.signature(getattr(huggingface_hub.HfApi, name))
+
+        def method(api: Any, *words: Any, **named: Any) -> Any:
+            real.bind(api, *words, **named)  # or TypeError: it is asked for as it is there
+            assert api.token == "hf_test"
+            if name in self.fails:
+                raise self.fails[name]
+            return getattr(self, name)(*words, **named)
+
+        return method
+
+    def whoami(self) -> dict[str, Any]:
+        return {"name": "me", "orgs": [{"name": "org"}]}
+
+    def repo_exists(self, name: str) -> bool:
+        return self.files is not None
+
+    def list_repo_files(self, name: str) -> list[str]:
+        return self.files or []
+
+    def create_repo(self, name: str, private: bool, exist_ok: bool) -> str:
+        self.created.append((name, private))
+        return f"https://huggingface.co/{name}"
+
+    def upload_folder(self, repo_id: str, folder_path: Path, commit_message: str) -> None:
+        self.commits.append({path.name: path.read_bytes() for path in Path(folder_path).iterdir()})
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    return FakeHub(monkeypatch)
+
+
+@pytest.mark.parametrize("files", [None, [".gitattributes"]])
+def test_a_model_goes_to_the_hub_as_one_commit(
+    files: list[str] | None, fake: FakeHub, export: Callable[..., SimpleNamespace], swap: Path, runs_dir: Path
+) -> None:
+    fake.files = files
+    told = export(swap, "export.dtype=bfloat16", "export.private=false", to="hub:org/model")
+    assert told.status == 0 and told.out.strip() == "https://huggingface.co/org/model", told.err
+    (commit,) = fake.commits
+    assert fake.created == [("org/model", False)]
+    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= commit.keys()
+    assert not commit.keys() & set(NEVER) and str(runs_dir).encode() not in b"".join(commit.values())
+    assert b'from_pretrained("org/model"' in commit["README.md"]
+    assert not list(runs_dir.glob(".org-model*"))
+
+
+@pytest.mark.parametrize(
+    ("what", "place", "sentence"),
+    [
+        ("held", "org/model", "export.to=hub:org/model is not empty (config.json and 1 more files): name a new"),
+        ("other", "them/model", "the token is of me, who is not in them: name one of yours"),
+        ("whoami", "org/model", "export.to=hub:org/model cannot be written (401: Invalid token)"),
+    ],
+)
+def test_the_hub_refuses_before_anything_is_read(
+    what: str, place: str, sentence: str, fake: FakeHub, export: Callable[..., SimpleNamespace], swap: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    fake.files = ["config.json", "README.md"] if what == "held" else None
+    if what == "whoami":
+        fake.fails["whoami"] = OSError("401: Invalid token\nmore")
+    monkeypatch.setattr(module, "open_source", lambda *_: pytest.fail("weights were opened"))
+    told = export(swap, to=f"hub:{place}")
+    assert told.status == 1 and sentence in told.err and not fake.commits and not fake.created
+
+
+def test_an_upload_that_fails_is_one_sentence(
+    fake: FakeHub, export: Callable[..., SimpleNamespace], swap: Path, runs_dir: Path
+) -> None:
+    fake.fails["upload_folder"] = OSError("500: try again")
+    told = export(swap, to="hub:org/model")
+    assert told.status == 1 and "export.to=hub:org/model cannot be written (500: try again)" in told.err
+    assert told.out == "" and not fake.commits and not list(runs_dir.glob(".org-model*"))

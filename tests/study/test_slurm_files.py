@@ -1,0 +1,61 @@
+"""slurm/*.sbatch without Slurm: the commands that they start, and what becomes of their exit status."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.compose import compose
+from pipeline.config.stages import TrainStage
+
+FOLDER = Path(__file__).parents[2] / "slurm"
+FILES = sorted(path.name for path in FOLDER.glob("*.sbatch"))
+TOOL = """#!/bin/bash
+case $(basename $0) in
+  srun) shift; exec "$@" ;;
+  python) shift 2; printf '%s\\n' "$@" > {at}/words; exit $STATUS ;;
+  *) echo "$(basename $0) $@" >> {at}/calls; exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
+    """Run a file as Slurm does; gives its status and the words of the command that it started."""
+    for name in ("srun", "python", "scontrol", "scancel"):
+        (tmp_path / name).write_text(TOOL.format(at=tmp_path))
+        (tmp_path / name).chmod(0o755)
+    given = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "2"}
+
+    def start(name: str, *words: str, **more: str) -> tuple[int, list[str]]:
+        done = subprocess.run(["bash", str(FOLDER / name), *words], env={**given, **more}, timeout=60)
+        return done.returncode, (tmp_path / "words").read_text().splitlines()
+
+    return start
+
+
+def test_the_fsdp_file_composes_to_shards_on_the_gpus_of_the_node(
+    started: Callable[..., tuple[int, list[str]]], tmp_path: Path
+) -> None:
+    words = ["stage=sft", "expert=math", "model=llama3.1_8b", "sft.micro_batch_size=1"]
+    status, composed = started("one_node_fsdp.sbatch", *words, STATUS="0")
+    assert status == 0 and composed == [*words, "sft.parallel=fsdp2", "sft.processes=2"]
+    config = compose(composed)
+    assert isinstance(config, TrainStage) and (config.sft.parallel, config.sft.processes) == ("fsdp2", 2)
+    _, composed = started("one_node_fsdp.sbatch", *words, STATUS="0", SLURM_GPUS_ON_NODE="")
+    assert composed[-1] == "sft.processes=4" and "--gres=gpu:4" in (FOLDER / "one_node_fsdp.sbatch").read_text()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_75_asks_for_the_job_again_and_nothing_else_does(
+    name: str, started: Callable[..., tuple[int, list[str]]], tmp_path: Path
+) -> None:
+    assert len(FILES) == 3
+    for status, restarts, asked in (("0", "0", False), ("1", "0", False), ("75", "20", False), ("75", "19", True)):
+        assert started(name, "stage=sft", STATUS=status, SLURM_RESTART_COUNT=restarts)[0] == int(status)
+        assert (tmp_path / "calls").is_file() == asked
+    assert (tmp_path / "calls").read_text() == "scontrol requeue 7\n"
