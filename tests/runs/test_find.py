@@ -31,6 +31,9 @@ def test_what_a_run_reference_means(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "checkpoint=math means more than one run" in str(refused.value)
     with pytest.raises(PipelineError, match=rf"mth-a is no finished run of .*; did you mean .*{one.name}"):
         find("mth-a", tmp_path, "checkpoint")
+    make_once(a_run(tmp_path, label="a_merge-3-1-of-many-experts-and-more-words", seed=3), writes())
+    with pytest.raises(PipelineError, match=r"; did you mean a_merge-3-1-of-many-"):  # a beginning is a RUN too
+        find("a_merge-3-2", tmp_path, "checkpoint")
 
 
 def test_an_exact_name_stands_above_a_prefix(tmp_path: Path) -> None:

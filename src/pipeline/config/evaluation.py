@@ -19,7 +19,7 @@ class EvalTask:
 @dataclass
 class Eval:
     name: str = knob(hashed=False)
-    tasks: list[EvalTask] = MISSING
+    tasks: list[EvalTask] = MISSING  # [{task: mgsm, num_fewshot: 2}], as the harness spells them
     split: str = knob("test", options=("test", "dev"))
     limit: int | None = knob(None, low=1)  # questions a task; null: all
     max_gen_toks: int | None = knob(None, low=1)  # null: the task's own

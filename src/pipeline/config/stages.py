@@ -69,8 +69,8 @@ MOST_SEED = 2**32 - 1  # numpy's bound
 class Tracking:
     """W&B. mode auto: online where a key is configured, offline otherwise; nothing ever asks."""
 
-    project: str = "cross-lingual-merging"
-    entity: str | None = None
+    project: str = "cross-lingual-merging"  # where its runs are listed
+    entity: str | None = None  # user or team; null: the key's own
     mode: str = knob("auto", options=("auto", "online", "offline", "disabled"))
 
 
@@ -80,16 +80,16 @@ class Launcher:
 
     name: str = knob("local", options=("local", "slurm"))
     workers: int | None = knob(None, low=1)  # processes; null: cores // threads, one a GPU where there are some
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
+    partition: str | None = None  # sbatch --partition
+    account: str | None = None  # sbatch --account
+    qos: str | None = None  # sbatch --qos
     gpus: int | None = knob(None, low=0)  # a job; null: what its runs ask for
     time: str | None = None  # a job's limit, as sbatch takes it; null: the partition's
     memory: str | None = None  # a job's, as sbatch takes it, 64G
     setup: list[str] | None = None  # lines of bash before the program: module load, source activate
     wrap: str | None = None  # what the program is started with: apptainer exec --nv IMAGE
     scratch: str | None = None  # TMPDIR of a job, on the node: $SLURM_TMPDIR
-    hf_home: str | None = None
+    hf_home: str | None = None  # HF_HOME of a job, the cache of the Hub
     options: list[str] | None = None  # more of sbatch: [--constraint=a100]
     batch_minutes: float = knob(60.0, low=0)  # runs of a class are put into one job up to this
     requeues: int = knob(20, low=0)  # of a job, at most
@@ -108,7 +108,7 @@ class Clean:
 @dataclass
 class Stage:
     stage: str = MISSING
-    runs_dir: str = knob("runs", hashed=False)
+    runs_dir: str = knob("runs", hashed=False)  # the folder of all runs and reports
     tracking: Tracking = part(Tracking, hashed=False)
     launcher: Launcher = part(Launcher, hashed=False)
 
@@ -119,7 +119,7 @@ class RunStage(Stage):
 
     redo: bool = knob(False, hashed=False)  # make it again, as a new attempt; its parents are left as they are
     seed: int = knob(0, low=0, high=MOST_SEED)
-    deterministic: bool = knob(False)
+    deterministic: bool = knob(False)  # torch's deterministic algorithms, wanted on a GPU
     threads: int | None = knob(
         None, low=1, hashed=False
     )  # CPU threads; null: torch's choice. Same bits need the same count
@@ -130,7 +130,7 @@ class RunStage(Stage):
 class DataStage(RunStage):
     expert: Expert = MISSING
     data: Data = part(Data)
-    data_root: str | None = knob(None, run=True)
+    data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
 
 
 @dataclass
@@ -140,7 +140,7 @@ class TrainStage(RunStage):
     model: Model = MISSING
     expert: Expert = field(default=MISSING, metadata={"hashed": False})
     data: Data = part(Data, hashed=False)
-    data_root: str | None = knob(None, run=True)
+    data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
     sft: Sft = MISSING
     partition: Partition | None = None  # partial and simultaneous training need one
 
@@ -159,8 +159,8 @@ class EvalStage(RunStage):
     merge: Merge | None = None
     partition: Partition | None = None
     eval: Eval = MISSING
-    languages: list[str] = knob(["en"])
-    data_root: str | None = knob(None, run=True)
+    languages: list[str] = knob(["en"])  # codes of conf/language, [en,sw]
+    data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
     chosen_by: str | None = knob(None, hashed=False)  # the choice of a table that this model won
 
 
@@ -168,8 +168,8 @@ class EvalStage(RunStage):
 class SelectStage(RunStage):
     checkpoints: list[str] = knob(run=True)  # finished trainings, or rows of a table
     select: Select = MISSING
-    languages: list[str] = knob(["en"])
-    data_root: str | None = knob(None, run=True)
+    languages: list[str] = knob(["en"])  # codes of conf/language, [en,sw]
+    data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
 
 
 @dataclass
@@ -190,12 +190,12 @@ class SweepStage(Stage):
     partition: Partition | None = None
     sweep: Any = MISSING
     eval: Eval = MISSING
-    languages: list[str] = knob(["en"])
-    data_root: str | None = knob(None, run=True)
+    languages: list[str] = knob(["en"])  # codes of conf/language, [en,sw]
+    data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
     seed: int = knob(0, low=0, high=MOST_SEED)
-    deterministic: bool = False
+    deterministic: bool = False  # torch's deterministic algorithms, wanted on a GPU
     threads: int | None = knob(None, low=1, hashed=False)
-    redo: bool = knob(False, hashed=False)
+    redo: bool = knob(False, hashed=False)  # score again what is finished
 
 
 @dataclass
@@ -283,7 +283,7 @@ class Show:
 
 @dataclass
 class ShowStage(Stage):
-    run: str = knob(run=True)
+    run: str = knob(run=True)  # the finished run that is shown
     show: Show = part(Show)
 
 

@@ -13,7 +13,7 @@ class Model:
     """The base. `path`: RUN, a folder, hub:org/name, or package:folder for one shipped with the wheel."""
 
     name: str = knob(hashed=False)
-    path: str | None = knob(None, run=True)
+    path: str | None = knob(None, run=True)  # the model that is trained: a finished run, a folder, hub:org/name
     revision: str | None = None  # of a hub model
     licence: str = knob("", hashed=False)  # as the Hub spells it; where it says none, that of the base's own model card
     init: str = knob("pretrained", options=("pretrained", "random"))
@@ -37,9 +37,9 @@ class Partition:
     name: str = knob(hashed=False)
     bottom_layers: int = knob(low=0)
     top_layers: int = knob(low=0)
-    all_attention: bool = False
-    all_mlp: bool = False
-    inverse: bool = False
+    all_attention: bool = False  # attention of every layer is language
+    all_mlp: bool = False  # the MLP of every layer is language
+    inverse: bool = False  # exchange the two sides
     outside: str = knob("frozen", options=("frozen", "math", "language"))
     scale_to_depth: bool = False  # counts as of 32 layers: max(1, floor(count x layers / 32))
 
@@ -76,10 +76,10 @@ class Sft:
     loss_on: str = knob("response", options=("response", "all"))
     prompt_weight: float = knob(0.0, low=0)  # loss_on=response: what a prompt's token weighs against a response's 1
     template: str = knob("plain", options=("plain", "chat"))  # plain: prompt, separator, completion
-    separator: str = "\n"
+    separator: str = "\n"  # between prompt and completion where sft.template=plain
     precision: str = knob("fp32", options=("fp32", "bf16"))  # bf16: matrix products by autocast
     weights: str = knob("float32", options=("float32", "bfloat16"))  # the dtype that weights and gradients have
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = False  # activations computed twice: less memory, a third more time
     save_dtype: str | None = knob(None, options=("float32", "bfloat16"))  # null: as trained
     lora_rank: int = knob(64, low=1)
     lora_alpha: float = knob(16.0, above=0)  # adapters are scaled by alpha / sqrt(rank)

@@ -72,7 +72,10 @@ def near(word: str, known: list[str]) -> str:
     """'; did you mean a, b' where something is near, else what there is."""
     from difflib import get_close_matches
 
-    close = get_close_matches(word, known, n=3, cutoff=0.5)
+    beginnings = {name[: len(word)]: name for name in reversed(known)}  # a RUN may be the beginning of a name
+    close = get_close_matches(word, known, n=3, cutoff=0.5) or [
+        beginnings[one] for one in get_close_matches(word, beginnings, n=3, cutoff=0.7)
+    ]
     return f"; did you mean {', '.join(close)}" if close else f"; there are {', '.join(known[:8]) or 'none'}"
 
 
