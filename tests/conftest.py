@@ -30,6 +30,7 @@ NEEDS = {
     "gpu": ("needs a GPU", lambda: _has_gpu()),
     "slurm": ("make test-slurm", lambda: bool(os.environ.get("PIPELINE_TEST_SLURM"))),
     "kill": ("make test-kill", lambda: bool(os.environ.get("KILLS"))),
+    "rounding": ("set PIPELINE_TEST_ROUNDING", lambda: bool(os.environ.get("PIPELINE_TEST_ROUNDING"))),
     "browser": ("install chromium, chromium-driver and selenium", lambda: _has_browser()),
     "spbleu": ("pip install sentencepiece", lambda: find_spec("sentencepiece") is not None),
     "mergekit": (
