@@ -29,7 +29,7 @@ from pipeline.study.cost import training_seconds as seconds_of_training
 from pipeline.study.stages import RUN_STAGES, bytes_of_merge
 
 # Of one thread; measured on the small world's models: a core reaches more on large ones. Memory is not the limit here.
-CPU = Gpu(bf16=1.5e10, fp32=1.5e10, bandwidth=8e9, memory=2**50, bf16_share=1, fp32_share=1)
+CPU = Gpu(bf16=3.5e10, fp32=3.5e10, bandwidth=8e9, memory=2**50, bf16_share=1, fp32_share=1)
 ON_GPU = GPUS["a100_80"]  # where there are GPUs, none is asked which it is
 STEP = 0.04  # seconds of a step besides its products: Python, its log and the optimizer's launches
 READ, WORLD_ROWS = 3e6, 9000.0  # bytes of rows that are read and compared a second; rows of a small world written
