@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipeline.report.cells import contrasts_csv
 from pipeline.report.text import aligned
 
 
@@ -14,3 +15,9 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
     ]
     assert aligned([("1.0 MB", "a"), ("12.5 MB", "b")], right={0}) == [" 1.0 MB  a", "12.5 MB  b"]
     assert aligned([]) == []
+
+
+def test_a_negative_difference_stays_a_number() -> None:
+    """An apostrophe before it would make text of it; names are text, and have one."""
+    line = {"left": "-a", "difference": -19.0, "p": 0.000123456, "n": 100, "missing": ""}
+    assert contrasts_csv([line]) == "left,difference,p,n,missing\n'-a,-19.0,0.00012,100,\n"

@@ -26,7 +26,7 @@ def cells_csv(cells: Sequence[TableCell]) -> str:
 
 def contrasts_csv(lines: Sequence[Mapping[str, Any]]) -> str:
     """A line for each of a table's comparisons in each row or column, numbers with five decimals."""
-    rows = [[f"{one:.5f}" if isinstance(one, float) else one for one in line.values()] for line in lines]
+    rows = [[round(one, 5) if isinstance(one, float) else one for one in line.values()] for line in lines]
     return comma_separated([list(lines[0]), *rows])
 
 
