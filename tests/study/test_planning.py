@@ -15,6 +15,7 @@ from pipeline.config.words import as_words, stage_of
 from pipeline.errors import PipelineError
 from pipeline.runs.run import Run
 from pipeline.study.cells import Candidate
+from pipeline.study.gather import role
 from pipeline.study.graph import ordered
 from pipeline.study.hashed import told_every
 from pipeline.study.planning import Planning
@@ -142,3 +143,17 @@ def test_random_exemplars_are_for_mgsm(tmp_path: Path) -> None:
     assert [yaml.unsafe_load(one.file.read_text())["generation_kwargs"]["max_gen_toks"] for one in rooms] == [512, 1024]
     with pytest.raises(PipelineError, match="exemplars=random is for MGSM: belebele"):
         task_definitions([EvalTask("belebele", 5)], ["sw"], None, tmp_path / "c", exemplars="random")
+
+
+def test_a_joint_training_stands_with_the_merges_also_where_a_snapshot_of_it_is_chosen(tmp_path: Path) -> None:
+    words = ["stage=table", "table=sandbox_layer_swapping", f"runs_dir={tmp_path}"]
+    planning = Planning.of(compose(words))  # type: ignore[arg-type]
+    roles = {
+        cell.column: role(planning, reading[()])
+        for cell in planning.plan.cells.values()
+        for item in cell.items
+        for reading in item.readings
+        if () in reading
+    }
+    assert roles["joint_sft"] == "merge" and roles["base"] == "base"
+    assert roles["math_expert"] == roles["language_expert"] == "expert"

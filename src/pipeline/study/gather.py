@@ -16,7 +16,7 @@ from pipeline.report.contents import CellResult, FailedRun, Link, Results, RunRe
 from pipeline.report.sweep import sweeps_of
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.provenance import git_state
-from pipeline.runs.run import Run, flat
+from pipeline.runs.run import Run, flat, runs_behind
 from pipeline.runs.unchanged import changed
 from pipeline.study.answers import StoredAnswers
 from pipeline.study.cells import Candidate, Cell, Item, ScoreRef
@@ -157,9 +157,9 @@ def role(planning: Planning, score: ScoreRef) -> str:
     spec = planning.plan.specs[key] if key else None
     if spec is None or spec.kind != "stage":
         return spec.kind if spec and spec.kind in ("base", "merge") else "expert"
-    training = planning.model(spec.key)
+    training: Any = planning.model(spec.key)
     while isinstance(training, Run) and not isinstance(training.config, TrainStage):
-        training = next(iter(training.parents.values()))  # of a selection, a reset: what it was made of
+        training = next(iter(runs_behind(training.parents)), None)  # of a selection, a reset: what it was made of
     joint = isinstance(training, Run) and training.config.sft.method in ("mixed", "simultaneous")
     return "merge" if joint or spec.words.get("stage") == "merge" else "expert"
 
