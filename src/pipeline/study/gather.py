@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,21 +42,15 @@ def gather(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, 
     runs = ordered(planning.targets())
     names = {run.hash: run.name for run in runs}
     winners = {key: planning.chosen(key) for key in plan.choices}
-    rows_are_models = any(side.words.get("run") for side in table.rows)
-    labels = Labels(planning, winners)
+    models, met, repeats = scored(planning, winners)
     roles: dict[str, str] = {}
-    repeats: Repeats = {}
     cells: dict[CellResult, None] = {}
-    for cell in plan.cells.values():
-        for item, score in shown(cell, winners):
-            run = planning.evaluation(score)
-            if run is None:
-                continue
-            row = labels.of(cell.row if rows_are_models else cell.column)
-            roles.setdefault(row, role(planning, score))
-            seed = seed_of(cell, item.at, repeats)
-            for language in languages_of(table, item, score):
-                cells[CellResult(row, language, seed, names[run.hash], run.folder)] = None
+    rows: dict[str, dict[str, None]] = {model: {} for model in models}
+    for row, one in zip(told_apart(met), met, strict=True):
+        rows[one.model][row] = None
+        roles.setdefault(row, role(planning, one.score))
+        for language in one.languages:
+            cells[CellResult(row, language, one.seed, names[one.run.hash], one.run.folder)] = None
     outcome, answers = Outcome.of(planning, failed), StoredAnswers(planning)
     found, missing = described(runs, names, failed, unfinished(runs) if reasons is None else reasons)
     done = [run for run in found if run.finished]
@@ -69,7 +63,7 @@ def gather(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, 
         languages=list(dict.fromkeys(cell.language for cell in cells)),
         seeds=sorted({cell.seed for cell in cells}),
         over=list(dict.fromkeys(axis for axes in repeats for axis in axes)),
-        rows=list(dict.fromkeys(map(labels.of, plan.rows if rows_are_models else plan.columns))),
+        rows=list(dict.fromkeys(row for name, longer in rows.items() for row in longer or [name])),
         cells=list(cells), runs=found, failed=[FailedRun(name, shared(why)) for name, why in failed.items()],
         missing=missing, seconds=sum(run.seconds or 0.0 for run in done), versions=versions, machine=machine,
         git=git_state(), roles=roles, table_rows=plan.rows, table_columns=plan.columns,
@@ -114,6 +108,65 @@ def seed_of(cell: Cell, at: Mapping[str, Any], repeats: Repeats) -> int:
 
 
 # ---------------------------------------------------------------------------------------------------- models
+
+
+@dataclass(frozen=True)
+class Met:
+    """A score in a cell: the row or column that is a model, the other one, and the axes that the cell itself fixes."""
+
+    model: str
+    other: str
+    at: dict[str, Any]
+    run: Run
+    score: ScoreRef
+    languages: list[str]
+    seed: int
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Where the report shows it, besides its row: one evaluation has room there."""
+        (task,) = self.run.config.eval.tasks
+        return *self.languages, self.seed, task.task, task.num_fewshot, self.score.language
+
+
+def scored(planning: Planning, winners: Mapping[str, Candidate | None]) -> tuple[list[str], list[Met], Repeats]:
+    """The models of a table in its order, every score that its cells show, and what is repeated in them."""
+    plan, labels = planning.plan, Labels(planning, winners)
+    by_row = any(side.words.get("run") for side in plan.table.rows)
+    met: list[Met] = []
+    repeats: Repeats = {}
+    for cell in plan.cells.values():
+        model, other = (cell.row, cell.column) if by_row else (cell.column, cell.row)
+        for item, score in shown(cell, winners):
+            if run := planning.evaluation(score):
+                seed, languages = seed_of(cell, item.at, repeats), languages_of(plan.table, item, score)
+                met.append(Met(labels.of(model), other, fixed(cell, item), run, score, languages, seed))
+    return list(map(labels.of, plan.rows if by_row else plan.columns)), met, repeats
+
+
+def fixed(cell: Cell, item: Item) -> dict[str, Any]:
+    """The axes of an item besides its language, less those that the cell is reduced over."""
+    reduced = {axis for _, axes in cell.reduce for axis in axes}
+    return {axis: value for axis, value in item.at.items() if axis not in reduced and axis != "language"}
+
+
+def told_apart(met: Sequence[Met]) -> list[str]:
+    """The report's row of each: its model; where that stands for several, with the axes that tell them apart, and where
+    these do not either, with the other side's name."""
+    names = [one.model for one in met]
+    for way in ("axes", "other"):
+        held: dict[tuple[Any, ...], set[str]] = {}
+        values: dict[tuple[str, str], set[str]] = {}
+        for name, one in zip(names, met, strict=True):
+            held.setdefault((name, *one.place), set()).add(one.run.hash)
+            for axis, value in one.at.items():
+                values.setdefault((name, axis), set()).add(str(value))
+        several = {place[0] for place, runs in held.items() if len(runs) > 1}
+        for at, (name, one) in enumerate(zip(names, met, strict=True)):
+            if name in several:
+                apart = [str(value) for axis, value in one.at.items() if len(values[name, axis]) > 1]
+                names[at] = " ".join([name, *apart]) if way == "axes" else f"{name}, {one.other}"
+    return names
 
 
 class Labels:
