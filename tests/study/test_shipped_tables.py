@@ -167,5 +167,5 @@ def test_the_example_of_the_documentation_is_a_table() -> None:
     example, _ = re.findall(r"```yaml[^\n]*\n(.*?)```", text, re.DOTALL)  # the other lies over a shipped table
     made = plan(example)
     runs = [spec.run for spec in made.specs.values()]
-    assert [runs.count(name) for name in ("math", "language", "swap", "ours", "base")] == [3, 6, 18, 1, 1]
+    assert [runs.count(name) for name in ("math", "language", "swap", "theirs", "base")] == [3, 6, 18, 1, 1]
     assert len(made.cells) == len(made.rows) * len(made.columns) == 4 * 6
