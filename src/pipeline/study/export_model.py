@@ -27,7 +27,7 @@ from pipeline.merge.mergekit import FILE
 from pipeline.merge.methods.soup import Soup
 from pipeline.models.alike import same_architecture
 from pipeline.models.checkpoint import DTYPES, Checkpoint, read_json
-from pipeline.report.grid import OUT_OF_100
+from pipeline.report.grid import percent
 from pipeline.report.scores import TITLES, family, primary_of
 from pipeline.runs.folders import finished_names
 from pipeline.runs.lineage import base_of
@@ -246,5 +246,5 @@ def result(row: ScoreRow, asked: dict[str, Any]) -> EvalResult:
         dataset_split=asked["eval"].get("split", "test"),
         dataset_args={"num_fewshot": row.num_fewshot} | ({"limit": limit} if limit else {}),
         metric_type=row.metric, metric_name=f"{row.task} {row.num_fewshot}-shot {row.metric}",
-        metric_value=round(row.value * (1 if row.metric.lower().startswith(OUT_OF_100) else 100), 2),
+        metric_value=round(row.value * percent(row.metric), 2),
     )  # fmt: skip
