@@ -189,9 +189,12 @@ def tiny_table(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> l
 
 
 @pytest.fixture
-def call(capfd: pytest.CaptureFixture[str]) -> Callable[..., SimpleNamespace]:
+def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
     """The command line in this process: its exit status, standard output and standard error."""
     from pipeline.__main__ import main
+    from pipeline.files import ADDED_CONF
+
+    monkeypatch.setenv(ADDED_CONF, "")  # what --config-dir adds is gone after the test
 
     def command_line(*words: str) -> SimpleNamespace:
         capfd.readouterr()
