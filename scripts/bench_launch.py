@@ -55,8 +55,8 @@ def submitting(folder: Path, count: int) -> dict[str, Any]:
         (folder / name).write_text(STAND_IN)
         (folder / name).chmod(0o755)
     seeds = ",".join(map(str, range(count)))
-    words = ["-m", "stage=sft", "expert=math", "model=sandbox", "recipe=sandbox_math", f"seed={seeds}"]
-    words += [f"runs_dir={folder}/runs", "launcher=slurm", "launcher.gpus=0"]
+    words = ["-m", "stage=sft", "expert=math", "model=sandbox", "recipe=sandbox_math", "threads=1"]
+    words += [f"seed={seeds}", f"runs_dir={folder}/runs", "launcher=slurm", "launcher.gpus=0"]
     status, wall, cpu = pipeline(words, PATH=f"{folder}:{os.environ['PATH']}")
     assert status == 75, status  # all are in the queue
     return {"what": f"submit {count} trainings", "wall_seconds": round(wall, 1), "cpu_seconds": round(cpu, 1)}
@@ -88,8 +88,14 @@ def starting(folder: Path, cluster: Any) -> dict[str, Any]:
     """From the first line of a job's script to the first step of its training."""
     world = [sys.executable, "-m", "pipeline", "stage=data", "expert=sandbox", f"runs_dir={folder}/runs"]
     data_root = subprocess.run(world, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
-    words = ["stage=sft", "expert=math", "model=sandbox", "recipe=sandbox_math", f"runs_dir={folder}/runs"]
-    words += [f"data_root={data_root}", "launcher=slurm", "launcher.gpus=0", "launcher.memory=1500M"]
+    words = ["stage=sft", "expert=math", "model=sandbox", "recipe=sandbox_math", "threads=1"]
+    words += [
+        f"data_root={data_root}",
+        f"runs_dir={folder}/runs",
+        "launcher=slurm",
+        "launcher.gpus=0",
+        "launcher.memory=1500M",
+    ]
     words += [f"launcher.setup=['date +%s.%N > {folder}/$SLURM_ARRAY_JOB_ID']"]
     status, _, _ = pipeline(words, **cluster.environment)
     assert status == 75, status

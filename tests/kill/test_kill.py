@@ -15,6 +15,7 @@ import pytest
 from harness import Command, commands, faketime, harass, small_disk
 
 from pipeline.runs.lease import Holder, numbers, take
+from pipeline.runs.provenance import machine, versions
 
 pytestmark = pytest.mark.kill
 SEED = int(os.environ.get("SEED") or time.time())
@@ -49,6 +50,7 @@ def test_killed_at_random_nothing_is_lost_and_nothing_is_made_twice(asked: list[
     print(f"SEED={SEED}: {kills} kills of {', '.join(one.name for one in few)}")
     record = harass(few, tmp_path, kills, SEED)
     if file := os.environ.get("KILL_RECORD"):
+        record = {"machine": machine(), "versions": versions(), **record}
         Path(file).write_text(json.dumps(record, indent=1) + "\n")
     assert record["kills"] >= kills
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,10 +74,10 @@ def results(runs_dir: Path) -> dict[str, str]:
     return {path.relative_to(runs_dir).as_posix(): sha256(path) for path in files}
 
 
-@pytest.fixture(scope="module")
-def local(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], dict[str, str]]]:
-    """What this machine makes of it, while the jobs run: a function that waits for it."""
-    runs_dir = tmp_path_factory.mktemp("local")
+@contextmanager
+def on_this_machine(table: Path, runs_dir: Path) -> Iterator[Callable[[], dict[str, str]]]:
+    """Beside the jobs, while they wait: gives a function that waits for its results."""
+    runs_dir.mkdir()
     with open(runs_dir / "log", "w") as log:
         process = subprocess.Popen(words(table, runs_dir, "launcher.workers=1"), stderr=log, stdout=log)
 
@@ -85,8 +85,10 @@ def local(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cal
         assert process.wait(300) == 0, (runs_dir / "log").read_text()[-2000:]
         return results(runs_dir)
 
-    yield wait
-    process.terminate()
+    try:
+        yield wait
+    finally:
+        process.terminate()
 
 
 def until(what: Callable[[], Any], seconds: float = 120) -> Any:
@@ -107,9 +109,10 @@ def in_work(runs_dir: Path, label: str, step: int = 1) -> dict[str, Any] | None:
 
 
 def test_a_table_as_arrays_while_jobs_are_killed_requeued_preempted_and_cancelled(
-    cluster: Cluster, table: Path, local: Callable[[], dict[str, str]], tmp_path: Path
+    cluster: Cluster, table: Path, tmp_path: Path
 ) -> None:
-    command = words(table, tmp_path, *SLURM)
+    runs_dir = tmp_path / "runs"
+    command = words(table, runs_dir, *SLURM)
     submit = dict(env=cluster.environment, capture_output=True, text=True)
 
     # twice at once: one submits, the other finds the jobs in the queue
@@ -118,44 +121,46 @@ def test_a_table_as_arrays_while_jobs_are_killed_requeued_preempted_and_cancelle
     assert [process.returncode for process in both] == [75, 75], told
     assert sorted(text.count("job ") > 2 for text in told) == [False, True], told
     jobs = cluster.jobs()
-    assert len(jobs) == len(set(jobs)) and len(json.loads((tmp_path / ".plans/mine.json").read_text())["runs"]) == 10
+    assert len(jobs) == len(set(jobs)) and len(json.loads((runs_dir / ".plans/mine.json").read_text())["runs"]) == 10
 
     # a step dies by kill -9: its job failed, what depends on it too; submitted again, both are made
-    math = until(lambda: in_work(tmp_path, "math-"))
+    math = until(lambda: in_work(runs_dir, "math-"))
     os.kill(math["pid"], signal.SIGKILL)
     # another is put back into the queue by hand, with a resume point
-    language = until(lambda: in_work(tmp_path, "qac-"))
+    language = until(lambda: in_work(runs_dir, "qac-"))
+    assert cluster.run("squeue", "-h", "-j", language["job"], "-o", "%j") == "qac-full-s0\n"
     cluster.run("scontrol", "requeue", language["job"])
-    again = until(lambda: (one := in_work(tmp_path, "qac-")) and one["pid"] != language["pid"] and one)
+    again = until(lambda: (one := in_work(runs_dir, "qac-")) and one["pid"] != language["pid"] and one)
     assert again["step"] >= language["step"]
     # and then preempted without a time to say farewell
     urgent = tmp_path / "urgent.sh"
     urgent.write_text("#!/bin/bash\nsleep 3\n")
     cluster.run("sbatch", "-p", "urgent", "-N2", "--exclusive", "-o", "/dev/null", str(urgent))
-    last = until(lambda: (one := in_work(tmp_path, "qac-")) and one["pid"] != again["pid"] and one)
+    last = until(lambda: (one := in_work(runs_dir, "qac-")) and one["pid"] != again["pid"] and one)
     # and cancelled: nothing asks for it again
     cluster.run("scancel", last["job"].partition("_")[0])
     cluster.idle(180)
-    assert not list(tmp_path.glob("qac-full*")) and not list(tmp_path.glob("math-full*"))
-    shown = subprocess.run([*command[:3], "stage=status", f"runs_dir={tmp_path}"], **submit).stdout  # type: ignore[call-overload]
+    assert not list(runs_dir.glob("qac-full*")) and not list(runs_dir.glob("math-full*"))
+    shown = subprocess.run([*command[:3], "stage=status", f"runs_dir={runs_dir}"], **submit).stdout  # type: ignore[call-overload]
     assert "stopped" in shown and "stage=clean frees" in shown
 
     # the same command ends it; a node is lost meanwhile and comes back
     assert subprocess.run(command, **submit).returncode == 75  # type: ignore[call-overload]
-    math = until(lambda: in_work(tmp_path, "math-") or in_work(tmp_path, "qac-"))
-    lose_a_node(cluster, math["pid"])
-    cluster.idle(240)
-    done = subprocess.run(command, **submit)  # type: ignore[call-overload]
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert results(tmp_path) == local()
-    resumed = [read_manifest(path).facts.get("resumed") for path in tmp_path.glob("qac-full*")]  # type: ignore[union-attr]
+    math = until(lambda: in_work(runs_dir, "math-") or in_work(runs_dir, "qac-"))
+    with on_this_machine(table, tmp_path / "local") as expected:
+        lose_a_node(cluster, math["pid"])
+        cluster.idle(240)
+        done = subprocess.run(command, **submit)  # type: ignore[call-overload]
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert results(runs_dir) == expected()
+    resumed = [read_manifest(path).facts.get("resumed") for path in runs_dir.glob("qac-full*")]  # type: ignore[union-attr]
     assert resumed[0], "the requeued training went on from its resume point"
-    assert list((tmp_path / ".logs").glob("qac-full-s0-*.log"))
+    assert list((runs_dir / ".logs").glob("qac-full-s0-*.log"))
 
 
 def lose_a_node(cluster: Cluster, pid: int) -> None:
-    """kill -9 of the node's daemon, of the step and of what it runs; then the node is started again."""
-    node = until(lambda: node_of(cluster, pid))
+    """kill -9 of the node's daemon, of the step and of what it runs, as power does; then the node is started again."""
+    node = variable(pid, "SLURMD_NODENAME")
     tree = [pid]
     while (parent := parent_of(tree[-1])) > 1 and "slurmctld" not in command_of(parent):
         tree.append(parent)
@@ -166,9 +171,10 @@ def lose_a_node(cluster: Cluster, pid: int) -> None:
     cluster.node_up(node)
 
 
-def node_of(cluster: Cluster, pid: int) -> str:
-    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return next(one.partition(b"=")[2].decode() for one in environment if one.startswith(b"SLURMD_NODENAME="))
+def variable(pid: int, name: str) -> str:
+    """Of the environment of a process."""
+    environment = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return next(one.partition("=")[2] for one in environment if one.startswith(f"{name}="))
 
 
 def parent_of(pid: int) -> int:
@@ -202,12 +208,13 @@ def training(base: Path, world: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def jobs(cluster: Cluster, training: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
-    """Of one_gpu.sbatch a good one and a bad one, of several_nodes.sbatch one to the end and one that is to die."""
+    """Of one_gpu.sbatch one that runs out of time and a bad one; of several_nodes.sbatch one that is to die and one to
+    the end."""
     folder = tmp_path_factory.mktemp("files")
-    one = ["--mem=900M", "--cpus-per-task=1", "--gres=gpu:1"]
+    one = ["--mem=500M", "--cpus-per-task=1", "--gres=gpu:1"]
     several = ["--mem=1400M", "--nodes=2", "--cpus-per-task=1"]
     asked = {
-        "good": ("one_gpu", one, ["sft.steps=300"]),
+        "long": ("one_gpu", [*one, "--time=1", "--signal=B:USR1@15"], ["sft.steps=30000"]),
         "bad": ("one_gpu", one, ["sft.steps=300", "sft.learning_rate=no"]),
         "dies": (
             "several_nodes",
@@ -231,32 +238,19 @@ def jobs(cluster: Cluster, training: list[str], tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture(scope="module")
-def disturbed(cluster: Cluster, jobs: dict[str, Job]) -> tuple[int, int]:
-    """The good one is asked to stop, a follower of the other is killed: step of the first, pid of the leader."""
-    told = until(lambda: in_work(jobs["good"].runs_dir, "math-", step=5))
-    cluster.run("scancel", "--batch", "--signal=USR1", jobs["good"].id)  # as --signal=B:USR1 before the time limit
-    leader = until(lambda: in_work(jobs["dies"].runs_dir, "math-"))
-    os.kill(task_of(jobs["dies"].id, rank=1), signal.SIGKILL)
-    return told["step"], leader["pid"]
+def begun(jobs: dict[str, Job]) -> int:
+    """The process of the long one in its first turn."""
+    return int(until(lambda: in_work(jobs["long"].runs_dir, "math-"))["pid"])
 
 
 def test_a_follower_of_srun_that_dies_ends_all_within_a_minute(
-    cluster: Cluster, jobs: dict[str, Job], disturbed: tuple[int, int]
+    cluster: Cluster, jobs: dict[str, Job], begun: int
 ) -> None:
+    leader = until(lambda: in_work(jobs["dies"].runs_dir, "math-"))["pid"]
+    os.kill(task_of(jobs["dies"].id, rank=1), signal.SIGKILL)
     until(lambda: cluster.ended(jobs["dies"].id), seconds=60)
-    assert cluster.ended(jobs["dies"].id) == ["FAILED"] and not os.path.isdir(f"/proc/{disturbed[1]}")
+    assert cluster.ended(jobs["dies"].id) == ["FAILED"] and not os.path.isdir(f"/proc/{leader}")
     assert not list(jobs["dies"].runs_dir.glob("math-full*"))
-
-
-def test_out_of_time_goes_on_by_itself_and_slurm_agrees_with_the_status(
-    cluster: Cluster, jobs: dict[str, Job], disturbed: tuple[int, int]
-) -> None:
-    """slurm/one_gpu.sbatch: 75 asks for the job again, 0 is COMPLETED, 1 is FAILED."""
-    until(lambda: cluster.ended(jobs["good"].id)[-1:] == ["COMPLETED"])
-    (folder,) = jobs["good"].runs_dir.glob("math-full*")
-    (taken_up,) = read_manifest(folder).facts["resumed"]  # type: ignore[union-attr]
-    assert taken_up["step"] >= disturbed[0]
-    assert cluster.ended(jobs["bad"].id) == ["FAILED"]
 
 
 def task_of(job: str, rank: int) -> int:
@@ -321,6 +315,19 @@ def test_refusals_are_one_sentence_with_slurms_words(cluster: Cluster, table: Pa
         status == 1 and "launcher.time=0:30 is 30 s: a job of " in line and "write one resume point; give more" in line
     )
     assert cluster.jobs().keys() <= before
+
+
+def test_out_of_time_it_goes_on_where_it_was(cluster: Cluster, jobs: dict[str, Job], begun: int) -> None:
+    """A minute is Slurm's shortest limit; seconds before it the job is asked to stop, and asks for itself again. What
+    failed does not."""
+    (workplace,) = (jobs["long"].runs_dir / ".work").glob("*")
+    again = until(lambda: (one := in_work(jobs["long"].runs_dir, "math-")) and one["pid"] != begun and one)
+    (point,) = workplace.glob("*/resume.json")
+    stopped_at = json.loads(point.read_text())["step"]
+    assert again["step"] >= stopped_at > 1 and int(variable(again["pid"], "SLURM_RESTART_COUNT")) >= 1
+    assert "TIMEOUT" not in cluster.ended(jobs["long"].id)
+    cluster.run("scancel", jobs["long"].id)
+    assert cluster.ended(jobs["bad"].id) == ["FAILED"]
 
 
 def test_a_long_plan_is_cut_at_the_largest_array(cluster: Cluster, training: list[str], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "slurm/README.md"]
 BLOCK = re.compile(r"^ *```(\w+)?(?: ([^\n]+))?\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 ASSIGNED = re.compile(r"([A-Z_]+)=\$\((.*)\)", re.DOTALL)
 PATTERN = re.compile(r"[\[\]*?]")  # what zsh expands where it is not quoted

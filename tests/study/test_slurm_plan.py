@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from small_runs import a_run, writes
 
+from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher
 from pipeline.errors import Held, PipelineError
 from pipeline.runs import state
@@ -21,6 +23,7 @@ from pipeline.runs.run import Run
 from pipeline.study import slurm, worker
 from pipeline.study.element import element_of
 from pipeline.study.execute import sentence
+from pipeline.study.stages import build
 
 TOOL = """#!/bin/bash
 echo "$(basename $0) $@" >> {at}/calls
@@ -153,6 +156,58 @@ def test_a_job_that_ended_before_it_came_to_a_run_says_why(
     assert (one["state"], one["detail"]) == (
         "failed", f"job 2_0 ended before it began: python: No module named pipeline; {log}"
     )  # fmt: skip
+
+
+def test_a_jobs_script_prepares_its_node_and_asks_for_itself_again_on_75(tools: Path, tmp_path: Path) -> None:
+    """Run by bash, with a program in place of this one that prints where it is."""
+    launcher = Launcher(
+        name="slurm",
+        setup=["export SITE=cuda"],
+        scratch=f"{tmp_path}/local/$SLURM_JOB_ID",
+        hf_home="/shared/hub",
+        wrap="env",
+    )
+    (tools / "python").write_text('#!/bin/bash\necho "$SITE|$TMPDIR|$HF_HOME|$*"; ls -d "$TMPDIR"; exit $STATUS\n')
+    (tools / "python").chmod(0o755)
+    script = slurm.script_of(launcher, ["-m", "pipeline.study.worker", "a file"])
+
+    def run(status: int) -> list[str]:
+        ids = {"SLURM_JOB_ID": "8", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1", "STATUS": str(status)}
+        waits = script.replace("sleep 60", "true")  # for Slurm, which ends a job that is asked for again
+        done = subprocess.run(["bash", "-c", waits], env={**os.environ, **ids}, capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+        return done.stdout.splitlines()
+
+    place = f"{tmp_path}/local/8"
+    assert run(0) == run(1) == [f"cuda|{place}|/shared/hub|-m pipeline.study.worker a file", place]
+    assert not (tools / "calls").exists()
+    run(75)
+    assert calls(tools, "scontrol") == [["requeue", "7_1"]]
+
+
+def of_8b(tmp_path: Path, *words: str) -> Run:
+    return build(compose(["stage=sft", "expert=math", f"runs_dir={tmp_path}/runs", "sft.micro_batch_size=4", *words]))
+
+
+def test_the_signal_leaves_the_time_that_a_resume_point_takes_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand: 8,030,261,248 parameters, fp32 weights and two moments, at 1 GB/s."""
+    monkeypatch.setattr(slurm, "write_speed", lambda folder: 1e9)
+    full = slurm.resources_of(of_8b(tmp_path, "sft.processes=4", "sft.micro_batch_size=1"), Launcher(name="slurm"))
+    assert full == slurm.Resources(gpus=4, cpus=None, lead=60 + 96)
+    with pytest.raises(PipelineError, match=r"^launcher.time=4:00 is 240 s: a job of math-full-s0-\w+ needs 276 s to"):
+        slurm.resources_of(of_8b(tmp_path), Launcher(name="slurm", time="4:00"))
+    lora = slurm.resources_of(of_8b(tmp_path, "sft=lora", "threads=8"), Launcher(name="slurm", time="4:00"))
+    assert lora == slurm.Resources(gpus=1, cpus=8, lead=62)  # 12 bytes x rank 64 x 2,621,440
+
+
+def test_on_cpus_the_number_of_threads_is_the_plans(tmp_path: Path) -> None:
+    """Results depend on it, and nodes differ."""
+    told = r"^launcher.gpus=0 needs threads=N: .* \(threads=8; of a table every.threads=8\)$"
+    with pytest.raises(PipelineError, match=told):
+        slurm.resources_of(of_8b(tmp_path), Launcher(name="slurm", gpus=0))
+    assert slurm.resources_of(a_run(tmp_path / "runs"), Launcher(name="slurm", gpus=0)).cpus is None
 
 
 def test_without_slurm_it_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,13 +28,14 @@ from pipeline.runs.folders import finished
 from pipeline.runs.lease import holder, leased
 from pipeline.runs.run import Run, runs_behind
 from pipeline.study import plans
+from pipeline.study.bill import moved, shape_for
 from pipeline.study.element import element_of
 from pipeline.study.graph import ordered, unfinished
 from pipeline.study.history import History
 from pipeline.study.pool import sources
 from pipeline.study.queue import in_queue, last_words, slurm
-from pipeline.study.stages import RUN_STAGES
 from pipeline.study.worker import LOGS
+from pipeline.train.disk import written
 
 FOLDER = ".slurm"
 START = 120.0  # seconds from a job's start to its first step: libraries and an 8B model from a shared file system
@@ -177,10 +178,15 @@ def resources_of(run: Run, launcher: Launcher) -> Resources:
     """GPUs as the run's processes or shards ask for them, cores as its threads do."""
     config, processes, lead = run.config, 1, EARLY
     gpus = 0
+    if launcher.gpus == 0 and config.threads is None and isinstance(config, TrainStage | EvalStage):
+        raise PipelineError(
+            "launcher.gpus=0 needs threads=N: results of CPUs depend on the number of threads, and the cores of nodes "
+            "differ (threads=8; of a table every.threads=8)"
+        )
     if isinstance(config, TrainStage):
         gpus = processes = config.sft.processes
-        points = RUN_STAGES[config.stage].bytes_needed(run).get("resume points", 0)
-        lead += points / write_speed(run.runs_dir) if points > PROBE else 0
+        point = bytes_of_resume_point(run)
+        lead += point / write_speed(run.runs_dir) if point > PROBE else 0
         if launcher.time and (limit := seconds_of(launcher.time)) < START + lead:
             raise PipelineError(
                 f"launcher.time={launcher.time} is {limit:.0f} s: a job of {run.name} needs {START + lead:.0f} s to "
@@ -190,6 +196,12 @@ def resources_of(run: Run, launcher: Launcher) -> Resources:
         gpus = config.eval.shards
     cpus = config.threads * processes if config.threads else None
     return Resources(gpus if launcher.gpus is None else min(gpus, launcher.gpus), cpus, int(lead))
+
+
+def bytes_of_resume_point(run: Run[TrainStage]) -> int:
+    """By the shape of its base, which need not be on this disk yet."""
+    shape = shape_for(run)
+    return written(run.config.sft, shape.parameters, moved(run, shape), snapshots=0, points=1)["resume points"]
 
 
 _speeds: dict[Path, float] = {}
