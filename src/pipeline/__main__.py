@@ -199,9 +199,9 @@ def hydra_flags(words: list[str]) -> int:
     def job(config: Any) -> None:
         statuses.append(run_stage(lambda: with_every(to_stage(config), every)))
 
-    ours = [word for word in words if "=" in word and not word.startswith("-")]
-    flags = [word for word in words if word not in ours]  # Hydra wants them together
-    sys.argv = [sys.argv[0], *flags, *ours, *conf.searchpath()]
+    overrides = [word for word in words if "=" in word and not word.startswith("-")]
+    flags = [word for word in words if word not in overrides]  # Hydra wants them together
+    sys.argv = [sys.argv[0], *flags, *overrides, *conf.searchpath()]
     job()
     return worst(statuses)
 

@@ -26,6 +26,11 @@ class Held(PipelineError):
     failed: dict[str, str] = {}
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, in one line; its kind where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def meant(word: object, known: Iterable[object]) -> str:
     """What a word that is none of `known` may mean: those that are near, else what there is."""
     names = [str(name) for name in known]

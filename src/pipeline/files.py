@@ -31,7 +31,7 @@ def shipped_conf() -> Path:
 
 def added_conf() -> list[Path]:
     """The folders of --config-dir."""
-    return [*map(Path, os.environ.get(ADDED_CONF, "").splitlines())]
+    return list(map(Path, os.environ.get(ADDED_CONF, "").splitlines()))
 
 
 def add_conf(folder: Path) -> None:

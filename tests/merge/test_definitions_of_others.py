@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-
 import pytest
 import torch
-from safetensors.torch import load_file
+from by_mergekit import made_by_mergekit
 
 from pipeline.config.compose import compose
 from pipeline.merge.merge import open_merge
@@ -83,17 +79,6 @@ def test_ties_is_the_papers_in_ten_lines(sources, trim):
         assert torch.equal(merge.merged(name), expected), name
 
 
-SCRIPT = """
-import json, sys
-from mergekit.config import MergeConfiguration
-from mergekit.merge import run_merge
-from mergekit.options import MergeOptions
-for name, config in json.load(open(sys.argv[1])).items():
-    run_merge(MergeConfiguration.model_validate(config), sys.argv[2] + "/" + name,
-              options=MergeOptions(quiet=True, copy_tokenizer=False))
-"""
-
-
 @pytest.fixture(scope="module")
 def theirs(models, tmp_path_factory):
     """What mergekit makes of the same models, in float32; one process for all."""
@@ -114,12 +99,7 @@ def theirs(models, tmp_path_factory):
         "ties": config("ties"),
         "ties_weighted": config("ties", weights=WEIGHTS, **{"lambda": 0.7}),
     }
-    folder = tmp_path_factory.mktemp("mergekit")
-    (folder / "asked.json").write_text(json.dumps(asked))
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    words = [os.environ["PIPELINE_TEST_MERGEKIT"], "-c", SCRIPT, str(folder / "asked.json"), str(folder)]
-    subprocess.run(words, check=True, env=environment)
-    return {name: load_file(next((folder / name).glob("*.safetensors"))) for name in asked}
+    return made_by_mergekit(asked, tmp_path_factory.mktemp("mergekit"))
 
 
 @pytest.mark.mergekit

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from by_mergekit import made_by_mergekit
 from safetensors.torch import load_file, save_file
 from test_adapters import lora  # noqa: F401
 
@@ -79,17 +78,6 @@ def families(models: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFac
     return {**models, "tied": tied}
 
 
-SCRIPT = """
-import json, sys, yaml
-from mergekit.config import MergeConfiguration
-from mergekit.merge import run_merge
-from mergekit.options import MergeOptions
-for name, text in json.load(open(sys.argv[1])).items():
-    run_merge(MergeConfiguration.model_validate(yaml.safe_load(text)), sys.argv[2] + "/" + name,
-              options=MergeOptions(quiet=True, copy_tokenizer=False))
-"""
-
-
 @pytest.fixture(scope="module")
 def theirs(families: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What mergekit makes of our YAML; one process for all."""
@@ -98,12 +86,7 @@ def theirs(families: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFac
         for kind in KINDS
         for name, (config, partition) in ASKED.items()
     }
-    folder = tmp_path_factory.mktemp("mergekit")
-    (folder / "asked.json").write_text(json.dumps(asked))
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    words = [os.environ["PIPELINE_TEST_MERGEKIT"], "-c", SCRIPT, str(folder / "asked.json"), str(folder)]
-    subprocess.run(words, check=True, env=environment)
-    return {name: load_file(next((folder / name).glob("*.safetensors"))) for name in asked}
+    return made_by_mergekit(asked, tmp_path_factory.mktemp("mergekit"))
 
 
 @pytest.mark.mergekit

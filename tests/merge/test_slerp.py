@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
 
 import pytest
 import torch
+from by_mergekit import made_by_mergekit
 from safetensors.torch import load_file, save_file
 from small_models import TWO_LAYERS, by_hand
 
@@ -104,17 +102,6 @@ def test_what_is_refused_and_what_can_be_swept(sources, tmp_path):
         opened({"0": good, "1": bad}, 0.3).merged("model.layers.0.mlp.up_proj.weight")
 
 
-SCRIPT = """
-import json, sys
-from mergekit.config import MergeConfiguration
-from mergekit.merge import run_merge
-from mergekit.options import MergeOptions
-for name, config in json.load(open(sys.argv[1])).items():
-    run_merge(MergeConfiguration.model_validate(config), sys.argv[2] + "/" + name,
-              options=MergeOptions(quiet=True, copy_tokenizer=False))
-"""
-
-
 @pytest.mark.mergekit
 def test_slerp_is_mergekits(sources, tmp_path):
     """Within CLOSE: mergekit finds the angle in float32."""
@@ -126,12 +113,7 @@ def test_slerp_is_mergekits(sources, tmp_path):
         }
         for t in (0.25, 0.5)
     }  # fmt: skip
-    (tmp_path / "asked.json").write_text(json.dumps(asked))
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    words = [os.environ["PIPELINE_TEST_MERGEKIT"], "-c", SCRIPT, str(tmp_path / "asked.json"), str(tmp_path)]
-    subprocess.run(words, check=True, env=environment)
-    for t in asked:
-        theirs = load_file(next((tmp_path / t).glob("*.safetensors")))
+    for t, theirs in made_by_mergekit(asked, tmp_path).items():
         merge = opened(sources, float(t))
         assert set(theirs) == set(merge.names)
         for name in merge.names:

@@ -16,6 +16,7 @@ import huggingface_hub
 import pytest
 import torch
 import yaml
+from by_mergekit import environment
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -249,9 +250,8 @@ def test_experts_of_the_hub_are_named_by_their_ids(
 def test_mergekit_makes_a_run_again_from_the_file_beside_it(swap: Path, runs_dir: Path, tmp_path: Path) -> None:
     """In the folder of the runs, by mergekit's own command."""
     program = Path(os.environ["PIPELINE_TEST_MERGEKIT"]).with_name("mergekit-yaml")
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     words = [str(program), f"{swap.name}/mergekit_config.yml", str(tmp_path / "out")]
-    subprocess.run(words, check=True, cwd=runs_dir, env=environment)
+    subprocess.run(words, check=True, cwd=runs_dir, env=environment())
     ours, theirs = Checkpoint.open(swap), Checkpoint.open(tmp_path / "out")
     for name in ours.names:
         assert torch.equal(ours.tensor(name), theirs.tensor(name)), name

@@ -219,6 +219,6 @@ def jobs(words: list[str]) -> list[list[str]]:
     """The words of each job of a `-m`, as Hydra's sweeper will make them; Hydra's own settings left out."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
-    overrides = [parse(word, several=True) for word in words]
-    ours = [override for override in overrides if override.key_or_group.partition(".")[0] != "hydra"]
-    return [job for batch in BasicSweeper.split_arguments(ours, max_batch_size=None) for job in batch]
+    parsed = [parse(word, several=True) for word in words]
+    overrides = [override for override in parsed if override.key_or_group.partition(".")[0] != "hydra"]
+    return [job for batch in BasicSweeper.split_arguments(overrides, max_batch_size=None) for job in batch]

@@ -78,6 +78,14 @@ class Expert:
     world: World | None = None  # set: the data run writes the small world instead of a training set
     items: Items | None = None  # set: it writes items of the small world that is its data_root
 
+    def questions(self, split: str) -> int | None:
+        """A benchmark's and language's, in what is written of a small world; None of any other data."""
+        if self.items:
+            return self.items.test if split == "test" else self.items.dev
+        if self.world:
+            return self.world.items if split == "test" else self.world.dev_items
+        return None
+
 
 @dataclass
 class Data:

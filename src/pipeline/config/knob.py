@@ -5,6 +5,7 @@ Nothing heavy is imported, so that a wrong key is refused before torch and its f
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import MISSING as NO_DEFAULT
@@ -120,3 +121,9 @@ def identity(config: Any) -> dict[str, Any]:
         if value != default or item.name in ("method", "stage"):
             found[item.name] = value
     return found
+
+
+def shown(value: Any) -> str:
+    """A knob's value on a page: text as it is, but a line break or a separator as one types it; all else as JSON."""
+    plain = isinstance(value, str) and value.isprintable() and value.strip()
+    return str(value) if plain else json.dumps(value, ensure_ascii=False)

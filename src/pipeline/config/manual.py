@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import io
-import json
 import textwrap
 import tokenize
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from omegaconf import MISSING
 
 from pipeline.config import conf
 from pipeline.config.explain import _asked, _inside
+from pipeline.config.knob import shown
 from pipeline.errors import PipelineError
 
 WIDTH = 118
@@ -75,7 +75,7 @@ def default_of(item: Field[Any]) -> str:
         return "..."
     if is_dataclass(value):
         return "..."
-    return value if isinstance(value, str) and value.isprintable() and value.strip() else json.dumps(value)
+    return shown(value)
 
 
 def bounds(item: Field[Any]) -> str:

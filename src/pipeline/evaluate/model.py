@@ -21,7 +21,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normalize_gen_kwargs, postprocess_generated_text
 from transformers.generation.streamers import BaseStreamer
 
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate import metrics
 from pipeline.evaluate.prefix import Prefix, batches, groups, heads_as_they_are, laid_out, last_logits, shareable
 from pipeline.evaluate.shards import Helpers
@@ -92,9 +92,8 @@ def load_model(what: Run | Path, batch_size: int, dtype: str = "auto") -> Answer
     except PipelineError:
         raise
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise PipelineError(
-            f"checkpoint {folder} cannot be loaded ({reason}): it needs safetensors and a tokenizer"
+            f"checkpoint {folder} cannot be loaded ({first_line(error)}): it needs safetensors and a tokenizer"
         ) from error
     return Answering(pretrained=model.to(device), tokenizer=tokenizer, batch_size=batch_size)
 

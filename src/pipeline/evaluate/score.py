@@ -22,7 +22,7 @@ from lm_eval.utils import env as templates
 from lm_eval.utils import hash_string
 
 from pipeline.config.evaluation import Eval
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate import hub_data, metrics, score_cache
 from pipeline.evaluate.flores_plus import FLORES_PLUS
 from pipeline.evaluate.model import Answering, remembered
@@ -48,7 +48,7 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
             with harness_tamed(), reach.offline() if kept_from else nullcontext():
                 tasks += manager.load([str(definition.file)])["tasks"].values()
         except Exception as error:  # datasets raises whatever its readers and the network raise
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            reason = first_line(error)
             remedy = "write its files below data_root again"
             if sets:
                 remedy = "run stage=prefetch on a node with the hub, or set data_root to a folder that has it"

@@ -1,9 +1,11 @@
-"""Addresses as they may be shown and kept: without credentials."""
+"""Addresses: what names a repository of the Hub, and how others may be shown and kept, without credentials."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
+
+REPOSITORY = r"[\w-][\w.-]*/[\w.-]+"  # org/name on the Hub
 
 
 def without_credentials(value: Any) -> Any:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, first_line
 from pipeline.models.files import HUB_PATTERNS
 
 SECONDS = 10  # for the hub to answer
@@ -83,9 +84,14 @@ def metadata(folder: Path, revision: str | None = None, ask: bool = True) -> dic
     return found if isinstance(found, dict) else {}
 
 
+def bases_named(card: Mapping[str, Any]) -> list[str]:
+    """What the metadata of a card name as base_model, one or several."""
+    named = card.get("base_model") or []
+    return [named] if isinstance(named, str) else list(map(str, named)) if isinstance(named, list) else []
+
+
 def refusal(name: str, error: Exception) -> PipelineError:
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return PipelineError(
-        f"hub:{name} cannot be fetched ({reason}): accept its terms on its page and log in (hf auth login, or "
-        "HF_TOKEN), or name a folder that holds it"
+        f"hub:{name} cannot be fetched ({first_line(error)}): accept its terms on its page and log in (hf auth "
+        "login, or HF_TOKEN), or name a folder that holds it"
     )

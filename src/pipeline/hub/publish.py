@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, first_line
+from pipeline.hub.addresses import REPOSITORY
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -22,7 +23,7 @@ def ready_for(name: str, knob: str) -> HfApi:
     """
     from huggingface_hub import HfApi, get_token
 
-    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
+    if not re.fullmatch(REPOSITORY, name):
         raise PipelineError(f"{knob}=hub:{name} is no place on the Hub: write hub:org/name")
     token = get_token()
     if not token:
@@ -54,7 +55,7 @@ def publish(api: HfApi, name: str, folder: Path, private: bool, knob: str) -> st
 
 
 def refusal(name: str, knob: str, error: Exception) -> PipelineError:
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return PipelineError(
-        f"{knob}=hub:{name} cannot be written ({reason}): check the network and the token's rights, or name a folder"
+        f"{knob}=hub:{name} cannot be written ({first_line(error)}): check the network and the token's rights, "
+        "or name a folder"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, first_line
 
 SECONDS = 5  # for the Hub to answer
 
@@ -24,7 +24,7 @@ def refusal(repository: str) -> Exception | None:
 def why_not(repository: str) -> str | None:
     """None where the Hub has this data set for us, else what it says, in one line."""
     error = refusal(repository)
-    return None if error is None else next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return None if error is None else first_line(error)
 
 
 @contextmanager

@@ -44,15 +44,21 @@ def cost_of_cast(source: Source, written: Source, base: Source | None = None, th
 def _of_tensor(source: Source, written: Source, base: Source | None, name: str) -> tuple[float, float, float, float]:
     """Squares of errors, of weights and of changes from the base; the largest error."""
     shape = source.info(name).shape
-    squares, largest = np.zeros(3), 0.0
+    error = size = change = largest = 0.0
     for start, stop in pieces(shape):
         was, other = (buffers(key, (stop - start, matrix(shape)[1])) for key in ("was", "other"))
         source.rows(name, start, stop, was)
-        squares[1] += np.vdot(was.astype(np.float64), was.astype(np.float64))
-        for index, one in ((0, written), (2, base)):
-            if one is not None:
-                one.rows(name, start, stop, other)
-                np.subtract(other, was, out=other)
-                squares[index] += np.vdot(other.astype(np.float64), other.astype(np.float64))
-                largest = max(largest, float(np.abs(other).max())) if one is written else largest
-    return float(squares[0]), float(squares[1]), float(squares[2]), largest
+        size += squared(was)
+        written.rows(name, start, stop, other)
+        np.subtract(other, was, out=other)
+        error, largest = error + squared(other), max(largest, float(np.abs(other).max()))
+        if base is not None:
+            base.rows(name, start, stop, other)
+            np.subtract(other, was, out=other)
+            change += squared(other)
+    return error, size, change, largest
+
+
+def squared(values: np.ndarray) -> float:
+    exact = values.astype(np.float64)
+    return float(np.vdot(exact, exact))

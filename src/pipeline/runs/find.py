@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from pipeline.errors import PipelineError
+from pipeline.hub.addresses import REPOSITORY
 from pipeline.hub.lock import pinned_as, read_lock
 from pipeline.models.files import ADAPTER_CONFIG, IDENTIFYING_SUFFIXES
 from pipeline.runs.folders import finished_names
@@ -82,9 +83,7 @@ def near(word: str, known: list[str]) -> str:
 def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
     folder = Path(os.path.normpath(folder))
     if not folder.is_dir():
-        of_hub = (
-            f", or hub:{folder} for a model on the Hub" if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(folder)) else ""
-        )
+        of_hub = f", or hub:{folder} for a model on the Hub" if re.fullmatch(REPOSITORY, str(folder)) else ""
         raise PipelineError(f"{knob}={folder} is not a folder: name a finished run, or a folder with a model{of_hub}")
     manifest = read_manifest(folder)
     if manifest is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.config.stages import MergeStage, Stage, TrainStage
 from pipeline.errors import PipelineError
-from pipeline.hub.models import metadata
+from pipeline.hub.models import bases_named, metadata
 from pipeline.models.checkpoint import read_json
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.runs.find import find, from_folder
@@ -85,19 +85,18 @@ def _named(expert: Parent, recorded: Ancestor | None, who: str, remedy: str) -> 
     if recorded:
         raise PipelineError(f"{who}: its base {recorded.name} is not in runs_dir: give {remedy}")
     ours = read_manifest(expert.folder) is not None  # a merge's card names what its experts were made of
-    named = [] if ours else metadata(expert.folder).get("base_model") or []
-    bases = [named] if isinstance(named, str) else named if isinstance(named, list) else []
+    bases = [] if ours else bases_named(metadata(expert.folder))
     if len(bases) > 1:
-        raise PipelineError(f"{who}: its model card names several bases ({', '.join(map(str, bases))}): give {remedy}")
+        raise PipelineError(f"{who}: its model card names several bases ({', '.join(bases)}): give {remedy}")
     if not bases:
         raise PipelineError(
             f"{who} does not say which base it was trained from: it has no manifest and no base_model on a model card; "
             f"name an sft run, or give {remedy}"
         )
-    for folder in (Path(str(bases[0])), expert.folder / str(bases[0])):
+    for folder in (Path(bases[0]), expert.folder / bases[0]):
         if (folder / "config.json").is_file():
             return str(folder.resolve()), None
-    if not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", str(bases[0])):
+    if not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", bases[0]):
         raise PipelineError(f"{who}: base_model {bases[0]} of its model card is not here: give {remedy}")
     return f"hub:{bases[0]}", None
 

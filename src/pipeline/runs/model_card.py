@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
-from pipeline.hub.models import metadata
+from pipeline.hub.addresses import REPOSITORY
+from pipeline.hub.models import bases_named, metadata
 from pipeline.languages import language
 from pipeline.runs.find import find
 from pipeline.runs.folders import folder_of
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 LOAD = "## Load it"
-ID = r"[\w-][\w.-]*/[\w.-]+"  # of a repository on the Hub
 NO_MODEL = ("data", "data_root")  # roles of parents
 
 
@@ -50,7 +50,7 @@ def origin_of(model: Parent, runs_dir: Path, ask: bool = False) -> Origin:
     if manifest is None:
         return elsewhere(model, ask)
     if manifest.stage == "select":
-        chosen = ancestor(Ancestor(manifest.facts["choice"]["checkpoint"], ""), None, runs_dir)
+        chosen = chosen_by(manifest, runs_dir)
         return origin_of(chosen, runs_dir, ask) if chosen else Origin()
     return origin(model.name, manifest.config, ancestors(manifest, runs_dir), runs_dir, ask)
 
@@ -82,11 +82,10 @@ def elsewhere(model: Parent, ask: bool) -> Origin:
     """Of a model that no run made: itself where it is the Hub's, else what its card says."""
     said = metadata(model.folder, ask=ask)
     of_hub = getattr(model, "hub", None)
-    named = said.get("base_model") or []
-    bases = [of_hub.partition("@")[0]] if of_hub else [named] if isinstance(named, str) else list(named)
+    bases = [of_hub.partition("@")[0]] if of_hub else bases_named(said)
     licence = said.get("license")
     return Origin(
-        bases=tuple(one for one in bases if re.fullmatch(ID, str(one))),
+        bases=tuple(one for one in bases if re.fullmatch(REPOSITORY, one)),
         licences={model.name: str(licence)} if licence else {},
     )
 
@@ -142,6 +141,10 @@ def ancestor(parent: Ancestor, reference: str | None, runs_dir: Path) -> Parent 
             if word:
                 return find(word, runs_dir, "checkpoint")
     return None
+
+
+def chosen_by(selection: Manifest, runs_dir: Path) -> Parent | None:
+    return ancestor(Ancestor(selection.facts["choice"]["checkpoint"], ""), None, runs_dir)
 
 
 # ------------------------------------------------------------------------------------------------ the text
@@ -216,7 +219,7 @@ def body_of(model: Parent, runs_dir: Path) -> str | None:
     that of what it chose. None where there is none."""
     manifest = read_manifest(model.folder)
     if manifest and manifest.stage == "select":
-        chosen = ancestor(Ancestor(manifest.facts["choice"]["checkpoint"], ""), None, runs_dir)
+        chosen = chosen_by(manifest, runs_dir)
         return body_of(chosen, runs_dir) if chosen else None
     home = model.folder.parents[1] if model.folder.parent.name == SNAPSHOTS else model.folder
     if not (home / CARD).is_file():

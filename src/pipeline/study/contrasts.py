@@ -69,11 +69,10 @@ def of_score(planning: Planning, score: ScoreRef) -> tuple[str, int] | None:
 
 def held(run: Run[EvalStage], task: str) -> int | None:
     data = run.parents.get("data_root")
-    expert = data.config.expert if isinstance(data, Run) and isinstance(data.config, DataStage) else None
-    if expert and expert.items:
-        return expert.items.test if run.config.eval.split == "test" else expert.items.dev
-    if expert and expert.world:
-        return expert.world.items if run.config.eval.split == "test" else expert.world.dev_items
+    if isinstance(data, Run) and isinstance(data.config, DataStage):
+        there = data.config.expert.questions(run.config.eval.split)
+        if there is not None:
+            return there
     if data is None:
         return QUESTIONS[task]
     file = Path(data.folder) / task.partition("_")[0] / run.config.languages[0] / "test.jsonl"

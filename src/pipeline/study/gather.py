@@ -99,8 +99,7 @@ def languages_of(table: Table, item: Item, score: ScoreRef) -> list[str]:
 def seed_of(cell: Cell, at: Mapping[str, Any], repeats: Repeats) -> int:
     """Which of the numbers that a cell is reduced over this is: the seed, or where other axes repeat a number, the
     place of their values among those met."""
-    reduced = {axis for _, axes in cell.reduce for axis in axes}
-    axes = tuple(axis for axis in at if axis in reduced and axis != "language")
+    axes = tuple(axis for axis in at if axis in cell.reduced and axis != "language")
     if set(axes) <= {"seed"}:
         return int(at.get("seed", 0))
     known = repeats.setdefault(axes, {})
@@ -146,8 +145,7 @@ def scored(planning: Planning, winners: Mapping[str, Candidate | None]) -> tuple
 
 def fixed(cell: Cell, item: Item) -> dict[str, Any]:
     """The axes of an item besides its language, less those that the cell is reduced over."""
-    reduced = {axis for _, axes in cell.reduce for axis in axes}
-    return {axis: value for axis, value in item.at.items() if axis not in reduced and axis != "language"}
+    return {axis: value for axis, value in item.at.items() if axis not in cell.reduced and axis != "language"}
 
 
 def told_apart(met: Sequence[Met]) -> list[str]:

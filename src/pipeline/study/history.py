@@ -169,11 +169,7 @@ def questions(run: Run[EvalStage], task: EvalTask, language: str) -> int:
     most = config.eval.limit or QUESTIONS.get(task.task, 1012)
     name = task.task.partition("_")[0] if task.task.startswith("mgsm") else task.task
     if isinstance(root, Run) and not root.folder.is_dir():
-        expert = root.config.expert
-        sizes = expert.items or expert.world
-        test = sizes.test if expert.items else sizes.items
-        dev = sizes.dev if expert.items else sizes.dev_items
-        return min(most, dev if config.eval.split == "dev" else test)
+        return min(most, root.config.expert.questions(config.eval.split) or most)
     if root is None:
         return most
     names = {"test": ("test", "devtest"), "dev": ("development", "dev")}[config.eval.split]

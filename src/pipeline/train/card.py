@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+from pipeline.config.knob import shown
 from pipeline.config.stages import TrainStage
 from pipeline.runs.model_card import card, data_section, origin
 from pipeline.runs.run import Run, flat
@@ -32,9 +31,3 @@ def card_of(run: Run[TrainStage]) -> str:
     adapter = config.sft.adapter != "none"
     tags = [config.stage, config.sft.name, *(["partition-" + config.partition.name] if config.partition else [])]
     return card(run.name, "\n".join(lines), made_of, tags=tags, relation="adapter" if adapter else "finetune")
-
-
-def shown(value: Any) -> str:
-    """A value in a cell of a table: a line break as one types it."""
-    plain = isinstance(value, str) and value.isprintable() and value.strip()
-    return str(value) if plain else json.dumps(value, ensure_ascii=False)
