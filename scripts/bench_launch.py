@@ -114,9 +114,9 @@ def starting(folder: Path, cluster: Any) -> dict[str, Any]:
     return {"what": "a job from its start to its first step", "step": told["step"], "wall_seconds": round(seconds, 1)}
 
 
-def makespan(folder: Path, name: str, cluster: Any) -> dict[str, Any]:
+def makespan(folder: Path, name: str, minutes: float, cluster: Any) -> dict[str, Any]:
     words = ["stage=table", f"table={name}", f"runs_dir={folder}/runs", "launcher=slurm", "launcher.gpus=0"]
-    words += ["launcher.memory=1500M"]
+    words += ["launcher.memory=900M", f"launcher.batch_minutes={minutes:g}"]
     begun = time.perf_counter()
     status, _, _ = pipeline(words, **cluster.environment)
     assert status == 75, status
@@ -125,7 +125,8 @@ def makespan(folder: Path, name: str, cluster: Any) -> dict[str, Any]:
     status, _, _ = pipeline(words, **cluster.environment)
     assert status == 0, status
     longest, total = critical_path(folder / "runs")
-    return {"what": f"table={Path(name).stem}, two nodes", "wall_seconds": round(wall, 1),
+    what = f"table={Path(name).stem}, two nodes, launcher.batch_minutes={minutes:g}"
+    return {"what": what, "wall_seconds": round(wall, 1),
             "critical_path_seconds": round(longest, 1), "sum_of_runs_seconds": round(total, 1)}  # fmt: skip
 
 
@@ -150,6 +151,9 @@ def main() -> None:
     parser.add_argument("--table", help="one that is made with 1 and 2 workers")
     parser.add_argument("--job", action="store_true", help="a job's overhead, on two nodes of a real Slurm")
     parser.add_argument("--makespan", metavar="TABLE", help="one that is made there")
+    parser.add_argument(
+        "--batch-minutes", type=float, nargs="+", default=[60.0, 0.2], help="of --makespan, one row each"
+    )
     parser.add_argument("--record", type=Path)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -168,8 +172,8 @@ def main() -> None:
         with two_nodes() as cluster:
             if options.job:
                 measured(starting, cluster)
-            if options.makespan:
-                measured(makespan, options.makespan, cluster)
+            for minutes in options.batch_minutes if options.makespan else ():
+                measured(makespan, options.makespan, minutes, cluster)
     if options.record:
         there = json.loads(options.record.read_text())["rows"] if options.record.is_file() else []
         kept = [row for row in there if row["what"] not in {row["what"] for row in rows}]
