@@ -376,7 +376,7 @@ def test_a_checkpoint_without_weights(call: Callable[..., SimpleNamespace], worl
 @pytest.mark.parametrize(
     ("error", "status", "expected"),
     [
-        (KeyboardInterrupt(), 130, "interrupted: finished runs stay, the one in work was not published"),
+        (KeyboardInterrupt(), 130, "interrupted: finished runs and resume points stay, no other work was published"),
         (MemoryError(), 1, "error: out of memory: lower sft.micro_batch_size"),
         (PermissionError(errno.EACCES, "Permission denied", "a/b"), 1, "error: Permission denied: a/b; nothing was"),
         (ZeroDivisionError("a fault"), 1, "error: ZeroDivisionError: a fault"),

@@ -66,8 +66,10 @@ def test_without_group_rights_the_second_is_refused_in_one_sentence_and_reads_al
             told = call(*command(shared, *more))
             assert told.status == 1 and told.out == "" and "Traceback" not in told.err
             (line,) = [line for line in told.err.splitlines() if line.startswith("error: ")]
-            assert line.startswith(f"error: Permission denied: {shared}/runs/.")
-            assert line.endswith("; people who share a runs_dir need group rights: chmod -R g+rwsX, umask 002")
+            assert line.startswith(
+                f"error: runs_dir={shared}/runs cannot be written (Permission denied): give another; "
+            )
+            assert line.endswith("people who share one need group rights, chmod -R g+rwsX and umask 002")
         assert "1 finished" in call("stage=status", f"runs_dir={shared}/runs").out
     assert everything(shared / "runs") == there
 

@@ -48,6 +48,8 @@ from pipeline.study.launch import makers_for
 from pipeline.study.stages import STUDY_STAGES, build
 from pipeline.train.processes import end_all, is_follower, launched
 
+STAYS = "finished runs and resume points stay, no other work was published; the same command goes on"
+
 
 def answer(config: Stage) -> str:
     """What the stage prints: of one that makes a run, its folder."""
@@ -111,10 +113,7 @@ def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None] = print
         print(f"error: {refusal}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(
-            "interrupted: finished runs stay, the one in work was not published; the same command goes on",
-            file=sys.stderr,
-        )
+        print(f"interrupted: {STAYS}", file=sys.stderr)
         return 130
     except SystemExit as ended:
         if isinstance(ended, Stopped):
@@ -124,10 +123,7 @@ def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None] = print
 
 
 def stopped_by(signal_name: str) -> int:
-    print(
-        f"{signal_name}: finished runs stay, the one in work was not published; the same command goes on",
-        file=sys.stderr,
-    )
+    print(f"{signal_name}: {STAYS}", file=sys.stderr)
     return UNFINISHED
 
 

@@ -61,7 +61,7 @@ def test_outside_a_training_it_drops_the_work_and_the_same_command_goes_on(
     monkeypatch.setattr(execute, "stage_function", lambda run: signalled)
     told = call(*words)
     assert told.status == UNFINISHED == 75 and told.out == ""
-    assert f"{number.name}: finished runs stay" in told.err and "Traceback" not in told.err
+    assert f"{number.name}: finished runs and resume points stay" in told.err and "Traceback" not in told.err
     assert not list((tmp_path / "runs").glob("*/manifest.json"))
     if stage in ("data", "merge"):
         monkeypatch.setattr(execute, "stage_function", lambda run: lambda *_: {})

@@ -24,6 +24,7 @@ from pipeline.runs import tracking
 from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
+from pipeline.runs.stop import Stopped
 from pipeline.runs.tracking import Tracker, mode, open_run
 
 
@@ -143,6 +144,23 @@ def test_a_server_that_cannot_be_had_ends_nothing(
         tracker.summary({"score": 1.0})
     told = capfd.readouterr().err
     assert told.count("warning: ") == 1 and "W&B opened no run (no route); the run goes on without it" in told
+
+
+def test_stopped_while_wandb_opens_a_run_its_service_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal to the whole tree ends the service too; W&B would look for it at the end, with a traceback."""
+    import wandb
+
+    def stopped(**_: Any) -> None:
+        raise Stopped("SIGTERM")
+
+    ended: list[bool] = []
+    monkeypatch.setattr(wandb, "init", stopped)
+    monkeypatch.setattr(wandb, "teardown", lambda: ended.append(True))
+    with pytest.raises(Stopped), open_run(tmp_path, Tracking(mode="offline")):
+        raise AssertionError("it went on")
+    assert ended == [True]
 
 
 def test_a_service_that_dies_ends_nothing_and_the_next_run_has_one(

@@ -306,8 +306,8 @@ def test_refusals_are_one_sentence_with_slurms_words(cluster: Cluster, table: Pa
 
     before = cluster.jobs().keys()
     status, line = asked("launcher.partition=nowhere")
-    assert status == 1 and "sbatch refused: sbatch: error: invalid partition specified: nowhere" in line
-    assert "(0 of " in line and "the same command submits the rest)" in line
+    assert status == 1 and "sbatch refused: invalid partition specified: nowhere; " in line
+    assert "launcher.partition=nowhere" in line and "(0 of " in line
     status, line = asked(path="/nonexistent")
     assert status == 1 and line == "error: launcher=slurm needs squeue, which is not here: use launcher=local"
     status, line = asked("launcher.time=0:30")

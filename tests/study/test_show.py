@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.__main__ import main
+from pipeline.evaluate.metrics import PRIMARY
+from pipeline.runs.manifest import Manifest
+from pipeline.study.stages import RUN_STAGES
+from pipeline.study.status import of_finished
 
 
 def shown(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str:
@@ -69,3 +73,14 @@ def test_bad_input(words: list[str], sentence: str, math_expert: Path, capfd: py
     assert main(["stage=show", f"runs_dir={math_expert.parent}", *given]) == 1
     told = capfd.readouterr().err
     assert told.startswith("error: ") and told.count("\n") == 1 and re.search(sentence, told)
+
+
+def test_status_tells_scores_of_the_development_split_apart() -> None:
+    decided_by = {"stage": "eval", "version": RUN_STAGES["eval"].version}
+    facts = {"scores": {f"mgsm/qac/{PRIMARY['mgsm'][0]}": 0.228}}
+    rows = [
+        of_finished(Manifest("eval", "e", decided_by, facts, {"eval": {"split": split}}, started="2026-11-22T08:48:01"))
+        for split in ("test", "dev")
+    ]
+    assert [row.score for row in rows] == ["mgsm qac 22.8", "mgsm qac 22.8 (dev)"]
+    assert {row.detail for row in rows} == {"began 2026-11-22 08:48"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from pipeline.errors import Held, PipelineError
 from pipeline.runs import state
 from pipeline.runs.make import make_once
 from pipeline.runs.run import Run
+from pipeline.runs.stop import listening
 from pipeline.study import slurm, worker
 from pipeline.study.element import element_of
 from pipeline.study.execute import sentence
@@ -81,9 +83,13 @@ def test_levels_and_batches_become_arrays_that_wait_for_those_before(tools: Path
 
 
 def test_submitting_again_adds_what_is_missing_and_nothing_else(tools: Path, tmp_path: Path) -> None:
-    targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
+    targets = plan(tmp_path)
+    launcher = Launcher(name="slurm", batch_minutes=0.2, memory="4G", options=["--comment=x"])
     (tools / "most").write_text("1")
-    told = r"^sbatch refused: sbatch: error: QOSMaxSubmitJobPerUserLimit \(1 of 3 arrays were submitted; the same"
+    told = (
+        r"^sbatch refused: QOSMaxSubmitJobPerUserLimit; asked for: launcher.memory=4G, 0 GPUs, --comment=x "
+        r"\(1 of 3 arrays were submitted; the same command submits the rest once that is changed or, where"
+    )
     with pytest.raises(PipelineError, match=told):
         slurm.execute(launcher, None, targets)
     (tools / "most").write_text("99")
@@ -94,12 +100,42 @@ def test_submitting_again_adds_what_is_missing_and_nothing_else(tools: Path, tmp
     assert calls(tools)[-1][calls(tools)[-1].index("--dependency") + 1] == "afterany:1"  # of the first submission
     (tools / "queue").write_text("1_0\n1_1\n1_2\n2_0\n2_1\n2_2\n3_0\n")
     before = len(calls(tools))
-    with pytest.raises(Held, match=r"^0 runs submitted as 0 arrays, 7 in the queue"):
+    with pytest.raises(Held, match=r"^7 in the queue or in work, as they were submitted \("):
         slurm.execute(launcher, None, targets)
     assert len(calls(tools)) == before
     for run in slurm.ordered(targets):
         make_once(run, writes())
     assert slurm.execute(launcher, None, targets) == {}
+
+
+def test_children_in_the_queue_wait_for_a_parent_that_is_submitted_again(tools: Path, tmp_path: Path) -> None:
+    """Else they would begin when the array of before ends, find nothing, and ask for themselves again and again."""
+    targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
+    with pytest.raises(Held):
+        slurm.execute(launcher, None, targets)
+    (tools / "queue").write_text("1_1\n1_2\n2_0\n2_1\n2_2\n3_0\n")  # 1_0, the child's first parent, was cancelled
+    with pytest.raises(Held, match="^1 run submitted as 1 array, 7 in the queue"):
+        slurm.execute(launcher, None, targets)
+    (update,) = [words for words in calls(tools, "scontrol") if words[0] == "update"]
+    assert update == ["update", "JobId=3", "Dependency=afterany:1:4"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_while_it_submits_it_knows_each_job(
+    number: signal.Signals, tools: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The signal comes while sbatch has taken the second array and has not yet printed its number."""
+    targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
+    tool = (tools / "sbatch").read_text()
+    hit = f'echo $((N + 1)) > {tools}/count; [ "$N" = 1 ] && kill -{number.value} {os.getpid()} && sleep 0.3;'
+    (tools / "sbatch").write_text(tool.replace(f"echo $((N + 1)) > {tools}/count;", hit))
+    with pytest.raises((KeyboardInterrupt, SystemExit)), listening():
+        slurm.execute(launcher, None, targets)
+    assert capfd.readouterr().err.endswith("jobs in the queue stay there: 1, 2\n")
+    (tools / "sbatch").write_text(tool)
+    (tools / "queue").write_text("1_0\n1_1\n1_2\n2_0\n2_1\n2_2\n")
+    with pytest.raises(Held, match="^1 run submitted as 1 array, 7 in the queue"):
+        slurm.execute(launcher, None, targets)
 
 
 def test_what_failed_is_submitted_again_unless_the_command_goes_on_by_itself(tools: Path, tmp_path: Path) -> None:
@@ -185,6 +221,39 @@ def test_a_jobs_script_prepares_its_node_and_asks_for_itself_again_on_75(tools: 
     assert calls(tools, "scontrol") == [["requeue", "7_1"]]
 
 
+@pytest.mark.parametrize("line", ["module load nowhere", "exit 3", "source /nowhere/activate", "exit 0"])
+def test_a_setup_line_that_fails_ends_the_job_and_is_its_last_word(line: str, tools: Path, tmp_path: Path) -> None:
+    script = slurm.script_of(Launcher(name="slurm", setup=["export A=1", line]), ["-m", "pipeline", "x"])
+    log = tmp_path / "log"
+    with open(log, "w") as opened:
+        assert subprocess.run(["bash", "-c", script], stdout=opened, stderr=opened).returncode == 1
+    assert slurm.last_words(log) == f"launcher.setup ended the job at: {line}"
+
+
+@pytest.mark.parametrize(
+    ("log", "failed"),
+    [
+        ("python: No module named pipeline\n", True),
+        ("slurmstepd-n1: error: *** JOB 15 ON n1 CANCELLED AT 2026-11-22T08:50:26 ***\nTerminated\n", False),
+        ("*** JOB 5 ON n1 CANCELLED AT 2026-11-22T08:50:26 DUE TO JOB REQUEUE ***\nno python\n", True),
+        ("SIGTERM: x\n7 runs: 1 stopped\n", False),
+        ("", False),
+    ],
+)
+def test_a_job_that_was_cancelled_did_not_fail(
+    log: str, failed: bool, tools: Path, tmp_path: Path, call: Callable[..., SimpleNamespace]
+) -> None:
+    targets = plan(tmp_path)
+    with pytest.raises(Held):
+        slurm.execute(Launcher(name="slurm", batch_minutes=0.2), None, targets)
+    run = next(one for one in targets if state.read(one.workplace)["job"] == "2_0")
+    (tmp_path / "runs/.logs/slurm-2_0.log").write_text(log)
+    told = json.loads(call("stage=status", f"runs_dir={tmp_path}/runs", "status.json=true").out)
+    (one,) = [one for one in told if one["run"] == run.name]
+    gone = f"{slurm.GONE} (job 2_0); the same command submits it again"
+    assert one["state"] == ("failed" if failed else "stopped") and (failed or one["detail"] == gone)
+
+
 def of_8b(tmp_path: Path, *words: str) -> Run:
     return build(compose(["stage=sft", "expert=math", f"runs_dir={tmp_path}/runs", "sft.micro_batch_size=4", *words]))
 
@@ -224,9 +293,11 @@ def test_time_limits_are_read_as_sbatch_does(limit: str, seconds: float) -> None
     assert slurm.seconds_of(limit) == seconds
 
 
-@pytest.mark.parametrize("limit", ["", "soon", "1:x", "a-1"])
+@pytest.mark.parametrize("limit", ["", "soon", "1:x", "a-1", "1:00:00:00"])
 def test_what_is_no_time_limit_is_refused(limit: str) -> None:
-    with pytest.raises(PipelineError, match="is no time limit: write hours:minutes:seconds"):
+    with pytest.raises(
+        PipelineError, match="is not a time limit: write hours:minutes:seconds or days-hours, 24:00:00 or 2-12"
+    ):
         slurm.seconds_of(limit)
 
 
@@ -279,7 +350,7 @@ def test_a_log_that_cannot_be_written_fails_the_run_and_not_the_worker(
     worker.log_of(element_of(one)).mkdir(parents=True)
     assert task(one, other) == 1
     told = capfd.readouterr().err.splitlines()
-    assert told[-1] == "2 runs: failed, finished"
+    assert told[-1] == "2 runs: 1 failed, 1 finished"
     assert told[-2].startswith("data-x failed: Is a directory: ") and told[-2].endswith("; nothing was published")
     assert state.read(one.workplace)["last_line"].startswith("Is a directory: ")
 
@@ -335,7 +406,7 @@ def test_status_tells_of_each_run(tools: Path, tmp_path: Path, call: Callable[..
         make_once(waits, lambda *_: (_ for _ in ()).throw(SystemExit(75)))
     (tools / "queue").write_text("")
     shown = call("stage=status", f"runs_dir={runs_dir}").out
-    assert f"stopped: stopped; the same command goes on, stage=clean frees {waits.workplace}" in shown
+    assert f"stopped: it was asked to stop; the same command goes on, stage=clean frees {waits.workplace}" in shown
     state.write(waits.workplace, state="waiting", job="5_1")
     (tools / "squeue").write_text("#!/bin/sh\nexit 1\n")
     assert "waiting: job 5_1 by what was submitted; squeue does" in call("stage=status", f"runs_dir={runs_dir}").out

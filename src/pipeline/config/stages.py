@@ -83,7 +83,7 @@ class Launcher:
     partition: str | None = None  # sbatch --partition
     account: str | None = None  # sbatch --account
     qos: str | None = None  # sbatch --qos
-    gpus: int | None = knob(None, low=0)  # a job; null: what its runs ask for
+    gpus: int | None = knob(None, low=0)  # a job's at most; null: what its runs ask for
     time: str | None = None  # a job's limit, as sbatch takes it; null: the partition's
     memory: str | None = None  # a job's, as sbatch takes it, 64G
     setup: list[str] | None = None  # lines of bash before the program: module load, source activate

@@ -1,14 +1,29 @@
-"""Whether the disk has room for what a run will write: asked before the work."""
+"""Whether a run can be written where it is to be, and the disk has room for it: asked before the work."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryFile
 
 from pipeline.errors import PipelineError
 from pipeline.runs.run import Run
 
 SPARE_BYTES = 64 * 2**20  # logs, tables, W&B's files
+
+
+def check_writable(runs_dir: Path) -> None:
+    """Refuse a folder that takes no files; it is made where there is none."""
+    try:
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=runs_dir):
+            pass
+    except OSError as error:
+        raise PipelineError(
+            f"runs_dir={runs_dir} cannot be written ({error.strerror}): give another; people who share one need group "
+            "rights, chmod -R g+rwsX and umask 002"
+        ) from error
 
 
 def check_disk(run: Run, needs: Mapping[str, int]) -> None:

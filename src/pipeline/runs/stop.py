@@ -60,6 +60,23 @@ def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
             _listeners.remove(listener)
 
 
+@contextmanager
+def finishing() -> Iterator[None]:
+    """Inside, Ctrl-C and the signals of STOPPING wait: what was begun is finished, then they are heard."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    earlier = {number: signal.signal(number, lambda one, _: came.append(one)) for number in (*STOPPING, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
 def asked() -> str | None:
     """The name of the signal that asked this process to stop."""
     return _asked

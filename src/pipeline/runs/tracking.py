@@ -121,6 +121,9 @@ def open_run(folder: Path, tracking: Any, **described: Any) -> Iterator[Tracker]
         print(f"warning: W&B opened no run ({error}); {told}", file=sys.stderr)
         _forget_the_service()
         run = None
+    except BaseException:  # asked to stop meanwhile, with W&B's service, which would be missed at the end
+        _forget_the_service()
+        raise
     finally:
         sys.argv = words
     exit_code, tracker = 1, Tracker(run)

@@ -18,6 +18,7 @@ from pipeline.config.stages import EvalStage, RunStage, SelectStage, TrainStage
 from pipeline.errors import Held, PipelineError
 from pipeline.hub.addresses import without_credentials
 from pipeline.runs import stop
+from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished
 from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import read_manifest
@@ -84,6 +85,8 @@ def execute(targets: list[Run], before: Mapping[str, str] | None = None, aloud: 
     history = History(finished(runs[0].runs_dir) if runs else ())
     reasons, names = unfinished(runs), {run.hash: run.name for run in runs}
     left = [run for run in runs if run.hash in reasons]
+    if left:
+        check_writable(runs[0].runs_dir)
     refuse_without_gpus(left)
     failed: dict[str, str] = dict(before or {})
     held: dict[str, Held] = {}  # run hash -> who makes it

@@ -23,6 +23,7 @@ from pipeline.config.stages import EvalStage, Launcher, TrainStage
 from pipeline.errors import Held, PipelineError
 from pipeline.progress import EVERY, draw, say
 from pipeline.runs import state
+from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, runs_behind
@@ -133,6 +134,8 @@ class Round:
         self.history = History(finished(self.runs[0].runs_dir) if self.runs else ())
         reasons = unfinished(self.runs)
         self.left = {run.hash: run for run in self.runs if run.hash in reasons and run.name not in self.failed}
+        if self.left:
+            check_writable(self.runs[0].runs_dir)
         self.waiting = dict(self.left)
         self.tries: dict[str, int] = {}
         self.begun = len(self.runs) - len(self.left)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 from pipeline.errors import PipelineError
+
+GONE = "its job was cancelled, or ended before it came to this run"
 
 
 def in_queue() -> set[str]:
@@ -14,21 +17,30 @@ def in_queue() -> set[str]:
 
 
 def last_words(log: Path) -> str | None:
-    """The last line of a job's own log: why it ended before it came to a run, on a node without Python for one."""
+    """The last line of a job's own log: why it failed before it came to a run, on a node without Python for one.
+
+    None where it did not fail: it was cancelled or asked to stop before.
+    """
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+        lines = [
+            line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
+        ]
     except OSError:
         return None
-    return next((line.strip() for line in reversed(lines) if line.strip()), None)
+    cancelled = any("CANCELLED AT" in line and "REQUEUE" not in line for line in lines[-5:])
+    return None if cancelled or not lines or re.match(r"\d+ runs?: ", lines[-1]) else lines[-1]
 
 
 def slurm(*command: str) -> str:
-    """What a command of Slurm prints. PipelineError with its words where it refuses, or where there is none."""
+    """What a command of Slurm prints. PipelineError with its words where it refuses, or where there is none.
+
+    It is out of reach of a Ctrl-C: a job whose number is not heard would be nobody's.
+    """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, start_new_session=True)
     except FileNotFoundError as error:
         raise PipelineError(f"launcher=slurm needs {command[0]}, which is not here: use launcher=local") from error
     if done.returncode:
-        words = " ".join((done.stderr or done.stdout).split())
-        raise PipelineError(f"{command[0]} refused: {words}")
+        words = [re.sub(r"^\w+: (error: )?", "", line) for line in (done.stderr or done.stdout).splitlines()]
+        raise PipelineError(f"{command[0]} refused: {'; '.join(filter(None, words))}")
     return done.stdout

@@ -15,6 +15,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,16 +25,18 @@ from pipeline.config.stages import EvalStage, Launcher, TrainStage
 from pipeline.errors import Held, PipelineError
 from pipeline.files import ADDED_CONF
 from pipeline.runs import state
+from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished
 from pipeline.runs.lease import holder, leased
 from pipeline.runs.run import Run, runs_behind
+from pipeline.runs.stop import finishing
 from pipeline.study import plans
 from pipeline.study.bill import moved, shape_for
 from pipeline.study.element import element_of
 from pipeline.study.graph import ordered, unfinished
 from pipeline.study.history import History
 from pipeline.study.pool import sources
-from pipeline.study.queue import in_queue, last_words, slurm
+from pipeline.study.queue import GONE, in_queue, last_words, slurm
 from pipeline.study.worker import LOGS
 from pipeline.train.disk import written
 
@@ -76,6 +79,7 @@ def execute(
     missing = unfinished(runs)
     if not missing:
         return {}
+    check_writable(runs[0].runs_dir)
     folder = runs[0].runs_dir / FOLDER
     name = plans.name_of(targets)
     with leased(folder / "submitting", "submitting"):
@@ -86,8 +90,10 @@ def execute(
         if not left and not there:
             return failed
         submitted = submit(launcher, folder, name, runs, left, there, again)
-    waiting = len(missing) - len(failed)
-    told = f"{len(left)} runs submitted as {submitted} arrays, {waiting} in the queue or in work"
+    waiting = f"{len(missing) - len(failed)} in the queue or in work"
+    told = f"{some(len(left), 'run')} submitted as {some(submitted, 'array')}, {waiting}"
+    if not left:
+        told = f"{waiting}, as they were submitted (to change how, scancel them first)"
     held = Held(f"{told}; stage=status shows them, and the same command goes on when they are done")
     held.failed = failed
     raise held
@@ -103,7 +109,7 @@ def failures(runs: Sequence[Run], there: Mapping[str, str]) -> dict[str, str]:
             found[run.name] = f"its parent {blocked} failed"
         elif told.get("state") not in (None, "blocked") and run.hash not in there and not holder(run.workplace):
             words = told.get("last_line") or last_words(run.runs_dir / LOGS / f"slurm-{told.get('job')}.log")
-            found[run.name] = str(words or "its job ended before it was made")
+            found[run.name] = str(words or f"{GONE}: job {told.get('job')}")
     return found
 
 
@@ -122,32 +128,67 @@ def submit(
     again: Sequence[str] | None,
 ) -> int:  # fmt: skip
     """Submit arrays in the order of their levels; the plan says after each which job makes which run."""
-    jobs = dict(there)
+    jobs, new = dict(there), []
     arrays = arrays_of(left, launcher, largest_array() if left else 1)
-    for number, array in enumerate(arrays, start=1):
-        try:
-            job = submit_array(launcher, folder, name, array, jobs)
-        except PipelineError as error:
-            told = f"{number - 1} of {len(arrays)} arrays were submitted"
-            raise PipelineError(f"{error} ({told}; the same command submits the rest)") from error
-        jobs |= {run.hash: f"{job}_{index}" for index, task in enumerate(array.tasks) for run in task}
-        try:
-            plans.leave(name, runs, jobs)
-            for run in (run for task in array.tasks for run in task):
-                run.workplace.mkdir(parents=True, exist_ok=True)
-                state.write(run.workplace, name=run.name, stage=run.config.stage, state="waiting", job=jobs[run.hash])
-        except OSError:
-            slurm("scancel", job)  # what no plan knows of would be submitted again
-            raise
-        print(f"job {job}: level {array.level}, {len(array.tasks)} tasks, {sum(map(len, array.tasks))} runs, "
-              f"{array.resources.gpus} GPUs each", file=sys.stderr)  # fmt: skip
-    if again is not None and arrays:
-        ids = sorted({job.partition("_")[0] for job in jobs.values()})
-        words = [*again, "launcher.retry_failed=false"]
-        script = script_of(launcher, ["-m", "pipeline", *words], requeue=False)
-        options = ["--job-name", f"{name}-goes-on", "--dependency", "afterany:" + ":".join(ids)]
-        sbatch(launcher, folder, script, Resources(0, 1, int(EARLY)), options, "goes-on")
+    try:
+        for array in arrays:
+            with finishing():
+                new.append(submit_array(launcher, folder, name, array, jobs))
+                keep(name, runs, array, new[-1], jobs)
+            print(f"job {new[-1]}: level {array.level}, {some(len(array.tasks), 'task')}, "
+                  f"{some(sum(map(len, array.tasks)), 'run')}, {some(array.resources.gpus, 'GPU')} each",
+                  file=sys.stderr)  # fmt: skip
+        wait_for(new, runs, there, jobs)
+        if again is not None and arrays:
+            ids = sorted(set(map(array_of, jobs.values())))
+            words = [*again, "launcher.retry_failed=false"]
+            script = script_of(launcher, ["-m", "pipeline", *words], requeue=False)
+            options = ["--job-name", f"{name}-goes-on", "--dependency", "afterany:" + ":".join(ids)]
+            job = sbatch(launcher, folder, script, Resources(0, 1, int(EARLY)), options, "goes-on")
+            print(f"job {job}: the same command, when these are done", file=sys.stderr)
+    except PipelineError as error:
+        told = f"{len(new)} of {len(arrays)} arrays were submitted"
+        then = "the same command submits the rest once that is changed or, where it is a limit, later"
+        raise PipelineError(f"{error} ({told}; {then})") from error
+    except (KeyboardInterrupt, SystemExit):
+        print(f"jobs in the queue stay there: {', '.join(new) or 'none was submitted'}", file=sys.stderr)
+        raise
     return len(arrays)
+
+
+def keep(name: str, runs: Sequence[Run], array: Array, job: str, jobs: dict[str, str]) -> None:
+    """Write down which task of a job makes which run; cancel it where that cannot be written."""
+    jobs |= {run.hash: f"{job}_{index}" for index, task in enumerate(array.tasks) for run in task}
+    try:
+        plans.leave(name, runs, jobs)
+        for run in (run for task in array.tasks for run in task):
+            run.workplace.mkdir(parents=True, exist_ok=True)
+            state.write(run.workplace, name=run.name, stage=run.config.stage, state="waiting", job=jobs[run.hash])
+    except OSError:
+        slurm("scancel", job)  # what no plan knows of would be submitted again
+        raise
+
+
+def wait_for(new: Sequence[str], runs: Sequence[Run], there: Mapping[str, str], jobs: Mapping[str, str]) -> None:
+    """Let arrays that were in the queue before wait for parents that were submitted again; those that run look
+    themselves whether their parents are finished."""
+    parents: dict[str, set[str]] = defaultdict(set)
+    for run in runs:
+        if run.hash in there:
+            behind = (jobs[one.hash] for one in runs_behind(run.parents) if one.hash in jobs)
+            parents[array_of(there[run.hash])] |= set(map(array_of, behind))
+    for array, ids in parents.items():
+        if ids & set(new):
+            with suppress(PipelineError):
+                slurm("scontrol", "update", f"JobId={array}", f"Dependency=afterany:{':'.join(sorted(ids))}")
+
+
+def array_of(job: str) -> str:
+    return job.partition("_")[0]
+
+
+def some(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def arrays_of(runs: Sequence[Run], launcher: Launcher, largest: int) -> list[Array]:
@@ -226,8 +267,9 @@ def seconds_of(limit: str) -> float:
     """Of a limit as sbatch takes it: minutes[:seconds], hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
     days, dash, rest = limit.rpartition("-")
     parts = [float(part) for part in rest.split(":") if re.fullmatch(r"\d+", part)]
-    if not parts or len(parts) != len(rest.split(":")) or (dash and not days.isdigit()):
-        raise PipelineError(f"launcher.time={limit} is no time limit: write hours:minutes:seconds, 24:00:00")
+    if not 1 <= len(parts) <= 3 or len(parts) != len(rest.split(":")) or (dash and not days.isdigit()):
+        written = "hours:minutes:seconds or days-hours, 24:00:00 or 2-12"
+        raise PipelineError(f"launcher.time={limit} is not a time limit: write {written}")
     units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
     return 86400 * float(days or 0) + sum(part * unit for part, unit in zip(parts, units, strict=False))
 
@@ -250,7 +292,7 @@ def submit_array(launcher: Launcher, folder: Path, name: str, array: Array, jobs
                if one.hash in jobs}  # fmt: skip
     options = ["--array", f"0-{len(lines) - 1}", "--job-name", f"{name}-{array.level}", "--requeue"]
     if parents:
-        options += ["--dependency", "afterany:" + ":".join(sorted({job.partition("_")[0] for job in parents}))]
+        options += ["--dependency", "afterany:" + ":".join(sorted(set(map(array_of, parents))))]
     script = script_of(launcher, ["-m", "pipeline.study.worker", str(file.resolve())])
     return sbatch(launcher, folder, script, array.resources, options, "%A_%a")
 
@@ -269,15 +311,27 @@ def sbatch(
     given = [f"--{key}={value}" for key, value in asked.items() if value is not None]
     file = folder / f"job-{time.time_ns()}.sh"
     file.write_text(script, encoding="utf-8")
-    told = slurm("sbatch", "--parsable", *given, *options, *(launcher.options or []), str(file))
+    try:
+        told = slurm("sbatch", "--parsable", *given, *options, *(launcher.options or []), str(file))
+    except PipelineError as error:
+        knobs = {f"launcher.{key}": getattr(launcher, key) for key in ("partition", "account", "qos", "time", "memory")}
+        words = [f"{knob}={value}" for knob, value in knobs.items() if value is not None]
+        words += [some(resources.gpus, "GPU"), *([some(resources.cpus, "core")] if resources.cpus else [])]
+        raise PipelineError(f"{error}; asked for: {', '.join([*words, *(launcher.options or [])])}") from error
     return told.strip().partition(";")[0]
 
 
 def script_of(launcher: Launcher, command: Sequence[str], requeue: bool = True) -> str:
-    """What a job runs. Status 75 asks for the job again, unless Slurm itself ended it and knows what is next."""
+    """What a job runs. Status 75 asks for the job again, unless Slurm itself ended it and knows what is next.
+
+    A line of launcher.setup that fails ends the job: its run would be made in another environment than was asked for.
+    """
     python = "python" if launcher.wrap else shlex.quote(sys.executable)
     started = " ".join(part for part in (launcher.wrap, python, shlex.join(command)) if part)
-    lines = ["#!/bin/bash", *(launcher.setup or [])]
+    lines = ["#!/bin/bash"]
+    if launcher.setup:
+        lines += ["trap 'echo \"launcher.setup ended the job at: $BASH_COMMAND\" >&2; exit 1' EXIT", "set -e"]
+        lines += [*launcher.setup, "set +e", "trap - EXIT"]
     lines += [f"export {ADDED_CONF}={shlex.quote(os.environ[ADDED_CONF])}"] if ADDED_CONF in os.environ else []
     lines += [f"export HF_HOME={launcher.hf_home}"] if launcher.hf_home else []
     lines += [f'export TMPDIR={launcher.scratch}; mkdir -p "$TMPDIR"'] if launcher.scratch else []

@@ -26,7 +26,7 @@ from pipeline.runs.folders import DIGITS, finished, folder_name, label_in
 from pipeline.runs.lease import holder, left
 from pipeline.runs.manifest import Manifest
 from pipeline.study import plans
-from pipeline.study.queue import in_queue, last_words
+from pipeline.study.queue import GONE, in_queue, last_words
 from pipeline.study.stages import RUN_STAGES
 from pipeline.study.worker import LOGS
 
@@ -52,6 +52,8 @@ class RunStatus:
 def show_status(config: StatusStage) -> str:
     """All of them as a table in text, or as JSON."""
     runs_dir = Path(config.runs_dir)
+    if not runs_dir.is_dir():
+        raise PipelineError(f"runs_dir={runs_dir} is not there: no run was made in it yet, or give another")
     found = statuses(runs_dir)
     if config.status.json:
         return json.dumps([asdict(one) for one in found], indent=1)
@@ -87,9 +89,11 @@ def of_finished(manifest: Manifest) -> RunStatus:
     row = RUN_STAGES.get(manifest.stage)
     stale = row is not None and version != row.version
     begun = manifest.started[: len("2026-01-01T00:00")].replace("T", " ")
-    detail = f"by version {version} of the stage, now {row.version}" if row and stale else begun
+    detail = f"by version {version} of the stage, now {row.version}" if row and stale else f"began {begun}"
     made = manifest.seconds, manifest.attempt
     score = main_score(manifest.facts.get("scores") or {})
+    if score and (split := manifest.config.get("eval", {}).get("split", "test")) != "test":
+        score += f" ({split})"
     return RunStatus(manifest.name, manifest.stage, "finished", detail, manifest.hash, *made, score=score)
 
 
@@ -141,6 +145,8 @@ def of_unfinished(
     elif told.get("state") == "waiting" and (words := last_words(own := runs_dir / LOGS / f"slurm-{job}.log")):
         one.state, one.detail = "failed", f"job {job} ended before it began: {words}; {own}"
         failed[run_hash] = name
+    elif told.get("state") == "waiting":
+        one.state, one.detail = "stopped", f"{GONE} (job {job}); the same command submits it again"
     elif workplace.is_dir():
         one.state, one.detail = "stopped", unpublished(workplace, told)
     if (row := RUN_STAGES.get(stage)) and plan.get("version") not in (None, row.version):
@@ -160,8 +166,7 @@ def progress(one: RunStatus, told: dict[str, Any]) -> str:
 def unpublished(workplace: Path, told: dict[str, Any]) -> str:
     """Why work was not published, and what to do."""
     record = resume.read(left(workplace))
-    why = (
-        "its job or process ended" if told.get("state") in ("running", "waiting") else told.get("state", "left behind")
-    )
+    ended = {"running": "its job or process ended", "stopped": "it was asked to stop"}
+    why = ended.get(told.get("state", ""), "it was left behind")
     where = f", resume point after step {record['step']}" if record else ""
     return f"{why}{where}; the same command goes on, stage=clean frees {workplace}"

@@ -20,6 +20,7 @@ import ctypes
 import json
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -137,7 +138,8 @@ def of_array(file: Path) -> int:
                 ended.append(of_task(element))
                 if ended[-1] == "stopped":
                     break
-    print(f"{len(told['elements'])} runs: {', '.join(ended)}", file=sys.stderr)
+    counts = ", ".join(f"{count} {how}" for how, count in Counter(ended).items())
+    print(f"{len(told['elements'])} runs: {counts}", file=sys.stderr)
     if not {"stopped", "held"} & set(ended):
         return int("failed" in ended)
     reason = of_no_use([workplace_of(element) for element in told["elements"]], told["requeues"])
@@ -153,7 +155,7 @@ def of_task(element: Element) -> str:
     if restarts and before.get("state") == "failed" and before.get("job") == job():
         return "failed"  # in an earlier turn of this task
     with suppress(OSError, subprocess.TimeoutExpired):  # job names are run names
-        name = ["scontrol", "update", f"JobId={os.environ['SLURM_JOB_ID']}", f"JobName={element['label']}"]
+        name = ["scontrol", "update", f"JobId={job()}", f"JobName={element['label']}"]
         subprocess.run(name, capture_output=True, timeout=60)
     waits = [parent for parent in element["parents"].values() if not_finished(parent, element)]
     failed = [one for one in waits if not to_come(parent_place(element, one))]
