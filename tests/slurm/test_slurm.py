@@ -340,6 +340,13 @@ def test_a_long_plan_is_cut_at_the_largest_array(cluster: Cluster, training: lis
         trainings = [line for line in tasks if "level 1" in line]
         assert [line.split(", ")[1] for line in trainings] == ["4 tasks", "2 tasks"]
         assert len(cluster.jobs()) >= 7
+        # the arrays wait for the data set that is submitted again in the place of a cancelled one
+        cluster.run("scancel", tasks[0].split()[1].rstrip(":"))
+        done = subprocess.run(command, env=cluster.environment, capture_output=True, text=True)
+        (again,) = [line.split()[1].rstrip(":") for line in done.stderr.splitlines() if line.startswith("job ")]
+        for line in trainings:
+            awaited = cluster.run("squeue", "-h", "-j", line.split()[1].rstrip(":"), "-o", "%E").split()
+            assert awaited and all(f"afterany:{again}" in one for one in awaited), awaited
     finally:
         cluster.run("scancel", "--me", status=None)
 
