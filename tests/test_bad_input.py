@@ -51,8 +51,9 @@ def lay(root: Path, text: str | bytes | None) -> str:
         ("", "train.jsonl is empty: it must hold one JSON object a line"),
         ("\n\n", "source orca_math has no"),
         (b"\xff\xfe\x00", "train.jsonl is not readable as UTF-8 text"),
-        ('{"question": "1 + 1?", "ans', "train.jsonl is not JSON, one object a line"),
-        ("[1, 2]\n", "train.jsonl is not JSON, one object a line"),
+        ('{"question": "1 + 1?", "ans', "train.jsonl, line 1 is not JSON (Unterminated string starting at)"),
+        (f'{ROW}\n{ROW}{{"question": "1 + 1?"\n', "train.jsonl, line 4 is not JSON (Expecting ',' delimiter)"),
+        (f"{ROW}[1, 2]\n", "train.jsonl, line 2 is a list: write one object a line"),
         ('{"q": "1 + 1?", "a": "2"}\n', "source orca_math has no column question, answer: it has q, a;"),
         ('{"question": "1 + 1?", "answer": " "}\n', "ask for"),
     ],
@@ -360,6 +361,22 @@ def test_prefetch_where_the_hub_is_not_reached(call: Callable[..., SimpleNamespa
     refused(
         call("stage=prefetch", "table=real_smoke", f"runs_dir={tmp_path}"), "cannot be reached: run stage=prefetch on"
     )
+
+
+@pytest.mark.parametrize(
+    ("language", "expected"),
+    [
+        ("qaz", "languages=[qaz] is unknown, data_root={world} has none of it: did you mean qac or qab or qaa?"),
+        ("sw", "data_root={world} has no mgsm/sw/test.jsonl: put it there"),
+    ],
+)
+def test_a_language_that_the_data_has_not_is_refused_before_a_run_is_begun(
+    language: str, expected: str, call: Callable[..., SimpleNamespace], world: Path, base: Path, tmp_path: Path
+) -> None:
+    words = ["stage=eval", "eval=mgsm_0shot", f"checkpoint={base}", f"data_root={world}", f"languages=[{language}]"]
+    told = call(*words, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled")
+    refused(told, expected.format(world=world))
+    assert "[1/1]" not in told.err and not (tmp_path / "runs").exists()
 
 
 def test_a_checkpoint_without_weights(call: Callable[..., SimpleNamespace], world: Path, tmp_path: Path) -> None:

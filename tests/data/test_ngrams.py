@@ -160,6 +160,6 @@ def test_benchmarks_of_a_folder_are_all_languages_without_exemplars(tmp_path: Pa
 @pytest.mark.parametrize("line", ["not json", '{"answer": 1}', '{"question": null}', "[]"])
 def test_a_benchmark_that_cannot_be_read_is_named(line: str, tmp_path: Path) -> None:
     (tmp_path / "mgsm/sw").mkdir(parents=True)
-    (tmp_path / "mgsm/sw/test.jsonl").write_text(line + "\n")
-    with pytest.raises(PipelineError, match="mgsm/sw/test.jsonl cannot be compared with"):
+    (tmp_path / "mgsm/sw/test.jsonl").write_text(f'{{"question": "1 + 1?"}}\n\n{line}\n')
+    with pytest.raises(PipelineError, match="mgsm/sw/test.jsonl, line 3 cannot be compared with"):
         known(13, tmp_path, None)

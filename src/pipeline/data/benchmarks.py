@@ -121,13 +121,16 @@ def texts_of(name: str, row: Row) -> Iterator[tuple[str, str]]:
 def of_folder(root: Path) -> Iterator[tuple[str, str]]:
     for name, paths in scored(root).items():
         for path in paths:
+            number = 0
             try:
                 with open(path, encoding="utf-8") as lines:
-                    for line in filter(str.strip, lines):
-                        yield from texts_of(name, json.loads(line)) if path.suffix == ".jsonl" else [(name, line)]
+                    for number, line in enumerate(lines, start=1):  # noqa: B007
+                        if line.strip():
+                            yield from texts_of(name, json.loads(line)) if path.suffix == ".jsonl" else [(name, line)]
             except (ValueError, KeyError, TypeError) as error:
+                problem = f"{type(error).__name__} {getattr(error, 'msg', error)}"
                 raise PipelineError(
-                    f"{path} cannot be compared with ({type(error).__name__} {error}): give the hub's {name}"
+                    f"{path}, line {number} cannot be compared with ({problem}): give the hub's {name}"
                 ) from error
 
 

@@ -209,15 +209,17 @@ def _json_rows(path: Path, keep: Iterator[int] | None) -> Iterator[Row]:
                 if keep is not None and index != next_kept:
                     continue
                 next_kept = next(keep, None) if keep is not None else None
-                row = json.loads(line)
+                try:
+                    row = json.loads(line)
+                except ValueError as error:
+                    problem = f"line {number} is not JSON ({getattr(error, 'msg', error)})"
+                    raise PipelineError(f"{path}, {problem}: write one object a line") from error
                 if not isinstance(row, dict):
-                    raise ValueError(f"line {number} is a {type(row).__name__}")
+                    raise PipelineError(f"{path}, line {number} is a {type(row).__name__}: write one object a line")
                 names = names or dict.fromkeys(row)
                 yield {**names, **row}
     except UnicodeDecodeError as error:
         raise PipelineError(f"{path} is not readable as UTF-8 text: {error}") from error
-    except ValueError as error:
-        raise PipelineError(f"{path} is not JSON, one object a line: {error}") from error
 
 
 def local_file(source: Source, data_root: Path) -> Path:

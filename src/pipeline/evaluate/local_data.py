@@ -23,10 +23,9 @@ def lines_of(file: Path) -> list[tuple[int, str]]:
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
-        raise Missing(
-            f"data_root has no readable {file}: put it there, point data_root elsewhere, "
-            f"or leave the task or language out"
-        ) from error
+        root, remedy = file.parents[2], "put it there, point data_root elsewhere, or leave the task or language out"
+        why = "" if isinstance(error, FileNotFoundError) else f" that can be read ({error.strerror})"
+        raise Missing(f"data_root={root} has no {file.relative_to(root)}{why}: {remedy}") from error
     except UnicodeDecodeError as error:
         raise PipelineError(f"{file} is not UTF-8: write it again in UTF-8") from error
     # splitlines also splits at U+2028, which JSON allows

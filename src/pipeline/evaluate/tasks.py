@@ -22,8 +22,9 @@ from typing import Protocol
 
 import yaml
 
-from pipeline.data.benchmark_files import place
-from pipeline.errors import PipelineError
+from pipeline.data.benchmark_files import BENCHMARKS, place
+from pipeline.data.benchmark_files import files as files_of
+from pipeline.errors import PipelineError, meant
 from pipeline.evaluate.local_data import Missing, Row, check_worked, joined, rows_of, sentences
 from pipeline.languages import Language, language, own
 
@@ -128,12 +129,21 @@ def task_definitions(
             room = (max_gen_toks_of or {}).get(one.code, max_gen_toks)
             ask = Ask(asked.task, one, asked.num_fewshot, data_root, split, room, run_code, folder, exemplars, options)
             try:
+                if data_root and one.constructed:
+                    refuse_unspoken(data_root, one.code)
                 found += _TASKS[asked.task](ask)
             except Missing as error:
                 if not asked.where_possible or left_out is None:
                     raise
                 left_out.append(LeftOut(asked.task, one.code, asked.num_fewshot, str(error)))
     return found
+
+
+def refuse_unspoken(data_root: Path, code: str) -> None:
+    """Any private-use code is a constructed language, but not one of a data_root that has nothing in it."""
+    if not any(files_of(data_root, benchmark, code) for benchmark in BENCHMARKS):
+        spoken = sorted({path.parent.name for benchmark in BENCHMARKS for path in files_of(data_root, benchmark)})
+        raise Missing(f"languages=[{code}] is unknown, data_root={data_root} has none of it: {meant(code, spoken)}")
 
 
 # ------------------------------------------------------------------------------------------------- the tasks
@@ -147,11 +157,11 @@ def _mgsm(ask: Ask) -> list[Definition]:
     if ask.data_root:
         columns = {"question": str, "answer_number": int}
         train, test = local_files(ask, "mgsm", "train", "test" if ask.split == "test" else "dev")
+        rows_of(test, columns | {"answer": type(None)})
         exemplars = rows_of(train, columns | {"answer": str})
         enough(ask, ask.task, len(exemplars), train)
         if ask.task == "mgsm":
             check_worked(train, exemplars, yaml.safe_load(theirs.read_text()))
-        rows_of(test, columns | {"answer": type(None)})
         read_from(body, train=train, test=test)
     if ask.exemplars == "random":
         body["fewshot_config"] = {"sampler": "default"}
@@ -178,8 +188,8 @@ def _global_mmlu(ask: Ask) -> list[Definition]:
     if ask.data_root:
         dev, test = local_files(ask, "global_mmlu", "dev", "test" if ask.split == "test" else "development")
         names = ("subject", "question", "option_a", "option_b", "option_c", "option_d")
-        exemplars, rows = (
-            rows_of(file, dict.fromkeys(names, str), {"answer": ("A", "B", "C", "D")}) for file in (dev, test)
+        rows, exemplars = (
+            rows_of(file, dict.fromkeys(names, str), {"answer": ("A", "B", "C", "D")}) for file in (test, dev)
         )
         shots = Counter(row["subject"] for row in exemplars)
         for subject in dict.fromkeys(row["subject"] for row in rows):

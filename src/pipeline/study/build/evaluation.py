@@ -33,8 +33,9 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
         parents = {"checkpoint": resolver.model(config.checkpoint, "checkpoint")}
         label = label_of(parents["checkpoint"])
     name, each = config.eval.name, scoring_runs(config)
-    if len(each) > 1:
+    if len(each) > 1 or not resolver.known:  # those of a table are checked when they are made
         refuse_early(config, resolver)
+    if len(each) > 1:
         known = named(config, parents)
         scored: dict[str, Parent] = {role: resolver.run(one, known) for role, one in each.items()}
         return config, f"eval-{name}-{label}", parents | scored
