@@ -35,7 +35,19 @@ def test_units_rates_and_times() -> None:
     assert amounts(1.5e9, 16.06e9, "byte") == "1.5/16.1 GB" and amounts(0, 6.5e6, "byte") == "0.0/6.5 MB"
     assert [speed(rate, "step") for rate in (4277.4, 5.52, 0.125)] == ["4,277 steps/s", "5.5 steps/s", "8.0 s a step"]
     assert speed(2e9, "byte") == "2.0 GB/s"
-    assert [duration(seconds) for seconds in (8, 720, 18_720)] == ["8 s", "12 min", "5.2 h"]
+    assert [duration(seconds) for seconds in (8, 59.4, 59.6, 69, 187)] == [
+        "8 s",
+        "59 s",
+        "1:00 min",
+        "1:09 min",
+        "3:07 min",
+    ]
+    assert [duration(seconds) for seconds in (720, 3599.7, 3900, 90_000)] == [
+        "12:00 min",
+        "1:00 h",
+        "1:05 h",
+        "25:00 h",
+    ]
 
 
 def test_the_time_left_is_that_of_the_work_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,9 @@ def scale(count: float) -> tuple[float, str]:
 
 
 def duration(seconds: float) -> str:
-    """`8 s`, `12 min`, `5.2 h`."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    """`45 s`, `3:07 min`, `1:05 h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    more, unit = (whole, "min") if whole < 3600 else (round(seconds / 60), "h")
+    return f"{more // 60}:{more % 60:02} {unit}"
