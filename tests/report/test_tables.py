@@ -10,7 +10,8 @@ from made_up_report import made_up, score, write_eval
 
 from pipeline.errors import PipelineError
 from pipeline.report.beside import SHARES, beside
-from pipeline.report.contents import CellResult, FailedRun, Results
+from pipeline.report.cells import cells_markdown
+from pipeline.report.contents import CellResult, FailedRun, Results, TableCell
 from pipeline.report.scores import load, read_all
 from pipeline.report.tables import tabulate
 from pipeline.report.write import write_report
@@ -201,3 +202,22 @@ def test_unlike_ways_of_scoring_never_share_a_table(tmp_path, how):
         PipelineError, match=f"eval.{next(iter(how))}={next(iter(how.values()))}.* were not scored alike"
     ):
         write_report(two_seeds, tmp_path / "report")
+
+
+@pytest.mark.parametrize(
+    ("cell", "shown", "note"),
+    [
+        (TableCell("a", "b", 45.2), "45.2", []),
+        (TableCell("a", "b", 45.2, n=9), "45.2 (9)", ["In round brackets how many numbers a cell is made of."]),
+        (TableCell("a", "b", 45.2, published=44.8), "45.2 [44.8]", ["In square brackets what the paper prints."]),
+        (
+            TableCell("a", "b", 45.2, n=9, published=44.8),
+            "45.2 (9) [44.8]",
+            ["In round brackets how many numbers a cell is made of, in square brackets what the paper prints."],
+        ),
+    ],
+)
+def test_a_note_on_brackets_stands_where_cells_have_them(cell, shown, note):
+    made = results([], [], [], [], table_rows=["a"], table_columns=["b"], table_cells=[cell])
+    lines = cells_markdown(made).splitlines()
+    assert lines[4] == f"| a | {shown} |" and [line for line in lines[5:] if line] == note

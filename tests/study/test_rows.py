@@ -89,6 +89,7 @@ def test_the_cells_of_a_small_table() -> None:
 def test_the_best_is_one_choice_for_all_that_is_pooled() -> None:
     made = plan(TABLE)
     assert len(made.choices) == 2  # one a language, which the row fixes
+    assert sorted(key.rpartition(" in=")[2] for key in made.choices) == ["sw", "te"]
     choice = made.choices[made.cells["sw.avg", "best"].items[0].choice or ""]
     assert choice.axes == ("b",) and choice.at == {"language": "sw"}
     pairs = [(m, n) for m in (1, 2) for n in (1, 2)]

@@ -60,16 +60,18 @@ def cells_markdown(results: Results) -> str:
     columns = results.table_columns
     lines = [f"# {plain(results.title)}", "", *([plain(results.note), ""] if results.note else [])]
     lines += [markdown_line(["", *columns]), "|---|" + "---:|" * len(columns)]
-    lines += [
-        markdown_line([row, *(cell_text(cells.get((row, column))) for column in columns)]) for row in results.table_rows
-    ]
-    lines += ["", "In round brackets how many numbers a cell is made of, in square ones what the paper prints."]
+    rows = [[row, *(cell_text(cells.get((row, column))) for column in columns)] for row in results.table_rows]
+    lines += [*map(markdown_line, rows), ""]
+    texts = " ".join(text for _, *row in rows for text in row)
+    brackets = ["round brackets how many numbers a cell is made of"] if "(" in texts else []
+    brackets += ["square brackets what the paper prints"] if "[" in texts else []
+    lines += [f"In {', in '.join(brackets)}.", ""] if brackets else []
     for key, choice in results.choices.items():
         lines += [f"- {plain(key)}: {chosen_text(choice)}"]
     reasons = {cell.missing: cell for cell in results.table_cells if cell.missing}
     lines += [f"- {one.row}, {one.column} {MISSING} {plain(reason)}" for reason, one in reasons.items()]
     lines += [f"- failed: {run.name}: {plain(run.reason)}" for run in results.failed]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def chosen_text(choice: dict[str, Any]) -> str:

@@ -220,7 +220,8 @@ class Expansion:
         alone = {axis: next(iter(values)) for axis, values in specs.axes.items() if len(values) == 1}
         fixed = {**alone, **place.at, **{axis: at[axis] for axis in place.each if axis in at}, **place.by.at}
         fixed = {axis: fixed[axis] for axis in specs.axes if axis in fixed and axis in mine}
-        told = [f"{axis}={value}" for axis, value in fixed.items()] + [f"{key}={value}" for key, value in words.items()]
+        told = [f"{axis}={value}" for axis, value in fixed.items()]
+        told += [f"{key}={self.said(place, value, fixed)}" for key, value in words.items()]
         key = " ".join(["best", "+".join(best), "of", run, *told])
         if key not in self.found.choices:
             pooled = [axis for axis in specs.axes if axis in mine and axis not in fixed and axis not in best]
@@ -234,6 +235,13 @@ class Expansion:
                 candidates[tuple(one.values())] = tuple(scores)
             self.found.choices[key] = Choice(key, run, best, fixed, candidates)
         return self.found.choices[key]
+
+    def said(self, place: Place, value: Any, fixed: At) -> str:
+        """A word of a choice, filled; all that it comes to where it names axes that the choice is pooled over."""
+        left = [axis for axis in self.names(place, value) if axis not in fixed]
+        return ",".join(
+            dict.fromkeys(str(self.specs.fill(value, {**fixed, **one})) for one in self.specs.product(left))
+        )
 
     def chosen(self, choice: Choice, run: str, at: At, models: dict[Candidate, str]) -> str:
         mine = [axis for axis in self.specs.axes_of(run) if axis not in choice.axes]
