@@ -158,17 +158,19 @@ REFUSED = {
     "stage=table redo=true": "unknown key redo: there are",
     "stage=plan seed=1": "unknown key seed: there are",
     # a wrong type
-    SFT + "sft.learning_rate=fast": "sft.learning_rate=fast: Value 'fast' of type 'str' could not be",
-    SFT + "seed=1.5": "seed=1.5: Value '1.5' of type 'float' could not be converted to Integer",
+    SFT + "sft.learning_rate=fast": "sft.learning_rate must be a number, got 'fast'",
+    SFT + "seed=1.5": "seed must be a whole number, got 1.5",
     SFT + "seed=null": "seed=null: give a value, there is no meaning to null here",
-    SFT + "sft.steps=": "sft.steps=: Value '' of type 'str' could not be converted to Integer",
-    SFT + "deterministic=maybe": "deterministic=maybe: Value 'maybe' is not a valid bool",
+    SFT + "sft.steps=": "sft.steps must be a whole number, got ''",
+    SFT + "sft.epochs=many": "error: sft.epochs must be a whole number, got 'many'\n",
+    SFT + "sft.separator=[1]": "sft.separator must be text, got [1]",
+    SFT + "deterministic=maybe": "deterministic must be true or false, got 'maybe'",
     SFT + "model.architecture=3": "model.architecture=3: Cannot assign int to Dict",
     SFT + "sft.separator=${foo}": "sft.separator=${foo}: Interpolation key 'foo' not found",
     "stage=data expert=sandbox expert.world=3": "expert.world=3: it holds keys of its own, give expert.world.KEY=...",
     EVAL + "languages=en": "languages=en: write a list, languages=[en]",
     SOUP + "merge.experts=a": "merge.experts=a: write a list, merge.experts=[a]",
-    "every.seed=a": "sandbox.yaml, run 'world': seed=a: Value 'a' of type 'str' could not be",
+    "every.seed=a": "sandbox.yaml, run 'world': seed must be a whole number, got 'a'",
     # a wrong value
     SFT + "sft.learning_rate=nan": "sft.learning_rate must be a finite number, got nan",
     SFT + "sft.learning_rate=inf": "sft.learning_rate must be a finite number, got inf",
@@ -188,11 +190,12 @@ REFUSED = {
     "stage=select select=unreasonable checkpoints=[a]": "checkpoints=a is no finished run of runs",
     "stage=select select=unreasonable checkpoints=[a@3]": "checkpoints=a is no finished run of runs",
     "stage=select select=unreasonable checkpoints=[a] select.place=0": "select.place must be at least 1, got 0",
-    "stage=clean clean.dry_run=maybe": "clean.dry_run=maybe: Value 'maybe' is not a valid bool",
+    "stage=clean clean.dry_run=maybe": "clean.dry_run must be true or false, got 'maybe'",
     "stage=clean redo=true": "unknown key redo",
     SFT + "sft.snapshot_every=0": "sft.snapshot_every must be at least 1, got 0",
     SFT + "sft.stall_minutes=0": "sft.stall_minutes must be above 0, got 0",
     "stage=merge merge=layer_swap merge.math=a": "stage=merge needs merge.language: give merge.language=RUN",
+    "stage=merge merge=layer_swap": "needs merge.language and merge.math: give merge.language=RUN merge.math=RUN",
     SOUP: "stage=merge needs merge.experts: give merge.experts=[RUN,RUN]",
     EVAL: "checkpoint=x is no finished run of runs; there are none",
     "stage=eval eval=mgsm_2shot checkpoint=": "checkpoint is empty: give checkpoint=RUN",
@@ -205,6 +208,9 @@ REFUSED = {
     "stage=data expert=math data_root=/no/where": "data_root=/no/where is not a folder",
     # no key=value at all
     "expert": "'expert' is no override: write key=value",
+    "launcher.options=[--constraint=a100,-x]": "an = inside brackets stands in quotes of its own, "
+    "'launcher.options=[\"--constraint=a100\",-x]'",
+    "launcher.options=[--a=b": "'launcher.options=[--a=b' is no override: write key=value",
     "a=[": "'a=[' is no override: write key=value",
     SFT + "~seed": "'~seed' takes a key away, and each has a meaning: give seed=value",
     "~stage": "'~stage' takes a key away",
@@ -330,8 +336,10 @@ def test_a_folder_of_options_of_ones_own(own: Path, tmp_path: Path) -> None:
 def test_a_folder_that_would_be_misread_is_refused(own: Path, tmp_path: Path, call: Any) -> None:
     asked = [f"--config-dir={own}", "stage=plan"]
     assert call("--config-dir=nowhere", "stage=plan").err == (
-        "error: --config-dir=nowhere is no folder: give one with recipe/mine.yaml, tables/mine.yaml ...\n"
+        "error: --config-dir=nowhere is not there: give a folder with options of yours, such as recipe/mine.yaml or "
+        "tables/mine.yaml in it\n"
     )
+    assert "pyproject.toml is a file and no folder" in call(f"--config-dir={conf.folder().parent}/pyproject.toml").err
     assert "--config-dir needs a folder" in call("stage=plan", "--config-dir").err
     (own / "table").mkdir()
     assert "table/ is no group of options: did you mean tables/?" in call(*asked).err
@@ -339,6 +347,12 @@ def test_a_folder_that_would_be_misread_is_refused(own: Path, tmp_path: Path, ca
     (own / "model/sandbox.yaml").write_text("name: sandbox\n")
     assert "model=sandbox is there already: call yours otherwise" in call(*asked).err
     assert conf.folders() == [conf.folder()]
+
+
+def test_a_table_of_another_kind_of_file_is_refused_by_its_name(call: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"question": "1"}\n{"question": "2"}\n')
+    refused = call("stage=report", f"table={tmp_path}/mine.jsonl").err
+    assert refused.endswith("mine.jsonl is no table: one is a .yaml file, or the .zip that stage=export wrote\n")
 
 
 def test_a_sweep_over_tables_composes_inside_its_jobs(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:

@@ -60,3 +60,14 @@ def test_a_model_on_the_hub_or_in_a_folder(tmp_path: Path) -> None:
     assert find(str(folder), tmp_path, "model.path").hash != was.hash
     run = build(compose(["stage=eval", "eval=mgsm_2shot", f"checkpoint='{folder}'", f"runs_dir={tmp_path}"]))  # type: ignore[arg-type]
     assert run.name.startswith("eval-mgsm_2shot-my-model-1") and why_not_finished(run) == "never made"
+
+
+def test_a_path_below_a_folder_that_is_there_is_no_model_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(PipelineError, match="name a finished run, or a folder with a model$"):
+        find("runs/nothing", tmp_path / "runs", "merge.language")
+    with pytest.raises(PipelineError, match="or hub:org/nothing for a model on the Hub$"):
+        find("org/nothing", tmp_path / "runs", "merge.language")

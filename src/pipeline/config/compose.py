@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -139,9 +140,10 @@ def to_stage(config: DictConfig) -> Stage:
     refuse_strays(config)
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
-        runs = missing[0] in ("run", "checkpoint", "merge.math", "merge.language", "merge.expert", "model.path")
-        value = "RUN" if runs else "[RUN,RUN]" if missing[0] in ("merge.experts", "checkpoints") else "..."
-        raise PipelineError(f"stage={config.stage} needs {missing[0]}: give {missing[0]}={value}")
+        runs = ("run", "checkpoint", "merge.math", "merge.language", "merge.expert", "model.path")
+        example = {**dict.fromkeys(runs, "RUN"), **dict.fromkeys(("merge.experts", "checkpoints"), "[RUN,RUN]")}
+        given = " ".join(f"{key}={example.get(key, '...')}" for key in missing)
+        raise PipelineError(f"stage={config.stage} needs {' and '.join(missing)}: give {given}")
     try:
         stage: Any = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
@@ -198,6 +200,12 @@ def parse(word: str, several: bool = False) -> Override:
     try:
         override = OverridesParser.create().parse_override(word)
     except HydraException as error:
+        key, _, value = word.partition("=")
+        quoted = re.sub(r"""[^][{},:\s"']*=[^][{},\s"']*""", r'"\g<0>"', value)
+        if value[:1] in ("[", "{") and quoted != value and is_override(f"{key}={quoted}"):
+            raise PipelineError(
+                f"{word!r} is no override: an = inside brackets stands in quotes of its own, '{key}={quoted}'"
+            ) from error
         raise PipelineError(
             f"{word!r} is no override: write key=value, for example stage=sft expert=math; a value with brackets or "
             "spaces stands in quotes, 'languages=[en,sw]'"
@@ -213,6 +221,14 @@ def parse(word: str, several: bool = False) -> Override:
     if key.partition(".")[0] == "hydra" and not several:
         raise PipelineError(f"{word}: hydra's own settings are read with -m only")
     return override
+
+
+def is_override(word: str) -> bool:
+    """Whether Hydra's grammar reads a word."""
+    try:
+        return bool(OverridesParser.create().parse_override(word))
+    except HydraException:
+        return False
 
 
 def jobs(words: list[str]) -> list[list[str]]:

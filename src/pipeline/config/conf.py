@@ -20,6 +20,7 @@ from pipeline.errors import PipelineError
 from pipeline.files import add_conf, added_conf, shipped_conf
 
 TABLES = "tables"  # a folder of conf/ that is no group: Hydra would take a folder `table` for what table= chooses of
+TABLE_SUFFIXES = (".yaml", ".yml", ".zip")
 CLAIMS = "claims"  # another: what papers claim, by table
 STAGES: dict[str, type[Stage]] = {}
 METHODS: dict[str, type[Merge]] = {}
@@ -42,7 +43,11 @@ def add(name: str) -> None:
     """
     there = Path(name).resolve()
     if not there.is_dir():
-        raise PipelineError(f"--config-dir={name} is no folder: give one with recipe/mine.yaml, tables/mine.yaml ...")
+        problem = "is a file and no folder" if there.exists() else "is not there"
+        raise PipelineError(
+            f"--config-dir={name} {problem}: give a folder with options of yours, such as recipe/mine.yaml or "
+            "tables/mine.yaml in it"
+        )
     known = [group for group in (*groups(), TABLES, languages.GROUP) if group != "stage"]
     for path in sorted(one for one in there.iterdir() if one.is_dir() and not one.name.startswith(".")):
         if path.name not in known:
@@ -88,6 +93,8 @@ def table(name: str) -> Path:
     if "/" in name or name.startswith(".") or name.endswith(".zip"):
         if not Path(name).is_file():
             raise PipelineError(f"table={name} is no file: give one, or one of {', '.join(options(TABLES))}")
+        if Path(name).suffix not in TABLE_SUFFIXES:
+            raise PipelineError(f"table={name} is no table: one is a .yaml file, or the .zip that stage=export wrote")
         return Path(name)
     if name not in options(TABLES):
         close = get_close_matches(name, options(TABLES), n=3, cutoff=0.6)

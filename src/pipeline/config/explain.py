@@ -31,6 +31,13 @@ SYNONYMS = {  # what other programs call a knob -> what it is here
     **dict.fromkeys(("dataset", "data", "train_file"), "expert=... and data_root=FOLDER"),
 }
 
+TYPES = {  # what OmegaConf says of a value of another type -> what it must be
+    r"Value '(?P<got>.*)' of type '(?P<type>\w+)' could not be converted to Integer": "a whole number",
+    r"Value '(?P<got>.*)' of type '(?P<type>\w+)' could not be converted to Float": "a number",
+    r"Value '(?P<got>.*)' is not a valid bool \(type (?P<type>\w+)\)": "true or false",
+    r"Cannot convert '(?P<type>\w+)' to string: '(?P<got>.*)'": "text",
+}
+
 
 def _unknown(key: str, known: list[str]) -> str:
     parent, dot, last = key.rpartition(".")
@@ -87,9 +94,20 @@ def explain(error: Exception, words: list[str]) -> str:
             return f"{key}={asked.get(key, '...')}: it holds keys of its own, give {key}.KEY=..."
         if "not a ListConfig" in text:
             return f"{key}={asked.get(key, '...')}: write a list, {key}=[{asked.get(key, '...')}]"
+        if told := of_another_type(key, text):
+            return told
         lines = [line for line in text.splitlines() if re.match(r"\s*(Value|Invalid|Cannot|Non optional)", line)]
         return f"{key}={asked.get(key, '...')}: {' '.join((lines or text.splitlines())[0].split())}"
     return " ".join(text.split())
+
+
+def of_another_type(key: str, text: str) -> str | None:
+    """`sft.epochs must be a whole number, got 'many'`, where that is what OmegaConf's words come to."""
+    for pattern, wanted in TYPES.items():
+        if match := re.search(pattern, text):
+            got = repr(match["got"]) if match["type"] == "str" else match["got"]
+            return f"{key} must be {wanted}, got {got}"
+    return None
 
 
 def _explain_key(key: str, stage: str, merge: str | None) -> str:

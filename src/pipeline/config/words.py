@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import conf
 from pipeline.config.compose import compose
+from pipeline.config.explain import of_another_type
 from pipeline.config.knob import check
 from pipeline.config.stages import Stage
 from pipeline.errors import PipelineError
@@ -104,10 +105,10 @@ def settable(config: Any, key: str) -> bool:
     return is_dataclass(config) and last in config.__dataclass_fields__
 
 
-def with_values(config: T, values: Mapping[str, Any], prefix: str = "", within: str = "") -> T:
+def with_values(config: T, values: Mapping[str, Any], prefix: str = "") -> T:
     """A copy with dotted keys set, their types and bounds checked as on the command line.
 
-    prefix: of the keys as they were typed; within: of the config's own, where they are others (sweep. and merge.).
+    prefix: of the keys as they were typed.
 
     Raises:
         PipelineError: a key that is not there, or a value of another type or out of its bounds.
@@ -115,7 +116,7 @@ def with_values(config: T, values: Mapping[str, Any], prefix: str = "", within: 
     for key, value in values.items():
         config = _put(config, key.split("."), value, prefix + key)
     if values:
-        check(config, within or prefix)
+        check(config, prefix)
     return config
 
 
@@ -140,7 +141,7 @@ def converted(kind: type, name: str, value: Any, key: str) -> Any:
     try:
         OmegaConf.update(node, name, value)
     except OmegaConfBaseException as error:
-        raise PipelineError(f"{key}: {str(error).splitlines()[0]}") from error
+        raise PipelineError(of_another_type(key, str(error)) or f"{key}: {str(error).splitlines()[0]}") from error
     child = node._get_node(name)
     return OmegaConf.to_object(child) if OmegaConf.is_config(child) else child._value()
 

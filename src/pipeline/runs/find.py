@@ -83,7 +83,8 @@ def near(word: str, known: list[str]) -> str:
 def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
     folder = Path(os.path.normpath(folder))
     if not folder.is_dir():
-        of_hub = f", or hub:{folder} for a model on the Hub" if re.fullmatch(REPOSITORY, str(folder)) else ""
+        maybe = re.fullmatch(REPOSITORY, str(folder)) and not Path(folder.parts[0]).is_dir()
+        of_hub = f", or hub:{folder} for a model on the Hub" if maybe else ""
         raise PipelineError(f"{knob}={folder} is not a folder: name a finished run, or a folder with a model{of_hub}")
     manifest = read_manifest(folder)
     if manifest is not None:

@@ -77,7 +77,7 @@ def shard(text: str) -> tuple[int, int]:
     """`i/n`, counted from 1, as (index from 0, n)."""
     part, _, count = text.partition("/")
     if not (part.isdigit() and count.isdigit() and 1 <= int(part) <= int(count)):
-        raise PipelineError(f"sweep.shard={text}: write i/n, the i-th of n shards, 1/4 to 4/4")
+        raise PipelineError(f"sweep.shard={text}: write i/n, the i-th of n shards, i from 1 to n (1/4 to 4/4)")
     return int(part) - 1, int(count)
 
 
@@ -104,7 +104,7 @@ def evaluation_at(config: SweepStage, point: Point) -> EvalStage:
     shared = {item.name for item in fields(EvalStage)} & {item.name for item in fields(SweepStage)} - {"stage", "merge"}
     return EvalStage(
         stage="eval",
-        merge=with_values(config.merge, point, "sweep.", "merge."),
+        merge=with_values(config.merge, point, "sweep."),
         **{name: getattr(config, name) for name in shared},
     )
 
