@@ -284,6 +284,40 @@ def test_an_expert_that_is_named_twice(call: Callable[..., SimpleNamespace], mat
     assert left(tmp_path / "runs") == []
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            "merge=soup merge.weights=[0.2,0.3,0.5]",
+            "merge.weights has 3 numbers for 2 merge.experts: give one for each",
+        ),
+        ("merge=soup merge.weights=[0.5,0.6]", "merge.weights must sum to 1, got [0.5, 0.6]"),
+        ("merge=ties merge.weights=[1,1,1]", "merge.weights has 3 numbers for 2 merge.experts"),
+        ("merge=task_arithmetic merge.weights=[1]", "merge.weights has 1 numbers for 2 merge.experts"),
+        ("merge=layer_swap merge.bottom_layers=9 merge.top_layers=4 merge.top_transition=2", "but the model has 14: "),
+        ("merge=layer_swap merge.bottom_layers=9 partition=A", "give layer counts or a partition, not both"),
+        ("merge=reset merge.layers=[0,14]", "merge.layers=[0, 14]: the model has layers 0 to 13"),
+        ("merge=reset", "merge=reset needs one of merge.side, merge.layers and merge.threshold, got none"),
+    ],
+)
+def test_a_merge_that_cannot_be_is_refused_before_a_run_is_begun(
+    words: str,
+    expected: str,
+    call: Callable[..., SimpleNamespace],
+    math_expert: Path,
+    language_expert: Path,
+    tmp_path: Path,
+) -> None:
+    named = {
+        "merge=layer_swap": [f"merge.math={math_expert}", f"merge.language={language_expert}"],
+        "merge=reset": [f"merge.expert={math_expert}"],
+    }
+    experts = named.get(words.split()[0], [f"merge.experts=[{math_expert},{language_expert}]"])
+    told = call("stage=merge", *words.split(), *experts, f"runs_dir={tmp_path}/runs", "tracking.mode=disabled")
+    refused(told, expected)
+    assert "[1/1]" not in told.err and not (tmp_path / "runs").exists()
+
+
 def test_a_merge_of_another_architecture(
     call: Callable[..., SimpleNamespace], math_expert: Path, tmp_path: Path
 ) -> None:

@@ -84,9 +84,9 @@ def test_a_stage_that_was_given_out_is_not_changed_by_the_next() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
-        ("seed", "x", r"seed: Value 'x' of type 'str' could not be converted to Integer"),
-        ("sft.steps", 1.5, r"sft\.steps: Value '1\.5' of type 'float' could not be converted to Integer"),
-        ("sft.learning_rate", [1], r"sft\.learning_rate: "),
+        ("seed", "x", "seed must be a whole number, got 'x'"),
+        ("sft.steps", 1.5, r"sft\.steps must be a whole number, got 1\.5"),
+        ("sft.learning_rate", [1], r"sft\.learning_rate must be a number, got \[1\]"),
         ("sft.lora_targets", "q_proj", r"sft\.lora_targets: "),
         ("sft.learning_rate", -1.0, r"sft\.learning_rate must be above 0, got -1\.0"),
         ("sft.schedule", "none", r"sft\.schedule must be one of "),

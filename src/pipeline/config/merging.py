@@ -44,6 +44,12 @@ class Merge:
         """Whether of LoRA experts it makes an adapter, exactly: whether it is a weighted sum of whole parameters."""
         return True
 
+    def refuse(self, partition: Partition | None, layers: int | None) -> None:
+        """PipelineError, before a run is begun, for knobs that do not fit each other or a model of so many layers.
+
+        layers: None where the model is not here yet.
+        """
+
     def label(self, partition: Partition | None) -> str:
         """How the names of its runs begin; the experts' labels follow."""
         return self.method

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.data import Source
+from pipeline.config.data import Expert, Source
 from pipeline.config.stages import DataStage
 from pipeline.data.benchmarks import TEXTS
 from pipeline.data.card import reasons
@@ -42,7 +42,15 @@ def check_readable(config: DataStage, data_root: Path | None, lock: Lock | None)
 
     Gives the rows that will be read of all sources; None where one does not say before its end.
     """
-    expert = config.expert
+    check_sources(config.expert)
+    there: list[int | None] = []
+    for name, source in config.expert.sources.items():
+        next(opened(name, source, data_root, config.seed, lock, there=there), None)
+    return None if None in there else sum(count or 0 for count in there)
+
+
+def check_sources(expert: Expert) -> None:
+    """Raise a PipelineError for sources that are not described as they must be, or cannot be mixed."""
     for name, source in expert.sources.items():
         if name in ("train", "validation"):
             raise PipelineError(f"expert.sources.{name} has the name of what is written: give the source another")
@@ -56,10 +64,6 @@ def check_readable(config: DataStage, data_root: Path | None, lock: Lock | None)
         )
     if not kinds:
         raise PipelineError(f"expert={expert.name} has no sources: give +expert.sources.NAME={{...}}")
-    there: list[int | None] = []
-    for name, source in expert.sources.items():
-        next(opened(name, source, data_root, config.seed, lock, there=there), None)
-    return None if None in there else sum(count or 0 for count in there)
 
 
 def opened(

@@ -62,6 +62,12 @@ class LayerSwap(Merge):
         keys = ("zones", "layer_norms", *_OUTSIDE_KEYS.values())
         return "magnitude" in [getattr(self, key) for key in keys]
 
+    def refuse(self, partition: Partition | None, layers: int | None) -> None:
+        if partition is not None:
+            refuse_counts(self, partition)
+        if layers is not None:
+            resolved(partition, layers) if partition else swapped_counts(self, layers)
+
     def label(self, partition: Partition | None) -> str:
         return f"layer_swap-{partition.name if partition else f'{self.bottom_layers}-{self.top_layers}'}"
 
@@ -120,9 +126,7 @@ def layer_swap_weights(
     norms = None if config.layer_norms == "with_layer" else chosen("layer_norms")
     zone = chosen("zones")
     b, u, t_b, t_u = (0, 0, 0, 0) if partition else swapped_counts(config, layers)
-    if partition is not None:
-        refuse_counts(config, partition)
-        resolved(partition, layers)
+    config.refuse(partition, layers)
 
     def weights(site: Site) -> dict[str, float]:
         if site.layer is None:

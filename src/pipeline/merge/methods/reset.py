@@ -47,6 +47,20 @@ class Reset(Merge):
     def exact_for_adapters(self) -> bool:
         return self.threshold is None
 
+    def refuse(self, partition: Partition | None, layers: int | None) -> None:
+        asked = [key for key in ("side", "layers", "threshold") if getattr(self, key) is not None]
+        if len(asked) != 1:
+            told = " and ".join(f"merge.{key}" for key in asked) or "none"
+            raise PipelineError(f"merge=reset needs one of merge.side, merge.layers and merge.threshold, got {told}")
+        if self.side is not None and partition is None:
+            raise PipelineError(f"merge.side={self.side} needs a partition: give partition=A, B, C or Z")
+        if self.side is None and partition is not None:
+            raise PipelineError(f"partition={partition.name} is read with merge.side alone: leave one of them out")
+        if partition is not None and layers is not None:
+            resolved(partition, layers)
+        if self.layers and layers is not None and max(self.layers) >= layers:
+            raise PipelineError(f"merge.layers={self.layers}: the model has layers 0 to {layers - 1}")
+
     def label(self, partition: Partition | None) -> str:
         return "reset-" + (f"{partition.name}-{self.side}" if partition else "layers" if self.layers else "rows")
 
@@ -85,19 +99,7 @@ def reset_weights(config: Reset, sites: Mapping[str, Site], partition: Partition
     threshold is given, and for layers that the model does not have.
     """
     layers = num_layers(sites)
-    asked = [key for key in ("side", "layers", "threshold") if getattr(config, key) is not None]
-    if len(asked) != 1:
-        told = " and ".join(f"merge.{key}" for key in asked) or "none"
-        raise PipelineError(f"merge=reset needs one of merge.side, merge.layers and merge.threshold, got {told}")
-    if config.side is not None and partition is None:
-        raise PipelineError(f"merge.side={config.side} needs a partition: give partition=A, B, C or Z")
-    if config.side is None and partition is not None:
-        raise PipelineError(f"partition={partition.name} is read with merge.side alone: leave one of them out")
-    if partition is not None:
-        resolved(partition, layers)
-    for layer in config.layers or []:
-        if layer >= layers:
-            raise PipelineError(f"merge.layers={config.layers}: the model has layers 0 to {layers - 1}")
+    config.refuse(partition, layers)
     outside = config.outside or ("reset" if config.side is not None else "keep")
     expert, base = {"expert": 1.0}, {"base": 1.0}
 

@@ -36,6 +36,10 @@ class Soup(Merge):
     def needs_base(self) -> bool:
         return isinstance(self.weights, str) and self.weights == "magnitude"
 
+    def refuse(self, partition: Partition | None, layers: int | None) -> None:
+        if not self.needs_base():
+            soup_weights(self, ())
+
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
     ) -> Merging:

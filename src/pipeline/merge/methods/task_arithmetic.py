@@ -35,6 +35,9 @@ class TaskArithmetic(Merge):
     def needs_base(self) -> bool:
         return True
 
+    def refuse(self, partition: Partition | None, layers: int | None) -> None:
+        expert_weights(self.weights, len(self.experts))
+
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
     ) -> Merging:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pipeline.config.knob import knob
 from pipeline.config.merging import Merge, References, numbered
 from pipeline.config.training import Partition
+from pipeline.merge.weights import expert_weights
 
 if TYPE_CHECKING:
     from pipeline.merge.adapters import Source
@@ -39,6 +40,9 @@ class Ties(Merge):
 
     def exact_for_adapters(self) -> bool:
         return False
+
+    def refuse(self, partition: Partition | None, layers: int | None) -> None:
+        expert_weights(self.weights, len(self.experts))
 
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None

@@ -10,7 +10,7 @@ from pipeline import languages
 from pipeline.config import conf
 from pipeline.config.stages import Data, DataStage, EvalStage
 from pipeline.data import benchmark_files
-from pipeline.data.mixture import files_read
+from pipeline.data.mixture import check_sources, files_read
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
 from pipeline.hub.lock import digest_of, read_lock
@@ -26,6 +26,8 @@ def build(config: DataStage, resolver: Resolver) -> Draft:
         config, parents = joint(config, resolver)
         return config, label, parents
     config = at_locked_revisions(without_left_out(config))
+    if config.expert.world is None and config.expert.items is None:
+        check_sources(config.expert)
     spoken = [one.language for one in config.expert.sources.values() if one.language is not None]
     return config, label, parents_of(config, resolver) | own_languages(spoken)
 

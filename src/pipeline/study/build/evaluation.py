@@ -33,7 +33,7 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
         parents = {"checkpoint": resolver.model(config.checkpoint, "checkpoint")}
         label = label_of(parents["checkpoint"])
     name, each = config.eval.name, scoring_runs(config)
-    if len(each) > 1 or not resolver.known:  # those of a table are checked when they are made
+    if len(each) > 1 or (config.data_root is not None and not resolver.known):  # a table's when they are made
         refuse_early(config, resolver)
     if len(each) > 1:
         known = named(config, parents)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def described(config: MergeStage | EvalStage, resolver: Resolver) -> tuple[str, 
     """Label (layer_swap-5-2-<math>-<language>; many experts are counted) and parents of a merge, written or not."""
     assert config.merge is not None
     parents = merge_parents(config.merge, config, resolver)
+    config.merge.refuse(config.partition, layers_of(parents))
     names = [label_of(expert) for role, expert in parents.items() if role != "base"]
     joined = "-".join(names)
     joined = joined if len(joined) <= LIMIT or len(names) < 3 else f"{len(names)}-experts"
@@ -65,6 +67,13 @@ def merge_parents(merge: Merge, config: RunStage, resolver: Resolver) -> dict[st
     if recorded:
         one_base(recorded, f"merge={merge.method}: the experts", ", or give merge.base=RUN if they belong together")
     return parents
+
+
+def layers_of(parents: Mapping[str, Parent]) -> int | None:
+    """The depth of the models that are merged; None where none of them is here."""
+    files = (one.folder / "config.json" for one in parents.values())
+    file = next((file for file in files if file.is_file()), None)
+    return json.loads(file.read_bytes()).get("num_hidden_layers") if file else None
 
 
 def check_headers(experts: Mapping[str, Parent], base: Parent | None) -> None:
