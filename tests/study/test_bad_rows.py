@@ -46,6 +46,11 @@ def refused(text: str, **every: Any) -> str:
         (MATH, "merge.math: {run: math, l: 1}", "run 'swap': run 'math' has no axis l: there are m"),
         (MATH, "merge.math: {all: math, over: [n]}", "merge.math.over names 'n', which is no axis"),
         (MATH, "merge.math: {all: math}", "merge.math: {'all': 'math'} names no run"),
+        (UNUSED, "unused: {stage: sft, exprt: math}", "mine.yaml, run 'unused': stage=sft does not read exprt: did "
+         "you mean expert?"),
+        ("expert: math, recipe", "exprt: math, recipe", "run 'math': stage=sft does not read exprt: did you mean exp"),
+        (UNUSED, "unused: {stage: sft, expert: math, merge.dtype: float32}", "stage=sft does not read merge.dtype: "),
+        (MATH, "merg.math: math", "run 'swap': stage=merge does not read merg.math: did you mean merge?"),
         (UNUSED, "unused: {expert: math}", "mine.yaml: run 'unused' is neither a "
          "stage, a merge, a checkpoint nor empty"),
         (UNUSED, "unused: {merge: soup, checkpoint: math}", "is neither a stage"),

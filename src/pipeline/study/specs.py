@@ -51,6 +51,8 @@ class Specs:
         self._axes_of: dict[str, tuple[str, ...]] = {}
         self.given: dict[str, set[str]] = {key: set() for key in table.every}  # key of every -> the runs that it is of
         self.own: dict[str, list[str]] = {key: [] for key in table.every}  # those that read it and say their own
+        for row in table.runs.values():
+            self.refuse_unread(row)
         self.runs = self._with_every(self._with_trials(table.runs))
         for name in self.runs:
             self.axes_of(name)
@@ -89,11 +91,21 @@ class Specs:
         group = key.partition(".")[0]
         if row.kind in ("base", "checkpoint"):
             return row.kind == "base" and group == "model"
+        known = self.read_by(row)
+        return key in known or group in known
+
+    def read_by(self, row: TableRun) -> Collection[str]:
         try:
-            known = self.reads(row.stage)
+            return self.reads(row.stage)
         except PipelineError as error:
             raise self.table.refuse(f"run {row.name!r}", str(error)) from error
-        return key in known or group in known
+
+    def refuse_unread(self, row: TableRun) -> None:
+        """Refuse a run's word that its stage does not read, whether a cell needs the run or not."""
+        for key in row.words if row.kind in ("stage", "merge") else ():
+            if key != "stage" and not self.reads_key(row, key.lstrip("+")):
+                near = meant(key.lstrip("+").partition(".")[0], sorted(self.read_by(row)))
+                raise self.table.refuse(f"run {row.name!r}", f"stage={row.stage} does not read {key}: {near}")
 
     def read_by_eval(self, key: str) -> bool:
         """What `every` says of evaluations."""
