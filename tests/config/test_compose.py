@@ -352,6 +352,11 @@ def test_a_folder_that_would_be_misread_is_refused(own: Path, tmp_path: Path, ca
     assert conf.folders() == [conf.folder()]
 
 
+def test_an_equals_sign_inside_brackets_is_read_in_quotes_of_its_own() -> None:
+    """As the comment of the knob has it."""
+    assert compose(["stage=plan", 'launcher.options=["--constraint=a100"]']).launcher.options == ["--constraint=a100"]
+
+
 def test_a_table_of_another_kind_of_file_is_refused_by_its_name(call: Any, tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text('{"question": "1"}\n{"question": "2"}\n')
     refused = call("stage=report", f"table={tmp_path}/mine.jsonl").err
