@@ -108,7 +108,7 @@ def test_of_runs_too(call: Call, runs_dir: Path, other_world: Path, math_expert:
 def test_a_clone_that_the_world_lacks_is_refused(call: Call, runs_dir: Path, world: Path) -> None:
     score = ["stage=eval", f"runs_dir={runs_dir}", "eval=mgsm_0shot", "languages=[qad]", f"data_root={world}"]
     told = call(*score, "checkpoint=package:data/sandbox_base")
-    assert told.status == 1 and "mgsm/qad" in told.err and "leave the task or language out" in told.err
+    assert told.status == 1 and "languages=[qad] is unknown, " in told.err and "did you mean qac or" in told.err
     told = call(
         "stage=data", f"runs_dir={runs_dir}", "expert=qac", "expert.sources.aya.language=qad", f"data_root={world}"
     )
