@@ -156,8 +156,13 @@ def test_stopped_while_wandb_opens_a_run_its_service_is_forgotten(
         raise Stopped("SIGTERM")
 
     ended: list[bool] = []
+
+    def teardown() -> None:
+        ended.append(True)
+        sys.exit(128)  # as W&B does where its service was killed
+
     monkeypatch.setattr(wandb, "init", stopped)
-    monkeypatch.setattr(wandb, "teardown", lambda: ended.append(True))
+    monkeypatch.setattr(wandb, "teardown", teardown)
     with pytest.raises(Stopped), open_run(tmp_path, Tracking(mode="offline")):
         raise AssertionError("it went on")
     assert ended == [True]

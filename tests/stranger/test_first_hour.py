@@ -63,6 +63,7 @@ def test_scores_are_printed_found_again_and_in_status(swap: str, call: Callable[
     words += ["tracking.mode=disabled"]
     first, again = call(*words), call(*words)
     assert first.status == again.status == 0 and first.out == again.out, first.err + again.err
+    assert "was finished before" in again.err and "was finished before" not in first.err
     (row,) = json.loads((Path(first.out.strip()) / "scores.json").read_text())["rows"][:1]
     for told in (first, again):
         head, line = scores_in(told.err)[:2]

@@ -70,7 +70,7 @@ def _forget_the_service() -> None:
     """So that the next run of this process starts another, and nothing is said of it at the end."""
     import wandb
 
-    with suppress(Exception):
+    with suppress(Exception, SystemExit):  # it exits with the status of a service that was killed
         wandb.teardown()
 
 

@@ -140,11 +140,14 @@ def one(config: RunStage) -> Path:
         if config.redo or why_not_finished(run) is not None:
             stage_function(run)(run, run.work, Relay(None))
         return run.folder
+    found = not config.redo and why_not_finished(run) is None
     with keeping_models(run):
         failed = execute([run], aloud=False)
     if failed:
         name, reason = next(iter(failed.items()))  # what failed after it, failed because of it
         raise PipelineError(reason if name == run.name else f"{name}, which {run.name} needs, failed: {reason}")
+    if found:
+        print(f"{run.name} was finished before", file=sys.stderr)
     for line in scores(run.folder):
         print(line, file=sys.stderr)
     return run.folder
