@@ -89,13 +89,8 @@ def starting(folder: Path, cluster: Any) -> dict[str, Any]:
     world = [sys.executable, "-m", "pipeline", "stage=data", "expert=sandbox", f"runs_dir={folder}/runs"]
     data_root = subprocess.run(world, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
     words = ["stage=sft", "expert=math", "model=sandbox", "recipe=sandbox_math", "threads=1"]
-    words += [
-        f"data_root={data_root}",
-        f"runs_dir={folder}/runs",
-        "launcher=slurm",
-        "launcher.gpus=0",
-        "launcher.memory=1500M",
-    ]
+    words += [f"data_root={data_root}", f"runs_dir={folder}/runs"]
+    words += ["launcher=slurm", "launcher.gpus=0", "launcher.memory=1500M"]
     words += [f"launcher.setup=['date +%s.%N > {folder}/$SLURM_ARRAY_JOB_ID']"]
     status, _, _ = pipeline(words, **cluster.environment)
     assert status == 75, status

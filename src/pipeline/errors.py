@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 class PipelineError(ValueError):
-    """Something the user can mend. The message is one sentence: the knob, the value, the remedy.
+    """Something the user can fix. The message is one sentence: the knob, the value, the remedy.
 
     shown: what was worked out before, and is printed all the same.
     """

@@ -66,6 +66,6 @@ class Analyze:
 
     axis: str = knob("input", options=("input", "output"))  # input: as in the published figures
     threshold: float | None = knob(None, low=0)  # null: the published one of the expert's side, below
-    threshold_math: float = knob(1.0e-5, low=0)  # layer_swapping figure 2; which is whose is ours
+    threshold_math: float = knob(1.0e-5, low=0)  # layer_swapping figure 2, which does not say which expert has which
     threshold_language: float = knob(1.9e-5, low=0)
     compare_unlike: bool = False  # one scale for experts of different dtypes or optimizers: rounding is in them

@@ -89,7 +89,7 @@ class Launcher:
     setup: list[str] | None = None  # lines of bash before the program: module load, source activate
     wrap: str | None = None  # what the program is started with: apptainer exec --nv IMAGE
     scratch: str | None = None  # TMPDIR of a job, on the node: $SLURM_TMPDIR
-    hf_home: str | None = None  # HF_HOME of a job, the cache of the Hub
+    hf_home: str | None = None  # HF_HOME of a job: where the Hub's files are cached
     options: list[str] | None = None  # more of sbatch: '["--constraint=a100"]'
     batch_minutes: float = knob(60.0, low=0)  # runs of a class are put into one job up to this
     requeues: int = knob(20, low=0)  # of a job, at most

@@ -1,6 +1,6 @@
-"""Where the rows of a source come from: a file below data_root, a repository of the hub, or one file elsewhere.
+"""Where the rows of a source come from: a file below data_root, a repository on the Hub, or one file elsewhere.
 
-Everything that can be wrong with them is told in one sentence. `datasets` refuses repositories that hold a loading
+Whatever is wrong with them is reported in one sentence. `datasets` refuses repositories that hold a loading
 script, whatever files are asked for; `files` of a source reads their raw files, past the script.
 """
 
@@ -110,7 +110,7 @@ def of_repository(source: Source) -> Any:
 
 
 def raw_files(source: Source) -> str:
-    """Where the files of a repository are, past its loading script: of the hub, or below a folder."""
+    """Where the files of a repository are, past its loading script: on the Hub, or below a folder."""
     assert source.hub is not None
     if Path(source.hub).is_dir():
         return f"{source.hub}/{source.files}"

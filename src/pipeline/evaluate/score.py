@@ -48,13 +48,12 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
             with harness_tamed(), reach.offline() if kept_from else nullcontext():
                 tasks += manager.load([str(definition.file)])["tasks"].values()
         except Exception as error:  # datasets raises whatever its readers and the network raise
-            reason = first_line(error)
             remedy = "write its files below data_root again"
             if sets:
                 remedy = "run stage=prefetch on a node with the hub, or set data_root to a folder that has it"
             if FLORES_PLUS in sets:
                 remedy = f"accept the conditions of FLORES+ on the hub and log in, {remedy}"
-            told = f"{kept_from[0]}; its cache here has none" if kept_from else reason
+            told = f"{kept_from[0]}; its cache here has none" if kept_from else first_line(error)
             raise PipelineError(f"the data of {definition.name} cannot be read ({told}): {remedy}") from error
         _refuse_too_many_shots(definition, tasks[-1])
     return tasks

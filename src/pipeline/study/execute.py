@@ -136,11 +136,11 @@ def one(config: RunStage) -> Path:
     Where a launcher started several processes, the first does this, and the others train with it.
     """
     run = build(config)
+    found = not config.redo and why_not_finished(run) is None
     if is_follower():
-        if config.redo or why_not_finished(run) is not None:
+        if not found:
             stage_function(run)(run, run.work, Relay(None))
         return run.folder
-    found = not config.redo and why_not_finished(run) is None
     with keeping_models(run):
         failed = execute([run], aloud=False)
     if failed:

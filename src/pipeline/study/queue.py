@@ -22,11 +22,10 @@ def last_words(log: Path) -> str | None:
     None where it did not fail: it was cancelled or asked to stop before.
     """
     try:
-        lines = [
-            line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
-        ]
+        text = log.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     cancelled = any("CANCELLED AT" in line and "REQUEUE" not in line for line in lines[-5:])
     return None if cancelled or not lines or re.match(r"\d+ runs?: ", lines[-1]) else lines[-1]
 

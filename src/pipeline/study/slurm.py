@@ -14,7 +14,7 @@ import shlex
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -140,10 +140,9 @@ def submit(
                   file=sys.stderr)  # fmt: skip
         wait_for(new, runs, there, jobs)
         if again is not None and arrays:
-            ids = sorted(set(map(array_of, jobs.values())))
             words = [*again, "launcher.retry_failed=false"]
             script = script_of(launcher, ["-m", "pipeline", *words], requeue=False)
-            options = ["--job-name", f"{name}-goes-on", "--dependency", "afterany:" + ":".join(ids)]
+            options = ["--job-name", f"{name}-goes-on", "--dependency", after(jobs.values())]
             job = sbatch(launcher, folder, script, Resources(0, 1, int(EARLY)), options, "goes-on")
             print(f"job {job}: the same command, when these are done", file=sys.stderr)
     except PipelineError as error:
@@ -180,11 +179,16 @@ def wait_for(new: Sequence[str], runs: Sequence[Run], there: Mapping[str, str], 
     for array, ids in parents.items():
         if ids & set(new):
             with suppress(PipelineError):
-                slurm("scontrol", "update", f"JobId={array}", f"Dependency=afterany:{':'.join(sorted(ids))}")
+                slurm("scontrol", "update", f"JobId={array}", f"Dependency={after(ids)}")
 
 
 def array_of(job: str) -> str:
     return job.partition("_")[0]
+
+
+def after(jobs: Iterable[str]) -> str:
+    """The dependency on the arrays of these jobs: that they ended, well or not."""
+    return "afterany:" + ":".join(sorted(set(map(array_of, jobs))))
 
 
 def some(count: int, what: str) -> str:
@@ -268,8 +272,8 @@ def seconds_of(limit: str) -> float:
     days, dash, rest = limit.rpartition("-")
     parts = [float(part) for part in rest.split(":") if re.fullmatch(r"\d+", part)]
     if not 1 <= len(parts) <= 3 or len(parts) != len(rest.split(":")) or (dash and not days.isdigit()):
-        written = "hours:minutes:seconds or days-hours, 24:00:00 or 2-12"
-        raise PipelineError(f"launcher.time={limit} is not a time limit: write {written}")
+        forms = "hours:minutes:seconds or days-hours, 24:00:00 or 2-12"
+        raise PipelineError(f"launcher.time={limit} is not a time limit: write {forms}")
     units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
     return 86400 * float(days or 0) + sum(part * unit for part, unit in zip(parts, units, strict=False))
 
@@ -292,7 +296,7 @@ def submit_array(launcher: Launcher, folder: Path, name: str, array: Array, jobs
                if one.hash in jobs}  # fmt: skip
     options = ["--array", f"0-{len(lines) - 1}", "--job-name", f"{name}-{array.level}", "--requeue"]
     if parents:
-        options += ["--dependency", "afterany:" + ":".join(sorted(set(map(array_of, parents))))]
+        options += ["--dependency", after(parents)]
     script = script_of(launcher, ["-m", "pipeline.study.worker", str(file.resolve())])
     return sbatch(launcher, folder, script, array.resources, options, "%A_%a")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from pipeline.config.merging import Merge
 from pipeline.config.stages import EvalStage, MergeStage, RunStage
 from pipeline.errors import PipelineError
 from pipeline.files import sha256_of
+from pipeline.models.checkpoint import read_json
 from pipeline.runs.lineage import base_of, gives_adapter, one_base, recorded_base
 from pipeline.runs.run import Folder, Parent
 from pipeline.study.build.resolver import Draft, Resolver, label_of
@@ -73,7 +73,7 @@ def layers_of(parents: Mapping[str, Parent]) -> int | None:
     """The depth of the models that are merged; None where none of them is here."""
     files = (one.folder / "config.json" for one in parents.values())
     file = next((file for file in files if file.is_file()), None)
-    return json.loads(file.read_bytes()).get("num_hidden_layers") if file else None
+    return read_json(file).get("num_hidden_layers") if file else None
 
 
 def check_headers(experts: Mapping[str, Parent], base: Parent | None) -> None:
