@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 CONF = """
 ClusterName=test
@@ -42,7 +45,7 @@ ReturnToService=2
 JobRequeue=1
 KillWait=5
 MinJobAge=600
-SlurmdTimeout=6
+SlurmdTimeout=60
 MaxArraySize={largest_array}
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -123,11 +126,7 @@ class Cluster:
         )  # fmt: skip
         self.run("slurmctld", "-c")
         self.node_up("n1"), self.node_up("n2")
-        deadline = time.monotonic() + 30
-        while self.run("sinfo", "-h", "-p", "debug", "-o", "%T").split() != ["idle"]:
-            if time.monotonic() > deadline:
-                raise AssertionError((at / "log/slurmctld.log").read_text()[-2000:])
-            time.sleep(0.1)
+        self.until(lambda: self.run("sinfo", "-h", "-p", "debug", "-o", "%T").split() == ["idle"], 30)
 
     def node_up(self, node: str) -> None:
         self.run("slurmd", "-c", "-N", node)
@@ -144,12 +143,30 @@ class Cluster:
 
     def idle(self, seconds: float) -> None:
         """Wait until the queue is empty."""
+        self.until(lambda: not self.jobs(), seconds)
+
+    def answers_within(self, seconds: int) -> None:
+        """How long a node may be silent before it is down."""
+        conf = self.at / "slurm.conf"
+        conf.write_text(re.sub(r"SlurmdTimeout=\d+", f"SlurmdTimeout={seconds}", conf.read_text()))
+        self.run("scontrol", "reconfigure")
+
+    def until(self, what: Callable[[], Any], seconds: float = 120, logs: Path | None = None) -> Any:
+        """What `what` gives as soon as that is something. logs: a folder of them, shown where it never is."""
         deadline = time.monotonic() + seconds
-        while jobs := self.jobs():
+        while not (found := what()):
             if time.monotonic() > deadline:
-                told = self.run("squeue", "-o", "%i %T %r %E")
-                raise AssertionError(f"after {seconds} s: {jobs} {told}")
-            time.sleep(0.2)
+                raise AssertionError(f"after {seconds} s:\n{self.told(logs)}")
+            time.sleep(0.05)
+        return found
+
+    def told(self, logs: Path | None) -> str:
+        """What it says of its jobs and nodes, and the ends of its logs and of those in a folder."""
+        parts = [self.run("squeue", "--array", "-o", "%i %T %r %S %E", status=None)]
+        parts += [self.run("sinfo", "-N", status=None)]
+        for log in [*(self.at / "log").glob("*.log"), *(logs.glob("*.log") if logs else ())]:
+            parts += [f"{log.name}: ...{log.read_text(errors='replace')[-1500:]}"]
+        return "\n".join(parts)
 
     def ended(self, job: str) -> list[str]:
         """The states with which a job ended, one for each time."""

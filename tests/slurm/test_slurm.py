@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -91,14 +90,6 @@ def on_this_machine(table: Path, runs_dir: Path) -> Iterator[Callable[[], dict[s
         process.terminate()
 
 
-def until(what: Callable[[], Any], seconds: float = 120) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.05)
-    return found
-
-
 def in_work(runs_dir: Path, label: str, step: int = 1) -> dict[str, Any] | None:
     """The state of a training that has begun."""
     for path in runs_dir.glob(".work/*/state.json"):
@@ -106,6 +97,23 @@ def in_work(runs_dir: Path, label: str, step: int = 1) -> dict[str, Any] | None:
         if told.get("name", "").startswith(label) and told["state"] == "running" and (told.get("step") or 0) >= step:
             return told
     return None
+
+
+def halted(cluster: Cluster, runs_dir: Path, *labels: str, after: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """The states of trainings that have begun, each halted when it is seen: however fast this machine is, none ends
+    before the test has done to it what it does. Slurm continues what it is asked to end."""
+    found: dict[str, dict[str, Any]] = {}
+
+    def all_seen() -> bool:
+        for label in labels:
+            one = in_work(runs_dir, label)
+            if label not in found and one and (after is None or one["pid"] != after["pid"]):
+                os.kill(one["pid"], signal.SIGSTOP)
+                found[label] = one
+        return len(found) == len(labels)
+
+    cluster.until(all_seen, logs=runs_dir / ".logs")
+    return [found[label] for label in labels]
 
 
 def test_a_table_as_arrays_while_jobs_are_killed_requeued_preempted_and_cancelled(
@@ -124,19 +132,18 @@ def test_a_table_as_arrays_while_jobs_are_killed_requeued_preempted_and_cancelle
     assert len(jobs) == len(set(jobs)) and len(json.loads((runs_dir / ".plans/mine.json").read_text())["runs"]) == 10
 
     # a step dies by kill -9: its job failed, what depends on it too; submitted again, both are made
-    math = until(lambda: in_work(runs_dir, "math-"))
+    math, language = halted(cluster, runs_dir, "math-", "qac-")
     os.kill(math["pid"], signal.SIGKILL)
     # another is put back into the queue by hand, with a resume point
-    language = until(lambda: in_work(runs_dir, "qac-"))
     assert cluster.run("squeue", "-h", "-j", language["job"], "-o", "%j") == "qac-full-s0\n"
     cluster.run("scontrol", "requeue", language["job"])
-    again = until(lambda: (one := in_work(runs_dir, "qac-")) and one["pid"] != language["pid"] and one)
+    (again,) = halted(cluster, runs_dir, "qac-", after=language)
     assert again["step"] >= language["step"]
     # and then preempted without a time to say farewell
     urgent = tmp_path / "urgent.sh"
     urgent.write_text("#!/bin/bash\nsleep 3\n")
     cluster.run("sbatch", "-p", "urgent", "-N2", "--exclusive", "-o", "/dev/null", str(urgent))
-    last = until(lambda: (one := in_work(runs_dir, "qac-")) and one["pid"] != again["pid"] and one)
+    (last,) = halted(cluster, runs_dir, "qac-", after=again)
     # and cancelled: nothing asks for it again
     cluster.run("scancel", last["job"].partition("_")[0])
     cluster.idle(180)
@@ -146,7 +153,7 @@ def test_a_table_as_arrays_while_jobs_are_killed_requeued_preempted_and_cancelle
 
     # the same command ends it; a node is lost meanwhile and comes back
     assert subprocess.run(command, **submit).returncode == 75  # type: ignore[call-overload]
-    math = until(lambda: in_work(runs_dir, "math-") or in_work(runs_dir, "qac-"))
+    (math,) = halted(cluster, runs_dir, "math-")
     with on_this_machine(table, tmp_path / "local") as expected:
         lose_a_node(cluster, math["pid"])
         cluster.idle(240)
@@ -165,9 +172,11 @@ def lose_a_node(cluster: Cluster, pid: int) -> None:
     while (parent := parent_of(tree[-1])) > 1 and "slurmctld" not in command_of(parent):
         tree.append(parent)
     daemon = int((cluster.at / f"run/slurmd.{node}.pid").read_text())
+    cluster.answers_within(6)
     for one in [daemon, *reversed(tree)]:
         os.kill(one, signal.SIGKILL)
-    until(lambda: "down" in cluster.run("sinfo", "-h", "-n", node, "-p", "debug", "-o", "%T"), 90)
+    cluster.until(lambda: "down" in cluster.run("sinfo", "-h", "-n", node, "-p", "debug", "-o", "%T"), 90)
+    cluster.answers_within(60)
     cluster.node_up(node)
 
 
@@ -238,17 +247,17 @@ def jobs(cluster: Cluster, training: list[str], tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture(scope="module")
-def begun(jobs: dict[str, Job]) -> int:
+def begun(cluster: Cluster, jobs: dict[str, Job]) -> int:
     """The process of the long one in its first turn."""
-    return int(until(lambda: in_work(jobs["long"].runs_dir, "math-"))["pid"])
+    return int(cluster.until(lambda: in_work(jobs["long"].runs_dir, "math-"))["pid"])
 
 
 def test_a_follower_of_srun_that_dies_ends_all_within_a_minute(
     cluster: Cluster, jobs: dict[str, Job], begun: int
 ) -> None:
-    leader = until(lambda: in_work(jobs["dies"].runs_dir, "math-"))["pid"]
+    leader = cluster.until(lambda: in_work(jobs["dies"].runs_dir, "math-"))["pid"]
     os.kill(task_of(jobs["dies"].id, rank=1), signal.SIGKILL)
-    until(lambda: cluster.ended(jobs["dies"].id), seconds=60)
+    cluster.until(lambda: cluster.ended(jobs["dies"].id), seconds=60)
     assert cluster.ended(jobs["dies"].id) == ["FAILED"] and not os.path.isdir(f"/proc/{leader}")
     assert not list(jobs["dies"].runs_dir.glob("math-full*"))
 
@@ -268,7 +277,7 @@ def test_srun_on_two_nodes_trains_as_torchrun_does(
 ) -> None:
     torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc_per_node=4", "-m", "pipeline"]
     subprocess.run([*torchrun, *training, "sft.steps=3", "sft.processes=4", f"runs_dir={tmp_path}"], check=True)
-    until(lambda: cluster.ended(jobs["srun"].id), seconds=180)
+    cluster.until(lambda: cluster.ended(jobs["srun"].id), seconds=180)
     assert cluster.ended(jobs["srun"].id) == ["COMPLETED"], jobs["srun"].log()
     folders = [*tmp_path.glob("math-full*"), *jobs["srun"].runs_dir.glob("math-full*")]
     roots = {read_manifest(folder).weights_root for folder in folders}  # type: ignore[union-attr]
@@ -321,7 +330,7 @@ def test_out_of_time_it_goes_on_where_it_was(cluster: Cluster, jobs: dict[str, J
     """A minute is Slurm's shortest limit; seconds before it the job is asked to stop, and asks for itself again. What
     failed does not."""
     (workplace,) = (jobs["long"].runs_dir / ".work").glob("*")
-    again = until(lambda: (one := in_work(jobs["long"].runs_dir, "math-")) and one["pid"] != begun and one)
+    again = cluster.until(lambda: (one := in_work(jobs["long"].runs_dir, "math-")) and one["pid"] != begun and one)
     (point,) = workplace.glob("*/resume.json")
     stopped_at = json.loads(point.read_text())["step"]
     assert again["step"] >= stopped_at > 1 and int(variable(again["pid"], "SLURM_RESTART_COUNT")) >= 1

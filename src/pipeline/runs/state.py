@@ -43,7 +43,7 @@ def write(workplace: Path, **changes: Any) -> None:
 
 
 def at_step(workplace: Path, step: int, steps: int) -> None:
-    """The step that a training has done, every few seconds."""
+    """The step that a training has done: its first at once, then every few seconds."""
     if time.monotonic() - _written.get(workplace, 0.0) >= EVERY:
         write(workplace, step=step, steps=steps)
 
@@ -55,6 +55,7 @@ def told(workplace: Path, by: Holder, name: str, stage: str) -> Iterator[None]:
     kept = {key: before[key] for key in ("step", "steps", "stops", "stalled_at") if key in before}
     who = {"pid": by.pid, "host": by.host, "job": by.job, "since": by.since}
     write(workplace, **kept, name=name, stage=stage, state="running", last_line=None, **who)
+    _written.pop(workplace, None)
     try:
         yield
     except (SystemExit, KeyboardInterrupt):
