@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,30 @@ def test_it_ends_what_is_in_work_with_a_status_of_its_own() -> None:
             time.sleep(5)
         assert stopped.value.code == UNFINISHED and stopped.value.signal_name == "SIGUSR1"
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_second_signal_does_not_cut_short_what_the_first_ends() -> None:
+    """Slurm's SIGTERM comes to the whole tree, and once more from the shell of the job."""
+    ended: list[str] = []
+
+    @contextmanager
+    def work() -> Iterator[None]:
+        try:
+            yield
+        except SystemExit:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+            ended.append("state")
+            raise
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+            ended.append("lease")
+
+    with listening(), pytest.raises(Stopped), work():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    assert ended == ["state", "lease"]
 
 
 def test_who_listens_decides_and_what_follows_is_not_begun() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,9 +28,10 @@ _asked: str | None = None
 def _hear(number: int, frame: Any) -> None:
     global _asked
     _asked = signal.Signals(number).name
-    if not _listeners:
+    if _listeners:
+        _listeners[-1](_asked)
+    elif not isinstance(sys.exc_info()[1], Stopped):  # Slurm sends a second one: what the first ends is not cut short
         raise Stopped(_asked)
-    _listeners[-1](_asked)
 
 
 @contextmanager
