@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pipeline.config.compose import compose
-from pipeline.config.stages import TrainStage
+from pipeline.config.stages import Launcher, TrainStage
+from pipeline.study.slurm import script_of
 
 FOLDER = Path(__file__).parents[2] / "slurm"
 FILES = sorted(path.name for path in FOLDER.glob("*.sbatch"))
 TOOL = """#!/bin/bash
 case $(basename $0) in
   srun) shift; exec "$@" ;;
-  python) shift 2; printf '%s\\n' "$@" > {at}/words; exit $STATUS ;;
+  python)
+    shift 2; printf '%s\\n' "$@" > {at}/words
+    [ $STATUS = asked ] || exit $STATUS
+    trap 'exit 75' USR1; echo $$ > {at}/pid; while :; do sleep 0.05; done ;;
+  scancel) builtin kill -USR1 $(cat {at}/pid); sleep 0.5 ;;
   *) echo "$(basename $0) $@" >> {at}/calls; exit 1 ;;
 esac
 """
@@ -59,3 +67,26 @@ def test_75_asks_for_the_job_again_and_nothing_else_does(
         assert started(name, "stage=sft", STATUS=status, SLURM_RESTART_COUNT=restarts)[0] == int(status)
         assert (tmp_path / "calls").is_file() == asked
     assert (tmp_path / "calls").read_text() == "scontrol requeue 7\n"
+
+
+@pytest.mark.parametrize("name", [*FILES, "launcher"])
+def test_one_that_ends_at_once_when_asked_is_asked_for_again_too(
+    name: str, started: Callable[..., tuple[int, list[str]]], tmp_path: Path
+) -> None:
+    """While the trap that passes the signal on still runs, which is slow here: its status is the program's, not 138."""
+    (tmp_path / "slow").write_text('kill() { builtin kill "$@" || return; [ $1 = -0 ] || sleep 0.5; }\n')
+    (tmp_path / "launcher").write_text(script_of(Launcher("slurm", wrap="env"), ["-m", "pipeline"]))
+    pid = tmp_path / "pid"
+
+    def ask() -> None:
+        while not pid.is_file() or not pid.read_text():
+            time.sleep(0.01)
+        job = Path(f"/proc/{pid.read_text().strip()}/stat").read_text().rpartition(")")[2].split()[1]
+        os.kill(int(job), signal.SIGUSR1)
+
+    asking = threading.Thread(target=ask)
+    file = tmp_path / name if name == "launcher" else FOLDER / name
+    asking.start()
+    status, _ = started(str(file), STATUS="asked", BASH_ENV=str(tmp_path / "slow"), SLURM_ARRAY_JOB_ID="7")
+    asking.join()
+    assert status == 75 and (tmp_path / "calls").read_text().startswith("scontrol requeue 7")

@@ -344,6 +344,7 @@ def script_of(launcher: Launcher, command: Sequence[str], requeue: bool = True) 
         'trap "kill -USR1 $PID" USR1',
         'trap "ENDED=1; kill -TERM $PID" TERM',
         "while wait $PID; STATUS=$?; kill -0 $PID 2>/dev/null; do :; done",
+        "[ $STATUS -le 128 ] || { wait $PID; STATUS=$?; }  # it ended while a trap ran",
     ]
     if requeue:
         task = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
