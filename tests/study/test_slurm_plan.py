@@ -129,8 +129,12 @@ def test_interrupted_while_it_submits_it_knows_each_job(
     tool = (tools / "sbatch").read_text()
     hit = f'echo $((N + 1)) > {tools}/count; [ "$N" = 1 ] && kill -{number.value} {os.getpid()} && sleep 0.3;'
     (tools / "sbatch").write_text(tool.replace(f"echo $((N + 1)) > {tools}/count;", hit))
-    with pytest.raises((KeyboardInterrupt, SystemExit)), listening():
-        slurm.execute(launcher, None, targets)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background commands ignore it
+    try:
+        with pytest.raises((KeyboardInterrupt, SystemExit)), listening():
+            slurm.execute(launcher, None, targets)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert capfd.readouterr().err.endswith("jobs in the queue stay there: 1, 2\n")
     (tools / "sbatch").write_text(tool)
     (tools / "queue").write_text("1_0\n1_1\n1_2\n2_0\n2_1\n2_2\n")
