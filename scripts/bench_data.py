@@ -37,7 +37,7 @@ def vocabulary(draw: random.Random, size: int = 30_000) -> list[str]:
 
 
 def item(name: str, text: str) -> dict[str, Any]:
-    """A row of a benchmark in the hub's columns."""
+    """A row of a benchmark in the Hub's columns."""
     if name == "flores":
         return {"id": 0, "sentence": text}
     options = {f"mc_answer{n}": "jibu" for n in range(1, 5)} | {f"option_{letter}": letter for letter in "abcd"}

@@ -201,7 +201,7 @@ REFUSED = {
     "stage=eval eval=mgsm_2shot checkpoint=": "checkpoint is empty: give checkpoint=RUN",
     "stage=eval eval=mgsm_2shot checkpoint=/no/where": "checkpoint=/no/where is not a folder: name a finished run",
     "stage=eval eval=mgsm_2shot checkpoint=x*": "checkpoint=x* is no finished run of runs",
-    "stage=eval eval=mgsm_2shot checkpoint=hub:": "checkpoint=hub: is no model of the hub: write hub:org/name",
+    "stage=eval eval=mgsm_2shot checkpoint=hub:": "checkpoint=hub: is no model on the Hub: write hub:org/name",
     SOUP + "merge.experts=[a]": "merge.experts=['a']: name two runs or more",
     SFT + "model=trained": "give model.path=RUN",
     SFT + "model=sandbox_random": "model.tokenizer=data_root needs data_root",

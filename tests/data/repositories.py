@@ -1,4 +1,4 @@
-"""The repositories of the hub as local folders: file layout, configurations, splits and columns as published, with the
+"""The repositories on the Hub as local folders: file layout, configurations, splits and columns as published, with the
 ways in which real rows fail. `load_dataset` reads a folder with a README as it reads the repository.
 """
 

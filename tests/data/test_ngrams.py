@@ -133,7 +133,7 @@ def test_a_set_says_which_sets_a_text_shares_with() -> None:
 
 
 def lay_benchmarks(root: Path) -> None:
-    """One item of each benchmark, in the hub's columns."""
+    """One item of each benchmark, in the Hub's columns."""
     words = " ".join(f"w{n}" for n in range(20))
     options = {f"mc_answer{n}": f"{n}" for n in range(1, 5)}
     repositories.jsonl(root / "mgsm/sw/test.jsonl", [{"question": f"mgsm {words}"}])

@@ -1,4 +1,4 @@
-"""Every source, read from a folder with its repository's layout through the call that reads the hub."""
+"""Every source, read from a folder with its repository's layout through the call that reads the Hub."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def source(name: str, **more: Any) -> Source:
 
 
 def rows(name: str, folder: Path, **more: Any) -> list[Example | Unusable]:
-    """The rows of a source, its repository made below `folder` under the name it has on the hub."""
+    """The rows of a source, its repository made below `folder` under the name it has on the Hub."""
     found = source(name, **more)
     assert found.hub is not None
     here = folder / found.hub.partition("/")[2]

@@ -299,7 +299,7 @@ def test_pass_at_1_by_hand(tmp_path: Path) -> None:
     [
         (0, True, False, "allow it with eval.run_code=true, or leave mbpp out"),
         (3, True, True, "asked without exemplars: num_fewshot=0, not 3"),
-        (0, False, True, "mbpp has no translation into Swahili on the hub: set data_root"),
+        (0, False, True, "mbpp has no translation into Swahili on the Hub: set data_root"),
     ],
 )
 def test_mbpp_is_refused(tmp_path: Path, shots: int, data: bool, run_code: bool, message: str) -> None:

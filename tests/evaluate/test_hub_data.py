@@ -1,4 +1,4 @@
-"""Benchmarks of the hub where it does not answer: refused at once, or taken from the cache."""
+"""Benchmarks on the Hub where it does not answer: refused at once, or taken from the cache."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def test_a_hub_that_gives_nothing_is_asked_once(tmp_path: Path) -> None:
     assert [one for one in asked_for if "mgsm" in one or "belebele" in one] == ["GET /api/datasets/juletxara/mgsm"]
     assert "Retry" not in done.stderr
     assert done.stdout.startswith("the data of mgsm_en_2shot cannot be read (juletxara/mgsm: ")
-    assert done.stdout.endswith("run stage=prefetch on a node with the hub, or set data_root to a folder that has it\n")
+    told = "run stage=prefetch on a node that reaches the Hub, or set data_root to a folder that has it\n"
+    assert done.stdout.endswith(told)
     assert "503" in done.stdout and ".work" not in done.stdout and done.stdout.count("\n") == 1
 
 

@@ -78,7 +78,7 @@ def test_the_other_kinds_of_mgsm_are_the_stock_tasks(tmp_path: Path, real_data: 
 
 
 def test_the_hub_gives_the_same_prompts(tmp_path: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for the hub, which hands out the made-up benchmarks under their names and columns there."""
+    """A stand-in for the Hub, which hands out the made-up benchmarks under their names and columns there."""
     tasks = {"mgsm": 2, "belebele": 2, "global_mmlu": 1, "flores": 1}
     for folder in data_root.iterdir():
         (folder / "qac").rename(folder / "sw")

@@ -1,4 +1,4 @@
-"""Models of the hub, with a hub that answers, refuses, or is not there."""
+"""Models on the Hub, with a hub that answers, refuses, or is not there."""
 
 from __future__ import annotations
 

@@ -61,10 +61,10 @@ def by_hand(base: Path, expert: Path) -> dict[str, float]:
     return {name: float((now.tensor(name).float() - was.tensor(name).float()).abs().mean()) for name in was.names}
 
 
-@pytest.mark.parametrize("how", ["card on the hub", "card", "base="])
+@pytest.mark.parametrize("how", ["card on the Hub", "card", "base="])
 def test_analyze_finds_the_base(how: str, cached: dict[str, Path], make_run: Make, tmp_path: Path) -> None:
     words = [f"checkpoint={cached['math']}"]
-    if how == "card on the hub":
+    if how == "card on the Hub":
         words = ["checkpoint=hub:org/math"]
     if how == "base=":
         (cached["math"] / "README.md").unlink()
@@ -74,7 +74,7 @@ def test_analyze_finds_the_base(how: str, cached: dict[str, Path], make_run: Mak
     assert {row["parameter"]: float(row["mean"]) for row in rows} == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("how", ["card on the hub", "card", "merge.base="])
+@pytest.mark.parametrize("how", ["card on the Hub", "card", "merge.base="])
 def test_a_merge_of_task_vectors_finds_the_base(
     how: str, cached: dict[str, Path], make_run: Make, tmp_path: Path
 ) -> None:

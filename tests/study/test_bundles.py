@@ -104,8 +104,8 @@ def test_the_model_of_spbleu_decides_flores_alone(tmp_path: Path) -> None:
     [
         ("eval=layer_swapping languages=[en]", "flores translates between English and another language: add one"),
         ("eval=unreasonable eval.exemplars=random", "eval.exemplars=random is for MGSM: belebele has"),
-        ("eval=unreasonable eval.split=dev", "eval.split=dev has no items on the hub"),
-        ("eval=mgsm_2shot languages=[en,qac]", "qac is a constructed language and not on the hub: set data_root"),
+        ("eval=unreasonable eval.split=dev", "eval.split=dev has no items on the Hub"),
+        ("eval=mgsm_2shot languages=[en,qac]", "qac is a constructed language and not on the Hub: set data_root"),
     ],
 )
 def test_a_task_that_cannot_be_asked_is_refused_before_any_is_scored(words: str, expected: str) -> None:

@@ -11,7 +11,7 @@ from pipeline.config.knob import knob
 
 @dataclass
 class Source:
-    """One dataset: where it is on the hub, or below data_root, which rows are taken, and how many.
+    """One dataset: where it is on the Hub, or below data_root, which rows are taken, and how many.
 
     How many: `count` rows, or a `share` of what data.size leaves to shares, or neither: all there are.
     """
@@ -98,5 +98,5 @@ class Data:
     allow_fewer: bool = False  # take what there is where a source has fewer rows than asked
     decontaminate: str = knob("drop", options=("drop", "count"))  # rows that share an n-gram with a benchmark
     ngram: int = knob(13, low=4)  # words; twice as many characters where a script has no spaces
-    benchmarks: str | None = knob(None, run=True)  # a folder laid out as data_root; null: data_root, else the hub
+    benchmarks: str | None = knob(None, run=True)  # a folder laid out as data_root; null: data_root, else the Hub
     word_problems: str = knob("drop", options=("drop", "count"))  # of language sets

@@ -256,7 +256,7 @@ class PlanStage(TableStage):
 
 @dataclass
 class Prefetch:
-    update: bool = False  # take what the hub has now in place of what is locked: the hashes of runs change with it
+    update: bool = False  # take what the Hub has now in place of what is locked: the hashes of runs change with it
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """The benchmarks that training rows are compared with: MGSM, Belebele, FLORES, Global MMLU and MBPP.
 
 Their texts come from a folder laid out as a data_root (each language and split that is there, exemplars aside), else
-from the hub, in each language of this program that they have. Imports nothing heavy.
+from the Hub, in each language of this program that they have. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TEXTS: dict[str, Callable[[Row], list[str]]] = {
 
 
 def hub_sources() -> Iterator[tuple[str, Source]]:
-    """(benchmark, where it is) of each language and split on the hub. The original of MBPP is the only one there is."""
+    """(benchmark, where it is) of each language and split on the Hub. The original of MBPP is the only one there is."""
 
     def source(hub: str, config: str, split: str = "test") -> Source:
         return Source(hub=hub, hub_config=config, split=split, rows="text", file="")
@@ -83,10 +83,10 @@ class Known:
 
 
 def known(n: int, root: Path | None, lock: Lock | None) -> Known:
-    """The n-grams of the benchmarks below `root`, or of those on the hub.
+    """The n-grams of the benchmarks below `root`, or of those on the Hub.
 
     Raises:
-        PipelineError: a file that is broken, or a benchmark that the hub does not give.
+        PipelineError: a file that is broken, or a benchmark that the Hub does not give.
     """
     import numpy as np
 
@@ -130,7 +130,7 @@ def of_folder(root: Path) -> Iterator[tuple[str, str]]:
             except (ValueError, KeyError, TypeError) as error:
                 problem = f"{type(error).__name__} {getattr(error, 'msg', error)}"
                 raise PipelineError(
-                    f"{path}, line {number} cannot be compared with ({problem}): give the hub's {name}"
+                    f"{path}, line {number} cannot be compared with ({problem}): give the Hub's {name}"
                 ) from error
 
 

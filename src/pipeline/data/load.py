@@ -52,7 +52,7 @@ def read(
 ) -> Iterator[Example | Unusable]:
     """The examples of a source, in its order (a stream's is shuffled by the seed); the reason for a row without any.
 
-    locked: its files in the hub's cache. counts: gets sampled_from, the rows there are, where only a sample is read.
+    locked: its files in the Hub's cache. counts: gets sampled_from, the rows there are, where only a sample is read.
     there: gets how many rows are read, None where that is not known. bar: counts them.
 
     Raises:
@@ -233,7 +233,7 @@ def local_file(source: Source, data_root: Path) -> Path:
     path = data_root / below
     if not path.is_file():
         raise PipelineError(
-            f"data_root={data_root} has no {source.file}: put the file there, or leave data_root out to use the hub"
+            f"data_root={data_root} has no {source.file}: put the file there, or leave data_root out to use the Hub"
         )
     if path.stat().st_size == 0:
         raise PipelineError(f"{path} is empty: it must hold one JSON object a line")
@@ -245,7 +245,7 @@ def local_file(source: Source, data_root: Path) -> Path:
 
 @contextmanager
 def readable_errors(name: str, source: Source) -> Iterator[None]:
-    """What `datasets` and the hub raise, as one sentence that says what to do."""
+    """What `datasets` and the Hub raise, as one sentence that says what to do."""
     try:
         yield
     except PipelineError:
@@ -292,7 +292,7 @@ def why_unreadable(name: str, source: Source, error: BaseException) -> str:
     if "UnicodeDecodeError" in kinds or "codec can't decode" in words or "invalid UTF" in words.lower():
         return f"{what} is not UTF-8 text: convert the file, or leave the source out"
     if "DatasetNotFoundError" in kinds:
-        return f"{what} is not on the hub, or hidden from you: {words[:200]}"
+        return f"{what} is not on the Hub, or hidden from you: {words[:200]}"
     if kinds & {"FileNotFoundError", "DataFilesNotFoundError", "EmptyDatasetError", "StopIteration"}:
         return f"{what} has no such files: check {where}.hub, {where}.files and {where}.file ({words[:200]})"
     if kinds & {"ArrowInvalid", "DatasetGenerationError", "BadGzipFile", "EOFError", "CastError"}:

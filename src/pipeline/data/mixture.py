@@ -70,7 +70,7 @@ def opened(
     name: str, source: Source, data_root: Path | None, seed: int, lock: Lock | None, counts: Any = None,
     there: list[int | None] | None = None, bar: Bar | None = None,
 ) -> Iterator[Example | Unusable]:  # fmt: skip
-    """The rows of a source: below data_root, else locked in the hub's cache, else of the hub."""
+    """The rows of a source: below data_root, else locked in the Hub's cache, else from the Hub."""
     source, files = lock.source(source) if lock and data_root is None else (source, None)
     return read(name, source, data_root, seed, files, counts, there, bar)
 

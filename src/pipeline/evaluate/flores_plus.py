@@ -1,4 +1,4 @@
-"""FLORES+ from the hub, whose rows of one language the harness cannot join. Named by tasks/flores_hub.yaml."""
+"""FLORES+ from the Hub, whose rows of one language the harness cannot join. Named by tasks/flores_hub.yaml."""
 
 from __future__ import annotations
 

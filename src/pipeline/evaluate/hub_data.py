@@ -1,4 +1,4 @@
-"""Which data sets the harness reads of the Hub."""
+"""Which data sets the harness reads from the Hub."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.languages import language
 
 
 def data_sets(task_file: Path) -> list[tuple[str, str | None, str]]:
-    """(repository, configuration, split) of each set of the hub that a task file reads; none where data is local."""
+    """(repository, configuration, split) of each set on the Hub that a task file reads; none where data is local."""
     body = whole(task_file)
     if body.get("dataset_path") == "json":
         return []

@@ -42,7 +42,7 @@ def rows_of(file: Path, columns: dict[str, type], options: dict[str, tuple[str, 
             raise PipelineError(f"{file}, line {number} is not JSON ({error.msg}): write the file again") from error
         for column, kind in columns.items():
             if not isinstance(row, dict) or column not in row:
-                raise PipelineError(f"{file}, line {number} has no column {column!r}: the hub's columns are needed")
+                raise PipelineError(f"{file}, line {number} has no column {column!r}: the Hub's columns are needed")
             if not isinstance(row[column], kind) or isinstance(row[column], bool):
                 want = "null" if kind is type(None) else f"of type {kind.__name__}"
                 raise PipelineError(f"{file}, line {number}: {column} must be {want}, got {row[column]!r}")

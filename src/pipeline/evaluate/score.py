@@ -37,7 +37,7 @@ FEWSHOT_SEED = 1234  # of simple_evaluate
 def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
     """The harness' task objects, their data read, in the order of `definitions`.
 
-    Raises PipelineError where data cannot be read: neither from the hub, which is asked once, nor from its cache.
+    Raises PipelineError where data cannot be read: neither from the Hub, which is asked once, nor from its cache.
     """
     manager, why_not = TaskManager(include_defaults=False), functools.cache(reach.why_not)
     tasks: list[Task] = []
@@ -50,9 +50,9 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
         except Exception as error:  # datasets raises whatever its readers and the network raise
             remedy = "write its files below data_root again"
             if sets:
-                remedy = "run stage=prefetch on a node with the hub, or set data_root to a folder that has it"
+                remedy = "run stage=prefetch on a node that reaches the Hub, or set data_root to a folder that has it"
             if FLORES_PLUS in sets:
-                remedy = f"accept the conditions of FLORES+ on the hub and log in, {remedy}"
+                remedy = f"accept the conditions of FLORES+ on the Hub and log in, {remedy}"
             told = f"{kept_from[0]}; its cache here has none" if kept_from else first_line(error)
             raise PipelineError(f"the data of {definition.name} cannot be read ({told}): {remedy}") from error
         _refuse_too_many_shots(definition, tasks[-1])
@@ -60,7 +60,7 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
 
 
 def _refuse_too_many_shots(definition: Definition, task: Any) -> None:
-    """What is checked of local files before, of the hub's."""
+    """What is checked of local files before, of the Hub's."""
     if definition.num_fewshot:
         subjects = getattr(task, "exemplars", {"": list(task.fewshot_docs())})
         subject, fewest = min(((name, len(docs)) for name, docs in subjects.items()), key=lambda one: one[1])

@@ -2,7 +2,7 @@
 
 Each task is the harness' stock file, included by its path, with only the place of the data, the order of the exemplars
 and the length of answers changed, so that a prompt equals the stock task's byte for byte. FLORES and MBPP are ours: no
-stock FLORES task reads any source that can still be had, and the stock MBPP asks the hub for a metric when it is read;
+stock FLORES task reads any source that can still be had, and the stock MBPP asks the Hub for a metric when it is read;
 its prompt is kept. Constructed languages take the English stock file: the prompt's words (`Question:`, `Step-by-Step
 Answer:`) are English, question and answer are not.
 
@@ -98,7 +98,7 @@ def task_definitions(
 ) -> list[Definition]:
     """Check the data of each task in each language and write a task file of the harness for each into `folder`.
 
-    `data_root`: the folder with the data, None for the hub. `split`: test, or dev (development items). `max_gen_toks`:
+    `data_root`: the folder with the data, None for the Hub. `split`: test, or dev (development items). `max_gen_toks`:
     the longest answer in tokens, None for the task's own. `run_code`: MBPP may run programs. `options`: a four-way
     question is answered by a letter, or by the text of an option. `left_out`: takes the tasks that are wanted
     `where_possible` and are not. FLORES gives two tasks a language, from and into English.
@@ -115,7 +115,7 @@ def task_definitions(
         if count > 1:
             raise PipelineError(f"{task} stands {count} times in one evaluation: give each number of shots its own")
     if data_root is None and split != "test":
-        raise PipelineError(f"eval.split={split} has no items on the hub: set data_root to a folder that has them")
+        raise PipelineError(f"eval.split={split} has no items on the Hub: set data_root to a folder that has them")
     if exemplars == "random" and (other := [task for task in counts if _TASKS[task] is not _mgsm]):
         raise PipelineError(f"eval.exemplars=random is for MGSM: {other[0]} has its exemplars in the order of its file")
     known = [language(code) for code in dict.fromkeys(languages)]
@@ -200,7 +200,7 @@ def _global_mmlu(ask: Ask) -> list[Definition]:
 
 def _flores(ask: Ask) -> list[Definition]:
     if ask.language.constructed and not ask.data_root:
-        raise PipelineError(f"{ask.language.code} is a constructed language and not on the hub: set data_root")
+        raise PipelineError(f"{ask.language.code} is a constructed language and not on the Hub: set data_root")
     english, other = language("en"), ask.language
     found = []
     for source, target in ((english, other), (other, english)):
@@ -247,7 +247,7 @@ def _mbpp(ask: Ask) -> list[Definition]:
         read_from(body, test=test)
     elif ask.language.code != "en":
         raise Missing(
-            f"mbpp has no translation into {ask.language.name} on the hub: set data_root to a folder with "
+            f"mbpp has no translation into {ask.language.name} on the Hub: set data_root to a folder with "
             f"mbpp/{ask.language.code}/test.jsonl"
         )
     return [write(ask, body | generation_kwargs(ask, ours("mbpp")))]
@@ -272,7 +272,7 @@ def stock(ask: Ask, name: str, wordless: str | None = None) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise PipelineError("lm_eval is not installed: install the package with its requirements")
     if ask.language.constructed and not ask.data_root:
-        raise PipelineError(f"{ask.language.code} is a constructed language and not on the hub: set data_root")
+        raise PipelineError(f"{ask.language.code} is a constructed language and not on the Hub: set data_root")
     tasks = Path(spec.submodule_search_locations[0]) / "tasks"
     file = tasks / name
     if file.is_file():

@@ -1,4 +1,4 @@
-"""Addresses: what names a repository of the Hub, and how others may be shown and kept, without credentials."""
+"""Addresses: what names a repository on the Hub, and how others may be shown and kept, without credentials."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The lock file: which revision of each model, data set and file a table's runs are made from.
 
-stage=prefetch writes runs_dir/hub.lock.json. What it holds enters the hashes of runs, and is read from the hub's cache
+stage=prefetch writes runs_dir/hub.lock.json. What it holds enters the hashes of runs, and is read from the Hub's cache
 alone, so that compute nodes need no hub. Imports nothing heavy.
 """
 
@@ -22,7 +22,7 @@ LOCK = "hub.lock.json"
 
 
 def cache() -> Path:
-    """The hub's cache, by the rules of huggingface_hub."""
+    """The Hub's cache, by the rules of huggingface_hub."""
     home = os.environ.get("HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"))
     found = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
     return Path(os.path.expandvars(os.path.expanduser(found)))
@@ -103,8 +103,8 @@ def checked(path: Path, size: int, what: str) -> Path:
     if there != size:
         state = "is not there" if there is None else f"has {there} of {size} bytes"
         raise PipelineError(
-            f"{what} is locked, but {path.name} {state} in {path.parent}: run stage=prefetch where the hub is, "
-            "or set HF_HOME to the cache it filled"
+            f"{what} is locked, but {path.name} {state} in {path.parent}: run stage=prefetch where the Hub can be "
+            "reached, or set HF_HOME to the cache it filled"
         )
     return path
 

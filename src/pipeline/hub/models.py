@@ -1,4 +1,4 @@
-"""Models of the hub: taken from its cache or fetched, and refused in one sentence where neither can be done."""
+"""Models on the Hub: taken from its cache or fetched, and refused in one sentence where neither can be done."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from pipeline.errors import PipelineError, first_line
 from pipeline.models.files import HUB_PATTERNS
 
-SECONDS = 10  # for the hub to answer
+SECONDS = 10  # for the Hub to answer
 
 
 def local(folder: Path, revision: str | None = None) -> Path:
-    """The folder itself, or the snapshot of the hub's model that org/name (or org/name@revision) stands for.
+    """The folder itself, or the snapshot of the Hub's model that org/name (or org/name@revision) stands for.
 
-    The hub is asked once before anything is fetched, as a download that cannot reach it tries for half a minute. Old
+    The Hub is asked once before anything is fetched, as a download that cannot reach it tries for half a minute. Old
     names there have no organisation.
 
     Raises:
@@ -43,20 +43,20 @@ def local(folder: Path, revision: str | None = None) -> Path:
         if reached:
             raise refusal(name, error) from error
         raise PipelineError(
-            f"hub:{name} cannot be reached, and is not in its cache here: run stage=prefetch on a node with the hub, "
-            "or name a folder that holds it"
+            f"hub:{name} cannot be reached, and is not in its cache here: run stage=prefetch on a node that "
+            "reaches the Hub, or name a folder that holds it"
         ) from error
 
 
 def of_hub(folder: Path) -> bool:
-    """Whether this is a model of the hub by its name, org/name, and no folder."""
+    """Whether this is a model on the Hub by its name, org/name, and no folder."""
     return not folder.is_dir() and not folder.is_absolute() and len(folder.parts) <= 2
 
 
 def metadata(folder: Path, revision: str | None = None, ask: bool = True) -> dict[str, Any]:
-    """The metadata on a model's card (the head of its README.md), of a folder or of the hub's org/name[@revision].
+    """The metadata on a model's card (the head of its README.md), of a folder or of the Hub's org/name[@revision].
 
-    Empty where there is no card, or where it cannot be had: `ask=False` looks into the hub's cache alone.
+    Empty where there is no card, or where it cannot be had: `ask=False` looks into the Hub's cache alone.
     """
     file = folder / "README.md"
     if of_hub(folder):

@@ -110,7 +110,7 @@ Source = Checkpoint | Adapted
 
 
 def open_source(folder: str | Path, base: Path | None = None) -> Source:
-    """A checkpoint, or an adapter on its base, by headers alone. A name of the hub is looked up there.
+    """A checkpoint, or an adapter on its base, by headers alone. A name on the Hub is looked up there.
 
     `base` stands in place of what the adapter_config.json of an adapter from elsewhere names; one that a run made has
     the base of its manifest.

@@ -19,8 +19,8 @@ from pipeline.runs.run import External, Folder, Parent
 def find(reference: str, runs_dir: Path, knob: str, revision: str | None = None) -> Parent:
     """What RUN means: a folder (has a / or starts with .), a run's exact name, or a unique prefix of one.
 
-    hub:org/name is a model on the hub, package:folder one that is shipped with this package, RUN@STEP a snapshot. A
-    model that stage=prefetch locked is known by its revision, and is its folder in the hub's cache.
+    hub:org/name is a model on the Hub, package:folder one that is shipped with this package, RUN@STEP a snapshot. A
+    model that stage=prefetch locked is known by its revision, and is its folder in the Hub's cache.
 
     Raises:
         PipelineError: nothing or more than one thing is meant, or the folder is no finished run and no model.
@@ -30,7 +30,7 @@ def find(reference: str, runs_dir: Path, knob: str, revision: str | None = None)
     if reference.startswith("hub:"):
         name = reference.removeprefix("hub:")
         if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-            raise PipelineError(f"{knob}={reference} is no model of the hub: write hub:org/name")
+            raise PipelineError(f"{knob}={reference} is no model on the Hub: write hub:org/name")
         hub = pinned_as(name, revision)
         pinned, folder = read_lock(runs_dir).model(hub) or (None, Path(name))
         identity = f"{reference}@{pinned}" if pinned else reference

@@ -78,7 +78,7 @@ def base_of(expert: Parent, config: Stage, key: str = "merge.experts") -> Parent
 
 
 def _named(expert: Parent, recorded: Ancestor | None, who: str, remedy: str) -> tuple[str, str | None]:
-    """The RUN, and its revision on the hub, that the adapter_config.json or the card of an expert names as its base."""
+    """The RUN, and its revision on the Hub, that the adapter_config.json or the card of an expert names as its base."""
     if (expert.folder / ADAPTER_CONFIG).is_file():
         base, revision = named_base(expert.folder)
         return (str(base.resolve()), None) if base.is_dir() else (f"hub:{base}", revision)
@@ -124,7 +124,7 @@ def base_folder(folder: Path) -> Path:
 
 
 def named_base(folder: Path) -> tuple[Path, str | None]:
-    """The base that an adapter_config.json names: a folder, or org/name on the hub and its revision."""
+    """The base that an adapter_config.json names: a folder, or org/name on the Hub and its revision."""
     settings = _settings(folder)
     named = Path(settings.get("base_model_name_or_path") or "")
     for path in (named, folder / named):

@@ -40,12 +40,12 @@ class Parent(Protocol):
 
 @dataclass(frozen=True)
 class External:
-    """What is there: a finished run, known by its hash; any other folder, by its content; a model of the hub."""
+    """What is there: a finished run, known by its hash; any other folder, by its content; a model on the Hub."""
 
     name: str
     hash: str
     folder: Path
-    hub: str | None = None  # of a model of the hub: its id, and the revision asked for, as the lock file has them
+    hub: str | None = None  # of a model on the Hub: its id, and the revision asked for, as the lock file has them
 
 
 @dataclass(frozen=True)

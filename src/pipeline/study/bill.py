@@ -296,7 +296,7 @@ def behind(run: Parent) -> Iterator[Parent]:
 
 @lru_cache(maxsize=64)
 def by_hub(hub: str) -> str:
-    """The option of conf/model that names a model of the Hub."""
+    """The option of conf/model that names a model on the Hub."""
     for option in conf.options("model"):
         if OmegaConf.select(OmegaConf.load(str(conf.file("model", option))), "path") == f"hub:{hub.partition('@')[0]}":
             return option

@@ -1,4 +1,4 @@
-"""What runs read of the Hub: models, training sets and benchmarks, finished or not."""
+"""What runs read from the Hub: models, training sets and benchmarks, finished or not."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pipeline.runs.run import External, Run
 
 @dataclass
 class Needs:
-    """What runs read of the hub. models: id or id@asked. sources: what it is for -> where it is, once each."""
+    """What runs read from the Hub. models: id or id@asked. sources: what it is for -> where it is, once each."""
 
     models: list[str] = field(default_factory=list)
     sources: dict[str, Source] = field(default_factory=dict)
     scored: list[tuple[str, str | None]] = field(default_factory=list)  # sets that the harness loads by their names
-    problems: list[str] = field(default_factory=list)  # what cannot be had of the hub at all
+    problems: list[str] = field(default_factory=list)  # what cannot be had from the Hub at all
 
     def not_pinned(self, lock: Lock) -> list[str]:
         missing = [name for name in self.models if name not in lock.models]
@@ -32,7 +32,7 @@ class Needs:
 
 
 def needs(runs: list[Run]) -> Needs:
-    """What these runs read of the hub, finished or not."""
+    """What these runs read from the Hub, finished or not."""
     found = Needs()
     for run in runs:
         for parent in run.parents.values():
@@ -59,7 +59,7 @@ def _label(name: str, source: Source) -> str:
 
 
 def benchmark_sources(config: DataStage | EvalStage) -> list[Source]:
-    """The benchmark sets of the hub that a run reads: what training rows are compared with, or what is scored."""
+    """The benchmark sets on the Hub that a run reads: what training rows are compared with, or what is scored."""
     if config.data_root is not None:
         return []
     if isinstance(config, DataStage):

@@ -1,7 +1,7 @@
 """Stage prefetch: fetch every model and data set that a table needs, and lock the revision of each.
 
 The lock file, runs_dir/hub.lock.json, then enters the hashes of runs, and compute nodes run with HF_HUB_OFFLINE=1. What
-is locked stays so when the hub moves on: prefetch.update=true takes what is new.
+is locked stays so when the Hub moves on: prefetch.update=true takes what is new.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def revision_to_fetch(info: Callable[..., Any], name: str, was: str | None, upda
         return now
     if was != now:
         print(
-            f"{name} has moved on the hub since it was locked ({was[:8]} -> {now[:8]}): the locked one is kept; "
+            f"{name} has moved on the Hub since it was locked ({was[:8]} -> {now[:8]}): the locked one is kept; "
             "prefetch.update=true takes the new one, and other hashes with it",
             file=sys.stderr,
         )
@@ -102,7 +102,7 @@ def revision_to_fetch(info: Callable[..., Any], name: str, was: str | None, upda
 
 
 def fetch_model(lock: Lock, name: str, update: bool) -> None:
-    """Weights, tokenizer and configuration of a model into the hub's cache, safetensors only."""
+    """Weights, tokenizer and configuration of a model into the Hub's cache, safetensors only."""
     hub, entry = _hub(), lock.models.get(name, {})
     revision = revision_to_fetch(hub.model_info, name, entry.get("revision"), update)
     repository = name.partition("@")[0]
@@ -115,7 +115,7 @@ def fetch_model(lock: Lock, name: str, update: bool) -> None:
 
 
 def fetch_dataset(lock: Lock, source: Source, update: bool) -> None:
-    """The files of one configuration and split, or of a pattern, into the hub's cache."""
+    """The files of one configuration and split, or of a pattern, into the Hub's cache."""
     hub = _hub()
     assert source.hub is not None
     if Path(source.hub).is_dir():
@@ -137,7 +137,7 @@ def fetch_dataset(lock: Lock, source: Source, update: bool) -> None:
 
 
 def prepare(lock: Lock, hub: str, name: str | None) -> None:
-    """A set as `datasets` keeps it, which is where the harness finds it when the hub is off."""
+    """A set as `datasets` keeps it, which is where the harness finds it when the Hub is off."""
     from datasets import load_dataset
 
     if hub not in lock.datasets:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def local_base(run: Run[TrainStage]) -> Path | None:
-    """The folder of the base, fetched where it is the hub's; None for a model that is made from nothing."""
+    """The folder of the base, fetched where it is the Hub's; None for a model that is made from nothing."""
     if "model" not in run.parents:
         return None
     return local(run.parents["model"].folder, run.config.model.revision)

@@ -63,7 +63,7 @@ def without_left_out(config: DataStage) -> DataStage:
 
 
 def at_locked_revisions(config: DataStage) -> DataStage:
-    """The sources of the Hub at the revisions that stage=prefetch locked, so that these enter the hash."""
+    """The sources on the Hub at the revisions that stage=prefetch locked, so that these enter the hash."""
     if config.data_root is not None or config.expert.world is not None:
         return config
     lock = read_lock(Path(config.runs_dir))
@@ -107,7 +107,7 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
 
 
 def locked_benchmarks(config: DataStage | EvalStage) -> dict[str, Parent]:
-    """The benchmark sets of the Hub that a run reads, as a parent known by its locked revisions; none until then."""
+    """The benchmark sets on the Hub that a run reads, as a parent known by its locked revisions; none until then."""
     lock = read_lock(Path(config.runs_dir))
     if not lock.datasets:
         return {}
@@ -116,4 +116,4 @@ def locked_benchmarks(config: DataStage | EvalStage) -> dict[str, Parent]:
     except PipelineError:  # a task that the Hub has no data for: the evaluation itself refuses it
         return {}
     pins = sorted({f"{hub}@{entry['revision']}" for hub, entry in entries if entry})
-    return {"benchmarks": External("benchmarks of the hub", digest_of(pins), Path("hub"))} if pins else {}
+    return {"benchmarks": External("benchmarks on the Hub", digest_of(pins), Path("hub"))} if pins else {}

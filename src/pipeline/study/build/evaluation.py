@@ -26,7 +26,7 @@ from pipeline.study.build.world import refuse_another_world
 def build(config: EvalStage, resolver: Resolver) -> Draft:
     for code in config.languages:
         if language(code).constructed and config.data_root is None:
-            raise PipelineError(f"{code} is a constructed language and not on the hub: set data_root")
+            raise PipelineError(f"{code} is a constructed language and not on the Hub: set data_root")
     if config.checkpoint is None:
         label, parents = described(config, resolver)
     else:

@@ -26,7 +26,7 @@ def build(config: TrainStage, resolver: Resolver) -> Draft:
     if config.sft.method == "partial" and config.sft.side is None:
         config = replace(config, sft=replace(config.sft, side=config.expert.side))
     base = parents.get("model")
-    told = not isinstance(base, External) or base.folder.is_dir()  # a model of the hub is asked only where it must be
+    told = not isinstance(base, External) or base.folder.is_dir()  # a model on the Hub is asked only where it must be
     if config.partition is not None and (config.partition.scale_to_depth or told):
         config = replace(config, partition=resolved(config.partition, depth(config, parents)))  # or refused
     if told:
@@ -124,7 +124,7 @@ def hub_file(name: str, revision: str | None) -> str:
         return hf_hub_download(name, "config.json", revision=revision)
     except Exception as error:
         raise PipelineError(
-            f"partition.scale_to_depth=true needs the depth of {name}, which could not be read from the hub: "
+            f"partition.scale_to_depth=true needs the depth of {name}, which could not be read from the Hub: "
             "give the counts themselves"
         ) from error
 
