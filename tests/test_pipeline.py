@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import yaml
+from small_runs import a_run
 
 from pipeline.config.compose import compose
 from pipeline.evaluate import score as evaluation
 from pipeline.files import sha256
 from pipeline.study import execute
 from pipeline.study.planning import Planning
+from pipeline.study.table import failures
 
 REAL_STAGE = execute.stage_function
 
@@ -48,6 +50,29 @@ def times(folder: Path) -> dict[Path, int]:
         for path in folder.glob("*/**/*")
         if path.is_file() and not {"reports", ".plans"} & set(path.parts)
     }
+
+
+def test_what_failed_is_told_apart_from_what_depends_on_it(tmp_path: Path) -> None:
+    parents = [a_run(tmp_path, label="parent", seed=seed) for seed in range(4)]
+    children = [a_run(tmp_path, {"data_root": parents[0]}, label="child", seed=seed) for seed in range(2)]
+    one = {parents[0].name: "no room"}
+    runs = [*parents, *children]
+    assert failures(one, runs) == f"1 run failed ({parents[0].name}: no room)"
+    blocked = {child.name: "its parent failed" for child in children}
+    told = f"1 run failed ({parents[0].name}: no room), so 2 that depend on them were not made"
+    assert failures({**one, **blocked}, runs) == told
+    told = failures({parent.name: "no room" for parent in parents}, runs)
+    assert told.startswith("4 runs failed (") and told.count("no room") == 3 and told.endswith("; 1 more)")
+
+
+@pytest.mark.parametrize("launcher", ["local", "slurm"])
+def test_a_folder_that_cannot_be_is_refused_before_anything(
+    launcher: str, call: Callable[..., SimpleNamespace], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    told = call("stage=table", "table=sandbox", f"runs_dir={tmp_path}/file/runs", f"launcher={launcher}")
+    refusal = f"error: runs_dir={tmp_path}/file/runs cannot be written (Not a directory): give another; "
+    assert told.status == 1 and told.err.splitlines()[-1].startswith(refusal)
 
 
 def test_a_table_from_nothing_with_a_failure_and_again(

@@ -35,7 +35,7 @@ from pipeline.config.compose import (
     with_every,
 )
 from pipeline.config.manual import manual
-from pipeline.config.stages import RunStage, Stage
+from pipeline.config.stages import RunStage, Stage, TrainStage
 from pipeline.config.words import stage_of
 from pipeline.errors import Held, PipelineError
 from pipeline.files import ADDED_CONF
@@ -46,7 +46,7 @@ from pipeline.runs.stop import UNFINISHED, Stopped, asked, listening
 from pipeline.study.execute import one, sentence
 from pipeline.study.launch import makers_for
 from pipeline.study.stages import STUDY_STAGES, build
-from pipeline.train.processes import end_all, is_follower, launched
+from pipeline.train.processes import check_launch, end_all, is_follower, launched
 
 STAYS = "finished runs and resume points stay, no other work was published; the same command goes on"
 
@@ -97,6 +97,8 @@ def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None] = print
         config = compose_stage()
         if launched() is not None and config.stage not in ("sft", "cpt"):
             raise PipelineError(f"stage={config.stage} is of one process: start it without torchrun or accelerate")
+        if isinstance(config, TrainStage):
+            check_launch(config.sft.processes)
         with results_alone_on_stdout() as result:
             run(config, result)
     except Held as error:

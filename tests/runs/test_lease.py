@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -237,6 +238,23 @@ def test_many_processes_hold_it_one_after_the_other(tmp_path: Path) -> None:
     assert len(lines) == 2 * 4 * 40
     for entered, gone in zip(lines[::2], lines[1::2], strict=True):
         assert (entered[0], gone[0]) == ("in", "out") and entered[1] == gone[1]
+
+
+def test_seconds_a_step_are_of_the_steps_of_this_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that goes on after step 500 has not made 500 steps in a second."""
+    run, now = a_run(tmp_path), [1000.0]
+    monkeypatch.setattr(state, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def goes_on(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
+        for step, seconds in ((501, None), (502, None), (503, 2.0), (504, 2.0), (520, 3.0)):
+            state.at_step(run.workplace, step, 900)
+            assert state.read(run.workplace)["seconds_a_step"] == seconds
+            now[0] += {501: 1.5, 502: 2.5, 503: 1.0, 504: 52.0}.get(step, 0)
+        raise RuntimeError("no room")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no room"):
+            make_once(run, goes_on)
 
 
 def test_state_json_tells_who_makes_it_and_how_it_ended(tmp_path: Path) -> None:

@@ -285,15 +285,20 @@ def test_srun_on_two_nodes_trains_as_torchrun_does(
 
 
 def test_a_wrong_number_of_tasks_is_one_sentence(cluster: Cluster, base: Path, world: Path, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "pipeline", "stage=plan", f"runs_dir={tmp_path}"]
-    done = subprocess.run(
-        ["srun", "-N2", "-n2", "--mem=500M", *words],
-        env=cluster.environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode != 0 and "stage=plan is of one process: start it without" in done.stderr
+    for stage, refusal in (
+        ("plan", "stage=plan is of one process: start it without"),
+        ("sft", "sft.processes=1, but 2 processes were launched: give sft.processes=2"),
+    ):
+        words = [sys.executable, "-m", "pipeline", f"stage={stage}", f"runs_dir={tmp_path}/runs"]
+        done = subprocess.run(
+            ["srun", "-N2", "-n2", "--mem=500M", *words],
+            env=cluster.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 1 and refusal in done.stderr, done.stderr
+        assert not (tmp_path / "runs").exists()
 
 
 def test_the_fsdp_file_is_accepted(cluster: Cluster) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from pipeline.runs import state
 from pipeline.runs.make import make_once
 from pipeline.runs.run import Run
 from pipeline.runs.stop import listening
-from pipeline.study import slurm, worker
+from pipeline.study import execute, slurm, worker
 from pipeline.study.element import element_of
 from pipeline.study.execute import sentence
 from pipeline.study.stages import build
@@ -92,6 +93,7 @@ def test_submitting_again_adds_what_is_missing_and_nothing_else(tools: Path, tmp
     )
     with pytest.raises(PipelineError, match=told):
         slurm.execute(launcher, None, targets)
+    assert [len(list((tmp_path / "runs/.slurm").glob(kind))) for kind in ("*.sh", "*.jsonl")] == [1, 1]
     (tools / "most").write_text("99")
     (tools / "queue").write_text("1_0\n1_1\n1_2\n")
     with pytest.raises(Held, match=r"^4 runs submitted as 2 arrays, 7 in the queue"):
@@ -345,6 +347,28 @@ def test_a_task_checks_the_manifests_of_parents(tools: Path, task: Callable[...,
     assert (tmp_path / f"runs/.logs/child-{child.hash[:8]}.log").is_file()
 
 
+def test_what_a_library_makes_of_a_signal_is_no_failure(
+    tools: Path, task: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the task, asked for again after a preemption, would say that it failed in its turn before."""
+    run = a_run(tmp_path / "runs")
+
+    def signalled(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        except BaseException as error:
+            raise RuntimeError("an import failed") from error
+        return {}
+
+    monkeypatch.setattr(execute, "stage_function", lambda run: signalled)
+    assert task(run) == 75
+    told = state.read(run.workplace)
+    assert (told["state"], told["last_line"]) == ("stopped", None)
+    monkeypatch.setattr(execute, "stage_function", lambda run: lambda *_: {})
+    assert task(run, restarts=1) == 0
+
+
 def test_a_log_that_cannot_be_written_fails_the_run_and_not_the_worker(
     tools: Path, task: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -390,7 +414,7 @@ def test_status_tells_of_each_run(tools: Path, tmp_path: Path, call: Callable[..
     (tools / "queue").write_text("5_1\n")
 
     def stage(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
-        state.write(run.workplace, step=30, steps=90, since="2026-01-01T00:00:00+00:00")
+        state.write(run.workplace, step=30, steps=90, seconds_a_step=2.5)
         told = json.loads(call("stage=status", f"runs_dir={runs_dir}", "status.json=true").out)
         found.update({one["run"]: one for one in told})
         return {}
@@ -401,9 +425,12 @@ def test_status_tells_of_each_run(tools: Path, tmp_path: Path, call: Callable[..
     states = {name.rpartition("-")[0]: (one["state"], one["detail"]) for name, one in found.items()}
     assert states["done"][0] == "finished" and states["failing"] == ("failed", "no room")
     assert states["waits"] == ("waiting", "job 5_1") and states["blocked"] == ("blocked", f"by {failing.name}")
-    assert states["running"][0] == "running" and ", step 30 of 90, about " in states["running"][1]
+    assert states["running"][0] == "running" and ", step 30 of 90, about 150 s left" in states["running"][1]
     one = found[running.name]
-    assert (one["step"], one["steps"]) == (30, 90) and one["seconds_left"] > 1e6
+    assert (one["step"], one["steps"]) == (30, 90) and one["seconds_left"] == 150
+    (tmp_path / "empty").mkdir()
+    none = call("stage=status", f"runs_dir={tmp_path}/empty")
+    assert none.out == f"no run was made or submitted in runs_dir={tmp_path}/empty yet\n"
     shown = call("stage=status", f"runs_dir={runs_dir}").out
     assert "2 finished, 1 failed, 1 waiting, 1 blocked" in shown
     with pytest.raises(SystemExit):

@@ -19,10 +19,12 @@ from pipeline.runs.stop import asked
 STATE = "state.json"
 EVERY = 2.0  # seconds between two steps that are written
 _written: dict[Path, float] = {}
+_first: dict[Path, tuple[int, float]] = {}  # the first step that this attempt did, and when
 
 
 def read(workplace: Path) -> dict[str, Any]:
-    """{state, step, steps, pid, host, job, since, last_line}, and name, stage, stops; empty where nothing is in work.
+    """{state, step, steps, seconds_a_step, pid, host, job, since, last_line}, and name, stage, stops; empty where
+    nothing is in work.
 
     state: running, waiting (submitted), blocked (a parent was not made), stopped (the same command goes on), failed.
     stops: the steps after which the last attempts stopped, at a time limit or hung.
@@ -44,8 +46,11 @@ def write(workplace: Path, **changes: Any) -> None:
 
 def at_step(workplace: Path, step: int, steps: int) -> None:
     """The step that a training has done: its first at once, then every few seconds."""
-    if time.monotonic() - _written.get(workplace, 0.0) >= EVERY:
-        write(workplace, step=step, steps=steps)
+    now = time.monotonic()
+    first, begun = _first.setdefault(workplace, (step, now))
+    if step == first or now - _written.get(workplace, 0.0) >= EVERY:
+        took = round((now - begun) / (step - first), 4) if step > first else None
+        write(workplace, step=step, steps=steps, seconds_a_step=took)
 
 
 @contextmanager
@@ -54,18 +59,18 @@ def told(workplace: Path, by: Holder, name: str, stage: str) -> Iterator[None]:
     before = read(workplace)
     kept = {key: before[key] for key in ("step", "steps", "stops", "stalled_at") if key in before}
     who = {"pid": by.pid, "host": by.host, "job": by.job, "since": by.since}
-    write(workplace, **kept, name=name, stage=stage, state="running", last_line=None, **who)
-    _written.pop(workplace, None)
+    write(workplace, **kept, name=name, stage=stage, state="running", last_line=None, seconds_a_step=None, **who)
+    _first.pop(workplace, None)
     try:
         yield
-    except (SystemExit, KeyboardInterrupt):
-        stops = before.get("stops", [])
-        if asked() != "SIGTERM":  # which is a requeue or a preemption: no fault of the run's
-            stops = [*stops, read(workplace).get("step")]
-        write(workplace, state="stopped", stops=stops[-3:])
-        raise
     except BaseException as error:
-        write(workplace, state="failed", last_line=str(error) or type(error).__name__)
+        if asked() or isinstance(error, SystemExit | KeyboardInterrupt):
+            stops = before.get("stops", [])
+            if asked() != "SIGTERM":  # which is a requeue or a preemption: no fault of the run's
+                stops = [*stops, read(workplace).get("step")]
+            write(workplace, state="stopped", stops=stops[-3:])
+        else:
+            write(workplace, state="failed", last_line=str(error) or type(error).__name__)
         raise
 
 

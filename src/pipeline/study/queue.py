@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
 from pipeline.errors import PipelineError
 
 GONE = "its job was cancelled, or ended before it came to this run"
+
+
+def check_slurm() -> None:
+    """Refuse a machine without Slurm's commands, before anything is written."""
+    for tool in ("squeue", "sbatch", "scontrol"):
+        if shutil.which(tool) is None:
+            raise PipelineError(f"launcher=slurm needs {tool}, which is not here: use launcher=local")
 
 
 def in_queue() -> set[str]:

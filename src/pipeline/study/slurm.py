@@ -36,7 +36,7 @@ from pipeline.study.element import element_of
 from pipeline.study.graph import ordered, unfinished
 from pipeline.study.history import History
 from pipeline.study.pool import sources
-from pipeline.study.queue import GONE, in_queue, last_words, slurm
+from pipeline.study.queue import GONE, check_slurm, in_queue, last_words, slurm
 from pipeline.study.worker import LOGS
 from pipeline.train.disk import written
 
@@ -79,6 +79,7 @@ def execute(
     missing = unfinished(runs)
     if not missing:
         return {}
+    check_slurm()
     check_writable(runs[0].runs_dir)
     folder = runs[0].runs_dir / FOLDER
     name = plans.name_of(targets)
@@ -298,7 +299,11 @@ def submit_array(launcher: Launcher, folder: Path, name: str, array: Array, jobs
     if parents:
         options += ["--dependency", after(parents)]
     script = script_of(launcher, ["-m", "pipeline.study.worker", str(file.resolve())])
-    return sbatch(launcher, folder, script, array.resources, options, "%A_%a")
+    try:
+        return sbatch(launcher, folder, script, array.resources, options, "%A_%a")
+    except PipelineError:
+        file.unlink()
+        raise
 
 
 def sbatch(
@@ -318,6 +323,7 @@ def sbatch(
     try:
         told = slurm("sbatch", "--parsable", *given, *options, *(launcher.options or []), str(file))
     except PipelineError as error:
+        file.unlink()
         knobs = {f"launcher.{key}": getattr(launcher, key) for key in ("partition", "account", "qos", "time", "memory")}
         words = [f"{knob}={value}" for knob, value in knobs.items() if value is not None]
         words += [some(resources.gpus, "GPU"), *([some(resources.cpus, "core")] if resources.cpus else [])]
@@ -341,14 +347,16 @@ def script_of(launcher: Launcher, command: Sequence[str], requeue: bool = True) 
     lines += [f'export TMPDIR={launcher.scratch}; mkdir -p "$TMPDIR"'] if launcher.scratch else []
     lines += [
         f"{started} & PID=$!",
-        'trap "kill -USR1 $PID" USR1',
-        'trap "ENDED=1; kill -TERM $PID" TERM',
+        'trap "ASKED=1; kill -USR1 $PID 2>/dev/null" USR1',
+        'trap "ENDED=1; kill -TERM $PID 2>/dev/null" TERM',
         "while wait $PID; STATUS=$?; kill -0 $PID 2>/dev/null; do :; done",
         "[ $STATUS -le 128 ] || { wait $PID; STATUS=$?; }  # it ended while a trap ran",
     ]
     if requeue:
         task = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
         lines += [f"if [ $STATUS = 75 ] && [ -z $ENDED ]; then scontrol requeue {task} && sleep 60; fi"]
+    else:
+        lines += ["if [ $STATUS = 75 ] && [ -z $ASKED$ENDED ]; then STATUS=0; fi  # what it submitted goes on"]
     return "\n".join([*lines, "exit $STATUS", ""])
 
 

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +61,9 @@ def show_status(config: StatusStage) -> str:
         standing = f"{one.state}{': ' if one.detail else ''}{one.detail}"
         rows.append((one.run, one.stage, seconds, attempt, one.score or "", standing))
     counts = [f"{sum(one.state == kind for one in found)} {kind}" for kind in dict.fromkeys(one.state for one in found)]
-    return "\n".join([*aligned(rows, right={2, 3}), ", ".join(counts) or "0 finished"])
+    if not found:
+        return f"no run was made or submitted in runs_dir={runs_dir} yet"
+    return "\n".join([*aligned(rows, right={2, 3}), ", ".join(counts)])
 
 
 def statuses(runs_dir: Path) -> list[RunStatus]:
@@ -155,12 +155,14 @@ def of_unfinished(
 
 
 def progress(one: RunStatus, told: dict[str, Any]) -> str:
-    """Step and time left, by the time that the steps so far took."""
+    """Step and time left, by the time that the steps of this attempt took."""
     if not one.step or not one.steps:
         return ""
-    begun = datetime.fromisoformat(told["since"]).timestamp()
-    one.seconds_left = round((time.time() - begun) / one.step * (one.steps - one.step), 1)
-    return f", step {one.step} of {one.steps}, about {one.seconds_left:.0f} s left"
+    standing = f", step {one.step} of {one.steps}"
+    if not (took := told.get("seconds_a_step")):
+        return standing
+    one.seconds_left = round(took * (one.steps - one.step), 1)
+    return f"{standing}, about {one.seconds_left:.0f} s left"
 
 
 def unpublished(workplace: Path, told: dict[str, Any]) -> str:

@@ -13,9 +13,10 @@ from pipeline.errors import PipelineError
 from pipeline.hub.lock import read_lock
 from pipeline.report.archive import is_archive
 from pipeline.report.text import aligned
+from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished
 from pipeline.runs.manifest import read_manifest
-from pipeline.runs.run import Run
+from pipeline.runs.run import Run, runs_behind
 from pipeline.study.asked import check_claims
 from pipeline.study.bill import bill
 from pipeline.study.build.evaluation import is_bundle
@@ -107,6 +108,7 @@ def make_table(config: TableStage) -> Path:
         told = next(iter(planning.problems.values()))
         raise PipelineError(f"{len(planning.problems)} parts of table={config.table} cannot be planned, first: {told}")
     reported = replace(Reported.of(config), data_root=config.data_root, every=dict(config.every))
+    check_writable(Path(config.runs_dir))
     reported.write(report_folder(planning))
     failed: dict[str, str] = {}
     made: set[str] = set()
@@ -117,8 +119,18 @@ def make_table(config: TableStage) -> Path:
             targets = planning.targets()
     page = write(planning, replace(reported, failed=failed), fewer=True)
     if failed:
-        raise PipelineError(f"{len(failed)} runs failed ({', '.join(failed)}); {page} shows what there is")
+        raise PipelineError(f"{failures(failed, ordered(planning.targets()))}; {page} shows what there is")
     return page
+
+
+def failures(failed: Mapping[str, str], runs: Sequence[Run]) -> str:
+    """Those that failed by themselves and why, and how many were not made as they depend on them."""
+    blocked = {run.name for run in runs if any(parent.name in failed for parent in runs_behind(run.parents))}
+    itself = [f"{name}: {reason}" for name, reason in failed.items() if name not in blocked]
+    more = f"; {len(itself) - 3} more" if len(itself) > 3 else ""
+    told = f"{len(itself)} run{'s' * (len(itself) > 1)} failed ({'; '.join(itself[:3])}{more})"
+    others = len(failed) - len(itself)
+    return f"{told}, so {others} that depend on them were not made" if others else told
 
 
 def make_all(execute: Execute, planning: Planning, targets: list[Run], failed: dict[str, str]) -> dict[str, str]:

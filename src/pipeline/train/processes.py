@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pipeline.runs.tracking import Tracker
 
 Train = Callable[..., dict[str, Any]]
+GRACE = 3  # seconds in which tasks of srun end by themselves where one has ended
 BY_SRUN = "PIPELINE_BY_SRUN"  # in the environment of a process that was named to torch here
 
 
@@ -94,13 +95,17 @@ def scontrol(*words: str) -> str:
 
 
 def end_all(status: int) -> None:
-    """One of srun's tasks ends with this status: so that others do not wait for it, they are stopped, or killed."""
+    """One of srun's tasks ends with this status: others that wait for it are stopped, or killed, when it is gone.
+
+    Where all end by themselves, as all refuse a wrong knob, the step is over before that, with their status.
+    """
     if status == 0 or BY_SRUN not in os.environ:
         return
     number = "TERM" if status == UNFINISHED else "KILL"
     step = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
-    with suppress(OSError, subprocess.SubprocessError):
-        subprocess.run(["scancel", f"--signal={number}", step], capture_output=True, timeout=60)
+    with suppress(OSError), open(os.devnull, "r+") as null:
+        command = f"sleep {GRACE}; exec scancel --signal={number} {step}"
+        subprocess.Popen(["sh", "-c", command], stdin=null, stdout=null, stderr=null, start_new_session=True)
 
 
 def check_launch(processes: int) -> None:
