@@ -18,7 +18,7 @@ from pipeline.evaluate import score as evaluation
 from pipeline.files import sha256
 from pipeline.study import execute
 from pipeline.study.planning import Planning
-from pipeline.study.table import failures
+from pipeline.study.table import what_failed
 
 REAL_STAGE = execute.stage_function
 
@@ -57,11 +57,11 @@ def test_what_failed_is_told_apart_from_what_depends_on_it(tmp_path: Path) -> No
     children = [a_run(tmp_path, {"data_root": parents[0]}, label="child", seed=seed) for seed in range(2)]
     one = {parents[0].name: "no room"}
     runs = [*parents, *children]
-    assert failures(one, runs) == f"1 run failed ({parents[0].name}: no room)"
+    assert what_failed(one, runs) == f"1 run failed ({parents[0].name}: no room)"
     blocked = {child.name: "its parent failed" for child in children}
     told = f"1 run failed ({parents[0].name}: no room), so 2 that depend on them were not made"
-    assert failures({**one, **blocked}, runs) == told
-    told = failures({parent.name: "no room" for parent in parents}, runs)
+    assert what_failed({**one, **blocked}, runs) == told
+    told = what_failed({parent.name: "no room" for parent in parents}, runs)
     assert told.startswith("4 runs failed (") and told.count("no room") == 3 and told.endswith("; 1 more)")
 
 

@@ -95,10 +95,10 @@ def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None] = print
     """Compose, run, print; every refusal is one sentence and no traceback. Gives the exit status."""
     try:
         config = compose_stage()
-        if launched() is not None and config.stage not in ("sft", "cpt"):
-            raise PipelineError(f"stage={config.stage} is of one process: start it without torchrun or accelerate")
         if isinstance(config, TrainStage):
             check_launch(config.sft.processes)
+        elif launched() is not None:
+            raise PipelineError(f"stage={config.stage} is of one process: start it without torchrun or accelerate")
         with results_alone_on_stdout() as result:
             run(config, result)
     except Held as error:

@@ -59,7 +59,7 @@ def test_the_cache_stands_in_and_other_refusals_stay(tmp_path: Path, monkeypatch
 
     class Answer(Exception):
         def __init__(self, status: int) -> None:
-            super().__init__(f"{status} on the Hub")
+            super().__init__(f"{status} of the Hub")
             self.response = type("Response", (), {"status_code": status})
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)

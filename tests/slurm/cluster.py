@@ -143,7 +143,7 @@ class Cluster:
 
     def idle(self, seconds: float) -> None:
         """Wait until the queue is empty."""
-        self.until(lambda: not self.jobs(), seconds)
+        self.until(lambda: not self.jobs(), seconds, every=0.2)
 
     def answers_within(self, seconds: int) -> None:
         """How long a node may be silent before it is down."""
@@ -151,13 +151,15 @@ class Cluster:
         conf.write_text(re.sub(r"SlurmdTimeout=\d+", f"SlurmdTimeout={seconds}", conf.read_text()))
         self.run("scontrol", "reconfigure")
 
-    def until(self, what: Callable[[], Any], seconds: float = 120, logs: Path | None = None) -> Any:
+    def until(
+        self, what: Callable[[], Any], seconds: float = 120, logs: Path | None = None, every: float = 0.05
+    ) -> Any:
         """What `what` gives as soon as that is something. logs: a folder of them, shown where it never is."""
         deadline = time.monotonic() + seconds
         while not (found := what()):
             if time.monotonic() > deadline:
                 raise AssertionError(f"after {seconds} s:\n{self.told(logs)}")
-            time.sleep(0.05)
+            time.sleep(every)
         return found
 
     def told(self, logs: Path | None) -> str:

@@ -27,7 +27,7 @@ def ready_for(name: str, knob: str) -> HfApi:
         raise PipelineError(f"{knob}=hub:{name} is no place on the Hub: write hub:org/name")
     token = get_token()
     if not token:
-        raise PipelineError(f"{knob}=hub:{name} needs a token on the Hub: log in (hf auth login), or set HF_TOKEN")
+        raise PipelineError(f"{knob}=hub:{name} needs a token of the Hub: log in (hf auth login), or set HF_TOKEN")
     api, owner = HfApi(token=token), name.partition("/")[0]
     try:
         me = api.whoami()

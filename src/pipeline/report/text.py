@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 MOST = 30  # runs that are named one by one
 
 
+def some(count: int, what: str) -> str:
+    """1 run, 2 runs."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
     """Lines of equally wide columns, two spaces between them; those in `right` are flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

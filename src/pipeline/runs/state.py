@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.runs.lease import Holder
-from pipeline.runs.stop import asked
+from pipeline.runs.stop import as_asked, asked
 
 STATE = "state.json"
 EVERY = 2.0  # seconds between two steps that are written
@@ -62,15 +62,16 @@ def told(workplace: Path, by: Holder, name: str, stage: str) -> Iterator[None]:
     write(workplace, **kept, name=name, stage=stage, state="running", last_line=None, seconds_a_step=None, **who)
     _first.pop(workplace, None)
     try:
-        yield
+        with as_asked():
+            yield
+    except (SystemExit, KeyboardInterrupt):
+        stops = before.get("stops", [])
+        if asked() != "SIGTERM":  # which is a requeue or a preemption: no fault of the run's
+            stops = [*stops, read(workplace).get("step")]
+        write(workplace, state="stopped", stops=stops[-3:])
+        raise
     except BaseException as error:
-        if asked() or isinstance(error, SystemExit | KeyboardInterrupt):
-            stops = before.get("stops", [])
-            if asked() != "SIGTERM":  # which is a requeue or a preemption: no fault of the run's
-                stops = [*stops, read(workplace).get("step")]
-            write(workplace, state="stopped", stops=stops[-3:])
-        else:
-            write(workplace, state="failed", last_line=str(error) or type(error).__name__)
+        write(workplace, state="failed", last_line=str(error) or type(error).__name__)
         raise
 
 

@@ -84,6 +84,17 @@ def asked() -> str | None:
     return _asked
 
 
+@contextmanager
+def as_asked() -> Iterator[None]:
+    """Inside, an error after a signal is Stopped: libraries turn what ends them into errors of their own."""
+    try:
+        yield
+    except Exception as error:
+        if _asked is None:
+            raise
+        raise Stopped(_asked) from error
+
+
 def check() -> None:
     """Stop where that was asked for and what was in work is finished."""
     if _asked is not None:

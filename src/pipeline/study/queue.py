@@ -12,9 +12,9 @@ from pipeline.errors import PipelineError
 GONE = "its job was cancelled, or ended before it came to this run"
 
 
-def check_slurm() -> None:
-    """Refuse a machine without Slurm's commands, before anything is written."""
-    for tool in ("squeue", "sbatch", "scontrol"):
+def check_installed(*tools: str) -> None:
+    """Refuse a machine without these commands of Slurm."""
+    for tool in tools:
         if shutil.which(tool) is None:
             raise PipelineError(f"launcher=slurm needs {tool}, which is not here: use launcher=local")
 
@@ -43,10 +43,8 @@ def slurm(*command: str) -> str:
 
     It is out of reach of a Ctrl-C: a job whose number is not heard would be nobody's.
     """
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, start_new_session=True)
-    except FileNotFoundError as error:
-        raise PipelineError(f"launcher=slurm needs {command[0]}, which is not here: use launcher=local") from error
+    check_installed(command[0])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, start_new_session=True)
     if done.returncode:
         words = [re.sub(r"^\w+: (error: )?", "", line) for line in (done.stderr or done.stdout).splitlines()]
         raise PipelineError(f"{command[0]} refused: {'; '.join(filter(None, words))}")

@@ -24,6 +24,7 @@ from typing import Any
 from pipeline.config.stages import EvalStage, Launcher, TrainStage
 from pipeline.errors import Held, PipelineError
 from pipeline.files import ADDED_CONF
+from pipeline.report.text import some
 from pipeline.runs import state
 from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished
@@ -36,7 +37,7 @@ from pipeline.study.element import element_of
 from pipeline.study.graph import ordered, unfinished
 from pipeline.study.history import History
 from pipeline.study.pool import sources
-from pipeline.study.queue import GONE, check_slurm, in_queue, last_words, slurm
+from pipeline.study.queue import GONE, check_installed, in_queue, last_words, slurm
 from pipeline.study.worker import LOGS
 from pipeline.train.disk import written
 
@@ -79,7 +80,7 @@ def execute(
     missing = unfinished(runs)
     if not missing:
         return {}
-    check_slurm()
+    check_installed("squeue", "sbatch", "scontrol")
     check_writable(runs[0].runs_dir)
     folder = runs[0].runs_dir / FOLDER
     name = plans.name_of(targets)
@@ -190,10 +191,6 @@ def array_of(job: str) -> str:
 def after(jobs: Iterable[str]) -> str:
     """The dependency on the arrays of these jobs: that they ended, well or not."""
     return "afterany:" + ":".join(sorted(set(map(array_of, jobs))))
-
-
-def some(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def arrays_of(runs: Sequence[Run], launcher: Launcher, largest: int) -> list[Array]:

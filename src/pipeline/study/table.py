@@ -12,7 +12,7 @@ from pipeline.config.stages import EvalStage, PlanStage, ReportStage, SelectStag
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import read_lock
 from pipeline.report.archive import is_archive
-from pipeline.report.text import aligned
+from pipeline.report.text import aligned, some
 from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished
 from pipeline.runs.manifest import read_manifest
@@ -119,16 +119,16 @@ def make_table(config: TableStage) -> Path:
             targets = planning.targets()
     page = write(planning, replace(reported, failed=failed), fewer=True)
     if failed:
-        raise PipelineError(f"{failures(failed, ordered(planning.targets()))}; {page} shows what there is")
+        raise PipelineError(f"{what_failed(failed, ordered(planning.targets()))}; {page} shows what there is")
     return page
 
 
-def failures(failed: Mapping[str, str], runs: Sequence[Run]) -> str:
+def what_failed(failed: Mapping[str, str], runs: Sequence[Run]) -> str:
     """Those that failed by themselves and why, and how many were not made as they depend on them."""
     blocked = {run.name for run in runs if any(parent.name in failed for parent in runs_behind(run.parents))}
     itself = [f"{name}: {reason}" for name, reason in failed.items() if name not in blocked]
     more = f"; {len(itself) - 3} more" if len(itself) > 3 else ""
-    told = f"{len(itself)} run{'s' * (len(itself) > 1)} failed ({'; '.join(itself[:3])}{more})"
+    told = f"{some(len(itself), 'run')} failed ({'; '.join(itself[:3])}{more})"
     others = len(failed) - len(itself)
     return f"{told}, so {others} that depend on them were not made" if others else told
 

@@ -31,7 +31,7 @@ from pipeline.progress import quiet
 from pipeline.runs import state
 from pipeline.runs.folders import folder_name, folder_of
 from pipeline.runs.lease import holder, job
-from pipeline.runs.stop import UNFINISHED, asked, listening
+from pipeline.runs.stop import UNFINISHED, as_asked, listening
 from pipeline.study.element import Element, run_of
 from pipeline.study.execute import make_run, reason_of
 from pipeline.study.queue import in_queue
@@ -68,14 +68,12 @@ def made(element: Element) -> dict[str, Any]:
     begun = time.perf_counter()
     ended, reason = "finished", None
     try:
-        make_run(run_of(element), element.get("predicted_seconds"))
+        with as_asked():
+            make_run(run_of(element), element.get("predicted_seconds"))
     except Held as error:
         ended, reason = "held", str(error)
     except Exception as error:
-        if asked():  # libraries turn what ends them into errors of their own
-            ended = "stopped"
-        else:
-            ended, reason = "failed", reason_of(error)
+        ended, reason = "failed", reason_of(error)
     except SystemExit as error:
         if error.code != UNFINISHED:
             raise

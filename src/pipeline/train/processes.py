@@ -103,8 +103,8 @@ def end_all(status: int) -> None:
         return
     number = "TERM" if status == UNFINISHED else "KILL"
     step = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
-    with suppress(OSError), open(os.devnull, "r+") as null:
-        command = f"sleep {GRACE}; exec scancel --signal={number} {step}"
+    command, null = f"sleep {GRACE}; exec scancel --signal={number} {step}", subprocess.DEVNULL
+    with suppress(OSError):
         subprocess.Popen(["sh", "-c", command], stdin=null, stdout=null, stderr=null, start_new_session=True)
 
 

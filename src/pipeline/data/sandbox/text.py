@@ -71,7 +71,7 @@ Lookup = tuple[list[Sentence], Sentence, int]  # statements, a question whose nu
 
 
 def lookup(draw: random.Random) -> Lookup:
-    """Numbers that are told, not computed."""
+    """Numbers that are stated, not computed."""
     count = draw.randint(2, 3)
     owners, things = draw.sample(NAMES, count), draw.sample(ITEMS, count)
     numbers, wanted = draw.sample(range(2, 41), count), draw.randrange(count)
@@ -234,7 +234,7 @@ def corpus(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
 
 
 def last_corpus(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
-    """What is read after it: as its last documents, with more in qac, and what is told in the forms of a problem."""
+    """What is read after it: as its last documents, with more in qac, and what is stated in the forms of a problem."""
     draw = random.Random(f"{world.seed} last corpus")
     yield from documents(world, draw.choices(list(QAC_MIX), list(QAC_MIX.values()), k=size), draw)
 

@@ -115,7 +115,7 @@ def sentences(draw: random.Random) -> Sentence:
 def problem(draw: random.Random, shares: tuple[float, ...] = STEPS) -> tuple[Sentence, list[str], int]:
     """A word problem: (sentences, the steps as equations, the answer). `shares`: of those of one, two ... steps.
 
-    Whether a number is added, taken away or left out is told by the verb, in sentences of one form: who does not know
+    Whether a number is added, taken away or left out is shown by the verb, in sentences of one form: who does not know
     the words cannot solve it.
     """
     name, other, third = draw.sample(NAMES, 3)
