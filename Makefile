@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slurm test-kill test-kill-machines check results base clean
+.PHONY: demo test test-slurm test-kill test-kill-machines check results base mergekit-digests clean
 .DELETE_ON_ERROR:
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -50,5 +50,12 @@ results: $(VENV)/installed
 base: $(VENV)/installed
 	scripts/make_sandbox_base.sh
 
+# Recomputes what the tests on a real model compare merges with, in an environment of mergekit's own.
+mergekit-digests: $(VENV)/installed
+	$(PYTHON) -m venv $(VENV)-mergekit
+	$(VENV)-mergekit/bin/pip install --quiet --constraint constraints.txt torch
+	$(VENV)-mergekit/bin/pip install --quiet mergekit==0.1.5
+	$(VENV)-mergekit/bin/python tests/real_models/mergekit_digests.py "$$($(BIN)/python scripts/get_smollm2.py)"
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VENV)-mergekit

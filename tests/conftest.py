@@ -27,6 +27,7 @@ os.environ["PYTHONPATH"] = str(Path(pipeline.__file__).parents[1])  # for proces
 
 NEEDS = {
     "real_data": ("set PIPELINE_TEST_DATA", lambda: bool(os.environ.get("PIPELINE_TEST_DATA"))),
+    "real_models": ("python scripts/get_smollm2.py prints why", lambda: True),  # skipped by its fixture
     "gpu": ("needs a GPU", lambda: _has_gpu()),
     "slurm": ("make test-slurm", lambda: bool(os.environ.get("PIPELINE_TEST_SLURM"))),
     "kill": ("make test-kill", lambda: bool(os.environ.get("KILLS"))),
@@ -65,9 +66,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """One line that says how many tests were left out, and why; nothing is skipped in silence."""
-    reports = terminalreporter.stats.get("skipped", [])
-    kinds = Counter(next((name for name in NEEDS if name in report.keywords), "other") for report in reports)
+    """The comparisons of the tests on real models; and one line that counts the skipped tests by reason."""
+    for report in terminalreporter.getreports("passed"):
+        if compared := dict(report.user_properties).get("compared"):
+            terminalreporter.write_line(f"compared {report.nodeid}: {compared}")
+    reasons = [report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", [])]
+    kinds = Counter(kind if (kind := reason.partition(":")[0]) in NEEDS else "other" for reason in reasons)
     told = [f"{count} {kind} ({NEEDS[kind][0] if kind in NEEDS else 'see above'})" for kind, count in kinds.items()]
     terminalreporter.write_line("left out: " + (", ".join(told) or "none"))
 

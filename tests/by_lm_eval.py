@@ -1,0 +1,104 @@
+"""What the evaluation harness's own command line answers, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import lm_eval
+import yaml
+
+STOCK = Path(lm_eval.__file__).parent / "tasks"
+
+
+def local_files(folder: Path, **splits: str) -> dict[str, Any]:
+    """The keys of a task file that read JSONL files of `folder` in place of the Hub: a split's name -> the file's."""
+    files = {split: str(folder / f"{name}.jsonl") for split, name in splits.items()}
+    return {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
+
+
+def stock_mgsm(root: Path, code: str, max_gen_toks: int) -> tuple[str, dict[str, Any]]:
+    """Our name and the keys of the harness's MGSM: native chains of thought, two exemplars, read from `root`."""
+    file = STOCK / f"mgsm/native_cot/mgsm_native_cot_{code}.yaml"
+    until = yaml.safe_load(file.read_text())["generation_kwargs"]["until"]
+    return f"mgsm_{code}_2shot", {
+        "include": str(file), "num_fewshot": 2, **local_files(root / "mgsm" / code, train="train", test="test"),
+        "fewshot_config": {"sampler": "first_n"},
+        "generation_kwargs": {"do_sample": False, "until": until, "max_gen_toks": max_gen_toks},
+    }  # fmt: skip
+
+
+def answered_by_lm_eval(
+    model: Path, tasks: Iterable[Path | tuple[str, dict[str, Any]]], rows: Mapping[str, list[int]], folder: Path,
+    *options: str, batch_size: int = 16,
+) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:  # fmt: skip
+    """Results, and the samples of each task by its name, of `lm_eval run` in float32 on the CPU.
+
+    Args:
+        tasks: task files, or a name and the keys of one.
+        rows: the questions of each task, by their numbers.
+        options: more of the command line.
+    """
+    folder.mkdir()
+    files = []
+    for task in tasks:
+        if isinstance(task, tuple):
+            name, body = task
+            task = folder / f"{name}.yaml"
+            task.write_text(yaml.safe_dump({"task": name, **body}, sort_keys=False))
+        files.append(str(task))
+    command = ["-m", "lm_eval", "run", "--model", "hf", "--model_args", f"pretrained={model},dtype=float32"]
+    command += ["--device", "cpu", "--batch_size", str(batch_size), "--output_path", str(folder / "out")]
+    command += ["--log_samples", "--tasks", ",".join(files), "--samples", json.dumps(rows), *options]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (file,) = folder.rglob("results_*.json")
+    samples = {}
+    for path in folder.rglob("samples_*.jsonl"):
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+        samples[path.name.removeprefix("samples_").rpartition("_")[0]] = lines
+    return json.loads(file.read_text()), samples
+
+
+def assert_same_answers(report: dict[str, Any], folder: Path, stock: dict[str, Any], samples: dict[str, Any]) -> int:
+    """A stage's scores.json and samples equal the command line's, to the digit; likelihoods to 1e-4. The answers that
+    were compared.
+
+    Args:
+        report: the stage's scores.json.
+        folder: that holds samples/.
+    """
+    compared, scored = 0, set()
+    for row in report["rows"]:
+        name = f"{row['task']}_{row['pair'] or row['language']}_{row['num_fewshot']}shot"
+        if row["metric"] in ("unparsed", "cut_off") or name not in samples:
+            continue
+        scored.add(name)
+        theirs = stock["results"][name]
+        assert row["value"] == theirs[f"{row['metric']},{row['filter']}"], row
+        if row["stderr"] is not None:
+            assert abs(row["stderr"] - theirs[f"{row['metric']}_stderr,{row['filter']}"]) < 1e-12
+    assert scored == set(samples)
+    for name, of_task in samples.items():
+        assert report["harness"]["task_hashes"][name] == stock["task_hashes"][name]
+        task, where, _ = name.rsplit("_", 2)
+        text = (folder / f"samples/{task}.{where}.jsonl").read_text(encoding="utf-8")
+        ours = [json.loads(line) for line in text.split("\n") if line]
+        chief = [sample for sample in of_task if sample["filter"] == ours[0]["filter"]]
+        assert [sample["prompt_hash"] for sample in ours] == [sample["prompt_hash"] for sample in chief]
+        compared += len(ours)
+        for one, other in zip(ours, chief, strict=True):
+            if "loglikelihoods" in one:
+                theirs = [float(answer[0][0]) for answer in other["resps"]]
+                assert max(abs(a - b) for a, b in zip(one["loglikelihoods"].values(), theirs, strict=True)) < 1e-4
+                assert one["correct"] == bool(other["acc"]) and len(theirs) > 1
+            else:
+                assert one["response"] == other["resps"][0][0]
+                assert one["extracted"] == other["filtered_resps"][0].strip()
+    return compared

@@ -1,0 +1,118 @@
+"""SmolLM2 in float32 on real MGSM: the same prompts, answers and scores as the evaluation harness's command line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from by_lm_eval import STOCK, answered_by_lm_eval, assert_same_answers, local_files, stock_mgsm
+
+pytestmark = [pytest.mark.real_models, pytest.mark.real_data]
+
+QUESTIONS, LENGTH = 4, 32  # of each task and language; max_gen_toks
+LANGUAGES = {"en": "Question", "sw": "Swali"}
+MGSM, CHOICES = "{task: mgsm, num_fewshot: 2}", "{task: global_mmlu, num_fewshot: 5}"
+
+
+@pytest.fixture(scope="module")
+def data_root(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Real MGSM; and calculations that GSM8K's solutions mark as <<48/2=24>>, as multiple choice in Global MMLU's
+    columns: the gold result among three other numbers, at each letter in turn."""
+    root = tmp_path_factory.mktemp("data")
+    (root / "mgsm").symlink_to(data / "mgsm")
+    for source, split in (("train", "dev"), ("test", "test")):
+        solutions = (data / f"gsm8k/{source}.jsonl").read_text(encoding="utf-8")
+        rows = []
+        for number, (calculation, result) in enumerate(re.findall(r"<<([^=<>]+)=(\d+)>>", solutions)[:8]):
+            gold, at = int(result), number % 4
+            options = [gold + 10, 2 * gold + 1, gold + 1]
+            options.insert(at, gold)
+            rows.append(
+                {f"option_{letter}": str(value) for letter, value in zip("abcd", options, strict=True)}
+                | {"question": f"{calculation} = ?", "answer": "ABCD"[at], "sample_id": f"gsm8k/{source}/{number}"}
+                | {"subject": "elementary_mathematics", "subject_category": "STEM"}
+            )
+        for code in LANGUAGES:
+            file = root / f"global_mmlu/{code}/{split}.jsonl"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return root
+
+
+@pytest.fixture
+def evaluate(
+    call: Callable[..., SimpleNamespace], smollm2: Path, data_root: Path, tmp_path: Path
+) -> Callable[..., Path]:
+    """The folder of an evaluation of SmolLM2. Each has a runs_dir of its own: no score is cached."""
+
+    def evaluated(tasks: str, *overrides: str) -> Path:
+        runs = tmp_path / f"runs{len(list(tmp_path.glob('runs*')))}"
+        shared = [f"eval.tasks=[{tasks}]", f"data_root={data_root}", f"runs_dir={runs}", "tracking.mode=disabled"]
+        shared += ["languages=[en,sw]", "eval.dtype=float32", f"eval.max_gen_toks={LENGTH}"]
+        told = call(
+            "stage=eval", "eval=mgsm_2shot", f"checkpoint={smollm2}", f"eval.limit={QUESTIONS}", *shared, *overrides
+        )
+        assert told.status == 0, told.err
+        return Path(told.out.strip())
+
+    return evaluated
+
+
+def samples_of(folder: Path, task: str) -> list[dict[str, Any]]:
+    """The samples of both languages."""
+    texts = [(folder / f"samples/{task}.{code}.jsonl").read_text(encoding="utf-8") for code in LANGUAGES]
+    return [json.loads(line) for text in texts for line in text.split("\n") if line]
+
+
+def stock_choices(root: Path, code: str) -> tuple[str, dict[str, Any]]:
+    """The harness's own task file of a subject of Global MMLU with five exemplars."""
+    file = STOCK / f"global_mmlu/full/{code}/global_mmlu_full_{code}_elementary_mathematics.yaml"
+    files = local_files(root / "global_mmlu" / code, dev="dev", test="test")
+    return f"global_mmlu_{code}_5shot", {"include": str(file), "num_fewshot": 5, **files}
+
+
+@pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
+def test_scores_equal_lm_eval(
+    chat: bool, evaluate: Callable[..., Path], smollm2: Path, data_root: Path, tmp_path: Path,
+    compared: Callable[..., None],
+) -> None:  # fmt: skip
+    """Shared prefixes and batches of 4 against each prompt computed whole: equal prompt hashes, answers character by
+    character, extracted numbers, choices and scores, log-likelihoods within 1e-4; also with the real chat template."""
+    tasks = [stock_mgsm(data_root, code, LENGTH) for code in LANGUAGES]
+    if chat:
+        ours = evaluate(MGSM, "eval.chat_template=true", "eval.batch_size=4")
+        options = ["--apply_chat_template", "--fewshot_as_multiturn", "True"]
+    else:
+        ours, options = evaluate(f"{MGSM},{CHOICES}", "eval.batch_size=4"), []
+        tasks += [stock_choices(data_root, code) for code in LANGUAGES]
+    rows = {name: list(range(QUESTIONS)) for name, _ in tasks}
+    stock, samples = answered_by_lm_eval(smollm2, tasks, rows, tmp_path / "stock", *options, batch_size=QUESTIONS)
+    report = json.loads((ours / "scores.json").read_text())
+    assert assert_same_answers(report, ours, stock, samples) == QUESTIONS * len(tasks)
+    for sample in samples_of(ours, "mgsm"):
+        assert sum(sample["prompt"].count(f"{word}: ") for word in LANGUAGES.values()) == 3  # two exemplars
+        assert sample["prompt"].count("<|im_start|>assistant") == (3 if chat else 0)
+    compared(QUESTIONS * len(tasks))
+
+
+def test_shared_prefixes_and_batch_sizes_change_no_answer(
+    evaluate: Callable[..., Path], compared: Callable[..., None]
+) -> None:
+    """In float32: prefixes shared or not, one prompt at a time or four."""
+    answers, likelihoods = [], []
+    for share in ("true", "false"):
+        for batch in (1, 4):
+            how = [f"eval.share_prefix={share}", f"eval.batch_size={batch}", "eval.limit=2", "eval.max_gen_toks=12"]
+            folder = evaluate(f"{MGSM},{CHOICES}", *how)
+            answers.append([sample["response"] for sample in samples_of(folder, "mgsm")])
+            chosen = samples_of(folder, "global_mmlu")
+            likelihoods.append([value for sample in chosen for value in sample["loglikelihoods"].values()])
+    assert len(set(answers[0])) == 4 and len(set(likelihoods[0])) == 16  # there is something to agree on
+    assert answers == [answers[0]] * 4
+    assert all(values == pytest.approx(likelihoods[0], abs=1e-4) for values in likelihoods)
+    compared(3 * (len(answers[0]) + len(likelihoods[0])))

@@ -1,0 +1,134 @@
+"""Merges of SmolLM2: mergekit's bits, the base's tensors, the same in memory as on the disk, and for other programs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mergekit_digests as recorded
+import pytest
+import torch
+from by_lm_eval import answered_by_lm_eval, assert_same_answers, stock_mgsm
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from pipeline.config.compose import compose
+from pipeline.merge.adapters import open_source
+from pipeline.merge.live import model_of, resident
+from pipeline.merge.merge import open_merge
+from pipeline.models.checkpoint import Checkpoint
+
+pytestmark = pytest.mark.real_models
+
+EXPERTS = f"merge.experts=[{{math}},{{language}}] merge.weights={recorded.WEIGHTS}".replace(" 0", "0")
+MERGES = {  # as mergekit_digests.mergekit_configs has them
+    "layer_swap": (
+        f"merge.math={{math}} merge.language={{language}} merge.bottom_layers={recorded.BOTTOM} "
+        f"merge.top_layers={recorded.TOP} merge.embeddings=language merge.final_norm=language"
+    ),
+    "soup": EXPERTS,
+    "ties_mergekit": f"{EXPERTS} merge.density={recorded.DENSITY} merge.scale={recorded.LAMBDA} merge.base={{base}}",
+    "task_arithmetic": f"{EXPERTS} merge.scale={recorded.LAMBDA} merge.base={{base}}",
+    "slerp": f"merge.experts=[{{math}},{{language}}] merge.t={recorded.T}",
+}
+
+
+@pytest.fixture(scope="module")
+def folders(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+    """The base, and two experts of 540 MB each, which are deleted at the end. In it a model stays in memory."""
+    folder = tmp_path_factory.mktemp("experts")
+    with resident():
+        yield {"base": smollm2, **recorded.make_experts(smollm2, folder)}
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def merged(
+    folders: dict[str, Path], call: Callable[..., SimpleNamespace], tmp_path: Path
+) -> Iterator[Callable[[str], Path]]:
+    """The folder of a merge by stage=merge, deleted after the test."""
+
+    def merge(method: str) -> Path:
+        told = call("stage=merge", *overrides(method, folders), f"runs_dir={tmp_path}/runs")
+        assert told.status == 0, told.err
+        return Path(told.out.strip())
+
+    yield merge
+    shutil.rmtree(tmp_path / "runs")
+
+
+def overrides(method: str, folders: dict[str, Path]) -> list[str]:
+    return [f"merge={method}", *MERGES[method].format(**folders).split(), "tracking.mode=disabled"]
+
+
+def in_memory(method: str, folders: dict[str, Path]) -> Any:
+    """The merge applied to the model that is in memory, which holds the merge before it."""
+    config = compose(["stage=merge", *overrides(method, folders)]).merge  # type: ignore[attr-defined]
+    sources = {role: open_source(Path(run)) for role, (_, run) in config.references().items()}
+    base = Checkpoint.open(folders["base"]) if config.needs_base() else None
+    return model_of(open_merge(config, sources, base), "auto", "cpu", 1).model
+
+
+def shapes(folder: Path) -> dict[str, list[int]]:
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+
+
+@pytest.mark.parametrize("method", MERGES)
+def test_a_merge_equals_mergekits_on_disk_and_in_memory(
+    method: str, folders: dict[str, Path], merged: Callable[[str], Path], compared: Callable[..., None]
+) -> None:
+    """Every tensor, bit for bit; SLERP in slices, as the last bits of its angles differ between processors. Experts in
+    float32 of a bfloat16 base; the merge has the experts' dtype and the base's tensors (a tied head is none)."""
+    theirs: dict[str, Any] = json.loads(recorded.FILE.read_text())
+    for role, folder in folders.items():
+        assert recorded.whole(folder / "model.safetensors") == theirs[role], f"another {role} than mergekit merged"
+    folder = merged(method)
+    assert shapes(folder) == shapes(folders["base"])
+    tensors = load_file(folder / "model.safetensors")
+    if method == "slerp":
+        found: dict[str, Any] = recorded.slices(tensors)
+        for name, values in theirs[method].items():
+            assert found[name] == pytest.approx(values, rel=1e-5, abs=1e-6), name
+    else:
+        found = recorded.digests(tensors)
+        assert {name for name in found if found[name] != theirs[method][name]} == set()
+    assert found.keys() == theirs[method].keys() == tensors.keys()
+    live = dict(in_memory(method, folders).named_parameters())
+    assert {name for name, tensor in tensors.items() if not torch.equal(live[name], tensor)} == set()
+    assert live.keys() == tensors.keys()
+    compared(2 * len(tensors))
+
+
+@pytest.mark.real_data
+def test_an_export_is_scored_the_same_by_lm_eval(
+    merged: Callable[[str], Path], call: Callable[..., SimpleNamespace], data: Path, tmp_path: Path,
+    compared: Callable[..., None],
+) -> None:  # fmt: skip
+    """Plain transformers loads the exported swap with its weights; lm_eval answers as stage=eval does of the run."""
+    swap, exported = merged("layer_swap"), tmp_path / "exported"
+    told = call("stage=export", f"checkpoint={swap}", f"export.to={exported}")
+    assert told.status == 0, told.err
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
+        assert not info["missing_keys"] and not info["unexpected_keys"] and model.dtype == torch.float32
+        weights = load_file(swap / "model.safetensors")
+        assert all(torch.equal(parameter, weights[name]) for name, parameter in model.named_parameters())
+        del model
+
+        words = ["eval=mgsm_2shot", "languages=[en]", "eval.limit=2", "eval.max_gen_toks=16", "eval.dtype=float32"]
+        told = call("stage=eval", f"checkpoint={swap}", f"data_root={data}", "tracking.mode=disabled", *words)
+        assert told.status == 0, told.err
+        ours = Path(told.out.strip())
+        rows = {"mgsm_en_2shot": [0, 1]}
+        stock, samples = answered_by_lm_eval(exported, [stock_mgsm(data, "en", 16)], rows, tmp_path / "stock")
+        report = json.loads((ours / "scores.json").read_text())
+        assert assert_same_answers(report, ours, stock, samples) == 2
+        compared(len(weights) + 2)
+    finally:
+        shutil.rmtree(exported)

@@ -1,0 +1,229 @@
+"""SmolLM2 trained on real GSM8K in each way: what moves, on which tokens, and with the bits of a bare SFTTrainer."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from conftest import cpu_seconds
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pipeline.train import stage
+
+pytestmark = [pytest.mark.real_models, pytest.mark.real_data]
+
+RECIPE = "sft.precision=fp32 sft.learning_rate=1e-5 sft.batch_size=2 sft.micro_batch_size=1 sft.seq_length=256 "
+RECIPE += "sft.steps=2 sft.template=chat data.size=4"
+BARE = Path(__file__).with_name("bare_sft.py")
+JOINT = {  # a math and a language set, the latter from MGSM's exemplars in Swahili
+    "exemplars_sw": """
+defaults: [{/data@sources.exemplars: own}, _self_]
+name: exemplars_sw
+side: language
+sources:
+  exemplars: {file: mgsm/sw/train.jsonl, prompt: "{question}", completion: "{answer}", language: sw}
+""",
+    "gsm8k_exemplars_sw": """
+defaults: [{/expert@union.gsm8k: gsm8k}, {/expert@union.exemplars_sw: exemplars_sw}, _self_]
+name: gsm8k_exemplars_sw
+side: both
+""",
+}
+WAYS = {
+    "full": "expert=gsm8k sft=full",
+    "lora": "expert=gsm8k sft=lora",
+    "partial": "expert=gsm8k sft=partial partition=A",
+    "simultaneous": "expert=gsm8k_exemplars_sw sft=simultaneous partition=B data.size=2 data.word_problems=count",
+}
+LAYERS = 30
+MLP, ATTENTION = ("mlp", "post_attention_layernorm"), ("self_attn", "input_layernorm")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory, smollm2: Path, data: Path) -> Iterator[Path]:
+    """A folder with the joint expert's configuration, a table of the four ways, and their runs; deleted at the end."""
+    folder = tmp_path_factory.mktemp("training")
+    (folder / "conf/expert").mkdir(parents=True)
+    for name, text in JOINT.items():
+        (folder / f"conf/expert/{name}.yaml").write_text(text)
+    runs = {name: {"stage": "sft"} | keys(way) for name, way in WAYS.items()}
+    table = {
+        "name": "ways", "every": {"model": str(smollm2), "recipe": "default", "data_root": str(data)} | keys(RECIPE),
+        "runs": runs, "score": {"eval": "mgsm_2shot", "in": "en"}, "columns": {"mgsm": {}},
+        "rows": {name: {"run": name} for name in runs},
+    }  # fmt: skip
+    (folder / "ways.yaml").write_text(json.dumps(table))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def keys(overrides: str) -> dict[str, Any]:
+    return {key: yaml.safe_load(value) for key, value in (word.split("=") for word in overrides.split())}
+
+
+@pytest.fixture(scope="module")
+def planned(here: Path) -> dict[str, str]:
+    """The trainings that stage=plan lists of the table, by name, with its estimate in seconds."""
+    command = [sys.executable, "-m", "pipeline", f"--config-dir={here}/conf", "stage=plan", f"table={here}/ways.yaml"]
+    command += [f"runs_dir={here}/runs"]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = dict(re.findall(r"^(\S+) +sft +(\S+) +never made$", listing, re.MULTILINE))
+    assert len(found) == len(WAYS), listing
+    return found
+
+
+@pytest.fixture
+def trained(
+    here: Path, planned: dict[str, str], smollm2: Path, data: Path, call: Callable[..., SimpleNamespace],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[str], SimpleNamespace]:  # fmt: skip
+    """A training by stage=sft, which the plan lists: its log, its weights, the file of its rows, the trainer that it
+    used, and its CPU seconds next to the plan's estimate."""
+    trainers: list[Any] = []
+    make = stage.trainer_of
+
+    def remembering(*args: Any, **keywords: Any) -> Any:
+        made = make(*args, **keywords)
+        trainers.append(made[0])
+        return made
+
+    monkeypatch.setattr(stage, "trainer_of", remembering)
+
+    def train(way: str) -> SimpleNamespace:
+        shared = [f"model={smollm2}", f"data_root={data}", f"runs_dir={here}/runs", "tracking.mode=disabled"]
+        words = {word.split("=")[0]: word for word in [*RECIPE.split(), *WAYS[way].split()]}
+        before = cpu_seconds()
+        told = call(f"--config-dir={here}/conf", "stage=sft", "recipe=default", *shared, *words.values())
+        assert told.status == 0, told.err
+        folder = Path(told.out.strip())
+        log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+        (weights,) = (load_file(file) for file in folder.glob("*.safetensors"))
+        rows = json.loads((folder / "manifest.json").read_text())["parents"]["data"]["name"]
+        return SimpleNamespace(
+            log=log, weights=weights, rows=here / "runs" / rows / "train.jsonl", trainer=trainers.pop(),
+            cost=f"trained in {cpu_seconds() - before:.0f} CPU s, planned {planned[folder.name]} s",
+        )  # fmt: skip
+
+    return train
+
+
+def layers_of(names: set[str], inside: tuple[str, ...]) -> set[int]:
+    """The layers with a parameter of these modules among `names`."""
+    found = (re.match(r"model\.layers\.(\d+)\.(\w+)\.", name) for name in names)
+    return {int(match[1]) for match in found if match and match[2] in inside}
+
+
+def moved(weights: dict[str, torch.Tensor], base: Path) -> set[str]:
+    start = load_file(base / "model.safetensors")
+    assert weights.keys() == start.keys()
+    return {name for name, tensor in weights.items() if not torch.equal(tensor, start[name].float())}
+
+
+def conversation(row: dict[str, str]) -> tuple[str, str]:
+    """A row as SmolLM2's template writes it, by hand: what comes before the answer, and the answer with its end."""
+    system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    before = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{row['prompt']}<|im_end|>\n"
+    return f"{before}<|im_start|>assistant\n", f"{row['completion']}<|im_end|>\n"
+
+
+def rows_of(file: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def test_full_training_equals_a_bare_sfttrainer(
+    trained: Callable[[str], SimpleNamespace], smollm2: Path, here: Path, compared: Callable[..., None]
+) -> None:
+    """Losses, gradient norms and all weights to the bit; the trained labels are the answer and its end of turn."""
+    full = trained("full")
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    texts = [conversation(row) for row in rows_of(full.rows)]
+    taught = full.trainer.train_dataset
+    for row, (before, answer) in zip(taught, texts, strict=True):
+        assert tokenizer.decode(row["input_ids"]) == before + answer
+        labels = [label for label in row["labels"] if label != -100]
+        assert tokenizer.decode(labels) == answer and row["labels"][-len(labels) :] == labels
+    del full.trainer
+    command = [sys.executable, str(BARE), str(smollm2), str(full.rows), str(here / "bare")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    history = json.loads((here / "bare/history.json").read_text())[:2]
+    for ours, bare in zip(full.log, history, strict=True):
+        assert (ours["loss"], ours["grad_norm"]) == (bare["loss"], bare["grad_norm"])
+    bare = load_file(here / "bare/model.safetensors")
+    assert {name for name, tensor in full.weights.items() if not torch.equal(tensor, bare[name])} == set()
+    assert moved(full.weights, smollm2) == set(bare)
+    compared(len(bare) + 4 + 2 * len(taught), full.cost)
+
+
+def loss_of_base(base: Path, rows: list[dict[str, str]]) -> float:
+    """The mean over the answers' tokens of their negative log-probability, by plain transformers."""
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
+        AutoTokenizer.from_pretrained(base),
+    )
+    total, count = 0.0, 0
+    for before, answer in map(conversation, rows):
+        start, ids = len(tokenizer(before).input_ids), tokenizer(before + answer).input_ids
+        with torch.no_grad():
+            log_probabilities = model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+        total -= sum(float(log_probabilities[at - 1, ids[at]]) for at in range(start, len(ids)))
+        count += len(ids) - start
+    return total / count
+
+
+def first_rows(file: Path) -> list[dict[str, str]]:
+    """The rows of the first step: the first two, shuffled by the seed."""
+    rows = rows_of(file)
+    return [rows[i] for i in torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()[:2]]
+
+
+def test_lora_trains_adapters_of_all_projections(
+    trained: Callable[[str], SimpleNamespace], smollm2: Path, compared: Callable[..., None]
+) -> None:
+    """The first loss is the base's; after two steps the second factor of every adapter has left zero."""
+    lora = trained("lora")
+    assert lora.log[0]["loss"] == pytest.approx(loss_of_base(smollm2, first_rows(lora.rows)), rel=1e-5)
+    factors = {name for name in lora.weights if ".lora_B." in name}
+    assert len(factors) == LAYERS * 7 and len(lora.weights) == 2 * len(factors)
+    assert all(lora.weights[name].abs().max() > 0 for name in factors)
+    compared(len(lora.weights) + 1, lora.cost)
+
+
+def test_partial_training_moves_its_side_of_the_partition(
+    trained: Callable[[str], SimpleNamespace], smollm2: Path, compared: Callable[..., None]
+) -> None:
+    """Math's side of partition A (unreasonable, section 3.3): the MLPs of all layers but the first six and last two."""
+    partial = trained("partial")
+    names = moved(partial.weights, smollm2)
+    assert layers_of(names, MLP) == set(range(6, LAYERS - 2)) and layers_of(names, ATTENTION) == set()
+    assert len(names) == 4 * (LAYERS - 8)  # three projections and their norm; nothing outside the layers
+    compared(len(partial.weights), partial.cost)
+
+
+def test_simultaneous_training_moves_each_side_on_its_own_rows(
+    trained: Callable[[str], SimpleNamespace], smollm2: Path, compared: Callable[..., None]
+) -> None:
+    """Partition B: a step on two math rows, then one on two Swahili rows; all layers move, and nothing outside."""
+    both = trained("simultaneous")
+    rows = rows_of(both.rows)
+    math = [row for row in rows if row["side"] == "math"]
+    language = [row for row in rows if row["side"] == "language"]
+    assert len(math) == len(language) == 2
+    assert both.log[0]["loss_math"] == pytest.approx(loss_of_base(smollm2, math), rel=1e-5)
+    # the step on math has moved the other layers, a little
+    assert both.log[1]["loss_language"] == pytest.approx(loss_of_base(smollm2, language), rel=0.05)
+    names = moved(both.weights, smollm2)
+    assert layers_of(names, MLP) == layers_of(names, ATTENTION) == set(range(LAYERS))
+    assert len(names) == 9 * LAYERS  # seven projections and two norms
+    compared(len(both.weights) + 2, both.cost)
