@@ -441,3 +441,21 @@ def test_status_tells_of_each_run(tools: Path, tmp_path: Path, call: Callable[..
     state.write(waits.workplace, state="waiting", job="5_1")
     (tools / "squeue").write_text("#!/bin/sh\nexit 1\n")
     assert "waiting: job 5_1 by what was submitted; squeue does" in call("stage=status", f"runs_dir={runs_dir}").out
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"name": "x", "runs": {"a": ', '{"name": "x"}', '{"runs": {"a": {"name": "x"}}}']
+)
+def test_a_plan_that_cannot_be_read_is_an_error(
+    text: str, tools: Path, tmp_path: Path, call: Callable[..., SimpleNamespace]
+) -> None:
+    """Without it, jobs that are queued would be submitted twice."""
+    targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
+    with pytest.raises(Held):
+        slurm.execute(launcher, None, targets)
+    (file,) = (tmp_path / "runs/.plans").glob("*.json")
+    file.write_text(text)
+    with pytest.raises(PipelineError, match=r"\.json is not readable \(.*cancel them, then remove the file and rerun"):
+        slurm.execute(launcher, None, targets)
+    assert len(calls(tools)) == 3
+    assert "is not readable" in call("stage=status", f"runs_dir={tmp_path}/runs").err
