@@ -1,8 +1,8 @@
 """Kills commands at random instants and runs them again to their end: `make test-kill N=100 SEED=7`.
 
 TERM, USR1, HUP or KILL, to the process alone or to its whole tree, W&B offline; or STOP, to W&B's processes alone.
-After each kill the same command is run again, until it ends; then the results are the bits of an undisturbed one, nothing
-finished was made twice, nothing is left.
+After each kill the same command is run again, until it ends; then the results are the bits of an undisturbed one,
+nothing finished was made twice, nothing is left.
 Commands are killed side by side, one a core. With `clocks` each start has one of them; on a `disk` of its own a command
 finds no space instead, from a random instant on until it has ended.
 """
