@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ import pytest
 
 from pipeline import files
 from pipeline.errors import PipelineError
-from pipeline.files import Seen, content_hash, keep, kept, sha256_of, write_atomically
+from pipeline.files import Seen, content_hash, keep, kept, move, sha256_of, write_atomically
 
 
 @pytest.fixture
@@ -162,3 +163,23 @@ def test_a_write_that_fails_leaves_the_file_as_it_was_and_nothing_else(tmp_path)
     with pytest.raises(UnicodeEncodeError):
         write_atomically(file, "two \ud800")
     assert file.read_text() == "one" and list(tmp_path.iterdir()) == [file]
+
+
+def test_a_folder_that_cannot_be_renamed_is_copied(tmp_path, monkeypatch):
+    """EXDEV, as an overlay answers for what is in its lower layer; a rename within a layer is one."""
+    rename, lower = os.rename, tmp_path / "lower"
+    (lower / "inner").mkdir(parents=True)
+    (lower / "inner/x").write_text("x")
+    (lower / "link").symlink_to("inner/x")
+
+    def overlay(source, target):
+        if source == lower:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", overlay)
+    move(lower, tmp_path / "upper")
+    assert [path.name for path in tmp_path.iterdir()] == ["upper"]
+    assert (tmp_path / "upper/inner/x").read_text() == "x" and os.readlink(tmp_path / "upper/link") == "inner/x"
+    with pytest.raises(FileNotFoundError):
+        move(tmp_path / "nowhere", tmp_path / "other")

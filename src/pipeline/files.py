@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -59,6 +60,23 @@ def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
 def write_atomically(path: Path, text: str, durable: bool = True) -> None:
     with replacing(path, durable) as beside:
         beside.write_text(text, encoding="utf-8")
+
+
+def move(folder: Path, target: Path) -> None:
+    """Rename a folder. Where the file system cannot, as an overlay of what is in its lower layer, copy it beside the
+    target, rename the copy, and delete the source."""
+    try:
+        os.rename(folder, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        beside = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
+        try:
+            shutil.copytree(folder, beside, symlinks=True)
+            os.rename(beside, target)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def sha256(path: Path) -> str:
