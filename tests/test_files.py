@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ import pytest
 
 from pipeline import files
 from pipeline.errors import PipelineError
-from pipeline.files import Seen, content_hash, keep, kept, sha256_of
+from pipeline.files import Seen, content_hash, keep, kept, move, sha256_of, write_atomically
 
 
 @pytest.fixture
@@ -133,3 +134,52 @@ def test_a_folder_that_cannot_be_written_to_is_no_obstacle(tmp_path, settled):
     file = written(tmp_path / "x", b"one")
     (tmp_path / "runs").write_text("a file")
     assert sha256_of([file], tmp_path / "runs") == {file: hashlib.sha256(b"one").hexdigest()}
+
+
+REWRITER = """
+import json, sys
+from pathlib import Path
+from pipeline.files import write_atomically
+for number in range(300):
+    write_atomically(Path(sys.argv[1]), json.dumps([sys.argv[2]] * (1 + number % 7 * 3000)))
+"""
+
+
+def test_two_writers_and_a_reader(tmp_path):
+    """Each text that is read is one writer's whole text; no writer fails on the other's rename; nothing is left."""
+    file, read = tmp_path / "table.json", []
+    writers = [subprocess.Popen([sys.executable, "-c", REWRITER, str(file), mark]) for mark in "ab"]
+    while any(writer.poll() is None for writer in writers):
+        if file.is_file():
+            (mark,) = set(json.loads(file.read_text()))
+            read.append(mark)
+    assert [writer.returncode for writer in writers] == [0, 0] and set(read) == {"a", "b"}
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was_and_nothing_else(tmp_path):
+    file = tmp_path / "x.json"
+    write_atomically(file, "one")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(file, "two \ud800")
+    assert file.read_text() == "one" and list(tmp_path.iterdir()) == [file]
+
+
+def test_a_folder_that_cannot_be_renamed_is_copied(tmp_path, monkeypatch):
+    """EXDEV, as an overlay answers for what is in its lower layer; a rename within a layer is one."""
+    rename, lower = os.rename, tmp_path / "lower"
+    (lower / "inner").mkdir(parents=True)
+    (lower / "inner/x").write_text("x")
+    (lower / "link").symlink_to("inner/x")
+
+    def overlay(source, target):
+        if source == lower:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", overlay)
+    move(lower, tmp_path / "upper")
+    assert [path.name for path in tmp_path.iterdir()] == ["upper"]
+    assert (tmp_path / "upper/inner/x").read_text() == "x" and os.readlink(tmp_path / "upper/link") == "inner/x"
+    with pytest.raises(FileNotFoundError):
+        move(tmp_path / "nowhere", tmp_path / "other")

@@ -6,14 +6,14 @@ table; table and report print the path of index.html. All else goes to standard 
 
 from __future__ import annotations
 
+from pipeline.runs.stop import UNFINISHED, Stopped, answer_early, asked, heeded, listening
+
+if __name__ == "__main__":
+    answer_early()
+
 import os
 import signal
 import sys
-
-if __name__ == "__main__":  # before the slow imports, when nothing is in work yet
-    for _number, _status in ((signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)):
-        signal.signal(_number, lambda *_, status=_status: os._exit(status))
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
@@ -42,7 +42,6 @@ from pipeline.files import ADDED_CONF
 from pipeline.hub.addresses import without_credentials
 from pipeline.progress import quiet
 from pipeline.runs.make import why_not_finished
-from pipeline.runs.stop import UNFINISHED, Stopped, asked, listening
 from pipeline.study.execute import one, sentence
 from pipeline.study.launch import makers_for
 from pipeline.study.stages import STUDY_STAGES, build
@@ -240,7 +239,7 @@ def main(words: list[str] | None = None) -> int:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     status = main()
-    for _number in (signal.SIGTERM, signal.SIGUSR1):  # all is done: Python's own end takes a while, without handlers
+    for _number in heeded():  # all is done: Python's own end takes a while, without handlers
         signal.signal(_number, signal.SIG_IGN)
     end_all(status)
     sys.exit(status)

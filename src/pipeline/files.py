@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,17 +39,44 @@ def add_conf(folder: Path) -> None:
     os.environ[ADDED_CONF] = "\n".join(map(str, [*added_conf(), folder]))
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write beside, flush to disk, rename: a reader sees the old file or the new one, never half of it."""
-    beside = path.with_name(path.name + ".part")
+@contextmanager
+def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
+    """A temporary path beside `path`, this writer's own; what is written to it replaces `path` in one rename.
+
+    A reader sees the old file or the new one, and of several writers the last one's. Nothing is left after an error.
+    durable: flush to disk before the rename.
+    """
+    beside = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
-        with open(beside, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        yield beside
+        if durable:
+            with open(beside, "rb") as file:
+                os.fsync(file.fileno())
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, text: str, durable: bool = True) -> None:
+    with replacing(path, durable) as beside:
+        beside.write_text(text, encoding="utf-8")
+
+
+def move(folder: Path, target: Path) -> None:
+    """Rename a folder. Where the file system cannot, as an overlay of what is in its lower layer, copy it beside the
+    target, rename the copy, and delete the source."""
+    try:
+        os.rename(folder, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        beside = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
+        try:
+            shutil.copytree(folder, beside, symlinks=True)
+            os.rename(beside, target)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def sha256(path: Path) -> str:
@@ -98,7 +126,7 @@ def kept(seen: Seen, runs_dir: Path | None = None) -> dict[str, Any]:
     loses is computed again.
     """
     if seen not in _known and runs_dir is not None:
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        with suppress(OSError, ValueError, TypeError, KeyError):
             entry = json.loads(_place(seen, runs_dir).read_bytes())
             if entry["seen"] == _told(seen):
                 _known[seen] = dict(entry["known"])
@@ -120,13 +148,11 @@ def keep(seen: Seen, begun_ns: int, runs_dir: Path | None = None, **known: Any) 
     _known[seen] = before | known | {"tensors": before.get("tensors", {}) | known.get("tensors", {})}
     if runs_dir is None or max(seen.mtime_ns, seen.ctime_ns) > begun_ns - SETTLED_NS:
         return
-    with contextlib.suppress(OSError):  # a runs_dir that cannot be written to: hashed again next time
+    with suppress(OSError):  # a runs_dir that cannot be written to: hashed again next time
         place = _place(seen, runs_dir)
         place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False, encoding="utf-8") as file:
-            json.dump({"seen": _told(seen), "known": _known[seen]}, file)
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, place)
+        text = json.dumps({"seen": _told(seen), "known": _known[seen]})
+        write_atomically(place, text, durable=False)
 
 
 def _place(seen: Seen, runs_dir: Path) -> Path:

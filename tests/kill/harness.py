@@ -1,7 +1,8 @@
 """Kills commands at random instants and runs them again to their end: `make test-kill N=100 SEED=7`.
 
-TERM, USR1 or KILL, to the process alone or to its whole tree, W&B offline. After each kill the same command goes on,
-until it ends; then the results are the bits of an undisturbed one, nothing finished was made twice, nothing is left.
+TERM, USR1, HUP or KILL, to the process alone or to its whole tree, W&B offline; or STOP, to W&B's processes alone.
+After each kill the same command is run again, until it ends; then the results are the bits of an undisturbed one,
+nothing finished was made twice, nothing is left.
 Commands are killed side by side, one a core. With `clocks` each start has one of them; on a `disk` of its own a command
 finds no space instead, from a random instant on until it has ended.
 """
@@ -26,7 +27,7 @@ from typing import Any
 from pipeline.files import sha256
 from pipeline.runs.folders import finished
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGKILL, signal.SIGSTOP)
 MOST = 6  # kills of one command, after which it is let be
 FULL = "No space left on device", "is too full for"  # what a command says, to any write or before it begins
 TRAINING = [
@@ -54,7 +55,7 @@ class Command:
     def started(
         self, runs_dir: Path, log: Path, clock: str | None = None, before: Sequence[str] = ()
     ) -> subprocess.Popen[bytes]:
-        words = [*before, sys.executable, "-m", "pipeline", *self.words, f"runs_dir={runs_dir}"]
+        words = [*before, sys.executable, "-m", "pipeline", *self.words, f"runs_dir={runs_dir}", "tracking.timeout=2"]
         environment = {**os.environ, "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1", **clock_of(clock)}
         with open(log, "ab") as errors:
             return subprocess.Popen(
@@ -152,6 +153,8 @@ def tree(pid: int) -> list[int]:
 def kill(process: subprocess.Popen[bytes], log: Path, chance: random.Random) -> dict[str, Any]:
     """Send it a signal, and wait for its end."""
     number, whole = chance.choice(SIGNALS), chance.random() < 0.5
+    if number == signal.SIGSTOP:
+        return stop_services(process, log)
     hit = tree(process.pid) if whole else [process.pid]
     for pid in reversed(hit) if chance.random() < 0.5 else hit:
         with suppress(ProcessLookupError):
@@ -171,6 +174,25 @@ def leave_no_room(process: subprocess.Popen[bytes], log: Path, disk: Path) -> di
     in_a_sentence = any(words in told for words in FULL) and "Traceback" not in told
     assert status == 0 or (status == 1 and in_a_sentence), f"no room: {status}: {told[-3000:]}"
     return {"full": True, "status": status}
+
+
+def stop_services(process: subprocess.Popen[bytes], log: Path) -> dict[str, Any]:
+    """SIGSTOP for the W&B services of a command: alive, they do not respond. It ends all the same, and leaves none."""
+    hit = [pid for pid in tree(process.pid) if "wandb-core" in command_of(pid)]
+    for pid in hit:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+    status = process.wait(120)
+    assert status == 0, f"stopped services: {status}: {log.read_text()[-3000:]}"
+    assert not [pid for pid in hit if command_of(pid)], "a service outlived its command"
+    return {"signal": "SIGSTOP", "services": len(hit), "status": status}
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process; empty where there is none."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
 
 
 def disturb(

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -156,3 +157,36 @@ def test_two_processes_that_ask_for_one_run_make_it_once(tmp_path: Path, capfd: 
     assert len((tmp_path / "calls").read_text().splitlines()) == 1
     assert f": held by process {both[0].pid} on " in (told := capfd.readouterr().err) or f" {both[1].pid} on " in told
     assert told.count("; waiting") == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a file system of its own: needs root")
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_full_disk_is_named_and_leaves_nothing_behind(wrapped: bool, tmp_path: Path) -> None:
+    """A tmpfs of 80 MB that the stage fills; then there is room, and the same command ends with an empty .work."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(disk)], check=True)
+    try:
+        run = a_run(disk / "runs")
+
+        def fills(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
+            try:
+                with open(disk / "ballast", "wb", buffering=0) as file:
+                    while file.write(bytes(2**20)):
+                        pass
+            except OSError as error:
+                if wrapped:
+                    raise RuntimeError("Error while serializing: I/O error: (os error 28)") from error
+                raise
+            return {}
+
+        told = rf"^No space left on device: runs_dir={disk}/runs has 0.00 GB free; free some"
+        with pytest.raises(PipelineError, match=told):
+            make_once(run, fills)
+        assert not list(run.workplace.glob("state.json.*"))
+        (disk / "ballast").unlink()
+        (run.workplace / "state.json.7-0a.part").touch()  # of a writer that was killed
+        make_once(run, writes())
+        assert not list((disk / "runs/.work").iterdir())
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)

@@ -120,3 +120,36 @@ def started_our_code(pid: int) -> None:
             return
         time.sleep(0.005)
     raise AssertionError("no handler within a minute")
+
+
+HEEDS = """
+import os, signal, sys
+if sys.argv[1] == "ignored":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+from pipeline.runs import stop
+stop.answer_early()
+if sys.argv[1] == "early":
+    os.kill(os.getpid(), signal.SIGUSR1)
+with stop.listening():
+    if sys.argv[1] != "early":
+        os.kill(os.getpid(), signal.SIGHUP)
+    print(stop.asked(), stop.EARLY in os.environ)
+"""
+
+
+def heeds(how: str, **environment: str) -> tuple[int, str]:
+    words = [sys.executable, "-c", HEEDS, how]
+    outside = {key: value for key, value in os.environ.items() if key != "SLURM_JOB_ID"}
+    done = subprocess.run(words, env={**outside, **environment}, capture_output=True, text=True)
+    return done.returncode, done.stdout.strip()
+
+
+def test_sighup_is_heeded_unless_it_is_ignored() -> None:
+    """A terminal that is closed ends a command in good order; nohup keeps it."""
+    assert heeds("default") == (75, "")
+    assert heeds("ignored") == (0, "None False")
+
+
+def test_a_time_limit_that_is_announced_early_is_kept_for_the_first_run() -> None:
+    assert heeds("early") == (75, "")
+    assert heeds("early", SLURM_JOB_ID="7") == (0, "SIGUSR1 False")

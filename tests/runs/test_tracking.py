@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import struct
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,7 +27,7 @@ from pipeline.runs import tracking
 from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
-from pipeline.runs.stop import Stopped
+from pipeline.runs.stop import Stopped, listening
 from pipeline.runs.tracking import Tracker, mode, open_run
 
 
@@ -143,7 +146,7 @@ def test_a_server_that_cannot_be_had_ends_nothing(
         tracker.log({"loss": 1.0}, step=1)
         tracker.summary({"score": 1.0})
     told = capfd.readouterr().err
-    assert told.count("warning: ") == 1 and "W&B opened no run (no route); the run goes on without it" in told
+    assert told.count("warning: ") == 1 and "W&B failed (CommError: no route); the run continues without it\n" in told
 
 
 def test_stopped_while_wandb_opens_a_run_its_service_is_forgotten(
@@ -191,6 +194,101 @@ def test_a_service_that_dies_ends_nothing_and_the_next_run_has_one(
     after = a_run(tmp_path, tracking=Tracking(mode="offline"), seed=1)
     (file,) = make_once(after, lambda *_: {}).glob("wandb/offline-run-*/*.wandb")
     assert any(record.WhichOneof("record_type") == "exit" for record in records(file))
+
+
+def stop_service() -> None:
+    """Alive, but it does not respond."""
+    for pid in tracking.services():
+        os.kill(pid, signal.SIGSTOP)
+
+
+@pytest.fixture
+def first_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process in which W&B has not failed yet, and in which it has not after the test."""
+    monkeypatch.setattr(tracking, "_mode_after_failure", None)
+
+
+def test_a_service_that_does_not_respond_costs_the_deadline_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], first_failure: None
+) -> None:
+    quick = Tracking(mode="offline", timeout=1.0)
+    begun = time.monotonic()
+
+    def stops(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
+        stop_service()
+        for step in range(5):
+            tracker.log({"loss": 1.0}, step=step)
+        return {}
+
+    assert read_manifest(make_once(a_run(tmp_path, tracking=quick), stops)) is not None
+    assert not tracking.services() and time.monotonic() - begun < 10
+    later = time.monotonic()
+    assert not list(make_once(a_run(tmp_path, tracking=quick, seed=1), lambda *_: {}).glob("wandb"))
+    assert time.monotonic() - later < 1
+    told = capfd.readouterr().err
+    assert told.splitlines() == [
+        "warning: W&B did not respond within tracking.timeout=1 s; the run continues without it, as do later runs of "
+        "this process"
+    ]
+
+
+def test_sigterm_ends_a_run_that_waits_for_w_and_b(tmp_path: Path, first_failure: None) -> None:
+    def stops(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
+        stop_service()
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        return {}
+
+    begun = time.monotonic()
+    with listening(), pytest.raises(Stopped):
+        make_once(a_run(tmp_path, tracking=Tracking(mode="offline")), stops)
+    assert time.monotonic() - begun < 10
+    tracking.end_service(0.0)
+
+
+ENDS = """
+import os, signal, sys, time
+from pipeline.config.stages import Tracking
+from pipeline.runs import tracking
+with tracking.open_run(sys.argv[1], Tracking(mode="offline")) as tracker:
+    tracker.log({"loss": 1.0}, step=1)
+for pid in tracking.services():
+    os.kill(pid, signal.SIGSTOP)
+print(time.time())
+"""
+
+
+def test_a_process_ends_within_5_s_whatever_its_service_does(tmp_path: Path) -> None:
+    """W&B's own exit hook would wait for it forever."""
+    done = subprocess.run([sys.executable, "-c", ENDS, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert time.time() - float(done.stdout) < 5 and (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_server_that_does_not_answer_costs_the_deadline_once(
+    tmp_path: Path,
+    no_key: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    first_failure: None,
+) -> None:
+    """It accepts connections and says nothing; the next run of the process is offline at once."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
+        online, begun = Tracking(timeout=1.0), time.monotonic()
+        make_once(a_run(tmp_path, tracking=online), lambda *_: {})
+        assert time.monotonic() - begun < 10
+        (file,) = make_once(a_run(tmp_path, tracking=online, seed=1), lambda *_: {}).glob("wandb/offline-run-*/*.wandb")
+    told = capfd.readouterr().err
+    assert told.count("warning: ") == 1 and "later runs of this process are offline (wandb sync uploads them)" in told
+
+
+@pytest.mark.parametrize("asked", ["auto", "offline"])
+def test_an_empty_mode_in_the_environment_counts_as_unset(
+    asked: str, tmp_path: Path, no_key: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "")
+    folder = make_once(a_run(tmp_path, tracking=Tracking(mode=asked)), lambda *_: {})
+    assert list(folder.glob("wandb/offline-run-*/*.wandb")) and "warning" not in capfd.readouterr().err
 
 
 def children(pid: int) -> list[int]:

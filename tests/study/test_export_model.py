@@ -304,6 +304,22 @@ def test_a_place_that_cannot_be_is_refused(
     assert made not in ("full", "file") or "mine" in (place / "mine.txt" if made == "full" else place).read_text()
 
 
+def test_exporting_again_succeeds_and_changes_no_weights(
+    export: Callable[..., SimpleNamespace], swap: Path, math_expert: Path, tmp_path: Path
+) -> None:
+    """Also after the card got scores; another model is not written over it."""
+    assert export(swap).status == 0
+    stat, card = (tmp_path / "out/model.safetensors").stat(), (tmp_path / "out/README.md").read_text()
+    (tmp_path / "out/README.md").write_text("an older card")
+    told = export(swap)
+    assert (told.status, told.out) == (0, f"{tmp_path}/out\n") and (tmp_path / "out/README.md").read_text() == card
+    assert (tmp_path / "out/model.safetensors").stat().st_ino == stat.st_ino
+    for other in ((math_expert,), (swap, "export.dtype=bfloat16")):
+        told = export(*other)
+        assert told.status == 1 and "holds the export of another model: name a new folder" in told.err
+    assert (tmp_path / "out/model.safetensors").stat().st_ino == stat.st_ino
+
+
 def test_an_empty_folder_is_a_place(export: Callable[..., SimpleNamespace], swap: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     assert export(swap).status == 0 and (tmp_path / "out/model.safetensors").is_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import subprocess
 import threading
@@ -14,15 +15,19 @@ import pytest
 
 from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher, TrainStage
+from pipeline.study.job_script import COMPLETED
 from pipeline.study.slurm import script_of
 
 FOLDER = Path(__file__).parents[2] / "slurm"
 FILES = sorted(path.name for path in FOLDER.glob("*.sbatch"))
+SETUP = "# module load cuda; source .venv/bin/activate"  # where a site's own lines stand
 TOOL = """#!/bin/bash
 case $(basename $0) in
   srun) shift; exec "$@" ;;
   python)
     shift 2; printf '%s\\n' "$@" > {at}/words
+    echo "${{PIPELINE_SIGNALLED:-none}}" > {at}/signalled
+    [ $STATUS != no-handler ] || {{ kill -USR1 $PPID; builtin kill -USR1 $$; sleep 5; }}
     [ $STATUS = asked ] || exit $STATUS
     trap 'exit 75' USR1; echo $$ > {at}/pid; while :; do sleep 0.05; done ;;
   scancel) builtin kill -USR1 $(cat {at}/pid); sleep 0.5 ;;
@@ -97,7 +102,30 @@ def test_a_job_that_submits_what_is_next_is_completed(
     status: str, ends: int, started: Callable[..., tuple[int, list[str]]], tmp_path: Path
 ) -> None:
     """75 says there that other jobs go on; nobody is asked for it again."""
-    script = script_of(Launcher("slurm", wrap="env"), ["-m", "pipeline", "stage=table"], requeue=False)
+    script = script_of(Launcher("slurm", wrap="env"), ["-m", "pipeline", "stage=table"], COMPLETED)
     (tmp_path / "goes-on").write_text(script)
     assert started(str(tmp_path / "goes-on"), STATUS=status) == (ends, ["stage=table"])
     assert not (tmp_path / "calls").exists()
+
+
+def test_the_files_are_those_of_the_template() -> None:
+    """The one that the launcher's scripts have, too: python scripts/make_sbatch.py writes them."""
+    script = runpy.run_path(str(FOLDER.parent / "scripts/make_sbatch.py"))
+    assert script["files"]() == {name: (FOLDER / name).read_text() for name in FILES}
+
+
+@pytest.mark.parametrize("name", [*FILES, "launcher"])
+@pytest.mark.parametrize("when", ["while a line of setup runs", "before the program has a handler"])
+def test_usr1_at_any_time_requeues_the_job(
+    name: str, when: str, started: Callable[..., tuple[int, list[str]]], tmp_path: Path
+) -> None:
+    """In the first case the program learns of it, which counts the attempt."""
+    early = when.startswith("while")
+    line = "kill -USR1 $$" if early else ":"
+    text = script_of(Launcher("slurm", wrap="env", setup=[line]), ["-m", "pipeline"])
+    if name != "launcher":
+        text = (FOLDER / name).read_text().replace(SETUP, line)
+    (tmp_path / "job").write_text(text.replace("scancel --signal=USR1", "true"))
+    status, _ = started(str(tmp_path / "job"), STATUS="75" if early else "no-handler", SLURM_ARRAY_JOB_ID="7")
+    assert (tmp_path / "signalled").read_text() == ("SIGUSR1\n" if early else "none\n")
+    assert status == 75 and (tmp_path / "calls").read_text().startswith("scontrol requeue 7")

@@ -23,7 +23,7 @@ from pipeline.runs import state
 from pipeline.runs.make import make_once
 from pipeline.runs.run import Run
 from pipeline.runs.stop import listening
-from pipeline.study import execute, slurm, worker
+from pipeline.study import execute, queue, slurm, worker
 from pipeline.study.element import element_of
 from pipeline.study.execute import sentence
 from pipeline.study.stages import build
@@ -31,13 +31,15 @@ from pipeline.study.stages import build
 TOOL = """#!/bin/bash
 echo "$(basename $0) $@" >> {at}/calls
 case $(basename $0) in
-  squeue) cat {at}/queue 2>/dev/null || true ;;
+  squeue) cat {at}/banner 2>/dev/null; sed 's/^/pipeline:/; s/$/|x/' {at}/queue 2>/dev/null || true ;;
   scancel) ;;
   scontrol) echo "MaxArraySize = 4" ;;
   sbatch) N=$(cat {at}/count 2>/dev/null || echo 0)
-    if [ "$N" -ge "$(cat {at}/most 2>/dev/null || echo 99)" ]; then
+    TASKS=$(sed -n 's/.*--array 0-\\([0-9]*\\) .*/\\1/p' <<< "$*")
+    MOST=$(cat {at}/most 2>/dev/null || echo 99)
+    if [ "$N" -ge "$MOST" ] || [ "${{TASKS:-0}}" -ge "$(cat {at}/tasks 2>/dev/null || echo 99)" ]; then
       echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2; exit 1; fi
-    echo $((N + 1)) > {at}/count; echo $((N + 1)) ;;
+    echo $((N + 1)) > {at}/count; cat {at}/banner 2>/dev/null; echo $((N + 1)) ;;
 esac
 """
 
@@ -86,12 +88,16 @@ def test_levels_and_batches_become_arrays_that_wait_for_those_before(tools: Path
 def test_submitting_again_adds_what_is_missing_and_nothing_else(tools: Path, tmp_path: Path) -> None:
     targets = plan(tmp_path)
     launcher = Launcher(name="slurm", batch_minutes=0.2, memory="4G", options=["--comment=x"])
-    (tools / "most").write_text("1")
+    (tools / "most").write_text("0")
     told = (
         r"^sbatch refused: QOSMaxSubmitJobPerUserLimit; asked for: launcher.memory=4G, 0 GPUs, --comment=x "
-        r"\(1 of 3 arrays were submitted; the same command submits the rest once that is changed or, where"
+        r"\(0 of 3 arrays were submitted; the same command submits the rest once that is changed or, where"
     )
     with pytest.raises(PipelineError, match=told):
+        slurm.execute(launcher, None, targets)
+    assert not list((tmp_path / "runs/.slurm").glob("*.*"))
+    (tools / "most").write_text("1")
+    with pytest.raises(Held, match=r"^3 runs submitted as 1 array, 4 more by the same command when these are done, "):
         slurm.execute(launcher, None, targets)
     assert [len(list((tmp_path / "runs/.slurm").glob(kind))) for kind in ("*.sh", "*.jsonl")] == [1, 1]
     (tools / "most").write_text("99")
@@ -108,6 +114,100 @@ def test_submitting_again_adds_what_is_missing_and_nothing_else(tools: Path, tmp
     for run in slurm.ordered(targets):
         make_once(run, writes())
     assert slurm.execute(launcher, None, targets) == {}
+
+
+def test_an_array_beyond_the_sites_limit_is_halved_and_the_last_job_submits_the_rest(
+    tools: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Six runs at once, two tasks at most: 3 -> 1."""
+    targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
+    (tools / "tasks").write_text("1")
+    with pytest.raises(
+        Held, match=r"^1 run submitted as 1 array, 6 more by the last job when these are done, 7 in the q"
+    ):
+        slurm.execute(launcher, ["stage=table", "table=x"], targets)
+    arrays = [one[one.index("--array") + 1] for one in calls(tools)[:-1]]
+    assert arrays == ["0-2", "0-0"] and "--dependency" in calls(tools)[-1]
+    assert capfd.readouterr().err.endswith("job 2: the same command, when these are done\n")
+    held = json.loads((tmp_path / f"runs/.plans/{slurm.plans.name_of(targets)}.json").read_text())["runs"]
+    assert sorted(str(one["job"]) for one in held.values()) == ["1_0", *["None"] * 6]
+
+
+def test_the_last_job_takes_the_place_of_a_task_where_there_is_no_other(tools: Path, tmp_path: Path) -> None:
+    targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
+    (tools / "most").write_text("1")
+    (tools / "scancel").write_text(f"#!/bin/sh\necho scancel $@ >> {tools}/calls; echo 9 > {tools}/most\n")
+    with pytest.raises(Held, match=r"^2 runs submitted as 1 array, 5 more by the last job"):
+        slurm.execute(launcher, ["stage=table", "table=x"], targets)
+    assert calls(tools, "scancel") == [["1_2"]] and "--dependency" in calls(tools)[-1]
+    (tools / "queue").write_text("1_0\n1_1\n2\n")
+    with pytest.raises(Held, match="^5 runs submitted as 2 arrays"):
+        slurm.execute(launcher, None, targets)
+
+
+def test_output_of_a_site_is_told_from_an_answer(tools: Path, tmp_path: Path) -> None:
+    """A banner with numbers and a colour, before each answer: neither a job nor a reason to submit again."""
+    targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
+    (tools / "banner").write_text("*** 3 nodes are down until 12_3 ***\n2026\x1b[0m\n  7\n")
+    for there in ("", "1_0\n1_1\n1_2\n2_0\n2_1\n2_2\n3_0\n"):
+        (tools / "queue").write_text(there)
+        with pytest.raises(Held, match="^7 in the queue" if there else "^7 runs submitted as 3 arrays"):
+            slurm.execute(launcher, None, targets)
+    assert len(calls(tools)) == 3
+
+
+def test_a_job_id_that_cannot_be_told_is_looked_up_else_refused(tools: Path, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.touch()
+    (tools / "banner").write_text("41\n")
+    with pytest.raises(
+        PipelineError, match=r"^sbatch printed '41 1' and no job id, and squeue lists no job of .*job.sh: "
+    ):
+        queue.sbatch(script)
+    (tools / "squeue").write_text(f"#!/bin/sh\necho 5; echo 'pipeline:77_3|{script}'; echo 'pipeline:8|{script}x'\n")
+    assert queue.sbatch(script) == "77"
+
+
+def hangs(tools: Path, name: str, then: str = "") -> None:
+    """The command does what it does and then does not respond, with a process of its own that holds its output open."""
+    tool = (tools / name).read_text()
+    (tools / name).write_text(f"{tool}\n{then}\nsleep 30 & sleep 30\n")
+
+
+def test_a_command_that_does_not_respond_is_75_after_three_attempts(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
+    monkeypatch.setattr(queue, "SECONDS", 0.3)
+    hangs(tools, "squeue")
+    begun = time.monotonic()
+    with pytest.raises(Held, match=r"^squeue did not respond within 0.3 s, 3 times; rerun the same command when Slurm"):
+        slurm.execute(launcher, None, targets)
+    assert time.monotonic() - begun < 5 and len(calls(tools, "squeue")) == 3
+    assert not (tmp_path / "runs/.slurm/submitting").exists()  # its lock
+
+
+def test_what_a_submission_that_did_not_respond_left_in_the_queue_is_not_submitted_again(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once seen by the same command in the queue, once by the next command."""
+    targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
+    monkeypatch.setattr(queue, "SECONDS", 0.5)
+    seen = f'for n in 0 1 2; do echo "pipeline:77_$n|$(cat {tools}/script)"; done'
+    tool, kept = (tools / "squeue").read_text(), (tools / "sbatch").read_text()
+    hangs(tools, "sbatch", f"echo ${{@: -1}} > {tools}/script")
+    (tools / "squeue").write_text(f"{tool}\n[ ! -f {tools}/script ] || {{ {seen}; }}\n")
+    with pytest.raises(Held) as held:  # and no more than one array
+        (tools / "most").write_text("1")
+        slurm.execute(launcher, None, targets)
+    assert len(calls(tools)) == 1 + 2 and "3 runs submitted as 1 array" in str(held.value)
+    plans = json.loads((tmp_path / f"runs/.plans/{slurm.plans.name_of(targets)}.json").read_text())["runs"]
+    assert {one["job"] for one in plans.values()} == {"77_0", "77_1", "77_2", None}
+    (tools / "sbatch").write_text(kept)
+    (tmp_path / f"runs/.plans/{slurm.plans.name_of(targets)}.json").unlink()  # as where squeue did not respond either
+    (tools / "most").write_text("99")
+    with pytest.raises(Held, match="^4 runs submitted as 2 arrays, 7 in the queue"):
+        slurm.execute(launcher, None, targets)
 
 
 def test_children_in_the_queue_wait_for_a_parent_that_is_submitted_again(tools: Path, tmp_path: Path) -> None:
@@ -201,30 +301,48 @@ def test_a_job_that_ended_before_it_came_to_a_run_says_why(
 
 
 def test_a_jobs_script_prepares_its_node_and_asks_for_itself_again_on_75(tools: Path, tmp_path: Path) -> None:
-    """Run by bash, with a program in place of this one that prints where it is."""
+    """Run by bash, with a program in place of this one that prints where it is. Paths hold what bash would read."""
+    odd = tmp_path / """my "files" 'of' `id` $(id) \\ 100%"""
     launcher = Launcher(
         name="slurm",
         setup=["export SITE=cuda"],
-        scratch=f"{tmp_path}/local/$SLURM_JOB_ID",
-        hf_home="/shared/hub",
+        scratch=f"{odd}/$SLURM_JOB_ID",
+        hf_home="~/hub of ${SITE}",
         wrap="env",
     )
     (tools / "python").write_text('#!/bin/bash\necho "$SITE|$TMPDIR|$HF_HOME|$*"; ls -d "$TMPDIR"; exit $STATUS\n')
     (tools / "python").chmod(0o755)
-    script = slurm.script_of(launcher, ["-m", "pipeline.study.worker", "a file"])
+    script = slurm.script_of(launcher, ["-m", "pipeline.study.worker", "a $file"])
 
     def run(status: int) -> list[str]:
         ids = {"SLURM_JOB_ID": "8", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1", "STATUS": str(status)}
         waits = script.replace("sleep 60", "true")  # for Slurm, which ends a job that is asked for again
-        done = subprocess.run(["bash", "-c", waits], env={**os.environ, **ids}, capture_output=True, text=True)
+        environment = {**os.environ, **ids, "HOME": "/home/me"}
+        done = subprocess.run(["bash", "-c", waits], env=environment, capture_output=True, text=True)
         assert done.returncode == status, done.stderr
         return done.stdout.splitlines()
 
-    place = f"{tmp_path}/local/8"
-    assert run(0) == run(1) == [f"cuda|{place}|/shared/hub|-m pipeline.study.worker a file", place]
+    place = f"{odd}/8"
+    assert run(0) == run(1) == [f"cuda|{place}|/home/me/hub of cuda|-m pipeline.study.worker a $file", place]
     assert not (tools / "calls").exists()
     run(75)
     assert calls(tools, "scontrol") == [["requeue", "7_1"]]
+
+
+def test_a_percent_sign_in_runs_dir_is_none_of_slurms_patterns(tools: Path, tmp_path: Path) -> None:
+    run = a_run(tmp_path / "of %j and %%u/runs")
+    with pytest.raises(Held):
+        slurm.execute(Launcher(name="slurm"), None, [run])
+    text = (tools / "calls").read_text()
+    assert f"--output={tmp_path}/of %%j and %%%%u/runs/.logs/slurm-%A_%a.log" in text
+
+
+def test_a_site_without_a_gres_named_gpu_is_pointed_to_its_own_option(tools: Path, tmp_path: Path) -> None:
+    (tools / "sbatch").write_text(
+        "#!/bin/sh\necho 'sbatch: error: Invalid generic resource (gres) specification' >&2; exit 1\n"
+    )
+    with pytest.raises(PipelineError, match=r"give launcher.gpus=0 and your site's own option, launcher.options=\["):
+        slurm.execute(Launcher(name="slurm"), None, [a_run(tmp_path / "runs")])
 
 
 @pytest.mark.parametrize("line", ["module load nowhere", "exit 3", "source /nowhere/activate", "exit 0"])
@@ -441,3 +559,21 @@ def test_status_tells_of_each_run(tools: Path, tmp_path: Path, call: Callable[..
     state.write(waits.workplace, state="waiting", job="5_1")
     (tools / "squeue").write_text("#!/bin/sh\nexit 1\n")
     assert "waiting: job 5_1 by what was submitted; squeue does" in call("stage=status", f"runs_dir={runs_dir}").out
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"name": "x", "runs": {"a": ', '{"name": "x"}', '{"runs": {"a": {"name": "x"}}}']
+)
+def test_a_plan_that_cannot_be_read_is_an_error(
+    text: str, tools: Path, tmp_path: Path, call: Callable[..., SimpleNamespace]
+) -> None:
+    """Without it, jobs that are queued would be submitted twice."""
+    targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
+    with pytest.raises(Held):
+        slurm.execute(launcher, None, targets)
+    (file,) = (tmp_path / "runs/.plans").glob("*.json")
+    file.write_text(text)
+    with pytest.raises(PipelineError, match=r"\.json is not readable \(.*cancel them, then remove the file and rerun"):
+        slurm.execute(launcher, None, targets)
+    assert len(calls(tools)) == 3
+    assert "is not readable" in call("stage=status", f"runs_dir={tmp_path}/runs").err

@@ -72,6 +72,7 @@ class Tracking:
     project: str = "cross-lingual-merging"  # where its runs are listed
     entity: str | None = None  # user or team; null: the key's own
     mode: str = knob("auto", options=("auto", "online", "offline", "disabled"))
+    timeout: float = knob(30.0, low=1)  # seconds after which a call of W&B counts as failed and W&B is ended
 
 
 @dataclass

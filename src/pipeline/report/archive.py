@@ -11,7 +11,6 @@ limits, everything is plain data, and nothing of it becomes an address or markup
 from __future__ import annotations
 
 import json
-import os
 import re
 import types
 import zipfile
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from pipeline.errors import PipelineError
+from pipeline.files import replacing
 from pipeline.hub.addresses import without_credentials
 from pipeline.report.contents import Results
 
@@ -58,22 +58,17 @@ def shared(value: Any, roots: Sequence[str] = ()) -> Any:
 
 def pack(results: Results, table: str, file: Path, roots: Sequence[str] = ()) -> Path:
     """Write the archive. table: the text of its YAML; roots: local folders that no text of it may name."""
-    beside = file.with_name(f"{file.name}.part")
-    try:
-        with zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED) as archive:
-            told = {"format": FORMAT, "results": shared(plain(results), roots)}
-            add(archive, "archive.json", json.dumps(told, ensure_ascii=False, indent=1))
-            add(archive, "table.yaml", shared(table, roots))
-            for run in sorted(results.runs, key=lambda run: run.name):
-                paths = sorted(path for pattern in PACKED for path in run.folder.glob(pattern)) if run.finished else []
-                for path in paths:
-                    name = f"runs/{run.name}/{path.relative_to(run.folder).as_posix()}"
-                    if not MEMBER.fullmatch(name):
-                        raise PipelineError(f"{path.name} of {run.name} cannot be packed: its name is not one of ours")
-                    add(archive, name, packed(path, roots))
-        os.replace(beside, file)
-    finally:
-        beside.unlink(missing_ok=True)
+    with replacing(file) as beside, zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED) as archive:
+        told = {"format": FORMAT, "results": shared(plain(results), roots)}
+        add(archive, "archive.json", json.dumps(told, ensure_ascii=False, indent=1))
+        add(archive, "table.yaml", shared(table, roots))
+        for run in sorted(results.runs, key=lambda run: run.name):
+            paths = sorted(path for pattern in PACKED for path in run.folder.glob(pattern)) if run.finished else []
+            for path in paths:
+                name = f"runs/{run.name}/{path.relative_to(run.folder).as_posix()}"
+                if not MEMBER.fullmatch(name):
+                    raise PipelineError(f"{path.name} of {run.name} cannot be packed: its name is not one of ours")
+                add(archive, name, packed(path, roots))
     return file
 
 

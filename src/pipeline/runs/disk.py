@@ -1,11 +1,14 @@
-"""Whether a run can be written where it is to be, and the disk has room for it: asked before the work."""
+"""Whether a run can be written where it is to be and the disk has room for it; which disk had none in the end."""
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryFile, gettempdir
 
 from pipeline.errors import PipelineError
 from pipeline.runs.run import Run
@@ -38,3 +41,36 @@ def check_disk(run: Run, needs: Mapping[str, int]) -> None:
         told = f"{free / 2**30:.1f} GB free, about {needed / 2**30:.1f} GB needed{f' ({parts})' if parts else ''}"
         remedy = "free some (stage=clean), or give another runs_dir"
         raise PipelineError(f"runs_dir={run.runs_dir} is too full for {run.label}: {told}; {remedy}")
+
+
+def full(error: BaseException) -> str | None:
+    """Why a write failed, where the disk is full or the quota used up, as libraries wrap it too; else None."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno) if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
+    told = f"{error} {error.__cause__ or ''} {error.__context__ or ''}"
+    codes = (errno.ENOSPC, errno.EDQUOT)
+    return next((os.strerror(one) for one in codes if os.strerror(one) in told or f"os error {one}" in told), None)
+
+
+@contextmanager
+def naming_a_full_disk(runs_dir: Path) -> Iterator[None]:
+    """Inside, an error of a full disk becomes one sentence that names the disk: a failed write itself names no file."""
+    try:
+        yield
+    except Exception as error:
+        reason = full(error)
+        if reason is None or isinstance(error, PipelineError):
+            raise
+        raise PipelineError(
+            f"{reason}: {', '.join(disks(runs_dir))}; free some (stage=clean), or give another; nothing was published"
+        ) from error
+
+
+def disks(runs_dir: Path) -> list[str]:
+    """Where a run writes, and what is free there: of those the ones without room, else both (a quota is not seen)."""
+    found = {}
+    for knob, folder in (("runs_dir", runs_dir), ("TMPDIR", Path(gettempdir()))):
+        with suppress(OSError):
+            found[f"{knob}={folder}"] = shutil.disk_usage(folder).free
+    least = {name: free for name, free in found.items() if free < SPARE_BYTES} or found
+    return [f"{name} has {free / 2**30:.2f} GB free" for name, free in least.items()]

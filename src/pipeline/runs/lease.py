@@ -28,6 +28,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from pipeline.errors import Held
+from pipeline.files import move
 
 BEAT = 10.0  # seconds between two touches of a lease
 DEAD_AFTER = 120.0  # longer than clients of NFS keep a time in their caches (60 s)
@@ -175,7 +176,7 @@ class Lease:
         """Make what an owner before left the work folder of this lease; an empty one where there was nothing."""
         found = left(self.workplace)
         try:
-            os.rename(found, self.folder)
+            move(found, self.folder)
         except FileNotFoundError:
             self.folder.mkdir()
         for path in self.workplace.iterdir():

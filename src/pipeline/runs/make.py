@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import shutil
 import time
@@ -13,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.files import fingerprints
+from pipeline.files import fingerprints, move
 from pipeline.hub.lock import read_lock
 from pipeline.runs import state
-from pipeline.runs.disk import check_disk
+from pipeline.runs.disk import check_disk, naming_a_full_disk
 from pipeline.runs.folders import finished_names
 from pipeline.runs.lease import Lease, leased, left
 from pipeline.runs.manifest import MANIFEST, Ancestor, Malformed, Manifest, read_manifest
@@ -75,7 +74,7 @@ def make_once(
     Raises:
         Held: another process makes it, and this one is in an allocation, where it does not wait.
     """
-    with leased(run.workplace, run.name) as lease:
+    with naming_a_full_disk(run.runs_dir), leased(run.workplace, run.name) as lease:
         run.lease = lease.of.id
         try:
             if (left(run.workplace) / MANIFEST).is_file():
@@ -95,7 +94,8 @@ def make_once(
                     read_lock(run.runs_dir).check_model(parent.hub)
             check_disk(run, bytes_needed(run))
             lease.take_over()
-            with state.told(run.workplace, lease.of, run.name, run.config.stage):
+            told = state.told(run.workplace, lease.of, run.name, run.config.stage)
+            with told, naming_a_full_disk(run.runs_dir):
                 _make(run, lease, stage, next_attempt(run), (predicted_seconds, guessed_seconds))
             state.forget(run.workplace)
             return run.folder
@@ -154,6 +154,6 @@ def publish(lease: Lease, folder: Path) -> None:
     old = work.with_name(f"{work.name}.replaced")
     shutil.rmtree(old, ignore_errors=True)
     if folder.is_dir():
-        os.rename(folder, old)
-    os.rename(work, folder)
+        move(folder, old)
+    move(work, folder)
     shutil.rmtree(old, ignore_errors=True)

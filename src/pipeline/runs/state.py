@@ -6,13 +6,13 @@ Written by whoever makes the run, beside its leases; gone when the run is publis
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from pipeline.files import write_atomically
 from pipeline.runs.lease import Holder
 from pipeline.runs.stop import as_asked, asked
 
@@ -37,10 +37,8 @@ def read(workplace: Path) -> dict[str, Any]:
 
 def write(workplace: Path, **changes: Any) -> None:
     """Change some of it. It is a report, so a file system that refuses ends nothing."""
-    beside = workplace / f"{STATE}.{os.getpid()}"
     with suppress(OSError):
-        beside.write_text(json.dumps({**read(workplace), **changes}), encoding="utf-8")
-        os.replace(beside, workplace / STATE)
+        write_atomically(workplace / STATE, json.dumps({**read(workplace), **changes}), durable=False)
         _written[workplace] = time.monotonic()
 
 
@@ -76,5 +74,6 @@ def told(workplace: Path, by: Holder, name: str, stage: str) -> Iterator[None]:
 
 
 def forget(workplace: Path) -> None:
-    """When the run is published."""
-    (workplace / STATE).unlink(missing_ok=True)
+    """When the run is published; what a writer that was killed left goes as well."""
+    for path in workplace.glob(f"{STATE}*"):
+        path.unlink(missing_ok=True)

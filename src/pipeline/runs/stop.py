@@ -1,7 +1,8 @@
-"""Asked to stop: SIGTERM or SIGUSR1 ends a process in good order, with a status that says: the same command goes on."""
+"""SIGTERM, SIGUSR1 and SIGHUP end a process in good order, with exit status 75: rerun the same command."""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -10,7 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 UNFINISHED = 75  # exit status (EX_TEMPFAIL): the same command goes on. Slurm scripts requeue on it
-STOPPING = (signal.SIGTERM, signal.SIGUSR1)
+STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+EARLY = "PIPELINE_SIGNALLED"  # in the environment: the signal that came before the libraries were imported
 
 
 class Stopped(SystemExit):
@@ -34,6 +36,27 @@ def _hear(number: int, frame: Any) -> None:
         raise Stopped(_asked)
 
 
+def heeded() -> list[signal.Signals]:
+    """Those of STOPPING that end this process: SIGHUP not where it is ignored, as nohup has it."""
+    return [one for one in STOPPING if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]
+
+
+def answer_early() -> None:
+    """Handlers for the time of the slow imports, when nothing is in work yet: the process ends at once.
+
+    In a job of Slurm SIGUSR1 announces the time limit. There it is kept for the first run, which counts it as an
+    attempt (runs/attempts.py): one that only ended would be requeued as often as the site permits.
+    """
+
+    def end(number: int, _: Any) -> None:
+        if number != signal.SIGUSR1 or "SLURM_JOB_ID" not in os.environ:
+            os._exit(130 if number == signal.SIGINT else UNFINISHED)
+        os.environ[EARLY] = "SIGUSR1"
+
+    for one in (*heeded(), signal.SIGINT):
+        signal.signal(one, end)
+
+
 @contextmanager
 def listening() -> Iterator[None]:
     """Inside, a signal of STOPPING raises Stopped in the main thread; handlers are those of before when it is over."""
@@ -41,7 +64,8 @@ def listening() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    earlier = {number: signal.signal(number, _hear) for number in STOPPING}
+    earlier = {number: signal.signal(number, _hear) for number in heeded()}
+    _asked = _asked or os.environ.pop(EARLY, None)
     try:
         yield
     finally:
@@ -69,7 +93,7 @@ def finishing() -> Iterator[None]:
         yield
         return
     came: list[int] = []
-    earlier = {number: signal.signal(number, lambda one, _: came.append(one)) for number in (*STOPPING, signal.SIGINT)}
+    earlier = {number: signal.signal(number, lambda one, _: came.append(one)) for number in (*heeded(), signal.SIGINT)}
     try:
         yield
     finally:

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from contextlib import suppress
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.stages import CleanStage, SelectStage
+from pipeline.files import move
 from pipeline.report.text import aligned
 from pipeline.runs import resume
 from pipeline.runs.folders import finished, of_same_digits
@@ -156,5 +156,5 @@ def free(item: Removable) -> None:
     aside = item.folder.with_name(f"{item.folder.name}.freed")
     shutil.rmtree(aside, ignore_errors=True)  # of a clean that was killed
     with suppress(FileNotFoundError):
-        os.rename(item.folder, aside)  # so that what is half removed is not taken for whole
+        move(item.folder, aside)  # so that what is half removed is not taken for whole
         shutil.rmtree(aside)

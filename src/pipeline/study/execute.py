@@ -18,7 +18,7 @@ from pipeline.config.stages import EvalStage, RunStage, SelectStage, TrainStage
 from pipeline.errors import Held, PipelineError
 from pipeline.hub.addresses import without_credentials
 from pipeline.runs import stop
-from pipeline.runs.disk import check_writable
+from pipeline.runs.disk import check_writable, full
 from pipeline.runs.folders import finished
 from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import read_manifest
@@ -180,8 +180,4 @@ def sentence(error: BaseException) -> str | None:
         return told + (shared if error.errno in (errno.EACCES, errno.EPERM) else "")
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out of memory: lower sft.micro_batch_size, sft.seq_length or eval.batch_size; nothing was published"
-    told = f"{error} {error.__cause__ or ''} {error.__context__ or ''}"  # libraries wrap what the system said
-    for code in (errno.ENOSPC, errno.EDQUOT):
-        if os.strerror(code) in told or f"os error {code}" in told:
-            return f"{os.strerror(code)}; nothing was published"
-    return None
+    return f"{reason}; nothing was published" if (reason := full(error)) else None

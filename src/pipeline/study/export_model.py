@@ -18,6 +18,7 @@ from pipeline.config.stages import ExportStage
 from pipeline.data.benchmarks import hub_sources
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow, read_scores
+from pipeline.files import fingerprints
 from pipeline.hub.publish import publish, ready_for
 from pipeline.merge.adapters import Source, open_source
 from pipeline.merge.cast import cost_of_cast
@@ -74,13 +75,31 @@ def export_model(config: ExportStage) -> str:
         (folder / CARD).chmod(0o644)
         if api is not None:
             return publish(api, name, folder, config.export.private, "export.to")
-        os.rename(folder, Path(target).resolve())  # over an empty folder, too
+        place(folder, Path(target))
     return target
 
 
+def place(folder: Path, target: Path) -> None:
+    """Move the export to its place. Over a finished export of the same model only the card, which has its scores, is
+    replaced.
+
+    Raises:
+        PipelineError: another model's export is there.
+    """
+    if not (target / CARD).is_file():
+        os.rename(folder, target.resolve())  # over an empty folder, too
+        return
+    new, there = (fingerprints(one) for one in (folder, target))
+    if {name: one["sha256"] for name, one in new.items() if name != CARD} != {
+        name: one["sha256"] for name, one in there.items() if name != CARD
+    }:
+        raise PipelineError(f"export.to={target} holds the export of another model: name a new folder")
+    os.replace(folder / CARD, target / CARD)
+
+
 def refuse_place(target: Path) -> None:
-    """A folder is new or empty, in one that is there, and no part of a run."""
-    if target.is_dir() and any(target.iterdir()):
+    """Refuse a folder that is neither new, empty nor an export, is in none that is there, or is part of a run."""
+    if target.is_dir() and any(target.iterdir()) and not all((target / name).is_file() for name in (CARD, CONFIGS[0])):
         raise PipelineError(f"export.to={target} is not empty: name a new folder")
     if target.exists() and not target.is_dir():
         raise PipelineError(f"export.to={target} is a file: name a new folder")

@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import PipelineError
 from pipeline.files import write_atomically
 from pipeline.runs.run import Run, runs_behind
 
@@ -45,7 +45,19 @@ def leave(name: str, runs: Sequence[Run], jobs: Mapping[str, str]) -> None:
 
 
 def plans(runs_dir: Path) -> Iterator[dict[str, Any]]:
-    """Those that were left, by name."""
+    """The plans of this runs_dir, sorted by name.
+
+    Raises:
+        PipelineError: one of them cannot be read; without it, jobs that are queued would be submitted again.
+    """
     for path in sorted((runs_dir / PLANS).glob("*.json")):
-        with suppress(OSError, ValueError):
-            yield json.loads(path.read_bytes())
+        try:
+            plan = json.loads(path.read_bytes())
+            if not all("job" in run for run in plan["runs"].values()):
+                raise ValueError("an entry without its job")
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise PipelineError(
+                f"{path} is not readable ({error}): it lists the jobs of its runs, so check squeue, cancel them, then "
+                "remove the file and rerun the command of its table"
+            ) from error
+        yield plan

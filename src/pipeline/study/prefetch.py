@@ -20,7 +20,7 @@ from pipeline.config.data import Source
 from pipeline.config.stages import PrefetchStage
 from pipeline.data.load import readable_errors
 from pipeline.errors import PipelineError
-from pipeline.files import sha256, write_atomically
+from pipeline.files import replacing, sha256, write_atomically
 from pipeline.hub.addresses import without_credentials
 from pipeline.hub.lock import LOCK, Lock, cached_snapshot, digest_of, part_of, pinned_as, read_lock, url_key
 from pipeline.models.files import HUB_PATTERNS
@@ -180,13 +180,9 @@ def fetch_url(lock: Lock, source: Source, update: bool) -> None:
     if locked_as in lock.urls and target.is_file() and not update:
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(target.name + ".part")
-    try:
+    with replacing(target) as beside:
         with urllib.request.urlopen(source.url) as response, open(beside, "wb") as file:
             shutil.copyfileobj(response, file)
-        beside.replace(target)
-    finally:
-        beside.unlink(missing_ok=True)
     lock.urls[locked_as] = {"sha256": sha256(target), "bytes": target.stat().st_size, "path": path.as_posix()}
 
 

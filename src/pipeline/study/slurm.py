@@ -14,9 +14,9 @@ import shlex
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,14 +36,18 @@ from pipeline.study.bill import moved, shape_for
 from pipeline.study.element import element_of
 from pipeline.study.graph import ordered, unfinished
 from pipeline.study.history import History
+from pipeline.study.job_script import COMPLETED, expanded, job_script, requeue
 from pipeline.study.pool import sources
-from pipeline.study.queue import GONE, check_installed, in_queue, last_words, slurm
+from pipeline.study.queue import GONE, check_installed, in_queue, last_words, sbatch, seconds_left, seconds_of, slurm
 from pipeline.study.worker import LOGS
 from pipeline.train.disk import written
 
 FOLDER = ".slurm"
 START = 120.0  # seconds from a job's start to its first step: libraries and an 8B model from a shared file system
 EARLY = 60.0  # Slurm looks at time limits once a minute
+SUBMIT_LIMIT = re.compile(r"(Max|Grp)\w*Submit|job submit limit")  # how Slurm names a limit of submitted jobs
+NO_GRES = re.compile(r"[Ii]nvalid generic resource|gres", re.ASCII)
+AGAIN = requeue("${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}")
 PROBE = 2**26  # bytes that are written to measure a file system
 
 
@@ -93,7 +97,7 @@ def execute(
             return failed
         submitted = submit(launcher, folder, name, runs, left, there, again)
     waiting = f"{len(missing) - len(failed)} in the queue or in work"
-    told = f"{some(len(left), 'run')} submitted as {some(submitted, 'array')}, {waiting}"
+    told = f"{submitted}, {waiting}"
     if not left:
         told = f"{waiting}, as they were submitted (to change how, scancel them first)"
     held = Held(f"{told}; stage=status shows them, and the same command goes on when they are done")
@@ -116,10 +120,18 @@ def failures(runs: Sequence[Run], there: Mapping[str, str]) -> dict[str, str]:
 
 
 def jobs_in_queue(runs_dir: Path) -> dict[str, str]:
-    """Run hash -> job, of the runs of earlier plans whose jobs are in the queue."""
-    jobs = {run_hash: run["job"] for plan in plans.plans(runs_dir) for run_hash, run in plan["runs"].items()}
-    mine = in_queue()
-    return {run_hash: job for run_hash, job in jobs.items() if job in mine}
+    """Run hash -> job, of the runs of this runs_dir whose jobs are in the queue: by the plans, and by their scripts of
+    those that a command could not write down."""
+    planned = {run_hash: run["job"] for plan in plans.plans(runs_dir) for run_hash, run in plan["runs"].items()}
+    queue, known = in_queue(), {array_of(job) for job in planned.values() if job}
+    found = {run_hash: job for run_hash, job in planned.items() if job in queue}
+    for job, script in queue.items():
+        tasks = Path(script).with_suffix(".jsonl")
+        array, _, index = job.partition("_")
+        if index and array not in known and tasks.parent == (runs_dir / FOLDER).resolve() and tasks.is_file():
+            line = tasks.read_text(encoding="utf-8").splitlines()[int(index)]
+            found |= {element["hash"]: job for element in json.loads(line)["elements"]}
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------- arrays
@@ -128,33 +140,81 @@ def jobs_in_queue(runs_dir: Path) -> dict[str, str]:
 def submit(
     launcher: Launcher, folder: Path, name: str, runs: list[Run], left: list[Run], there: Mapping[str, str],
     again: Sequence[str] | None,
-) -> int:  # fmt: skip
-    """Submit arrays in the order of their levels; the plan says after each which job makes which run."""
+) -> str:  # fmt: skip
+    """Submit arrays in the order of their levels; the plan says after each which job makes which run. Gives what was
+    submitted, in words."""
     jobs, new = dict(there), []
     arrays = arrays_of(left, launcher, largest_array() if left else 1)
     try:
         for array in arrays:
-            with finishing():
-                new.append(submit_array(launcher, folder, name, array, jobs))
-                keep(name, runs, array, new[-1], jobs)
-            print(f"job {new[-1]}: level {array.level}, {some(len(array.tasks), 'task')}, "
-                  f"{some(sum(map(len, array.tasks)), 'run')}, {some(array.resources.gpus, 'GPU')} each",
+            try:
+                with finishing():
+                    job, part = submit_part(launcher, folder, name, array, jobs)
+                    new.append(part)
+                    keep(name, runs, part, job, jobs)
+            except PipelineError as error:
+                if not new or not SUBMIT_LIMIT.search(str(error)):
+                    raise
+                break
+            print(f"job {job}: level {part.level}, {some(len(part.tasks), 'task')}, "
+                  f"{some(sum(map(len, part.tasks)), 'run')}, {some(part.resources.gpus, 'GPU')} each",
                   file=sys.stderr)  # fmt: skip
-        wait_for(new, runs, there, jobs)
+            if part is not array:
+                break
+        ids = {array_of(jobs[run.hash]) for part in new for task in part.tasks for run in task}
+        wait_for(ids, runs, there, jobs)
         if again is not None and arrays:
-            words = [*again, "launcher.retry_failed=false"]
-            script = script_of(launcher, ["-m", "pipeline", *words], requeue=False)
-            options = ["--job-name", f"{name}-goes-on", "--dependency", after(jobs.values())]
-            job = sbatch(launcher, folder, script, Resources(0, 1, int(EARLY)), options, "goes-on")
-            print(f"job {job}: the same command, when these are done", file=sys.stderr)
+            submit_continuation(launcher, folder, name, again, new[-1], jobs)
+    except Held:
+        raise
     except PipelineError as error:
         told = f"{len(new)} of {len(arrays)} arrays were submitted"
         then = "the same command submits the rest once that is changed or, where it is a limit, later"
         raise PipelineError(f"{error} ({told}; {then})") from error
     except (KeyboardInterrupt, SystemExit):
-        print(f"jobs in the queue stay there: {', '.join(new) or 'none was submitted'}", file=sys.stderr)
+        ids_there = sorted({array_of(job) for run_hash, job in jobs.items() if run_hash not in there}, key=int)
+        print(f"jobs in the queue stay there: {', '.join(ids_there) or 'none was submitted'}", file=sys.stderr)
         raise
-    return len(arrays)
+    count = sum(len(task) for part in new for task in part.tasks)
+    rest = len(left) - count
+    then = f", {rest} more {'by the last job' if again is not None else 'by the same command'} when these are done"
+    return f"{some(count, 'run')} submitted as {some(len(new), 'array')}{then if rest else ''}"
+
+
+def submit_part(
+    launcher: Launcher, folder: Path, name: str, array: Array, jobs: Mapping[str, str]
+) -> tuple[str, Array]:
+    """Submit an array, or as many of its first tasks as the site lets one user submit: half as many until it does."""
+    while True:
+        try:
+            return submit_array(launcher, folder, name, array, jobs), array
+        except PipelineError as error:
+            if not SUBMIT_LIMIT.search(str(error)) or len(array.tasks) == 1:
+                raise
+        array = replace(array, tasks=array.tasks[: len(array.tasks) // 2])
+
+
+def submit_continuation(
+    launcher: Launcher, folder: Path, name: str, again: Sequence[str], last: Array, jobs: dict[str, str]
+) -> None:
+    """Submit the same command as a job that follows all others. Where the site's limit has no room for it, it takes the
+    place of the last task."""
+    words = [*again, "launcher.retry_failed=false"]
+    script = script_of(launcher, ["-m", "pipeline", *words], COMPLETED)
+    options = ["--job-name", f"{name}-goes-on", "--dependency", after(jobs.values())]
+    asked = folder / f"{name}-{time.time_ns()}.sh", script, Resources(0, 1, int(EARLY)), options, "goes-on"
+    try:
+        job = submit_script(launcher, *asked)
+    except PipelineError as error:
+        if not SUBMIT_LIMIT.search(str(error)) or len(last.tasks) == 1:
+            raise
+        task = last.tasks.pop()
+        slurm("scancel", jobs[task[0].hash])
+        for run in task:
+            del jobs[run.hash]
+            state.forget(run.workplace)
+        job = submit_script(launcher, *asked)
+    print(f"job {job}: the same command, when these are done", file=sys.stderr)
 
 
 def keep(name: str, runs: Sequence[Run], array: Array, job: str, jobs: dict[str, str]) -> None:
@@ -170,7 +230,7 @@ def keep(name: str, runs: Sequence[Run], array: Array, job: str, jobs: dict[str,
         raise
 
 
-def wait_for(new: Sequence[str], runs: Sequence[Run], there: Mapping[str, str], jobs: Mapping[str, str]) -> None:
+def wait_for(new: Collection[str], runs: Sequence[Run], there: Mapping[str, str], jobs: Mapping[str, str]) -> None:
     """Let arrays that were in the queue before wait for parents that were submitted again; those that run look
     themselves whether their parents are finished."""
     parents: dict[str, set[str]] = defaultdict(set)
@@ -230,11 +290,8 @@ def resources_of(run: Run, launcher: Launcher) -> Resources:
         gpus = processes = config.sft.processes
         point = bytes_of_resume_point(run)
         lead += point / write_speed(run.runs_dir) if point > PROBE else 0
-        if launcher.time and (limit := seconds_of(launcher.time)) < START + lead:
-            raise PipelineError(
-                f"launcher.time={launcher.time} is {limit:.0f} s: a job of {run.name} needs {START + lead:.0f} s to "
-                "start and to write one resume point; give more"
-            )
+        if launcher.time:
+            check_limit(run, lead, seconds_of(launcher.time), f"launcher.time={launcher.time}")
     elif isinstance(config, EvalStage):
         gpus = config.eval.shards
     cpus = config.threads * processes if config.threads else None
@@ -265,17 +322,6 @@ def write_speed(folder: Path) -> float:
     return _speeds[folder]
 
 
-def seconds_of(limit: str) -> float:
-    """Of a limit as sbatch takes it: minutes[:seconds], hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
-    days, dash, rest = limit.rpartition("-")
-    parts = [float(part) for part in rest.split(":") if re.fullmatch(r"\d+", part)]
-    if not 1 <= len(parts) <= 3 or len(parts) != len(rest.split(":")) or (dash and not days.isdigit()):
-        forms = "hours:minutes:seconds or days-hours, 24:00:00 or 2-12"
-        raise PipelineError(f"launcher.time={limit} is not a time limit: write {forms}")
-    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
-    return 86400 * float(days or 0) + sum(part * unit for part, unit in zip(parts, units, strict=False))
-
-
 def largest_array() -> int:
     """MaxArraySize of this cluster, one more than the highest index."""
     found = re.search(r"MaxArraySize\s*=\s*(\d+)", slurm("scontrol", "show", "config"))
@@ -297,64 +343,87 @@ def submit_array(launcher: Launcher, folder: Path, name: str, array: Array, jobs
         options += ["--dependency", after(parents)]
     script = script_of(launcher, ["-m", "pipeline.study.worker", str(file.resolve())])
     try:
-        return sbatch(launcher, folder, script, array.resources, options, "%A_%a")
+        job = submit_script(launcher, file.with_suffix(".sh"), script, array.resources, options, "%A_%a")
+    except Held:  # it may have been submitted
+        raise
     except PipelineError:
         file.unlink()
         raise
+    refuse_short(job, array)
+    return job
 
 
-def sbatch(
-    launcher: Launcher, folder: Path, script: str, resources: Resources, options: Sequence[str], log: str
+def refuse_short(job: str, array: Array) -> None:
+    """Cancel a job of trainings whose limit, that of the partition for one, ends before their first resume point."""
+    run = array.tasks[0][0]
+    if not isinstance(run.config, TrainStage) or (limit := seconds_left(job)) is None:
+        return
+    try:
+        check_limit(run, array.resources.lead, limit, f"the time limit of job {job}")
+    except PipelineError:
+        slurm("scancel", job)
+        raise
+
+
+def check_limit(run: Run, lead: float, limit: float, what: str) -> None:
+    """Refuse a time limit (seconds) that ends before a training has started and written one resume point."""
+    if limit < START + lead:
+        raise PipelineError(
+            f"{what} is {limit:.0f} s: a job of {run.name} needs {START + lead:.0f} s to start and to write one resume "
+            "point; give a longer launcher.time"
+        )
+
+
+def submit_script(
+    launcher: Launcher, file: Path, script: str, resources: Resources, options: Sequence[str], log: str
 ) -> str:
-    logs = folder.parent / LOGS
-    logs.mkdir(parents=True, exist_ok=True)
+    """Write a job's script and submit it. Gives the id of the job."""
+    logs = folder_of_logs(file.parent.parent)
     asked: dict[str, Any] = {
         "partition": launcher.partition, "account": launcher.account, "qos": launcher.qos, "time": launcher.time,
         "mem": launcher.memory, "gres": f"gpu:{resources.gpus}" if resources.gpus else None,
         "cpus-per-task": resources.cpus, "signal": f"B:USR1@{resources.lead}", "open-mode": "append",
-        "output": f"{logs.resolve()}/slurm-{log}.log", "nodes": 1, "ntasks": 1,
+        "output": f"{str(logs).replace('%', '%%')}/slurm-{log}.log", "nodes": 1, "ntasks": 1,
     }  # fmt: skip
     given = [f"--{key}={value}" for key, value in asked.items() if value is not None]
-    file = folder / f"job-{time.time_ns()}.sh"
     file.write_text(script, encoding="utf-8")
     try:
-        told = slurm("sbatch", "--parsable", *given, *options, *(launcher.options or []), str(file))
+        return sbatch(file.resolve(), *given, *options, *(launcher.options or []))
+    except Held:
+        raise
     except PipelineError as error:
         file.unlink()
         knobs = {f"launcher.{key}": getattr(launcher, key) for key in ("partition", "account", "qos", "time", "memory")}
         words = [f"{knob}={value}" for knob, value in knobs.items() if value is not None]
         words += [some(resources.gpus, "GPU"), *([some(resources.cpus, "core")] if resources.cpus else [])]
-        raise PipelineError(f"{error}; asked for: {', '.join([*words, *(launcher.options or [])])}") from error
-    return told.strip().partition(";")[0]
+        told = f"{error}; asked for: {', '.join([*words, *(launcher.options or [])])}"
+        if NO_GRES.search(str(error)):
+            told += (
+                "; where GPUs are not gres named gpu, give launcher.gpus=0 and your site's own option, "
+                "launcher.options=[--gpus-per-node=1]"
+            )
+        raise PipelineError(told) from error
 
 
-def script_of(launcher: Launcher, command: Sequence[str], requeue: bool = True) -> str:
-    """What a job runs. Status 75 asks for the job again, unless Slurm itself ended it and knows what is next.
+def folder_of_logs(runs_dir: Path) -> Path:
+    logs = runs_dir / LOGS
+    logs.mkdir(parents=True, exist_ok=True)
+    return logs.resolve()
 
-    A line of launcher.setup that fails ends the job: its run would be made in another environment than was asked for.
-    """
+
+def script_of(launcher: Launcher, command: Sequence[str], then: str = AGAIN) -> str:
+    """The script of a job. A line of launcher.setup that fails ends it: its run would be made in another environment
+    than was asked for."""
     python = "python" if launcher.wrap else shlex.quote(sys.executable)
-    started = " ".join(part for part in (launcher.wrap, python, shlex.join(command)) if part)
-    lines = ["#!/bin/bash"]
+    setup = []
     if launcher.setup:
-        lines += ["trap 'echo \"launcher.setup ended the job at: $BASH_COMMAND\" >&2; exit 1' EXIT", "set -e"]
-        lines += [*launcher.setup, "set +e", "trap - EXIT"]
-    lines += [f"export {ADDED_CONF}={shlex.quote(os.environ[ADDED_CONF])}"] if ADDED_CONF in os.environ else []
-    lines += [f"export HF_HOME={launcher.hf_home}"] if launcher.hf_home else []
-    lines += [f'export TMPDIR={launcher.scratch}; mkdir -p "$TMPDIR"'] if launcher.scratch else []
-    lines += [
-        f"{started} & PID=$!",
-        'trap "ASKED=1; kill -USR1 $PID 2>/dev/null" USR1',
-        'trap "ENDED=1; kill -TERM $PID 2>/dev/null" TERM',
-        "while wait $PID; STATUS=$?; kill -0 $PID 2>/dev/null; do :; done",
-        "[ $STATUS -le 128 ] || { wait $PID; STATUS=$?; }  # it ended while a trap ran",
-    ]
-    if requeue:
-        task = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
-        lines += [f"if [ $STATUS = 75 ] && [ -z $ENDED ]; then scontrol requeue {task} && sleep 60; fi"]
-    else:
-        lines += ["if [ $STATUS = 75 ] && [ -z $ASKED$ENDED ]; then STATUS=0; fi  # what it submitted goes on"]
-    return "\n".join([*lines, "exit $STATUS", ""])
+        setup += ["trap 'echo \"launcher.setup ended the job at: $BASH_COMMAND\" >&2; exit 1' EXIT", "set -e"]
+        setup += [*launcher.setup, "set +e", "trap - EXIT"]
+    setup += [f"export {ADDED_CONF}={shlex.quote(os.environ[ADDED_CONF])}"] if ADDED_CONF in os.environ else []
+    setup += [f"export HF_HOME={expanded(launcher.hf_home)}"] if launcher.hf_home else []
+    setup += [f'export TMPDIR={expanded(launcher.scratch)}; mkdir -p "$TMPDIR"'] if launcher.scratch else []
+    start = " ".join(part for part in (launcher.wrap, python, shlex.join(command)) if part)
+    return job_script(start, setup=setup, then=then)
 
 
 def submitting(launcher: Launcher, again: Sequence[str] | None) -> Any:

@@ -109,9 +109,9 @@ def main_score(scores: Mapping[str, float]) -> str | None:
 
 
 def answered() -> set[str] | None:
-    """Of this user, in Slurm's queue; None where it does not answer."""
+    """The jobs of this user in Slurm's queue; None where it does not answer."""
     try:
-        return in_queue()
+        return set(in_queue())
     except PipelineError:
         return None
 

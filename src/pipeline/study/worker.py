@@ -8,17 +8,17 @@ while a run is made goes to its log, `runs_dir/.logs/<label>-<hash8>.log`.
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
+from pipeline.runs.stop import UNFINISHED, answer_early, as_asked, listening
 
-if __name__ == "__main__":  # before the slow imports, when nothing is in work yet
-    for _number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(_number, lambda *_: os._exit(75))
+if __name__ == "__main__":
+    answer_early()
 
 import ctypes
 import json
+import os
+import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -31,7 +31,6 @@ from pipeline.progress import quiet
 from pipeline.runs import state
 from pipeline.runs.folders import folder_name, folder_of
 from pipeline.runs.lease import holder, job
-from pipeline.runs.stop import UNFINISHED, as_asked, listening
 from pipeline.study.element import Element, run_of
 from pipeline.study.execute import make_run, reason_of
 from pipeline.study.queue import in_queue

@@ -1,0 +1,64 @@
+"""Write slurm/*.sbatch from the template of all job scripts (pipeline/study/job_script.py).
+
+python scripts/make_sbatch.py           # write them
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.study.job_script import job_script, requeue
+
+FOLDER = Path(__file__).parents[1] / "slurm"
+SHARED = """#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=slurm-%j.log
+#SBATCH --signal=B:USR1@900
+# Written by scripts/make_sbatch.py; yours to change. USR1 comes 15 minutes before the time limit, early enough for a
+# resume point. The program then ends with 75, which requeues the job; 0 is finished, 1 is failed, and Slurm's state is
+# the same. What TERM means (scancel, preemption, a drained node) Slurm knows itself.
+"""
+SETUP = ["", "# module load cuda; source .venv/bin/activate"]
+PYTHON = '"${PIPELINE_PYTHON:-python}" -m pipeline "$@"'
+AGAIN = requeue('"$SLURM_JOB_ID"', ' && [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ]')
+
+
+def head(title: str, command: str, **options: object) -> list[str]:
+    """The first lines: what the file is for, and what it requests of Slurm."""
+    asked = {"job-name": "pipeline", **{key.replace("_", "-"): value for key, value in options.items()}}
+    lines = [f"#SBATCH --{key}={value}" for key, value in asked.items()]
+    return [f"# {title}:  sbatch slurm/{command} ...", *lines, *SHARED.splitlines()]
+
+
+def files() -> dict[str, str]:
+    """Name -> text of each file."""
+    one = head(
+        "One run on one GPU, as often as its time limit needs", "one_gpu.sbatch stage=sft expert=math",
+        gres="gpu:1", cpus_per_task=8, mem="64G",
+    )  # fmt: skip
+    fsdp = head(
+        "One training on the GPUs of one node, sharded",
+        "one_node_fsdp.sbatch stage=sft expert=math model=llama3.1_8b",
+        gres="gpu:4", cpus_per_task=32, mem="256G",
+    )  # fmt: skip
+    several = head(
+        "One training on the GPUs of several nodes", "several_nodes.sbatch stage=sft sft.processes=16",
+        nodes=2, ntasks_per_node=8, gres="gpu:8", cpus_per_task=8, mem="512G",
+    )  # fmt: skip
+    tasks = "# A task a GPU. srun numbers the tasks, which tell torch as torchrun does; one that fails ends all."
+    return {
+        "one_gpu.sbatch": job_script(PYTHON, one, SETUP, then=AGAIN),
+        "one_node_fsdp.sbatch": job_script(
+            f'{PYTHON} sft.parallel=fsdp2 "sft.processes=${{SLURM_GPUS_ON_NODE:-4}}"', fsdp, SETUP, then=AGAIN
+        ),
+        "several_nodes.sbatch": job_script(
+            f"srun --kill-on-bad-exit=1 {PYTHON}", several, [*SETUP, tasks], then=AGAIN,
+            on_usr1='scancel --signal=USR1 "$SLURM_JOB_ID"',  # to all tasks, not to this script
+            on_term=":",  # Slurm sends it to the tasks as well
+        ),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    for name, text in files().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")

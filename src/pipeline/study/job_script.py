@@ -1,0 +1,65 @@
+"""The text of a job's script: of launcher=slurm, and of slurm/*.sbatch, which scripts/make_sbatch.py writes.
+
+It passes signals on to the program and acts on its exit status. USR1 (before the time limit) counts from the first line
+on. After status 75 the job is requeued, unless TERM ended it: then Slurm itself knows what is next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.runs.stop import EARLY
+
+REQUEUE = """if [ "$STATUS" = 75 ] && [ -z "$ENDED" ]{where}; then
+  scontrol requeue {job} && sleep 60
+fi"""
+COMPLETED = '[ "$STATUS$ASKED$ENDED" != 75 ] || STATUS=0  # the jobs that it submitted continue'
+
+
+def job_script(
+    start: str,
+    head: Sequence[str] = (),
+    setup: Sequence[str] = (),
+    on_usr1: str = 'kill -USR1 "$PID" 2>/dev/null',
+    on_term: str = 'kill -TERM "$PID" 2>/dev/null',
+    then: str = COMPLETED,
+) -> str:
+    """The script.
+
+    Args:
+        start: the command, as bash reads it.
+        head: comments and #SBATCH lines.
+        setup: lines of bash before the command.
+        on_usr1, on_term: how the running command ($PID) is told.
+        then: what follows its end, by $STATUS.
+    """
+    lines = [
+        "#!/bin/bash", *head,
+        "PID=; ASKED=; ENDED=",
+        f"trap 'ASKED=1; [ -z \"$PID\" ] || {on_usr1}' USR1",
+        f"trap 'ENDED=1; [ -z \"$PID\" ] || {on_term}' TERM",
+        *setup,
+        '[ -z "$ENDED" ] || exit 143',
+        f'[ -z "$ASKED" ] || export {EARLY}=SIGUSR1; EARLY=$ASKED',
+        f"{start} & PID=$!",
+        f'[ "$ASKED" = "$EARLY" ] || {on_usr1}  # it came between these two lines',
+        'while wait "$PID"; STATUS=$?; kill -0 "$PID" 2>/dev/null; do :; done',
+        '[ "$STATUS" -le 128 ] || { wait "$PID"; STATUS=$?; }  # it ended while a trap ran',
+        'case "$ASKED:$STATUS" in 1:138|1:-1) STATUS=75 ;; esac  # USR1 before its handler; -1: bash lost the status',
+        then,
+        'exit "$STATUS"',
+    ]  # fmt: skip
+    return "\n".join([*lines, ""])
+
+
+def requeue(job: str, where: str = "") -> str:
+    """What follows the end of a job that is requeued after status 75. where: a further condition, in bash."""
+    return REQUEUE.format(job=job, where=where)
+
+
+def expanded(text: str) -> str:
+    """A word of bash in which $NAME and a leading ~/ mean what they do there, and every other character itself."""
+    for special in ("\\", '"', "`"):
+        text = text.replace(special, "\\" + special)
+    text = text.replace("$(", "\\$(")
+    return f'"{"$HOME" + text[1:] if text.startswith("~/") else text}"'
