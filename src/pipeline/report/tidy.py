@@ -12,8 +12,9 @@ from pipeline.report.scores import Written, interval
 from pipeline.report.sheets import comma_separated
 
 COLUMNS = (
-    "table run row column role seed task language pair subject metric filter num_fewshot split dtype value stderr low "
-    "high n reason model knobs weights_root device threads torch transformers lm_eval attempt started seconds stale unlike"
+    "table run row column role seed task language pair subject metric filter num_fewshot split dtype value stderr "
+    "low high n reason model knobs weights_root device threads torch transformers lm_eval attempt started seconds "
+    "stale unlike"
 ).split()
 NOT_KNOBS = ("eval.", "languages", "seed", "stage")  # columns of their own, or the same for all rows
 
