@@ -27,6 +27,7 @@ from pipeline.evaluate.model import answering, load_model
 from pipeline.evaluate.score import harness_tamed, load_tasks, score
 from pipeline.evaluate.tasks import Definition, LeftOut, task_definitions
 from pipeline.hub.models import local
+from pipeline.merge.stage import measured
 from pipeline.runs.dtypes import dtypes_in, one_dtype
 
 if TYPE_CHECKING:
@@ -61,7 +62,10 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     beside = records.beside(definitions, result.samples, spm_model)
     result = replace(result, beside=beside + [records.missing_row(one) for one in left_out])
     named = records.write(result, definitions, work)
-    merge = {} if "checkpoint" in run.parents else measured(run, model)
+    merge: dict[str, float] = {}
+    if "checkpoint" not in run.parents:  # what the run of the written merge records
+        lm: Any = model()
+        merge = measured(lm.live[1], run.config.threads)
     tracker.summary(named | merge)
     return {"scores": named, "harness": result.harness, "weights_root": kept.model["root"], **merge}
 
@@ -82,13 +86,6 @@ def in_its_dtype(run: Run[EvalStage]) -> Run[EvalStage]:
             f"eval.dtype={stored}, and the same to all that is compared with it"
         )
     return replace(run, config=replace(config, eval=replace(config.eval, dtype=stored)))
-
-
-def measured(run: Run[EvalStage], model: Callable[[], LM]) -> dict[str, float]:
-    """What the run of a written merge would record of it; one in memory is measured where it is scored."""
-    lm: Any = model()
-    _, merge = lm.live
-    return dict(merge.measured(run.config.threads))
 
 
 def defined(run: Run[EvalStage], folder: Path, left_out: list[LeftOut]) -> list[Definition]:
