@@ -3,11 +3,16 @@
     python scripts/bench_eval.py --data_root DIR                    # a small Llama on this machine, minutes
     python scripts/bench_eval.py --data_root DIR --size tiny        # seconds: does it work
     python scripts/bench_eval.py --data_root DIR --size 8b          # the shape of an 8B model in bfloat16, for a GPU
+    python scripts/bench_eval.py --data_root DIR --model FOLDER     # which answers of a real model rounding changes
 
 DIR holds mgsm/te: the prompts are the real Telugu problems with 8 exemplars, asked for four letters (scoring: a prefix
 of more than 10 questions' length) and for up to 64 new tokens (generation). Weights are random; what is computed does
 not depend on them. A ceiling is what the count of tokens allows: scoring, tokens without sharing over tokens with it;
 generation, the same for the prefill seconds of HFLM, with its decode seconds as they are. Writes results/bench/.
+
+With --model, English MGSM 2-shot problems are answered in float32 and in bfloat16: one at a time without sharing, and
+then as each cause of other rounding has it alone. Recorded is how many answers, and how many choices among four
+letters, each cause changes.
 """
 
 from __future__ import annotations
@@ -18,6 +23,8 @@ import json
 import os
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -210,23 +217,114 @@ def continuous(lm: Answering, prompts: list[str]) -> float:
     return round(time.perf_counter() - begun, 3)
 
 
+# ---------------------------------------------------------------------------------------------------- changed answers
+
+ALONE = {"batch_size": 1, "share_prefix": False, "threads": 1}
+CAUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # cause -> how it is asked, what that is compared with
+    "eval.batch_size=4": ({"batch_size": 4}, {}),
+    "eval.share_prefix=true": ({"share_prefix": True}, {}),
+    "eval.shards=2, batch size 4": ({"batch_size": 4, "shards": 2}, {"batch_size": 4}),
+    "HFLM with batch size 4": ({"batch_size": 4, "stock": True}, {}),
+    "2 threads": ({"threads": 2}, {}),
+    "a processor without AVX-512": ({"instructions": "avx2"}, {}),
+}
+
+
+def answers_of(folder: str, dtype: str, prompts: list[str], tokens: int, how: dict[str, Any]) -> list[list[Any]]:
+    """The greedy answer to each prompt, and the likeliest of four letters after it, scored as `how` says."""
+    torch.set_num_threads(how["threads"])
+    lm: Any = HFLM if how.get("stock") else Answering
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    lm = lm(pretrained=folder, dtype=dtype, batch_size=how["batch_size"], device=device)
+    lm.share_prefix = how["share_prefix"]
+    settings = {"until": ["Question:"], "do_sample": False, "max_gen_toks": tokens}
+    parts, found = how.get("shards", 1), []
+    for part in range(parts):
+        mine = prompts[len(prompts) * part // parts : len(prompts) * (part + 1) // parts]
+        texts = [Instance("generate_until", {}, (prompt, settings), 0) for prompt in mine]
+        letters = [Instance("loglikelihood", {}, (prompt, f" {one}"), 0) for prompt in mine for one in "ABCD"]
+        weighed = [value for value, _ in lm.loglikelihood(letters, disable_tqdm=True)]
+        best = [max(range(4), key=lambda one: weighed[4 * place + one]) for place in range(len(mine))]  # noqa: B023
+        found += [list(pair) for pair in zip(lm.generate_until(texts, disable_tqdm=True), best, strict=True)]
+    return found
+
+
+def in_a_process(instructions: str | None, *asked: Any) -> list[list[Any]]:
+    """answers_of in a process of its own, whose libraries use no more than these instructions."""
+    limits = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"} if instructions else {}
+    before = dict(os.environ)
+    os.environ |= limits
+    try:
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            return pool.submit(answers_of, *asked).result()
+    finally:
+        for name in limits:
+            os.environ.pop(name)
+        os.environ |= before
+
+
+def changed_answers(folder: Path, prompts: list[str], tokens: int) -> dict[str, Any]:
+    """dtype -> cause -> [answers, choices] that it changes, of so many."""
+    found: dict[str, Any] = {"of": len(prompts)}
+    for dtype in ("float32", "bfloat16"):
+        made: dict[str, list[list[Any]]] = {}
+
+        def answers(how: dict[str, Any], dtype: str = dtype, made: dict[str, Any] = made) -> list[list[Any]]:
+            key = json.dumps(how, sort_keys=True)
+            if key not in made:
+                made[key] = in_a_process(how.get("instructions"), str(folder), dtype, prompts, tokens, ALONE | how)
+            return list(made[key])
+
+        found[dtype] = {}
+        for cause, (how, against) in CAUSES.items():
+            if torch.cuda.is_available() and ("threads" in how or "instructions" in how):
+                continue  # of CPUs
+            pairs = list(zip(answers(how), answers(against), strict=True))
+            found[dtype][cause] = [sum(one[place] != two[place] for one, two in pairs) for place in (0, 1)]
+            print(f"{dtype}, {cause}: {found[dtype][cause][0]} of {len(prompts)} answers change", flush=True)
+    return found
+
+
+def prompts_of(data_root: Path, shots: int, code: str) -> list[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        definitions = task_definitions([EvalTask("mgsm", shots)], [code], data_root, Path(folder))
+        (task,) = load_tasks(definitions)
+        task.build_all_requests()
+    return [instance.args[0] for instance in task.instances]
+
+
+def record_changed(asked: argparse.Namespace, device: str) -> Path:
+    prompts = prompts_of(asked.data_root, 2, "en")[: asked.questions]
+    record = {
+        "what": "answers that rounding changes", "model": asked.model.resolve().name.partition("-transformers")[0],
+        "device": device, "task": "mgsm en 2-shot", "new_tokens": NEW_TOKENS,
+        "changed": changed_answers(asked.model, prompts, NEW_TOKENS),
+        "machine": machine(), "versions": versions(), "git": git_state(),
+    }  # fmt: skip
+    file = asked.out / f"eval_changed_{device}.json"
+    file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return file
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data_root", type=Path, required=True)
     parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--model", type=Path, help="a folder with a bfloat16 model: count changed answers alone")
+    parser.add_argument("--questions", type=int, default=16, help="with --model")
     parser.add_argument("--out", type=Path, default=Path("results/bench"))
     asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
     *_, questions, batch_size = SIZES[asked.size]
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if asked.model:
+        print(record_changed(asked, device))
+        return
     model, tokenizer = model_of(asked.size, device), tokenizer_of(asked.data_root)
     ours = Answering(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
     ours.share_prefix = True
     stock = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
-    with tempfile.TemporaryDirectory() as folder:
-        definitions = task_definitions([EvalTask("mgsm", SHOTS)], ["te"], asked.data_root, Path(folder))
-        (task,) = load_tasks(definitions)
-        task.build_all_requests()
-    prompts = short_questions([instance.args[0] for instance in task.instances], tokenizer)[:questions]
+    prompts = short_questions(prompts_of(asked.data_root, SHOTS, "te"), tokenizer)[:questions]
     for lm in (ours, stock):  # what is done once is not measured
         timed(lm, "loglikelihood", [Instance(request_type="loglikelihood", doc={}, arguments=("a", " b"), idx=0)])
     record = {
@@ -236,7 +334,6 @@ def main() -> None:
         "scoring": scoring(ours, stock, prompts), "generation": generation(ours, stock, prompts),
         "machine": machine(), "versions": versions(), "git": git_state(),
     }  # fmt: skip
-    asked.out.mkdir(parents=True, exist_ok=True)
     file = asked.out / f"eval_{asked.size}_{device}.json"
     file.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for name in ("scoring", "generation"):

@@ -151,6 +151,13 @@ def test_a_table_from_nothing_with_a_failure_and_again(
         (found,) = [one["value"] for one in mine if (one["metric"], one["filter"]) in primary]
         assert float(row["value"]) == pytest.approx(found if pair else 100 * found), (name, column)
 
+    # the dtype that all were scored in
+    with (page.parent / "results.csv").open(encoding="utf-8") as file:
+        assert {row["dtype"] for row in csv.DictReader(file)} == {"float32"}
+    assert "Scored in float32." in page.read_text(encoding="utf-8")
+    kept = [json.loads(file.read_text()) for file in runs_dir.glob("eval-*/manifest.json")]
+    assert {(one["config"]["eval"]["dtype"], one["facts"]["harness"]["dtype"]) for one in kept} == {("float32",) * 2}
+
     # and once more, nothing
     before, calls.made = times(runs_dir), []
     assert call("stage=table", *table).status == 0

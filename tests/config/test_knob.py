@@ -109,7 +109,11 @@ def test_identity_is_what_differs_from_the_defaults() -> None:
     assert identity(Sft(name="two", steps=3, seq_length=1024)) == {"method": "full", "steps": 3}
     assert identity(Ties(experts=["a", "b"], density=0.5)) == {"method": "ties", "density": 0.5}
     tasks = [EvalTask("mgsm", 2)]
-    assert identity(Eval(name="x", tasks=tasks, batch_size=7)) == {"tasks": [{"task": "mgsm", "num_fewshot": 2}]}
+    scored = {"tasks": [{"task": "mgsm", "num_fewshot": 2}]}
+    assert identity(Eval(name="x", tasks=tasks, batch_size=7, dtype="float32")) == scored | {"dtype": "float32"}
+    narrow = {"dtype": "bfloat16", "batch_size": 7, "share_prefix": False, "shards": 2}  # which change answers there
+    assert identity(Eval(name="x", tasks=tasks, **narrow)) == scored | narrow
+    assert identity(Eval(name="x", tasks=tasks, dtype="bfloat16", batch_size=32)) == scored | {"dtype": "bfloat16"}
 
 
 def test_a_part_that_is_there_differs_from_none() -> None:

@@ -173,6 +173,7 @@ def test_a_table_is_fetched_locked_and_made_with_the_hub_off(place: Place) -> No
     lock, heads = place.lock(), place.hub.heads
     assert lock["models"]["tiny/base"]["revision"] == heads["models/tiny/base"]
     assert "model.safetensors" in lock["models"]["tiny/base"]["files"]
+    assert lock["models"]["tiny/base"]["dtypes"] == ["float32"]
     assert not any("pytorch_model.bin" in asked for asked in place.hub.asked)
     inkuba = lock["datasets"]["lelapa/Inkuba-instruct@a417af0dd9fff92950f037857b0cfa6980cfc743"]
     assert list(inkuba["parts"]["default/swahili_train"]["files"]) == ["data/swahili_train-00000-of-00001.parquet"]

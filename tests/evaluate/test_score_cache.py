@@ -32,8 +32,13 @@ def scored_again(data_root: Path, tmp_path: Path, tiny: Path) -> Callable[..., l
         facts = stage.make(run, work, Notes())
         return facts["harness"]["found_again"]
 
-    def twice(change: Callable[[], Any] = lambda: None, checkpoint: Path = tiny, **knobs: Any) -> list[str]:
-        assert once(tiny) == []
+    def twice(
+        change: Callable[[], Any] = lambda: None,
+        checkpoint: Path = tiny,
+        before: dict[str, Any] | None = None,
+        **knobs: Any,
+    ) -> list[str]:
+        assert once(tiny, **(before or {})) == []
         change()
         return once(checkpoint, **knobs)
 
@@ -71,6 +76,25 @@ def test_a_copy_of_the_weights_is_the_same_model(scored_again: Callable[..., lis
 def test_another_way_of_asking_is_scored(scored_again: Callable[..., list[str]], knobs: dict[str, Any]) -> None:
     expected = ["belebele_en_2shot"] if "max_gen_toks" in knobs else []
     assert scored_again(**knobs) == expected
+
+
+@pytest.mark.parametrize("other", [{"batch_size": 2}, {"share_prefix": False}, {}], ids=str)
+def test_below_float32_what_rounds_otherwise_is_scored(
+    scored_again: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
+) -> None:
+    narrow: dict[str, Any] = {"dtype": "bfloat16", "languages": ["en"], "limit": 2, "max_gen_toks": 1}
+    another = (lambda: None) if other else (lambda: monkeypatch.setattr(score, "processor", lambda: "another one"))
+    assert scored_again(another, before=narrow, **narrow | other) == []
+
+
+def test_below_float32_a_batch_that_memory_halved_is_not_kept(
+    scored_again: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not computed as its key says: in float32 that changes nothing."""
+    narrow: dict[str, Any] = {"dtype": "bfloat16", "limit": 2, "max_gen_toks": 1}
+    monkeypatch.setattr(score, "halved", lambda lm, asked: True)
+    assert scored_again(before=narrow, **narrow) == []
+    assert scored_again(limit=2, max_gen_toks=1, before={"limit": 2, "max_gen_toks": 1}) == BOTH
 
 
 def test_other_weights_data_or_words_are_scored(

@@ -29,6 +29,7 @@ from pipeline.models.checkpoint import Checkpoint
 SIDES = {"math": "m", "language": "l"}
 TWO = {"experts": ["m", "l"]}
 MERGEKITS = {"trim": "tensor", "weigh": "before", "divisor": "weights", "zero_sum": "plus"}
+EXACT = MERGEKITS | {"ties_at_threshold": "exact"}
 B = Partition("B", bottom_layers=4, top_layers=2, all_mlp=True)
 
 ASKED: dict[str, tuple[Merge, Partition | None]] = {
@@ -46,6 +47,8 @@ ASKED: dict[str, tuple[Merge, Partition | None]] = {
     "arithmetic": (TaskArithmetic(**TWO, weights=[0.3, 0.7], scale=0.6), None),
     "ties": (Ties(**TWO, density=0.3, **MERGEKITS), None),
     "ties weighted": (Ties(**TWO, density=0.3, weights=[0.3, 0.7], scale=0.8, **MERGEKITS), None),
+    "exact ties": (Ties(**TWO, density=0.3, **EXACT), None),
+    "exact ties weighted": (Ties(**TWO, density=0.29, weights=[0.3, 0.7], scale=0.8, **EXACT), None),
     "slerp": (Slerp(**TWO, t=0.3), None),
     "reset": (Reset(expert="m", layers=[0, 1, 10]), None),
 }
@@ -95,7 +98,7 @@ def theirs(families: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFac
 def test_mergekit_makes_the_same_weights(
     kind: str, name: str, families: dict[str, list[Path]], theirs: dict[str, dict[str, Any]]
 ) -> None:
-    """To the bit; SLERP within a unit of bfloat16, TIES but for entries tied with the threshold."""
+    """To the bit, of bfloat16 models: SLERP within a unit of bfloat16, TIES that keeps all ties but for these."""
     merge, found = opened(families[kind], *ASKED[name]), theirs[f"{kind} {name}"]
     assert set(merge.names) <= set(found)
     different = entries = 0

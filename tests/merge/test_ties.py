@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 from pipeline.errors import PipelineError
-from pipeline.merge.ties import balance, disjoint_mean, elect, kept_count, kth_largest, trim
+from pipeline.merge.methods.ties import Ties
+from pipeline.merge.ties import balance, disjoint_mean, elect, exactly_kept, kept_count, kth_largest, trim
+from pipeline.runs.manifest import read_manifest
 
 
 def f32(*rows):
@@ -99,3 +102,48 @@ def test_density_one_with_agreeing_experts_is_their_mean():
     vectors = list(np.random.default_rng(0).random((3, 4, 5), np.float32) + 0.1)
     expected = np.mean(vectors, axis=0)
     np.testing.assert_allclose(disjoint_mean(vectors, elect(vectors, 1.0)), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("density", [0.01, 0.29, 0.5, 1.0])
+def test_exactly_as_many_stay_as_the_density_asks_for(density):
+    """Of few magnitudes, as the differences of bfloat16 weights have: all above the threshold, and some at it."""
+    for size in (1, 2, 100, 5_000):
+        magnitudes = np.random.default_rng(size).integers(0, 4, size).astype(np.float32)
+        kept = exactly_kept(magnitudes.copy(), density)
+        asked = max(1, int(density * size))  # 28 of 100 at 0.29: in floating point, as mergekit has it
+        assert kept.sum() == asked
+        least = np.sort(magnitudes)[-asked]
+        assert kept[magnitudes > least].all() and not kept[magnitudes < least].any()
+
+
+def test_the_kept_density_is_measured_printed_and_recorded(models, make_run, capsys):
+    """Of bfloat16 weights, whose changes are often alike, keeping all ties keeps more than was asked for."""
+    base, *experts = models["llama"]
+    found = {}
+    for ties in ("keep_all", "exact"):
+        words = [f"merge.experts=[{experts[0]},{experts[1]}]", f"merge.base={base}", "merge.density=0.3"]
+        folder = make_run("stage=merge", "merge=ties_mergekit", *words, f"merge.ties_at_threshold={ties}")
+        facts = read_manifest(folder).facts
+        found[ties] = [facts["kept_density"], facts["kept_density_0"], facts["kept_density_1"]]
+        assert f"kept density: {facts['kept_density']:.4g}" in capsys.readouterr().err
+    start = load_file(base / "model.safetensors")
+    expected = {"keep_all": [], "exact": []}
+    for expert in experts:
+        weights, kept = load_file(expert / "model.safetensors"), {"keep_all": 0, "exact": 0}
+        for name, tensor in start.items():
+            size = (weights[name].float() - tensor.float()).abs().flatten()
+            k = max(1, int(0.3 * size.numel()))
+            least = size.sort(descending=True).values[k - 1]
+            kept["keep_all"] += int(((size >= least) & (size > 0)).sum())
+            kept["exact"] += min(k, int((size > 0).sum()))
+        for ties, count in kept.items():
+            expected[ties].append(count / sum(one.numel() for one in start.values()))
+    for ties, shares in expected.items():
+        assert found[ties] == pytest.approx([sum(shares) / 2, *shares])
+    assert found["keep_all"][0] > found["exact"][0] == pytest.approx(0.3, abs=0.005)
+
+
+def test_exact_ties_are_of_a_tensor():
+    Ties(experts=["a", "b"], trim="tensor", ties_at_threshold="exact").refuse(None, None)
+    with pytest.raises(PipelineError, match="merge.ties_at_threshold=exact .*: give merge.trim=tensor"):
+        Ties(experts=["a", "b"], ties_at_threshold="exact").refuse(None, None)

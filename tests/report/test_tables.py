@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 
@@ -202,6 +203,16 @@ def test_unlike_ways_of_scoring_never_share_a_table(tmp_path, how):
         PipelineError, match=f"eval.{next(iter(how))}={next(iter(how.values()))}.* were not scored alike"
     ):
         write_report(two_seeds, tmp_path / "report")
+
+
+def test_the_dtype_of_the_scores_is_on_the_page_and_in_every_row(tmp_path, one_language):
+    for cell in one_language.cells:
+        file = cell.folder / "scores.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"harness": {"dtype": "bfloat16"}}))
+    page = write_report(one_language, tmp_path / "report")
+    assert "Scored in bfloat16." in page.read_text() and "Scored in bfloat16." in (page.parent / "table.md").read_text()
+    with (page.parent / "results.csv").open(encoding="utf-8") as file:
+        assert {row["dtype"] for row in csv.DictReader(file)} == {"bfloat16"}
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from small_runs import a_run, never, writes
 
 from pipeline.config.compose import compose
 from pipeline.config.data import World
+from pipeline.config.knob import is_hashed
 from pipeline.config.stages import RunStage
 from pipeline.runs.make import make_once
 from pipeline.runs.run import External, Run
@@ -31,7 +32,7 @@ FULL = {  # a stage or a merge -> words
     "layer_swap": "stage=merge merge=layer_swap merge.math=hub:a/b merge.language=hub:a/c",
     "soup": "stage=merge merge=soup merge.experts=[hub:a/b,hub:a/c] merge.weights=[0.5,0.5]",
     "ties": "stage=merge merge=ties merge.experts=[hub:a/b,hub:a/c]",
-    "eval": "eval=mgsm_2shot checkpoint=hub:a/b",
+    "eval": "eval=mgsm_2shot checkpoint=hub:a/b eval.dtype=float32",
 }
 
 
@@ -48,7 +49,7 @@ def leaves(config: Any, path: tuple[Any, ...] = (), hashed: bool = True) -> Iter
     """(path, type, whether it decides results) of each field, and of those inside it."""
     hints = get_type_hints(type(config))
     for item in fields(config):
-        value, counts = getattr(config, item.name), hashed and item.metadata.get("hashed", True)
+        value, counts = getattr(config, item.name), hashed and is_hashed(item, config)
         here = (*path, item.name)
         inside = [((), value)]
         inside += [((key,), inner) for key, inner in value.items()] if isinstance(value, dict) else []

@@ -9,6 +9,12 @@ from omegaconf import MISSING
 from pipeline.config.knob import knob
 
 
+def below_float32(config: Eval) -> bool:
+    """Whether rounding makes answers depend on which prompts are computed together. In float32 no answer changed
+    (results/eval.json); of an unresolved eval.dtype=auto the dtype is not known."""
+    return config.dtype != "float32"
+
+
 @dataclass
 class EvalTask:
     task: str = MISSING
@@ -25,7 +31,7 @@ class Eval:
     max_gen_toks: int | None = knob(None, low=1)  # null: the task's own
     max_gen_toks_of: dict[str, int] = knob({}, low=1)  # language -> in place of max_gen_toks: scripts cost tokens
     exemplars: str = knob("first_n", options=("first_n", "random"))  # of MGSM; random: the harness' draw a question
-    dtype: str = knob("auto", options=("auto", "float32", "bfloat16", "float16"))  # auto: as stored
+    dtype: str = knob("auto", options=("auto", "float32", "bfloat16", "float16"))  # auto: as the weights are stored
     backend: str = knob("hf", options=("hf", "vllm"))  # vllm: handed to the harness' own model class
     chat_template: bool = False  # the exemplars as turns of a conversation
     # Belebele and Global MMLU: options shown with letters and answered by one, or answered by their text, none shown
@@ -33,9 +39,10 @@ class Eval:
     run_code: bool = False  # mbpp runs programs that the model writes, each confined
     too_long: int = knob(0, low=0)  # prompts a task that may not fit: they leave the score; more are refused
     spm_model: str | None = knob(None, hashed=False)  # SentencePiece model of spBLEU; its content enters as a parent
-    batch_size: int = knob(32, low=1, hashed=False)  # prompts at once; halved where memory runs out
-    share_prefix: bool = knob(True, hashed=False)  # exemplars are computed once, not once a question
-    shards: int = knob(1, low=1, hashed=False)  # GPUs that share the questions of a task, a process each
+    # These three are hashed below float32 alone, where they change answers
+    batch_size: int = knob(32, low=1, hashed=below_float32)  # prompts at once; halved where memory runs out
+    share_prefix: bool = knob(True, hashed=below_float32)  # exemplars are computed once, not once a question
+    shards: int = knob(1, low=1, hashed=below_float32)  # GPUs that share the questions of a task, a process each
 
 
 @dataclass

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import field, fields, is_dataclass
 from typing import Any
@@ -25,12 +25,15 @@ def knob(
     above: float | None = None,
     high: float | None = None,
     below: float | None = None,
-    hashed: bool = True,
+    hashed: bool | Callable[[Any], bool] = True,
     run: bool = False,
 ) -> Any:
-    """A dataclass field with its bounds: one of `options`, `low` <= value <= `high`, `above` < value < `below`."""
+    """A dataclass field with its bounds: one of `options`, `low` <= value <= `high`, `above` < value < `below`.
+
+    hashed: whether the field affects the run hash; a function decides it from the dataclass that holds the field.
+    """
     bounds = {"low": low, "above": above, "high": high, "below": below}
-    meta = {"options": options, **bounds, "hashed": hashed and not run, "run": run}
+    meta = {"options": options, **bounds, "hashed": False if run else hashed, "run": run}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata=meta)
     return field(default=default, metadata=meta)
@@ -98,6 +101,12 @@ def _check_value(name: str, value: Any, item: Any) -> None:
         raise PipelineError(f"{name} must be {' and '.join(words)}, got {value}")
 
 
+def is_hashed(item: Any, config: Any) -> bool:
+    """Whether a field of the dataclass `config` affects the run hash."""
+    hashed = item.metadata.get("hashed", True)
+    return bool(hashed(config) if callable(hashed) else hashed)
+
+
 def identity(config: Any) -> dict[str, Any]:
     """The part of a config that decides results: hashed fields that differ from their declared defaults.
 
@@ -106,7 +115,7 @@ def identity(config: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for item in fields(config):
         value = getattr(config, item.name)
-        if not item.metadata.get("hashed", True):
+        if not is_hashed(item, config):
             continue
         if is_dataclass(value):
             inner = identity(value)

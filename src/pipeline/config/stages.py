@@ -3,8 +3,8 @@
 The defaults stand here and nowhere else; the files under conf/ only choose.
 
 What enters a run's hash (design: identity) is decided here too: each field does, unless it is declared with
-`hashed=False` (paths, labels, batch sizes of evaluation) or names a RUN (parents enter by their own hashes), and a
-field at its declared default adds nothing, so a new knob leaves old runs valid.
+`hashed=False` (paths, labels, batch sizes of evaluation in float32) or names a RUN (parents enter by their own hashes),
+and a field at its declared default adds nothing, so a new knob leaves old runs valid.
 """
 
 from __future__ import annotations
@@ -163,6 +163,7 @@ class EvalStage(RunStage):
     languages: list[str] = knob(["en"])  # codes of conf/language, [en,sw]
     data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
     chosen_by: str | None = knob(None, hashed=False)  # the choice of a table that this model won
+    as_stored: bool = knob(False, hashed=False)  # set with the dtype of the weights where eval.dtype=auto is resolved
 
 
 @dataclass

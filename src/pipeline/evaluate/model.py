@@ -25,6 +25,7 @@ from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate import metrics
 from pipeline.evaluate.prefix import Prefix, batches, groups, heads_as_they_are, laid_out, last_logits, shareable
 from pipeline.evaluate.shards import Helpers
+from pipeline.models.checkpoint import DTYPES
 from pipeline.progress import Bar, say
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ def vllm_model(checkpoint: Path, asked: Eval) -> LM:
 
 
 def load_model(what: Run | Path, batch_size: int, dtype: str = "auto") -> Answering:
-    """The model of a run's checkpoint or merge, or of a folder: safetensors, no code of its own, in the dtype as stored
-    unless told otherwise. A merge, and an adapter with its base, are put together in memory (merge/live.py).
+    """The model of a run's checkpoint or merge, or of a folder: safetensors, no code of its own, in `dtype` (auto:
+    as its config.json names it). A merge, and an adapter with its base, are put together in memory (merge/live.py).
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -83,6 +84,7 @@ def load_model(what: Run | Path, batch_size: int, dtype: str = "auto") -> Answer
     try:
         if merge is not None:
             live = model_of(merge, dtype, device)
+            refuse_other_dtype(live.model, dtype, str(folder))
             lm = Answering(pretrained=live.model, tokenizer=live.tokenizer, batch_size=batch_size)
             lm.live = live, merge
             return lm
@@ -95,7 +97,16 @@ def load_model(what: Run | Path, batch_size: int, dtype: str = "auto") -> Answer
         raise PipelineError(
             f"checkpoint {folder} cannot be loaded ({first_line(error)}): it needs safetensors and a tokenizer"
         ) from error
+    refuse_other_dtype(model, dtype, str(folder))
     return Answering(pretrained=model.to(device), tokenizer=tokenizer, batch_size=batch_size)
+
+
+def refuse_other_dtype(model: Any, dtype: str, folder: str) -> None:
+    """Refuse a model that transformers loaded in another dtype than `dtype`; quantized tensors do not count."""
+    loaded = {str(one.dtype).removeprefix("torch.") for one in model.parameters()} & {"float64", *DTYPES}
+    if dtype != "auto" and loaded != {dtype}:
+        found = " and ".join(sorted(loaded))
+        raise PipelineError(f"eval.dtype={dtype}, but transformers loaded {folder} in {found}: give a dtype it keeps")
 
 
 def remembered(request: Sequence[Any]) -> tuple[str, str]:
@@ -123,7 +134,7 @@ class Answering(HFLM):
 
     `share_prefix`: compute what prompts have in common once. `helpers`: processes that answer a part of the questions.
     `live`: of a merge, the model in memory and the merge that it holds. `bar`: counts questions; of several `processes`
-    this one counts for all.
+    this one counts for all. `least_batch_size`: of this process and its helpers, once memory ran out.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -131,6 +142,7 @@ class Answering(HFLM):
         self._encoded: dict[str, list[int]] = {}
         super().__init__(**kwargs)
         self.ran_out: dict[tuple[str, str], bool] = {}
+        self.least_batch_size = self.batch_size
         self.share_prefix = False
         self.helpers: Helpers | None = None
         self.live: tuple[Live, Merging] | None = None
@@ -306,6 +318,7 @@ class Answering(HFLM):
                 if self.batch_size == 1 or not should_reduce_batch_size(error):
                     raise
             self.batch_size_per_gpu = self.batch_size // 2  # out of the handler, which holds on to the tensors
+            self.least_batch_size = self.batch_size
             say(f"out of memory: going on with eval.batch_size={self.batch_size}")
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()

@@ -13,6 +13,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
+import torch
 from lm_eval import evaluate
 from lm_eval.api import task as harness_task
 from lm_eval.api.model import LM
@@ -21,7 +22,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import env as templates
 from lm_eval.utils import hash_string
 
-from pipeline.config.evaluation import Eval
+from pipeline.config.evaluation import Eval, below_float32
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate import hub_data, metrics, score_cache
 from pipeline.evaluate.flores_plus import FLORES_PLUS
@@ -30,6 +31,7 @@ from pipeline.evaluate.records import EvaluationResult, TaskResult, rows_of, sam
 from pipeline.evaluate.tasks import Definition
 from pipeline.hub import reach
 from pipeline.progress import Bar, say
+from pipeline.runs.provenance import processor
 
 FEWSHOT_SEED = 1234  # of simple_evaluate
 
@@ -83,7 +85,8 @@ def score(
 
     Raises PipelineError, with the count, if prompts do not fit; checked for all tasks before anything is scored.
     """
-    settings = {"backend": asked.backend, "chat_template": asked.chat_template, "dtype": asked.dtype}
+    settings: dict[str, Any] = {"backend": asked.backend, "chat_template": asked.chat_template, "dtype": asked.dtype}
+    settings |= rounding(asked)
     put = list(zip(definitions, tasks, strict=True))
     chosen = {definition.name: _rows(definition, task, asked) for definition, task in put}
     keys: dict[str, score_cache.Key] = {}
@@ -111,7 +114,7 @@ def score(
                 )
                 found[definition.name] = one
                 _report_endless_answers(definition, one, asked)
-                if kept:
+                if kept and not (below_float32(asked) and halved(lm, asked)):
                     kept.keep(keys[definition.name], one)
         if isinstance(lm, Answering) and lm.helpers:
             lm.helpers.close()
@@ -124,10 +127,26 @@ def score(
         **settings,
         "share_prefix": asked.share_prefix,
         "found_again": found_again,
+        **({"halved_batch_size": lm.least_batch_size} if isinstance(lm, Answering) and halved(lm, asked) else {}),
         "too_long": {name: found[name].too_long for name in names if found[name].too_long},
     }
     rows = [row for name in names for row in found[name].rows]
     return EvaluationResult(rows, {name: found[name].samples for name in names}, harness)
+
+
+def rounding(asked: Eval) -> dict[str, Any]:
+    """What decides how intermediate values are rounded, and so the answers below float32; empty in float32."""
+    if not below_float32(asked):
+        return {}
+    shared = {"batch_size": asked.batch_size, "share_prefix": asked.share_prefix, "shards": asked.shards}
+    if torch.cuda.is_available():
+        return shared | {"processor": torch.cuda.get_device_name()}
+    return shared | {"processor": f"{processor()}, {torch.backends.cpu.get_cpu_capability()}"}
+
+
+def halved(lm: LM | None, asked: Eval) -> bool:
+    """Whether memory ran out, so that another batch size was used than eval.batch_size."""
+    return isinstance(lm, Answering) and lm.least_batch_size < asked.batch_size
 
 
 def _report_endless_answers(definition: Definition, one: TaskResult, asked: Eval) -> None:

@@ -24,6 +24,7 @@ class Shardable(Protocol):
     share_prefix: bool
     helpers: Helpers | None
     ran_out: dict[tuple[str, str], bool]
+    least_batch_size: int
     processes: int  # that its progress stands for
 
 
@@ -60,9 +61,10 @@ class Helpers:
         finally:
             lm.helpers, lm.processes = self, 1
         for future in waiting:
-            found, ran_out = future.result()
+            found, ran_out, batch_size = future.result()
             answers += found
             lm.ran_out |= ran_out
+            lm.least_batch_size = min(lm.least_batch_size, batch_size)
         return answers
 
     def close(self) -> None:
@@ -75,7 +77,7 @@ def _begin(gpu: str | None) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before anything asks for a GPU
 
 
-def _answer(load: Callable[[], Shardable], method: str, asked: list[Any], share_prefix: bool) -> tuple[list, dict]:
+def _answer(load: Callable[[], Shardable], method: str, asked: list[Any], share_prefix: bool) -> tuple[list, dict, int]:
     global _helper
     if _helper is None:
         _helper = load()
@@ -84,4 +86,4 @@ def _answer(load: Callable[[], Shardable], method: str, asked: list[Any], share_
     requests = [Instance(request_type=kind, doc={}, arguments=args, idx=0) for args in asked]
     answers = getattr(_helper, method)(requests, disable_tqdm=True) if requests else []
     ran_out, _helper.ran_out = _helper.ran_out, {}
-    return answers, ran_out
+    return answers, ran_out, _helper.least_batch_size

@@ -26,6 +26,9 @@ from pipeline.evaluate.code_eval import check_confinement
 from pipeline.evaluate.model import answering, load_model
 from pipeline.evaluate.score import harness_tamed, load_tasks, score
 from pipeline.evaluate.tasks import Definition, LeftOut, task_definitions
+from pipeline.hub.models import local
+from pipeline.merge.stage import measured
+from pipeline.runs.dtypes import dtypes_in, one_dtype
 
 if TYPE_CHECKING:
     from pipeline.config.stages import EvalStage
@@ -44,6 +47,7 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         facts = gather(scored, work)
         tracker.summary(facts["scores"])
         return facts
+    run = in_its_dtype(run)
     asked: Eval = run.config.eval
     left_out: list[LeftOut] = []
     definitions = defined(run, work / "tasks", left_out)
@@ -58,16 +62,30 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     beside = records.beside(definitions, result.samples, spm_model)
     result = replace(result, beside=beside + [records.missing_row(one) for one in left_out])
     named = records.write(result, definitions, work)
-    merge = {} if "checkpoint" in run.parents else measured(run, model)
+    merge: dict[str, float] = {}
+    if "checkpoint" not in run.parents:  # what the run of the written merge records
+        lm: Any = model()
+        merge = measured(lm.live[1], run.config.threads)
     tracker.summary(named | merge)
     return {"scores": named, "harness": result.harness, "weights_root": kept.model["root"], **merge}
 
 
-def measured(run: Run[EvalStage], model: Callable[[], LM]) -> dict[str, float]:
-    """What the run of a written merge would record of it; one in memory is measured where it is scored."""
-    lm: Any = model()
-    _, merge = lm.live
-    return dict(merge.measured(run.config.threads))
+def in_its_dtype(run: Run[EvalStage]) -> Run[EvalStage]:
+    """The run with the dtype that it is scored in: of weights on the Hub that were not known when it was built, that of
+    their headers. Raises PipelineError where weights are stored in another dtype than was planned for them."""
+    config = run.config
+    if config.eval.dtype != "auto" and not config.as_stored:
+        return run
+    model = run.parents[next(iter(config.merge.references())) if config.merge else "checkpoint"]
+    stored = (config.merge and config.merge.dtype) or one_dtype(dtypes_in(local(model.folder)), model.name)
+    if stored is None:
+        return run  # no safetensors: refused when they are loaded
+    if config.eval.dtype not in ("auto", stored):
+        raise PipelineError(
+            f"{run.label} was planned in {config.eval.dtype}, but its weights are stored as {stored}: give "
+            f"eval.dtype={stored}, and the same to all that is compared with it"
+        )
+    return replace(run, config=replace(config, eval=replace(config.eval, dtype=stored)))
 
 
 def defined(run: Run[EvalStage], folder: Path, left_out: list[LeftOut]) -> list[Definition]:

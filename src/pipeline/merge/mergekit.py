@@ -14,16 +14,19 @@ from pipeline.merge.adapters import Adapted
 from pipeline.models.checkpoint import DTYPES
 
 if TYPE_CHECKING:
+    from pipeline.config.merging import Merge
     from pipeline.merge.merge import Merging
 
 FILE = "mergekit_config.yml"  # as mergekit itself names it beside what it writes
 TIES = {"trim": "tensor", "zero_sum": "plus"}  # mergekit's definition, and with weights:
 WEIGHED = {"weigh": "before", "divisor": "weights"}
 SAME = "the same weights"
-DIFFERENCES = {
-    "ties": "the same weights, but where entries are tied with the threshold: mergekit keeps as many of them as the "
-    "density asks for, this program keeps all",
-    "slerp": "the same weights up to rounding",
+DIFFERENCES = {  # a method, of TIES also what becomes of ties at the threshold
+    ("ties", "keep_all"): "the same weights, but where entries are tied with the threshold: mergekit keeps as many of "
+    "them as the density asks for, this program keeps all",
+    ("ties", "exact"): "the same weights with the same torch on the same processor, whose sort chooses among entries "
+    "that are tied with the threshold",
+    ("slerp", None): "the same weights up to rounding",
 }
 
 
@@ -44,9 +47,9 @@ def inexpressible(merge: Merging) -> str | None:
     return f"merge={config.method} decides rows one by one here, and mergekit whole tensors"
 
 
-def difference(method: str) -> str:
+def difference(config: Merge) -> str:
     """What mergekit makes of the YAML, beside what this program makes."""
-    return DIFFERENCES.get(method, SAME)
+    return DIFFERENCES.get((config.method, getattr(config, "ties_at_threshold", None)), SAME)
 
 
 def yaml_of(merge: Merging, names: Mapping[str, str]) -> str:
@@ -54,7 +57,7 @@ def yaml_of(merge: Merging, names: Mapping[str, str]) -> str:
     import yaml
 
     told = [
-        f"# For mergekit 0.1.5: {difference(merge.config.method)}.",
+        f"# For mergekit 0.1.5: {difference(merge.config)}.",
         "# Run it in the folder that holds the models named here, or put their paths or ids on the Hub in their place.",
         "# Tokenizer and configs are mergekit's choice: those of the first model, or of base_model.",
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,15 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     digests = merge.write(work, config.files_from, sources.known, run.config.threads)
     sources.keep(digests)
     weights = {"root": weights_root(digests), "digests": digests}
-    return {"weights": weights, "plan": rows, "bytes": size, **merge.cast(), **merge.measured(run.config.threads)}
+    return {"weights": weights, "plan": rows, "bytes": size, **merge.cast(), **measured(merge, run.config.threads)}
+
+
+def measured(merge: Merging, threads: int | None) -> dict[str, float]:
+    """The numbers of a merge that its run records, printed on standard error too."""
+    found = dict(merge.measured(threads))
+    for name, value in found.items():
+        print(f"  {name.replace('_', ' ')}: {value:.4g}", file=sys.stderr)
+    return found
 
 
 def describe(run: Run, merge: Merging, rows: list[Row], work: Path) -> None:
@@ -51,7 +60,7 @@ def describe(run: Run, merge: Merging, rows: list[Row], work: Path) -> None:
     if reason is None:
         names = {role: place_named(parent) for role, parent in run.parents.items()}
         (work / FILE).write_text(yaml_of(merge, names), encoding="utf-8")
-    beside = f"`{FILE}` is this merge for mergekit 0.1.5: {difference(merge.config.method)}."
+    beside = f"`{FILE}` is this merge for mergekit 0.1.5: {difference(merge.config)}."
     told = f"mergekit cannot express this merge: {reason}."
     made_of = origin("", {"merge": asdict(merge.config)}, run.parents, runs_dir)
     body = "\n".join(

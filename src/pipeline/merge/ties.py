@@ -7,16 +7,26 @@ expert, one scale at the end. Other programs weigh before the election, or divid
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Source
-from pipeline.merge.formulas import Once, Sources, by_size, onto_base, refuse_not_finite, task_vectors, total
+from pipeline.merge.formulas import (
+    Once,
+    Sources,
+    as_they_are,
+    by_size,
+    onto_base,
+    refuse_not_finite,
+    task_vectors,
+    total,
+)
 from pipeline.merge.weights import expert_weights
 from pipeline.models.floats import buffers, in_threads, matrix, pieces
 
@@ -28,6 +38,7 @@ class TiesDefinition(Protocol):
     """Which TIES: the knobs of methods/ties.py."""
 
     density: float
+    ties_at_threshold: str
     scale: float
     trim: str
     weights: list[float] | None
@@ -166,8 +177,32 @@ def disjoint_mean(
     return np.divide(mean, count, out=mean)
 
 
+def exactly_kept(magnitudes: np.ndarray, density: float) -> np.ndarray:
+    """Which entries of a tensor stay where ties at the threshold do not all stay: (entries,) magnitudes -> bools.
+
+    mergekit 0.1.5's rule (sparsify.magnitude): the first k = max(1, int(density * entries)) of torch.argsort, which
+    puts equal magnitudes in an order that depends on the processor's instructions (AVX2, AVX-512) and torch's version.
+    """
+    if density >= 1:
+        return np.ones(magnitudes.size, np.bool_)
+    k = max(1, int(density * magnitudes.size))  # in floating point: of 0.29 x 100 it keeps 28
+    kept = magnitudes >= np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
+    if np.count_nonzero(kept) > k:
+        import torch
+
+        kept[:] = False
+        kept[torch.argsort(torch.from_numpy(magnitudes), descending=True)[:k].numpy()] = True
+    return kept
+
+
+_densities: dict[Any, dict[str, float]] = {}
+
+
 class TiesFormula:
-    """TIES over streams. Thresholds of the whole model, and its majority sign, are found by `prepare`."""
+    """TIES over streams. Thresholds of the whole model, and its majority sign, are found by `prepare`.
+
+    `kept`: tensor -> entries of each expert that are not 0 after the trim, counted while the tensor is computed.
+    """
 
     def __init__(self, config: TiesDefinition, sources: Sources, base: Source) -> None:
         self.config, self.base, self.experts = config, base, list(sources.values())
@@ -175,6 +210,8 @@ class TiesFormula:
         self.limits: list[float] | None = None
         self.majority = 1.0
         self.of_tensor = Once(lambda name: [self.threshold(expert, [name]) for expert in self.experts])
+        self.kept: dict[str, np.ndarray] = {}
+        self.exact = threading.local()  # the tensor that a thread computes, and its masks: as large as the tensor
 
     def prepare(self, threads: int | None) -> None:
         if self.config.trim == "model":
@@ -185,10 +222,17 @@ class TiesFormula:
             self.majority = 1.0 if sum(balances) >= 0 else -1.0
 
     def trimmed(self, name: str, start: int, stop: int) -> list[np.ndarray]:
-        limits = self.limits or self.of_tensor(name)
+        masks = self.masks(name) if self.config.ties_at_threshold == "exact" else None
+        limits = [] if masks else self.limits or self.of_tensor(name)
         vectors = task_vectors(self.experts, self.base, name, start, stop)
-        for index, (vector, limit) in enumerate(zip(vectors, limits, strict=True)):
-            trim(vector, limit)
+        if start == 0:
+            self.kept[name] = np.zeros(len(vectors), np.int64)
+        for index, vector in enumerate(vectors):
+            if masks:
+                np.multiply(vector, masks[index][start:stop], out=vector)
+            else:
+                trim(vector, limits[index])
+            self.kept[name][index] += np.count_nonzero(vector)
             if self.weights and self.config.weigh == "before":
                 np.multiply(vector, np.float32(self.weights[index]), out=vector)
         return vectors
@@ -202,19 +246,54 @@ class TiesFormula:
         mean = disjoint_mean(vectors, positive, self.weights, self.config.divisor, multiplied)
         return onto_base(mean, self.config.scale)
 
+    def kept_density(self, threads: int | None) -> dict[str, float]:
+        """The share of entries that are not 0 after the trim, in all and of each expert. Measured once a process."""
+        trimmed = self.config.density, self.config.trim, self.config.ties_at_threshold
+        key = (*trimmed, *as_they_are(*self.experts, self.base))
+        if key not in _densities:
+            if self.config.trim == "model" and self.limits is None:
+                self.prepare(threads)
+            left = [name for name in by_size(self.base) if name not in self.kept]
+            in_threads([partial(self.balance, name) for name in left], threads)
+            size = sum(math.prod(self.base.info(name).shape) for name in self.base.names)
+            shares = sum(self.kept.values(), np.zeros(len(self.experts))) / max(1, size)
+            each = {f"kept_density_{index}": float(share) for index, share in enumerate(shares)}
+            _densities[key] = {"kept_density": float(shares.mean()), **each}
+        return _densities[key]
+
+    def magnitudes(self, expert: Source, names: Sequence[str]) -> Iterator[np.ndarray]:
+        """A task vector's magnitudes, a piece of a tensor at a time; a piece lasts until the next."""
+        for name in names:
+            for start, stop in pieces(self.base.info(name).shape):
+                (vector,) = task_vectors([expert], self.base, name, start, stop)
+                yield np.abs(vector, out=vector)
+
+    def masks(self, name: str) -> list[np.ndarray]:
+        """For each expert which entries of a tensor stay where exactly so many do, as (rows, columns)."""
+        if getattr(self.exact, "name", None) != name:
+            self.exact.masks = None  # before the next take their room
+            self.exact.masks, self.exact.name = [self.mask(expert, name) for expert in self.experts], name
+        found: list[np.ndarray] = self.exact.masks
+        return found
+
+    def mask(self, expert: Source, name: str) -> np.ndarray:
+        shape, place = matrix(self.base.info(name).shape), 0
+        whole = np.empty(math.prod(shape), np.float32)
+        for piece in self.magnitudes(expert, [name]):
+            whole[place : place + piece.size] = piece.reshape(-1)
+            place += piece.size
+        if not np.isfinite(whole).all():
+            refuse_not_finite([self.base, expert], [name])
+        return (exactly_kept(whole, self.config.density) if whole.size else whole.astype(np.bool_)).reshape(shape)
+
     def threshold(self, expert: Source, names: Sequence[str]) -> float:
         """The magnitude from which on entries of a task vector are kept, over one tensor or all of them."""
         size = sum(math.prod(self.base.info(name).shape) for name in names)
-
-        def magnitudes() -> Iterator[np.ndarray]:
-            for name in names:
-                for start, stop in pieces(self.base.info(name).shape):
-                    (vector,) = task_vectors([expert], self.base, name, start, stop)
-                    yield np.abs(vector, out=vector)
-
         sample = self.sample(expert, names, size) if size > FEW else None
         try:
-            return kth_largest(magnitudes, kept_count(self.config.density, size), sample, size)
+            return kth_largest(
+                partial(self.magnitudes, expert, names), kept_count(self.config.density, size), sample, size
+            )
         except PipelineError:
             refuse_not_finite([self.base, expert], names)
             raise

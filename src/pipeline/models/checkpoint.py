@@ -100,7 +100,7 @@ class Checkpoint:
         folder = Path(folder)
         if not folder.is_dir():
             raise PipelineError(f"{folder} is not a folder: give the folder of a checkpoint")
-        files = _weight_files(folder)
+        files = weight_files(folder)
         if not (folder / "config.json").is_file():
             raise PipelineError(f"{folder} has no config.json: it is not a complete checkpoint")
         checkpoint = cls(folder, read_json(folder / "config.json"), _read_tensors(folder, files))
@@ -202,7 +202,8 @@ class Checkpoint:
             del self.infos[HEAD]
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint. Raises PipelineError where there are none, or a shard is missing."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
         return [single]

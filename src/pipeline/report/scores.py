@@ -65,10 +65,17 @@ def load(results: Results, read: Written) -> tuple[list[Score], dict[tuple[str, 
     for found in ways.values():
         if len(found) > 1:
             told = ", ".join(f"{name} ({key}={value})" for (key, value), name in found.items())
-            raise PipelineError(f"{told} were not scored alike, so that no table compares them: score all one way")
+            remedy = "score all one way, every.eval.dtype=float32 for instance"
+            raise PipelineError(f"{told} were not scored alike, so that no table compares them: {remedy}")
     keys = ("row", "language", "target", "seed", "task", "where", "subject", "num_fewshot", "metric", "filter", "eval")
     scores.sort(key=lambda score: [str(getattr(score, key) or "") for key in keys])
     return scores, problems
+
+
+def scored_in(read: Written) -> list[str]:
+    """The note on the dtype in which all evaluations were scored; none where nothing was."""
+    dtypes = sorted({how["dtype"] for _, how in read.values() if "dtype" in how})
+    return [f"Scored in {' and '.join(dtypes)}."] if dtypes else []
 
 
 def placed(row: ScoreRow, cell: CellResult, several: bool, primary: bool) -> Score:

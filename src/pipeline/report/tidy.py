@@ -12,8 +12,9 @@ from pipeline.report.scores import Written, interval
 from pipeline.report.sheets import comma_separated
 
 COLUMNS = (
-    "table run row column role seed task language pair subject metric filter num_fewshot split value stderr low high n "
-    "reason model knobs weights_root device threads torch transformers lm_eval attempt started seconds stale unlike"
+    "table run row column role seed task language pair subject metric filter num_fewshot split dtype value stderr "
+    "low high n reason model knobs weights_root device threads torch transformers lm_eval attempt started seconds "
+    "stale unlike"
 ).split()
 NOT_KNOBS = ("eval.", "languages", "seed", "stage")  # columns of their own, or the same for all rows
 
@@ -37,6 +38,7 @@ def tidy(results: Results, read: Written, roles: dict[str, str]) -> str:
         knobs = {key: value for key, value in run.config.items() if not key.startswith(NOT_KNOBS)}
         made = named | {
             "table": results.table, "run": name, "model": run.model, "split": run.config.get("eval.split", "test"),
+            "dtype": read[name][1].get("dtype"),
             "knobs": "; ".join(f"{key}={value}" for key, value in knobs.items()), "weights_root": run.weights_root,
             "device": run.machine.get("device"), "threads": run.machine.get("threads"),
             "torch": run.versions.get("torch"), "transformers": run.versions.get("transformers"),

@@ -14,6 +14,7 @@ The same results give the same bytes.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.files import write_atomically
@@ -22,7 +23,7 @@ from pipeline.report.cells import cells_csv, cells_markdown, choices_json, contr
 from pipeline.report.claims import claims_csv
 from pipeline.report.contents import Results
 from pipeline.report.page import page
-from pipeline.report.scores import load, read_all
+from pipeline.report.scores import load, read_all, scored_in
 from pipeline.report.tables import roles, tabulate
 from pipeline.report.text import markdown, table_csv
 from pipeline.report.tidy import tidy
@@ -43,6 +44,7 @@ def write_report(results: Results, folder: Path) -> Path:
     evaluations = {name: run.folder for name, run in sorted(results.evaluations.items())}
     answers = read_answers(evaluations, read, primary, keep, folder / "answers.parquet")
     table = tabulate(results, scores, problems, answers)
+    table = replace(table, notes=[*table.notes, *scored_in(read)])
     flat = [json.dumps(one.as_json(), ensure_ascii=False, sort_keys=True, allow_nan=False) for one in scores]
     html, pictures = page(results, table, scores, answers, folder)
     written = {

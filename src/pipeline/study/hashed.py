@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from pipeline.config.knob import is_hashed
 from pipeline.runs.run import Run
 from pipeline.study.graph import ordered
 from pipeline.study.planning import Planning
@@ -36,7 +37,7 @@ def changes_hash(run: Run, key: str) -> bool:
         field = next((one for one in fields(node) if one.name == name), None) if is_dataclass(node) else None
         if field is None:
             return "." not in key  # an option, such as recipe=, that is no knob itself
-        if not field.metadata.get("hashed", True):
+        if not is_hashed(field, node):
             return bool(field.metadata.get("run"))
         node = getattr(node, name)
     return True

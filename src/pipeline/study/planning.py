@@ -21,6 +21,7 @@ from pipeline.config.words import stage_of
 from pipeline.errors import PipelineError, meant
 from pipeline.runs.manifest import read_manifest, snapshot_hash
 from pipeline.runs.run import Parent, Run
+from pipeline.study.build.evaluation import refuse_dtypes
 from pipeline.study.build.resolver import Resolver
 from pipeline.study.cells import Candidate, Pairs, ScoreRef, TablePlan, winner
 from pipeline.study.expand import expand
@@ -28,7 +29,7 @@ from pipeline.study.rows import Table, read
 from pipeline.study.specs import Ref, Spec
 from pipeline.study.stages import RUN_STAGES, build
 
-SHARED = ("stage", "runs_dir", "tracking", "launcher", "redo", "group", "chosen_by")  # not a row's to say
+SHARED = ("stage", "runs_dir", "tracking", "launcher", "redo", "group", "chosen_by", "as_stored")  # not a row's to say
 
 
 def load(config: TableStage) -> Table:
@@ -92,7 +93,12 @@ class Planning:
         for score in self.plan.scores:
             if model := self.model_of(score):
                 by_model.setdefault(model, []).append(score)
-        for run in filter(None, (self.evaluation(score) for scores in by_model.values() for score in scores)):
+        scoring = list(filter(None, (self.evaluation(score) for scores in by_model.values() for score in scores)))
+        try:
+            refuse_dtypes(scoring, "every.eval.dtype")
+        except PipelineError as error:
+            raise self.refused("", str(error)) from error
+        for run in scoring:
             found.setdefault(run.hash, run)
         return list(found.values())
 

@@ -24,6 +24,7 @@ from pipeline.files import replacing, sha256, write_atomically
 from pipeline.hub.addresses import without_credentials
 from pipeline.hub.lock import LOCK, Lock, cached_snapshot, digest_of, part_of, pinned_as, read_lock, url_key
 from pipeline.models.files import HUB_PATTERNS
+from pipeline.runs.dtypes import dtypes_in
 from pipeline.runs.run import Run
 from pipeline.study.graph import ordered
 from pipeline.study.needs import needs
@@ -111,7 +112,7 @@ def fetch_model(lock: Lock, name: str, update: bool) -> None:
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in _files(folder)}
     if not any(file.endswith(".safetensors") for file in files):
         raise PipelineError(f"hub:{name} has no safetensors: convert it, weights in pickles are not read")
-    lock.models[name] = {"revision": revision, "files": files}
+    lock.models[name] = {"revision": revision, "files": files, "dtypes": dtypes_in(folder)}
 
 
 def fetch_dataset(lock: Lock, source: Source, update: bool) -> None:

@@ -95,7 +95,7 @@ RUN_STAGES = {
     "cpt": RunRow(TrainStage, 2, "pipeline.train.stage", training.build, 1500, bytes_needed=bytes_of_training),
     "sft": RunRow(TrainStage, 2, "pipeline.train.stage", training.build, 90, bytes_needed=bytes_of_training),
     "merge": RunRow(MergeStage, 1, "pipeline.merge.stage", merge.build, 2, torch=False, bytes_needed=bytes_of_merge),
-    "eval": RunRow(EvalStage, 3, "pipeline.evaluate.stage", evaluation.build, 20),
+    "eval": RunRow(EvalStage, 4, "pipeline.evaluate.stage", evaluation.build, 20),
     "select": RunRow(SelectStage, 1, "pipeline.study.select", select.build, 2),
     "analyze": RunRow(AnalyzeStage, 1, "pipeline.analyze.stage", analysis.build, 10, torch=False),
 }

@@ -4,7 +4,8 @@ languages, the runs that score one each."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +17,7 @@ from pipeline.evaluate.bundle import scoring_runs
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.files import content_hash, sha256
 from pipeline.languages import language
+from pipeline.runs.dtypes import merged_dtype, stored_dtype
 from pipeline.runs.run import External, Parent, Run
 from pipeline.study.build.data import locked_benchmarks, own_languages
 from pipeline.study.build.merge import described
@@ -32,6 +34,7 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
     else:
         parents = {"checkpoint": resolver.model(config.checkpoint, "checkpoint")}
         label = label_of(parents["checkpoint"])
+    config = with_dtype(config, parents)
     name, each = config.eval.name, scoring_runs(config)
     if len(each) > 1 or (config.data_root is not None and not resolver.known):  # a table's when they are made
         refuse_early(config, resolver)
@@ -56,6 +59,30 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
             )
         parents["spm_model"] = External(file.name, sha256(file), file)
     return config, f"eval-{name}-{label}", parents
+
+
+def with_dtype(config: EvalStage, parents: Mapping[str, Parent]) -> EvalStage:
+    """The configuration with the dtype that eval.dtype=auto stands for; as it is where nothing tells it, as of a model
+    on the Hub that is not locked."""
+    if config.eval.dtype != "auto":
+        return config
+    runs_dir = Path(config.runs_dir)
+    if config.merge is not None:
+        found = merged_dtype(config.merge, parents, runs_dir)
+    else:
+        found = stored_dtype(parents["checkpoint"], runs_dir)
+    return replace(config, eval=replace(config.eval, dtype=found), as_stored=True) if found else config
+
+
+def refuse_dtypes(runs: Iterable[Run[EvalStage]], knob: str) -> None:
+    """Refuse evaluations that are compared and are scored in different dtypes. `knob` sets the dtype of all."""
+    found: dict[str, str] = {}
+    for run in runs:
+        if run.config.eval.dtype != "auto":
+            found.setdefault(run.config.eval.dtype, run.name)
+    if len(found) > 1:
+        told = ", ".join(f"{name} in {dtype}" for dtype, name in found.items())
+        raise PipelineError(f"scores in several dtypes cannot be compared ({told}): give {knob}=float32 for all")
 
 
 def is_bundle(run: Run) -> bool:

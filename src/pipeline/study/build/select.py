@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from pipeline.config.stages import EvalStage, SelectStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.runs.find import snapshot
 from pipeline.runs.lineage import base_of, one_base, recorded_base
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent, Run, Snapshot
+from pipeline.study.build.evaluation import refuse_dtypes
 from pipeline.study.build.resolver import Draft, Resolver
 from pipeline.study.build.steps import planned_steps
 from pipeline.train.steps import planned_snapshots
@@ -30,6 +34,7 @@ def build(config: SelectStage, resolver: Resolver) -> Draft:
             if base is None:
                 raise PipelineError("select.guards compare with the base, and checkpoints= have none: leave them out")
             parents["base"] = evaluation(config, base, resolver)
+        config = in_one_dtype(config, parents)
     if base is not None:
         parents["model"] = base
     place = f"-{config.select.place}" if config.select.place > 1 else ""
@@ -85,6 +90,15 @@ def shared_base(trainings: list[Parent], config: SelectStage) -> Parent | None:
     """The base that all were trained from; None where they were made from nothing."""
     bases = [(one.name, base_of(one, config, "checkpoints") if recorded_base(one) else None) for one in trainings]
     return one_base(bases, "checkpoints")
+
+
+def in_one_dtype(config: SelectStage, parents: Mapping[str, Parent]) -> SelectStage:
+    """The configuration with the dtype of its evaluations. Raises PipelineError where they have several."""
+    runs = [one for one in parents.values() if isinstance(one, Run) and isinstance(one.config, EvalStage)]
+    refuse_dtypes(runs, "select.eval.dtype")
+    assert config.select.eval is not None
+    asked = replace(config.select.eval, dtype=runs[0].config.eval.dtype)
+    return replace(config, select=replace(config.select, eval=asked))
 
 
 def evaluation(config: SelectStage, model: Parent, resolver: Resolver) -> Run:

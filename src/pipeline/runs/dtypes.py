@@ -1,0 +1,94 @@
+"""The dtype in which a model's weights are stored, made or not: what eval.dtype=auto means.
+
+Torch's names: float32, bfloat16, float16. Imports nothing heavy; reads headers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.merging import Merge
+from pipeline.config.stages import MergeStage, SelectStage, TrainStage
+from pipeline.errors import PipelineError
+from pipeline.hub.lock import read_lock
+from pipeline.models.checkpoint import DTYPES, read_header, weight_files
+from pipeline.models.files import ADAPTER_CONFIG
+from pipeline.models.skeleton import HARMLESS
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import Parent, Run, Snapshot
+
+ADAPTED = "float32"  # a base and its LoRA adapter are read together as float32
+
+
+def stored_dtype(model: Parent, runs_dir: Path) -> str | None:
+    """The dtype of a model: of a run by its configuration, of a model on the Hub by the lock file, else by the headers
+    of its files. None where nothing on this machine tells it.
+
+    Raises PipelineError for headers that cannot be read, and for weights of several dtypes.
+    """
+    model = model.run if isinstance(model, Snapshot) else model
+    if isinstance(model, Run):
+        return _dtype_of_run(model)
+    if hub := getattr(model, "hub", None):
+        locked = read_lock(runs_dir).models.get(hub, {}).get("dtypes")
+        if locked:
+            return one_dtype(locked, model.name)
+    found = dtypes_in(model.folder)
+    manifest = None if found else read_manifest(model.folder)  # of a snapshot whose files were freed
+    sft = manifest.config.get("sft") if manifest else None
+    return trained_dtype(sft) if sft else one_dtype(found, model.name)
+
+
+def _dtype_of_run(run: Run[Any]) -> str | None:
+    if isinstance(run.config, TrainStage):
+        return trained_dtype(vars(run.config.sft))
+    if isinstance(run.config, MergeStage):
+        return merged_dtype(run.config.merge, run.parents, run.runs_dir)
+    if isinstance(run.config, SelectStage):  # a snapshot itself, or the evaluation of one
+        candidates = [one for role, one in run.parents.items() if role not in ("base", "model")]
+        models = [one.parents["checkpoint"] if isinstance(one, Run) and "checkpoint" in one.parents else one
+                  for one in candidates]  # fmt: skip
+        return one_dtype(filter(None, [stored_dtype(one, run.runs_dir) for one in models]), run.label)
+    return None
+
+
+def trained_dtype(sft: Mapping[str, Any]) -> str:
+    """The dtype that a training's weights have when they are loaded."""
+    return ADAPTED if sft["adapter"] != "none" else str(sft["save_dtype"] or sft["weights"])
+
+
+def merged_dtype(merge: Merge, parents: Mapping[str, Parent], runs_dir: Path) -> str | None:
+    """The dtype of a merge, written or in memory: merge.dtype, else that of its first expert, which all share."""
+    return merge.dtype or stored_dtype(parents[next(iter(merge.references()))], runs_dir)
+
+
+def dtypes_in(folder: Path) -> list[str]:
+    """The dtypes of a folder's weights by the headers of its files, sorted; none where it holds no weights.
+
+    Raises PipelineError for headers that cannot be read.
+    """
+    if (folder / ADAPTER_CONFIG).is_file() and not (folder / "model.safetensors").is_file():
+        return [ADAPTED]
+    if not any(folder.glob("model.safetensors*")):
+        return []
+    seen = [(file, file.stat()) for file in weight_files(folder)]
+    return sorted({dtype for file, stat in seen for dtype in _float_dtypes(file, stat.st_size, stat.st_mtime_ns)})
+
+
+@lru_cache(maxsize=1024)
+def _float_dtypes(file: Path, *_: int) -> frozenset[str]:
+    """Torch's names of the float dtypes in a file. Buffers that are computed from the config do not count."""
+    names = {short: long for long, short in DTYPES.items()} | {"F64": "float64"}
+    stored = {info.dtype for name, info in read_header(file).items() if not HARMLESS.search(name)}
+    return frozenset(names[dtype] for dtype in stored if dtype in names)
+
+
+def one_dtype(dtypes: Iterable[str], what: str) -> str | None:
+    """The only one of `dtypes`; None of none. Raises PipelineError for several, and for float64."""
+    found = sorted(set(dtypes))
+    if len(found) > 1 or not DTYPES.keys() >= set(found):
+        raise PipelineError(f"eval.dtype=auto, but {what} holds {' and '.join(found)}: give eval.dtype=float32")
+    return found[0] if found else None
