@@ -20,6 +20,7 @@ from pipeline.study.graph import ordered
 from pipeline.study.hashed import told_every
 from pipeline.study.planning import Planning
 from pipeline.study.stages import build
+from pipeline.study.table import show_plan
 
 NAMES = sorted(path.stem for path in TABLES.glob("*.yaml"))
 
@@ -97,6 +98,15 @@ def test_what_every_does_not_reach_is_said_or_refused(tmp_path: Path) -> None:
         planning(tmp_path, "table=unreasonable_table3", "every.recipe=nope").targets()
     with pytest.raises(PipelineError, match="table=sandbox|sandbox.yaml, every: expert reaches no run of .*math"):
         planning(tmp_path, "table=sandbox", "every.expert=nope")
+
+
+def test_a_table_whose_trainings_cannot_be_planned_is_still_shown(tmp_path: Path) -> None:
+    """adamw_bf16 does not take the recipes' adam_beta2: scores of what is trained have no run to count questions of."""
+    words = ["weights=bfloat16", "optimizer=adamw_bf16"]
+    config = compose(
+        ["stage=plan", "table=layer_swapping_table1", f"runs_dir={tmp_path}", *(f"every.sft.{word}" for word in words)]
+    )
+    assert "cannot be planned: sft.adam_beta2=" in show_plan(config)  # type: ignore[arg-type]
 
 
 def test_a_selection_is_planned_from_the_sizes_of_its_sets(tmp_path: Path) -> None:

@@ -333,6 +333,29 @@ def test_a_table_starts_from_another() -> None:
     assert {spec.words["model"] for spec in made.specs.values() if spec.words.get("stage") == "sft"} == {"other"}
 
 
+DERIVED = """
+defaults: [layer_swapping_table1]
+name: child
+runs: {math: null, math run: null, language: null, language run: null, soup: null, swap: null, swap any: null}
+score: {eval: mgsm_8shot, in: sw}
+columns: {base: base}
+rows: {all: {}}
+compare: null
+"""
+
+
+def test_what_a_derived_table_no_longer_uses_of_its_parent_is_no_error() -> None:
+    """Table 1's math and language runs are selections, whose keys `every` sets; here nothing is selected."""
+    (score,) = plan(DERIVED).scores
+    assert dict(score.words)["eval.dtype"] == "float32" and not any(key.startswith("select") for key, _ in score.words)
+    with pytest.raises(PipelineError, match="reads select.eval.dtype: leave it out"):
+        plan(f"{DERIVED}every: {{select.eval.dtype: float32}}\n")
+    with pytest.raises(PipelineError, match="reads select.eval.dtype: leave it out"):
+        plan(DERIVED, **{"select.eval.dtype": "bfloat16"})
+    with pytest.raises(PipelineError, match="axis 'b': no run, row or column names it"):
+        plan(f"{DERIVED}axes: {{b: [1]}}\n")
+
+
 def test_equal_words_are_one_run_under_any_name() -> None:
     one, renamed = plan(TABLE), TABLE.replace("math", "sums")
     for word in ("expert: ", '"', "merge."):  # what is no name of a run

@@ -17,10 +17,12 @@ from transformers import LlamaForCausalLM
 
 from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
 from pipeline.errors import PipelineError
+from pipeline.train import reload_check
 from pipeline.train.checkpoints import same_random_numbers
-from pipeline.train.reload_check import SAME, check_saved, load, logits
+from pipeline.train.reload_check import SAME, Stored, check_saved, load, logits
 from pipeline.train.save import save
 
+CPU = torch.device("cpu")
 tiny = partial(model, layers=2, tie_word_embeddings=True, attn_implementation="sdpa")
 
 
@@ -74,8 +76,8 @@ def test_weights_in_bfloat16_are_reloaded_as_they_are_trained(
     made = trainer(model)
     check_saved(made, tmp_path / "saved", tmp_path / "base")
     ids = made.train_dataset[0]["input_ids"]
-    ours = logits(model, ids, bf16=False)
-    wide = logits(LlamaForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32), ids, bf16=False)
+    ours = logits(model, ids, False, CPU)
+    wide = logits(LlamaForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32), ids, False, CPU)
     assert (ours - wide).abs().max() > 2 * SAME * ours.abs().max()
 
 
@@ -83,8 +85,8 @@ def test_weights_that_were_cast_may_differ_by_the_rounding(tmp_path: Path) -> No
     made = trainer(tiny(initializer_range=0.3))
     save(made.model, made.processing_class, tmp_path, "bfloat16")
     check_saved(made, tmp_path, None)
-    reloaded = logits(load(tmp_path, None, made.model), made.train_dataset[0]["input_ids"], bf16=False)
-    ours = logits(made.model, made.train_dataset[0]["input_ids"], bf16=False)
+    reloaded = logits(load(tmp_path, None, made.model), made.train_dataset[0]["input_ids"], False, CPU)
+    ours = logits(made.model, made.train_dataset[0]["input_ids"], False, CPU)
     assert SAME * ours.abs().max() < (ours - reloaded).abs().max()
 
 
@@ -98,6 +100,12 @@ def other_template(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ messages }}")
 
 
+def other_positions(folder: Path) -> None:
+    told = json.loads((folder / "config.json").read_text())
+    told["rope_parameters"]["rope_theta"] = 7.0
+    (folder / "config.json").write_text(json.dumps(told))
+
+
 def other_tokens(folder: Path) -> None:
     told = json.loads((folder / "tokenizer.json").read_text())
     told["post_processor"] = None  # no beginning of sequence
@@ -108,18 +116,42 @@ def other_tokens(folder: Path) -> None:
     ("spoil", "told"),
     [
         (other_weights, "its logits differ by"),
+        (other_positions, "its logits differ by"),
         (other_template, "its tokenizer cuts text otherwise, or has another chat template"),
         (other_tokens, "its tokenizer cuts text otherwise, or has another chat template"),
         (lambda folder: (folder / "generation_config.json").unlink(), "it has no generation_config.json"),
     ],
 )
 def test_what_is_missing_or_differs_is_refused(spoil: Callable[[Path], None], told: str, tmp_path: Path) -> None:
-    made = trainer(tiny())
+    made = trainer(tiny(initializer_range=0.3))
     save(made.model, made.processing_class, tmp_path, None)
     spoil(tmp_path)
     with pytest.raises(PipelineError, match=told) as refused:
         check_saved(made, tmp_path, None)
     assert "train all the same with sft.check_saved=false" in str(refused.value)
+
+
+def test_no_second_model_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the reloaded model holds, each time that it reads a weight: one module's at most."""
+    held: list[int] = []
+
+    class Watched(Stored):
+        def __init__(self, model: Any, *rest: Any) -> None:
+            super().__init__(model, *rest)
+            self.model = model
+
+        def __getitem__(self, name: str) -> torch.Tensor:
+            found = super().__getitem__(name)
+            there = sum(p.numel() for p in self.model.parameters() if not p.is_meta)
+            held.append(there + found.numel())
+            return found
+
+    made = trainer(tiny())
+    save(made.model, made.processing_class, tmp_path, None)
+    monkeypatch.setattr(reload_check, "Stored", Watched)
+    check_saved(made, tmp_path, None)
+    sizes = [p.numel() for p in made.model.parameters()]
+    assert len(held) > len(sizes) and max(held) == max(sizes)
 
 
 def test_what_is_drawn_on_the_way_is_not_missed() -> None:

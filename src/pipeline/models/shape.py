@@ -1,22 +1,31 @@
-"""The shape of a decoder by its config alone: parameters to the last one, without torch and without weights.
+"""The shape of a decoder by its config.json, or by the headers of its weights: parameters without torch or weights.
 
-Llama, Qwen2, Falcon3 and Cohere, as models/anatomy.py knows them. The five models of the papers are here, so that a
-plan can be costed before they are fetched; their sources are the config.json files of the public repositories (of gated
-models, of public copies), and their sums are the published totals (8.03, 7.62, 8.03 and 7.46 billion).
+Exact for the families that models/anatomy.py knows. The five models of the papers are here, so that a plan can be
+costed before they are fetched; their sources are the config.json files of the public repositories (of gated models, of
+public copies), and their sums are the published totals (8.03, 7.62, 8.03 and 7.46 billion).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
+from pipeline.models.anatomy import anatomy, num_layers
+from pipeline.models.checkpoint import EMBEDDING, HEAD, Checkpoint, read_json
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a decoder; `inner` is the width of the MLP. `norms`: 2 a layer, or 1 that feeds both parts (Cohere)."""
+    """Sizes of a decoder; `inner` is the width of the MLP.
+
+    norms: of a layer: 2, or 1 that feeds both parts (Cohere), or 4 (Gemma 2 and 3). qk_norm: queries and keys have a
+    norm (Qwen 3, Gemma 3). window: tokens that some layers attend to; None: all layers attend to all before.
+    """
 
     layers: int
     width: int
@@ -28,6 +37,8 @@ class Shape:
     tied: bool = False
     qkv_bias: bool = False
     norms: int = 2
+    qk_norm: bool = False
+    window: int | None = None
 
     @property
     def qkv(self) -> int:
@@ -49,8 +60,15 @@ class Shape:
         return self.head_width * (self.heads + 2 * self.kv_heads) if self.qkv_bias else 0
 
     @property
+    def around_attention(self) -> int:
+        """Parameters of a layer's attention besides its matrices: biases, norms of queries and keys, its own norms."""
+        own = self.norms // 2 * self.width
+        return self.bias + own + (2 * self.head_width if self.qk_norm else 0)
+
+    @property
     def layer(self) -> int:
-        return self.attention + self.bias + self.mlp + self.norms * self.width
+        norms = (self.norms - self.norms // 2) * self.width  # of the MLP, or shared
+        return self.attention + self.around_attention + self.mlp + norms
 
     @property
     def embedding(self) -> int:
@@ -72,22 +90,75 @@ class Shape:
         return 2 * self.kv_heads * self.head_width * self.layers
 
 
-TIED = {"cohere": True}  # where config.json leaves tie_word_embeddings out
+TIED = ("cohere", "gemma", "gemma2", "gemma3_text")  # where config.json leaves tie_word_embeddings out
+FOUR_NORMS = ("gemma2", "gemma3_text")
+QK_NORM = ("qwen3", "gemma3_text")
+WINDOWED = ("gemma2", "gemma3_text", "mistral")  # others have a sliding_window that is not used
+NEEDED = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
-    """From what a config.json holds. Raises PipelineError for a model type that the formulas were not made for."""
+    """From what a config.json holds. Raises PipelineError where it does not hold a dense decoder's sizes."""
+    config = config.get("text_config") or config
     kind = config.get("model_type")
-    if kind not in ("llama", "qwen2", "cohere"):
-        raise PipelineError(f"model_type={kind} has no shape here: there are llama, qwen2 and cohere")
+    if missing := [key for key in NEEDED if not isinstance(config.get(key), int)]:
+        raise PipelineError(f"model_type={kind}: its config has no {missing[0]}, so that its size is not known")
+    if max(config.get(key) or 0 for key in ("num_experts", "num_local_experts", "n_routed_experts")) > 1:
+        raise PipelineError(f"model_type={kind} is a mixture of experts, whose cost is not known")
     heads = config["num_attention_heads"]
+    kinds = config.get("layer_types")
+    windowed = "sliding_attention" in kinds if kinds else kind in WINDOWED
     return Shape(
         layers=config["num_hidden_layers"], width=config["hidden_size"], inner=config["intermediate_size"],
         heads=heads, kv_heads=config.get("num_key_value_heads") or heads,
         head_width=config.get("head_dim") or config["hidden_size"] // heads, vocabulary=config["vocab_size"],
-        tied=config.get("tie_word_embeddings", TIED.get(kind, False)), qkv_bias=kind == "qwen2",
-        norms=1 if kind == "cohere" else 2,
+        tied=config.get("tie_word_embeddings", kind in TIED), qkv_bias=kind == "qwen2",
+        norms=1 if kind == "cohere" else 4 if kind in FOUR_NORMS else 2, qk_norm=kind in QK_NORM,
+        window=config.get("sliding_window") if windowed else None,
     )  # fmt: skip
+
+
+def shape_of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> Shape:
+    """From the tensors of a checkpoint, name -> shape, which do not show how many heads share a matrix.
+
+    Raises:
+        PipelineError: names that models/anatomy.py does not know, or no matrices where they are looked for.
+    """
+    sites = anatomy(shapes)
+    first = {name.rpartition(".layers.0.")[2]: shape for name, shape in shapes.items() if ".layers.0." in name}
+
+    def size(*kinds: str) -> int:
+        """Numbers in the matrices of the first layer of these kinds."""
+        found = (shape for name, shape in shapes.items() if sites[name].layer == 0 and sites[name].kind in kinds)
+        return sum(shape[0] * shape[1] for shape in found if len(shape) == 2)
+
+    output = first.get("self_attn.o_proj.weight") or first.get("self_attn.dense.weight")
+    if EMBEDDING not in shapes or output is None:
+        raise PipelineError(f"its tensors hold no {EMBEDDING} or no output of the attention: its size is not known")
+    vocabulary, width = shapes[EMBEDDING]
+    queries = output[1]
+    keys = (size("attention") // width - 2 * queries) // 2
+    head_width = math.gcd(queries, keys)  # no more is counted on than heads x head_width
+    norms = sum(len(shape) == 1 and "norm" in name and "self_attn" not in name for name, shape in first.items())
+    return Shape(
+        num_layers(sites), width, size("mlp") // (3 * width), heads=queries // head_width,
+        kv_heads=keys // head_width, head_width=head_width, vocabulary=vocabulary, tied=HEAD not in shapes,
+        qkv_bias="self_attn.q_proj.bias" in first, norms=norms, qk_norm="self_attn.q_norm.weight" in first,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def shape_in(folder: Path) -> Shape:
+    """Of the model in a folder: by its config.json, where that leaves sizes out by the headers of its weights.
+
+    Raises:
+        PipelineError: neither can be read, or they hold no dense decoder.
+    """
+    try:
+        return shape_of(read_json(folder / "config.json"))
+    except PipelineError:
+        infos = Checkpoint.open(folder).infos
+        return shape_of_tensors({name: info.shape for name, info in infos.items()})
 
 
 LLAMA_8B = Shape(32, 4096, 14336, 32, 8, 128, 128256)  # Llama-3.1-8B

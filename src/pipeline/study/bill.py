@@ -1,8 +1,9 @@
 """What the runs of a plan cost on a card: hours, memory and disk, and what cannot fit it.
 
 By the formulas of study/cost.py, train/memory.py and train/disk.py. Assumed besides what these say: a training row of
-the tokens of cost.ROW (a joint set's is the mean of both), weights scored as bfloat16 unless eval.dtype says otherwise.
-Data, merges and choices are of the CPU and not counted, nor are resume points, which go when their training ends.
+the tokens of cost.ROW (a joint set's is the mean of both), a document that fills a packed row, weights scored as
+bfloat16 unless eval.dtype says otherwise. Data, merges and choices are of the CPU and not counted, nor are resume
+points, which go when their training ends.
 """
 
 from __future__ import annotations
@@ -21,11 +22,10 @@ from pipeline.config.data import Expert
 from pipeline.config.stages import EvalStage, Plan, SelectStage, TrainStage
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
-from pipeline.models.checkpoint import read_json
-from pipeline.models.shape import SHAPES, Shape, shape_of
+from pipeline.models.shape import SHAPES, Shape, shape_in
 from pipeline.runs.run import External, Parent, Run, Snapshot, runs_behind
 from pipeline.study.build.evaluation import is_bundle
-from pipeline.study.build.steps import planned_steps
+from pipeline.study.build.steps import expected_steps
 from pipeline.study.cost import (
     GPUS,
     MGSM,
@@ -85,7 +85,7 @@ class Bill:
         """GPU-hours by kind, days on so many cards, the most memory, the disk; what is not known."""
         plan = self.plan
         if not self.kinds:
-            return [f"{plan.gpu}: nothing of this plan can be reckoned ({self.unknown[0]})"] if self.unknown else []
+            return [f"{plan.gpu}: ? (no cost estimate for this plan: {self.unknown[0]})"] if self.unknown else []
         total = sum(map(self.hours, self.kinds))
         told = ", ".join(f"{kind} {self.hours(kind):.1f}" for kind in self.kinds)
         lines = [f"{plan.gpu}: {total:.1f} GPU-hours ({told}), {total / plan.gpus / 24:.1f} days on {plan.gpus}"]
@@ -94,7 +94,7 @@ class Bill:
             lines.append(f"memory of {kind}: up to {most.memory / 1e9:.0f} GB a GPU ({most.run.name})")
         host = max(one.host for costs in self.kinds.values() for one in costs)
         lines.append(f"host memory: up to {host / 1e9:.0f} GB; disk of trainings: {self.disk / 1e12:.2f} TB")
-        return [*lines, f"not reckoned: {len(self.unknown)} runs ({self.unknown[0]})"] if self.unknown else lines
+        return [*lines, f"not included: {len(self.unknown)} runs, ? ({self.unknown[0]})"] if self.unknown else lines
 
 
 def bill(runs: list[Run], plan: Plan, free_snapshots: bool = False, waiting: Sequence[Run] = ()) -> Bill:
@@ -143,14 +143,14 @@ def disk(trainings: list[Cost], selections: list[Run], free_snapshots: bool) -> 
 def training(run: Run[TrainStage], gpu: Gpu) -> Cost:
     """Simultaneous training is its two sides, half the steps each."""
     config, sft, shape = run.config, run.config.sft, shape_for(run)
-    steps = planned_steps(run)
+    steps = expected_steps(run)
     if steps is None:
-        raise PipelineError(f"the rows of {run.name} are not known before its data run is made")
+        raise PipelineError(f"the rows of {run.name} are not known before its data run is made: give data.size")
     lora = sft.lora_rank if sft.adapter == "lora" else 0
     parts = trained_parts(run, shape)
     seconds = sum(
         training_seconds(
-            shape, part, steps // len(parts) * sft.batch_size, row_tokens(config.expert, side, sft.seq_length),
+            shape, part, steps // len(parts) * sft.batch_size, row_tokens(config.expert, side, sft),
             sft.batch_size, gpu, gpus=sft.processes, checkpointing=sft.gradient_checkpointing, lora_rank=lora,
             weights=sft.weights, optimizer=sft.optimizer, precision=sft.precision,
         )
@@ -181,19 +181,21 @@ def moved(run: Run[TrainStage], shape: Shape) -> int:
 
 def memory_of(run: Run[TrainStage], shape: Shape, sft: Sft) -> float:
     """Bytes a GPU; a micro-batch's longest row is taken to be of twice the mean."""
-    mean = row_tokens(run.config.expert, run.config.expert.side, sft.seq_length)
+    mean = row_tokens(run.config.expert, run.config.expert.side, sft)
     return sum(training_memory(shape, moved(run, shape), min(sft.seq_length, 2 * mean), sft).values())
 
 
-def row_tokens(expert: Expert, side: str, most: int) -> float:
-    """Mean tokens of a training row, as assumed; of a joint set's rows of one side, or of both."""
+def row_tokens(expert: Expert, side: str, sft: Sft) -> float:
+    """Mean tokens of a training row, as assumed; of a joint set's rows of one side, or of both; packed: full."""
+    if sft.packing:
+        return sft.seq_length
     names = [expert.name]
     if expert.side == "both":
         math, _, language = expert.name.partition("_")
         names = {"math": [math], "language": [language], "both": [math, language]}[side]
     if unknown := [name for name in names if name not in ROW]:
         raise PipelineError(f"tokens a row of expert={unknown[0]} are not known: there are {', '.join(ROW)}")
-    return statistics.fmean(min(ROW[name], most) for name in names)
+    return statistics.fmean(min(ROW[name], sft.seq_length) for name in names)
 
 
 # ---------------------------------------------------------------------------------------------------- scoring
@@ -271,7 +273,7 @@ def smaller(kind: str, large: list[Cost], room: float, plan: Plan) -> list[str]:
 
 
 def shape_for(run: Run) -> Shape:
-    """The shape of the model that a run trains or scores, by its base: a known one, or a config.json that is here."""
+    """The shape of the model that a run trains or scores, by its base: a known one, or a folder that is here."""
     for one in behind(run):
         name = one.config.model.name if isinstance(one, Run) and isinstance(one.config, TrainStage) else ""
         if name in SHAPES:
@@ -279,7 +281,7 @@ def shape_for(run: Run) -> Shape:
         if isinstance(one, External) and one.hub and by_hub(one.hub) in SHAPES:
             return SHAPES[by_hub(one.hub)]
         if (one.folder / "config.json").is_file():
-            return shape_of(read_json(one.folder / "config.json"))
+            return shape_in(one.folder)
     raise PipelineError(f"the shape of the model of {run.label} is not known before it is here")
 
 

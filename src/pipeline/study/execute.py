@@ -106,10 +106,10 @@ def execute(targets: list[Run], before: Mapping[str, str] | None = None, aloud: 
             if not run.config.redo and why_not_finished(run) is None:
                 check_unchanged(run.folder)
                 continue
-            seconds, begun = sum(map(history.predict, left)), time.perf_counter()
+            begun, seconds = time.perf_counter(), history.predict(run)
             head = f"[{number}/{len(runs)}]"
-            print(f"{head} {run.name} ({run.config.stage}), about {seconds:.0f} s left in all", file=sys.stderr)
-            make_run(run, round(history.predict(run), 1))
+            print(f"{head} {run.name} ({run.config.stage}), left in all: {history.sum(left)}", file=sys.stderr)
+            make_run(run, None if seconds is None else round(seconds, 1))
             print(f"{head} done in {time.perf_counter() - begun:.1f} s", file=sys.stderr)
             if manifest := read_manifest(run.folder):
                 history.add(manifest)

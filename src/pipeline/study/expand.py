@@ -281,7 +281,7 @@ class Expansion:
                         said = f"{axis}={side.at[axis]}" if word == "at" else f"{word} names {axis}"
                         raise table.refuse(f"{kind} {side.name!r}", f"{said}, and no run in it has that axis")
         for axis in table.axes:
-            if axis not in self.specs.used:
+            if axis not in self.specs.used and axis not in table.inherited:
                 raise table.refuse(f"axis {axis!r}", "no run, row or column names it: leave it out")
 
 

@@ -137,7 +137,10 @@ class Planning:
         return winner(self.plan.choices[choice], lambda score: values[score] or 0.0)
 
     def like(self, score: ScoreRef) -> Run[EvalStage] | None:
-        """The evaluation that a score would be if the first candidate were chosen: same questions, another model."""
+        """The evaluation that a score would be if the first candidate were chosen: same questions, another model. None
+        for a score that waits for no choice."""
+        if score.model not in self.plan.chosen:
+            return None
         model = next(iter(self.plan.chosen[score.model].models.values()))
         return self.attempt(score, lambda: self.scoring(score, self.plan.specs[model]))
 

@@ -141,12 +141,16 @@ class Round:
         self.begun = len(self.runs) - len(self.left)
         self.rest: dict[str, float] = {}  # seconds on the longest way from a run's start to the end
         for run in reversed(self.runs):
-            self.rest[run.hash] = self.rest.get(run.hash, 0.0) + self.history.predict(run)
+            self.rest[run.hash] = self.rest.get(run.hash, 0.0) + self.seconds(run)
             for parent in runs_behind(run.parents):
                 self.rest[parent.hash] = max(self.rest.get(parent.hash, 0.0), self.rest[run.hash])
         for run in self.runs:
             if run.hash not in self.left and run.name not in self.failed:
                 self.attempt(run)
+
+    def seconds(self, run: Run) -> float:
+        """What a run is expected to take; of one that cannot be estimated nothing is counted."""
+        return self.history.predict(run) or 0.0
 
     def attempt(self, run: Run) -> None:
         """A finished run that was changed since is a failure as well."""
@@ -187,14 +191,14 @@ class Round:
                 run = next((one for one in ready if sources(one) == worker.models), run)
             del self.waiting[run.hash]
             self.begun += 1
-            worker.give(run, self.history.predict(run))
+            worker.give(run, self.seconds(run))
             told = f"[{self.begun}/{len(self.runs)}] {run.name} ({run.config.stage}), about {self.seconds_left():.0f} s"
             say(f"{told} left in all")
 
     def seconds_left(self) -> float:
         """By what finished runs took: all that is left shared out, and no less than the longest way."""
         left = self.left.values()
-        shared = sum(map(self.history.predict, left)) / len(self.pool.gpus)
+        shared = sum(map(self.seconds, left)) / len(self.pool.gpus)
         return max(shared, max((self.rest[run.hash] for run in left), default=0.0))
 
     def finish(self) -> dict[str, str]:

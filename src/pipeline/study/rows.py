@@ -124,6 +124,7 @@ class Table:
     compare: list[tuple[str, str]]
     free_snapshots: bool
     asked: tuple[str, ...] = ()  # the keys of `every` that the command line gave
+    inherited: frozenset[str] = frozenset()  # axes and keys of `every` that only the tables in `defaults` give
 
     def refuse(self, where: str, problem: str) -> PipelineError:
         return refuse(self.file, where, problem)
@@ -154,7 +155,12 @@ def read(
         if not raw.get(key):
             raise refuse(file, "", f"{key} is missing: a table has at least name, runs and columns")
     raw |= {key: mapping(file, key, raw.get(key)) for key in SECTIONS}
-    return replace(Reader(file, raw, run_keys).table({**raw["every"], **(every or {})}), asked=tuple(every or ()))
+    table = Reader(file, raw, run_keys).table({**raw["every"], **(every or {})})
+    written = parsed_yaml(text, file)
+    own = {name for key in ("axes", "every") for name in mapping(file, key, written.get(key))}
+    return replace(
+        table, asked=tuple(every or ()), inherited=frozenset({*table.axes, *table.every} - own - {*(every or ())})
+    )
 
 
 def inherited(text: str, file: str, find: Find | None, above: tuple[str, ...]) -> Words:

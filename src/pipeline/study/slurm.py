@@ -8,6 +8,7 @@ at the manifests of its parents, so a failure costs what depends on it. Submitti
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -266,7 +267,7 @@ def arrays_of(runs: Sequence[Run], launcher: Launcher, largest: int) -> list[Arr
         tasks: list[list[Run]] = []
         full = 0.0
         for run in sorted(members, key=sources):  # scores of one model side by side
-            seconds = history.predict(run)
+            seconds = history.predict(run) or math.inf  # one that cannot be estimated is a task of its own
             if not tasks or full + seconds > 60 * launcher.batch_minutes or isinstance(run.config, TrainStage):
                 tasks.append([])
                 full = 0.0

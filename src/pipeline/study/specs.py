@@ -62,7 +62,8 @@ class Specs:
     def _with_every(self, runs: Mapping[str, TableRun]) -> dict[str, TableRun]:
         """The words of `every` given to the runs whose stage reads them, where these do not say otherwise.
 
-        A RUN in `every` is not given to the run that it names, nor to what that one is made of.
+        A RUN in `every` is not given to the run that it names, nor to what that one is made of. A key that no run reads
+        is an error, unless it is inherited: a derived table may have replaced the runs that read it.
         """
         every, found = self.table.every, dict(runs)
         behind = {
@@ -70,7 +71,7 @@ class Specs:
             for key, value in every.items()
             if isinstance(value, Names)
         }
-        unread = {key for key in every if not self.read_by_eval(key)}
+        unread = {key for key in every if not self.read_by_eval(key)} - self.table.inherited
         for name, row in runs.items():
             words = {key: value for key, value in every.items() if self.reads_key(row, key)}
             unread -= words.keys()

@@ -52,15 +52,14 @@ class RunRow:
     """A stage that makes a run.
 
     version: raised when the code changes the stage's results; it enters the hash. make: the module of
-    `make(run, work, tracker)`, imported when it runs. seconds: a first guess, until there is a history. torch: false
-    for stages that compute with NumPy in threads of their own. bytes_needed: what for -> bytes that a run will write.
+    `make(run, work, tracker)`, imported when it runs. torch: false for stages that compute with NumPy in threads of
+    their own. bytes_needed: what for -> bytes that a run will write.
     """
 
     config: type[RunStage]
     version: int
     make: str
     build: Callable[[Any, Resolver], Draft]
-    seconds: float
     torch: bool = True
     bytes_needed: Callable[[Run], dict[str, int]] = nothing
 
@@ -91,13 +90,13 @@ class MergeSweepStage(SweepStage):
 
 
 RUN_STAGES = {
-    "data": RunRow(DataStage, 3, "pipeline.data.stage", data.build, 10, torch=False),
-    "cpt": RunRow(TrainStage, 2, "pipeline.train.stage", training.build, 1500, bytes_needed=bytes_of_training),
-    "sft": RunRow(TrainStage, 2, "pipeline.train.stage", training.build, 90, bytes_needed=bytes_of_training),
-    "merge": RunRow(MergeStage, 1, "pipeline.merge.stage", merge.build, 2, torch=False, bytes_needed=bytes_of_merge),
-    "eval": RunRow(EvalStage, 4, "pipeline.evaluate.stage", evaluation.build, 20),
-    "select": RunRow(SelectStage, 1, "pipeline.study.select", select.build, 2),
-    "analyze": RunRow(AnalyzeStage, 1, "pipeline.analyze.stage", analysis.build, 10, torch=False),
+    "data": RunRow(DataStage, 3, "pipeline.data.stage", data.build, torch=False),
+    "cpt": RunRow(TrainStage, 2, "pipeline.train.stage", training.build, bytes_needed=bytes_of_training),
+    "sft": RunRow(TrainStage, 2, "pipeline.train.stage", training.build, bytes_needed=bytes_of_training),
+    "merge": RunRow(MergeStage, 1, "pipeline.merge.stage", merge.build, torch=False, bytes_needed=bytes_of_merge),
+    "eval": RunRow(EvalStage, 4, "pipeline.evaluate.stage", evaluation.build),
+    "select": RunRow(SelectStage, 1, "pipeline.study.select", select.build),
+    "analyze": RunRow(AnalyzeStage, 1, "pipeline.analyze.stage", analysis.build, torch=False),
 }
 STUDY_STAGES = {
     "sweep": Row(MergeSweepStage, "pipeline.study.sweep:make_sweep"),

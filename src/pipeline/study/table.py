@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config.stages import EvalStage, PlanStage, ReportStage, SelectStage, TableStage
+from pipeline.config.stages import EvalStage, PlanStage, ReportStage, SelectStage, TableStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import read_lock
 from pipeline.report.archive import is_archive
@@ -24,7 +24,7 @@ from pipeline.study.clean import free_ranked, freed_needed
 from pipeline.study.contrasts import contrasts
 from pipeline.study.graph import ordered, unfinished
 from pipeline.study.hashed import told_every
-from pipeline.study.history import History
+from pipeline.study.history import History, memory_here, visible_gpus
 from pipeline.study.launch import Execute, makers_for
 from pipeline.study.needs import needs
 from pipeline.study.planning import Planning
@@ -55,12 +55,10 @@ def show_plan(config: PlanStage) -> str:
 def show(runs: list[Run], most: int = 10**9) -> str:
     """What would run, what is done, and why not, as a table in text; where there are many runs, of the first ones."""
     history = History(finished(runs[0].runs_dir) if runs else ())
-    rows, left, reasons = [("run", "stage", "seconds", "state")], 0.0, unfinished(runs)
+    rows, reasons = [("run", "stage", "seconds", "state")], unfinished(runs)
     for run in runs:
         if run.hash in reasons:
-            seconds = history.predict(run)
-            left += seconds
-            rows.append((run.name, run.config.stage, f"~{seconds:.0f}", reasons[run.hash]))
+            rows.append((run.name, run.config.stage, history.told(run), reasons[run.hash]))
         else:
             manifest = read_manifest(run.folder)
             assert manifest is not None
@@ -73,7 +71,16 @@ def show(runs: list[Run], most: int = 10**9) -> str:
         missing = wanted.not_pinned(read_lock(runs[0].runs_dir))
         lines += [f"not pinned: {', '.join(missing)}; stage=prefetch locks their revisions"] if missing else []
         lines += wanted.problems
-    return "\n".join([*lines, f"{len(reasons)} of {len(runs)} runs to make, about {left:.0f} seconds here"])
+    left = [run for run in runs if run.hash in reasons]
+    lines += memory_lines(left) if not visible_gpus() else []
+    return "\n".join([*lines, f"{len(left)} of {len(runs)} runs to make here: {history.sum(left)}"])
+
+
+def memory_lines(runs: Sequence[Run]) -> list[str]:
+    """Of the trainings without a GPU, the one that takes the most memory."""
+    trainings = [run for run in runs if isinstance(run.config, TrainStage)]
+    known = [(bytes_needed, run.name) for run in trainings if (bytes_needed := memory_here(run)) is not None]
+    return [f"memory of trainings: up to {max(known)[0] / 1e9:.1f} GB on a CPU ({max(known)[1]})"] if known else []
 
 
 def kinds(planning: Planning, runs: Sequence[Run]) -> list[str]:

@@ -109,8 +109,8 @@ def trained_parameters(shape: Shape, trained: Trained, lora_rank: int = 0) -> in
     if lora_rank:
         a, m = adapters(shape, lora_rank)
         return len(trained.attention) * a + len(trained.mlp) * m
-    of_attention = shape.attention + shape.bias + (shape.width if shape.norms == 2 else 0)
-    of_mlp = shape.mlp + (shape.width if shape.norms == 2 else 0)
+    of_attention = shape.attention + shape.around_attention
+    of_mlp = shape.mlp + shape.norms // 2 * shape.width
     shared = shape.width * len(trained.attention & trained.mlp) if shape.norms == 1 else 0
     layers = len(trained.attention) * of_attention + len(trained.mlp) * of_mlp + shared
     return layers + (shape.outside if trained.outside else 0)

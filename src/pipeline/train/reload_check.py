@@ -1,16 +1,25 @@
-"""What training will save, looked at after its first step: minutes lost instead of the ten hours of a dead job."""
+"""What training will save, checked after its first step: minutes lost instead of the ten hours of a dead job.
+
+The saved model answers module by module, each read from the files when it is reached and dropped after it: the largest
+module is all that is held beside the model in training.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from accelerate import init_empty_weights
+from accelerate.hooks import attach_align_device_hook
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.errors import PipelineError
-from pipeline.models.checkpoint import read_header, torch_dtype
-from pipeline.models.files import ADAPTER_CONFIG
+from pipeline.models.anatomy import plain_name
+from pipeline.models.checkpoint import EMBEDDING, HEAD, Checkpoint, read_header, torch_dtype
+from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 SAME, ROUNDED = 1e-3, 0.1  # of the largest logit: by the same arithmetic on the same weights, or after rounding
 TOKENS = 64
@@ -29,7 +38,7 @@ def check_saved(trainer: Any, folder: Path, base: Path | None) -> None:
     """
     tokenizer, model = trainer.processing_class, trainer.model
     ids = list(trainer.train_dataset[0]["input_ids"])[:TOKENS]
-    ours = logits(model, ids, trainer.args.bf16)
+    ours = logits(model, ids, trainer.args.bf16, model.device)
     if trainer.args.process_index or not torch.isfinite(ours).all():
         return  # a training that diverged is told of by its loss
     again, text = AutoTokenizer.from_pretrained(folder), tokenizer.decode(ids)
@@ -37,10 +46,9 @@ def check_saved(trainer: Any, folder: Path, base: Path | None) -> None:
         refuse("its tokenizer cuts text otherwise, or has another chat template")
     if not (folder / "generation_config.json").is_file():
         refuse("it has no generation_config.json")
-    saved = load(folder, base, model)
-    theirs = logits(saved, ids, trainer.args.bf16)
+    theirs = logits(load(folder, base, model), ids, trainer.args.bf16, model.device)
     error, largest = float((ours - theirs).abs().max()), float(ours.abs().max())
-    elsewhere = saved.device != model.device or trainer.args.world_size > 1  # shards compute in an order of their own
+    elsewhere = trainer.args.world_size > 1  # shards compute in an order of their own
     narrow = trainer.args.bf16 or model.dtype == torch.bfloat16
     rounded = was_cast(folder, model) or (narrow and elsewhere)
     if not error <= (ROUNDED if rounded else SAME) * largest:
@@ -54,25 +62,51 @@ def refuse(what: str) -> None:
     )
 
 
+class Stored(Mapping[str, torch.Tensor]):
+    """The weights of a model by the names of its parameters, each read anew at each look. adapter: those of LoRA."""
+
+    def __init__(self, model: Any, folder: Path, adapter: Mapping[str, torch.Tensor]) -> None:
+        self.checkpoint, self.adapter = Checkpoint.open(folder), adapter
+        self.names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if ".lora_" in name:
+            return self.adapter[name.replace(".default.", ".")]
+        tied = plain_name(name) == HEAD and self.checkpoint.tied_head
+        info = self.checkpoint.info(EMBEDDING if tied else plain_name(name))
+        found = torch.empty(info.shape, dtype=torch_dtype(info.dtype))
+        self.checkpoint.read(info, 0, found.view(-1).view(torch.uint8).numpy())
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
 def load(folder: Path, base: Path | None, model: Any) -> Any:
-    """A whole model, or an adapter on its base, in the dtype and with the attention of `model`, the one in training;
-    beside it where there is room, else on the CPU."""
+    """A whole model, or an adapter on its base, in the dtype, with the attention and on the device of `model`, the one
+    in training; its weights stay in their files until a module is reached."""
     weights = folder
     if (folder / ADAPTER_CONFIG).is_file():
         assert base is not None
         weights = base
-    device = model.device
-    bytes_needed = 2 * sum(path.stat().st_size for path in weights.glob("*.safetensors"))
-    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < bytes_needed:
-        device = torch.device("cpu")
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        weights, dtype=model.dtype, attn_implementation=model.config._attn_implementation, use_safetensors=True
-    )
+    with init_empty_weights(include_buffers=False):
+        loaded: Any = AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(weights),
+            dtype=model.dtype,
+            attn_implementation=model.config._attn_implementation,
+        )
+    adapter: dict[str, torch.Tensor] = {}
     if weights != folder:
         from peft import PeftModel
 
-        loaded = PeftModel.from_pretrained(loaded, folder)
-    return loaded.to(device)
+        loaded = PeftModel.from_pretrained(loaded, folder, low_cpu_mem_usage=True)
+        adapter = load_file(folder / ADAPTER_WEIGHTS)
+    stored = Stored(loaded, weights, adapter)
+    attach_align_device_hook(loaded, execution_device=model.device, offload=True, weights_map=stored)
+    return loaded
 
 
 def was_cast(folder: Path, model: Any) -> bool:
@@ -82,9 +116,9 @@ def was_cast(folder: Path, model: Any) -> bool:
     return {torch_dtype(dtype) for dtype in stored} != trained
 
 
-def logits(model: Any, ids: list[int], bf16: bool) -> torch.Tensor:
-    """(tokens, vocabulary) in fp32 on the CPU; the model is left in the mode it was in."""
-    training, device = model.training, model.device
+def logits(model: Any, ids: list[int], bf16: bool, device: torch.device) -> torch.Tensor:
+    """(tokens, vocabulary) in fp32 on the CPU, computed on `device`; the model is left in the mode it was in."""
+    training = model.training
     model.eval()
     try:
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=bf16):

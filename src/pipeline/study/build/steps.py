@@ -1,10 +1,17 @@
-"""How many steps a training will take, from the sizes of its set, before either is made."""
+"""How many steps a training will take, from the sizes of its set, before either is made.
+
+`planned` numbers are certain, and decide where snapshots lie; `expected` ones are for estimates.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from pipeline.config.data import World
 from pipeline.config.stages import DataStage, TrainStage
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
+from pipeline.study.lengths import rows_of
 
 
 def planned_rows(data: Run[DataStage]) -> int | None:
@@ -32,11 +39,62 @@ def planned_steps(training: Run[TrainStage]) -> int | None:
     sft, data = training.config.sft, training.parents["data"]
     if sft.steps is not None:
         return sft.steps
-    rows = planned_rows(data) if isinstance(data, Run) else None
-    if rows is None or sft.packing:
+    return None if sft.packing or not isinstance(data, Run) else steps_over(training, data, planned_rows)
+
+
+def steps_over(training: Run[TrainStage], data: Run[DataStage], count: Callable[[Run], int | None]) -> int | None:
+    """Steps over as many rows as `count` gives of a data run."""
+    sft, rows = training.config.sft, count(data)
+    if rows is None:
         return None
     if sft.method != "simultaneous":
         return rows * sft.epochs // sft.batch_size
-    assert isinstance(data, Run)
-    sides = [planned_rows(one) or 0 for one in data.parents.values() if isinstance(one, Run)]
+    sides = [count(one) or 0 for one in data.parents.values() if isinstance(one, Run)]
     return 2 * (min(sides) * sft.epochs // sft.batch_size // sft.steps_per_switch) * sft.steps_per_switch
+
+
+# ---------------------------------------------------------------------------------------------------- expected
+
+
+def expected_rows(data: Run[DataStage]) -> int | None:
+    """Training rows of a data run: those planned, else what its files hold, no more than the size that is asked for;
+    where no file is here, that size. None where none of these is known."""
+    if (planned := planned_rows(data)) is not None:
+        return planned
+    if data.config.expert.union:
+        rows = [expected_rows(one) for one in data.parents.values() if isinstance(one, Run)]
+        return None if None in rows else sum(count or 0 for count in rows)
+    wanted, there = data.config.data.size or data.config.expert.size, rows_there(data)
+    if there is None:
+        return wanted
+    return max(0, min(there - data.config.data.validation, wanted or there))
+
+
+def rows_there(data: Run[DataStage]) -> int | None:
+    """Rows of the sources of a data run, as their files below data_root hold them, or will; None where one is not
+    known, as on the Hub."""
+    root, sources = data.parents.get("data_root"), data.config.expert.sources.values()
+    if root is None or not sources:
+        return None
+    if isinstance(root, Run) and not root.folder.is_dir():
+        world = root.config.expert.world
+        counts = [world_rows(world).get(source.file) for source in sources] if world else [None]
+    else:
+        counts = [rows_of(root.folder / source.file, source) for source in sources]
+    return None if None in counts else sum(count or 0 for count in counts)
+
+
+def world_rows(world: World) -> dict[str, int]:
+    """The rows of each file of a small world that a source reads, of one language."""
+    return {
+        "orca_math/train.jsonl": world.math_rows, "aya/train.jsonl": world.language_rows,
+        "text/train.jsonl": world.documents, "text/last.jsonl": world.last_documents,
+    }  # fmt: skip
+
+
+def expected_steps(training: Run[TrainStage]) -> int | None:
+    """Optimizer steps; of packed rows as if each document filled one."""
+    data = training.parents["data"]
+    if training.config.sft.steps is not None:
+        return training.config.sft.steps
+    return steps_over(training, data, expected_rows) if isinstance(data, Run) else None

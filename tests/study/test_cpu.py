@@ -1,0 +1,75 @@
+"""Estimates for a CPU against CPU seconds that were measured on one thread of an EPYC 9004, in November 2026.
+
+SmolLM2-135M-Instruct, and a Gemma 3 of 270M with random weights, in fp32. The tokens are what the runs put to them:
+MGSM 8-shot in English (32 and 8 questions, answers of 512 tokens), 5-shot multiple choice (59
+questions), trainings on GSM8K in rows padded to 232 tokens, all of the process after its imports.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.models.shape import Shape, shape_of
+from pipeline.study import cpu
+from pipeline.study.cost import Asked, training_seconds
+from pipeline.study.lengths import longest_of
+from pipeline.train.memory import everything
+
+SMOL = Shape(30, 576, 1536, 9, 3, 64, 49152, tied=True)
+GEMMA = Shape(18, 640, 2048, 4, 1, 256, 262144, tied=True, norms=4, qk_norm=True, window=512)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "measured"),
+    [
+        (SMOL, Asked(32, 8 * 96, 62, 55), 297.4),
+        (SMOL, Asked(59, 5 * 150, 150), 69.2),
+        (GEMMA, Asked(8, 8 * 96, 62, 55), 188.5),
+    ],
+)
+def test_scores_take_as_long_as_was_measured(shape: Shape, kind: Asked, measured: float) -> None:
+    found = sum(cpu.scoring_seconds(shape, [kind], 1, "float32", 32, share_prefix=True))
+    assert measured / 2 < found < 2 * measured
+
+
+@pytest.mark.parametrize(("shape", "steps", "measured"), [(SMOL, 4, 70.4), (GEMMA, 2, 79.9)])
+def test_trainings_take_as_long_as_was_measured(shape: Shape, steps: int, measured: float) -> None:
+    found = training_seconds(
+        shape, everything(shape), 4 * steps, 232, 4, cpu.cpu(shape, 1), checkpointing=False, precision="fp32"
+    )
+    assert measured / 2 < found < 2 * measured
+
+
+def test_prefill_and_decoding_by_hand() -> None:
+    """One layer of width 2: 24 weights in the layer's matrices, 16 in the head."""
+    shape = Shape(layers=1, width=2, inner=2, heads=1, kv_heads=1, head_width=2, vocabulary=8)
+    assert shape.attention + shape.mlp == 28 and shape.embedding == 16
+    rate = cpu.PEAK * 2 / (2 + cpu.HALF)
+    prefill, decode = cpu.scoring_seconds(shape, [Asked(3, 10, 5, 1, room=4)], 1, "float32", 2, share_prefix=True)
+    flops = 10 * (56 + 8 * 10) + 15 * (56 + 8 * 15) + 3 * 32  # the exemplars once, each question, its last token's head
+    assert prefill == pytest.approx(flops / rate)
+    each_step = cpu.LAUNCH + 4 * (shape.layer + 16) / cpu.BANDWIDTH
+    each_token = (56 + 32) / rate + 8 * (15 + 2) / cpu.ATTENTION["float32"]
+    assert decode == pytest.approx(2 * 4 * each_step + 3 * 4 * each_token)  # two batches of four steps
+    alone, _ = cpu.scoring_seconds(shape, [Asked(3, 10, 5, 1, room=4)], 1, "float32", 2, share_prefix=False)
+    assert alone == pytest.approx((flops + 2 * 10 * (56 + 8 * 10)) / rate)
+    letters, none = cpu.scoring_seconds(shape, [Asked(3, 10, 5)], 1, "float32", 2, share_prefix=False)
+    assert none == 0 and letters == pytest.approx(alone + 32 * (45 - 3) / rate)  # the logits of all 45 tokens
+
+
+def test_a_batch_is_padded_to_its_longest() -> None:
+    """Of two rows drawn from 1 and 3 tokens: 1 once in four, else 3."""
+    assert longest_of([1, 3], 2, 10) == pytest.approx(0.25 * 1 + 0.75 * 3)
+    assert longest_of([1, 3], 2, 2) == pytest.approx(0.25 * 1 + 0.75 * 2)
+    assert longest_of([1, 3], 1, 10) == pytest.approx(2)
+
+
+def test_shapes_of_the_two() -> None:
+    """By the sums of their tensors: SmolLM2's 272 and Gemma 3 270M's 236."""
+    assert SMOL.parameters == 134_515_008 and GEMMA.parameters == 268_098_176
+    wrapped = {"model_type": "gemma3", "text_config": {
+        "model_type": "gemma3_text", "num_hidden_layers": 18, "hidden_size": 640, "intermediate_size": 2048,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 262144,
+        "sliding_window": 512, "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+    }}  # fmt: skip
+    assert shape_of(wrapped) == GEMMA
