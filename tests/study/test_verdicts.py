@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +49,13 @@ class Made:
 class Missing(Made):
     def of(self, score: ScoreRef, metric: str, pair: str | None) -> dict[int, float]:
         raise NoScore("eval-x is not made yet")
+
+
+class Alike(Made):
+    """Every answer right, or every one wrong."""
+
+    def of(self, score: ScoreRef, metric: str, pair: str | None) -> dict[int, float]:
+        return dict.fromkeys(range(self.n), self.rates["all"])
 
 
 def words(table: str, made: Made | None = None, **rates: float) -> dict[str, str]:
@@ -144,6 +152,22 @@ def test_treatments_and_their_contrasts():
     apart = {one.id: one for one in judged(there, Made(there, {}))}  # type: ignore[arg-type]
     assert apart["ue_modular_above_baselines_full"].verdict == "undecided"
     assert apart["ue_freezing_does_not_help"].detail.count("by Holm") == 1
+
+
+@pytest.mark.parametrize("table", ["sandbox", "sandbox_full", "sandbox_layer_swapping", "unreasonable_friedman"])
+@pytest.mark.parametrize("n, right", [(1, 1.0), (10, 0.0)])
+def test_all_right_or_all_wrong_decides_nothing(table, n, right):
+    """Seeds, nine pairs, choices, treatments: no verdict, no interval without a width, the rule of three."""
+    there = plan_of(table)
+    answers: Any = Alike(there, {"all": right}, n=n)
+    found = judged(there, answers)
+    assert {one.verdict for one in found} <= {"undecided", "not made", "cannot be tested"}, found
+    assert n == 1 or "not made" not in {one.verdict for one in found}
+    lines = [line for line in measured(there, answers) if "missing" not in line]
+    for low, high, could_see in [(one.low, one.high, one.could_see) for one in found if one.low is not None] + [
+        (line["low"], line["high"], line["could_see"]) for line in lines
+    ]:
+        assert high - low > 40 and could_see >= min(100, 300 / n)
 
 
 def test_what_is_not_made_says_so():

@@ -170,9 +170,9 @@ def tally(results: Results) -> str:
 
 
 def beyond(results: Results) -> Callable[[Mapping[str, Any]], bool]:
-    """Whether a line of contrasts.csv is beyond noise once all of them are counted."""
+    """Whether a line of contrasts.csv is significant once all of them are counted."""
     known = [line for line in results.contrasts if line.get("p") is not None]
-    sure = {id(line) for line, one in zip(known, declared(known).lines, strict=True) if one.beyond_noise}
+    sure = {id(line) for line, one in zip(known, declared(known).lines, strict=True) if one.significant}
     return lambda line: id(line) in sure
 
 

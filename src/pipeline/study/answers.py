@@ -107,8 +107,8 @@ class Questions:
 
         read = {key: self.answers.of(key[0], self.metric, key[1]) for key in self.scores}
         shared = set.intersection(*(set(vector) for vector in read.values()))
-        if len(shared) < 2:
-            raise NoScore(f"its scores share {len(shared)} questions")
+        if not shared:
+            raise NoScore("its scores share no question")
         ids = sorted(shared)
         return {key: np.array([vector[one] for one in ids]) for key, vector in read.items()}
 
@@ -127,14 +127,20 @@ class Questions:
     def draws(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
         return self.values(lambda stacked: resampled_means(stacked, DRAWS))
 
+    def check_halves(self) -> None:
+        if len(next(iter(self.vectors.values()))) < 2:
+            raise NoScore("one question cannot both choose the best and score it")
+
     @cached_property
     def by_half(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
         """Of the odd and of the even problems."""
+        self.check_halves()
         return self.values(lambda stacked: halves(stacked.shape[1]) @ stacked.T)
 
     @cached_property
     def draws_by_half(self) -> tuple[dict[tuple[ScoreRef, str | None], np.ndarray], ...]:
         """Draws of the odd problems, and draws of the even ones."""
+        self.check_halves()
         odd, even = halved_means(list(self.vectors.values()), DRAWS)
         return tuple({key: means[:, at] for at, key in enumerate(self.vectors)} for means in (odd, even))
 
