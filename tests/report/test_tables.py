@@ -66,6 +66,8 @@ FLORES: chrF++, 0-shot, n = 50.
 
 Seed 0. Percent; chrF++ as it is. ± is one standard error over the questions, where the harness gives it.
 
+Seed variance is not included in intervals and p: that takes at least three seeds.
+
 Missing:
 
 - base, MGSM en, FLORES qac-en: its evaluation holds no such score.
@@ -130,6 +132,33 @@ def test_what_stands_beside_a_math_score(tmp_path):
     assert block.title == "MGSM qac" and shown == dict.fromkeys(SHARES) | {"no_equation": 50.0, "unparsed": 50.0}
     page = write_report(read, tmp_path / "r").read_text()
     assert "Beside the math scores" in page and "in another language" in page
+
+
+@pytest.mark.parametrize(
+    "where, told_by, other, shown",
+    [
+        ("ny", "script", 0.0, None),  # Nyanja is written in Latin letters, as English answers are
+        ("nyn", "script", 0.0, None),  # Nyankole, from an archive of another machine
+        ("qac", "script", 0.25, 25.0),  # in letters that are not its own
+        ("bn", "script", 0.0, 0.0),  # no other language of MGSM has its script
+        ("sw", "py3langid", 0.0, 0.0),
+    ],
+)
+def test_no_answer_in_another_language_is_shown_only_where_one_would_be_seen(tmp_path, where, told_by, other, shown):
+    rows = [score("mgsm", 0.5, 4, where), score("mgsm", 0.5, 4, where, metric="no_equation", filter="none")]
+    rows.append(score("mgsm", other, 4, where, metric="other_language", filter=told_by))
+    read = results([where], [0], ["base"], [cell(tmp_path, "base", where, 0, rows)])
+    scores, problems = load(read, read_all(read))
+    (block,) = beside(tabulate(read, scores, problems), scores)
+    assert dict(zip(SHARES, block.rows["base"], strict=True))["other_language"] == shown
+
+
+def test_the_page_says_where_seed_variance_is_not_included(tmp_path):
+    one = cell(tmp_path, "base", "qac", 0, [score("mgsm", 0.5, 4, "qac")])
+    for sampled in ([], ["seed"]):
+        made = results(["qac"], [0, 1, 2], ["base"], [one], sampled=sampled)
+        page = write_report(made, tmp_path / f"r{len(sampled)}").read_text()
+        assert ("Seed variance is not included" in page) == (not sampled)
 
 
 def test_what_an_evaluation_did_not_write_is_missing(tmp_path):

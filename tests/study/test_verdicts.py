@@ -228,6 +228,8 @@ def test_a_contrast_by_hand():
 
 def test_contrasts_resample_the_axes_that_give_trainings_their_seeds():
     there = plan_of("sandbox_full")
+    two = plan("defaults: [sandbox_full]\nname: sandbox_full\naxes: {seed: [0, 1]}")
+    assert {line["over"] for line in measured(two, Made(two, {}))} == {"problems"}  # type: ignore[arg-type]
     lines = measured(there, Made(there, {"layer swap": 1.0}))  # type: ignore[arg-type]
     assert {line["over"] for line in lines} == {"problems seed"}
     assert {line["left"] for line in lines} == {"layer swap"} and len(lines) == 4 * 18  # no line of a translation

@@ -98,7 +98,8 @@ class Results:
     """What the table stage gathered. `rows`: in the table's order; `seconds`: of all finished runs behind the table.
 
     `failed`: tried, and failed; `missing`: never tried. `roles`: row -> base, expert or merge, of rows whose names do
-    not say it. `over`: the axes that stand as seeds, where these are not the seeds alone. `table_rows`,
+    not say it. `over`: the axes that stand as seeds, where these are not the seeds alone; `sampled`: the axes of three
+    trainings or more whose variance intervals include. `table_rows`,
     `table_columns`, `table_cells`: the table itself; `choices`: what its `best` chose.
     `contrasts`: what its `compare` measured, a line of contrasts.csv each; `verdicts`: on what is claimed of it.
     `linked`: whether the folders of runs are where the page can lead to.
@@ -121,6 +122,7 @@ class Results:
     git: Mapping[str, Any] = field(default_factory=dict)
     roles: Mapping[str, str] = field(default_factory=dict)
     over: Sequence[str] = ()
+    sampled: Sequence[str] = ()
     table_rows: Sequence[str] = ()
     table_columns: Sequence[str] = ()
     table_cells: Sequence[TableCell] = ()

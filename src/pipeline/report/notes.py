@@ -33,6 +33,8 @@ def notes_of(
             notes.append("† one evaluation, not one a seed: ± is its standard error over the questions.")
         if any("/" in entry.mark for entry in filled.values()):
             notes.append("(k/n): of n numbers only k are there.")
+    if not results.sampled:
+        notes.append("Seed variance is not included in intervals and p: that takes at least three seeds.")
     if any(column.target == AVERAGE for column in columns):
         notes.append(
             "Averages are over the target languages within a seed; "

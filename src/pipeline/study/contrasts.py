@@ -129,9 +129,9 @@ def line(claim: Claim, plan: TablePlan, cells: Sequence[Cell], answers: StoredAn
 
 
 def sampled(plan: TablePlan) -> list[str]:
-    """The axes whose values are a sample: those that give trainings their seeds, of several values."""
+    """The axes whose values are a sample: those that give trainings their seeds, of three values or more."""
     seeds = [str(run.words["seed"]) for run in plan.table.runs.values() if "seed" in run.words]
-    return [axis for axis, values in plan.table.axes.items() if len(values) > 1 and f"{{{axis}}}" in seeds]
+    return [axis for axis, values in plan.table.axes.items() if len(values) > 2 and f"{{{axis}}}" in seeds]
 
 
 def averaged(plan: TablePlan, cells: Sequence[Cell], axis: str) -> bool:

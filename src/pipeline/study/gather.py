@@ -20,7 +20,7 @@ from pipeline.runs.run import Run, flat, runs_behind
 from pipeline.runs.unchanged import changed
 from pipeline.study.answers import StoredAnswers
 from pipeline.study.cells import Candidate, Cell, Item, ScoreRef
-from pipeline.study.contrasts import MEASURED, measured
+from pipeline.study.contrasts import MEASURED, measured, sampled
 from pipeline.study.graph import ordered, unfinished
 from pipeline.study.numbers import choices_of, table_cell
 from pipeline.study.outcome import Outcome
@@ -62,7 +62,7 @@ def gather(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, 
                           *(f"{'' if key == 'data_root' else 'every.'}{key}={value}" for key, value in asked.items())]),
         languages=list(dict.fromkeys(cell.language for cell in cells)),
         seeds=sorted({cell.seed for cell in cells}),
-        over=list(dict.fromkeys(axis for axes in repeats for axis in axes)),
+        over=list(dict.fromkeys(axis for axes in repeats for axis in axes)), sampled=sampled(plan),
         rows=list(dict.fromkeys(row for name, longer in rows.items() for row in longer or [name])),
         cells=list(cells), runs=found, failed=[FailedRun(name, shared(why)) for name, why in failed.items()],
         missing=missing, seconds=sum(run.seconds or 0.0 for run in done), versions=versions, machine=machine,
