@@ -9,10 +9,19 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.report.statistics import PairedScore, contrast
+from pipeline.report.statistics import (
+    PairedScore,
+    best,
+    contrast,
+    halved_means,
+    halves,
+    resampled_means,
+    share_interval,
+)
 
 RATES = (0.0, 0.02, 0.5, 0.98, 1.0)
 
@@ -49,6 +58,42 @@ def seeds(sizes: tuple[int, ...] = (2, 3, 5, 10, 20, 30), worlds: int = 400, cou
     return found
 
 
+class Cell(NamedTuple):
+    """Of a cell that shows a best configuration: points by which its estimates are too high, coverage of intervals."""
+
+    maximum: float
+    split_half: float
+    covered: float
+    covered_by_maximum: float
+
+
+def cell(candidates: int, spread: float, n: int, worlds: int = 300) -> Cell:
+    """The best of some candidates, whose logits differ by `spread`, on n questions. The truth is what the candidate
+    that wins on these questions is worth on any others."""
+    others = np.random.default_rng(99).normal(0, 1.5, 4000)
+    found = []
+    for world in range(worlds):
+        rng = np.random.default_rng([world, candidates, n])
+        level = rng.normal(0, spread, (candidates, 1)) - 0.8
+        answers = (rng.random((candidates, n)) < 1 / (1 + np.exp(-(rng.normal(0, 1.5, n) + level)))).astype(float)
+        truth = float((1 / (1 + np.exp(-(others + level)))).mean(axis=1)[answers.mean(axis=1).argmax()])
+        by_half = halves(n) @ answers.T
+        value = float(best(by_half, by_half[::-1]).mean())
+        odd, even = halved_means(answers, 400)
+        variance = float(np.var((best(odd, even) + best(even, odd)) / 2, ddof=1))
+        old = np.quantile(best(resampled_means(answers, 400)), [0.025, 0.975])
+        inside = [low <= truth <= high for low, high in (share_interval(value, n, variance), old)]
+        found.append((100 * (answers.mean(axis=1).max() - truth), 100 * (value - truth), *inside))
+    return Cell(*map(float, np.mean(found, axis=0)))
+
+
+def cells() -> None:
+    for candidates, spread, n in itertools.product((3, 9, 27), (0.0, 0.1, 0.3), (20, 250)):
+        one = cell(candidates, spread, n)
+        print(f"best of {candidates}, logits {spread} apart, {n} questions: maximum {one.maximum:+.1f} points")
+        print(f"  covered {one.covered_by_maximum:.1%}; split-half {one.split_half:+.1f} points, {one.covered:.1%}")
+
+
 def told(title: str, found: list[tuple[int, float, float, float, float]]) -> None:
     alike = [line for line in found if line[1] == line[2]]
     worst, most = min(found, key=lambda line: line[3]), max(alike, key=lambda line: line[4])
@@ -61,6 +106,7 @@ def told(title: str, found: list[tuple[int, float, float, float, float]]) -> Non
 KINDS = {
     "paired": lambda: told("two models, n = 2 to 30, exact", paired()),
     "seeds": lambda: told("contrast over three seeds", seeds()),
+    "cells": cells,
     "means": lambda: told("means of three seeds", seeds(axis=False)),
 }
 

@@ -22,9 +22,9 @@ from pipeline.report.statistics import (
     mcnemar,
     resampled,
     resampled_means,
+    share_interval,
     smallest_difference,
     split_half,
-    split_half_best,
     standard_deviation,
     standard_error,
     two_way_bootstrap,
@@ -221,8 +221,9 @@ def test_the_best_is_chosen_again_in_each_draw():
 def test_split_half_by_problem():
     """Odd problems prefer the first, which gets 1/2 of the even ones; those prefer the second, 1/3 of the odd ones."""
     scores = [[1, 1, 1, 0, 1], [1, 1, 0, 1, 0]]
-    assert split_half_best(scores) == pytest.approx((1 / 2 + 1 / 3) / 2)
-    assert np.mean([score for _, score in split_half([[one] for one in scores])]) == split_half_best(scores)
+    by_half = halves(5) @ np.transpose(scores)
+    assert best(by_half, by_half[::-1]).mean() == pytest.approx((1 / 2 + 1 / 3) / 2)
+    assert np.mean([score for _, score in split_half([[one] for one in scores])]) == pytest.approx(5 / 12)
 
 
 # ---------------------------------------------------------------------------------------------------- crossed pairs
@@ -347,3 +348,21 @@ def test_the_best_of_equals_is_no_better_on_other_problems():
         found["by halves"] += contrast(differences, apart(half, half[::-1]).mean(), both).p < 0.05
     assert found["by halves"] / 500 <= 0.07, found
     assert found["chosen on the same problems"] / 500 > 0.15, found
+
+
+@pytest.mark.parametrize("n, spread", [(250, 0.1), (20, 0.1)])
+def test_a_best_configurations_estimate_is_not_too_high_and_its_interval_covers(n, spread):
+    """Of 100 worlds; scripts/simulate_statistics.py cells has more of them, and of fewer and more candidates."""
+    found = simulate.cell(candidates=9, spread=spread, n=n, worlds=100)
+    assert found.maximum > 1 and found.split_half < 1, found  # points too high
+    assert found.covered >= 0.9 and found.covered_by_maximum < 0.8, found
+
+
+def test_the_interval_of_a_share_is_wilsons_where_answers_are_single():
+    from statsmodels.stats.proportion import proportion_confint
+
+    for right, n in ((0, 1), (3, 3), (0, 10), (7, 10), (140, 250)):
+        share = right / n
+        theirs = proportion_confint(right, n, method="wilson")
+        assert share_interval(share, n, share * (1 - share) / n) == pytest.approx(theirs, abs=1e-5)
+    assert share_interval(0.5, 4, 0.0)[0] < 0.4 < 0.6 < share_interval(0.5, 4, 0.0)[1]  # means of no spread

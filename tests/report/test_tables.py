@@ -10,7 +10,7 @@ from made_up_report import made_up, score, write_eval
 
 from pipeline.errors import PipelineError
 from pipeline.report.beside import SHARES, beside
-from pipeline.report.cells import cells_markdown
+from pipeline.report.cells import BEST_NOTE, cells_markdown, difference, outside
 from pipeline.report.contents import CellResult, FailedRun, Results, TableCell
 from pipeline.report.scores import load, read_all
 from pipeline.report.tables import tabulate
@@ -161,6 +161,23 @@ def test_the_page_says_where_seed_variance_is_not_included(tmp_path):
         assert ("Seed variance is not included" in page) == (not sampled)
 
 
+def test_a_row_chosen_by_its_scores_is_not_bold_and_not_compared(tmp_path, one_language):
+    plain = write_report(one_language, tmp_path / "r").parent
+    row = next(line for line in (plain / "table.md").read_text().splitlines() if line.startswith("| layer swap"))
+    chosen = write_report(replace(one_language, selected=["layer swap"]), tmp_path / "r").parent
+    text = (chosen / "table.md").read_text()
+    assert f"{row.replace('**', '')}\n" in text
+    assert "layer swap: chosen by these scores, which are too high, and never bold." in text
+    scores, problems = load(one_language, read_all(one_language))
+    table = tabulate(replace(one_language, selected=["layer swap"]), scores, problems)
+    assert not any(line.left == "layer swap" for block in table.comparisons for line in block.lines)
+
+
+def test_the_published_number_is_compared_with_the_papers_own_method():
+    one = TableCell("a", "b", 45.0, 40.0, 50.0, published=47.5, maximum=48.0)
+    assert difference(one) == 0.5 and not outside(one) and outside(replace(one, published=42.5))
+
+
 def test_what_an_evaluation_did_not_write_is_missing(tmp_path):
     good = cell(tmp_path, "base", "qac", 0, [score("mgsm", 0.5, 4, "qac")])
     nan = cell(tmp_path, "nan", "qac", 0, [{**score("mgsm", 0.5, 4, "qac"), "value": float("nan")}])
@@ -238,6 +255,11 @@ def test_unlike_ways_of_scoring_never_share_a_table(tmp_path, how):
     [
         (TableCell("a", "b", 45.2), "45.2", []),
         (TableCell("a", "b", 45.2, n=9), "45.2 (9)", ["In round brackets how many numbers a cell is made of."]),
+        (
+            TableCell("a", "b", 45.2, published=47.8, maximum=47.0),
+            "45.2 max 47.0 [47.8]",
+            ["In square brackets what the paper prints.", BEST_NOTE],
+        ),
         (TableCell("a", "b", 45.2, published=44.8), "45.2 [44.8]", ["In square brackets what the paper prints."]),
         (
             TableCell("a", "b", 45.2, n=9, published=44.8),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,16 @@ import pytest
 from planned import CONF, TABLES, plan, plan_of
 
 from pipeline.errors import PipelineError
+from pipeline.evaluate.metrics import mean
 from pipeline.report.claims import read_claims
+from pipeline.report.contents import TableCell
 from pipeline.report.statistics import contrast
 from pipeline.study.answers import answers_of
 from pipeline.study.asked import PlacedClaim, claims_of
 from pipeline.study.cells import ScoreRef, TablePlan, value
 from pipeline.study.contrasts import measured
-from pipeline.study.outcome import NoScore
+from pipeline.study.numbers import table_cell
+from pipeline.study.outcome import NoScore, Number
 from pipeline.study.verdicts import Sides, judged
 
 FILES = sorted((CONF / "claims").glob("*.yaml"))
@@ -236,6 +240,46 @@ def test_contrasts_resample_the_axes_that_give_trainings_their_seeds():
     one = plan_of("sandbox")
     assert {line["over"] for line in measured(one, Made(one, {}))} == {"problems"}  # type: ignore[arg-type]
     assert all("mcnemar_p" in line for line in measured(one, Made(one, {})))  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------------------------- cells
+
+
+def cell_of(there: TablePlan, made: Any, row: str, column: str) -> TableCell:
+    planning: Any = SimpleNamespace(plan=there)
+    plain = 100 * value(there, there.cells[row, column], lambda score: mean(list(made.of(score, "", None).values())))
+    return table_cell(planning, (row, column), Number(plain, 1), made)
+
+
+def test_a_cell_of_a_best_configuration_is_its_split_half_estimate():
+    """By hand: for each model the best of A, B and C on odd questions, scored on even ones, and the other way round."""
+    there = plan_of("unreasonable_table3")
+    made = Made(there, {}, experts=0.2)
+    found = cell_of(there, made, "sw", "layer_swap_full")
+    worth, maxima = [], []
+    for item in there.cells["sw", "layer_swap_full"].items:
+        (reading,) = item.readings
+        answers = np.array([list(made.of(score, "", None).values()) for score in reading.values()])
+        odd, even = answers[:, 0::2].mean(axis=1), answers[:, 1::2].mean(axis=1)
+        worth.append((even[odd.argmax()] + odd[even.argmax()]) / 2)
+        maxima.append(answers.mean(axis=1).max())
+    assert len(worth) == 4 and found.value == pytest.approx(100 * np.mean(worth))
+    assert found.maximum == pytest.approx(100 * np.mean(maxima)) and found.maximum > found.value
+    assert found.low < found.value < found.high and found.as_published == found.maximum
+    single = cell_of(there, made, "sw", "base")
+    assert single.maximum is None and single.low < single.value < single.high
+
+
+@pytest.mark.parametrize("n, right", [(1, 1.0), (1, 0.0), (10, 0.0), (10, 1.0)])
+def test_a_cells_interval_has_a_width_where_all_is_right_or_wrong(n, right):
+    there = plan_of("unreasonable_table3")
+    for column in ("base", "layer_swap_full"):
+        found = cell_of(there, Alike(there, {"all": right}, n=n), "sw", column)
+        assert found.value == 100 * right
+        if n > 1 or column == "base":
+            assert found.high - found.low > 25
+        else:  # one question cannot choose and score
+            assert found.low is None and found.maximum == 100 * right
 
 
 # ---------------------------------------------------------------------------------------------------- files

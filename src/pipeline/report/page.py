@@ -12,7 +12,7 @@ from pipeline.evaluate.records import CHOICES
 from pipeline.report import plots, samples
 from pipeline.report.answers import Answers, Place
 from pipeline.report.beside import SHARES, beside
-from pipeline.report.cells import chosen_text, outside
+from pipeline.report.cells import BEST_NOTE, chosen_text, difference, outside
 from pipeline.report.claims import CONTRADICTED, NOT_MADE, SHOWN, UNDECIDED
 from pipeline.report.compare import declared
 from pipeline.report.contents import Results, Score, TableCell
@@ -91,6 +91,8 @@ def page(
             groups=[(title, rows) for title, rows in groups if rows],
             own=own_table(results),
             far=outside,
+            difference=difference,
+            best_note=BEST_NOTE if any(one.maximum is not None for one in results.table_cells) else "",
             beside=beside(table, scores),
             shares=list(SHARES.values()),
             verdicts=tally(results),
@@ -148,6 +150,7 @@ def own_table(results: Results) -> OwnTable | None:
     """The table's own cells where they say more than the scores: published numbers, intervals, facts of trainings."""
     published = any(one.published is not None for one in results.table_cells)
     same = len(results.rows) == len(results.table_rows) and not published
+    same &= not any(one.maximum is not None for one in results.table_cells)
     if not results.table_cells or (same and all(map(str.startswith, results.rows, results.table_rows))):
         return None  # its rows are models: the scores say it all
     cells = {(one.row, one.column): one for one in results.table_cells}

@@ -238,17 +238,6 @@ def halved_means(scores: ArrayLike, draws: int = DRAWS, seed: int = 0) -> tuple[
     return resampled_means(array[..., 0::2], draws, seed), resampled_means(array[..., 1::2], draws, seed + draws)
 
 
-def split_half_best(scores: ArrayLike) -> float:
-    """What the best of K candidates is worth on problems that it was not chosen on. scores: (K, N).
-
-    Chosen on odd and scored on even problems, then the other way round; the mean of both.
-    """
-    import numpy as np
-
-    by_half = halves(np.shape(scores)[-1]) @ np.asarray(scores, dtype=float).T  # (2, K)
-    return float(best(by_half, by_half[::-1]).mean())
-
-
 def split_half(scores: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, float]]:
     """What choosing the best configuration is worth on questions that it was not chosen on.
 
@@ -262,6 +251,21 @@ def split_half(scores: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, f
     halves = [[mean([mean(questions[half::2]) for questions in tasks]) for tasks in scores] for half in (0, 1)]
     chosen = [max(range(len(scores)), key=half.__getitem__) for half in halves]
     return [(chosen[0], halves[1][chosen[0]]), (chosen[1], halves[0][chosen[1]])]
+
+
+def wilson(share: float, questions: float) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of right answers; it has a width where all are right, or all wrong."""
+    z2 = 1.96**2
+    centre = (share + z2 / (2 * questions)) / (1 + z2 / questions)
+    half = math.sqrt(z2 * (share * (1 - share) / questions + z2 / (4 * questions**2))) / (1 + z2 / questions)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def share_interval(share: float, questions: int, variance: float) -> tuple[float, float]:
+    """Wilson's interval of a score whose sampling variance is not that of single answers: of a mean over languages or
+    models, or of what is chosen. As many questions are counted as have this variance, less one question's worth."""
+    answers = questions * share * (1 - share)
+    return wilson(share, questions * (answers + 1) / (questions**2 * variance + 1))
 
 
 # ------------------------------------------------------------------------------------------- contrasts

@@ -127,22 +127,27 @@ class Questions:
     def draws(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
         return self.values(lambda stacked: resampled_means(stacked, DRAWS))
 
-    def check_halves(self) -> None:
-        if len(next(iter(self.vectors.values()))) < 2:
-            raise NoScore("one question cannot both choose the best and score it")
-
     @cached_property
     def by_half(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
         """Of the odd and of the even problems."""
-        self.check_halves()
+        if len(next(iter(self.vectors.values()))) < 2:
+            raise NoScore("one question cannot both choose the best and score it")
         return self.values(lambda stacked: halves(stacked.shape[1]) @ stacked.T)
 
     @cached_property
     def draws_by_half(self) -> tuple[dict[tuple[ScoreRef, str | None], np.ndarray], ...]:
         """Draws of the odd problems, and draws of the even ones."""
-        self.check_halves()
         odd, even = halved_means(list(self.vectors.values()), DRAWS)
         return tuple({key: means[:, at] for at, key in enumerate(self.vectors)} for means in (odd, even))
+
+    def halved(self, of: Callable[[dict, dict], np.ndarray]) -> tuple[float, np.ndarray]:
+        """What is chosen on one half of the problems is worth on the other, the mean of both ways: as observed, and
+        (draws,) over draws of problems. of: by what is chosen, and what is shown -> a value a draw. NoScore: one
+        problem has no halves."""
+        half = self.by_half
+        observed = of(half, {key: means[::-1] for key, means in half.items()})
+        odd, even = self.draws_by_half
+        return float(observed.mean()), (of(odd, even) + of(even, odd)) / 2
 
 
 def leaves(plan: TablePlan, cell: Cell) -> Iterator[Cell]:

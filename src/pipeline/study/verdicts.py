@@ -114,9 +114,8 @@ class Sides:
         array = self.differences(self.asked.axes)
         if self.plain:
             return contrast(array, reach=self.reach)
-        odd, even = self.questions.draws_by_half
-        both = (self.less(self.drawn(odd, even)) + self.less(self.drawn(even, odd))) / 2
-        return contrast(array, self.less(self.halves), both, reach=self.reach)
+        estimate, drawn = self.questions.halved(lambda choosing, shown: self.less(self.drawn(choosing, shown)))
+        return contrast(array, estimate, drawn, reach=self.reach)
 
     def detail(self) -> str:
         """Wins per pair, what resampling each side alone gives, and what choosing makes, where there is any of it."""
