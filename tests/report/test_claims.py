@@ -123,8 +123,22 @@ def test_a_difference_is_told_in_points_with_what_could_have_been_seen():
     assert (shown.verdict, shown.sentence, shown.n) == ("shown", "shown", 250)
     assert shown.difference == pytest.approx(16) and shown.low > 2 and (shown.left_value, shown.right_value) == (50, 34)
     open_ = judge_difference(claim(), contrast(won(30, 20, 200)), 0.5, 0.46)
-    assert open_.sentence == f"undecided (could have seen {100 * contrast(won(30, 20, 200)).could_see:.1f} points)"
+    assert open_.sentence == "undecided (minimum detectable difference 7.9 points)"  # 2.80 sqrt(0.2 / 250)
     assert judge_difference(claim(), contrast(won(20, 60, 170)), 0.3, 0.46).verdict == "contradicted"
+
+
+@pytest.mark.parametrize("wins, losses", [(60, 20), (34, 20), (30, 25), (20, 60), (2, 1), (0, 0)])
+@pytest.mark.parametrize("words", [{}, {"direction": "lower"}, {"direction": "within"}, {"threshold": -1}])
+def test_p_tests_the_claims_own_threshold(words, wins, losses):
+    """Where the verdict is made its p is below 5 %, and where it is not, above; 60 to 20 is not 16 points for sure."""
+    found = judge_difference(claim(**words), contrast(won(wins, losses, 250 - wins - losses)), 0.5, 0.4)
+    assert (found.verdict != "undecided") == (found.p < 0.05)
+    assert judge_difference(claim(threshold=16), contrast(won(60, 20, 170)), 0.5, 0.4).p > 0.9
+
+
+def test_ten_questions_all_wrong_show_no_equivalence():
+    found = judge_difference(claim(direction="within", threshold=1), contrast(np.zeros(10)), 0, 0)
+    assert (found.verdict, found.could_see) == ("undecided", 30) and found.low < -20 and found.high > 20
 
 
 def test_mcnemar_decides_between_two_models():
@@ -140,7 +154,7 @@ def test_mcnemar_decides_between_two_models():
 def test_every_place_has_to_hold():
     def judged(*wins: int) -> str:
         held = [contrast(won(one, 20, 170)) for one in wins]
-        units = [(f"place {at}", one, one) for at, one in enumerate(held)]
+        units = [(f"place {at}", one) for at, one in enumerate(held)]
         return judge_every(claim(test="every", threshold=0), units, 0.5, 0.4).verdict
 
     assert [judged(60, 60), judged(60, 24), judged(60, 2)] == ["shown", "undecided", "contradicted"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import NormalDist
 
 import pytest
 from made_up_report import sample, write_eval
@@ -14,7 +15,6 @@ from pipeline.evaluate.records import ScoreRow
 from pipeline.report import compare, samples
 from pipeline.report.answers import read_answers
 from pipeline.report.contents import Score
-from pipeline.report.statistics import mcnemar
 
 
 def primary_score(row: str, task: str, value: float, n: int, where: str = "qac", target: str = "qac") -> Score:
@@ -40,12 +40,12 @@ def scored(tmp_path, answers, task="mgsm", value=0.5, n=4):
 
 
 def test_differences_are_paired_and_corrected(tmp_path):
-    """By hand: of ten questions the soup wins five over the base and none is lost: 50 points, s = 0.527, t(9) = 3.0."""
+    """By hand: of ten questions the soup wins seven over the base and none is lost: 70 points, z = 7 / sqrt(7)."""
     answers = {
         "base": ["1"] * 10,
         "math expert": ["7"] + ["1"] * 9,
         "language expert": ["7"] * 4 + ["1"] * 6,
-        "soup": ["7"] * 5 + ["1"] * 5,
+        "soup": ["7"] * 7 + ["1"] * 3,
     }
     primary, found = scored(tmp_path, answers)
     by_row = {score.row: compare.questions_of([score], found) for score in primary}
@@ -56,18 +56,31 @@ def test_differences_are_paired_and_corrected(tmp_path):
     assert pairs == [("soup", "base"), ("soup", "language expert")]
     block = compare.compared("MGSM qac", pairs, expert, by_row)
     base, best = block.lines
-    assert (base.n, round(base.difference, 6), round(best.difference, 6)) == (10, 50, 10)
-    assert (round(base.low, 1), round(base.high, 1)) == (12.3, 87.7)  # 50 -+ 2.262 * 52.7 / sqrt(10)
+    assert (base.n, round(base.difference, 6), round(best.difference, 6)) == (10, 70, 30)
     alone = compare.difference("soup", "base", by_row["soup"], by_row["base"])
+    assert alone.p == pytest.approx(2 * NormalDist().cdf(-(7**0.5)))
+    assert alone.mid_p == pytest.approx(1 / 2**7)  # twice the probability of none of seven coins, less half of that
     assert base.p == pytest.approx(2 * alone.p) and base.p < 0.05 < best.p  # Holm: the lesser of two, twice
-    assert mcnemar(list(by_row["soup"].values()), list(by_row["base"].values())).p < 0.05  # another test agrees
+    assert base.mid_p == pytest.approx(2 * alone.mid_p)
     told = compare.headline([compare.Comparison("empty", None, []), block])
     assert told.startswith(
-        "MGSM qac, 10 questions: 1 of 2 differences is beyond noise, soup over base by 50.0 points (12.3 to 87.7); "
-        "the others are within it (these questions show "
+        f"MGSM qac, 10 questions: 1 of 2 differences is significant, soup over base by 70.0 points ({alone.low:.1f} to "
+        f"{alone.high:.1f}); the others are not (minimum detectable difference "
     )
     none = compare.headline([compare.Comparison("MGSM qac", None, [best])])
-    assert none.startswith("MGSM qac, 10 questions: none of 1 differences is beyond noise (these questions show ")
+    assert none.startswith("MGSM qac, 10 questions: none of 1 differences is significant (minimum detectable ")
+
+
+@pytest.mark.parametrize("right, n", [("7", 3), ("1", 10), ("7", 1)])
+def test_a_page_of_few_or_degenerate_answers_finds_nothing(tmp_path, right, n):
+    """One side alone solves 3 of 3 questions, or 1 of 1, or nobody solves any of 10."""
+    primary, found = scored(tmp_path, {"base": ["1"] * n, "soup": [right] * n}, n=n)
+    by_row = {score.row: compare.questions_of([score], found) for score in primary}
+    block = compare.compared("MGSM qac", [("soup", "base")], None, by_row)
+    (line,) = block.lines
+    assert not line.significant and line.high - line.low > 40 and line.could_see >= min(100, 300 / n)
+    assert "none of 1 differences is significant" in compare.headline([block])
+    assert not compare.stands_out("soup", by_row)
 
 
 def test_a_best_is_bold_only_above_all_others(tmp_path):

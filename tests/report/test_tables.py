@@ -11,7 +11,7 @@ from made_up_report import made_up, score, write_eval
 
 from pipeline.errors import PipelineError
 from pipeline.report.beside import SHARES, beside
-from pipeline.report.cells import cells_markdown
+from pipeline.report.cells import BEST_NOTE, cells_markdown, difference, outside
 from pipeline.report.contents import CellResult, FailedRun, Results, TableCell
 from pipeline.report.scores import load, read_all
 from pipeline.report.tables import tabulate
@@ -66,6 +66,8 @@ MGSM: exact match, flexible-extract, 0-shot, n = 100 each; Belebele: accuracy, 0
 FLORES: chrF++, 0-shot, n = 50.
 
 Seed 0. Percent; chrF++ as it is. ± is one standard error over the questions, where the harness gives it.
+
+Seed variance is not included in intervals and p: that takes at least three seeds.
 
 Missing:
 
@@ -131,6 +133,50 @@ def test_what_stands_beside_a_math_score(tmp_path):
     assert block.title == "MGSM qac" and shown == dict.fromkeys(SHARES) | {"no_equation": 50.0, "unparsed": 50.0}
     page = write_report(read, tmp_path / "r").read_text()
     assert "Beside the math scores" in page and "in another language" in page
+
+
+@pytest.mark.parametrize(
+    "where, told_by, other, shown",
+    [
+        ("ny", "script", 0.0, None),  # Nyanja is written in Latin letters, as English answers are
+        ("nyn", "script", 0.0, None),  # Nyankole, from an archive of another machine
+        ("qac", "script", 0.25, 25.0),  # in letters that are not its own
+        ("bn", "script", 0.0, 0.0),  # no other language of MGSM has its script
+        ("sw", "py3langid", 0.0, 0.0),
+    ],
+)
+def test_no_answer_in_another_language_is_shown_only_where_one_would_be_seen(tmp_path, where, told_by, other, shown):
+    rows = [score("mgsm", 0.5, 4, where), score("mgsm", 0.5, 4, where, metric="no_equation", filter="none")]
+    rows.append(score("mgsm", other, 4, where, metric="other_language", filter=told_by))
+    read = results([where], [0], ["base"], [cell(tmp_path, "base", where, 0, rows)])
+    scores, problems = load(read, read_all(read))
+    (block,) = beside(tabulate(read, scores, problems), scores)
+    assert dict(zip(SHARES, block.rows["base"], strict=True))["other_language"] == shown
+
+
+def test_the_page_says_where_seed_variance_is_not_included(tmp_path):
+    one = cell(tmp_path, "base", "qac", 0, [score("mgsm", 0.5, 4, "qac")])
+    for sampled in ([], ["seed"]):
+        made = results(["qac"], [0, 1, 2], ["base"], [one], sampled=sampled)
+        page = write_report(made, tmp_path / f"r{len(sampled)}").read_text()
+        assert ("Seed variance is not included" in page) == (not sampled)
+
+
+def test_a_row_chosen_by_its_scores_is_not_bold_and_not_compared(tmp_path, one_language):
+    plain = write_report(one_language, tmp_path / "r").parent
+    row = next(line for line in (plain / "table.md").read_text().splitlines() if line.startswith("| layer swap"))
+    chosen = write_report(replace(one_language, selected=["layer swap"]), tmp_path / "r").parent
+    text = (chosen / "table.md").read_text()
+    assert f"{row.replace('**', '')}\n" in text
+    assert "layer swap: chosen by these scores, which are too high, and never bold." in text
+    scores, problems = load(one_language, read_all(one_language))
+    table = tabulate(replace(one_language, selected=["layer swap"]), scores, problems)
+    assert not any(line.left == "layer swap" for block in table.comparisons for line in block.lines)
+
+
+def test_the_published_number_is_compared_with_the_papers_own_method():
+    one = TableCell("a", "b", 45.0, 40.0, 50.0, published=47.5, maximum=48.0)
+    assert difference(one) == 0.5 and not outside(one) and outside(replace(one, published=42.5))
 
 
 def test_what_an_evaluation_did_not_write_is_missing(tmp_path):
@@ -220,6 +266,11 @@ def test_the_dtype_of_the_scores_is_on_the_page_and_in_every_row(tmp_path, one_l
     [
         (TableCell("a", "b", 45.2), "45.2", []),
         (TableCell("a", "b", 45.2, n=9), "45.2 (9)", ["In round brackets how many numbers a cell is made of."]),
+        (
+            TableCell("a", "b", 45.2, published=47.8, maximum=47.0),
+            "45.2 max 47.0 [47.8]",
+            ["In square brackets what the paper prints.", BEST_NOTE],
+        ),
         (TableCell("a", "b", 45.2, published=44.8), "45.2 [44.8]", ["In square brackets what the paper prints."]),
         (
             TableCell("a", "b", 45.2, n=9, published=44.8),

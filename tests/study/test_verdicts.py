@@ -5,19 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from planned import CONF, TABLES, plan, plan_of
 
 from pipeline.errors import PipelineError
+from pipeline.evaluate.metrics import mean
 from pipeline.report.claims import read_claims
+from pipeline.report.contents import TableCell
 from pipeline.report.statistics import contrast
 from pipeline.study.answers import answers_of
 from pipeline.study.asked import PlacedClaim, claims_of
 from pipeline.study.cells import ScoreRef, TablePlan, value
 from pipeline.study.contrasts import measured
-from pipeline.study.outcome import NoScore
+from pipeline.study.numbers import table_cell
+from pipeline.study.outcome import NoScore, Number
 from pipeline.study.verdicts import Sides, judged
 
 FILES = sorted((CONF / "claims").glob("*.yaml"))
@@ -48,6 +53,13 @@ class Made:
 class Missing(Made):
     def of(self, score: ScoreRef, metric: str, pair: str | None) -> dict[int, float]:
         raise NoScore("eval-x is not made yet")
+
+
+class Alike(Made):
+    """Every answer right, or every one wrong."""
+
+    def of(self, score: ScoreRef, metric: str, pair: str | None) -> dict[int, float]:
+        return dict.fromkeys(range(self.n), self.rates["all"])
 
 
 def words(table: str, made: Made | None = None, **rates: float) -> dict[str, str]:
@@ -146,6 +158,22 @@ def test_treatments_and_their_contrasts():
     assert apart["ue_freezing_does_not_help"].detail.count("by Holm") == 1
 
 
+@pytest.mark.parametrize("table", ["sandbox", "sandbox_full", "sandbox_layer_swapping", "unreasonable_friedman"])
+@pytest.mark.parametrize("n, right", [(1, 1.0), (10, 0.0)])
+def test_all_right_or_all_wrong_decides_nothing(table, n, right):
+    """Seeds, nine pairs, choices, treatments: no verdict, no interval without a width, the rule of three."""
+    there = plan_of(table)
+    answers: Any = Alike(there, {"all": right}, n=n)
+    found = judged(there, answers)
+    assert {one.verdict for one in found} <= {"undecided", "not made", "cannot be tested"}, found
+    assert n == 1 or "not made" not in {one.verdict for one in found}
+    lines = [line for line in measured(there, answers) if "missing" not in line]
+    for low, high, could_see in [(one.low, one.high, one.could_see) for one in found if one.low is not None] + [
+        (line["low"], line["high"], line["could_see"]) for line in lines
+    ]:
+        assert high - low > 40 and could_see >= min(100, 300 / n)
+
+
 def test_what_is_not_made_says_so():
     there = plan_of("sandbox")
     found = judged(there, Missing(there, {}))  # type: ignore[arg-type]
@@ -204,12 +232,54 @@ def test_a_contrast_by_hand():
 
 def test_contrasts_resample_the_axes_that_give_trainings_their_seeds():
     there = plan_of("sandbox_full")
+    two = plan("defaults: [sandbox_full]\nname: sandbox_full\naxes: {seed: [0, 1]}")
+    assert {line["over"] for line in measured(two, Made(two, {}))} == {"problems"}  # type: ignore[arg-type]
     lines = measured(there, Made(there, {"layer swap": 1.0}))  # type: ignore[arg-type]
     assert {line["over"] for line in lines} == {"problems seed"}
     assert {line["left"] for line in lines} == {"layer swap"} and len(lines) == 4 * 18  # no line of a translation
     one = plan_of("sandbox")
     assert {line["over"] for line in measured(one, Made(one, {}))} == {"problems"}  # type: ignore[arg-type]
     assert all("mcnemar_p" in line for line in measured(one, Made(one, {})))  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------------------------- cells
+
+
+def cell_of(there: TablePlan, made: Any, row: str, column: str) -> TableCell:
+    planning: Any = SimpleNamespace(plan=there)
+    plain = 100 * value(there, there.cells[row, column], lambda score: mean(list(made.of(score, "", None).values())))
+    return table_cell(planning, (row, column), Number(plain, 1), made)
+
+
+def test_a_cell_of_a_best_configuration_is_its_split_half_estimate():
+    """By hand: for each model the best of A, B and C on odd questions, scored on even ones, and the other way round."""
+    there = plan_of("unreasonable_table3")
+    made = Made(there, {}, experts=0.2)
+    found = cell_of(there, made, "sw", "layer_swap_full")
+    worth, maxima = [], []
+    for item in there.cells["sw", "layer_swap_full"].items:
+        (reading,) = item.readings
+        answers = np.array([list(made.of(score, "", None).values()) for score in reading.values()])
+        odd, even = answers[:, 0::2].mean(axis=1), answers[:, 1::2].mean(axis=1)
+        worth.append((even[odd.argmax()] + odd[even.argmax()]) / 2)
+        maxima.append(answers.mean(axis=1).max())
+    assert len(worth) == 4 and found.value == pytest.approx(100 * np.mean(worth))
+    assert found.maximum == pytest.approx(100 * np.mean(maxima)) and found.maximum > found.value
+    assert found.low < found.value < found.high and found.as_published == found.maximum
+    single = cell_of(there, made, "sw", "base")
+    assert single.maximum is None and single.low < single.value < single.high
+
+
+@pytest.mark.parametrize("n, right", [(1, 1.0), (1, 0.0), (10, 0.0), (10, 1.0)])
+def test_a_cells_interval_has_a_width_where_all_is_right_or_wrong(n, right):
+    there = plan_of("unreasonable_table3")
+    for column in ("base", "layer_swap_full"):
+        found = cell_of(there, Alike(there, {"all": right}, n=n), "sw", column)
+        assert found.value == 100 * right
+        if n > 1 or column == "base":
+            assert found.high - found.low > 25
+        else:  # one question cannot choose and score
+            assert found.low is None and found.maximum == 100 * right
 
 
 # ---------------------------------------------------------------------------------------------------- files

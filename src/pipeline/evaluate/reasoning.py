@@ -166,9 +166,13 @@ def identifier() -> Any:
 def told_by(code: str) -> str:
     """What tells a language: "script" where no other that MGSM has is written in it, or where nothing else can tell (a
     language that MGSM does not have); "py3langid" among MGSM's of one script."""
-    spoken = language(code)
-    alike = [other for other in MGSM if set(language(other).scripts) & set(spoken.scripts)]
-    return "script" if code not in MGSM or alike == [code] else "py3langid"
+    return "script" if code not in MGSM or not alike(code) else "py3langid"
+
+
+def alike(code: str) -> list[str]:
+    """MGSM's other languages that are written in a script of this one: English, where that is the Latin one."""
+    scripts = set(language(code).scripts)
+    return [other for other in MGSM if other != code and scripts & set(language(other).scripts)]
 
 
 def in_language(text: str, code: str) -> bool | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import mean
+from pipeline.evaluate.reasoning import alike
 from pipeline.evaluate.records import MGSM
 from pipeline.report.contents import Score
 from pipeline.report.grid import ScoreTable
@@ -42,10 +44,22 @@ def beside(table: ScoreTable, scores: Sequence[Score]) -> list[Beside]:
         mine = [one for one in scores if (one.target, one.task, one.where) == place]
         if not any(one.metric in ("no_equation", "equations_true") for one in mine):
             continue
-        rows = {row: [share(mine, row, metric) for metric in SHARES] for row in table.rows}
         told = {one.filter for one in mine if one.metric == "other_language"}
+        unseen = told == {"script"} and shares_script(column.where)
+        rows = {row: [share(mine, row, metric) for metric in SHARES] for row in table.rows}
+        if unseen:  # English answers to Nyankole questions: no other script is no evidence of the right language
+            at = list(SHARES).index("other_language")
+            rows = {row: [*each[:at], each[at] or None, *each[at + 1 :]] for row, each in rows.items()}
         found.append(Beside(column.label, " or ".join(sorted(told)), rows))
     return found
+
+
+def shares_script(where: str) -> bool:
+    """Whether MGSM has another language of this script; also of a language that is not known here, of an archive."""
+    try:
+        return bool(alike(where))
+    except PipelineError:
+        return True
 
 
 def share(scores: Sequence[Score], row: str, metric: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Claims about a table, and what results make of them: shown, contradicted, or undecided and what could have been seen.
+"""Claims about a table, and what results make of them: shown, contradicted, or undecided at what detectable difference.
 
 A claim file is YAML: table -> its claims, each with exactly the keys of KEYS; conf/claims/layer_swapping.yaml says what
 they mean. Code alone decides: a claim is shown where an interval (or a test at 5 %) lies on its side of the threshold,
@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import yaml
@@ -65,7 +65,8 @@ class Claim:
 class Verdict:
     """What results make of a claim, a line of claims.csv. Values, difference, interval and could_see in points.
 
-    could_see: the smallest difference that 80 % of such tables would show; detail: what else was computed, in words.
+    p: two-sided, of the claim's threshold; could_see: the minimum detectable difference at power 80 %; detail: what
+    else was computed.
     """
 
     id: str
@@ -90,9 +91,9 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """shown; contradicted; undecided (could have seen 4.6 points); not made: why."""
+        """shown; contradicted; undecided (minimum detectable difference 4.6 points); not made: why."""
         if self.verdict == UNDECIDED and self.could_see is not None:
-            return f"{UNDECIDED} (could have seen {self.could_see:.1f} points)"
+            return f"{UNDECIDED} (minimum detectable difference {self.could_see:.1f} points)"
         return f"{NOT_MADE}: {self.detail}" if self.verdict == NOT_MADE else self.verdict
 
 
@@ -214,37 +215,44 @@ def word_of(claim: Claim, low: float, high: float) -> str:
     return SHOWN if shown else CONTRADICTED if contradicted else UNDECIDED
 
 
+def p_of(claim: Claim, found: Contrast) -> float:
+    """Two-sided p of the claim's threshold: below 5 % where the interval lies on one side of it; for `within`, of the
+    nearer one of its two thresholds."""
+    if claim.direction == "within":
+        return max(found.p_of(-claim.threshold / 100), found.p_of(claim.threshold / 100))
+    return found.p_of(claim.margin)
+
+
 def judge_difference(claim: Claim, found: Contrast, left: float, right: float, detail: str = "") -> Verdict:
     return verdict(
-        claim, word_of(claim, found.low, found.high), left_value=left, right_value=right,
-        difference=found.difference, low=found.low, high=found.high, p=found.p, n=found.n, could_see=found.could_see,
-        detail=detail,
+        claim, word_of(claim, found.low, found.high), left_value=left, right_value=right, difference=found.difference,
+        low=found.low, high=found.high, p=p_of(claim, found), n=found.n, could_see=found.could_see, detail=detail,
     )  # fmt: skip
 
 
-def judge_every(claim: Claim, found: Sequence[tuple[str, Contrast, Contrast]], left: float, right: float) -> Verdict:
-    """Each unit on its own (name, contrast, contrast less the margin): shown where all are, which needs no correction;
-    contradicted where one lies on the other side, at 5 % by Holm over all units."""
-    words = [word_of(claim, one.low, one.high) for _, one, _ in found]
-    against = [held.difference < 0 if claim.direction == "higher" else held.difference > 0 for _, _, held in found]
-    opposed = [p < LEVEL and bad for p, bad in zip(holm([held.p for _, _, held in found]), against, strict=True)]
-    word = SHOWN if all(one == SHOWN for one in words) else CONTRADICTED if any(opposed) else UNDECIDED
+def judge_every(claim: Claim, found: Sequence[tuple[str, Contrast]], left: float, right: float) -> Verdict:
+    """Each unit on its own (name, contrast): shown where all are, which needs no correction; contradicted where one
+    lies on the other side, at 5 % by Holm over all units."""
+    words = [word_of(claim, one.low, one.high) for _, one in found]
     sign = 1 if claim.direction == "higher" else -1
-    worst = min((one for _, one, _ in found), key=lambda one: sign * one.difference)
-    on_side = sum(not bad and held.difference != 0 for bad, (_, _, held) in zip(against, found, strict=True))
-    told = ", ".join(f"{name} {100 * one.difference:+.1f}" for name, one, _ in found)
+    beyond = [sign * (one.difference - claim.margin) for _, one in found]
+    corrected = holm([p_of(claim, one) for _, one in found])
+    opposed = [p < LEVEL and apart < 0 for p, apart in zip(corrected, beyond, strict=True)]
+    word = SHOWN if all(one == SHOWN for one in words) else CONTRADICTED if any(opposed) else UNDECIDED
+    worst = min((one for _, one in found), key=lambda one: sign * one.difference)
+    told = ", ".join(f"{name} {100 * one.difference:+.1f}" for name, one in found)
     return verdict(
         claim, word, left_value=left, right_value=right, difference=worst.difference, low=worst.low, high=worst.high,
-        p=worst.p, n=worst.n, could_see=max(one.could_see for _, one, _ in found),
-        detail=f"{on_side} of {len(found)} on its side, {words.count(SHOWN)} shown; here the least of them: {told}",
+        p=p_of(claim, worst), n=worst.n, could_see=max(one.could_see for _, one in found),
+        detail=f"{sum(apart > 0 for apart in beyond)} of {len(found)} on its side, {words.count(SHOWN)} shown; "
+        f"here the least of them: {told}",
     )  # fmt: skip
 
 
 def judge_mcnemar(claim: Claim, test: McNemar, found: Contrast, left: float, right: float) -> Verdict:
-    on_side = found.difference > 0 if claim.direction == "higher" else found.difference < 0
-    word = UNDECIDED if test.p >= LEVEL else SHOWN if on_side else CONTRADICTED
-    told = f"{test.first} answers right for the left alone, {test.second} for the right alone"
-    return replace(judge_difference(claim, found, left, right, told), verdict=word, p=test.p)
+    """By the score test of the interval, which at a threshold of 0 is McNemar's; its mid-p is shown next to it."""
+    told = f"{test.first} answers right for the left alone, {test.second} for the right alone; mid-p {test.p:.4f}"
+    return judge_difference(claim, found, left, right, told)
 
 
 def judge_friedman(claim: Claim, found: Friedman, blocks: int) -> Verdict:

@@ -1,4 +1,4 @@
-"""Models compared on the questions that both answered: which differences are beyond noise, and which best is a best."""
+"""Models compared on the questions that both answered: which differences are significant, and which best is a best."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.evaluate.metrics import mean
 from pipeline.report.answers import Answers, Place
 from pipeline.report.contents import Score
 from pipeline.report.ranks import holm
-from pipeline.report.statistics import LEVEL, contrast
+from pipeline.report.statistics import LEVEL, contrast, mcnemar
 
 Questions = Mapping[Any, float]  # doc_id -> the mean over seeds (and languages) of its scores, as parts of one
 
@@ -19,8 +19,8 @@ Questions = Mapping[Any, float]  # doc_id -> the mean over seeds (and languages)
 class Difference:
     """`left` minus `right` on the `n` questions that both answered, in percentage points, with its 95 % interval.
 
-    `p`: two-sided, after Holm's correction over the block; `could_see`: the smallest difference that these questions
-    show with a power of 80 %. None where there are fewer than two questions.
+    `p`: two-sided, after Holm's correction over the block; `mid_p`: of McNemar's exact test, likewise, where each side
+    is one model's answers; `could_see`: the minimum detectable difference at power 80 %. None where they share none.
     """
 
     left: str
@@ -31,9 +31,10 @@ class Difference:
     high: float | None = None
     p: float | None = None
     could_see: float | None = None
+    mid_p: float | None = None
 
     @property
-    def beyond_noise(self) -> bool:
+    def significant(self) -> bool:
         return self.p is not None and self.p < LEVEL
 
 
@@ -69,11 +70,13 @@ def averaged(found: Sequence[Questions]) -> Questions:
 def difference(left: str, right: str, mine: Questions, theirs: Questions) -> Difference:
     """One contrast, its p not corrected."""
     shared = [doc for doc in mine if doc in theirs]
-    if len(shared) < 2:
-        return Difference(left, right, len(shared))
-    found = contrast([mine[doc] - theirs[doc] for doc in shared])
+    if not shared:
+        return Difference(left, right, 0)
+    both = [[answers[doc] for doc in shared] for answers in (mine, theirs)]
+    found = contrast([one - other for one, other in zip(*both, strict=True)])
     points, low, high, could_see = (100 * x for x in (found.difference, found.low, found.high, found.could_see))
-    return Difference(left, right, len(shared), points, low, high, found.p, could_see)
+    mid_p = mcnemar(*both).p if {*both[0], *both[1]} <= {0, 1} else None
+    return Difference(left, right, len(shared), points, low, high, found.p, could_see, mid_p)
 
 
 def compared(
@@ -85,9 +88,14 @@ def compared(
 
 
 def corrected(found: Sequence[Difference]) -> list[Difference]:
-    """Holm's correction over all that have a p."""
-    ps = iter(holm([one.p for one in found if one.p is not None]))
-    return [replace(one, p=None if one.p is None else next(ps)) for one in found]
+    """Holm's correction over all that have a p, and over all that have a mid-p."""
+    ps, mid_ps = (adjusted([getattr(one, name) for one in found]) for name in ("p", "mid_p"))
+    return [replace(one, p=p, mid_p=mid_p) for one, p, mid_p in zip(found, ps, mid_ps, strict=True)]
+
+
+def adjusted(ps: Sequence[float | None]) -> list[float | None]:
+    known = iter(holm([p for p in ps if p is not None]))
+    return [None if p is None else next(known) for p in ps]
 
 
 def pairs_of(
@@ -102,12 +110,12 @@ def pairs_of(
 
 
 def stands_out(best: str, by_row: Mapping[str, Questions]) -> bool:
-    """Whether the 95 % intervals of a row's differences from all others with answers lie above zero.
+    """Whether a row is above each of the others by a difference that is significant after Holm's correction over them.
 
     False without a rival, and where answers are missing.
     """
-    rivals = [difference(best, row, by_row[best], theirs) for row, theirs in by_row.items() if row != best]
-    return bool(rivals) and all(one.low is not None and one.low > 0 for one in rivals)
+    rivals = corrected([difference(best, row, by_row[best], theirs) for row, theirs in by_row.items() if row != best])
+    return bool(rivals) and all(one.significant and (one.difference or 0) > 0 for one in rivals)
 
 
 # ------------------------------------------------------------------------------------------------ the headline
@@ -118,7 +126,7 @@ def declared(lines: Sequence[Mapping[str, Any]]) -> Comparison:
     found = [
         Difference(
             line["left"], f"{line['right']} in {line['place']}", line["n"], line["difference"], line["low"],
-            line["high"], line["p"], line["could_see"],
+            line["high"], line["p"], line["could_see"], line.get("mcnemar_p"),
         )
         for line in lines
         if line.get("p") is not None
@@ -127,25 +135,25 @@ def declared(lines: Sequence[Mapping[str, Any]]) -> Comparison:
 
 
 def headline(blocks: Sequence[Comparison]) -> str:
-    """What is beyond noise in the first block that has answers, and what is not, in one sentence."""
+    """What is significant in the first block that has answers, and what is not, in one sentence."""
     found = ((block, [line for line in block.lines if line.p is not None]) for block in blocks)
     block, known = next(((block, known) for block, known in found if known), (None, []))
     if block is None:
         return "No two models have answers to compare."
-    sure = sorted((line for line in known if line.beyond_noise), key=lambda line: -abs(line.difference or 0))
-    least = [line.could_see or 0 for line in known if not line.beyond_noise]
-    unseen = f" (these questions show {span(least)} points and more)" if least else ""
+    sure = sorted((line for line in known if line.significant), key=lambda line: -abs(line.difference or 0))
+    least = [line.could_see or 0 for line in known if not line.significant]
+    unseen = f" (minimum detectable difference {span(least)} points)" if least else ""
     named = [
         f"{line.left} {'over' if (line.difference or 0) > 0 else 'under'} {line.right} by "
         f"{abs(line.difference or 0):.1f} points ({bounds(line)})"
         for line in sure[:4]
     ]
     named += [f"{len(sure) - 4} more"] if len(sure) > 4 else []
-    counted = f"{len(sure) or 'none'} of {len(known)} differences {'are' if len(sure) > 1 else 'is'} beyond noise"
+    counted = f"{len(sure) or 'none'} of {len(known)} differences {'are' if len(sure) > 1 else 'is'} significant"
     about = f"{block.title}, {span([line.n for line in known])} questions: {counted}"
     if not sure:
         return f"{about}{unseen}."
-    return f"{about}, {joined(named)}{'; the others are within it' if least else ''}{unseen}."
+    return f"{about}, {joined(named)}{'; the others are not' if least else ''}{unseen}."
 
 
 def span(values: Sequence[float]) -> str:

@@ -62,7 +62,10 @@ class RunResult:
 @dataclass(frozen=True)
 class TableCell:
     """A place of the table as its YAML defines it: the number measured, its 95 % interval where there is one, and what
-    the paper prints. `n`: numbers that it was reduced from; `runs`: the names of those that these were read from."""
+    the paper prints. `n`: numbers that it was reduced from; `runs`: the names of those that these were read from.
+
+    `maximum`: of a best configuration, the score on the questions that chose it, as the papers report it; `value` is
+    then its split-half estimate, or the maximum again where there is none."""
 
     row: str
     column: str
@@ -75,6 +78,12 @@ class TableCell:
     missing: str = ""
     runs: Sequence[str] = ()
     digits: int = 1  # that a reader wants: a loss has more than a score
+    maximum: float | None = None
+
+    @property
+    def as_published(self) -> float | None:
+        """The number by the papers' method, which theirs is compared with."""
+        return self.value if self.maximum is None else self.maximum
 
 
 @dataclass(frozen=True)
@@ -98,7 +107,9 @@ class Results:
     """What the table stage gathered. `rows`: in the table's order; `seconds`: of all finished runs behind the table.
 
     `failed`: tried, and failed; `missing`: never tried. `roles`: row -> base, expert or merge, of rows whose names do
-    not say it. `over`: the axes that stand as seeds, where these are not the seeds alone. `table_rows`,
+    not say it. `over`: the axes that stand as seeds, where these are not the seeds alone; `sampled`: the axes of three
+    trainings or more whose variance intervals include. `selected`: rows of
+    configurations chosen by the scores shown. `table_rows`,
     `table_columns`, `table_cells`: the table itself; `choices`: what its `best` chose.
     `contrasts`: what its `compare` measured, a line of contrasts.csv each; `verdicts`: on what is claimed of it.
     `linked`: whether the folders of runs are where the page can lead to.
@@ -121,6 +132,8 @@ class Results:
     git: Mapping[str, Any] = field(default_factory=dict)
     roles: Mapping[str, str] = field(default_factory=dict)
     over: Sequence[str] = ()
+    sampled: Sequence[str] = ()
+    selected: Sequence[str] = ()
     table_rows: Sequence[str] = ()
     table_columns: Sequence[str] = ()
     table_cells: Sequence[TableCell] = ()

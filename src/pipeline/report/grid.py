@@ -60,7 +60,7 @@ class Entry:
 class ScoreTable:
     """rows x columns -> Entry. groups: (target, its columns), averages first; notes: how to read it; missing: reasons.
 
-    comparisons: differences of rows, a block a language; headline: what of the first block is beyond noise.
+    comparisons: differences of rows, a block a language; headline: what of the first block is significant.
     """
 
     rows: list[str]

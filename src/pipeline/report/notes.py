@@ -33,6 +33,14 @@ def notes_of(
             notes.append("† one evaluation, not one a seed: ± is its standard error over the questions.")
         if any("/" in entry.mark for entry in filled.values()):
             notes.append("(k/n): of n numbers only k are there.")
+    if results.selected:
+        rows = ", ".join(results.selected[:6]) + (" ..." if len(results.selected) > 6 else "")
+        notes.append(
+            f"{rows}: chosen by these scores, which are too high, and never bold. Split-half estimates are in the "
+            "table's own cells and contrasts."
+        )
+    if not results.sampled:
+        notes.append("Seed variance is not included in intervals and p: that takes at least three seeds.")
     if any(column.target == AVERAGE for column in columns):
         notes.append(
             "Averages are over the target languages within a seed; "

@@ -12,7 +12,7 @@ from pipeline.evaluate.records import CHOICES
 from pipeline.report import plots, samples
 from pipeline.report.answers import Answers, Place
 from pipeline.report.beside import SHARES, beside
-from pipeline.report.cells import chosen_text, outside
+from pipeline.report.cells import BEST_NOTE, chosen_text, difference, outside
 from pipeline.report.claims import CONTRADICTED, NOT_MADE, SHOWN, UNDECIDED
 from pipeline.report.compare import declared
 from pipeline.report.contents import Results, Score, TableCell
@@ -91,6 +91,8 @@ def page(
             groups=[(title, rows) for title, rows in groups if rows],
             own=own_table(results),
             far=outside,
+            difference=difference,
+            best_note=BEST_NOTE if any(one.maximum is not None for one in results.table_cells) else "",
             beside=beside(table, scores),
             shares=list(SHARES.values()),
             verdicts=tally(results),
@@ -148,6 +150,7 @@ def own_table(results: Results) -> OwnTable | None:
     """The table's own cells where they say more than the scores: published numbers, intervals, facts of trainings."""
     published = any(one.published is not None for one in results.table_cells)
     same = len(results.rows) == len(results.table_rows) and not published
+    same &= not any(one.maximum is not None for one in results.table_cells)
     if not results.table_cells or (same and all(map(str.startswith, results.rows, results.table_rows))):
         return None  # its rows are models: the scores say it all
     cells = {(one.row, one.column): one for one in results.table_cells}
@@ -170,9 +173,9 @@ def tally(results: Results) -> str:
 
 
 def beyond(results: Results) -> Callable[[Mapping[str, Any]], bool]:
-    """Whether a line of contrasts.csv is beyond noise once all of them are counted."""
+    """Whether a line of contrasts.csv is significant once all of them are counted."""
     known = [line for line in results.contrasts if line.get("p") is not None]
-    sure = {id(line) for line, one in zip(known, declared(known).lines, strict=True) if one.beyond_noise}
+    sure = {id(line) for line, one in zip(known, declared(known).lines, strict=True) if one.significant}
     return lambda line: id(line) in sure
 
 

@@ -22,7 +22,7 @@ HEAD, FOOT, BAR, GAP = 30, 24, 20, 18  # pixels above and below a panel's bars, 
 @dataclass(frozen=True)
 class Panel:
     """One task of a bar chart. values and spreads: one a row, in the unit shown; None where there is none. best: the
-    place of a row that is better than all others beyond noise."""
+    place of a row that is significantly better than all others."""
 
     title: str
     values: Sequence[float | None]

@@ -10,6 +10,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import PRIMARY
 from pipeline.evaluate.records import ScoreRow, read_scores
 from pipeline.report.contents import CellResult, Results, Score
+from pipeline.report.statistics import wilson
 
 TITLES = {  # of tasks, in the order of the columns; mgsm_en_cot and its like follow mgsm
     "mgsm": "MGSM",
@@ -110,12 +111,7 @@ def interval(row: ScoreRow) -> tuple[float, float] | None:
     value, error = _finite(row.value), _finite(row.stderr)
     if value is None or error is None or not row.n:
         return None
-    if not (0 <= value <= 1):
-        return value - 1.96 * error, value + 1.96 * error
-    z2 = 1.96**2
-    centre = (value + z2 / (2 * row.n)) / (1 + z2 / row.n)
-    half = 1.96 * math.sqrt(value * (1 - value) / row.n + z2 / (4 * row.n**2)) / (1 + z2 / row.n)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return wilson(value, row.n) if 0 <= value <= 1 else (value - 1.96 * error, value + 1.96 * error)
 
 
 def family(task: str) -> str:

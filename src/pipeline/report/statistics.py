@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,7 @@ def standard_error(fraction: float, n: int) -> float:
 
 
 def smallest_difference(questions: int, discordant: float, level: float = LEVEL, power: float = POWER) -> float:
-    """The difference of two scores (as shares) that a test on the same questions shows with this power.
+    """The minimum detectable difference (as a share) of a test on the same questions, with this power.
 
     McNemar's statistic in its normal approximation: of n questions a share b is right for one model alone, c for the
     other alone; b - c has the variance (d - (b - c)^2) / n <= d / n with d = b + c, the share of discordant answers. A
@@ -48,7 +48,14 @@ def smallest_difference(questions: int, discordant: float, level: float = LEVEL,
     from statistics import NormalDist
 
     normal = NormalDist()
-    return (normal.inv_cdf(1 - level / 2) + normal.inv_cdf(power)) * math.sqrt(discordant / questions)
+    least = (normal.inv_cdf(1 - level / 2) + normal.inv_cdf(power)) * math.sqrt(discordant / questions)
+    return detectable(least, questions)
+
+
+def detectable(difference: float, questions: int, reach: float = 1.0) -> float:
+    """A minimum detectable difference within what n questions can show at all: not below the rule of three (0 of n
+    observed is compatible with 3 / n, Hanley and Lippman-Hand 1983), nor above the largest possible difference."""
+    return min(reach, max(difference, 3 / questions))
 
 
 def discordance(first: ArrayLike, second: ArrayLike) -> float:
@@ -88,34 +95,76 @@ def mcnemar(first: ArrayLike, second: ArrayLike) -> McNemar:
     return McNemar(len(one), b, c, min(1.0, float(p)))
 
 
-def paired_bootstrap(
-    first: Sequence[float],
-    second: Sequence[float],
-    *,
-    resamples: int = 10_000,
-    level: float = 0.95,
-    seed: int = 0,
-) -> tuple[float, float, float]:
-    """(difference, low, high) of mean(first) - mean(second), by resampling questions.
+@dataclass(frozen=True)
+class PairedScore:
+    """Tango's score test of a mean of n differences, each from -1 to 1, as an equation in the true difference.
 
-    first, second: a score a question (N values each), the same questions in the same order. The interval is the
-    percentile interval at `level`. Each resample draws N questions with replacement and keeps the two scores of a
-    question together, so that what the models share (hard and easy questions) cancels. Where a score is a mean over
-    languages or seeds that were asked the same questions, give each question's mean: its copies are drawn together.
+    won, lost: how many of n questions the left and the right side alone gets right; of means over languages or seeds,
+    sums of their parts. dependence: the variance of a question's difference, as a share of the variance of a single
+    answer's; experts: variance added by experts, with df degrees of freedom; reach: the largest possible difference,
+    above 1 where the right side is weighed by more than 1.
+
+    Of single answers (dependence 1, no experts) it is the score test and interval of Tango (1998, Statistics in
+    Medicine 17, 891-908): the variance is that of the difference tested, so that it is not zero where no answers
+    differ. At a difference of 0 it is McNemar's test. p and interval solve the same equation and never disagree.
     """
-    import numpy as np
 
-    difference = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)  # (N,)
-    n = len(difference)
-    rng = np.random.default_rng(seed)
-    means = np.concatenate(  # in blocks, for the memory of large N
-        [
-            difference[rng.integers(0, n, size=(min(500, resamples - at), n))].mean(axis=1)
-            for at in range(0, resamples, 500)
-        ]
-    )
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(difference.mean()), float(low), float(high)
+    won: float
+    lost: float
+    n: int
+    dependence: float = 1.0
+    experts: float = 0.0
+    df: float = math.inf
+    reach: float = 1.0
+
+    @property
+    def difference(self) -> float:
+        return self.reach * (self.won - self.lost) / self.n
+
+    def variance(self, difference: float) -> float:
+        """Of the mean, were this the true difference: the share lost is the likeliest one given the difference."""
+        apart = min(1.0, max(-1.0, difference / self.reach))
+        linear = (2 * self.n - self.won + self.lost) * apart - self.won - self.lost
+        root = math.sqrt(max(0.0, linear**2 + 8 * self.n * self.lost * apart * (1 - apart)))
+        one_answer = max(0.0, (root - linear) / (2 * self.n) + apart * (1 - apart))
+        return self.reach**2 * self.dependence * one_answer / self.n + self.experts
+
+    def statistic(self, difference: float) -> float:
+        apart, variance = self.difference - difference, self.variance(difference)
+        if abs(apart) < 1e-12:
+            return 0.0
+        return apart / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, apart)
+
+    def p(self, difference: float) -> float:
+        """Two-sided, of a true difference: below 0.05 where that lies outside the 95 % interval."""
+        return 2 * tail(abs(self.statistic(difference)), self.df)
+
+    def interval(self, level: float = LEVEL) -> tuple[float, float]:
+        """The differences whose p is at least `level`: 0.05 gives 95 %."""
+
+        def limit(outside: float) -> float:
+            inside = self.difference
+            if self.p(outside) >= level:
+                return outside
+            while abs(outside - inside) > 1e-9:
+                middle = (inside + outside) / 2
+                inside, outside = (middle, outside) if self.p(middle) >= level else (inside, middle)
+            return inside
+
+        return limit(-self.reach), limit(self.reach)
+
+
+def tail(statistic: float, df: float) -> float:
+    """P(T > statistic) of Student's t; of the normal distribution where df is infinite."""
+    from scipy.special import ndtr, stdtr  # scipy.stats takes a second to import
+
+    return float(ndtr(-statistic) if math.isinf(df) else stdtr(df, -statistic))
+
+
+def quantile(share: float, df: float) -> float:
+    from scipy.special import ndtri, stdtrit
+
+    return float(ndtri(share) if math.isinf(df) else stdtrit(df, share))
 
 
 # ------------------------------------------------------------------------------------------- draws
@@ -189,17 +238,6 @@ def halved_means(scores: ArrayLike, draws: int = DRAWS, seed: int = 0) -> tuple[
     return resampled_means(array[..., 0::2], draws, seed), resampled_means(array[..., 1::2], draws, seed + draws)
 
 
-def split_half_best(scores: ArrayLike) -> float:
-    """What the best of K candidates is worth on problems that it was not chosen on. scores: (K, N).
-
-    Chosen on odd and scored on even problems, then the other way round; the mean of both.
-    """
-    import numpy as np
-
-    by_half = halves(np.shape(scores)[-1]) @ np.asarray(scores, dtype=float).T  # (2, K)
-    return float(best(by_half, by_half[::-1]).mean())
-
-
 def split_half(scores: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, float]]:
     """What choosing the best configuration is worth on questions that it was not chosen on.
 
@@ -215,6 +253,21 @@ def split_half(scores: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, f
     return [(chosen[0], halves[1][chosen[0]]), (chosen[1], halves[0][chosen[1]])]
 
 
+def wilson(share: float, questions: float) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of right answers; it has a width where all are right, or all wrong."""
+    z2 = 1.96**2
+    centre = (share + z2 / (2 * questions)) / (1 + z2 / questions)
+    half = math.sqrt(z2 * (share * (1 - share) / questions + z2 / (4 * questions**2))) / (1 + z2 / questions)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def share_interval(share: float, questions: int, variance: float) -> tuple[float, float]:
+    """Wilson's interval of a score whose sampling variance is not that of single answers: of a mean over languages or
+    models, or of what is chosen. As many questions are counted as have this variance, less one question's worth."""
+    answers = questions * share * (1 - share)
+    return wilson(share, questions * (answers + 1) / (questions**2 * variance + 1))
+
+
 # ------------------------------------------------------------------------------------------- contrasts
 
 
@@ -222,9 +275,10 @@ def split_half(scores: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, f
 class Contrast:
     """A difference of two scores, as shares.
 
-    difference: left minus right; error: its standard error, with df degrees of freedom; low, high: its 95 % interval;
-    p: two-sided; problems, experts: the parts of the error by what is resampled; n: problems; discordant: the measured
-    share of discordant answers; could_see: the smallest difference that a test of this error shows with power 80 %.
+    difference: left minus right; error: its standard error, with df degrees of freedom (infinite without experts); low,
+    high: its 95 % interval; p: two-sided, of no difference; problems, experts: the parts of the error by what is
+    sampled; n: problems; discordant: the measured share of discordant answers; could_see: the minimum detectable
+    difference of this test at power 80 %, never below the rule of three; test: the equation that gives p and interval.
     """
 
     difference: float
@@ -238,54 +292,74 @@ class Contrast:
     n: int
     discordant: float
     could_see: float
+    test: PairedScore
+
+    def p_of(self, threshold: float) -> float:
+        """Two-sided p of a true difference of `threshold`: what a claim that names one is tested by."""
+        return self.test.p(threshold)
 
 
 def contrast(
-    differences: ArrayLike, estimate: float | None = None, drawn: ArrayLike | None = None, level: float = LEVEL
+    differences: ArrayLike,
+    estimate: float | None = None,
+    drawn: ArrayLike | None = None,
+    level: float = LEVEL,
+    reach: float = 1.0,
 ) -> Contrast:
     """The mean of differences (A1, ..., Ak, N): k axes of crossed experts (none for two single models) and N problems.
 
-    A run that lacks an axis is repeated along it: swap (M, L, N) against the math expert (M, 1, N). The variance of
-    the mean is s^2 / N of the problems' means, plus, for each axis, what its experts' means differ by beyond what the
-    problems explain: mean squares of expert less those of expert x problem, in the analysis of variance of a crossed
-    random design (Cornfield and Tukey 1956), 0 where that is negative. The interval is Student's t with Satterthwaite's
-    degrees of freedom, which fall to 2 where three experts decide. Under no effect it rejects in 3 to 7 % of cases
-    where experts matter, with three a side; in 2 % where they do not, as three experts cannot show that.
+    Differences lie between -reach and reach. For paired right and wrong answers this is Tango's score interval
+    (`PairedScore`). Of means over languages, seeds or experts the answers to one problem are as dependent as measured,
+    with one problem's worth of full dependence added: without any spread their number proves nothing, and no
+    interval has width zero.
+
+    A run that lacks an axis is repeated along it: swap (M, L, N) against the math expert (M, 1, N). Each axis adds to
+    the variance what its experts' means differ by beyond what the problems explain: mean squares of expert less those
+    of expert x problem, in the analysis of variance of a crossed random design (Cornfield and Tukey 1956), 0 where
+    that is negative. The quantiles are then Student's t with Satterthwaite's degrees of freedom, which fall to 2 where
+    three experts decide. Under no effect it rejects in 3 to 7 % of cases where experts matter, with three a side; in
+    2 % where they do not, as three experts cannot show that.
 
     Why not a percentile interval of a bootstrap over experts and problems: see `two_way_bootstrap`, which gives both.
 
     estimate, drawn: the difference, and (draws,) of it over draws of problems, where it is no plain mean: with the
     choice of the best redone inside each draw (`halved_means`). `differences` are then those of the candidate that won.
 
-    Raises ValueError for fewer than two problems, or an axis of one level, which shows nothing about others.
+    Raises ValueError without a problem, or for an axis of one level, which shows nothing about others.
     """
     import numpy as np
-    from scipy.special import stdtr, stdtrit  # Student's t; scipy.stats takes a second to import
 
     array = np.asarray(differences, dtype=float)
     n = array.shape[-1]
-    if min(array.shape) < 2:
-        raise ValueError(f"differences {array.shape}: an interval needs two problems, and two experts on each axis")
-    by_problem = array.reshape(-1, n).mean(axis=0)  # (N,)
-    value = float(by_problem.mean()) if estimate is None else float(estimate)
-    problems = float(np.var(by_problem if drawn is None else np.asarray(drawn, dtype=float), ddof=1))
-    problems /= n if drawn is None else 1
-    experts, noise = 0.0, problems**2 / (n - 1)
+    if not n or min(array.shape[:-1], default=2) < 2:
+        raise ValueError(f"differences {array.shape}: an interval needs a problem, and two experts on each axis")
+    scaled = array / reach
+    by_problem = scaled.reshape(-1, n).mean(axis=0)  # (N,)
+    value = float(by_problem.mean()) if estimate is None else float(estimate) / reach
+    discordant = max(float(np.abs(scaled).mean()), abs(value))
+    of_problems, of_answers = float(np.sum((by_problem - value) ** 2)), n * (discordant - value**2)
+    if drawn is not None:
+        of_problems = n**2 * float(np.var(np.asarray(drawn, dtype=float) / reach, ddof=1))
+    experts, noise = 0.0, 0.0
     for axis in range(array.ndim - 1):
         means = array.mean(axis=tuple(other for other in range(array.ndim - 1) if other != axis))  # (A, N)
         between, within = expert_variance(means)
         if between > within:
             experts += between - within
             noise += between**2 / (len(means) - 1)
-    error = math.sqrt(problems + experts)
-    df = error**4 / noise if noise > 0 else n - 1.0
-    reach, power = (float(stdtrit(df, share)) for share in (1 - level / 2, POWER))
-    p = float(2 * stdtr(df, -abs(value) / error)) if error > 0 else float(value == 0)
-    unlike = discordance(by_problem, 0)
+    test = PairedScore(
+        n * (discordant + value) / 2, n * (discordant - value) / 2, n, (of_problems + 1) / (of_answers + 1), reach=reach
+    )
+    problems = test.variance(test.difference)
+    df = (problems + experts) ** 2 / noise if noise > 0 else math.inf
+    test = replace(test, experts=experts, df=df)
+    low, high = test.interval(level)
+    unlike = discordance(reach * by_problem, 0)
+    least = (quantile(1 - level / 2, df) + quantile(POWER, df)) * math.sqrt(max(problems, unlike / n) + experts)
     return Contrast(
-        difference=value, low=value - reach * error, high=value + reach * error, p=p, error=error, df=df,
+        difference=test.difference, low=low, high=high, p=test.p(0), error=math.sqrt(problems + experts), df=df,
         problems=math.sqrt(problems), experts=math.sqrt(experts), n=n, discordant=unlike,
-        could_see=(reach + power) * math.sqrt(max(problems, unlike / n) + experts),
+        could_see=detectable(least, n, reach), test=test,
     )  # fmt: skip
 
 

@@ -70,7 +70,11 @@ def tabulate(
     for column in columns:
         known = {row: filled[row, column].value or 0.0 for row in rows if filled[row, column].value is not None}
         top = max(known, key=lambda row: known[row], default="")
-        if top and stands_out(top, {row: by_column[column].get(row, {}) for row in known}):
+        if (
+            top
+            and top not in results.selected
+            and stands_out(top, {row: by_column[column].get(row, {}) for row in known})
+        ):
             filled[top, column] = replace(filled[top, column], best=True)
     notes = notes_of(results, columns, by_place, filled)
     blocks = _comparisons(results, rows, columns, filled, by_column)
@@ -98,8 +102,10 @@ def _comparisons(
     filled: Mapping[tuple[str, Column], Entry],
     by_column: Mapping[Column, Mapping[str, Questions]],
 ) -> list[Comparison]:
-    """MGSM in the target languages, averages first: merges against base and best expert."""
+    """MGSM in the target languages, averages first: merges, but those chosen by these scores, against base and best
+    expert."""
     role = roles(rows, results.roles)
+    rows = [row for row in rows if row not in results.selected or role[row] == "expert"]
     blocks = []
     for column in columns:
         if column.task.startswith("mgsm") and column.where == column.target:

@@ -107,8 +107,8 @@ class Questions:
 
         read = {key: self.answers.of(key[0], self.metric, key[1]) for key in self.scores}
         shared = set.intersection(*(set(vector) for vector in read.values()))
-        if len(shared) < 2:
-            raise NoScore(f"its scores share {len(shared)} questions")
+        if not shared:
+            raise NoScore("its scores share no question")
         ids = sorted(shared)
         return {key: np.array([vector[one] for one in ids]) for key, vector in read.items()}
 
@@ -130,6 +130,8 @@ class Questions:
     @cached_property
     def by_half(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
         """Of the odd and of the even problems."""
+        if len(next(iter(self.vectors.values()))) < 2:
+            raise NoScore("one question cannot both choose the best and score it")
         return self.values(lambda stacked: halves(stacked.shape[1]) @ stacked.T)
 
     @cached_property
@@ -137,6 +139,15 @@ class Questions:
         """Draws of the odd problems, and draws of the even ones."""
         odd, even = halved_means(list(self.vectors.values()), DRAWS)
         return tuple({key: means[:, at] for at, key in enumerate(self.vectors)} for means in (odd, even))
+
+    def halved(self, of: Callable[[dict, dict], np.ndarray]) -> tuple[float, np.ndarray]:
+        """What is chosen on one half of the problems is worth on the other, the mean of both ways: as observed, and
+        (draws,) over draws of problems. of: by what is chosen, and what is shown -> a value a draw. NoScore: one
+        problem has no halves."""
+        half = self.by_half
+        observed = of(half, {key: means[::-1] for key, means in half.items()})
+        odd, even = self.draws_by_half
+        return float(observed.mean()), (of(odd, even) + of(even, odd)) / 2
 
 
 def leaves(plan: TablePlan, cell: Cell) -> Iterator[Cell]:

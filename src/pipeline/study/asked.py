@@ -107,13 +107,15 @@ class PlacedClaim:
             )
 
     def check_axes(self) -> None:
-        """An axis that is a sample has several values, and is not reduced to its largest."""
+        """An axis that is a sample has three values (blocks of ranks: two) or more, and is not reduced to a maximum."""
         claim, plan = self.claim, self.plan
         for axis in self.axes:
-            count = len(plan.table.axes[axis])
-            if count < 2:
-                value = next(iter(plan.table.axes[axis]))
-                raise claim.refuse(f"an interval over {axis} is asked, and {claim.table} has {axis}={value} alone")
+            has = list(map(str, plan.table.axes[axis]))
+            if len(has) < (2 if claim.test in RANKED else 3):
+                told = f"{claim.table} has {axis}={','.join(has)} alone"
+                raise claim.refuse(
+                    f"an interval over {axis} is asked, and {told}: three values or more show a variance"
+                )
             here = [leaf for cell in self.cells for leaf in leaves(plan, cell)]
             values = [{str(item.at.get(axis)) for item in leaf.items if axis in item.at} for leaf in here]
             if not (all(values) if claim.test in RANKED else any(len(of) > 1 for of in values)):

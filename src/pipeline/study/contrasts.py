@@ -1,4 +1,4 @@
-"""A table's contrasts: the smallest difference that they could show before anything is made, and what they measured."""
+"""A table's contrasts: their minimum detectable difference before anything is run, and what they measured."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DISCORDANT = 0.2  # the share of answers that are right for one model alone: ass
 
 
 def contrasts(planning: Planning) -> list[str]:
-    """A line for each of `compare`: the cells that stand on the most questions, and what these could show.
+    """A line for each of `compare`: the minimum detectable difference on the fewest and the most questions.
 
     Only different questions count: a mean over seeds or models asks the same again, which lessens other noise alone.
     """
@@ -39,7 +39,7 @@ def contrasts(planning: Planning) -> list[str]:
             least, most = (100 * smallest_difference(count, DISCORDANT) for count in (min(asked), max(asked)))
             told = f"{least:.1f} points on {min(asked)} questions"
             told += f", {most:.1f} on {max(asked)}" if max(asked) > min(asked) else ""
-            lines.append(f"{left} against {right} could show {told}")
+            lines.append(f"{left} against {right}: minimum detectable difference {told}")
     note = f"(two-sided 5 %, power 80 %, {DISCORDANT:.0%} of answers right for one of the two alone)"
     return [*lines, note] if lines else []
 
@@ -129,9 +129,9 @@ def line(claim: Claim, plan: TablePlan, cells: Sequence[Cell], answers: StoredAn
 
 
 def sampled(plan: TablePlan) -> list[str]:
-    """The axes whose values are a sample: those that give trainings their seeds, of several values."""
+    """The axes whose values are a sample: those that give trainings their seeds, of three values or more."""
     seeds = [str(run.words["seed"]) for run in plan.table.runs.values() if "seed" in run.words]
-    return [axis for axis, values in plan.table.axes.items() if len(values) > 1 and f"{{{axis}}}" in seeds]
+    return [axis for axis, values in plan.table.axes.items() if len(values) > 2 and f"{{{axis}}}" in seeds]
 
 
 def averaged(plan: TablePlan, cells: Sequence[Cell], axis: str) -> bool:

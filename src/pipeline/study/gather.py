@@ -18,9 +18,9 @@ from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.provenance import git_state
 from pipeline.runs.run import Run, flat, runs_behind
 from pipeline.runs.unchanged import changed
-from pipeline.study.answers import StoredAnswers
+from pipeline.study.answers import StoredAnswers, chooses
 from pipeline.study.cells import Candidate, Cell, Item, ScoreRef
-from pipeline.study.contrasts import MEASURED, measured
+from pipeline.study.contrasts import MEASURED, measured, sampled
 from pipeline.study.graph import ordered, unfinished
 from pipeline.study.numbers import choices_of, table_cell
 from pipeline.study.outcome import Outcome
@@ -46,7 +46,9 @@ def gather(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, 
     roles: dict[str, str] = {}
     cells: dict[CellResult, None] = {}
     rows: dict[str, dict[str, None]] = {model: {} for model in models}
+    selected: dict[str, None] = {}
     for row, one in zip(told_apart(met), met, strict=True):
+        selected |= {row: None} if one.chosen else {}
         rows[one.model][row] = None
         roles.setdefault(row, role(planning, one.score))
         for language in one.languages:
@@ -62,7 +64,8 @@ def gather(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, 
                           *(f"{'' if key == 'data_root' else 'every.'}{key}={value}" for key, value in asked.items())]),
         languages=list(dict.fromkeys(cell.language for cell in cells)),
         seeds=sorted({cell.seed for cell in cells}),
-        over=list(dict.fromkeys(axis for axes in repeats for axis in axes)),
+        over=list(dict.fromkeys(axis for axes in repeats for axis in axes)), sampled=sampled(plan),
+        selected=list(selected),
         rows=list(dict.fromkeys(row for name, longer in rows.items() for row in longer or [name])),
         cells=list(cells), runs=found, failed=[FailedRun(name, shared(why)) for name, why in failed.items()],
         missing=missing, seconds=sum(run.seconds or 0.0 for run in done), versions=versions, machine=machine,
@@ -111,7 +114,9 @@ def seed_of(cell: Cell, at: Mapping[str, Any], repeats: Repeats) -> int:
 
 @dataclass(frozen=True)
 class Met:
-    """A score in a cell: the row or column that is a model, the other one, and the axes that the cell itself fixes."""
+    """A score in a cell: the row or column that is a model, the other one, and the axes that the cell itself fixes.
+
+    chosen: this score decided that the model is shown."""
 
     model: str
     other: str
@@ -120,6 +125,7 @@ class Met:
     score: ScoreRef
     languages: list[str]
     seed: int
+    chosen: bool
 
     @property
     def place(self) -> tuple[Any, ...]:
@@ -139,7 +145,7 @@ def scored(planning: Planning, winners: Mapping[str, Candidate | None]) -> tuple
         for item, score in shown(cell, winners):
             if run := planning.evaluation(score):
                 seed, languages = seed_of(cell, item.at, repeats), languages_of(plan.table, item, score)
-                met.append(Met(labels.of(model), other, fixed(cell, item), run, score, languages, seed))
+                met.append(Met(labels.of(model), other, fixed(cell, item), run, score, languages, seed, chooses(item)))
     return list(map(labels.of, plan.rows if by_row else plan.columns)), met, repeats
 
 

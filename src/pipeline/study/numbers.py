@@ -6,7 +6,8 @@ from typing import Any
 
 from pipeline.report.archive import shared
 from pipeline.report.contents import TableCell
-from pipeline.study.answers import Questions, StoredAnswers, drawn
+from pipeline.report.statistics import share_interval
+from pipeline.study.answers import Questions, StoredAnswers, by_question, drawn, linear
 from pipeline.study.asked import metrics_of, tasks_of
 from pipeline.study.cells import Candidate, Cell, Choice
 from pipeline.study.cost import QUESTIONS
@@ -15,16 +16,21 @@ from pipeline.study.planning import Planning
 
 
 def table_cell(planning: Planning, place: tuple[str, str], number: Number, answers: StoredAnswers) -> TableCell:
-    digits = 3 if planning.plan.cells[place].fact in VALIDATIONS else 1
-    low, high = bounds(planning, planning.plan.cells[place], answers) if number.value is not None else (None, None)
+    cell = planning.plan.cells[place]
+    digits = 3 if cell.fact in VALIDATIONS else 1
+    chosen = cell.fact is None and not linear(planning.plan, cell)
+    found = estimate(planning, cell, chosen, answers) if number.value is not None else None
+    value, low, high = found or (number.value, None, None)
     return TableCell(
-        *place, value=number.value, low=low, high=high, n=number.n, published=number.published, suspect=number.suspect,
-        missing=shared(number.missing), runs=[folder.name for folder in number.runs], digits=digits,
+        *place, value=value if chosen else number.value, low=low, high=high, n=number.n, published=number.published,
+        suspect=number.suspect, missing=shared(number.missing), runs=[folder.name for folder in number.runs],
+        digits=digits, maximum=number.value if chosen else None,
     )  # fmt: skip
 
 
-def bounds(planning: Planning, cell: Cell, answers: StoredAnswers) -> tuple[float | None, float | None]:
-    """95 % of a cell in percent, over draws of problems in each of which its choices are made again.
+def estimate(planning: Planning, cell: Cell, chosen: bool, answers: StoredAnswers) -> tuple[float, float, float] | None:
+    """A cell and its 95 % interval over draws of problems, in percent. What is chosen (the best configuration, a
+    maximum) is scored on the half of the problems that it was not chosen on, and chosen again in each draw.
 
     What it is reduced over besides (seeds, experts) is taken as it is. None of facts, of figures, of metrics of whole
     sets (chrF++), and where answers were not kept.
@@ -34,13 +40,18 @@ def bounds(planning: Planning, cell: Cell, answers: StoredAnswers) -> tuple[floa
     plan = planning.plan
     tasks = [str(task) for task in tasks_of(plan, cell)]
     if cell.fact or cell.metric or len(tasks) != 1 or tasks[0] not in QUESTIONS:
-        return None, None
+        return None
+    questions = Questions(plan, answers, [cell], metrics_of(tasks[0])[0])
     try:
-        draws = Questions(plan, answers, [cell], metrics_of(tasks[0])[0]).draws
-        low, high = np.quantile(100 * drawn(plan, cell, draws, draws)[1], [0.025, 0.975])
+        each = by_question(questions, cell, ())
+        value, variance = float(each.mean()), float(each.var()) / len(each)
+        if chosen:
+            value, draws = questions.halved(lambda choosing, shown: drawn(plan, cell, choosing, shown)[1])
+            variance = float(np.var(draws, ddof=1))
     except NoScore:
-        return None, None
-    return float(low), float(high)
+        return None
+    low, high = share_interval(value, len(each), variance)
+    return 100 * value, 100 * low, 100 * high
 
 
 def choices_of(planning: Planning, outcome: Outcome) -> dict[str, Any]:

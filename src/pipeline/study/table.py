@@ -32,7 +32,7 @@ from pipeline.study.reported import Reported
 
 
 def show_plan(config: PlanStage) -> str:
-    """The runs of a table by kind, what they cost, what is missing, and what its contrasts could show.
+    """The runs of a table by kind, what they cost, what is missing, and what its contrasts could detect.
 
     Raises:
         PipelineError: a run that cannot fit plan.gpu and plan.gpus, a sentence for each cause, with all that is shown.

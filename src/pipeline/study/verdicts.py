@@ -50,6 +50,11 @@ class Sides:
         claim = self.asked.claim
         return 1 + claim.threshold / 100 if claim.relative else 1.0
 
+    @property
+    def reach(self) -> float:
+        """The largest possible difference."""
+        return max(1.0, self.keep)
+
     @cached_property
     def plain(self) -> bool:
         """Whether nothing is chosen on these questions."""
@@ -104,14 +109,13 @@ class Sides:
     def less(self, values: tuple[Any, Any]) -> Any:
         return values[0] - self.keep * values[1]
 
-    def contrast(self, less: float = 0.0) -> Contrast:
-        """Left minus right, less a margin. What is chosen is scored on the half that it was not chosen on."""
-        array = self.differences(self.asked.axes) - less
+    def contrast(self) -> Contrast:
+        """Left minus right. What is chosen is scored on the half that it was not chosen on."""
+        array = self.differences(self.asked.axes)
         if self.plain:
-            return contrast(array)
-        odd, even = self.questions.draws_by_half
-        both = (self.less(self.drawn(odd, even)) + self.less(self.drawn(even, odd))) / 2
-        return contrast(array, self.less(self.halves) - less, both)
+            return contrast(array, reach=self.reach)
+        estimate, drawn = self.questions.halved(lambda choosing, shown: self.less(self.drawn(choosing, shown)))
+        return contrast(array, estimate, drawn, reach=self.reach)
 
     def detail(self) -> str:
         """Wins per pair, what resampling each side alone gives, and what choosing makes, where there is any of it."""
@@ -185,20 +189,19 @@ def every(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
     """Each place on its own, and each pair of experts where axes are named."""
     import numpy as np
 
-    units: list[tuple[str, Contrast, Contrast]] = []
+    units: list[tuple[str, Contrast]] = []
     values = []
-    margin = asked.claim.margin
     for at, place in enumerate(asked.places):
         here = asked.at(at)
         sides = Sides.of(here, answers)
         values.append(sides.values)
         if not asked.axes:
-            units.append((place, sides.contrast(), sides.contrast(margin)))
+            units.append((place, sides.contrast()))
             continue
         pairs = sides.each(here.left) - sides.keep * sides.each(here.right)
         for pair in np.ndindex(pairs.shape[:-1]):
             name = " ".join([place, *(f"{axis}{level + 1}" for axis, level in zip(asked.axes, pair, strict=True))])
-            units.append((name, contrast(pairs[pair]), contrast(pairs[pair] - margin)))
+            units.append((name, contrast(pairs[pair], reach=sides.reach)))
     left, right = np.mean(values, axis=0)
     return judge_every(asked.claim, units, float(left), float(right))
 
