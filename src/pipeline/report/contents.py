@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.stages import Report
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.claims import Verdict
 
@@ -62,7 +63,10 @@ class RunResult:
 @dataclass(frozen=True)
 class TableCell:
     """A place of the table as its YAML defines it: the number measured, its 95 % interval where there is one, and what
-    the paper prints. `n`: numbers that it was reduced from; `runs`: the names of those that these were read from."""
+    the paper prints. `n`: numbers that it was reduced from; `runs`: the names of those that these were read from.
+
+    base: of untrained models alone; experts: points by which another set of experts may differ (95 %), where the cell
+    is reduced over several."""
 
     row: str
     column: str
@@ -71,6 +75,8 @@ class TableCell:
     high: float | None = None
     n: int = 0
     published: float | None = None
+    base: bool = False
+    experts: float | None = None
     suspect: str | None = None
     missing: str = ""
     runs: Sequence[str] = ()
@@ -101,6 +107,7 @@ class Results:
     not say it. `over`: the axes that stand as seeds, where these are not the seeds alone. `table_rows`,
     `table_columns`, `table_cells`: the table itself; `choices`: what its `best` chose.
     `contrasts`: what its `compare` measured, a line of contrasts.csv each; `verdicts`: on what is claimed of it.
+    `base_tolerance`: points by which an untrained model may differ from its published score.
     `linked`: whether the folders of runs are where the page can lead to.
     """
 
@@ -128,6 +135,7 @@ class Results:
     contrasts: Sequence[Mapping[str, Any]] = ()
     verdicts: Sequence[Verdict] = ()
     links: Sequence[Link] = ()
+    base_tolerance: float = Report.base_tolerance
     linked: bool = True
 
     @property

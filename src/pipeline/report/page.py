@@ -90,7 +90,7 @@ def page(
             several=len(results.languages) > 1,
             groups=[(title, rows) for title, rows in groups if rows],
             own=own_table(results),
-            far=outside,
+            far=lambda cell: outside(cell, results.base_tolerance),
             beside=beside(table, scores),
             shares=list(SHARES.values()),
             verdicts=tally(results),

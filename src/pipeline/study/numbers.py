@@ -6,19 +6,25 @@ from typing import Any
 
 from pipeline.report.archive import shared
 from pipeline.report.contents import TableCell
-from pipeline.study.answers import Questions, StoredAnswers, drawn
+from pipeline.report.statistics import replication_reach
+from pipeline.study.answers import Questions, StoredAnswers, drawn, leaves
 from pipeline.study.asked import metrics_of, tasks_of
 from pipeline.study.cells import Candidate, Cell, Choice
+from pipeline.study.contrasts import sampled
 from pipeline.study.cost import QUESTIONS
-from pipeline.study.outcome import VALIDATIONS, NoScore, Number, Outcome
+from pipeline.study.outcome import VALIDATIONS, NoScore, Outcome
 from pipeline.study.planning import Planning
 
 
-def table_cell(planning: Planning, place: tuple[str, str], number: Number, answers: StoredAnswers) -> TableCell:
-    digits = 3 if planning.plan.cells[place].fact in VALIDATIONS else 1
-    low, high = bounds(planning, planning.plan.cells[place], answers) if number.value is not None else (None, None)
+def table_cell(outcome: Outcome, place: tuple[str, str], answers: StoredAnswers) -> TableCell:
+    planning, cell, number = outcome.planning, outcome.planning.plan.cells[place], outcome.cells[place]
+    digits = 3 if cell.fact in VALIDATIONS else 1
+    low, high = bounds(planning, cell, answers) if number.value is not None else (None, None)
+    judged = number.value is not None and number.published is not None
     return TableCell(
-        *place, value=number.value, low=low, high=high, n=number.n, published=number.published, suspect=number.suspect,
+        *place, value=number.value, low=low, high=high, n=number.n, published=number.published,
+        base=judged and untrained(planning, cell), experts=experts(outcome, cell) if judged else None,
+        suspect=number.suspect,
         missing=shared(number.missing), runs=[folder.name for folder in number.runs], digits=digits,
     )  # fmt: skip
 
@@ -41,6 +47,25 @@ def bounds(planning: Planning, cell: Cell, answers: StoredAnswers) -> tuple[floa
     except NoScore:
         return None, None
     return float(low), float(high)
+
+
+def untrained(planning: Planning, cell: Cell) -> bool:
+    """Whether all that a cell scores is the model of `every`, as it is."""
+    specs = planning.plan.specs
+    models = [
+        s.model for leaf in leaves(planning.plan, cell) for one in leaf.items for r in one.readings for s in r.values()
+    ]
+    return all(model in specs and specs[model].kind == "base" for model in models)
+
+
+def experts(outcome: Outcome, cell: Cell) -> float | None:
+    """Points by which another set of experts may differ (95 %); None where a cell is not reduced over several."""
+    plan, found = outcome.planning.plan, []
+    steps = {axis: how for leaf in leaves(plan, cell) for how, axes in leaf.reduce for axis in axes}
+    for axis in sampled(plan):
+        if axis in steps and len(levels := outcome.levels(cell, axis)) > 1:
+            found.append((levels, steps[axis] == "mean"))
+    return replication_reach(found) if found else None
 
 
 def choices_of(planning: Planning, outcome: Outcome) -> dict[str, Any]:
