@@ -11,7 +11,9 @@ import pytest
 import yaml
 from planned import CONF, TABLES, plan, plan_of
 
+from pipeline.config.training import Sft
 from pipeline.study.cells import TablePlan
+from pipeline.train.steps import SIDES, steps_of_sides
 
 RESULTS = Path(__file__).parents[2] / "results"
 NAMES = sorted(path.stem for path in TABLES.glob("*.yaml"))
@@ -148,6 +150,18 @@ def test_reset_and_sparse_merges_name_what_they_give_back() -> None:
         spec.words for spec in plan_of("layer_swapping_claims").specs.values() if spec.words.get("merge") == "reset"
     ]
     assert [0, 1, 2, 3, 4, 30, 31] in [words.get("merge.layers") for words in claims]
+
+
+def test_all_rows_of_table_a3_train_for_the_same_steps_of_each_side() -> None:
+    """One pass of 78,000 rows a side would be 2,436 steps with 1 a switch and 2,000 with 1,000."""
+    trained = [
+        spec.words for spec in plan_of("unreasonable_table_a3").specs.values() if "sft.steps_per_switch" in spec.words
+    ]
+    rows, found = dict.fromkeys(SIDES, 78_000), []
+    for words in trained:
+        sft = Sft(batch_size=64, epochs=1, steps=words["sft.steps"], steps_per_switch=words["sft.steps_per_switch"])
+        found.append(steps_of_sides(sft, rows)[0])
+    assert found == 4 * [{"math": 1000, "language": 1000}]
 
 
 def test_the_swaps_of_soups_are_of_all_experts() -> None:

@@ -1,7 +1,7 @@
 """What the two papers print: tables.yaml and the numbers of the change maps, read from this package.
 
 A key is `<paper>.<table>`, such as unreasonable.table3; a row's name is dotted where a table has groups of rows
-("sw.avg", "belebele_5shot_accuracy.te"). Numbers are percent unless tables.yaml says otherwise.
+("sw.avg", "belebele_5shot_accuracy.te"). Scores are percent, BLEU is on its scale of 100.
 """
 
 from __future__ import annotations

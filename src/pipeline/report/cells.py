@@ -17,27 +17,15 @@ BEST_NOTE = (
 )
 
 
-def cells_csv(cells: Sequence[TableCell]) -> str:
+def cells_csv(results: Results) -> str:
     """A line a cell. low, high: 95 % of value over draws of problems; value, maximum: see TableCell; difference: from
-    the published number, of the value or maximum by the papers' method."""
-    head = [
-        "row",
-        "column",
-        "value",
-        "low",
-        "high",
-        "maximum",
-        "n",
-        "published",
-        "difference",
-        "suspect",
-        "missing",
-        "runs",
-    ]
+    the published number, of the value or maximum by the papers' method, `allowed` or not."""
+    head = "row column value low high maximum n published difference allowed suspect missing runs".split()
     lines = [
         [one.row, one.column, one.value, one.low, one.high, one.maximum, one.n, one.published, difference(one),
-         one.suspect, one.missing, " ".join(one.runs)]
-        for one in cells
+         allowed(one, results.base_tolerance) if one.published is not None else None, one.suspect, one.missing,
+         " ".join(one.runs)]
+        for one in results.table_cells
     ]  # fmt: skip
     return comma_separated([head, *lines])
 
@@ -52,11 +40,22 @@ def difference(one: TableCell) -> float | None:
     return None if one.as_published is None or one.published is None else round(one.as_published - one.published, 10)
 
 
-def outside(one: TableCell) -> bool:
-    """Whether the published number lies outside the interval of the measured one, and is not suspect itself."""
-    known = one.published is not None and one.low is not None and one.high is not None and not one.suspect
-    higher = one.as_published - one.value if known else 0.0  # type: ignore[operator]
-    return known and not (one.low + higher <= one.published <= one.high + higher)  # type: ignore[operator]
+def allowed(one: TableCell, base_tolerance: float) -> float | None:
+    """Points by which the published number may differ where paper and table agree; None where nothing tells.
+
+    Both sides answered the same questions, so the draw of questions is no reason to differ. Of untrained models only
+    the scoring differs: `base_tolerance`. Of trained ones the experts do, too: the 95 % interval of another set, where
+    the cell is reduced over several experts; one training shows nothing about others.
+    """
+    if one.base:
+        return base_tolerance
+    return None if one.experts is None else max(one.experts, base_tolerance)
+
+
+def outside(one: TableCell, base_tolerance: float) -> bool:
+    """Whether the published number, unless suspect, differs by more than `allowed` and its rounding to 0.1."""
+    apart, most = difference(one), allowed(one, base_tolerance)
+    return apart is not None and most is not None and not one.suspect and abs(apart) > most + 0.05
 
 
 def choices_json(results: Results) -> str:

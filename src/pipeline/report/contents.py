@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.stages import Report
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.claims import Verdict
 
@@ -65,7 +66,8 @@ class TableCell:
     the paper prints. `n`: numbers that it was reduced from; `runs`: the names of those that these were read from.
 
     `maximum`: of a best configuration, the score on the questions that chose it, as the papers report it; `value` is
-    then its split-half estimate, or the maximum again where there is none."""
+    then its split-half estimate, or the maximum again where there is none. `base`: of untrained models alone;
+    `experts`: points by which another set of experts may differ (95 %), where the cell is reduced over several."""
 
     row: str
     column: str
@@ -74,6 +76,8 @@ class TableCell:
     high: float | None = None
     n: int = 0
     published: float | None = None
+    base: bool = False
+    experts: float | None = None
     suspect: str | None = None
     missing: str = ""
     runs: Sequence[str] = ()
@@ -112,6 +116,7 @@ class Results:
     configurations chosen by the scores shown. `table_rows`,
     `table_columns`, `table_cells`: the table itself; `choices`: what its `best` chose.
     `contrasts`: what its `compare` measured, a line of contrasts.csv each; `verdicts`: on what is claimed of it.
+    `base_tolerance`: points by which an untrained model may differ from its published score.
     `linked`: whether the folders of runs are where the page can lead to.
     """
 
@@ -141,6 +146,7 @@ class Results:
     contrasts: Sequence[Mapping[str, Any]] = ()
     verdicts: Sequence[Verdict] = ()
     links: Sequence[Link] = ()
+    base_tolerance: float = Report.base_tolerance
     linked: bool = True
 
     @property

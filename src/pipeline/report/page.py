@@ -90,7 +90,7 @@ def page(
             several=len(results.languages) > 1,
             groups=[(title, rows) for title, rows in groups if rows],
             own=own_table(results),
-            far=outside,
+            far=lambda cell: outside(cell, results.base_tolerance),
             difference=difference,
             best_note=BEST_NOTE if any(one.maximum is not None for one in results.table_cells) else "",
             beside=beside(table, scores),

@@ -377,6 +377,28 @@ def expert_variance(means: np.ndarray) -> tuple[float, float]:
     return float(np.var(by_expert, ddof=1)) / experts, within / (experts * n)
 
 
+def replication_reach(levels: Sequence[tuple[Sequence[float], bool]], level: float = LEVEL) -> float:
+    """How far a cell of another set of experts may lie from ours: half the width of its 95 % prediction interval.
+
+    levels: for each axis of experts, the cell's value at each of its A >= 2 levels, and whether the cell is a mean over
+    the axis. Both sets answer the same questions, so that only experts differ: the variance of a difference of two
+    sets' means is 2 s^2 / A an axis, with s^2 the variance over its levels; of a maximum or minimum at most 2 s^2, that
+    of single experts. Student's t with Satterthwaite's degrees of freedom. In the unit of the values.
+    """
+    import numpy as np
+    from scipy.special import stdtrit
+
+    parts = [
+        (2 * float(np.var(values, ddof=1)) / (len(values) if averaged else 1), len(values) - 1)
+        for values, averaged in levels
+    ]
+    variance = sum(part for part, _ in parts)
+    if variance == 0:
+        return 0.0
+    df = variance**2 / sum(part**2 / free for part, free in parts)
+    return float(stdtrit(df, 1 - level / 2)) * math.sqrt(variance)
+
+
 # ------------------------------------------------------------------------------------------- crossed pairs
 
 

@@ -55,7 +55,7 @@ def write_report(results: Results, folder: Path) -> Path:
         "index.html": html,
     }
     if results.table_cells:
-        written["cells.csv"] = cells_csv(results.table_cells)
+        written["cells.csv"] = cells_csv(results)
         written["cells.md"] = cells_markdown(results)
         written["choices.json"] = choices_json(results)
     if results.verdicts:

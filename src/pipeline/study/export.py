@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config import conf
@@ -47,7 +48,7 @@ def export_table(config: ExportStage, to: str) -> Path:
 def report_archive(config: ReportStage) -> Path:
     """The page of an archive, in runs_dir/reports as that of a table made here."""
     with tempfile.TemporaryDirectory() as folder:
-        results = unpack(Path(config.table), Path(folder))
+        results = replace(unpack(Path(config.table), Path(folder)), base_tolerance=config.report.base_tolerance)
         report = Path(config.runs_dir) / "reports" / results.table
         reported = Reported.read(report)
         reported.refuse_fewer(report, results, config.report.fewer)

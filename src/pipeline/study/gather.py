@@ -70,7 +70,7 @@ def gather(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, 
         cells=list(cells), runs=found, failed=[FailedRun(name, shared(why)) for name, why in failed.items()],
         missing=missing, seconds=sum(run.seconds or 0.0 for run in done), versions=versions, machine=machine,
         git=git_state(), roles=roles, table_rows=plan.rows, table_columns=plan.columns,
-        table_cells=[table_cell(planning, place, one, answers) for place, one in outcome.cells.items()],
+        table_cells=[table_cell(outcome, place, answers) for place in outcome.cells],
         contrasts=[{key: line.get(key) for key in MEASURED} for line in measured(plan, answers)],
         verdicts=judged(plan, answers),
         choices=choices_of(planning, outcome), links=[Link(*one) for one in sweeps_of(

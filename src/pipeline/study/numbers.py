@@ -6,23 +6,26 @@ from typing import Any
 
 from pipeline.report.archive import shared
 from pipeline.report.contents import TableCell
-from pipeline.report.statistics import share_interval
-from pipeline.study.answers import Questions, StoredAnswers, by_question, drawn, linear
+from pipeline.report.statistics import replication_reach, share_interval
+from pipeline.study.answers import Questions, StoredAnswers, by_question, drawn, leaves, linear
 from pipeline.study.asked import metrics_of, tasks_of
 from pipeline.study.cells import Candidate, Cell, Choice
+from pipeline.study.contrasts import sampled
 from pipeline.study.cost import QUESTIONS
-from pipeline.study.outcome import VALIDATIONS, NoScore, Number, Outcome
+from pipeline.study.outcome import VALIDATIONS, NoScore, Outcome
 from pipeline.study.planning import Planning
 
 
-def table_cell(planning: Planning, place: tuple[str, str], number: Number, answers: StoredAnswers) -> TableCell:
-    cell = planning.plan.cells[place]
+def table_cell(outcome: Outcome, place: tuple[str, str], answers: StoredAnswers) -> TableCell:
+    planning, cell, number = outcome.planning, outcome.planning.plan.cells[place], outcome.cells[place]
     digits = 3 if cell.fact in VALIDATIONS else 1
     chosen = cell.fact is None and not linear(planning.plan, cell)
     found = estimate(planning, cell, chosen, answers) if number.value is not None else None
     value, low, high = found or (number.value, None, None)
+    judged = number.value is not None and number.published is not None
     return TableCell(
         *place, value=value if chosen else number.value, low=low, high=high, n=number.n, published=number.published,
+        base=judged and untrained(planning, cell), experts=experts(outcome, cell) if judged else None,
         suspect=number.suspect, missing=shared(number.missing), runs=[folder.name for folder in number.runs],
         digits=digits, maximum=number.value if chosen else None,
     )  # fmt: skip
@@ -52,6 +55,25 @@ def estimate(planning: Planning, cell: Cell, chosen: bool, answers: StoredAnswer
         return None
     low, high = share_interval(value, len(each), variance)
     return 100 * value, 100 * low, 100 * high
+
+
+def untrained(planning: Planning, cell: Cell) -> bool:
+    """Whether all that a cell scores is the model of `every`, as it is."""
+    specs = planning.plan.specs
+    models = [
+        s.model for leaf in leaves(planning.plan, cell) for one in leaf.items for r in one.readings for s in r.values()
+    ]
+    return all(model in specs and specs[model].kind == "base" for model in models)
+
+
+def experts(outcome: Outcome, cell: Cell) -> float | None:
+    """Points by which another set of experts may differ (95 %); None where a cell is not reduced over several."""
+    plan, found = outcome.planning.plan, []
+    steps = {axis: how for leaf in leaves(plan, cell) for how, axes in leaf.reduce for axis in axes}
+    for axis in sampled(plan):
+        if axis in steps and len(levels := outcome.levels(cell, axis)) > 1:
+            found.append((levels, steps[axis] == "mean"))
+    return replication_reach(found) if found else None
 
 
 def choices_of(planning: Planning, outcome: Outcome) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.data.rows import read_jsonl
@@ -17,7 +17,7 @@ from pipeline.papers import published as papers
 from pipeline.report.grid import percent
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
-from pipeline.study.cells import REDUCERS, Candidate, Cell, ScoreRef, item_value, value
+from pipeline.study.cells import REDUCERS, Candidate, Cell, ScoreRef, Values, item_value, value
 from pipeline.study.planning import Planning, primary, readings
 
 SPM_MODEL = (
@@ -92,10 +92,29 @@ class Outcome:
 
     def reduced(self, cell: Cell, runs: dict[Path, None]) -> tuple[float, int]:
         """The number of a cell and how many it was made of; `runs` takes the folders that they were read from."""
-        planning, plan = self.planning, self.planning.plan
+        plan = self.planning.plan
         if cell.of:
             parts = [self.reduced(plan.cells[row, cell.column], runs) for row in cell.of]
             return REDUCERS[cell.reduce[0][0]]([number for number, _ in parts]), sum(n for _, n in parts)
+        values = self.values(cell, runs)
+        for item in cell.items:  # the one that is missing first says why
+            item_value(plan, item, values)
+        return value(plan, cell, values), sum(max(1, len(item.readings)) for item in cell.items)
+
+    def levels(self, cell: Cell, axis: str) -> list[float]:
+        """The number of a cell at each value of an axis that it is reduced over, all else reduced as it is."""
+        plan = self.planning.plan
+        if cell.of:
+            rows = [self.levels(plan.cells[row, cell.column], axis) for row in cell.of]
+            return [REDUCERS[cell.reduce[0][0]](parts) for parts in zip(*rows, strict=True)]
+        values = self.values(cell, {})
+        ats = dict.fromkeys(item.at[axis] for item in cell.items if axis in item.at)
+        parts = (replace(cell, items=[item for item in cell.items if item.at.get(axis) == at]) for at in ats)
+        return [value(plan, part, values) for part in parts]
+
+    def values(self, cell: Cell, runs: dict[Path, None]) -> Values:
+        """The number of each score (or fact) under a cell; `runs` takes the folders that they were read from."""
+        planning = self.planning
         own = {score for item in cell.items for reading in item.readings for score in reading.values()}
 
         def values(of: ScoreRef | str) -> float:
@@ -106,9 +125,7 @@ class Outcome:
             metric, pair = (cell.metric, cell.pair) if of in own else (None, None)
             return self.score(of, metric, pair, runs if of in own else {})
 
-        for item in cell.items:  # the one that is missing first says why
-            item_value(plan, item, values)
-        return value(plan, cell, values), sum(max(1, len(item.readings)) for item in cell.items)
+        return values
 
     def score(self, score: ScoreRef, metric: str | None, pair: str | None, runs: dict[Path, None]) -> float:
         """One score, of a choice's candidate or of a cell."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config.stages import EvalStage, PlanStage, ReportStage, SelectStage, TableStage, TrainStage
+from pipeline.config.stages import EvalStage, PlanStage, Report, ReportStage, SelectStage, TableStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import read_lock
 from pipeline.report.archive import is_archive
@@ -124,7 +124,7 @@ def make_table(config: TableStage) -> Path:
             failed = make_all(execute, planning, targets, failed)
             made |= {run.hash for run in targets}
             targets = planning.targets()
-    page = write(planning, replace(reported, failed=failed), fewer=True)
+    page = write(planning, replace(reported, failed=failed), Report(fewer=True))
     if failed:
         raise PipelineError(f"{what_failed(failed, ordered(planning.targets()))}; {page} shows what there is")
     return page
@@ -170,21 +170,21 @@ def report_table(config: ReportStage) -> Path:
     for name, reason in missing.items():
         print(f"missing: {name}: {reason}", file=sys.stderr)
     failed = reported.still_failed(missing)
-    return write(planning, replace(reported, failed=failed), config.report.fewer, reasons)
+    return write(planning, replace(reported, failed=failed), config.report, reasons)
 
 
 def report_folder(planning: Planning) -> Path:
     return Path(planning.config.runs_dir) / "reports" / planning.plan.table.name
 
 
-def write(planning: Planning, reported: Reported, fewer: bool, reasons: Mapping[str, str] | None = None) -> Path:
+def write(planning: Planning, reported: Reported, report: Report, reasons: Mapping[str, str] | None = None) -> Path:
     """The page of all scores, and beside it the cells that the table reduces them to, its contrasts and claims."""
     from pipeline.report.write import write_report
     from pipeline.study.gather import gather
 
     folder = report_folder(planning)
-    results = gather(planning, reported.failed, reasons)
-    reported.refuse_fewer(folder, results, fewer)
+    results = replace(gather(planning, reported.failed, reasons), base_tolerance=report.base_tolerance)
+    reported.refuse_fewer(folder, results, report.fewer)
     page = write_report(results, folder)
     reported.write(folder, finished=results.finished)
     track(planning, folder)
