@@ -23,13 +23,17 @@ from safetensors.torch import load_file, save_file
 FILE = Path(__file__).with_name("mergekit_digests.json")
 DENSITY, WEIGHTS, LAMBDA, T = 0.3, [0.3, 0.7], 0.9, 0.3
 BOTTOM, TOP, LAYERS = 5, 2, 30
+SWAP = (  # the swap in this project's words
+    f"merge.math={{math}} merge.language={{language}} merge.bottom_layers={BOTTOM} merge.top_layers={TOP} "
+    "merge.embeddings=language merge.final_norm=language"
+)
 STEPS = {"math": 1_000_003, "language": 2_000_003}  # primes, which no tensor's size is a multiple of
 SLICE = 8  # entries of each tensor that stand for a merge which computes angles, whose last bits processors round
 
 
 def make_experts(base: Path, folder: Path) -> dict[str, Path]:
-    """Write folders of float32 weights: in each tensor of a layer int(DENSITY x n) entries move by 2^-6 to 2^-5, the
-    others by less than 2^-8, so that no two entries tie across the threshold of TIES; the embedding does not move."""
+    """Write folders of float32 weights: in each tensor of a layer int(DENSITY x n) entries move by 2^-7 to 2^-6, the
+    others by less than 2^-9, so that no two entries tie across the threshold of TIES; the embedding does not move."""
     folders = {}
     for role, step in STEPS.items():
         generator, tensors = np.random.default_rng(step), {}
@@ -39,7 +43,7 @@ def make_experts(base: Path, folder: Path) -> dict[str, Path]:
                 continue
             entries = tensor.numel()
             large = np.arange(entries) * step % entries < max(1, int(DENSITY * entries))
-            size = generator.integers(2**16, 2**17, entries, dtype=np.int32).astype(np.float32) * np.float32(2**-22)
+            size = generator.integers(2**16, 2**17, entries, dtype=np.int32).astype(np.float32) * np.float32(2**-23)
             size[~large] *= np.float32(2**-3)
             size[generator.integers(0, 2, entries, dtype=np.int8) == 0] *= np.float32(-1)
             tensors[name] += torch.from_numpy(size).view(tensor.shape)

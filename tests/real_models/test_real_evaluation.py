@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from by_lm_eval import STOCK, answered_by_lm_eval, assert_same_answers, local_files, stock_mgsm
+from mergekit_digests import SWAP, make_experts
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 pytestmark = [pytest.mark.real_models, pytest.mark.real_data]
 
-QUESTIONS, LENGTH = 4, 32  # of each task and language; max_gen_toks
+QUESTIONS, LENGTH = 3, 24  # of each task and language; max_gen_toks
 LANGUAGES = {"en": "Question", "sw": "Swali"}
 MGSM, CHOICES = "{task: mgsm, num_fewshot: 2}", "{task: global_mmlu, num_fewshot: 5}"
 
@@ -28,7 +34,7 @@ def data_root(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for source, split in (("train", "dev"), ("test", "test")):
         solutions = (data / f"gsm8k/{source}.jsonl").read_text(encoding="utf-8")
         rows = []
-        for number, (calculation, result) in enumerate(re.findall(r"<<([^=<>]+)=(\d+)>>", solutions)[:8]):
+        for number, (calculation, result) in enumerate(re.findall(r"<<([^=<>]+)=(\d+)>>", solutions)[:16]):
             gold, at = int(result), number % 4
             options = [gold + 10, 2 * gold + 1, gold + 1]
             options.insert(at, gold)
@@ -37,30 +43,37 @@ def data_root(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 | {"question": f"{calculation} = ?", "answer": "ABCD"[at], "sample_id": f"gsm8k/{source}/{number}"}
                 | {"subject": "elementary_mathematics", "subject_category": "STEM"}
             )
-        for code in LANGUAGES:
+        for code, own in zip(LANGUAGES, (rows[:8], rows[8:]), strict=True):
             file = root / f"global_mmlu/{code}/{split}.jsonl"
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            file.write_text("".join(json.dumps(row) + "\n" for row in own), encoding="utf-8")
     return root
 
 
 @pytest.fixture
-def evaluate(
-    call: Callable[..., SimpleNamespace], smollm2: Path, data_root: Path, tmp_path: Path
-) -> Callable[..., Path]:
-    """The folder of an evaluation of SmolLM2. Each has a runs_dir of its own: no score is cached."""
+def evaluate(call: Callable[..., SimpleNamespace], data_root: Path, tmp_path: Path) -> Callable[..., Path]:
+    """The folder of an evaluation. Each has a runs_dir of its own: no score is cached."""
 
-    def evaluated(tasks: str, *overrides: str) -> Path:
+    def evaluated(checkpoint: Path, tasks: str, *overrides: str) -> Path:
         runs = tmp_path / f"runs{len(list(tmp_path.glob('runs*')))}"
         shared = [f"eval.tasks=[{tasks}]", f"data_root={data_root}", f"runs_dir={runs}", "tracking.mode=disabled"]
-        shared += ["languages=[en,sw]", "eval.dtype=float32", f"eval.max_gen_toks={LENGTH}"]
-        told = call(
-            "stage=eval", "eval=mgsm_2shot", f"checkpoint={smollm2}", f"eval.limit={QUESTIONS}", *shared, *overrides
-        )
+        shared += ["languages=[en,sw]", "eval.dtype=float32", f"eval.limit={QUESTIONS}", f"eval.max_gen_toks={LENGTH}"]
+        told = call("stage=eval", "eval=mgsm_2shot", f"checkpoint={checkpoint}", *shared, *overrides)
         assert told.status == 0, told.err
         return Path(told.out.strip())
 
     return evaluated
+
+
+@pytest.fixture
+def swap(call: Callable[..., SimpleNamespace], smollm2: Path, tmp_path: Path) -> Iterator[Path]:
+    """The swap of two experts in float32, which mergekit makes too; deleted after the test."""
+    experts = make_experts(smollm2, tmp_path)
+    told = call("stage=merge", "merge=layer_swap", *SWAP.format(**experts).split(), f"runs_dir={tmp_path}/merged")
+    assert told.status == 0, told.err
+    yield Path(told.out.strip())
+    for folder in (*experts.values(), tmp_path / "merged"):
+        shutil.rmtree(folder)
 
 
 def samples_of(folder: Path, task: str) -> list[dict[str, Any]]:
@@ -76,39 +89,64 @@ def stock_choices(root: Path, code: str) -> tuple[str, dict[str, Any]]:
     return f"global_mmlu_{code}_5shot", {"include": str(file), "num_fewshot": 5, **files}
 
 
-@pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
-def test_scores_equal_lm_eval(
-    chat: bool, evaluate: Callable[..., Path], smollm2: Path, data_root: Path, tmp_path: Path,
-    compared: Callable[..., None],
-) -> None:  # fmt: skip
-    """Shared prefixes and batches of 4 against each prompt computed whole: equal prompt hashes, answers character by
-    character, extracted numbers, choices and scores, log-likelihoods within 1e-4; also with the real chat template."""
-    tasks = [stock_mgsm(data_root, code, LENGTH) for code in LANGUAGES]
-    if chat:
-        ours = evaluate(MGSM, "eval.chat_template=true", "eval.batch_size=4")
-        options = ["--apply_chat_template", "--fewshot_as_multiturn", "True"]
-    else:
-        ours, options = evaluate(f"{MGSM},{CHOICES}", "eval.batch_size=4"), []
-        tasks += [stock_choices(data_root, code) for code in LANGUAGES]
+def compare(
+    ours: Path, model: Path, tasks: list[tuple[str, dict[str, Any]]], folder: Path, *options: str
+) -> int:  # fmt: skip
+    """The answers that equal those of the command line, of all questions."""
     rows = {name: list(range(QUESTIONS)) for name, _ in tasks}
-    stock, samples = answered_by_lm_eval(smollm2, tasks, rows, tmp_path / "stock", *options, batch_size=QUESTIONS)
+    stock, samples = answered_by_lm_eval(model, tasks, rows, folder, *options, batch_size=QUESTIONS)
     report = json.loads((ours / "scores.json").read_text())
     assert assert_same_answers(report, ours, stock, samples) == QUESTIONS * len(tasks)
     for sample in samples_of(ours, "mgsm"):
         assert sum(sample["prompt"].count(f"{word}: ") for word in LANGUAGES.values()) == 3  # two exemplars
-        assert sample["prompt"].count("<|im_start|>assistant") == (3 if chat else 0)
-    compared(QUESTIONS * len(tasks))
+    return QUESTIONS * len(tasks)
+
+
+def test_scores_of_an_export_equal_lm_evals(
+    evaluate: Callable[..., Path], swap: Path, call: Callable[..., SimpleNamespace], data_root: Path, tmp_path: Path,
+    compared: Callable[..., None],
+) -> None:  # fmt: skip
+    """A swap is scored by stage=eval, with shared prefixes and batches of 2; its export by lm_eval, each prompt whole.
+    Equal are prompts, answers character by character, extracted numbers, choices, scores; log-likelihoods to 1e-4."""
+    exported = tmp_path / "exported"
+    told = call("stage=export", f"checkpoint={swap}", f"export.to={exported}")
+    assert told.status == 0, told.err
+    model, info = AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"] and model.dtype == torch.float32
+    weights = load_file(swap / "model.safetensors")
+    assert all(torch.equal(parameter, weights[name]) for name, parameter in model.named_parameters())
+    del model
+    ours = evaluate(swap, f"{MGSM},{CHOICES}", "eval.batch_size=2")
+    tasks = [
+        stock(data_root, code)
+        for stock in (partial(stock_mgsm, max_gen_toks=LENGTH), stock_choices)
+        for code in LANGUAGES
+    ]
+    compared(len(weights) + compare(ours, exported, tasks, tmp_path / "stock"))
+    shutil.rmtree(exported)
+
+
+def test_scores_through_a_chat_template_equal_lm_evals(
+    evaluate: Callable[..., Path], smollm2: Path, data_root: Path, tmp_path: Path, compared: Callable[..., None]
+) -> None:
+    """Of the instruction-tuned model itself, stored in bfloat16 and scored in float32."""
+    ours = evaluate(smollm2, MGSM, "eval.chat_template=true", "eval.batch_size=2")
+    options = ["--apply_chat_template", "--fewshot_as_multiturn", "True"]
+    tasks = [stock_mgsm(data_root, code, LENGTH) for code in LANGUAGES]
+    answers = compare(ours, smollm2, tasks, tmp_path / "stock", *options)
+    assert all(sample["prompt"].count("<|im_start|>assistant") == 3 for sample in samples_of(ours, "mgsm"))
+    compared(answers)
 
 
 def test_shared_prefixes_and_batch_sizes_change_no_answer(
-    evaluate: Callable[..., Path], compared: Callable[..., None]
+    evaluate: Callable[..., Path], smollm2: Path, compared: Callable[..., None]
 ) -> None:
     """In float32: prefixes shared or not, one prompt at a time or four."""
     answers, likelihoods = [], []
     for share in ("true", "false"):
         for batch in (1, 4):
             how = [f"eval.share_prefix={share}", f"eval.batch_size={batch}", "eval.limit=2", "eval.max_gen_toks=12"]
-            folder = evaluate(f"{MGSM},{CHOICES}", *how)
+            folder = evaluate(smollm2, f"{MGSM.replace('2', '1')},{CHOICES}", *how)
             answers.append([sample["response"] for sample in samples_of(folder, "mgsm")])
             chosen = samples_of(folder, "global_mmlu")
             likelihoods.append([value for sample in chosen for value in sample["loglikelihoods"].values()])

@@ -1,4 +1,4 @@
-"""Merges of SmolLM2: mergekit's bits, the base's tensors, the same in memory as on the disk, and for other programs."""
+"""Merges of SmolLM2: mergekit's bits, the base's tensors, and the same in memory as on the disk."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from typing import Any
 import mergekit_digests as recorded
 import pytest
 import torch
-from by_lm_eval import answered_by_lm_eval, assert_same_answers, stock_mgsm
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 from pipeline.config.compose import compose
 from pipeline.merge.adapters import open_source
@@ -27,10 +25,7 @@ pytestmark = pytest.mark.real_models
 
 EXPERTS = f"merge.experts=[{{math}},{{language}}] merge.weights={recorded.WEIGHTS}".replace(" 0", "0")
 MERGES = {  # as mergekit_digests.mergekit_configs has them
-    "layer_swap": (
-        f"merge.math={{math}} merge.language={{language}} merge.bottom_layers={recorded.BOTTOM} "
-        f"merge.top_layers={recorded.TOP} merge.embeddings=language merge.final_norm=language"
-    ),
+    "layer_swap": recorded.SWAP,
     "soup": EXPERTS,
     "ties_mergekit": f"{EXPERTS} merge.density={recorded.DENSITY} merge.scale={recorded.LAMBDA} merge.base={{base}}",
     "task_arithmetic": f"{EXPERTS} merge.scale={recorded.LAMBDA} merge.base={{base}}",
@@ -103,32 +98,3 @@ def test_a_merge_equals_mergekits_on_disk_and_in_memory(
     assert {name for name, tensor in tensors.items() if not torch.equal(live[name], tensor)} == set()
     assert live.keys() == tensors.keys()
     compared(2 * len(tensors))
-
-
-@pytest.mark.real_data
-def test_an_export_is_scored_the_same_by_lm_eval(
-    merged: Callable[[str], Path], call: Callable[..., SimpleNamespace], data: Path, tmp_path: Path,
-    compared: Callable[..., None],
-) -> None:  # fmt: skip
-    """Plain transformers loads the exported swap with its weights; lm_eval answers as stage=eval does of the run."""
-    swap, exported = merged("layer_swap"), tmp_path / "exported"
-    told = call("stage=export", f"checkpoint={swap}", f"export.to={exported}")
-    assert told.status == 0, told.err
-    try:
-        model, info = AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
-        assert not info["missing_keys"] and not info["unexpected_keys"] and model.dtype == torch.float32
-        weights = load_file(swap / "model.safetensors")
-        assert all(torch.equal(parameter, weights[name]) for name, parameter in model.named_parameters())
-        del model
-
-        words = ["eval=mgsm_2shot", "languages=[en]", "eval.limit=2", "eval.max_gen_toks=16", "eval.dtype=float32"]
-        told = call("stage=eval", f"checkpoint={swap}", f"data_root={data}", "tracking.mode=disabled", *words)
-        assert told.status == 0, told.err
-        ours = Path(told.out.strip())
-        rows = {"mgsm_en_2shot": [0, 1]}
-        stock, samples = answered_by_lm_eval(exported, [stock_mgsm(data, "en", 16)], rows, tmp_path / "stock")
-        report = json.loads((ours / "scores.json").read_text())
-        assert assert_same_answers(report, ours, stock, samples) == 2
-        compared(len(weights) + 2)
-    finally:
-        shutil.rmtree(exported)

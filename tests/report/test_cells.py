@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipeline.report.cells import allowed, cells_csv, outside
+from pipeline.report.cells import allowed, cells_csv, difference, outside
 from pipeline.report.contents import Results, TableCell
 from pipeline.report.page import environment, own_table
 from pipeline.report.statistics import replication_reach
@@ -44,7 +44,7 @@ def test_the_page_says_that_the_tolerance_is_assumed() -> None:
         '{% macro x() %}{% endmacro %}{% include "published.html.j2" %}'
     )
     text = template.render(results=made, own=own_table(made), far=lambda one: outside(one, made.base_tolerance),
-                           link=lambda runs, caller: caller(), missing=str, flags=lambda runs: "")  # fmt: skip
+                           link=lambda runs, caller: caller(), missing=str, flags=lambda runs: "", difference=difference, best_note="")  # fmt: skip
     assert "1.5 points" in text and "assumed, not measured" in text and "report.base_tolerance" in text
     assert text.count('class="far"') == 2
     assert text.count("scoring differences (assumed)") == 1 and text.count("another set of experts would (95 %)") == 1

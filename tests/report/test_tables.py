@@ -175,8 +175,8 @@ def test_a_row_chosen_by_its_scores_is_not_bold_and_not_compared(tmp_path, one_l
 
 
 def test_the_published_number_is_compared_with_the_papers_own_method():
-    one = TableCell("a", "b", 45.0, 40.0, 50.0, published=47.5, maximum=48.0)
-    assert difference(one) == 0.5 and not outside(one) and outside(replace(one, published=42.5))
+    one = TableCell("a", "b", 45.0, 40.0, 50.0, published=47.5, maximum=48.0, base=True)
+    assert difference(one) == 0.5 and not outside(one, 1.2) and outside(replace(one, published=46.5), 1.2)
 
 
 def test_what_an_evaluation_did_not_write_is_missing(tmp_path):
