@@ -23,7 +23,7 @@ from pipeline.runs import state
 from pipeline.runs.make import make_once
 from pipeline.runs.run import Run
 from pipeline.runs.stop import listening
-from pipeline.study import execute, queue, slurm, worker
+from pipeline.study import attempts, execute, queue, slurm, worker
 from pipeline.study.element import element_of
 from pipeline.study.execute import sentence
 from pipeline.study.stages import build
@@ -262,6 +262,29 @@ def test_what_failed_is_submitted_again_unless_the_command_goes_on_by_itself(too
     assert "-m pipeline stage=table table=x launcher.retry_failed=false" in script and "requeue" not in script
 
 
+def test_the_last_job_submits_what_was_cancelled_or_lost_again_once(tools: Path, tmp_path: Path) -> None:
+    """A table needs one command of its user; the same job does not go round forever."""
+    targets = plan(tmp_path)
+    first, again = (Launcher(name="slurm", batch_minutes=0.2, retry_failed=retry) for retry in (True, False))
+    with pytest.raises(Held):
+        slurm.execute(first, ["stage=table"], targets)
+    lost, failed, cancelled = slurm.ordered(targets)[:3]
+    state.write(lost.workplace, state="running")  # by a node that is gone
+    state.write(failed.workplace, state="failed", last_line="no room")
+    state.write(cancelled.workplace, state="stopped")
+    for run in slurm.ordered(targets):
+        if run not in (lost, failed, cancelled, targets[0]):
+            make_once(run, writes())
+    with pytest.raises(Held, match="^2 runs submitted as 1 array, ") as held:
+        slurm.execute(again, ["stage=table"], targets)
+    assert held.value.failed[failed.name] == "no room" and lost.name not in held.value.failed
+    done = slurm.execute(again, ["stage=table"], targets)  # both are gone once more
+    assert done.keys() >= {lost.name, failed.name, cancelled.name} and "twice: job " in done[lost.name]
+    with pytest.raises(Held, match="^4 runs submitted"):  # a user's own command starts anew
+        slurm.execute(first, None, targets)
+    assert not state.read(lost.workplace)["resubmitted"]
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_what_a_full_disk_cannot_write_down_is_not_left_in_the_queue(
     number: int, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -291,8 +314,10 @@ def test_a_job_that_ended_before_it_came_to_a_run_says_why(
     log = tmp_path / "runs/.logs/slurm-2_0.log"
     log.write_text("loading modules\npython: No module named pipeline\n")
     run = next(one for one in targets if state.read(one.workplace)["job"] == "2_0")
-    failed = slurm.execute(Launcher(name="slurm", retry_failed=False), None, targets)
-    assert failed[run.name] == "python: No module named pipeline"
+    (tools / "queue").write_text("1_0\n1_1\n1_2\n2_1\n2_2\n3_0\n")
+    with pytest.raises(Held) as held:
+        slurm.execute(Launcher(name="slurm", retry_failed=False), None, targets)
+    assert held.value.failed[run.name] == "python: No module named pipeline"
     told = json.loads(call("stage=status", f"runs_dir={tmp_path}/runs", "status.json=true").out)
     (one,) = [one for one in told if one["run"] == run.name]
     assert (one["state"], one["detail"]) == (
@@ -501,20 +526,62 @@ def test_a_log_that_cannot_be_written_fails_the_run_and_not_the_worker(
     assert state.read(one.workplace)["last_line"].startswith("Is a directory: ")
 
 
-def test_a_task_that_does_not_get_on_is_not_asked_for_again(
-    task: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def asked_to_stop(number: signal.Signals) -> Any:
+    """A stage that Slurm asks to stop before it has done anything."""
+
+    def stage(*_: Any) -> dict[str, Any]:
+        os.kill(os.getpid(), number)
+        raise AssertionError("it went on")
+
+    return stage
+
+
+def test_a_task_that_gets_no_further_is_not_requeued(
+    tools: Path,
+    task: Callable[..., int],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """After three attempts that the time limit ended. A preemption is none; nor is one that got further."""
     run = a_run(tmp_path / "runs")
-
-    def stops(run: Run, predicted: Any = None) -> None:
-        make_once(run, lambda *_: (_ for _ in ()).throw(SystemExit(75)))
-
-    monkeypatch.setattr(worker, "make_run", stops)
-    assert [task(run, restarts=restarts) for restarts in (0, 1, 2)] == [75, 75, 1]
-    assert "stopped three times after step None" in capfd.readouterr().err
-    state.write(run.workplace, stops=[1, 2, 3])
+    monkeypatch.setattr(execute, "stage_function", lambda run: asked_to_stop(signal.SIGTERM))
+    assert [task(run, restarts=restarts) for restarts in range(5)] == [75] * 5
+    monkeypatch.setattr(execute, "stage_function", lambda run: asked_to_stop(signal.SIGUSR1))
+    assert [task(run, restarts=restarts) for restarts in (5, 6)] == [75, 75]
+    assert state.read(run.workplace)["stops"] == [None, None]
+    with pytest.raises(SystemExit) as ended:
+        task(run, restarts=7)
+    assert ended.value.code == 1
+    assert "3 attempts ended before its end without getting further: give a longer time limit" in capfd.readouterr().err
+    told = state.read(run.workplace)
+    assert told["state"] == "failed" and told["last_line"].endswith("it is not requeued")
+    further = iter(range(9))
+    monkeypatch.setattr(attempts, "last_step", lambda run: next(further))
+    state.write(run.workplace, stops=[1, 1], state="stopped")
+    assert task(run, restarts=3) == 75
     assert task(run, restarts=3, requeues=3) == 1
     assert "launcher.requeues=3 are used up" in capfd.readouterr().err
+
+
+def test_a_training_whose_limit_comes_before_its_first_step_is_reported_once(
+    tools: Path,
+    task: Callable[..., int],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As slurm/one_gpu.sbatch with --time=2, whose signal comes 15 minutes before the limit: while it imports."""
+    run = of_8b(tmp_path)
+    (tools / "squeue").write_text("#!/bin/sh\necho a banner of 3:00; echo pipeline:1:15\n")
+    monkeypatch.setenv("PIPELINE_SIGNALLED", "SIGUSR1")
+    monkeypatch.setattr(worker, "not_finished", lambda *_: False)
+    monkeypatch.setattr(worker, "run_of", lambda element: run)
+    with pytest.raises(SystemExit) as ended:
+        task(run)
+    assert ended.value.code == 1
+    told = "its first resume point was not reached when the job was asked to stop, 75 s before its time limit: give a l"
+    assert told in capfd.readouterr().err and state.read(run.workplace)["last_line"].startswith(told)
 
 
 # ---------------------------------------------------------------------------------------------------- status

@@ -423,3 +423,25 @@ def test_the_bar_counts_no_tokens_of_an_attempt_before(tmp_path: Path) -> None:
         told.on_log(None, SimpleNamespace(global_step=step), None, {"loss": 1.0, "num_tokens": tokens})
         speeds.append(told.bar.note)
     assert speeds == ["loss 1.000", "loss 1.000, 150 tokens/s"]
+
+
+@pytest.mark.parametrize(
+    ("cost", "minutes", "interval"),
+    [(5.0, 30.0, 250), (0.5, 30.0, 25), (60.0, 30.0, 1800), (0.0, 30.0, 1), (1.0, None, None)],
+)
+def test_resume_points_take_two_percent_of_the_time(
+    cost: float, minutes: float | None, interval: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of a second. By hand: 5 s are 2 % of 250 s; of a minute the longest interval counts, before 50 minutes."""
+    now, due = 0.0, []
+    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=lambda: now))
+    one = checkpoints.Checkpoints.__new__(checkpoints.Checkpoints)
+    one.sft, one.trainer = SimpleNamespace(resume_minutes=minutes), SimpleNamespace(args=SimpleNamespace(world_size=1))
+    one.saved, one.cost, one.asked_to_stop = 0.0, cost, None
+    for step in range(1, 4000):
+        now += 1.0
+        if one._is_due():
+            due.append(step)
+            now += cost
+            one.saved = now
+    assert due[:2] == ([interval, 2 * interval] if interval else [])

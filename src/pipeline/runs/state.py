@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.files import write_atomically
 from pipeline.runs.lease import Holder
-from pipeline.runs.stop import as_asked, asked
+from pipeline.runs.stop import as_asked
 
 STATE = "state.json"
 EVERY = 2.0  # seconds between two steps that are written
@@ -27,7 +27,7 @@ def read(workplace: Path) -> dict[str, Any]:
     nothing is in work.
 
     state: running, waiting (submitted), blocked (a parent was not made), stopped (the same command goes on), failed.
-    stops: the steps after which the last attempts stopped, at a time limit or hung.
+    stops: of the last attempts that a signal ended, the steps of their resume points (study/attempts.py).
     """
     with suppress(OSError, ValueError):
         found = json.loads((workplace / STATE).read_bytes())
@@ -55,7 +55,7 @@ def at_step(workplace: Path, step: int, steps: int) -> None:
 def told(workplace: Path, by: Holder, name: str, stage: str) -> Iterator[None]:
     """Running, and how it ended where the run was not published."""
     before = read(workplace)
-    kept = {key: before[key] for key in ("step", "steps", "stops", "stalled_at") if key in before}
+    kept = {key: before[key] for key in ("step", "steps", "stops", "stalled_at", "resubmitted") if key in before}
     who = {"pid": by.pid, "host": by.host, "job": by.job, "since": by.since}
     write(workplace, **kept, name=name, stage=stage, state="running", last_line=None, seconds_a_step=None, **who)
     _first.pop(workplace, None)
@@ -63,10 +63,7 @@ def told(workplace: Path, by: Holder, name: str, stage: str) -> Iterator[None]:
         with as_asked():
             yield
     except (SystemExit, KeyboardInterrupt):
-        stops = before.get("stops", [])
-        if asked() != "SIGTERM":  # which is a requeue or a preemption: no fault of the run's
-            stops = [*stops, read(workplace).get("step")]
-        write(workplace, state="stopped", stops=stops[-3:])
+        write(workplace, state="stopped")
         raise
     except BaseException as error:
         write(workplace, state="failed", last_line=str(error) or type(error).__name__)

@@ -24,6 +24,7 @@ from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, runs_behind
 from pipeline.runs.unchanged import check_unchanged
+from pipeline.study.attempts import counted
 from pipeline.study.build.evaluation import is_bundle
 from pipeline.study.graph import ordered, unfinished
 from pipeline.study.history import History, guess
@@ -50,7 +51,8 @@ def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
 def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
     """The run's folder, made unless it is finished."""
     needed = RUN_STAGES[run.config.stage].bytes_needed
-    return make_once(run, stage_function(run), needed, predicted_seconds, guess(run))
+    with counted(run):
+        return make_once(run, stage_function(run), needed, predicted_seconds, guess(run))
 
 
 def gpus_asked(run: Run) -> tuple[str, int]:

@@ -107,7 +107,10 @@ def execute(
 
 
 def failures(runs: Sequence[Run], there: Mapping[str, str]) -> dict[str, str]:
-    """Those whose job ended before they were made, and what depends on them: name -> reason."""
+    """The runs that failed in their jobs, and what depends on them: name -> reason.
+
+    One whose job was cancelled or lost is none of them at first: the continuation submits it again, once.
+    """
     found: dict[str, str] = {}
     for run in runs:
         blocked = next((parent.name for parent in runs_behind(run.parents) if parent.name in found), None)
@@ -115,8 +118,10 @@ def failures(runs: Sequence[Run], there: Mapping[str, str]) -> dict[str, str]:
         if blocked:
             found[run.name] = f"its parent {blocked} failed"
         elif told.get("state") not in (None, "blocked") and run.hash not in there and not holder(run.workplace):
-            words = told.get("last_line") or last_words(run.runs_dir / LOGS / f"slurm-{told.get('job')}.log")
-            found[run.name] = str(words or f"{GONE}: job {told.get('job')}")
+            words = told.get("last_line") if told["state"] == "failed" else None
+            words = words or last_words(run.runs_dir / LOGS / f"slurm-{told.get('job')}.log")
+            if words or told.get("resubmitted"):
+                found[run.name] = str(words or f"{GONE}, twice: job {told.get('job')}")
     return found
 
 
@@ -152,7 +157,7 @@ def submit(
                 with finishing():
                     job, part = submit_part(launcher, folder, name, array, jobs)
                     new.append(part)
-                    keep(name, runs, part, job, jobs)
+                    keep(launcher, name, runs, part, job, jobs)
             except PipelineError as error:
                 if not new or not SUBMIT_LIMIT.search(str(error)):
                     raise
@@ -218,14 +223,16 @@ def submit_continuation(
     print(f"job {job}: the same command, when these are done", file=sys.stderr)
 
 
-def keep(name: str, runs: Sequence[Run], array: Array, job: str, jobs: dict[str, str]) -> None:
+def keep(launcher: Launcher, name: str, runs: Sequence[Run], array: Array, job: str, jobs: dict[str, str]) -> None:
     """Write down which task of a job makes which run; cancel it where that cannot be written."""
     jobs |= {run.hash: f"{job}_{index}" for index, task in enumerate(array.tasks) for run in task}
     try:
         plans.leave(name, runs, jobs)
         for run in (run for task in array.tasks for run in task):
             run.workplace.mkdir(parents=True, exist_ok=True)
-            state.write(run.workplace, name=run.name, stage=run.config.stage, state="waiting", job=jobs[run.hash])
+            facts = {"name": run.name, "stage": run.config.stage, "state": "waiting", "job": jobs[run.hash]}
+            lost = not launcher.retry_failed and state.read(run.workplace).get("state") not in (None, "blocked")
+            state.write(run.workplace, **facts, last_line=None, resubmitted=lost)
     except OSError:
         slurm("scancel", job)  # what no plan knows of would be submitted again
         raise

@@ -142,10 +142,10 @@ def of_array(file: Path) -> int:
     print(f"{len(told['elements'])} runs: {counts}", file=sys.stderr)
     if not {"stopped", "held"} & set(ended):
         return int("failed" in ended)
-    reason = of_no_use([workplace_of(element) for element in told["elements"]], told["requeues"])
-    if reason:
-        print(f"not asked for again: {reason}", file=sys.stderr)
-    return 1 if reason else UNFINISHED
+    if int(os.environ.get("SLURM_RESTART_COUNT", 0)) >= told["requeues"]:
+        print(f"not requeued: launcher.requeues={told['requeues']} are used up", file=sys.stderr)
+        return 1
+    return UNFINISHED
 
 
 def of_task(element: Element) -> str:
@@ -203,18 +203,6 @@ def parent_place(element: Element, parent: dict[str, Any]) -> Path:
 
 def workplace_of(element: Element) -> Path:
     return Path(element["config"]["runs_dir"]) / ".work" / str(element["hash"])
-
-
-def of_no_use(workplaces: list[Path], most: int) -> str | None:
-    """Why a task is not to be asked for again: too often, or a training stopped three times after the same step."""
-    restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
-    if restarts >= most:
-        return f"launcher.requeues={most} are used up"
-    for workplace in workplaces:
-        stops = state.read(workplace).get("stops", [])
-        if len(stops) == 3 and len(set(stops)) == 1 and restarts:
-            return f"{state.read(workplace).get('name')} stopped three times after step {stops[0]}"
-    return None
 
 
 if __name__ == "__main__":

@@ -44,6 +44,9 @@ BETWEEN_LOGS = (  # of the trainer: its own sums since the last log, and those o
     *("sums", "counts", "measured"),
 )
 
+SHARE = 0.02  # of the time of a training that its resume points may take
+BYTES_A_SECOND = 0.5e9  # a guess of the file system, for the first resume point
+
 Save = Callable[[Path], dict[str, Any]]  # weights, tokenizer and configs into a folder; their root and digests
 
 
@@ -74,6 +77,9 @@ class Checkpoints(TrainerCallback):
         self.can_go_on = self.record is not None  # a resume point is there
         self.asked_to_stop: str | None = None
         self.begun = self.beat = self.saved = time.monotonic()
+        self.cost = (
+            bytes_of(trainer.model) / BYTES_A_SECOND
+        )  # seconds of a resume point: guessed, then those of the last
         if self.record:
             self._refuse_other_processes(self.record)
             tied = "There were missing keys"  # the trainer says so of a tied head
@@ -142,6 +148,7 @@ class Checkpoints(TrainerCallback):
             else:
                 self._snapshot(step)
         if self._is_due() and step < args.max_steps:
+            self.saving = time.monotonic()
             refuse_broken(self.trainer.model, step)
             control.should_save = True
 
@@ -172,6 +179,7 @@ class Checkpoints(TrainerCallback):
         self.trainer.accelerator.wait_for_everyone()
         self.can_go_on = True
         self.beat = self.saved = time.monotonic()
+        self.cost = self.saved - self.saving
         if self.asked_to_stop:
             told = f"{self.asked_to_stop}: {self.run.name} stopped after step {state.global_step}"
             if self.first:
@@ -182,9 +190,10 @@ class Checkpoints(TrainerCallback):
     # ------------------------------------------------------------------------------------------ what they do
 
     def _is_due(self) -> bool:
-        """Whether a resume point is to be written now. Processes agree: all that one of them wants."""
-        every = self.sft.resume_minutes
-        timely = every is not None and time.monotonic() - self.saved >= 60 * every
+        """Whether a resume point is to be written now: as often as they take SHARE of the time, and no later than after
+        sft.resume_minutes. Processes agree: all that one of them wants."""
+        longest = self.sft.resume_minutes
+        timely = longest is not None and time.monotonic() - self.saved >= min(60 * longest, self.cost / SHARE)
         wanted = 2 if self.asked_to_stop else int(timely)
         if self.trainer.args.world_size > 1:
             shared = torch.tensor(wanted, device=self.trainer.args.device)
@@ -239,6 +248,12 @@ class Checkpoints(TrainerCallback):
         changed = [f"{key} {was.get(key)} -> {now[key]}" for key in now if now[key] != was.get(key)]
         if changed:
             say(f"{self.run.name} goes on with another {', '.join(changed)}: bits may differ")
+
+
+def bytes_of(model: Any) -> int:
+    """Of a resume point, about: all weights, and two moments of each that is trained, in float32."""
+    parameters = list(model.parameters())
+    return sum(p.numel() * (p.element_size() + 8 * p.requires_grad) for p in parameters)
 
 
 def made_with() -> dict[str, Any]:
