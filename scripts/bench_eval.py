@@ -11,8 +11,7 @@ not depend on them. A ceiling is what the count of tokens allows: scoring, token
 generation, the same for the prefill seconds of HFLM, with its decode seconds as they are. Writes results/bench/.
 
 With --model, English MGSM 2-shot problems are answered in float32 and in bfloat16: one at a time without sharing, and
-then as each cause of other rounding has it alone. Recorded is how many answers, and how many choices among four
-letters, each cause changes.
+then as each cause of other rounding has it alone. Recorded is how many answers each cause changes.
 """
 
 from __future__ import annotations
@@ -230,26 +229,23 @@ CAUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # cause -> how it 
 }
 
 
-def answers_of(folder: str, dtype: str, prompts: list[str], tokens: int, how: dict[str, Any]) -> list[list[Any]]:
-    """The greedy answer to each prompt, and the likeliest of four letters after it, scored as `how` says."""
+def answers_of(folder: str, dtype: str, prompts: list[str], tokens: int, how: dict[str, Any]) -> list[str]:
+    """The greedy answer to each prompt, computed as `how` says."""
     torch.set_num_threads(how["threads"])
     lm: Any = HFLM if how.get("stock") else Answering
     device = "cuda" if torch.cuda.is_available() else "cpu"
     lm = lm(pretrained=folder, dtype=dtype, batch_size=how["batch_size"], device=device)
     lm.share_prefix = how["share_prefix"]
     settings = {"until": ["Question:"], "do_sample": False, "max_gen_toks": tokens}
+    requests = [Instance("generate_until", {}, (prompt, settings), 0) for prompt in prompts]
     parts, found = how.get("shards", 1), []
     for part in range(parts):
-        mine = prompts[len(prompts) * part // parts : len(prompts) * (part + 1) // parts]
-        texts = [Instance("generate_until", {}, (prompt, settings), 0) for prompt in mine]
-        letters = [Instance("loglikelihood", {}, (prompt, f" {one}"), 0) for prompt in mine for one in "ABCD"]
-        weighed = [value for value, _ in lm.loglikelihood(letters, disable_tqdm=True)]
-        best = [max(range(4), key=lambda one: weighed[4 * place + one]) for place in range(len(mine))]  # noqa: B023
-        found += [list(pair) for pair in zip(lm.generate_until(texts, disable_tqdm=True), best, strict=True)]
+        mine = requests[len(requests) * part // parts : len(requests) * (part + 1) // parts]
+        found += lm.generate_until(mine, disable_tqdm=True)
     return found
 
 
-def in_a_process(instructions: str | None, *asked: Any) -> list[list[Any]]:
+def in_a_process(instructions: str | None, *asked: Any) -> list[str]:
     """answers_of in a process of its own, whose libraries use no more than these instructions."""
     limits = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"} if instructions else {}
     before = dict(os.environ)
@@ -264,24 +260,23 @@ def in_a_process(instructions: str | None, *asked: Any) -> list[list[Any]]:
 
 
 def changed_answers(folder: Path, prompts: list[str], tokens: int) -> dict[str, Any]:
-    """dtype -> cause -> [answers, choices] that it changes, of so many."""
+    """dtype -> cause -> answers that it changes, of so many."""
     found: dict[str, Any] = {"of": len(prompts)}
-    for dtype in ("float32", "bfloat16"):
-        made: dict[str, list[list[Any]]] = {}
+    for dtype in ("bfloat16", "float32"):
+        made: dict[str, list[str]] = {}
 
-        def answers(how: dict[str, Any], dtype: str = dtype, made: dict[str, Any] = made) -> list[list[Any]]:
+        def answers(how: dict[str, Any], dtype: str = dtype, made: dict[str, list[str]] = made) -> list[str]:
             key = json.dumps(how, sort_keys=True)
             if key not in made:
                 made[key] = in_a_process(how.get("instructions"), str(folder), dtype, prompts, tokens, ALONE | how)
-            return list(made[key])
+            return made[key]
 
         found[dtype] = {}
         for cause, (how, against) in CAUSES.items():
             if torch.cuda.is_available() and ("threads" in how or "instructions" in how):
                 continue  # of CPUs
-            pairs = list(zip(answers(how), answers(against), strict=True))
-            found[dtype][cause] = [sum(one[place] != two[place] for one, two in pairs) for place in (0, 1)]
-            print(f"{dtype}, {cause}: {found[dtype][cause][0]} of {len(prompts)} answers change", flush=True)
+            found[dtype][cause] = sum(one != two for one, two in zip(answers(how), answers(against), strict=True))
+            print(f"{dtype}, {cause}: {found[dtype][cause]} of {len(prompts)} answers change", flush=True)
     return found
 
 
@@ -297,8 +292,8 @@ def record_changed(asked: argparse.Namespace, device: str) -> Path:
     prompts = prompts_of(asked.data_root, 2, "en")[: asked.questions]
     record = {
         "what": "answers that rounding changes", "model": asked.model.resolve().name.partition("-transformers")[0],
-        "device": device, "task": "mgsm en 2-shot", "new_tokens": NEW_TOKENS,
-        "changed": changed_answers(asked.model, prompts, NEW_TOKENS),
+        "device": device, "task": "mgsm en 2-shot", "new_tokens": asked.tokens,
+        "changed": changed_answers(asked.model, prompts, asked.tokens),
         "machine": machine(), "versions": versions(), "git": git_state(),
     }  # fmt: skip
     file = asked.out / f"eval_changed_{device}.json"
@@ -312,6 +307,7 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--model", type=Path, help="a folder with a bfloat16 model: count changed answers alone")
     parser.add_argument("--questions", type=int, default=16, help="with --model")
+    parser.add_argument("--tokens", type=int, default=NEW_TOKENS, help="with --model: the longest answer")
     parser.add_argument("--out", type=Path, default=Path("results/bench"))
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)

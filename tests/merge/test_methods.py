@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
@@ -91,3 +92,36 @@ def test_the_method_is_that_of_the_option() -> None:
     config = compose("stage=merge merge=soup merge.experts=[a,b] merge.method=ties".split())
     with pytest.raises(PipelineError, match="merge.method=ties: merge=soup decides it, leave it out"):
         build(config)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("words", "there", "absent"),
+    [
+        (
+            "merge=layer_swap merge.math=MATH merge.language=LANGUAGE partition=B partition.scale_to_depth=true",
+            # of 32 layers 8 and 4: of 14 layers 8 * 14 // 32 = 3 and 4 * 14 // 32 = 1
+            ["partition | B", "partition.bottom_layers | 3", "partition.top_layers | 1", "merge.embeddings | average"],
+            ["merge.bottom_layers", "merge.top_layers", "merge.bottom_transition", "merge.zones", "scale_to_depth"],
+        ),
+        (
+            "merge=layer_swap merge.math=MATH merge.language=LANGUAGE merge.bottom_layers=3",
+            ["merge.bottom_layers | 3", "merge.top_layers | 2", "merge.zones | average"],
+            ["partition"],
+        ),
+        (
+            "merge=reset merge.expert=MATH merge.side=language partition=C",
+            ["partition | C", "partition.bottom_layers | 6", "partition.top_layers | 2", "merge.side | language"],
+            ["partition.outside"],
+        ),
+    ],
+    ids=["partition", "counts", "reset"],
+)
+def test_the_card_lists_what_was_used(
+    words: str, there: list[str], absent: list[str], models: dict[str, list[Path]], make_run: Callable[..., Path]
+) -> None:
+    base, math, language = map(str, models["llama"])
+    asked = words.replace("MATH", math).replace("LANGUAGE", language).split()
+    told = (make_run("stage=merge", *asked, f"merge.base={base}") / "README.md").read_text(encoding="utf-8")
+    settings = told.partition("| setting | value |")[2].partition("| source | run |")[0]
+    assert all(f"| {row} |" in settings for row in there), settings
+    assert not [key for key in absent if key in settings], settings

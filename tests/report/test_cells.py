@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,8 +44,9 @@ def test_the_page_says_that_the_tolerance_is_assumed() -> None:
     template = environment(lambda names: []).from_string(
         '{% macro x() %}{% endmacro %}{% include "published.html.j2" %}'
     )
-    text = template.render(results=made, own=own_table(made), far=lambda one: outside(one, made.base_tolerance),
-                           link=lambda runs, caller: caller(), missing=str, flags=lambda runs: "", difference=difference, best_note="")  # fmt: skip
+    given: dict[str, Any] = {"far": lambda one: outside(one, made.base_tolerance), "difference": difference}
+    given |= {"link": lambda runs, caller: caller(), "missing": str, "flags": lambda runs: "", "best_note": ""}
+    text = template.render(results=made, own=own_table(made), **given)
     assert "1.5 points" in text and "assumed, not measured" in text and "report.base_tolerance" in text
     assert text.count('class="far"') == 2
     assert text.count("scoring differences (assumed)") == 1 and text.count("another set of experts would (95 %)") == 1

@@ -11,7 +11,7 @@ from pipeline.config.knob import knob
 
 def below_float32(config: Eval) -> bool:
     """Whether rounding makes answers depend on which prompts are computed together. In float32 no answer changed
-    (results/eval.json); of an unresolved eval.dtype=auto the dtype is not known."""
+    (results/README.md); of an unresolved eval.dtype=auto the dtype is not known."""
     return config.dtype != "float32"
 
 

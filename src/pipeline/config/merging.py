@@ -50,6 +50,10 @@ class Merge:
         layers: None where the model is not here yet.
         """
 
+    def unread(self, partition: Partition | None) -> Sequence[str]:
+        """Knobs that decide nothing in this merge, and are not on its model card."""
+        return ()
+
     def label(self, partition: Partition | None) -> str:
         """How the names of its runs begin; the experts' labels follow."""
         return self.method

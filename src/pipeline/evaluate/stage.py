@@ -77,7 +77,8 @@ def in_its_dtype(run: Run[EvalStage]) -> Run[EvalStage]:
     if config.eval.dtype != "auto" and not config.as_stored:
         return run
     model = run.parents[next(iter(config.merge.references())) if config.merge else "checkpoint"]
-    stored = (config.merge and config.merge.dtype) or one_dtype(dtypes_in(local(model.folder)), model.name)
+    folder = local(model.folder) if config.merge else model.folder
+    stored = (config.merge and config.merge.dtype) or one_dtype(dtypes_in(folder), model.name)
     if stored is None:
         return run  # no safetensors: refused when they are loaded
     if config.eval.dtype not in ("auto", stored):

@@ -15,8 +15,10 @@ from pipeline.merge.compatibility import refuse_unmoved
 from pipeline.merge.digests import SourceDigests
 from pipeline.merge.merge import Merging, open_merge
 from pipeline.merge.mergekit import FILE, difference, inexpressible, yaml_of
-from pipeline.merge.summary import Row, cells, recipe, tell
+from pipeline.merge.summary import cells, recipe, tell
+from pipeline.models.anatomy import anatomy, num_layers
 from pipeline.models.checkpoint import weights_root
+from pipeline.models.partition import resolved
 from pipeline.runs.manifest import SNAPSHOTS
 from pipeline.runs.model_card import CARD, data_section, origin, relation_of
 from pipeline.runs.model_card import card as model_card
@@ -36,7 +38,7 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
         raise PipelineError(f"{work.parent} has {free:,} bytes free, the merge is of {size['written']:,}: free some")
     tracker.table("merge_plan", ["where", "what", "weights"], [cells(row) for row in rows])
     (work / "plan.json").write_text(json.dumps(rows, indent=2) + "\n")
-    describe(run, merge, rows, work)
+    describe(run, merge, work)
     sources = SourceDigests(merge, Path(run.config.runs_dir))
     digests = merge.write(work, config.files_from, sources.known, run.config.threads)
     sources.keep(digests)
@@ -52,7 +54,7 @@ def measured(merge: Merging, threads: int | None) -> dict[str, float]:
     return found
 
 
-def describe(run: Run, merge: Merging, rows: list[Row], work: Path) -> None:
+def describe(run: Run, merge: Merging, work: Path) -> None:
     """The model card, and the merge in mergekit's words where it has them."""
     config: Any = run.config
     runs_dir = Path(config.runs_dir)
@@ -62,9 +64,15 @@ def describe(run: Run, merge: Merging, rows: list[Row], work: Path) -> None:
         (work / FILE).write_text(yaml_of(merge, names), encoding="utf-8")
     beside = f"`{FILE}` is this merge for mergekit 0.1.5: {difference(merge.config)}."
     told = f"mergekit cannot express this merge: {reason}."
+    split = resolved(config.partition, num_layers(anatomy(merge.names))) if config.partition else None
     made_of = origin("", {"merge": asdict(merge.config)}, run.parents, runs_dir)
     body = "\n".join(
-        [recipe(merge.config, run.parents, rows, merge.bytes()), told if reason else beside, "", data_section(made_of)]
+        [
+            recipe(merge.config, run.parents, merge.plan_rows(), merge.bytes(), split),
+            told if reason else beside,
+            "",
+            data_section(made_of),
+        ]
     )
     relation = "adapter" if merge.adapter else relation_of(made_of, merged=True)
     text = model_card(run.name, body, made_of, tags=["merge", merge.config.method], relation=relation)

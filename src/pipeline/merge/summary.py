@@ -14,6 +14,7 @@ from pipeline.models.anatomy import anatomy
 
 if TYPE_CHECKING:
     from pipeline.config.merging import Merge
+    from pipeline.config.training import Partition
     from pipeline.runs.run import Parent
 
 Row = dict[str, Any]
@@ -69,12 +70,24 @@ def in_words(size: Mapping[str, int]) -> str:
     return f"{told['copied']} copied, {told['read']} read to compute, {told['written']} written"
 
 
-def recipe(config: Merge, parents: Mapping[str, Parent], rows: list[Row], size: Mapping[str, int]) -> str:
-    """What a merge's model card says of it: the settings, the parents, and the plan."""
-    knobs = [item.name for item in dataclasses.fields(config) if not item.metadata.get("run")]
-    settings = {key: getattr(config, key) for key in knobs}  # no RUN: the parents' names stand below, without paths
+def recipe(
+    config: Merge,
+    parents: Mapping[str, Parent],
+    rows: list[Row],
+    size: Mapping[str, int],
+    partition: Partition | None = None,
+) -> str:
+    """What a merge's model card says of it: the settings that were read, the parents, and the plan.
+
+    partition: as `resolved` for the depth of the model.
+    """
+    knobs = [item.name for item in dataclasses.fields(config) if not item.metadata.get("run")]  # parents stand below
+    settings = {f"merge.{key}": getattr(config, key) for key in knobs if key not in config.unread(partition)}
+    if partition is not None:
+        keys = ("bottom_layers", "top_layers", "all_attention", "all_mlp", "inverse")
+        settings |= {"partition": partition.name} | {f"partition.{key}": getattr(partition, key) for key in keys}
     lines = [f"# A merge by {config.method}", "", "| setting | value |", "|---|---|"]
-    lines += [f"| merge.{key} | {value} |" for key, value in settings.items()]
+    lines += [f"| {key} | {value} |" for key, value in settings.items()]
     lines += ["", "| source | run |", "|---|---|"]
     named = {role: getattr(one, "hub", None) or one.name for role, one in sorted(parents.items(), key=_order)}
     lines += [f"| {role} | {name} |" for role, name in named.items()]

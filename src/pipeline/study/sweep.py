@@ -17,6 +17,7 @@ from pipeline.config.stages import EvalStage, SweepStage
 from pipeline.config.words import with_values
 from pipeline.errors import PipelineError
 from pipeline.runs.run import Run
+from pipeline.study.build.evaluation import refuse_dtypes
 from pipeline.study.stages import build
 
 Point = dict[str, Any]  # swept knob -> its value
@@ -35,6 +36,7 @@ def make_sweep(config: SweepStage) -> Path:
 
     points = grid(config)
     runs = [build(evaluation_at(config, point)) for point in points]
+    refuse_dtypes(runs, "eval.dtype")
     for run in runs:
         refuse_unfinished(run)
     for run in runs:  # by headers; weights by magnitude are measured once

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 SIDES = ("math", "language")
 OWNERS = ("average", "magnitude", *SIDES)
 _OUTSIDE_KEYS = {"embedding": "embeddings", "final_norm": "final_norm", "head": "head"}
+
+
+COUNTS = ("bottom_layers", "top_layers", "bottom_transition", "top_transition")
 
 
 @dataclass
@@ -67,6 +70,9 @@ class LayerSwap(Merge):
             refuse_counts(self, partition)
         if layers is not None:
             resolved(partition, layers) if partition else swapped_counts(self, layers)
+
+    def unread(self, partition: Partition | None) -> Sequence[str]:
+        return (*COUNTS, "scale_to_depth", "zones") if partition else ()
 
     def label(self, partition: Partition | None) -> str:
         return f"layer_swap-{partition.name if partition else f'{self.bottom_layers}-{self.top_layers}'}"
@@ -144,7 +150,7 @@ def layer_swap_weights(
 
 def refuse_counts(config: LayerSwap, partition: Partition) -> None:
     """Counts beside a partition would be read by nobody."""
-    for key in ("bottom_layers", "top_layers", "bottom_transition", "top_transition", "scale_to_depth"):
+    for key in (*COUNTS, "scale_to_depth"):
         value = getattr(config, key)
         if value != type(config).__dataclass_fields__[key].default:
             raise PipelineError(
@@ -159,9 +165,8 @@ def refuse_counts(config: LayerSwap, partition: Partition) -> None:
 
 def swapped_counts(config: LayerSwap, layers: int) -> tuple[int, int, int, int]:
     """(b, u, t_b, t_u) for a model of this depth. Raises PipelineError where together they exceed it."""
-    keys = ("bottom_layers", "top_layers", "bottom_transition", "top_transition")
-    counts = [getattr(config, key) for key in keys]
-    for key, count in zip(keys, counts, strict=True):
+    counts = [getattr(config, key) for key in COUNTS]
+    for key, count in zip(COUNTS, counts, strict=True):
         if count < 0:
             raise PipelineError(f"merge.{key} must be 0 or more, got {count}")
     b, u, t_b, t_u = [scaled_count(count, layers) for count in counts] if config.scale_to_depth else counts
