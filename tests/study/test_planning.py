@@ -106,7 +106,9 @@ def test_a_table_whose_trainings_cannot_be_planned_is_still_shown(tmp_path: Path
     config = compose(
         ["stage=plan", "table=layer_swapping_table1", f"runs_dir={tmp_path}", *(f"every.sft.{word}" for word in words)]
     )
-    assert "cannot be planned: sft.adam_beta2=" in show_plan(config)  # type: ignore[arg-type]
+    with pytest.raises(PipelineError, match="^cannot be planned: sft.adam_beta2=") as refused:
+        show_plan(config)  # type: ignore[arg-type]
+    assert " parts that depend on these" in str(refused.value) and "cells of 1108 scores" in refused.value.shown
 
 
 def test_a_selection_is_planned_from_the_sizes_of_its_sets(tmp_path: Path) -> None:

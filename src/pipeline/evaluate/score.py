@@ -25,6 +25,7 @@ from lm_eval.utils import hash_string
 from pipeline.config.evaluation import Eval, below_float32
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate import hub_data, metrics, score_cache
+from pipeline.evaluate.before import Lengths, too_long
 from pipeline.evaluate.flores_plus import FLORES_PLUS
 from pipeline.evaluate.model import Answering, remembered
 from pipeline.evaluate.records import EvaluationResult, TaskResult, rows_of, sample_of
@@ -88,7 +89,7 @@ def score(
     settings: dict[str, Any] = {"backend": asked.backend, "chat_template": asked.chat_template, "dtype": asked.dtype}
     settings |= rounding(asked)
     put = list(zip(definitions, tasks, strict=True))
-    chosen = {definition.name: _rows(definition, task, asked) for definition, task in put}
+    chosen = {definition.name: rows_asked(definition, task, asked) for definition, task in put}
     keys: dict[str, score_cache.Key] = {}
     found: dict[str, TaskResult] = {}
     if kept:
@@ -159,7 +160,7 @@ def _report_endless_answers(definition: Definition, one: TaskResult, asked: Eval
         )
 
 
-def _rows(definition: Definition, task: Task, asked: Eval) -> range:
+def rows_asked(definition: Definition, task: Task, asked: Eval) -> range:
     """The rows to score. A range, not a list: the harness asks `row in rows` for each row."""
     end = len(task.eval_docs)
     return range(definition.first, end if asked.limit is None else min(end, definition.first + asked.limit))
@@ -224,10 +225,8 @@ def harness_tamed() -> Iterator[None]:
         random.setstate(state)
 
 
-def _fitting(lm: Any, definition: Definition, task: Task, rows: range, asked: Eval) -> Sequence[int]:
-    """The rows whose prompts fit the model. Raises PipelineError where more than eval.too_long do not."""
-    if not hasattr(lm, "max_length"):
-        return rows
+def lengths_of(lm: Any, definition: Definition, task: Task, rows: Sequence[int], asked: Eval) -> Lengths:
+    """The prompts of a task as this model's tokenizer cuts them; of a question's continuations the longest counts."""
     how: dict[str, Any] = {}
     if asked.chat_template:
         if not getattr(lm.tokenizer, "chat_template", None):
@@ -237,25 +236,26 @@ def _fitting(lm: Any, definition: Definition, task: Task, rows: range, asked: Ev
     if asked.exemplars == "random":
         task.set_fewshot_seed(FEWSHOT_SEED)
     task.build_all_requests(samples=rows, **how)  # type: ignore[arg-type]
-    longest, too_long, room = 0, set(), lm.max_length
+    answer = 0
     put: dict[tuple[int, str], str] = {}  # a question's prompt -> the longest of what is asked after it
     for request in task.instances:
         prompt, after = request.args
         if request.request_type == "generate_until":
-            room, after = lm.max_length - after.get("max_gen_toks", lm.max_gen_toks), ""
+            answer, after = after.get("max_gen_toks", lm.max_gen_toks), ""
         put[request.doc_id, prompt] = max(put.get((request.doc_id, prompt), ""), after, key=len)
-    for (doc_id, prompt), after in put.items():
-        length = len(lm.tok_encode(prompt + after)) - bool(after)  # the last token is only predicted
-        longest = max(longest, length)
-        if length > room:
-            too_long.add(rows[doc_id])
-    if len(too_long) > asked.too_long or len(too_long) == len(rows):
-        answer = f" less eval.max_gen_toks={lm.max_length - room} for the answer" if room < lm.max_length else ""
-        raise PipelineError(
-            f"{definition.name}: {len(too_long)} of {len(rows)} prompts do not fit, the longest of {longest} tokens in "
-            f"the model's {lm.max_length}{answer}: ask for fewer exemplars" + (" or shorter answers" if answer else "")
-        )
-    if too_long:
-        print(f"{definition.name}: {len(too_long)} prompts that do not fit leave the score", file=sys.stderr)
-        return [row for row in rows if row not in too_long]
+    found = [  # the last token is only predicted
+        (rows[doc_id], len(lm.tok_encode(prompt + after)) - bool(after)) for (doc_id, prompt), after in put.items()
+    ]
+    return Lengths(found, answer)
+
+
+def _fitting(lm: Any, definition: Definition, task: Task, rows: range, asked: Eval) -> Sequence[int]:
+    """The rows whose prompts fit the model. Raises PipelineError where more than eval.too_long do not."""
+    if not hasattr(lm, "max_length"):
+        return rows
+    lengths = lengths_of(lm, definition, task, rows, asked)
+    gone = too_long(definition.name, lengths, len(rows), lm.max_length, asked.too_long)
+    if gone:
+        print(f"{definition.name}: {len(gone)} prompts that do not fit leave the score", file=sys.stderr)
+        return [row for row in rows if row not in gone]
     return rows

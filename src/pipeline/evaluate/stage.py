@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +20,11 @@ from lm_eval.api.model import LM
 from pipeline.config.evaluation import Eval
 from pipeline.errors import PipelineError
 from pipeline.evaluate import records, score_cache
+from pipeline.evaluate.before import defined, refuse_early
 from pipeline.evaluate.bundle import gather, scoring_runs
-from pipeline.evaluate.code_eval import check_confinement
 from pipeline.evaluate.model import answering, load_model
 from pipeline.evaluate.score import harness_tamed, load_tasks, score
-from pipeline.evaluate.tasks import Definition, LeftOut, task_definitions
+from pipeline.evaluate.tasks import LeftOut
 from pipeline.hub.models import local
 from pipeline.merge.stage import measured
 from pipeline.runs.dtypes import dtypes_in, one_dtype
@@ -51,6 +50,8 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     asked: Eval = run.config.eval
     left_out: list[LeftOut] = []
     definitions = defined(run, work / "tasks", left_out)
+    for one in left_out:
+        print(f"left out: {one.task} in {one.language}: {one.reason}", file=sys.stderr)
     refuse_early(run, definitions)
     with contextlib.redirect_stdout(sys.stderr), harness_tamed():  # the harness and its libraries print
         tasks = load_tasks(definitions)
@@ -87,50 +88,6 @@ def in_its_dtype(run: Run[EvalStage]) -> Run[EvalStage]:
             f"eval.dtype={stored}, and the same to all that is compared with it"
         )
     return replace(run, config=replace(config, eval=replace(config.eval, dtype=stored)))
-
-
-def defined(run: Run[EvalStage], folder: Path, left_out: list[LeftOut]) -> list[Definition]:
-    """The task files of what the stage asks for, their data checked; what a bundle cannot have goes into `left_out`."""
-    stage = run.config
-    asked: Eval = stage.eval
-    root = run.parents["data_root"].folder if "data_root" in run.parents else stage.data_root
-    definitions = task_definitions(
-        asked.tasks,
-        stage.languages,
-        Path(root) if root else None,
-        folder,
-        split=asked.split,
-        max_gen_toks=asked.max_gen_toks,
-        max_gen_toks_of=asked.max_gen_toks_of,
-        exemplars=asked.exemplars,
-        run_code=asked.run_code,
-        options=asked.options,
-        left_out=left_out,
-    )
-    for one in left_out:
-        print(f"left out: {one.task} in {one.language}: {one.reason}", file=sys.stderr)
-    return definitions
-
-
-def refuse_early(run: Run[EvalStage], definitions: Sequence[Definition]) -> None:
-    """What would otherwise fail after minutes of loading or scoring."""
-    asked = run.config.eval
-    if any(definition.task == "mbpp" for definition in definitions):
-        check_confinement()
-    if asked.spm_model and not find_spec("sentencepiece"):
-        raise PipelineError("eval.spm_model needs SentencePiece, which is not installed: pip install sentencepiece")
-    if asked.backend == "vllm" and "checkpoint" not in run.parents:
-        raise PipelineError("eval.backend=vllm reads a folder: make the merge with stage=merge, then checkpoint=RUN")
-    if asked.backend == "vllm" and not find_spec("vllm"):
-        raise PipelineError(
-            "eval.backend=vllm needs vLLM, which is not installed: pip install vllm, or eval.backend=hf"
-        )
-    if "checkpoint" not in run.parents:
-        return  # a merge's files are looked at with its headers
-    checkpoint = run.parents["checkpoint"].folder
-    known = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
-    if any(checkpoint.glob("*.safetensors")) and not any((checkpoint / name).is_file() for name in known):
-        raise PipelineError(f"checkpoint {checkpoint} has no tokenizer: copy that of its base into the folder")
 
 
 def kept_scores(run: Run[EvalStage], model: Callable[[], LM]) -> score_cache.Kept:

@@ -240,6 +240,14 @@ def _read_tensors(folder: Path, files: list[Path]) -> dict[str, TensorInfo]:
     return infos
 
 
+def check_headers(folder: Path) -> None:
+    """Raise PipelineError where a file of weights is truncated, a shard is missing, or a header is broken."""
+    if (folder / ADAPTER_WEIGHTS).is_file():
+        read_header(folder / ADAPTER_WEIGHTS)
+    else:
+        _read_tensors(folder, _weight_files(folder))
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises PipelineError for what is none."""
     try:

@@ -110,7 +110,8 @@ def execute(targets: list[Run], before: Mapping[str, str] | None = None, aloud: 
                 continue
             begun, seconds = time.perf_counter(), history.predict(run)
             head = f"[{number}/{len(runs)}]"
-            print(f"{head} {run.name} ({run.config.stage}), left in all: {history.sum(left)}", file=sys.stderr)
+            told, comma, omitted = history.sum(left).partition(", ")
+            print(f"{head} {run.name} ({run.config.stage}), {told} left in all{comma}{omitted}", file=sys.stderr)
             make_run(run, None if seconds is None else round(seconds, 1))
             print(f"{head} done in {time.perf_counter() - begun:.1f} s", file=sys.stderr)
             if manifest := read_manifest(run.folder):

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from pipeline.config.stages import EvalStage, Launcher, TrainStage
 from pipeline.errors import Held, PipelineError
-from pipeline.progress import EVERY, draw, say
+from pipeline.progress import EVERY, draw, duration, say
 from pipeline.runs import state
 from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished
@@ -192,8 +192,8 @@ class Round:
             del self.waiting[run.hash]
             self.begun += 1
             worker.give(run, self.seconds(run))
-            told = f"[{self.begun}/{len(self.runs)}] {run.name} ({run.config.stage}), about {self.seconds_left():.0f} s"
-            say(f"{told} left in all")
+            told = f"[{self.begun}/{len(self.runs)}] {run.name} ({run.config.stage})"
+            say(f"{told}, about {duration(self.seconds_left())} left in all")
 
     def seconds_left(self) -> float:
         """By what finished runs took: all that is left shared out, and no less than the longest way."""

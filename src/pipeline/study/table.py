@@ -28,6 +28,7 @@ from pipeline.study.history import History, memory_here, visible_gpus
 from pipeline.study.launch import Execute, makers_for
 from pipeline.study.needs import needs
 from pipeline.study.planning import Planning
+from pipeline.study.preflight import refusals
 from pipeline.study.reported import Reported
 
 
@@ -35,7 +36,8 @@ def show_plan(config: PlanStage) -> str:
     """The runs of a table by kind, what they cost, what is missing, and what its contrasts could detect.
 
     Raises:
-        PipelineError: a run that cannot fit plan.gpu and plan.gpus, a sentence for each cause, with all that is shown.
+        PipelineError: what cannot be planned, evaluated, or fit plan.gpu and plan.gpus, a sentence for each cause,
+            with all that is shown.
     """
     planning = Planning.of(config)
     check_claims(planning)
@@ -45,11 +47,19 @@ def show_plan(config: PlanStage) -> str:
     cost = bill(runs, config.plan, planning.plan.table.free_snapshots, waiting) if config.plan.gpu else None
     lines += [*(cost.lines() if cost else []), *told_every(planning), *contrasts(planning)]
     lines += [f"cannot be made: {name} was freed, train it again with redo=true" for name in freed_needed(runs)]
-    for told, count in Counter(planning.problems.values()).items():
-        lines.append(f"cannot be planned: {told}{f' ({count} times)' if count > 1 else ''}")
-    if cost and cost.causes:
-        raise PipelineError("\nerror: ".join(cost.causes), shown="\n".join(lines))
+    causes = [*not_planned(planning), *refusals([*runs, *waiting], config.plan.prompts), *(cost.causes if cost else [])]
+    if causes:
+        raise PipelineError("\nerror: ".join(causes), shown="\n".join(lines))
     return "\n".join(lines)
+
+
+def not_planned(planning: Planning) -> list[str]:
+    """A sentence for each cause why parts of a table cannot be built, and how many parts lack it."""
+    missing = {f"{key} is missing" for key in planning.problems}
+    causes = Counter(told for told in planning.problems.values() if told not in missing)
+    others = len(planning.problems) - sum(causes.values())
+    found = [f"cannot be planned: {told}{f' ({count} times)' if count > 1 else ''}" for told, count in causes.items()]
+    return [*found[:-1], f"{found[-1]}, and {others} parts that depend on these"] if found and others else found
 
 
 def show(runs: list[Run], most: int = 10**9) -> str:
@@ -111,9 +121,9 @@ def make_table(config: TableStage) -> Path:
     if gone := freed_needed(ordered(targets)):
         problem = f"table={config.table} needs {', '.join(gone)}, which {'was' if len(gone) == 1 else 'were'} freed"
         raise PipelineError(f"{problem}: train again with redo=true, or leave out what is made from it")
-    if planning.problems:
-        told = next(iter(planning.problems.values()))
-        raise PipelineError(f"{len(planning.problems)} parts of table={config.table} cannot be planned, first: {told}")
+    waiting = [run for score in planning.waiting() if (run := planning.like(score))]
+    if causes := not_planned(planning) or refusals([*ordered(targets), *waiting], prompts=True):
+        raise PipelineError("\nerror: ".join(causes))
     reported = replace(Reported.of(config), data_root=config.data_root, every=dict(config.every))
     check_writable(Path(config.runs_dir))
     reported.write(report_folder(planning))

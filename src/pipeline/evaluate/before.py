@@ -1,0 +1,110 @@
+"""What an evaluation can be refused for before its model is loaded: its data, and the files of the model.
+
+Imports nothing heavy, so that a plan checks the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.config.evaluation import Eval
+from pipeline.errors import PipelineError
+from pipeline.evaluate.code_eval import check_confinement
+from pipeline.evaluate.tasks import Definition, LeftOut, task_definitions
+from pipeline.models.checkpoint import check_headers, read_json
+
+if TYPE_CHECKING:
+    from pipeline.config.stages import EvalStage
+    from pipeline.runs.run import Run
+
+
+def defined(run: Run[EvalStage], folder: Path, left_out: list[LeftOut]) -> list[Definition]:
+    """The task files of what the stage asks for, their data checked; what a bundle cannot have goes into `left_out`."""
+    stage = run.config
+    asked: Eval = stage.eval
+    root = run.parents["data_root"].folder if "data_root" in run.parents else stage.data_root
+    definitions = task_definitions(
+        asked.tasks,
+        stage.languages,
+        Path(root) if root else None,
+        folder,
+        split=asked.split,
+        max_gen_toks=asked.max_gen_toks,
+        max_gen_toks_of=asked.max_gen_toks_of,
+        exemplars=asked.exemplars,
+        run_code=asked.run_code,
+        options=asked.options,
+        left_out=left_out,
+    )
+    return definitions
+
+
+def refuse_early(run: Run[EvalStage], definitions: Sequence[Definition]) -> None:
+    """Raise PipelineError for what would otherwise fail after minutes of loading or scoring."""
+    asked = run.config.eval
+    if any(definition.task == "mbpp" for definition in definitions):
+        check_confinement()
+    if asked.spm_model and not find_spec("sentencepiece"):
+        raise PipelineError("eval.spm_model needs SentencePiece, which is not installed: pip install sentencepiece")
+    if asked.backend == "vllm" and "checkpoint" not in run.parents:
+        raise PipelineError("eval.backend=vllm reads a folder: make the merge with stage=merge, then checkpoint=RUN")
+    if asked.backend == "vllm" and not find_spec("vllm"):
+        raise PipelineError(
+            "eval.backend=vllm needs vLLM, which is not installed: pip install vllm, or eval.backend=hf"
+        )
+    if "checkpoint" not in run.parents:
+        return  # a merge's files are looked at with its headers
+    refuse_model(run.parents["checkpoint"].folder, asked)
+
+
+def refuse_model(folder: Path, asked: Eval) -> None:
+    """Raise PipelineError where the files of a model show that it cannot be scored: truncated weights, no tokenizer, no
+    chat template. A folder without weights is judged where these are loaded."""
+    if not any(folder.glob("*.safetensors")):
+        return
+    check_headers(folder)
+    known = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
+    if not any((folder / name).is_file() for name in known):
+        raise PipelineError(f"checkpoint {folder} has no tokenizer: copy that of its base into the folder")
+    if asked.chat_template and not has_chat_template(folder):
+        raise PipelineError(f"eval.chat_template=true, but the tokenizer of {folder} has none: leave it off")
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether the files of a tokenizer hold a chat template, in any of the places where transformers looks."""
+    if any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
+        return True
+    config = folder / "tokenizer_config.json"
+    return config.is_file() and bool(read_json(config).get("chat_template"))
+
+
+# ---------------------------------------------------------------------------------------------------- prompts
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of a task's prompts, each with its row, and the tokens that are kept free for an answer."""
+
+    prompts: list[tuple[int, int]]
+    answer: int
+
+
+def too_long(name: str, lengths: Lengths, questions: int, max_length: int, allowed: int) -> set[int]:
+    """The rows of a task whose prompts do not fit a model that takes `max_length` tokens.
+
+    Raises:
+        PipelineError: more than `allowed` (eval.too_long) do not, or none does.
+    """
+    room, longest = max_length - lengths.answer, max((length for _, length in lengths.prompts), default=0)
+    found = {row for row, length in lengths.prompts if length > room}
+    if len(found) > allowed or (found and len(found) == questions):
+        answer = f" less eval.max_gen_toks={lengths.answer} for the answer" if lengths.answer else ""
+        raise PipelineError(
+            f"{name}: {len(found)} of {questions} prompts do not fit, the longest of {longest} tokens in the model's "
+            f"{max_length}{answer}: ask for fewer exemplars" + (" or shorter answers" if answer else "")
+        )
+    return found

@@ -1,0 +1,34 @@
+"""The lengths of a task's prompts, by the tokenizer and the headers of a model whose weights are not read."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from pipeline.config.evaluation import Eval
+from pipeline.errors import PipelineError, first_line
+from pipeline.evaluate.model import Answering
+from pipeline.evaluate.score import Lengths, harness_tamed, lengths_of, load_tasks, rows_asked
+from pipeline.evaluate.tasks import Definition
+from pipeline.models.skeleton import skeleton
+
+
+def measured(definition: Definition, folder: Path, asked: Eval) -> tuple[Lengths, int, int]:
+    """(lengths of the prompts, questions, tokens that the model takes) of one task and the model in `folder`.
+
+    Raises:
+        PipelineError: its data cannot be read, or the model's files are not those of its config.json.
+    """
+    with contextlib.redirect_stdout(sys.stderr), harness_tamed():
+        (task,) = load_tasks([definition])
+        model = skeleton(folder, "checkpoint")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except (OSError, ValueError) as error:
+            raise PipelineError(f"the tokenizer of {folder} cannot be read ({first_line(error)})") from error
+        lm = Answering(pretrained=model, tokenizer=tokenizer, batch_size=1)
+        rows = rows_asked(definition, task, asked)
+        return lengths_of(lm, definition, task, rows, asked), len(rows), lm.max_length

@@ -1,0 +1,147 @@
+"""Evaluations that cannot run are found by the plan, and before a table's first training."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_words import FEW
+
+from pipeline.config.compose import compose
+from pipeline.errors import PipelineError
+from pipeline.evaluate import unloaded
+from pipeline.study.execute import make_run
+from pipeline.study.graph import ordered
+from pipeline.study.planning import Planning
+from pipeline.study.preflight import LENGTHS, problem_of_data, refusals
+from pipeline.study.stages import build
+from pipeline.study.table import make_table, show_plan
+
+Command = Callable[..., Any]
+
+
+@pytest.fixture
+def mine(world: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """A table of a base and an expert in three languages, of which the plain data_root has two."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for name in ("mgsm", "orca_math"):
+        shutil.copytree(world / name, tmp_path / "data" / name)
+    shutil.copytree(base, tmp_path / "base")
+    for name in ("manifest.json", "world.json"):
+        (tmp_path / "base" / name).unlink(missing_ok=True)
+    table = {
+        "name": "mine", "axes": {"language": ["en", "qac", "te"]},
+        "every": {"data_root": "./data", "threads": 1, **dict(word.split("=") for word in FEW)},
+        "runs": {
+            "base": {"checkpoint": "./base"},
+            "math": {"stage": "sft", "expert": "math", "model": "trained", "model.path": "./base"},
+        },
+        "score": {"eval": "mgsm_2shot", "in": "{language}", "eval.max_gen_toks": 4},
+        "columns": {"base": "base", "math": "math"}, "rows": {"{language}": {}},
+    }  # fmt: skip
+
+    def config(stage: str, *words: str, **changes: Any) -> Any:
+        (tmp_path / "mine.yaml").write_text(json.dumps({**table, **changes}))
+        problem_of_data.cache_clear()
+        return compose([f"stage={stage}", "table=./mine.yaml", "runs_dir=./runs", "tracking.mode=disabled", *words])
+
+    return config
+
+
+TWO = {"axes": {"language": ["en", "qac"]}}
+
+
+def refused(function: Callable[[Any], Any], config: Any) -> list[str]:
+    with pytest.raises(PipelineError) as caught:
+        function(config)
+    return str(caught.value).split("\nerror: ")
+
+
+@pytest.mark.parametrize("function", [show_plan, make_table])
+def test_languages_without_data_are_grouped_by_cause(mine: Command, function: Any, tmp_path: Path) -> None:
+    stage = {show_plan: "plan", make_table: "table"}[function]
+    (cause,) = refused(function, mine(stage, axes={"language": ["en", "te"]}))
+    assert cause.startswith("2 evaluations cannot run: data_root=data has no mgsm/te/test.jsonl: put it there, ")
+    assert cause.endswith(", ...)") and not list(tmp_path.glob("runs/math-*"))
+    every_language = {"axes": {"language": ["te", "it", "th"]}}
+    causes = refused(show_plan, mine("plan", **every_language))
+    assert len(causes) == 3 and any("the harness has no mgsm in Italian" in one for one in causes)
+
+
+def test_truncated_weights_and_headers_that_cannot_be_read(mine: Command, tmp_path: Path) -> None:
+    weights = tmp_path / "base/model.safetensors"
+    whole = weights.read_bytes()
+    for spoilt, told in ((whole[:-100], "it is truncated"), (b"no header at all", "truncated or not a safetensors")):
+        weights.write_bytes(spoilt)
+        (cause,) = refused(show_plan, mine("plan", **TWO))
+        assert cause.startswith("4 evaluations cannot run: ") and told in cause
+    header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
+    name = next(name for name in header if name != "__metadata__")
+    assert header[name]["dtype"] == "F32"
+    header[name]["dtype"] = "BF16"  # of half the bytes that it holds: as a file of mixed dtypes that was cut
+    text = json.dumps(header).encode()
+    weights.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + int.from_bytes(whole[:8], "little") :])
+    (cause,) = refused(show_plan, mine("plan", **TWO))
+    assert "has a broken safetensors header" in cause
+
+
+def test_a_file_of_mixed_dtypes_is_planned(mine: Command, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(tmp_path / "base/model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"].to(torch.bfloat16)
+    save_file(weights, tmp_path / "base/model.safetensors", metadata={"format": "pt"})
+    assert "4 distinct" in show_plan(mine("plan", **TWO))
+
+
+def test_a_chat_template_that_is_missing(mine: Command, tmp_path: Path) -> None:
+    for name in ("chat_template.jinja", "chat_template.json"):
+        (tmp_path / "base" / name).unlink(missing_ok=True)
+    config = tmp_path / "base/tokenizer_config.json"
+    told = json.loads(config.read_text())
+    told.pop("chat_template", None)
+    config.write_text(json.dumps(told))
+    chat = {"score": {"eval": "mgsm_2shot", "in": "{language}", "eval.chat_template": True}}
+    (cause,) = refused(show_plan, mine("plan", **TWO, **chat))
+    assert cause.startswith("4 evaluations cannot run: eval.chat_template=true, but the tokenizer of base has none")
+
+
+def test_prompts_that_do_not_fit_are_what_the_stage_refuses(
+    mine: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """stage=plan looks at them where plan.prompts asks it to, stage=table always; the second time from what is kept."""
+    longest = json.loads((tmp_path / "base/config.json").read_text())["max_position_embeddings"]
+    long = {"score": {"eval": "mgsm_2shot", "in": "{language}", "eval.max_gen_toks": longest - 30}}
+    show_plan(mine("plan", **TWO, **long))
+    causes = refused(show_plan, mine("plan", "plan.prompts=true", **TWO, **long))
+    assert len(causes) == 2 and len(list((tmp_path / "runs" / LENGTHS).iterdir())) == 2  # base and expert share them
+    for cause, code in zip(causes, ("en", "qac"), strict=True):
+        words = ["stage=eval", "checkpoint=./base", "eval=mgsm_2shot", f"languages=[{code}]", "data_root=./data"]
+        run = build(compose([*words, "runs_dir=./runs", "tracking.mode=disabled", f"eval.max_gen_toks={longest - 30}"]))  # type: ignore[arg-type]
+        with pytest.raises(PipelineError) as stage:
+            make_run(run)
+        assert cause.startswith(f"2 evaluations cannot run: {stage.value} (")
+    monkeypatch.setattr(unloaded, "measured", lambda *_: pytest.fail("measured again"))
+    assert refused(make_table, mine("table", **TWO, **long)) == causes
+    assert not list((tmp_path / "runs").glob("math-*"))
+    config = json.loads((tmp_path / "base/config.json").read_text())
+    (tmp_path / "base/config.json").write_text(json.dumps(config | {"max_position_embeddings": 2 * longest}))
+    with pytest.raises(pytest.fail.Exception, match="measured again"):
+        show_plan(mine("plan", "plan.prompts=true", **TWO, **long))
+
+
+def test_data_that_a_run_will_write_is_no_problem(tmp_path: Path) -> None:
+    planning = Planning.of(compose(["stage=table", "table=sandbox", f"runs_dir={tmp_path}"]))  # type: ignore[arg-type]
+    assert refusals(ordered(planning.targets()), prompts=True) == []
+
+
+def test_a_table_without_models_is_planned(mine: Command) -> None:
+    """Of a fact of a training, nothing is evaluated."""
+    told = show_plan(mine("plan", axes={}, score={}, columns={"math": {"run": "math", "fact": "loss"}}, rows={"a": {}}))
+    assert "sft: 1, 0 finished" in told and "eval" not in told
