@@ -10,6 +10,7 @@ from pipeline.report.claims import (
     Claim,
     Ranked,
     claims_csv,
+    corrected,
     judge_difference,
     judge_every,
     judge_friedman,
@@ -169,20 +170,41 @@ def test_friedman_needs_both_of_its_p():
     assert one_model.verdict == "undecided" and "mean ranks: x 3.00, y 2.00, z 1.00" in one_model.detail
 
 
+def pair(difference: float, p: float, clusters: int = 12) -> Ranked:
+    return Ranked("a", "b", difference, p, 12, clusters)
+
+
 def test_signed_ranks_are_corrected_within_their_family():
-    """0.03 twice in one family is 0.06 by Holm, alone it is shown."""
-
-    def pair(difference: float, p: float) -> Ranked:
-        return Ranked("a", "b", difference, p, 0.125, 0.02, 12)
-
-    def kind(name: str, section: str) -> Claim:
-        return claim(id=name, section=section, test="wilcoxon", threshold=0)
-
+    """0.03 twice in one family is 0.06 by Holm, alone it is shown. Sections do not make families."""
     once, opposed = [pair(0.02, 0.03)], [pair(-0.02, 0.001), pair(0.1, 0.01)]
-    kinds = [kind("one", "5"), kind("two", "5"), kind("three", "6"), kind("four", "7")]
+    kinds = [
+        claim(id=name, family=family, section="5", test="wilcoxon", threshold=0)
+        for name, family in (("one", "x"), ("two", "x"), ("three", ""), ("four", "y"))
+    ]
     found = judge_wilcoxon(list(zip(kinds, [once, once, once, opposed], strict=True)))
     assert [one.verdict for one in found] == ["undecided", "undecided", "shown", "contradicted"]
     assert [one.p for one in found][:3] == [0.06, 0.06, 0.03]
+
+
+def test_four_models_cannot_be_tested_by_signs():
+    """The least p of four clusters is 2 / 16, of six 2 / 64: enough for one pair, not for two of a family."""
+    kind = claim(test="wilcoxon", threshold=0)
+    assert judge_wilcoxon([(kind, [pair(0.5, 2 / 16, 4)])])[0].verdict == "cannot be tested"
+    assert judge_wilcoxon([(kind, [pair(0.5, 2 / 64, 6)])])[0].verdict == "shown"
+    (both,) = judge_wilcoxon([(kind, [pair(0.5, 2 / 64, 6), pair(0.5, 2 / 64, 6)])])
+    assert both.sentence == "cannot be tested" and "6 clusters give p 0.0625 by Holm over 2 at the least" in both.detail
+
+
+def test_claims_of_a_family_are_corrected_together():
+    """p of 34 to 20 is 0.0568, of 36 to 20 0.0325, of 60 to 20 below 1e-5: two of a family leave only the last."""
+    named = [claim(id=name, family=family, threshold=0) for name, family in (("a", "x"), ("b", "x"), ("c", ""))]
+    tests = [contrast(won(36, 20, 194)), contrast(won(34, 20, 196)), contrast(won(36, 20, 194))]
+    alone = [judge_difference(one, test, 0.5, 0.4) for one, test in zip(named, tests, strict=True)]
+    assert [one.verdict for one in alone] == ["shown", "undecided", "shown"]
+    found = corrected(named, alone)
+    assert [one.verdict for one in found] == ["undecided", "undecided", "shown"]
+    assert found[0].p == pytest.approx(2 * alone[0].p) and found[2] == alone[2]
+    assert "p 0.0325 before Holm's correction over 2" in found[0].detail
 
 
 def test_correlations_decide():

@@ -23,7 +23,7 @@ from pipeline.study.cells import ScoreRef, TablePlan, value
 from pipeline.study.contrasts import measured
 from pipeline.study.numbers import table_cell
 from pipeline.study.outcome import NoScore, Number
-from pipeline.study.verdicts import Sides, judged
+from pipeline.study.verdicts import Sides, judged, place_values
 
 FILES = sorted((CONF / "claims").glob("*.yaml"))
 CLAIMS = [claim for file in FILES for claim in read_claims(file.read_text(encoding="utf-8"), file.name)]
@@ -151,11 +151,28 @@ def test_no_effect_is_undecided_and_says_what_could_have_been_seen():
 
 def test_treatments_and_their_contrasts():
     found = words("unreasonable_friedman", swap=1.2, swap_part=0.6, simultaneous=0.6)
-    assert set(found.values()) == {"shown"}, found
+    assert {name for name, word in found.items() if word == "shown"} == {
+        f"ue_treatments_differ_{way}" for way in ("full", "lora", "best")
+    }
+    assert set(found.values()) == {"shown", "cannot be tested"}  # four models, the least p is 1/8
     there = plan_of("unreasonable_friedman")
     apart = {one.id: one for one in judged(there, Made(there, {}))}  # type: ignore[arg-type]
-    assert apart["ue_modular_above_baselines_full"].verdict == "undecided"
-    assert apart["ue_freezing_does_not_help"].detail.count("by Holm") == 1
+    assert "4 clusters give p 1 by Holm over 18" in apart["ue_modular_above_baselines_full"].detail
+    assert "by Holm over 2 at the least" in apart["ue_freezing_does_not_help"].detail
+
+
+def test_ranks_take_the_mean_of_what_is_chosen():
+    """Three equal trainings give three draws: their best is higher than one by choosing alone, their mean is not."""
+    there = plan_of("unreasonable_friedman")
+    made: Any = Made(there, {}, experts=0.3)
+    (claim,) = [one for one in CLAIMS if one.id == "ue_treatments_differ_best"]
+    found = PlacedClaim.of(claim, there)
+    by_column = dict(zip(claim.left, [place_values(found, made, cells) for cells in found.left], strict=True))
+    for name, count in (("best.math_only", 2), ("best.layer_swapping", 6)):
+        (item,) = there.cells[found.places[0], name].items
+        scores = [score for reading in item.readings for score in reading.values()]
+        each = [mean(list(made.of(score, "", None).values())) for score in scores]
+        assert len(each) == count and by_column[name][0] == pytest.approx(mean(each))
 
 
 @pytest.mark.parametrize("table", ["sandbox", "sandbox_full", "sandbox_layer_swapping", "unreasonable_friedman"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import yaml
@@ -20,16 +20,19 @@ from pipeline.report.ranks import Correlations, Friedman, holm
 from pipeline.report.sheets import comma_separated
 from pipeline.report.statistics import LEVEL, Contrast, McNemar
 
+OPTIONAL = ("family",)
 KEYS = ("id", "text", "section", "left", "right", "metric", "over", "test", "threshold", "direction")
 TESTS = ("difference", "every", "mcnemar", "friedman", "wilcoxon", "spearman")
 DIRECTIONS = ("higher", "lower", "within", "differ")
 SHOWN, CONTRADICTED, UNDECIDED, NOT_MADE = "shown", "contradicted", "undecided", "not made"
+NOT_TESTABLE = "cannot be tested"
 
 
 @dataclass(frozen=True)
 class Claim:
     """left, right: columns or rows of the table; of several the best counts. threshold: points, where `relative`
-    percent of the right side, of friedman a level."""
+    percent of the right side, of friedman a level. family: claims of a table that name the same one are corrected
+    together by Holm; "" for a claim on its own."""
 
     file: str
     table: str
@@ -44,6 +47,7 @@ class Claim:
     threshold: float
     relative: bool
     direction: str
+    family: str = ""
 
     @classmethod
     def plain(cls, table: str, left: str, right: str, metric: str, place: str) -> Claim:
@@ -91,7 +95,7 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """shown; contradicted; undecided (minimum detectable difference 4.6 points); not made: why."""
+        """The verdict; undecided (minimum detectable difference 4.6 points); not made: why."""
         if self.verdict == UNDECIDED and self.could_see is not None:
             return f"{UNDECIDED} (minimum detectable difference {self.could_see:.1f} points)"
         return f"{NOT_MADE}: {self.detail}" if self.verdict == NOT_MADE else self.verdict
@@ -120,8 +124,8 @@ def claim_of(words: Any, table: str, file: str) -> Claim:
     if not isinstance(words, dict):
         raise PipelineError(f"{where}: a claim is a mapping with {', '.join(KEYS)}")
     for key in words:
-        if key not in KEYS:
-            raise PipelineError(f"{where}: unknown key {key}: {meant(key, KEYS)}")
+        if key not in KEYS + OPTIONAL:
+            raise PipelineError(f"{where}: unknown key {key}: {meant(key, KEYS + OPTIONAL)}")
     if missing := [key for key in KEYS if key not in words]:
         raise PipelineError(f"{where}: {missing[0]} is missing")
     for key, known in (("test", TESTS), ("direction", DIRECTIONS)):
@@ -155,8 +159,9 @@ def claim_of(words: Any, table: str, file: str) -> Claim:
         raise PipelineError(f"{where}: {problem}")
     named = {key: str(words[key]) for key in ("id", "text", "section", "metric", "test", "direction")}
     return Claim(
-        file=file, table=str(table), left=left, right=right, over=over, threshold=number, relative=relative, **named
-    )
+        file=file, table=str(table), left=left, right=right, over=over, threshold=number, relative=relative,
+        family=str(words.get("family") or ""), **named,
+    )  # fmt: skip
 
 
 def _names(value: Any) -> tuple[str, ...]:
@@ -275,48 +280,76 @@ def judge_friedman(claim: Claim, found: Friedman, blocks: int) -> Verdict:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A pair of columns over blocks: mean difference (a share), p of the signed-rank test over single blocks and over
-    models, and what a t-test of the same blocks could have seen."""
+    """A pair of columns over blocks: mean difference (a share), p of the signed-rank test whose signs flip by cluster,
+    and how many blocks and clusters of them (models, whose blocks share experts) there are."""
 
     left: str
     right: str
     difference: float
     p: float
-    p_of_clusters: float
-    could_see: float
     blocks: int
+    clusters: int
+
+    @property
+    def least_p(self) -> float:
+        """Of any result: all clusters on one side."""
+        return 2 / 2**self.clusters
 
 
 def judge_wilcoxon(claims: Sequence[tuple[Claim, Sequence[Ranked]]]) -> list[Verdict]:
-    """Claims with their pairs; p by Holm within each family: all pairs of a table and section."""
+    """Claims with their pairs; p by Holm over all pairs of a family. A family whose clusters are too few for any result
+    to be significant cannot be tested."""
+    families: dict[str, list[tuple[str, int]]] = {}
+    for claim, pairs in claims:
+        families.setdefault(family_of(claim), []).extend((claim.id, at) for at in range(len(pairs)))
+    of_claim = {claim.id: pairs for claim, pairs in claims}
     adjusted: dict[tuple[str, int], float] = {}
-    for family in dict.fromkeys((claim.table, claim.section) for claim, _ in claims):
-        members = [
-            (claim.id, place, pair.p)
-            for claim, pairs in claims
-            if (claim.table, claim.section) == family
-            for place, pair in enumerate(pairs)
-        ]
-        for (name, place, _), p in zip(members, holm([p for _, _, p in members]), strict=True):
-            adjusted[name, place] = p
+    for members in families.values():
+        adjusted |= zip(members, holm([of_claim[name][at].p for name, at in members]), strict=True)
     found = []
     for claim, pairs in claims:
         sign = 1 if claim.direction == "higher" else -1
+        count = len(families[family_of(claim)])
         holms = [adjusted[claim.id, place] for place in range(len(pairs))]
         small = [p < LEVEL for p in holms]
         on_side = [sign * pair.difference > 0 for pair in pairs]
         shown = all(one and side for one, side in zip(small, on_side, strict=True))
         opposed = any(one and not side for one, side in zip(small, on_side, strict=True))
-        worst = max(range(len(pairs)), key=lambda at: (-sign * pairs[at].difference, holms[at]))
+        word = SHOWN if shown else CONTRADICTED if opposed else UNDECIDED
         told = "; ".join(
-            f"{pair.left} less {pair.right} {100 * pair.difference:+.1f}, p {p:.4f} by Holm, over models alone "
-            f"{pair.p_of_clusters:.3f}"
+            f"{pair.left} less {pair.right} {100 * pair.difference:+.1f}, p {pair.p:.4f}, {p:.4f} by Holm over {count}"
             for pair, p in zip(pairs, holms, strict=True)
         )
+        if (least := count * max(pair.least_p for pair in pairs)) >= LEVEL:
+            word = NOT_TESTABLE
+            told = (
+                f"{pairs[0].clusters} clusters give p {min(1.0, least):.3g} by Holm over {count} at the least; {told}"
+            )
+        worst = max(range(len(pairs)), key=lambda at: (-sign * pairs[at].difference, holms[at]))
         found.append(verdict(
-            claim, SHOWN if shown else CONTRADICTED if opposed else UNDECIDED, difference=pairs[worst].difference,
-            p=holms[worst], n=pairs[worst].blocks, could_see=max(pair.could_see for pair in pairs), detail=told,
+            claim, word, difference=pairs[worst].difference, p=holms[worst], n=pairs[worst].blocks, detail=told,
         ))  # fmt: skip
+    return found
+
+
+def family_of(claim: Claim) -> str:
+    return claim.family or f"claim {claim.id}"
+
+
+def corrected(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Verdicts by Holm over each family that claims name; those on signed ranks are corrected already."""
+    found = list(verdicts)
+    for family in dict.fromkeys(claim.family for claim in claims if claim.family):
+        members = [
+            at
+            for at, claim in enumerate(claims)
+            if claim.family == family and claim.test != "wilcoxon" and found[at].p is not None
+        ]
+        for at, p in zip(members, holm([found[at].p or 0.0 for at in members]), strict=True):
+            one = found[at]
+            told = f"p {one.p:.4f} before Holm's correction over {len(members)}"
+            word = one.verdict if p < LEVEL else UNDECIDED
+            found[at] = replace(one, p=p, verdict=word, detail="; ".join(filter(None, [one.detail, told])))
     return found
 
 

@@ -13,7 +13,7 @@ from pipeline.report import plots, samples
 from pipeline.report.answers import Answers, Place
 from pipeline.report.beside import SHARES, beside
 from pipeline.report.cells import BEST_NOTE, chosen_text, difference, outside
-from pipeline.report.claims import CONTRADICTED, NOT_MADE, SHOWN, UNDECIDED
+from pipeline.report.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED
 from pipeline.report.compare import declared
 from pipeline.report.contents import Results, Score, TableCell
 from pipeline.report.grid import ScoreTable, column_of
@@ -168,7 +168,9 @@ def shortened(found: Any, most: int = 40) -> list[str]:
 def tally(results: Results) -> str:
     """3 of 9 claims are shown, 1 contradicted, 5 undecided."""
     counts = Counter(one.verdict for one in results.verdicts)
-    told = [f"{counts[word]} {word}" for word in (SHOWN, CONTRADICTED, UNDECIDED, NOT_MADE) if counts[word]]
+    told = [
+        f"{counts[word]} {word}" for word in (SHOWN, CONTRADICTED, UNDECIDED, NOT_TESTABLE, NOT_MADE) if counts[word]
+    ]
     return f"Of {len(results.verdicts)}: {', '.join(told)}."
 
 

@@ -65,12 +65,14 @@ def friedman(scores: ArrayLike, clusters: Sequence[Hashable] | None = None, seed
     centred = np.sum((sums - blocks * (treatments + 1) / 2) ** 2, axis=1)
     drawn = (treatments - 1) * centred / ties if ties > 0 else np.zeros(PERMUTATIONS)
     with np.errstate(divide="ignore", invalid="ignore"):  # blocks that all agree, or all tie
-        conover = scikit_posthocs.posthoc_conover_friedman(array, p_adjust="holm").to_numpy()
+        conover = np.nan_to_num(scikit_posthocs.posthoc_conover_friedman(array).to_numpy(), nan=1.0)
+    pairs = np.triu_indices(treatments, 1)
+    conover[pairs] = conover.T[pairs] = holm(conover[pairs].tolist())
     return Friedman(
         statistic=statistic, p=float(chi2.sf(statistic, treatments - 1)),
         permuted=float((1 + np.sum(drawn >= statistic - 1e-9)) / (1 + PERMUTATIONS)), mean_ranks=ranks.mean(axis=0),
         nemenyi=scikit_posthocs.posthoc_nemenyi_friedman(array).to_numpy(),
-        conover=np.nan_to_num(conover, nan=1.0),
+        conover=conover,
         critical_difference=critical_difference(treatments, blocks),
     )  # fmt: skip
 
