@@ -245,7 +245,7 @@ def check_headers(folder: Path) -> None:
     if (folder / ADAPTER_WEIGHTS).is_file():
         read_header(folder / ADAPTER_WEIGHTS)
     else:
-        _read_tensors(folder, _weight_files(folder))
+        _read_tensors(folder, weight_files(folder))
 
 
 def read_json(path: Path) -> dict[str, Any]:
