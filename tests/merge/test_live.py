@@ -14,13 +14,14 @@ from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
 from pipeline.merge import live as module
 from pipeline.merge import ties
-from pipeline.merge.live import Live, model_of, resident, unmerged
+from pipeline.merge.live import Live, model_of, unmerged
 from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.merge.methods.reset import Reset
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.methods.task_arithmetic import TaskArithmetic
 from pipeline.merge.methods.ties import Ties
+from pipeline.merge.resident import resident
 from pipeline.models import floats
 from pipeline.models.checkpoint import Checkpoint
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -144,10 +145,10 @@ def test_a_table_as_arrays_while_jobs_are_killed_requeued_preempted_and_cancelle
     urgent.write_text("#!/bin/bash\nsleep 3\n")
     cluster.run("sbatch", "-p", "urgent", "-N2", "--exclusive", "-o", "/dev/null", str(urgent))
     (last,) = halted(cluster, runs_dir, "qac-", after=again)
-    # and cancelled: nothing asks for it again
+    # and cancelled: the last job submits it again, once; what died by itself it reports
     cluster.run("scancel", last["job"].partition("_")[0])
-    cluster.idle(180)
-    assert not list(runs_dir.glob("qac-full*")) and not list(runs_dir.glob("math-full*"))
+    cluster.idle(240)
+    assert list(runs_dir.glob("qac-full*")) and not list(runs_dir.glob("math-full*"))
     shown = subprocess.run([*command[:3], "stage=status", f"runs_dir={runs_dir}"], **submit).stdout  # type: ignore[call-overload]
     assert "stopped" in shown and "stage=clean frees" in shown
 
@@ -361,6 +362,69 @@ def test_a_long_plan_is_cut_at_the_largest_array(cluster: Cluster, training: lis
         for line in trainings:
             awaited = cluster.run("squeue", "-h", "-j", line.split()[1].rstrip(":"), "-o", "%E").split()
             assert awaited and all(f"afterany:{again}" in one for one in awaited), awaited
+    finally:
+        cluster.run("scancel", "--me", status=None)
+
+
+@pytest.fixture
+def site(cluster: Cluster, tmp_path: Path) -> Callable[[str, str], Path]:
+    """Puts a command of a site before Slurm's own, $REAL, for processes with its folder in PATH."""
+
+    def wrap(name: str, lines: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / name).write_text(f"#!/bin/bash\nREAL={shutil.which(name)}\n{lines}\n")
+        (folder / name).chmod(0o755)
+        return folder
+
+    return wrap
+
+
+BANNER = """echo "*** Welcome. 4 nodes, job 12 of the day ***"; echo 2026; exec $REAL "$@"
+"""
+LIMIT = """[[ "$*" =~ --array\\ 0-([0-9]+) ]] && [ $(($($SQUEUE -h --array | wc -l) + BASH_REMATCH[1])) -ge 3 ] && {
+  echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2; exit 1; }
+"""
+QUICK = """
+import sys
+from pipeline.__main__ import main
+from pipeline.study import queue
+queue.SECONDS = 1
+sys.exit(main())
+"""
+
+
+def test_a_banner_a_submission_limit_and_a_squeue_that_hangs(
+    cluster: Cluster, site: Callable[[str, str], Path], world: Path, tmp_path: Path
+) -> None:
+    """Each run is submitted once, whatever the site's commands print, refuse or hold up."""
+    words = ["-m", "stage=data", "expert=math", f"data_root={world}", "seed=1,2,3,4,5,6", "tracking.mode=disabled"]
+    words += [f"runs_dir={tmp_path}/100% of %j/runs", *SLURM, "launcher.batch_minutes=0", "launcher.options=[--hold]"]
+
+    def asked(before: Path | None = None) -> tuple[int, list[str]]:
+        path = f"{before}:{os.environ['PATH']}" if before else os.environ["PATH"]
+        environment = {**cluster.environment, "PATH": path, "SQUEUE": str(shutil.which("squeue"))}
+        command = [sys.executable, "-c", QUICK, *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, done.stderr.strip().splitlines()
+
+    status, (line,) = asked(site("squeue", "sleep 60 & sleep 60"))
+    assert status == 75 and line.startswith("squeue did not respond within 1 s, 3 times; rerun the same command")
+    try:
+        cluster.run("scancel", "--me")
+        cluster.idle(60)
+        status, lines = asked(site("sbatch", LIMIT + BANNER))
+        assert status == 75 and lines[-1].startswith("2 runs submitted as 1 array, 4 more by the same command"), lines
+        assert sorted(cluster.jobs()) == [f"{lines[0].split()[1].rstrip(':')}_{index}" for index in (0, 1)]
+        status, lines = asked()
+        assert status == 75 and lines[-1].startswith("4 runs submitted as 1 array, 6 in the queue"), lines
+        status, (line,) = asked()
+        assert status == 75 and line.startswith("6 in the queue or in work, as they were submitted")
+        assert len(cluster.jobs()) == 6
+        job = next(iter(cluster.jobs()))
+        cluster.run("scontrol", "release", job)
+        cluster.until((tmp_path / f"100% of %j/runs/.logs/slurm-{job}.log").is_file, 60)
     finally:
         cluster.run("scancel", "--me", status=None)
 

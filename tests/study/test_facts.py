@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.compose import compose
-from pipeline.merge import live
+from pipeline.merge import resident
 from pipeline.study.outcome import Outcome
 from pipeline.study.planning import Planning
 from pipeline.study.table import make_table
@@ -46,12 +46,12 @@ def test_a_training_takes_the_memory_of_what_evaluations_kept(
     make_run: Callable[..., Path], world: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[int] = []
-    real = live.release
-    monkeypatch.setattr("pipeline.train.stage.release", lambda: (held.append(len(live._kept)), real()))
-    with live.resident():
+    real = resident.release
+    monkeypatch.setattr("pipeline.train.stage.release", lambda: (held.append(len(resident.KEPT)), real()))
+    with resident.resident():
         make_run("stage=eval", f"checkpoint={base}", f"data_root={world}", "eval=belebele_0shot", "eval.limit=2",
                  "languages=[en]", "redo=true")  # fmt: skip
-        assert len(live._kept) == 1
+        assert len(resident.KEPT) == 1
         words = ["model=trained", f"model.path={base}", f"data_root={world}", "sft.steps=1", "sft.seq_length=64"]
         make_run("stage=sft", "expert=math", "seed=77", "sft.precision=fp32", "sft.batch_size=2", *words)
-        assert held == [1] and not live._kept
+        assert held == [1] and not resident.KEPT

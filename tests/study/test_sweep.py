@@ -17,8 +17,8 @@ from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.evaluate import stage
 from pipeline.evaluate.model import Answering
-from pipeline.merge.live import resident
 from pipeline.merge.methods.layer_swap import LayerSwap
+from pipeline.merge.resident import resident
 from pipeline.report.statistics import split_half
 from pipeline.runs.manifest import read_manifest
 from pipeline.study.stages import build

@@ -68,7 +68,8 @@ def load_model(what: Run | Path, batch_size: int, dtype: str = "auto") -> Answer
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from pipeline.merge.live import keeping, model_of, unmerged
+    from pipeline.merge.live import model_of, unmerged
+    from pipeline.merge.resident import keeping
     from pipeline.merge.stage import merge_of
     from pipeline.models.skeleton import skeleton
     from pipeline.runs.lineage import is_adapter

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from pipeline.merge.compatibility import tokenizer_folder
 from pipeline.merge.formulas import linear
 from pipeline.merge.merge import Merging
 from pipeline.merge.methods.soup import Soup
+from pipeline.merge.resident import KEPT, keeping
 from pipeline.merge.write import Known
 from pipeline.models.checkpoint import DTYPES, digest, torch_dtype
 from pipeline.models.files import BESIDE_WEIGHTS
@@ -135,31 +135,6 @@ def unmerged(folder: Path) -> Merging:
 
 # ---------------------------------------------------------------------------------------------------- a model for it
 
-_kept: list[Live] = []
-_keeping = False
-
-
-@contextmanager
-def resident() -> Iterator[None]:
-    """Inside, a model stays in memory from one merge to the next, whatever their sources: a base, its experts and all
-    their merges are one model, of which only the parameters that differ are copied anew."""
-    global _keeping
-    _keeping = True
-    try:
-        yield
-    finally:
-        _keeping = False
-        release()
-
-
-def release() -> None:
-    """Give the memory of what is kept back, to a training for instance."""
-    _kept.clear()
-
-
-def keeping() -> bool:
-    return _keeping
-
 
 def model_of(merge: Merging, dtype: str, device: str, threads: int | None = None) -> Live:
     """The merge as a model in memory, with the tokenizer and generation config of the side that gives them.
@@ -169,13 +144,13 @@ def model_of(merge: Merging, dtype: str, device: str, threads: int | None = None
     """
     giver = merge.sources[merge.config.files_from] if merge.config.files_from else merge.layout
     kind = kind_of(giver, merge.dtype, dtype, device)
-    found = next((live for live in _kept if live.kind == kind), None)
+    found = next((live for live in KEPT if live.kind == kind), None)
     if found is None:
-        _kept.clear()  # before the next takes its room
+        KEPT.clear()  # before the next takes its room
         found = _load(merge, giver, dtype, device)
         found.kind = kind
-        if _keeping:
-            _kept.append(found)
+        if keeping():
+            KEPT.append(found)
     found.apply(merge, threads)
     return found
 

@@ -160,7 +160,7 @@ def keeping_models(run: Run) -> AbstractContextManager[None]:
     """The model of several scores stays in memory from one to the next."""
     if not (is_bundle(run) or isinstance(run.config, SelectStage)):
         return nullcontext()
-    from pipeline.merge.live import resident
+    from pipeline.merge.resident import resident
 
     return resident()
 

@@ -288,7 +288,7 @@ def makers(launcher: Launcher, targets: Sequence[Run]) -> Iterator[Any]:
     gpus = visible_gpus()
     count = launcher.workers or default_workers(ordered(list(targets)), len(gpus))
     if count == 1:
-        from pipeline.merge.live import resident
+        from pipeline.merge.resident import resident
 
         with resident():
             yield execute.execute

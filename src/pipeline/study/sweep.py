@@ -29,7 +29,7 @@ def make_sweep(config: SweepStage) -> Path:
     Raises:
         PipelineError: a point that is no merge (before any is scored), or points that failed (after the page is there).
     """
-    from pipeline.merge.live import resident
+    from pipeline.merge.resident import resident
     from pipeline.merge.stage import merge_of
     from pipeline.report.sweep import write_page
     from pipeline.study.execute import execute

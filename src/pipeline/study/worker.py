@@ -110,7 +110,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C, and says what to do
     end_with_the_parent()
     with listening():
-        from pipeline.merge.live import resident
+        from pipeline.merge.resident import resident
 
         with resident():
             for line in iter(sys.stdin.readline, ""):
@@ -131,7 +131,7 @@ def of_array(file: Path) -> int:
     told = json.loads(task)
     ended: list[str] = []
     with listening():
-        from pipeline.merge.live import resident
+        from pipeline.merge.resident import resident
 
         with resident():
             for element in told["elements"]:

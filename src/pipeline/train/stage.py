@@ -21,7 +21,7 @@ from pipeline.config.stages import TrainStage
 from pipeline.config.training import Sft
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
-from pipeline.merge.live import release
+from pipeline.merge.resident import release
 from pipeline.runs.model_card import CARD
 from pipeline.train.card import card_of
 from pipeline.train.examples import by_side, dataset, measure, validation_sets

@@ -1,0 +1,32 @@
+"""Models that stay in memory from one merge to the next. A process without evaluations imports no torch for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+KEPT: list[Any] = []  # of merge.live.Live
+_keeping = False
+
+
+@contextmanager
+def resident() -> Iterator[None]:
+    """Inside, a model stays in memory from one merge to the next, whatever their sources: a base, its experts and all
+    their merges are one model, of which only the parameters that differ are copied anew."""
+    global _keeping
+    _keeping = True
+    try:
+        yield
+    finally:
+        _keeping = False
+        release()
+
+
+def release() -> None:
+    """Give the memory of what is kept back, to a training for instance."""
+    KEPT.clear()
+
+
+def keeping() -> bool:
+    return _keeping
