@@ -6,12 +6,14 @@ chatter of libraries are silenced (`quiet`).
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -39,6 +41,27 @@ def say(line: str) -> None:
     print(f"\r\033[K{line}" if sys.stderr.isatty() else line, file=sys.stderr, flush=True)
 
 
+_recorded: list[str] | None = None
+
+
+def warn(line: str) -> None:
+    """A warning, on a line of its own; inside `recorded_warnings` it is kept too."""
+    say(f"warning: {line}")
+    if _recorded is not None:
+        _recorded.append(line)
+
+
+@contextmanager
+def recorded_warnings() -> Iterator[list[str]]:
+    """Gives a list that each warning of this process is added to, inside."""
+    global _recorded
+    _recorded = []
+    try:
+        yield _recorded
+    finally:
+        _recorded = None
+
+
 def draw(line: str) -> None:
     """At a terminal: the line that is being drawn, cut to its width, in place of what stood there."""
     print(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
@@ -55,6 +78,7 @@ class Bar:
         self.what, self.total, self.unit, self.stays = what, total, unit, stays
         self.done, self.first, self.note = 0.0, 0.0, ""
         self.begun = time.monotonic()
+        self.left: Callable[[], float | None] | None = None  # seconds; null: by the rate of what was done
         self._lock, self._over = threading.Lock(), threading.Event()
         self._at_terminal = sys.stderr.isatty()
 
@@ -131,13 +155,56 @@ class Bar:
         if rate > 0:
             told.append(speed(rate, self.unit))
             if self.total is not None:
-                told.append(f"{duration(max(self.total - done, 0) / rate)} left")
+                left = self.left() if self.left else max(self.total - done, 0) / rate
+                told += [f"{duration(left)} left"] if left is not None else []
         told += [self.note] if self.note else []
         bar = ""
         if self._at_terminal and self.total:
             full = round(WIDTH * min(done / self.total, 1))
             bar = "█" * full + "░" * (WIDTH - full) + " "
         return f"{self.what}: {bar}{', '.join(told)}"
+
+
+class Pace:
+    """The time left of answers that are generated in batches: prompts first (prefill), then a token a step (decoding).
+
+    The two are timed apart. A batch is expected to take as many steps as those before it did, the first one all that an
+    answer may have.
+    """
+
+    def __init__(self) -> None:
+        self.prefill, self.decode = 0.0, 0.0  # seconds
+        self.questions, self.steps = 0.0, 0  # whose prefill, and steps that were timed
+        self.of_batches: list[int] = []  # steps of finished batches
+        self.size, self.room, self.taken, self.last = 0.0, 0, 0, 0.0
+
+    def begin(self, size: float, room: int) -> None:
+        """A batch of so many questions, whose answers have at most `room` tokens."""
+        self.size, self.room, self.taken, self.last = size, room, 0, time.monotonic()
+
+    def step(self) -> None:
+        """A token of each answer of the batch is there; the first ends the prefill."""
+        now = time.monotonic()
+        if self.taken:
+            self.decode, self.steps = self.decode + now - self.last, self.steps + 1
+        else:
+            self.prefill, self.questions = self.prefill + now - self.last, self.questions + self.size
+        self.taken, self.last = self.taken + 1, now
+
+    def end(self) -> None:
+        self.of_batches.append(self.taken)
+        self.taken = self.room = 0
+
+    def left(self, waiting: float, batch: float) -> float | None:
+        """Seconds, with `waiting` questions that no batch has begun with, in batches of `batch`; None until both are
+        timed."""
+        if not self.steps or not self.questions:
+            return None
+        expected = sum(self.of_batches) / len(self.of_batches) if self.of_batches else self.room
+        here = max(expected - self.taken, 0) if self.room else 0.0
+        steps = here + math.ceil(waiting / batch - 1e-9) * expected
+        prompts = waiting + (self.size if self.room and not self.taken else 0)
+        return prompts * self.prefill / self.questions + steps * self.decode / self.steps
 
 
 def amounts(done: float, total: float | None, unit: str) -> str:

@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 
 from pipeline.config.compose import compose
 from pipeline.merge.adapters import open_source
-from pipeline.merge.live import model_of, resident
+from pipeline.merge.live import model_of
 from pipeline.merge.merge import open_merge
+from pipeline.merge.resident import resident
 from pipeline.models.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.real_models

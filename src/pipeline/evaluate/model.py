@@ -26,7 +26,7 @@ from pipeline.evaluate import metrics
 from pipeline.evaluate.prefix import Prefix, batches, groups, heads_as_they_are, laid_out, last_logits, shareable
 from pipeline.evaluate.shards import Helpers
 from pipeline.models.checkpoint import DTYPES
-from pipeline.progress import Bar, say
+from pipeline.progress import Bar, Pace, say
 
 if TYPE_CHECKING:
     from pipeline.config.evaluation import Eval
@@ -150,6 +150,7 @@ class Answering(HFLM):
         self.bar: Bar | None = None
         self.processes = 1
         self._each = 0.0  # questions that an answer counts as
+        self._pace = Pace()
         self._batch: list[bool] = []
         self.set_cache_hook(self)  # the harness tells its cache each answer, in the order of the batch
 
@@ -198,6 +199,9 @@ class Answering(HFLM):
         """A question of four choices is four requests."""
         questions = len({request.doc_id for request in requests})
         self._each = self.processes * questions / max(len(requests), 1)
+        self._pace = Pace()
+        if self.bar:
+            self.bar.left = None
 
     def _answered(self, requests: float) -> None:
         if self.bar:
@@ -325,16 +329,31 @@ class Answering(HFLM):
                 torch.cuda.empty_cache()
 
     def _model_generate(self, context: Any, max_length: int, stop: list[str], **kwargs: Any) -> Any:
-        start, before = context.shape[1], self.bar.done if self.bar else 0
-        steps = Steps(lambda: self._answered(len(context) / (max_length - start))) if self.bar else None
-        rows = super()._model_generate(context, max_length, stop, streamer=steps, **kwargs)
-        if self.bar:  # all answers of the batch, however soon they ended
-            self.bar.to(before + len(context) * self._each)
+        start, bar = context.shape[1], self.bar
+        if bar is None:
+            rows = super()._model_generate(context, max_length, stop, **kwargs)
+        else:
+            steps, done = self._timed(bar, len(context), max_length - start), bar.done + len(context) * self._each
+            rows = super()._model_generate(context, max_length, stop, streamer=steps, **kwargs)
+            self._pace.end()
+            bar.to(done)  # all answers of the batch, however soon they ended
         self._batch = [
             metrics.ran_out(tokens, self.tok_decode(tokens), max_length - start, stop, self.eot_token_id)
             for tokens in (row[start:].tolist() for row in rows)
         ]
         return rows
+
+    def _timed(self, bar: Bar, answers: int, room: int) -> Steps:
+        """Counts and times the steps of a batch of so many answers, of `room` tokens at most."""
+        size, waiting = answers * self._each, (bar.total or 0) - bar.done - answers * self._each
+
+        def step() -> None:
+            self._pace.step()
+            self._answered(answers / room)
+
+        self._pace.begin(size, room)
+        bar.left = lambda: self._pace.left(max(waiting, 0), self.batch_size * self._each)
+        return Steps(step)
 
     def add_partial(self, attr: str, request: Any, response: Any) -> None:
         if attr == "loglikelihood":

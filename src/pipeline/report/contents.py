@@ -37,7 +37,7 @@ class RunResult:
 
     `config`: knobs that are not at their defaults, by dotted names; `model`: what it scored or started from; `card`:
     the data run whose card describes its rows; `unlike`: how it was made otherwise than most runs of its stage;
-    `stale`: why what is shown may not be what was made; `reason`: why it is not there.
+    `warnings`: what it warned of; `stale`: why what is shown may not be what was made; `reason`: why it is not there.
     """
 
     name: str
@@ -48,6 +48,7 @@ class RunResult:
     reason: str = ""
     stale: str = ""
     unlike: Sequence[str] = ()
+    warnings: Sequence[str] = ()
     model: str = ""
     card: str = ""
     parents: Mapping[str, str] = field(default_factory=dict)  # role -> name

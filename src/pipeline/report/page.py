@@ -15,7 +15,7 @@ from pipeline.report.beside import SHARES, beside
 from pipeline.report.cells import BEST_NOTE, chosen_text, difference, outside
 from pipeline.report.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED
 from pipeline.report.compare import declared
-from pipeline.report.contents import Results, Score, TableCell
+from pipeline.report.contents import Results, RunResult, Score, TableCell
 from pipeline.report.grid import ScoreTable, column_of
 from pipeline.report.maps import Changes, changes_of
 from pipeline.report.runs import all_runs, curves_of, described, duration, lines
@@ -104,6 +104,7 @@ def page(
             data=samples.browser(primary, answers) | {"runs": described(results, folder, logs)},
             keep=max((len(one.first) for one in answers.values()), default=0),
             differences=_differences(results),
+            warnings=by_message(results, lambda run: run.warnings),
             runs=lines(results, folder),
             counts={"finished": finished, "flagged": flagged},
         )
@@ -230,8 +231,13 @@ def _grouped(marks: Sequence[samples.Mark]) -> list[MarkGroup]:
 
 def _differences(results: Results) -> list[tuple[str, list[str]]]:
     """Each way in which runs were made unlike most, or are stale, with the runs."""
+    return by_message(results, lambda run: [*run.unlike, *([f"stale: {run.stale}"] if run.stale else [])])
+
+
+def by_message(results: Results, messages: Callable[[RunResult], Sequence[str]]) -> list[tuple[str, list[str]]]:
+    """Each message of runs once, with their names."""
     named: dict[str, list[str]] = {}
     for run in results.runs:
-        for warning in [*run.unlike, *([f"stale: {run.stale}"] if run.stale else [])]:
-            named.setdefault(warning, []).append(run.name)
+        for message in messages(run):
+            named.setdefault(message, []).append(run.name)
     return list(named.items())

@@ -253,6 +253,7 @@ def recorded(run: Run, name: str, manifest: Manifest, stale: str) -> RunResult:
         model=parents.get("checkpoint") or merge or parents.get("model", ""), card=parents.get("data", ""),
         parents=parents, config=config, seconds=manifest.seconds, attempt=manifest.attempt, started=manifest.started,
         weights_root=root, versions=manifest.versions, machine=manifest.machine,
+        warnings=[shared(one) for one in manifest.facts.get("warnings", [])],
     )  # fmt: skip
 
 

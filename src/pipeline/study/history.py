@@ -237,7 +237,7 @@ def memory_here(run: Run) -> float | None:
             sft, row = run.config.sft, padded_row(run) or run.config.sft.seq_length
             held = training_memory(shape, moved(run, shape), row, sft)
             held["activations"] *= cpu.WIDER if sft.precision == "fp32" else 1
-            logits = 3 * 4 * micro_batches(sft)[0] * row * shape.vocabulary  # with their gradient, in fp32
+            logits = 4 * micro_batches(sft)[0] * row * shape.vocabulary  # of all tokens, in fp32
             return sum(held.values()) - held["context"] + logits + cpu.LIBRARIES
         kind = Asked(1, 0, 0)
         return scoring_memory(shape, kind, dtype_of(run), 1)["weights"] + cpu.LIBRARIES

@@ -189,6 +189,7 @@ def report_folder(planning: Planning) -> Path:
 
 def write(planning: Planning, reported: Reported, report: Report, reasons: Mapping[str, str] | None = None) -> Path:
     """The page of all scores, and beside it the cells that the table reduces them to, its contrasts and claims."""
+    from pipeline.report.page import by_message
     from pipeline.report.write import write_report
     from pipeline.study.gather import gather
 
@@ -196,6 +197,8 @@ def write(planning: Planning, reported: Reported, report: Report, reasons: Mappi
     results = replace(gather(planning, reported.failed, reasons), base_tolerance=report.base_tolerance)
     reported.refuse_fewer(folder, results, report.fewer)
     page = write_report(results, folder)
+    for message, names in by_message(results, lambda run: run.warnings):
+        print(f"warning: {message} ({names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)})", file=sys.stderr)
     reported.write(folder, finished=results.finished)
     track(planning, folder)
     return page

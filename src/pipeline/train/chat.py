@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
+from pipeline.progress import warn
 
 PIECE = 200  # rows at a time: a template that fails on all of the first piece is refused before the rest is rendered
 FAULTS = {  # what can go wrong in a row -> the words for it, and the remedy
@@ -69,7 +69,7 @@ def chats(
             )
     for fault, count in faults.items():
         words = FAULTS[fault][0].format(ends="an end of sequence")
-        print(f"warning: the chat template of {file} {words}, in {count} of {len(rows)} rows", file=sys.stderr)
+        warn(f"the chat template of {file} {words}, in {count} of {len(rows)} rows")
     return prompts, whole, dict(faults)
 
 

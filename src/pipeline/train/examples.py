@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from pipeline.config.training import Sft
 from pipeline.data.sources import Example
 from pipeline.errors import PipelineError
+from pipeline.progress import warn
 from pipeline.train.chat import chats, rendered, response_start
 
 
@@ -99,7 +99,7 @@ def counted(lengths: list[int], dropped: int, sft: Sft) -> dict[str, int]:
     """Tokens that are left of rows of these lengths, and the rows that are cut, or dropped for want of a loss."""
     truncated = sum(length > sft.seq_length for length in lengths)
     if truncated:
-        none = f", {dropped} of them before any response: these are dropped" if dropped else ""
-        print(f"sft.seq_length={sft.seq_length} truncates {truncated} of {len(lengths)} rows{none}", file=sys.stderr)
+        none = f", {dropped:,} of them before any response: these are dropped" if dropped else ""
+        warn(f"sft.seq_length={sft.seq_length} truncates {truncated:,} of {len(lengths):,} rows{none}")
     tokens = sum(min(length, sft.seq_length) for length in lengths)
     return {"dataset_tokens": tokens, "truncated": truncated, "dropped": dropped}

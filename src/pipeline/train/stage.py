@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import platform
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from pipeline.config.training import Sft
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.merge.resident import release
+from pipeline.progress import recorded_warnings, warn
 from pipeline.runs.model_card import CARD
 from pipeline.train.card import card_of
 from pipeline.train.examples import by_side, dataset, measure, validation_sets
@@ -51,7 +51,14 @@ def make(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
 
 
 def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """The stage in one of its processes; the first saves and answers."""
+    """The stage in one of its processes; the first answers, with the warnings that it gave."""
+    with recorded_warnings() as given:
+        facts = train_here(run, work, tracker)
+    return {**facts, "warnings": given} if facts and given else facts
+
+
+def train_here(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
+    """The stage in one of its processes; the first saves."""
     config = run.config
     quiet()
     release()  # what evaluations before it left in memory
@@ -162,10 +169,9 @@ def warn_where_slow(sft: Sft) -> None:
     }
     used = {knob: remedy for knob, (here, remedy) in wide.items() if here}
     if used and not torch.cuda.is_available() and not cpu_has_bf16():
-        print(
-            f"warning: this CPU has no bfloat16 instructions, so {' and '.join(used)} can take 3 to 10 times as "
-            f"long as {' '.join(used.values())}, which is another run",
-            file=sys.stderr,
+        warn(
+            f"this CPU has no bfloat16 instructions, so {' and '.join(used)} can take 3 to 10 times as "
+            f"long as {' '.join(used.values())}, which is another run"
         )
 
 
@@ -221,10 +227,9 @@ def plan_steps(args: SFTConfig, sft: Sft, steps: int) -> None:
     args.max_steps = steps
     if sft.warmup_steps >= steps and args.process_index == 0:
         share = (steps - 1) / sft.warmup_steps  # the first step has rate 0
-        print(
-            f"warning: sft.warmup_steps={sft.warmup_steps} of {steps} steps: the rate ends at {share:.0%} of "
-            f"sft.learning_rate={sft.learning_rate} and is never reached; lower sft.warmup_steps",
-            file=sys.stderr,
+        warn(
+            f"sft.warmup_steps={sft.warmup_steps} of {steps} steps: the rate ends at {share:.0%} of "
+            f"sft.learning_rate={sft.learning_rate} and is never reached; lower sft.warmup_steps"
         )
     args.lr_scheduler_type, args.lr_scheduler_kwargs = schedule(sft.schedule, steps, sft.decay_share)
     args.logging_steps, args.eval_steps = max(1, steps // 200), max(1, steps // 4)

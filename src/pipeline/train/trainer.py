@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from trl import SFTTrainer
 
 from pipeline.config.training import Sft
-from pipeline.progress import say
+from pipeline.progress import warn
 from pipeline.train.memory import rounds_stochastically
 from pipeline.train.optim import MuonWithAdamW, of_torchao
 from pipeline.train.trainable import ALL, Parts
@@ -267,8 +267,8 @@ class Trainer(SFTTrainer):
             return
         self.warned.add(part)
         whose = "the" if part == ALL else f"the {part} side's"
-        say(
-            f"warning: {share:.0%} of {whose} updates are lost in rounding (sft.weights={self.sft.weights}, "
+        warn(
+            f"{share:.0%} of {whose} updates are lost in rounding (sft.weights={self.sft.weights}, "
             f"sft.learning_rate={self.sft.learning_rate}, step {self.state.global_step}): use sft.weights=float32, "
             "or sft.optimizer=adamw_bf16 or adamw_8bit with bfloat16"
         )
