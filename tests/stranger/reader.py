@@ -99,8 +99,9 @@ def planned(command: str) -> Iterator[list[str]]:
     while re.fullmatch(r"[A-Z_]+=\S*", words[0]):
         words.pop(0)
     if words[0] == "sbatch":
-        assert (ROOT / words[1]).is_file(), words[1]
-        yield words[2:]
+        script, *words = [word for word in words[1:] if not word.startswith("--")]
+        assert (ROOT / script).is_file(), script
+        yield words
         return
     assert words[:3] == ["python", "-m", "pipeline"], command
     words = words[3:]

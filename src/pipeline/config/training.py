@@ -89,6 +89,8 @@ class Sft:
     snapshot_every: int | None = knob(None, low=1)  # samples; weights kept at the first step at or after each so many
     snapshot_keep: int | None = knob(None, low=1)  # snapshots that stay; null: all
     snapshot_keep_by: str = knob("last", options=("last", "validation_loss"))  # which: the last, or the lowest
-    resume_minutes: float | None = knob(30.0, low=0, hashed=False)  # between resume points; null: only when stopped
+    resume_minutes: float | None = knob(
+        30.0, low=0, hashed=False
+    )  # at most between resume points; null: only when stopped
     stall_minutes: float | None = knob(30.0, above=0, hashed=False)  # no step for so long ends it; null: never
     check_saved: bool = knob(True, hashed=False)  # after the first step: save, reload, compare
