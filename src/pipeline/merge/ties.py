@@ -211,7 +211,8 @@ class TiesFormula:
         self.majority = 1.0
         self.of_tensor = Once(lambda name: [self.threshold(expert, [name]) for expert in self.experts])
         self.kept: dict[str, np.ndarray] = {}
-        self.exact = threading.local()  # the tensor that a thread computes, and its masks: as large as the tensor
+        self.exact = threading.local()  # the tensor that a thread computes, and its masks
+        self.sorting = threading.Lock()  # one tensor at a time: sorting takes several times its memory
 
     def prepare(self, threads: int | None) -> None:
         if self.config.trim == "model":
@@ -272,7 +273,9 @@ class TiesFormula:
         """For each expert which entries of a tensor stay where exactly so many do, as (rows, columns)."""
         if getattr(self.exact, "name", None) != name:
             self.exact.masks = None  # before the next take their room
-            self.exact.masks, self.exact.name = [self.mask(expert, name) for expert in self.experts], name
+            with self.sorting:
+                self.exact.masks = [self.mask(expert, name) for expert in self.experts]
+            self.exact.name = name
         found: list[np.ndarray] = self.exact.masks
         return found
 

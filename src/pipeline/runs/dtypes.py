@@ -57,7 +57,8 @@ def _dtype_of_run(run: Run[Any]) -> str | None:
 
 def trained_dtype(sft: Mapping[str, Any]) -> str:
     """The dtype that a training's weights have when they are loaded."""
-    return ADAPTED if sft["adapter"] != "none" else str(sft["save_dtype"] or sft["weights"])
+    adapted = sft.get("adapter", "none") != "none"
+    return ADAPTED if adapted else str(sft.get("save_dtype") or sft.get("weights", "float32"))
 
 
 def merged_dtype(merge: Merge, parents: Mapping[str, Parent], runs_dir: Path) -> str | None:
