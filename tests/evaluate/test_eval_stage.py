@@ -16,7 +16,7 @@ from made_up import Notes, asked, run_of, write_rows
 
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
-from pipeline.evaluate import metrics, stage
+from pipeline.evaluate import before, metrics, stage
 from pipeline.study.stages import build
 
 
@@ -80,7 +80,7 @@ def test_prompts_that_may_be_too_long_leave_the_score(data_root: Path, tmp_path:
 
 def test_a_chat_template_makes_turns_of_the_exemplars(data_root: Path, tmp_path: Path, tiny: Path) -> None:
     run = run_of(tmp_path, tiny, data_root, asked("mgsm", 1), max_gen_toks=4, languages=["en"], chat_template=True)
-    with pytest.raises(PipelineError, match="the checkpoint's tokenizer has none"):
+    with pytest.raises(PipelineError, match="eval.chat_template=true, but the tokenizer of .* has none"):
         stage.make(run, tmp_path / "work", Notes())
     turns = "{% for m in messages %}<{{m.role}}>{{m.content}}{% endfor %}"
     template = turns + "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -129,9 +129,9 @@ def test_spbleu_stands_beside_and_its_model_enters_the_hash(
     with_it = [*words.split(), f"runs_dir={tmp_path}", f"eval.spm_model={spm_model}"]
     run = build(compose(with_it))  # type: ignore[arg-type]
     with pytest.raises(PipelineError, match="eval.spm_model needs SentencePiece"):
-        monkeypatch.setattr(stage, "find_spec", lambda name: None)
+        monkeypatch.setattr(before, "find_spec", lambda name: None)
         stage.make(run, tmp_path / "work", Notes())
-    monkeypatch.setattr(stage, "find_spec", lambda name: name)
+    monkeypatch.setattr(before, "find_spec", lambda name: name)
     monkeypatch.setattr(metrics, "spbleu", lambda references, responses, file: float(len(references)))
     facts = stage.make(run, tmp_path / "work", Notes())
     assert facts["scores"]["flores/en-qac/spbleu"] == 6

@@ -22,7 +22,7 @@ from pipeline.study.asked import PlacedClaim, claims_of
 from pipeline.study.cells import ScoreRef, TablePlan, value
 from pipeline.study.contrasts import measured
 from pipeline.study.numbers import table_cell
-from pipeline.study.outcome import NoScore, Number
+from pipeline.study.outcome import NoScore, Number, Outcome
 from pipeline.study.verdicts import Sides, judged, place_values
 
 FILES = sorted((CONF / "claims").glob("*.yaml"))
@@ -264,8 +264,10 @@ def test_contrasts_resample_the_axes_that_give_trainings_their_seeds():
 
 def cell_of(there: TablePlan, made: Any, row: str, column: str) -> TableCell:
     planning: Any = SimpleNamespace(plan=there)
+    outcome = Outcome(planning)
     plain = 100 * value(there, there.cells[row, column], lambda score: mean(list(made.of(score, "", None).values())))
-    return table_cell(planning, (row, column), Number(plain, 1), made)
+    outcome.cells[row, column] = Number(plain, 1)
+    return table_cell(outcome, (row, column), made)
 
 
 def test_a_cell_of_a_best_configuration_is_its_split_half_estimate():
