@@ -52,6 +52,20 @@ def test_against_the_published_p_values_of_sacrebleus_suite(system, published):
     assert np.mean(apart - apart.mean() > abs(ours - base)) == pytest.approx(moses, abs=0.012)  # their statistic
 
 
+@pytest.mark.parametrize("name", ["bleu", "chrf++"])
+def test_metrics_of_many_sums_are_sacrebleus(name):
+    """Also of sentences of one word, without a match, and of empty answers."""
+    references, responses = sentences(0.6, 4, n=40)
+    for at in range(10):
+        responses[at] = "" if at < 5 else "a"
+    for chosen in (slice(None), slice(0, 3), slice(5, 8), slice(0, 12), slice(10, 11)):
+        metric = metric_of(name, "en-sw")
+        counts = sentence_counts(metric, references[chosen], responses[chosen])
+        copies = np.random.default_rng(0).integers(0, 3, (20, len(counts))).astype(float)
+        theirs = [metric._compute_score_from_stats(list(sums)).score / 100 for sums in copies @ counts]
+        assert corpus_scores(metric, counts, copies) == pytest.approx(theirs, abs=1e-12)
+
+
 def sentences(quality: float, seed: int, n: int = 150) -> tuple[list[str], list[str]]:
     """References, and translations of which each word is right with this probability."""
     words = random.Random(1)

@@ -278,12 +278,12 @@ def test_translations_have_contrasts_of_the_corpus_metric():
 def test_contrasts_resample_the_axes_that_give_trainings_their_seeds():
     there = plan_of("sandbox_full")
     two = plan("defaults: [sandbox_full]\nname: sandbox_full\naxes: {seed: [0, 1]}")
-    assert {line["over"] for line in measured(two, Made(two, {}))} == {"problems"}  # type: ignore[arg-type]
-    lines = measured(there, Made(there, {"layer swap": 1.0}))  # type: ignore[arg-type]
+    assert {line["over"] for line in measured(two, Made(two, {}, n=8))} == {"problems"}  # type: ignore[arg-type]
+    lines = measured(there, Made(there, {"layer swap": 1.0}, n=20))  # type: ignore[arg-type]
     assert {line["over"] for line in lines} == {"problems seed"}
     assert {line["left"] for line in lines} == {"layer swap"} and len(lines) == 4 * 24
     one = plan_of("sandbox")
-    assert {line["over"] for line in measured(one, Made(one, {}))} == {"problems"}  # type: ignore[arg-type]
+    assert {line["over"] for line in measured(one, Made(one, {}, n=8))} == {"problems"}  # type: ignore[arg-type]
     lines = measured(one, Made(one, {}, n=20))  # type: ignore[arg-type]
     assert all(("mcnemar_p" in line) == ("flores" not in line["place"]) for line in lines)
 

@@ -59,7 +59,34 @@ def copies_of(n: int, seed: int = 0) -> np.ndarray:
 
 
 def corpus_scores(metric: Any, counts: np.ndarray, copies: np.ndarray) -> np.ndarray:
-    """(draws,): the metric from 0 to 1 of sets that hold each of N sentences so many times. copies: (draws, N)."""
+    """(draws,): the metric from 0 to 1 of sets that hold each of N sentences so many times. copies: (draws, N).
+
+    sacrebleu's formulas for many sums at once, which it computes one by one."""
+    sums = copies @ counts
+    return chrf(sums, metric.beta) if hasattr(metric, "beta") else bleu(sums)
+
+
+def chrf(sums: np.ndarray, beta: int) -> np.ndarray:
+    """Of sums (draws, 3 orders) of the n-grams of responses, of references, and of both: F of the mean precision and
+    recall over the orders that have any (Popovic 2017)."""
     import numpy as np
 
-    return np.array([metric._compute_score_from_stats(list(sums)).score / 100 for sums in copies @ counts])
+    orders = sums.reshape(len(sums), -1, 3)
+    used = orders[..., :2].min(axis=-1) > 0
+    shares = np.where(used[..., None], orders[..., 2:] / np.maximum(orders[..., :2], 1), 0)  # (draws, orders, 2)
+    precision, recall = shares.sum(axis=1).T / np.maximum(used.sum(axis=1), 1)
+    below = beta**2 * precision + recall
+    return np.where(below > 0, (1 + beta**2) * precision * recall / np.where(below > 0, below, 1), 0)
+
+
+def bleu(sums: np.ndarray) -> np.ndarray:
+    """Of sums (draws, 10): lengths of responses and references, matching n-grams of four orders, all of them. An order
+    without a match counts as 1/2, the next one 1/4 ... of one (the "exp" smoothing)."""
+    import numpy as np
+
+    length, reference, matches, totals = sums[:, 0], sums[:, 1], sums[:, 2:6], sums[:, 6:]
+    none = matches == 0
+    precisions = np.where(none, 0.5 ** np.cumsum(none, axis=1), matches) / np.maximum(totals, 1)
+    brief = np.exp(np.minimum(0, 1 - reference / np.maximum(length, 1)))
+    there = (totals > 0).all(axis=1) & ~none.all(axis=1)
+    return np.where(there, brief * np.exp(np.log(precisions).mean(axis=1)), 0)
