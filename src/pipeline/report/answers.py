@@ -33,7 +33,8 @@ class Answers:
     """What the page needs of one model's answers to one task in one language (or pair).
 
     `scores`: doc_id -> 1 or 0, of a task without right and wrong the question's own score in percent, of one. `text`: a
-    digest of all responses, empty where there is none. `first`: the first questions, as the page shows them.
+    digest of all responses, empty where there is none. `translations`: doc_id -> (reference, response). `first`: the
+    first questions, as the page shows them.
     """
 
     n: int = 0
@@ -42,6 +43,7 @@ class Answers:
     cut_off: int = 0
     strange: int = 0  # mostly in letters of another script, where most answers are
     text: str = ""
+    translations: dict[Any, tuple[str, str]] = field(default_factory=dict)
     first: list[list[Any]] = field(default_factory=list)
 
 
@@ -96,6 +98,9 @@ def needed(task: str, where: str, samples: Sequence[Sample], keep: int) -> Answe
         cut_off=sum(bool(sample.get("cut_off")) for sample in samples),
         strange=in_another_script(task, where, responses),
         text=hashlib.sha256(told.encode()).hexdigest() if any(responses) else "",
+        translations={one["doc_id"]: (text_of(one.get("target")), text_of(one.get("extracted"))) for one in samples}
+        if family(task) == "flores"
+        else {},
         first=[item(sample) for sample in samples[:keep]],
     )
 

@@ -10,7 +10,8 @@ from pipeline.evaluate.metrics import mean
 from pipeline.report.answers import Answers, Place
 from pipeline.report.contents import Score
 from pipeline.report.ranks import holm
-from pipeline.report.statistics import LEVEL, contrast, mcnemar
+from pipeline.report.statistics import LEVEL, contrast, corpus_contrast, mcnemar
+from pipeline.report.translations import CORPUS_METRICS, drawn_scores
 
 Questions = Mapping[Any, float]  # doc_id -> the mean over seeds (and languages) of its scores, as parts of one
 
@@ -47,28 +48,54 @@ class Comparison:
     lines: list[Difference]
 
 
-def questions_of(scores: Iterable[Score], answers: Mapping[Place, Answers]) -> Questions:
-    """A model's score on each question of a task in a language, the mean over those of its seeds that have it all.
+@dataclass(frozen=True)
+class Translated:
+    """What a corpus metric is computed from: (pair, doc_id -> reference and response) of each seed and language."""
+
+    metric: str
+    sets: tuple[tuple[str, Mapping[Any, tuple[str, str]]], ...]
+
+
+Kept = Questions | Translated
+
+
+def questions_of(scores: Iterable[Score], answers: Mapping[Place, Answers]) -> Kept:
+    """A model's score on each question of a task in a language, the mean over those of its seeds that have it all; of
+    translations their texts.
 
     Empty where the answers of one are not kept: half of the seeds would be compared with the whole of another model's.
     """
-    kept = [answers.get((name, task, where)) for name, task, where in {(s.eval, s.task, s.where): 0 for s in scores}]
-    if not kept or any(one is None or not one.scores for one in kept):
+    places = {(one.eval, one.task, one.where): one.metric for one in scores}
+    kept = {place: answers.get(place) for place in places}
+    if not kept or any(one is None or not one.scores for one in kept.values()):
         return {}
-    found = [one.scores for one in kept if one is not None]
-    return averaged(found)
+    if (metric := next(iter(places.values()))) in CORPUS_METRICS:
+        return Translated(metric, tuple((where, one.translations) for (_, _, where), one in kept.items() if one))
+    return averaged([one.scores for one in kept.values() if one is not None])
 
 
-def averaged(found: Sequence[Questions]) -> Questions:
-    """The mean of several on each question that all have."""
+def averaged(found: Sequence[Kept]) -> Kept:
+    """The mean of several on each question that all have; of translations, those of all."""
+    translated = [one for one in found if isinstance(one, Translated)]
+    if translated:
+        alike = len(translated) == len(found)
+        return Translated(translated[0].metric, sum((one.sets for one in translated), ())) if alike else {}
+    return mean_of([one for one in found if not isinstance(one, Translated)])
+
+
+def mean_of(found: Sequence[Questions]) -> Questions:
     if len(found) == 1:
         return found[0]
     shared = [doc for doc in found[0] if all(doc in one for one in found[1:])] if found else []
     return {doc: mean([one[doc] for one in found]) for doc in shared}
 
 
-def difference(left: str, right: str, mine: Questions, theirs: Questions) -> Difference:
+def difference(left: str, right: str, mine: Kept, theirs: Kept) -> Difference:
     """One contrast, its p not corrected."""
+    if isinstance(mine, Translated) and isinstance(theirs, Translated):
+        return of_translations(left, right, mine, theirs)
+    if isinstance(mine, Translated) or isinstance(theirs, Translated):
+        return Difference(left, right, 0)
     shared = [doc for doc in mine if doc in theirs]
     if not shared:
         return Difference(left, right, 0)
@@ -79,8 +106,27 @@ def difference(left: str, right: str, mine: Questions, theirs: Questions) -> Dif
     return Difference(left, right, len(shared), points, low, high, found.p, could_see, mid_p)
 
 
+def of_translations(left: str, right: str, mine: Translated, theirs: Translated) -> Difference:
+    """The same of corpus metrics, by draws of the sentences that all have."""
+    import numpy as np
+
+    shared = set.intersection(*(set(texts) for _, texts in mine.sets + theirs.sets))
+    if not shared:
+        return Difference(left, right, 0)
+    ids = sorted(shared)
+    one, other = (
+        np.mean(
+            [drawn_scores(side.metric, pair, tuple(texts[doc] for doc in ids)) for pair, texts in side.sets], axis=0
+        )
+        for side in (mine, theirs)
+    )
+    found = corpus_contrast(one[0] - other[0], one[1:] - other[1:], len(ids))
+    points, low, high, could_see = (100 * x for x in (found.difference, found.low, found.high, found.could_see))
+    return Difference(left, right, len(ids), points, low, high, found.p, could_see)
+
+
 def compared(
-    title: str, pairs: Iterable[tuple[str, str]], expert: str | None, by_row: Mapping[str, Questions]
+    title: str, pairs: Iterable[tuple[str, str]], expert: str | None, by_row: Mapping[str, Kept]
 ) -> Comparison:
     """The differences of these pairs of rows, Holm's correction over all of them."""
     found = [difference(left, right, by_row[left], by_row[right]) for left, right in dict.fromkeys(pairs)]
@@ -109,13 +155,19 @@ def pairs_of(
     return [(row, rival) for row in merges for rival in rivals], best
 
 
-def stands_out(best: str, by_row: Mapping[str, Questions]) -> bool:
+def stands_out(best: str, by_row: Mapping[str, Kept]) -> bool:
     """Whether a row is above each of the others by a difference that is significant after Holm's correction over them.
 
-    False without a rival, and where answers are missing.
+    False without a rival, and where answers are missing. The first rival that it is not above ends it: those of
+    translations take seconds.
     """
-    rivals = corrected([difference(best, row, by_row[best], theirs) for row, theirs in by_row.items() if row != best])
-    return bool(rivals) and all(one.significant and (one.difference or 0) > 0 for one in rivals)
+    rivals = []
+    for row, theirs in by_row.items():
+        if row != best:
+            rivals.append(difference(best, row, by_row[best], theirs))
+            if not rivals[-1].significant or (rivals[-1].difference or 0) <= 0:
+                return False
+    return bool(rivals) and all(one.significant for one in corrected(rivals))
 
 
 # ------------------------------------------------------------------------------------------------ the headline

@@ -154,6 +154,23 @@ class PairedScore:
         return limit(-self.reach), limit(self.reach)
 
 
+@dataclass(frozen=True)
+class NormalTest:
+    """The same of a difference whose standard error is known from draws: of corpus metrics. reach: as above."""
+
+    difference: float
+    error: float
+    df: float = math.inf
+    reach: float = 1.0
+
+    def p(self, difference: float) -> float:
+        return 2 * tail(abs(self.difference - difference) / self.error, self.df)
+
+    def interval(self, level: float = LEVEL) -> tuple[float, float]:
+        half = quantile(1 - level / 2, self.df) * self.error
+        return max(-self.reach, self.difference - half), min(self.reach, self.difference + half)
+
+
 def tail(statistic: float, df: float) -> float:
     """P(T > statistic) of Student's t; of the normal distribution where df is infinite."""
     from scipy.special import ndtr, stdtr  # scipy.stats takes a second to import
@@ -277,8 +294,9 @@ class Contrast:
 
     difference: left minus right; error: its standard error, with df degrees of freedom (infinite without experts); low,
     high: its 95 % interval; p: two-sided, of no difference; problems, experts: the parts of the error by what is
-    sampled; n: problems; discordant: the measured share of discordant answers; could_see: the minimum detectable
-    difference of this test at power 80 %, never below the rule of three; test: the equation that gives p and interval.
+    sampled; n: problems; discordant: the measured share of discordant answers, None for translations; could_see: the
+    minimum detectable difference of this test at power 80 %, never below the rule of three; test: the equation that
+    gives p and interval.
     """
 
     difference: float
@@ -290,9 +308,9 @@ class Contrast:
     problems: float
     experts: float
     n: int
-    discordant: float
+    discordant: float | None
     could_see: float
-    test: PairedScore
+    test: PairedScore | NormalTest
 
     def p_of(self, threshold: float) -> float:
         """Two-sided p of a true difference of `threshold`: what a claim that names one is tested by."""
@@ -360,6 +378,40 @@ def contrast(
         difference=test.difference, low=low, high=high, p=test.p(0), error=math.sqrt(problems + experts), df=df,
         problems=math.sqrt(problems), experts=math.sqrt(experts), n=n, discordant=unlike,
         could_see=detectable(least, n, reach), test=test,
+    )  # fmt: skip
+
+
+def corpus_contrast(
+    observed: ArrayLike, drawn: ArrayLike, n: int, estimate: float | None = None, draws: ArrayLike | None = None
+) -> Contrast:
+    """A difference of corpus metrics (A1, ..., Ak), and (A1, ..., Ak, draws) of it over draws of n sentences.
+
+    As `contrast`, with the variances of draws in the place of means over problems. Two systems that translate alike
+    differ by less than one sentence: the standard error is 1 / n at least. estimate, draws: as in `contrast`.
+    """
+    import numpy as np
+
+    found, array = np.asarray(observed, dtype=float), np.asarray(drawn, dtype=float)
+    joint = array.reshape(-1, array.shape[-1]).mean(axis=0) if draws is None else np.asarray(draws, dtype=float)
+    problems = max(float(np.var(joint, ddof=1)), 1 / n**2)
+    experts, noise = 0.0, 0.0
+    for axis in range(found.ndim):
+        others = tuple(other for other in range(found.ndim) if other != axis)
+        means, count = array.mean(axis=others), found.shape[axis]
+        rest = means - means.mean(axis=1, keepdims=True) - means.mean(axis=0) + means.mean()
+        between = float(np.var(found.mean(axis=others), ddof=1)) / count
+        within = float(np.sum(rest**2)) / ((count - 1) * (means.shape[1] - 1)) / count
+        if between > within:
+            experts += between - within
+            noise += between**2 / (count - 1)
+    df = (problems + experts) ** 2 / noise if noise > 0 else math.inf
+    test = NormalTest(float(found.mean()) if estimate is None else estimate, math.sqrt(problems + experts), df)
+    low, high = test.interval()
+    least = (quantile(1 - LEVEL / 2, df) + quantile(POWER, df)) * test.error
+    return Contrast(
+        difference=test.difference, low=low, high=high, p=test.p(0), error=test.error, df=df,
+        problems=math.sqrt(problems), experts=math.sqrt(experts), n=n, discordant=None,
+        could_see=detectable(least, n), test=test,
     )  # fmt: skip
 
 

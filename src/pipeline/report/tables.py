@@ -13,7 +13,7 @@ from pipeline.evaluate.metrics import mean
 from pipeline.report.answers import Answers, Place
 from pipeline.report.compare import (
     Comparison,
-    Questions,
+    Kept,
     averaged,
     compared,
     declared,
@@ -51,7 +51,7 @@ def tabulate(
         by_place, questions = by_place | averages, questions | of_averages
     titles = _told_apart(by_place)
     by_place = {(row, titles[column]): seeds for (row, column), seeds in by_place.items()}
-    by_column: dict[Column, dict[str, Questions]] = {}
+    by_column: dict[Column, dict[str, Kept]] = {}
     for (row, column), each in questions.items():
         by_column.setdefault(titles[column], {})[row] = each
     columns = sorted(by_column, key=lambda column: _order(column, targets))
@@ -69,12 +69,10 @@ def tabulate(
         filled[place] = replace(filled[place], evals=tuple(names))
     for column in columns:
         known = {row: filled[row, column].value or 0.0 for row in rows if filled[row, column].value is not None}
-        top = max(known, key=lambda row: known[row], default="")
-        if (
-            top
-            and top not in results.selected
-            and stands_out(top, {row: by_column[column].get(row, {}) for row in known})
-        ):
+        ranked = sorted(known, key=lambda row: -known[row])  # the nearest rival first
+        top = ranked[0] if ranked else ""
+        kept = {row: by_column[column].get(row, {}) for row in ranked}
+        if top and top not in results.selected and stands_out(top, kept):
             filled[top, column] = replace(filled[top, column], best=True)
     notes = notes_of(results, columns, by_place, filled)
     blocks = _comparisons(results, rows, columns, filled, by_column)
@@ -100,7 +98,7 @@ def _comparisons(
     rows: Sequence[str],
     columns: Sequence[Column],
     filled: Mapping[tuple[str, Column], Entry],
-    by_column: Mapping[Column, Mapping[str, Questions]],
+    by_column: Mapping[Column, Mapping[str, Kept]],
 ) -> list[Comparison]:
     """MGSM in the target languages, averages first: merges, but those chosen by these scores, against base and best
     expert."""
@@ -143,14 +141,14 @@ def _told_apart(by_place: Places) -> dict[Column, Column]:
 
 
 def _averages(
-    by_place: Places, questions: Mapping[tuple[str, Column], Questions], languages: Sequence[str]
-) -> tuple[Places, dict[tuple[str, Column], Questions]]:
+    by_place: Places, questions: Mapping[tuple[str, Column], Kept], languages: Sequence[str]
+) -> tuple[Places, dict[tuple[str, Column], Kept]]:
     """A further column a task: the mean over the target languages, for each seed that every language has; and the mean
     of each question over them, as they ask the same ones.
 
     No standard error: languages share their questions, so their errors are not independent.
     """
-    gathered: dict[tuple[str, Column], dict[str, tuple[Seeds, Questions]]] = {}
+    gathered: dict[tuple[str, Column], dict[str, tuple[Seeds, Kept]]] = {}
     for (row, column), seeds in by_place.items():
         where = "-".join(AVERAGE if part == column.target else part for part in column.where.split("-"))
         average_of = replace(column, target=AVERAGE, where=where, label=label(column.task, where, AVERAGE, True))

@@ -14,8 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.report.statistics import DRAWS, halved_means, halves, resampled_means
+from pipeline.report.translations import CORPUS_METRICS, copies_of, corpus_scores, counts_of, drawn_scores
 from pipeline.runs.manifest import read_manifest
 from pipeline.study.cells import Cell, Item, ScoreRef, TablePlan, grouped
 from pipeline.study.outcome import NoScore
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 Vector = dict[Any, float]  # doc_id -> score
+Translations = dict[Any, tuple[str, str]]  # doc_id -> (reference, response)
 Both = tuple["np.ndarray", "np.ndarray"]  # (what choices are made by, what is shown), a value a draw
 TAIL = re.compile(r'"scores": (\{[^{}]*\})\}\s*$')
 HEAD = re.compile(r'\{"doc_id": (\d+),')
@@ -36,6 +39,7 @@ class StoredAnswers:
 
     planning: Planning
     _kept: dict[tuple[ScoreRef, str, str | None], Vector] = field(default_factory=dict)
+    _texts: dict[tuple[ScoreRef, str | None], dict[str, Translations]] = field(default_factory=dict)
 
     def of(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
         """doc_id -> score of each question. NoScore where it is not made, or kept no such answers."""
@@ -44,16 +48,32 @@ class StoredAnswers:
         return self._kept[score, metric, pair]
 
     def read(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
+        (path,) = self.files(score, pair or score.language)
+        return answers_of(path, metric)
+
+    def files(self, score: ScoreRef, where: str) -> list[Path]:
+        """Its samples files; where: a language, a pair, or * for all of them."""
         run = self.planning.evaluation(score)
         if run is None:
             raise NoScore(self.planning.problems.get(score, "a choice waits for its candidates' scores"))
         if read_manifest(run.folder) is None:
             raise NoScore(f"{run.name} is not made yet")
         task = run.config.eval.tasks[0].task
-        path = run.folder / "samples" / f"{task}.{pair or score.language}.jsonl"
-        if not path.is_file():
-            raise NoScore(f"{run.name} kept no answers of {path.stem}")
-        return answers_of(path, metric)
+        found = sorted((run.folder / "samples").glob(f"{task}.{where}.jsonl"))
+        if not found:
+            raise NoScore(f"{run.name} kept no answers of {task}.{where}")
+        return found
+
+    def translations(self, score: ScoreRef, pair: str | None) -> dict[str, Translations]:
+        """Pair -> doc_id -> (reference, response): of one pair, or of all that it was scored on."""
+        if (score, pair) not in self._texts:
+            self._texts[score, pair] = {
+                path.stem.partition(".")[2]: {
+                    sample["doc_id"]: (sample["target"], sample["extracted"]) for sample in read_jsonl(path)
+                }
+                for path in self.files(score, pair or "*")
+            }
+        return self._texts[score, pair]
 
 
 def answers_of(path: Path, metric: str) -> Vector:
@@ -148,6 +168,77 @@ class Questions:
         observed = of(half, {key: means[::-1] for key, means in half.items()})
         odd, even = self.draws_by_half
         return float(observed.mean()), (of(odd, even) + of(even, odd)) / 2
+
+
+Sentences = list[tuple[str, tuple[tuple[str, str], ...]]]  # (pair, its references and responses)
+
+
+class Corpora(Questions):
+    """The same of corpus metrics, which are no means over questions: `vectors` are what is observed, and then draws."""
+
+    @cached_property
+    def texts(self) -> dict[tuple[ScoreRef, str | None], Sentences]:
+        """Each score's sentences, of each of its pairs, aligned by problem id over all of them."""
+        read = {key: self.answers.translations(*key) for key in self.scores}
+        shared = set.intersection(*(set(texts) for pairs in read.values() for texts in pairs.values()))
+        if not shared:
+            raise NoScore("its scores share no question")
+        ids = sorted(shared)
+        return {
+            key: [(pair, tuple(texts[one] for one in ids)) for pair, texts in pairs.items()]
+            for key, pairs in read.items()
+        }
+
+    @cached_property
+    def size(self) -> int:
+        return len(next(iter(self.texts.values()))[0][1])
+
+    def of(self, copies: np.ndarray) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
+        """The score of each in sets that hold each sentence so many times. copies: (draws, N)."""
+        import numpy as np
+
+        return {
+            key: np.mean([corpus_scores(*counts_of(self.metric, *one), copies) for one in pairs], axis=0)
+            for key, pairs in self.texts.items()
+        }
+
+    @cached_property
+    def vectors(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
+        import numpy as np
+
+        return {
+            key: np.mean([drawn_scores(self.metric, *one) for one in pairs], axis=0)
+            for key, pairs in self.texts.items()
+        }
+
+    @cached_property
+    def observed(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
+        return {key: vector[:1] for key, vector in self.vectors.items()}
+
+    @cached_property
+    def draws(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
+        return {key: vector[1:] for key, vector in self.vectors.items()}
+
+    @cached_property
+    def by_half(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
+        if self.size < 2:
+            raise NoScore("one question cannot both choose the best and score it")
+        return self.of((halves(self.size) > 0).astype(float))
+
+    @cached_property
+    def draws_by_half(self) -> tuple[dict[tuple[ScoreRef, str | None], np.ndarray], ...]:
+        import numpy as np
+
+        found = []
+        for half in (0, 1):
+            copies = np.zeros((DRAWS, self.size))
+            copies[:, half::2] = copies_of(len(range(half, self.size, 2)), half * DRAWS)
+            found.append(self.of(copies))
+        return tuple(found)
+
+
+def questions_of(plan: TablePlan, answers: StoredAnswers, cells: Sequence[Cell], metric: str) -> Questions:
+    return (Corpora if metric in CORPUS_METRICS else Questions)(plan, answers, cells, metric)
 
 
 def leaves(plan: TablePlan, cell: Cell) -> Iterator[Cell]:

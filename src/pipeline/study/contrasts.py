@@ -9,6 +9,7 @@ from typing import Any
 from pipeline.config.stages import DataStage, EvalStage
 from pipeline.report.claims import Claim
 from pipeline.report.statistics import mcnemar, smallest_difference
+from pipeline.report.translations import CORPUS_METRICS
 from pipeline.runs.run import Run
 from pipeline.study.answers import StoredAnswers, leaves
 from pipeline.study.asked import PlacedClaim, metrics_of, tasks_of
@@ -92,7 +93,7 @@ def measured(plan: TablePlan, answers: StoredAnswers) -> list[dict[str, Any]]:
     """A line of contrasts.csv for each of `compare`, in each row (or column) that has both sides.
 
     Values, difference, interval and could_see (by the measured discordance) in points; over problems, and over the
-    experts that both sides' means are over. Translations, facts and figures have no lines.
+    experts that both sides' means are over; of translations over sentences. Facts and figures have no lines.
     """
     found = []
     for left, right in plan.compare:
@@ -101,8 +102,10 @@ def measured(plan: TablePlan, answers: StoredAnswers) -> list[dict[str, Any]]:
             keys = [(place, name) if columns else (name, place) for name in (left, right)]
             cells = [plan.cells[key] for key in keys if key in plan.cells]
             tasks = {task for cell in cells for task in tasks_of(plan, cell)}
-            if len(cells) == 2 and len(tasks) == 1 and tasks <= QUESTIONS.keys():
-                metric = metrics_of(str(*tasks))[0]
+            metrics = {cell.metric or metrics_of(str(*tasks))[0] for cell in cells} if len(tasks) == 1 else set()
+            per_answer = tasks <= QUESTIONS.keys() or metrics <= set(CORPUS_METRICS)
+            if len(cells) == 2 and len(metrics) == 1 and None not in tasks and per_answer:
+                (metric,) = metrics
                 told = {"left": left, "right": right, "place": place}
                 found.append(
                     told | line(Claim.plain(plan.table.name, left, right, metric, place), plan, cells, answers)
@@ -115,13 +118,13 @@ def line(claim: Claim, plan: TablePlan, cells: Sequence[Cell], answers: StoredAn
     sides = Sides.of(PlacedClaim(claim, plan, claim.over, axes, [[cells[0]]], [[cells[1]]]), answers)
     told: dict[str, Any] = {"over": " ".join(["problems", *axes])}
     try:
-        one, values = sides.contrast(), sides.values
+        one, values, metric = sides.contrast(), sides.values, claim.metric
         numbers = {name: getattr(one, name) for name in ("difference", "low", "high", "could_see")}
         numbers |= {"left_value": values[0], "right_value": values[1]}
         told |= {name: 100 * value for name, value in numbers.items()}
         told |= {"p": one.p, "n": one.n, "discordant": one.discordant, "detail": sides.detail()}
         both = [sides.side([[cell]], ()) for cell in cells]
-        if sides.plain and {*both[0], *both[1]} <= {0, 1}:
+        if sides.plain and metric not in CORPUS_METRICS and {*both[0], *both[1]} <= {0, 1}:
             told["mcnemar_p"] = mcnemar(*both).p
     except NoScore as error:
         told["missing"] = str(error)

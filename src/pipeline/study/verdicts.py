@@ -22,8 +22,20 @@ from pipeline.report.claims import (
     judge_wilcoxon,
     not_made,
 )
-from pipeline.report.statistics import Contrast, contrast, two_way_bootstrap
-from pipeline.study.answers import Both, Questions, StoredAnswers, average, by_question, drawn, leaves, linear, pick
+from pipeline.report.statistics import Contrast, contrast, corpus_contrast, two_way_bootstrap
+from pipeline.study.answers import (
+    Both,
+    Corpora,
+    Questions,
+    StoredAnswers,
+    average,
+    by_question,
+    drawn,
+    leaves,
+    linear,
+    pick,
+    questions_of,
+)
 from pipeline.study.asked import PlacedClaim, claims_of, metrics_of, tasks_of
 from pipeline.study.cells import Cell, TablePlan
 from pipeline.study.outcome import NoScore
@@ -43,7 +55,7 @@ class Sides:
 
     @classmethod
     def of(cls, asked: PlacedClaim, answers: StoredAnswers) -> Sides:
-        return cls(asked, Questions(asked.plan, answers, asked.cells, asked.claim.metric))
+        return cls(asked, questions_of(asked.plan, answers, asked.cells, asked.claim.metric))
 
     @property
     def keep(self) -> float:
@@ -114,9 +126,16 @@ class Sides:
         """Left minus right. What is chosen is scored on the half that it was not chosen on."""
         array = self.differences(self.asked.axes)
         if self.plain:
-            return contrast(array, reach=self.reach)
-        estimate, drawn = self.questions.halved(lambda choosing, shown: self.less(self.drawn(choosing, shown)))
-        return contrast(array, estimate, drawn, reach=self.reach)
+            return self.contrast_of(array)
+        return self.contrast_of(array, *self.questions.halved(lambda by, shown: self.less(self.drawn(by, shown))))
+
+    def contrast_of(
+        self, array: np.ndarray, estimate: float | None = None, draws: np.ndarray | None = None
+    ) -> Contrast:
+        """Of differences by question, or of what is observed of a corpus metric and then drawn."""
+        if isinstance(self.questions, Corpora):
+            return corpus_contrast(array[..., 0], array[..., 1:], self.questions.size, estimate, draws)
+        return contrast(array, estimate, draws, reach=self.reach)
 
     def detail(self) -> str:
         """Wins per pair, what resampling each side alone gives, and what choosing makes, where there is any of it."""
@@ -127,7 +146,7 @@ class Sides:
             pairs = array.mean(axis=-1)
             told += [f"higher in {int((pairs > 0).sum())} of {pairs.size}, lower in {int((pairs < 0).sum())}"]
             told += [f"pairs {', '.join(f'{100 * one:+.1f}' for one in pairs.ravel())}"]
-        if array.ndim == 3:
+        if array.ndim == 3 and not isinstance(self.questions, Corpora):
             two = two_way_bootstrap(array)
             ranges = (two.math_experts, two.language_experts, two.problems, two.jointly)
             axes = [axis for axis in self.asked.axes][:2]
@@ -202,7 +221,7 @@ def every(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
         pairs = sides.each(here.left) - sides.keep * sides.each(here.right)
         for pair in np.ndindex(pairs.shape[:-1]):
             name = " ".join([place, *(f"{axis}{level + 1}" for axis, level in zip(asked.axes, pair, strict=True))])
-            units.append((name, contrast(pairs[pair], reach=sides.reach)))
+            units.append((name, sides.contrast_of(pairs[pair])))
     left, right = np.mean(values, axis=0)
     return judge_every(asked.claim, units, float(left), float(right))
 
@@ -215,7 +234,7 @@ def place_values(asked: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cel
         metric = asked.claim.metric
         if asked.claim.test == "spearman":
             metric = metrics_of(str(next(iter(tasks_of(asked.plan, cell)))))[0]
-        questions = Questions(asked.plan, answers, [cell], metric)
+        questions = questions_of(asked.plan, answers, [cell], metric)
         found.append(mean_of_candidates(questions, cell))
     return found
 
