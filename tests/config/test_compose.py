@@ -369,7 +369,8 @@ def test_a_sweep_over_tables_composes_inside_its_jobs(call: Callable[..., Simple
     (tmp_path / "gsm8k").mkdir()
     (tmp_path / "gsm8k/train.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
     told = call("-m", *words, f"hydra.sweep.dir={tmp_path}/hydra")
-    assert (told.status, told.out.count("11 of 11 runs to make")) == (0, 2)
+    assert told.out.count("11 of 11 runs to make") == 2
+    assert told.status == 1 and told.err.count("has no mgsm/en/test.jsonl") == 2  # and no questions
 
 
 def test_a_dataclass_error_names_the_key() -> None:

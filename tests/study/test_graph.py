@@ -14,7 +14,7 @@ from pipeline.study.table import show
 
 
 def test_the_plan_says_why_a_run_is_not_taken_from_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert show([]) == "run  stage  seconds  state\n0 of 0 runs to make, about 0 seconds here"
+    assert show([]) == "run  stage  seconds  state\n0 of 0 runs to make here: about 0 s"
     run, other_seed = a_run(tmp_path), a_run(tmp_path, seed=3)
     assert "never made" in show([run])
     make_once(run, writes())

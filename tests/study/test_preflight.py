@@ -17,7 +17,7 @@ from pipeline.evaluate import unloaded
 from pipeline.study.execute import make_run
 from pipeline.study.graph import ordered
 from pipeline.study.planning import Planning
-from pipeline.study.preflight import LENGTHS, problem_of_data, refusals
+from pipeline.study.preflight import LENGTHS, refusals
 from pipeline.study.stages import build
 from pipeline.study.table import make_table, show_plan
 
@@ -47,7 +47,6 @@ def mine(world: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     def config(stage: str, *words: str, **changes: Any) -> Any:
         (tmp_path / "mine.yaml").write_text(json.dumps({**table, **changes}))
-        problem_of_data.cache_clear()
         return compose([f"stage={stage}", "table=./mine.yaml", "runs_dir=./runs", "tracking.mode=disabled", *words])
 
     return config

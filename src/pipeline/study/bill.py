@@ -285,15 +285,23 @@ def shape_for(run: Run) -> Shape:
     raise PipelineError(f"the shape of the model of {run.label} is not known before it is here")
 
 
-def behind(run: Parent) -> Iterator[Parent]:
-    """A run and what it was made from, models first."""
+def behind(run: Parent, seen: set[str] | None = None) -> Iterator[Parent]:
+    """A run and what it was made from, models first, each once."""
+    seen = set() if seen is None else seen
+    if run.hash in seen:
+        return
+    seen.add(run.hash)
     yield run
+    for parent in models_of(run):
+        yield from behind(parent, seen)
+
+
+def models_of(run: Parent) -> list[Parent]:
+    """What a run was made from, its data aside."""
     if isinstance(run, Snapshot):
-        yield from behind(run.run)
-    elif isinstance(run, Run):
-        for role, parent in run.parents.items():
-            if role not in ("data", "data_root", "benchmarks", "spm_model"):
-                yield from behind(parent)
+        return [run.run]
+    roles = run.parents.items() if isinstance(run, Run) else ()
+    return [parent for role, parent in roles if role not in ("data", "data_root", "benchmarks", "spm_model")]
 
 
 @lru_cache(maxsize=64)

@@ -67,6 +67,7 @@ class History:
         self.seconds: dict[Kind, list[float]] = defaultdict(list)
         self.medians: dict[int, dict[Kind, float]] = {}
         self.guesses: dict[str, float | None] = {}
+        self.too_large: dict[str, bool] = {}  # for this machine's memory
         for manifest in manifests:
             self.add(manifest)
 
@@ -97,7 +98,9 @@ class History:
         """Whether a run is too long for this machine's CPU, or too large for its memory."""
         if not isinstance(run.config, TrainStage | EvalStage) or runs_on_gpu(self.on_gpu):
             return False
-        return (self.predict(run) or 0.0) > DAY or (memory_here(run) or 0.0) > cpu.memory()
+        if run.hash not in self.too_large:
+            self.too_large[run.hash] = (memory_here(run) or 0.0) > cpu.memory()
+        return self.too_large[run.hash] or (self.predict(run) or 0.0) > DAY
 
     def sum(self, runs: Iterable[Run]) -> str:
         """What runs take together, as printed: the sum of what is known, and what is not in it."""
@@ -193,12 +196,13 @@ def training_seconds(run: Run[TrainStage], on_gpu: bool) -> float | None:
 def row_lengths(run: Run[TrainStage]) -> tuple[float, ...]:
     """Tokens of a sample of a training's rows: of its data run's file, or of the files that this will read; () where
     neither is here."""
-    data, tokenizer = run.parents["data"], tokenizer_of(run)
+    data = run.parents["data"]
     if (made := data.folder / "train.jsonl").is_file():
-        return sampled(made, (), tokenizer)
+        return sampled(made, (), tokenizer_of(run))
     root = data.parents.get("data_root") if isinstance(data, Run) else None
     if not isinstance(data, Run) or root is None or not root.folder.is_dir():
         return ()
+    tokenizer = tokenizer_of(run)
     files = [root.folder / source.file for source in data.config.expert.sources.values()]
     found = [length for file in files if file.suffix == ".jsonl" for length in sampled(file, (), tokenizer)]
     return tuple(sorted(found))
@@ -279,8 +283,8 @@ def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[Asked]:
     config, name = run.config, task_name(task)
     count, room = questions(run, task, language), config.eval.max_gen_toks_of.get(language, config.eval.max_gen_toks)
     found = asked(task.task, task.num_fewshot, language if language in MGSM else "en")
-    file, tokenizer = scored_file(run, task, language), tokenizer_of(run)
-    if file and name in COLUMNS and (lengths := sampled(file, COLUMNS[name], tokenizer)):
+    file = scored_file(run, task, language)
+    if file and name in COLUMNS and (lengths := sampled(file, COLUMNS[name], tokenizer := tokenizer_of(run))):
         question = statistics.fmean(lengths)
         exemplars = file.with_name("train.jsonl") if name == "mgsm" else file
         columns = ("question", "answer") if name == "mgsm" else COLUMNS[name]

@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,12 +22,13 @@ from pipeline.evaluate.tasks import Definition, whole
 from pipeline.files import sha256, write_atomically
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.report.text import some
-from pipeline.runs.run import Run
-from pipeline.study.bill import behind
+from pipeline.runs.run import Parent, Run
+from pipeline.study.bill import models_of
 from pipeline.study.build.evaluation import is_bundle
 from pipeline.study.graph import unfinished
 
 LENGTHS = ".lengths"
+Known = tuple[dict[str, Path | None], dict[str, str | None]]  # as in model_here, and as in problem_of_data
 DECIDING = ("config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -37,11 +37,13 @@ def refusals(runs: Sequence[Run], prompts: bool) -> list[str]:
 
     prompts: check the lengths of prompts too.
     """
-    left, causes = unfinished(list(runs)), {}  # type: ignore[var-annotated]
+    left = unfinished(list(runs))
+    causes: dict[str, list[str]] = {}
+    known: Known = {}, {}
     for run in runs:
         if run.hash in left and isinstance(run.config, EvalStage) and not is_bundle(run):
             try:
-                check(run, prompts)
+                check(run, prompts, known)
             except PipelineError as error:
                 causes.setdefault(str(error), []).append(run.name)
     return [
@@ -50,60 +52,52 @@ def refusals(runs: Sequence[Run], prompts: bool) -> list[str]:
     ]
 
 
-def check(run: Run[EvalStage], prompts: bool) -> None:
+def check(run: Run[EvalStage], prompts: bool, known: Known) -> None:
     """Raise PipelineError for what stage=eval would refuse before it loads a model."""
-    model = model_here(run)
+    models, problems = known
+    model = model_here(run, models)
     if model is not None:
         refuse_model(model, run.config.eval)
     root = run.parents.get("data_root")
     if root is not None and not root.folder.is_dir():
         return
-    if problem := problem_of_data(Asked(run)):
+    if problem := problem_of_data(run, problems):
         raise PipelineError(problem)
-    if prompts and model is not None and run.config.eval.backend == "hf" and (model / "config.json").is_file():
+    if prompts and model is not None and run.config.eval.backend == "hf":
         with TemporaryDirectory() as folder:
             for definition in defined(run, Path(folder), []):
                 lengths, questions, most = lengths_of(run, definition, model)
                 too_long(definition.name, lengths, questions, most, run.config.eval.too_long)
 
 
-def model_here(run: Run[EvalStage]) -> Path | None:
-    """The first folder with a tokenizer and weights among the model and what it is made from; None where none is here.
+def model_here(run: Parent, known: dict[str, Path | None]) -> Path | None:
+    """The first folder with a config among the model and what it is made from; None where none is here.
 
-    What is trained keeps the tokenizer, the positions and the chat template of its base.
+    What is trained keeps the tokenizer, the positions and the chat template of its base. known: what was found before.
     """
-    checkpoint = run.parents.get("checkpoint")
-    folders = [one.folder for one in ([checkpoint] if checkpoint else []) if one.folder.is_dir()]
-    folders += [one.folder for one in behind(run) if (one.folder / "config.json").is_file()]
-    return next((folder for folder in folders if not (folder / ADAPTER_CONFIG).is_file()), None)
+    if run.hash not in known:
+        here = (run.folder / "config.json").is_file() and not (run.folder / ADAPTER_CONFIG).is_file()
+        found = (model_here(parent, known) for parent in models_of(run))
+        known[run.hash] = run.folder if here else next(filter(None, found), None)
+    return known[run.hash]
 
 
-class Asked:
-    """What of an evaluation its data is checked by: runs that agree in it are checked once."""
+def problem_of_data(run: Run[EvalStage], seen: dict[str, str | None]) -> str | None:
+    """Why the data of an evaluation, or what it needs besides a model, is not there; None where it is.
 
-    def __init__(self, run: Run[EvalStage]) -> None:
-        config, root = run.config, run.parents.get("data_root")
-        self.run = run
-        self.key = json.dumps(
-            [asdict(config.eval), config.languages, str(root.folder) if root else None, "checkpoint" in run.parents]
-        )
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Asked) and self.key == other.key
-
-
-@lru_cache(maxsize=4096)
-def problem_of_data(asked: Asked) -> str | None:
-    """Why the data of an evaluation, or what it needs besides a model, is not there; None where it is."""
-    try:
-        with TemporaryDirectory() as folder:
-            refuse_early(asked.run, defined(asked.run, Path(folder), []))
-    except PipelineError as error:
-        return str(error)
-    return None
+    seen: what was found of others, as evaluations of many models ask the same.
+    """
+    config, root = run.config, run.parents.get("data_root")
+    asked = [asdict(config.eval), config.languages, str(root.folder) if root else None, "checkpoint" in run.parents]
+    key = json.dumps(asked)
+    if key not in seen:
+        seen[key] = None
+        try:
+            with TemporaryDirectory() as folder:
+                refuse_early(run, defined(run, Path(folder), []))
+        except PipelineError as error:
+            seen[key] = str(error)
+    return seen[key]
 
 
 # ---------------------------------------------------------------------------------------------------- prompts
