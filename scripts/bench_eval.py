@@ -10,8 +10,8 @@ of more than 10 questions' length) and for up to 64 new tokens (generation). Wei
 not depend on them. A ceiling is what the count of tokens allows: scoring, tokens without sharing over tokens with it;
 generation, the same for the prefill seconds of HFLM, with its decode seconds as they are. Writes results/bench/.
 
-With --model, English MGSM 2-shot problems are answered in --dtype: one at a time without sharing, and then as each cause
-of other rounding has it alone. Recorded is how many answers each cause changes.
+With --model, English MGSM 2-shot problems are answered in --dtype: one at a time without sharing, and then as each
+cause of other rounding has it alone. Recorded is how many answers each cause changes.
 """
 
 from __future__ import annotations
