@@ -10,8 +10,8 @@ of more than 10 questions' length) and for up to 64 new tokens (generation). Wei
 not depend on them. A ceiling is what the count of tokens allows: scoring, tokens without sharing over tokens with it;
 generation, the same for the prefill seconds of HFLM, with its decode seconds as they are. Writes results/bench/.
 
-With --model, English MGSM 2-shot problems are answered in float32 and in bfloat16: one at a time without sharing, and
-then as each cause of other rounding has it alone. Recorded is how many answers each cause changes.
+With --model, English MGSM 2-shot problems are answered in --dtype: one at a time without sharing, and then as each
+cause of other rounding has it alone. Recorded is how many answers each cause changes.
 """
 
 from __future__ import annotations
@@ -259,24 +259,22 @@ def in_a_process(instructions: str | None, *asked: Any) -> list[str]:
         os.environ |= before
 
 
-def changed_answers(folder: Path, prompts: list[str], tokens: int) -> dict[str, Any]:
-    """dtype -> cause -> answers that it changes, of so many."""
-    found: dict[str, Any] = {"of": len(prompts)}
-    for dtype in ("bfloat16", "float32"):
-        made: dict[str, list[str]] = {}
+def changed_answers(folder: Path, dtype: str, prompts: list[str], tokens: int) -> dict[str, int]:
+    """Cause -> answers that it changes."""
+    made: dict[str, list[str]] = {}
+    found = {}
 
-        def answers(how: dict[str, Any], dtype: str = dtype, made: dict[str, list[str]] = made) -> list[str]:
-            key = json.dumps(how, sort_keys=True)
-            if key not in made:
-                made[key] = in_a_process(how.get("instructions"), str(folder), dtype, prompts, tokens, ALONE | how)
-            return made[key]
+    def answers(how: dict[str, Any]) -> list[str]:
+        key = json.dumps(how, sort_keys=True)
+        if key not in made:
+            made[key] = in_a_process(how.get("instructions"), str(folder), dtype, prompts, tokens, ALONE | how)
+        return made[key]
 
-        found[dtype] = {}
-        for cause, (how, against) in CAUSES.items():
-            if torch.cuda.is_available() and ("threads" in how or "instructions" in how):
-                continue  # of CPUs
-            found[dtype][cause] = sum(one != two for one, two in zip(answers(how), answers(against), strict=True))
-            print(f"{dtype}, {cause}: {found[dtype][cause]} of {len(prompts)} answers change", flush=True)
+    for cause, (how, against) in CAUSES.items():
+        if torch.cuda.is_available() and ("threads" in how or "instructions" in how):
+            continue  # of CPUs
+        found[cause] = sum(one != two for one, two in zip(answers(how), answers(against), strict=True))
+        print(f"{dtype}, {cause}: {found[cause]} of {len(prompts)} answers change", flush=True)
     return found
 
 
@@ -292,11 +290,11 @@ def record_changed(asked: argparse.Namespace, device: str) -> Path:
     prompts = prompts_of(asked.data_root, 2, "en")[: asked.questions]
     record = {
         "what": "answers that rounding changes", "model": asked.model.resolve().name.partition("-transformers")[0],
-        "device": device, "task": "mgsm en 2-shot", "new_tokens": asked.tokens,
-        "changed": changed_answers(asked.model, prompts, asked.tokens),
+        "device": device, "dtype": asked.dtype, "task": "mgsm en 2-shot", "new_tokens": asked.tokens,
+        "questions": len(prompts), "changed": changed_answers(asked.model, asked.dtype, prompts, asked.tokens),
         "machine": machine(), "versions": versions(), "git": git_state(),
     }  # fmt: skip
-    file = asked.out / f"eval_changed_{device}.json"
+    file = asked.out / f"eval_changed_{asked.dtype}_{device}.json"
     file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return file
 
@@ -306,6 +304,7 @@ def main() -> None:
     parser.add_argument("--data_root", type=Path, required=True)
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--model", type=Path, help="a folder with a bfloat16 model: count changed answers alone")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="with --model")
     parser.add_argument("--questions", type=int, default=16, help="with --model")
     parser.add_argument("--tokens", type=int, default=NEW_TOKENS, help="with --model: the longest answer")
     parser.add_argument("--out", type=Path, default=Path("results/bench"))

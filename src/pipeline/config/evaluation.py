@@ -10,8 +10,8 @@ from pipeline.config.knob import knob
 
 
 def below_float32(config: Eval) -> bool:
-    """Whether rounding makes answers depend on which prompts are computed together. In float32 no answer changed
-    (results/README.md); of an unresolved eval.dtype=auto the dtype is not known."""
+    """Whether rounding makes answers depend on which prompts are computed together: in bfloat16 it changes up to
+    half of them, in float32 none (results/README.md). Of an unresolved eval.dtype=auto the dtype is not known."""
     return config.dtype != "float32"
 
 
