@@ -19,6 +19,7 @@ from pipeline.report.claims import (
     judge_mcnemar,
     judge_spearman,
     judge_wilcoxon,
+    judge_wins,
     not_made,
 )
 from pipeline.report.statistics import Contrast, contrast, two_way_bootstrap
@@ -183,6 +184,17 @@ def paired(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
 
 def every(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
     """Each place on its own, and each pair of experts where axes are named."""
+    return judge_every(asked.claim, *units_of(asked, answers))
+
+
+def wins(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
+    """How many of these places, or pairs, are on the claim's side."""
+    units, left, right = units_of(asked, answers)
+    return judge_wins(asked.claim, units, Sides.of(asked, answers).contrast(), left, right)
+
+
+def units_of(asked: PlacedClaim, answers: StoredAnswers) -> tuple[list[tuple[str, Contrast, Contrast]], float, float]:
+    """(name, contrast, contrast less the margin) of each unit, and the means of both sides over all places."""
     import numpy as np
 
     units: list[tuple[str, Contrast, Contrast]] = []
@@ -200,7 +212,7 @@ def every(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
             name = " ".join([place, *(f"{axis}{level + 1}" for axis, level in zip(asked.axes, pair, strict=True))])
             units.append((name, contrast(pairs[pair]), contrast(pairs[pair] - margin)))
     left, right = np.mean(values, axis=0)
-    return judge_every(asked.claim, units, float(left), float(right))
+    return units, float(left), float(right)
 
 
 def place_values(asked: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell]) -> list[float]:
@@ -257,4 +269,5 @@ def spearman(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
     return judge_spearman(asked.claim, ranks.compare_correlations(left, right, outcome, groups, models), len(left))
 
 
-JUDGES = {"difference": difference, "every": every, "mcnemar": paired, "friedman": friedman, "spearman": spearman}
+JUDGES = {"difference": difference, "every": every, "wins": wins, "mcnemar": paired, "friedman": friedman,
+          "spearman": spearman}  # fmt: skip
