@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -334,6 +335,30 @@ def test_a_folder_of_options_of_ones_own(own: Path, tmp_path: Path) -> None:
     assert planned.returncode == 0 and "3 of 3 runs to make" in planned.stdout, planned.stderr
     missing = typed(tmp_path, f"--config-dir={own}", "stage=plan", "table=min")
     assert "table=min is no table: did you mean mine" in missing.stderr
+
+
+def test_claims_of_ones_own(own: Path, tmp_path: Path, call: Any) -> None:
+    """Those of DIR/claims are read with the shipped ones, their names checked before anything is made."""
+    (own / "claims").mkdir()
+    claim = (
+        "mine: [{id: mine_is_good, text: Mine is good., section: none, left: math, right: base, metric: exact_match, "
+        "over: [all], test: difference, threshold: 5, direction: higher}]\n"
+    )
+    (own / "claims/mine.yaml").write_text(claim.replace("right: base", "right: bse"))
+    (own / "tables/mine.yaml").write_text(
+        "name: mine\nevery: {model: sandbox, data_root: world}\nrows: {all: {}}\nscore: {eval: mgsm_0shot, in: en}\n"
+        "runs:\n  world: {stage: data, expert: sandbox}\n  base: {}\n"
+        "  math: {stage: sft, expert: math, recipe: sandbox_math}\n"
+        "columns: {base: base, math: math}\n"
+    )
+    asked = [f"--config-dir={own}", "stage=plan", "table=mine", "plan.worlds=5"]
+    refused = typed(tmp_path, *asked)
+    assert refused.returncode == 1 and "mine.yaml, claim mine_is_good: 'bse' is no column or row" in refused.stderr
+    (own / "claims/mine.yaml").write_text(claim)
+    planned = typed(tmp_path, *asked).stdout
+    assert re.search(r"^mine_is_good +\d+% +\d+% +\d+% +a difference of 5 points$", planned, re.MULTILINE), planned
+    (own / "claims/mine.yaml").write_text(claim.replace("}]", "}, {id: mine_is_good}]"))
+    assert "claim mine_is_good: text is missing" in typed(tmp_path, *asked).stderr
 
 
 def test_a_folder_that_would_be_misread_is_refused(own: Path, tmp_path: Path, call: Any) -> None:

@@ -17,6 +17,7 @@ from pipeline.report.claims import (
     judge_mcnemar,
     judge_spearman,
     judge_wilcoxon,
+    judge_wins,
     not_made,
     read_claims,
     read_verdicts,
@@ -228,3 +229,37 @@ def test_the_file_is_read_as_it_was_written():
     assert claims_csv(again) == text
     assert [one.sentence for one in again] == ["shown", "not made: run x is not made yet"]
     assert again[0].difference == pytest.approx(16) and again[1].difference is None
+
+
+# ---------------------------------------------------------------------------------------------------- wins
+
+
+def wins(*units: list[float], **words: object) -> str:
+    """The verdict on units of N differences each, of which the mean is that of all questions."""
+    found = [(f"u{at}", contrast(unit), contrast(unit)) for at, unit in enumerate(units)]
+    asked = claim(test="wins", threshold=0, **words)
+    return judge_wins(asked, found, contrast(np.mean(units, axis=0)), 0.5, 0.4).verdict
+
+
+def test_wins_are_counted_and_their_mean_is_tested():
+    """200 questions a unit: 12 for the left alone against 8 is no significant win, three such with one of 50 against 10
+    have a significant mean."""
+    small, large, lost = won(12, 8, 180), won(50, 10, 140), won(10, 50, 140)
+    assert wins(small, large) == "shown" and wins(small, small) == "undecided"
+    assert wins(won(8, 12, 180), large) == "undecided"  # one of two
+    assert wins(lost, large) == "contradicted" and wins(lost, lost) == "contradicted"  # a significant loss, a mean
+    assert wins(lost, lost, direction="lower") == "shown"
+    with pytest.raises(PipelineError, match="wins is about higher and lower"):
+        claim(test="wins", direction="within")
+
+
+def test_wins_of_nine_pairs_are_rarely_shown_without_an_effect():
+    """Pairs share experts and questions: all nine are higher in 4.3 % of these null worlds; 2 % are shown."""
+    rng, shown, all_won = np.random.default_rng(0), 0, 0
+    for _ in range(300):
+        experts = rng.normal(0, 0.05, (3, 1, 1)) + rng.normal(0, 0.05, (1, 3, 1))
+        pairs = (rng.random((3, 3, 100)) < 0.3 + experts).astype(float) - (rng.random(100) < 0.3)
+        units = [("", contrast(one), contrast(one)) for one in pairs.reshape(9, -1)]
+        all_won += all(one.difference > 0 for _, one, _ in units)
+        shown += judge_wins(claim(test="wins", threshold=0), units, contrast(pairs), 0, 0).verdict == "shown"
+    assert shown <= all_won and shown / 300 <= 0.025

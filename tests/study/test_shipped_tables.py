@@ -12,7 +12,9 @@ import yaml
 from planned import CONF, TABLES, plan, plan_of
 
 from pipeline.config.training import Sft
+from pipeline.errors import PipelineError
 from pipeline.study.cells import TablePlan
+from pipeline.study.table import published as published_lines
 from pipeline.train.steps import SIDES, steps_of_sides
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -83,6 +85,30 @@ def test_calibrate_stands_beside_the_base_rows_of_both_papers() -> None:
     models = {row for row in published("unreasonable.table_a8") if row[1].startswith("mgsm")}
     assert len(models) == 16 and places(made, "unreasonable.table_a8") >= models
     assert not any(spec.words.get("stage") for spec in made.specs.values())  # nothing is trained
+
+
+def test_what_a_paper_does_not_print_is_empty_and_named_by_the_plan() -> None:
+    """Japanese of calibrate's four Instruct models: after all of their scoring it ended the report."""
+    made = plan_of("calibrate")
+    assert {column for table, _, column in made.unprinted if table == "unreasonable.table_a8"} == {"mgsm_ja"}
+    assert made.cells["qwen2.5_7b_instruct.ja", "first_n"].published is None
+    (told,) = [line for line in published_lines(made) if "table_a8" in line]
+    assert told.startswith("published: unreasonable.table_a8 for 48 cells; not printed there, so left empty: ")
+    assert told.endswith("falcon3_7b_instruct mgsm_ja")
+
+
+@pytest.mark.parametrize(
+    ("published", "problem"),
+    [
+        ("unreasonable.table_a9", "published: there is no unreasonable.table_a9, did you mean unreasonable.table_a8"),
+        ("unreasonable.table_a8", "published: unreasonable.table_a8 has no row 'sw': there are llama3.1_8b_instruct"),
+        ("unreasonable.partitions", "is no table of numbers"),
+    ],
+)
+def test_a_published_name_that_means_nothing_is_refused_by_the_plan(published: str, problem: str) -> None:
+    with pytest.raises(PipelineError) as told:
+        plan(f"defaults: [unreasonable_table3]\nname: mine\npublished: {published}\n")
+    assert problem in str(told.value) and "\n" not in str(told.value)
 
 
 @pytest.mark.parametrize(("name", "languages", "seeds"), [("sandbox", 1, 1), ("sandbox_full", 3, 3)])

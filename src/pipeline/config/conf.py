@@ -48,7 +48,7 @@ def add(name: str) -> None:
             f"--config-dir={name} {problem}: give a folder with options of yours, such as recipe/mine.yaml or "
             "tables/mine.yaml in it"
         )
-    known = [group for group in (*groups(), TABLES, languages.GROUP) if group != "stage"]
+    known = [group for group in (*groups(), TABLES, CLAIMS, languages.GROUP) if group != "stage"]
     for path in sorted(one for one in there.iterdir() if one.is_dir() and not one.name.startswith(".")):
         if path.name not in known:
             close = get_close_matches(path.name, known, n=1, cutoff=0.6)

@@ -251,6 +251,7 @@ class Plan:
 
     gpu: str | None = knob(None, options=("a100_80", "h100_80", "h200_141"))
     gpus: int = knob(1, low=1)
+    worlds: int = knob(200, low=0)  # simulated, to tell how often each claim would be accepted; 0: none
     lines: int = knob(150, low=0)  # runs that are listed one by one; of more, their numbers
     prompts: bool = False  # whether the prompts of evaluations fit their models, too: reads data and tokenizers
 

@@ -67,6 +67,11 @@ def value(key: str, row: str, column: str) -> float | None:
     return there[row][columns.index(column)]
 
 
+def prints(key: str, row: str, column: str) -> bool:
+    """Whether a table has this row and column. Raises PipelineError for a table that there is none of."""
+    return row in rows(key) and column in published(key)["columns"]
+
+
 def suspect(key: str, row: str, column: str) -> str | None:
     """Why a printed number is not to be trusted: what is said of its cell, else its row or rows, else its column."""
     marks = published(key).get("suspect", {})

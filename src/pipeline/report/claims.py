@@ -22,7 +22,7 @@ from pipeline.report.statistics import LEVEL, Contrast, McNemar
 
 OPTIONAL = ("family",)
 KEYS = ("id", "text", "section", "left", "right", "metric", "over", "test", "threshold", "direction")
-TESTS = ("difference", "every", "mcnemar", "friedman", "wilcoxon", "spearman")
+TESTS = ("difference", "every", "wins", "mcnemar", "friedman", "wilcoxon", "spearman")
 DIRECTIONS = ("higher", "lower", "within", "differ")
 SHOWN, CONTRADICTED, UNDECIDED, NOT_MADE = "shown", "contradicted", "undecided", "not made"
 NOT_TESTABLE = "cannot be tested"
@@ -148,9 +148,9 @@ def claim_of(words: Any, table: str, file: str) -> Claim:
         else "only friedman goes without a right side, and with direction differ"
         if test != "friedman" and (not right or direction == "differ")
         else f"{test} is about higher and lower"
-        if test in ("every", "mcnemar", "wilcoxon", "spearman") and direction == "within"
+        if test in ("every", "wins", "mcnemar", "wilcoxon", "spearman") and direction == "within"
         else f"{test} knows no threshold but 0"
-        if test in ("mcnemar", "wilcoxon", "spearman") and number
+        if test in ("wins", "mcnemar", "wilcoxon", "spearman") and number
         else "within needs a threshold above 0, in points"
         if direction == "within" and (relative or number <= 0)
         else ""
@@ -252,6 +252,21 @@ def judge_every(claim: Claim, found: Sequence[tuple[str, Contrast]], left: float
         detail=f"{sum(apart > 0 for apart in beyond)} of {len(found)} on its side, {words.count(SHOWN)} shown; "
         f"here the least of them: {told}",
     )  # fmt: skip
+
+
+def judge_wins(
+    claim: Claim, found: Sequence[tuple[str, Contrast]], mean: Contrast, left: float, right: float
+) -> Verdict:
+    """As the papers count: shown where every unit lies on its side and the mean over all of them significantly so (a
+    count alone proves nothing, as units share experts and questions); contradicted where `every` is, or the mean lies
+    significantly on the other side."""
+    whole, each = judge_difference(claim, mean, left, right), judge_every(claim, found, left, right)
+    sign = 1 if claim.direction == "higher" else -1
+    wins = sum(sign * one.difference > 0 for _, one in found)
+    word = whole.verdict if wins == len(found) or whole.verdict == CONTRADICTED else UNDECIDED
+    told = ", ".join(f"{name} {100 * one.difference:+.1f}" for name, one in found)
+    word = CONTRADICTED if each.verdict == CONTRADICTED else word
+    return replace(whole, verdict=word, detail=f"{wins} of {len(found)} on its side: {told}")
 
 
 def judge_mcnemar(claim: Claim, test: McNemar, found: Contrast, left: float, right: float) -> Verdict:

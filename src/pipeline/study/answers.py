@@ -35,9 +35,10 @@ HEAD = re.compile(r'\{"doc_id": (\d+),')
 
 @dataclass
 class StoredAnswers:
-    """The stored answers under a table's scores."""
+    """The stored answers under a table's scores. draws: of each bootstrap over their questions."""
 
     planning: Planning
+    draws: int = DRAWS
     _kept: dict[tuple[ScoreRef, str, str | None], Vector] = field(default_factory=dict)
     _texts: dict[tuple[ScoreRef, str | None], dict[str, Translations]] = field(default_factory=dict)
 
@@ -145,7 +146,7 @@ class Questions:
 
     @cached_property
     def draws(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
-        return self.values(lambda stacked: resampled_means(stacked, DRAWS))
+        return self.values(lambda stacked: resampled_means(stacked, self.answers.draws))
 
     @cached_property
     def by_half(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
@@ -157,7 +158,7 @@ class Questions:
     @cached_property
     def draws_by_half(self) -> tuple[dict[tuple[ScoreRef, str | None], np.ndarray], ...]:
         """Draws of the odd problems, and draws of the even ones."""
-        odd, even = halved_means(list(self.vectors.values()), DRAWS)
+        odd, even = halved_means(list(self.vectors.values()), self.answers.draws)
         return tuple({key: means[:, at] for at, key in enumerate(self.vectors)} for means in (odd, even))
 
     def halved(self, of: Callable[[dict, dict], np.ndarray]) -> tuple[float, np.ndarray]:
@@ -269,6 +270,8 @@ def pick(parts: Sequence[Both]) -> Both:
     """The largest of several in each draw, by what choices are made by."""
     import numpy as np
 
+    if len(parts) == 1:
+        return parts[0]
     choosing, shown = (np.stack(side, axis=1) for side in zip(*parts, strict=True))
     at = np.arange(len(choosing)), np.argmax(choosing, axis=1)
     return choosing[at], shown[at]
@@ -277,6 +280,8 @@ def pick(parts: Sequence[Both]) -> Both:
 def average(parts: Sequence[Both]) -> Both:
     import numpy as np
 
+    if len(parts) == 1:
+        return parts[0]
     choosing, shown = (np.mean(side, axis=0) for side in zip(*parts, strict=True))
     return choosing, shown
 
@@ -339,6 +344,8 @@ def by_question(questions: Questions, cell: Cell, axes: Sequence[str]) -> np.nda
     plan = questions.plan
 
     def reduce(how: str, vectors: Sequence[np.ndarray]) -> np.ndarray:
+        if len(vectors) == 1:
+            return vectors[0]
         if how == "mean":
             return np.mean(np.broadcast_arrays(*vectors), axis=0)
         return (max if how == "max" else min)(vectors, key=np.mean)
@@ -354,7 +361,7 @@ def by_question(questions: Questions, cell: Cell, axes: Sequence[str]) -> np.nda
             means = {k: np.mean([questions.observed[s, cell.pair] for s in of]) for k, of in candidates.items()}
             key = max(means, key=means.__getitem__)
         read = [questions.vectors[reading[() if () in reading else key], cell.pair] for reading in item.readings]
-        return np.mean(read, axis=0)
+        return read[0] if len(read) == 1 else np.mean(read, axis=0)
 
     left = [(item.at, one(item)) for item in cell.items]
     for how, over in cell.reduce:

@@ -20,10 +20,18 @@ RANKED = ("friedman", "wilcoxon", "spearman")  # places are blocks, and axes say
 
 
 def claims_of(table: str) -> list[Claim]:
-    """The shipped claims about a table, by its name."""
-    folder = conf.folder() / conf.CLAIMS
-    found = [read_claims(path.read_text(encoding="utf-8"), path.name) for path in sorted(folder.glob("*.yaml"))]
-    return [claim for claims in found for claim in claims if claim.table == table]
+    """The claims about a table, by its name: those shipped, then those of --config-dir.
+
+    Raises PipelineError for an id that two of them have.
+    """
+    files = [path for folder in conf.folders() for path in sorted((folder / conf.CLAIMS).glob("*.yaml"))]
+    found = [
+        one for path in files for one in read_claims(path.read_text(encoding="utf-8"), path.name) if one.table == table
+    ]
+    names = [claim.id for claim in found]
+    if twice := next((claim for at, claim in enumerate(found) if claim.id in names[:at]), None):
+        raise twice.refuse("a claim with this id is there already: call yours otherwise")
+    return found
 
 
 @dataclass
@@ -41,9 +49,10 @@ class PlacedClaim:
     @classmethod
     def of(cls, claim: Claim, plan: TablePlan) -> PlacedClaim:
         """Raises PipelineError, in one sentence, for what the table does not have."""
-        columns = set(claim.left + claim.right) <= set(plan.columns)
+        names = claim.left + claim.right
+        columns = sum(name in plan.columns for name in names) >= sum(name in plan.rows for name in names)
         sides, across = (plan.columns, plan.rows) if columns else (plan.rows, plan.columns)
-        for name in claim.left + claim.right:
+        for name in names:
             if name not in sides:
                 known = [*plan.columns, *plan.rows]
                 raise claim.refuse(f"{name!r} is no column or row of {claim.table}: {meant(name, known)}")
@@ -155,7 +164,9 @@ def metrics_of(task: str) -> list[str]:
 
 
 def check_claims(planning: Planning) -> None:
-    """Refuse, before anything is made, claims about a shipped table that name what it does not have."""
-    if planning.config.table == planning.plan.table.name:
-        for claim in claims_of(planning.plan.table.name):
+    """Refuse, before anything is made, claims that name what their table does not have; not those about a shipped
+    table of which a file has the name and fewer rows."""
+    name = planning.plan.table.name
+    if planning.config.table == name or name not in conf.options(conf.TABLES):
+        for claim in claims_of(name):
             PlacedClaim.of(claim, planning.plan)

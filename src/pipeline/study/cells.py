@@ -100,6 +100,7 @@ class TablePlan:
     columns: list[str] = field(default_factory=list)
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
     compare: list[tuple[str, str]] = field(default_factory=list)  # of columns, or of rows
+    unprinted: list[Published] = field(default_factory=list)  # rows and columns that a published table lacks
     own: dict[str, list[str]] = field(default_factory=dict)  # key of every on the command line -> what says its own
 
 

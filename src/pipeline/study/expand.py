@@ -9,7 +9,8 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.errors import meant
+from pipeline.errors import PipelineError, meant
+from pipeline.papers import published as papers
 from pipeline.study.cells import Candidate, Cell, Choice, Chosen, Item, Pairs, Published, ScoreRef, TablePlan
 from pipeline.study.rows import Side, Table, Words
 from pipeline.study.specs import At, Reads, Specs
@@ -78,6 +79,7 @@ class Expansion:
             if one not in found.columns and one not in found.rows:
                 raise table.refuse("compare", f"{one!r} is no column or row: {meant(one, found.columns + found.rows)}")
         found.compare = table.compare
+        self.refuse_unprinted()
         return found
 
     def named(self, kind: str, side: Side) -> list[tuple[str, At]]:
@@ -159,12 +161,35 @@ class Expansion:
         return [axis for value in values for axis in self.specs.names(place.where, value)]
 
     def published(self, place: Place) -> Published | None:
-        """TABLE, or TABLE ROW COLUMN where the table says other names than the cell has."""
+        """TABLE, or TABLE ROW COLUMN where the table says other names than the cell has; None where the paper has no
+        such row or column."""
         told = self.specs.fill(place.words.get("published", self.table.published), place.at)
         words = [] if told is None else str(told).split()
         if len(words) not in (0, 1, 3):
             raise self.table.refuse(place.where, f"published: {told} is neither TABLE nor TABLE ROW COLUMN")
-        return (words[0], *(words[1:] or place.key)) if words else None  # type: ignore[return-value]
+        if not words:
+            return None
+        row, column = words[1:] or place.key
+        try:
+            printed = papers.prints(words[0], row, column)
+        except PipelineError as error:
+            raise self.table.refuse(place.where, str(error)) from None
+        if not printed:
+            self.found.unprinted.append((words[0], row, column))
+        return (words[0], row, column) if printed else None
+
+    def refuse_unprinted(self) -> None:
+        """Refuse a published table of which no row and column is meant: a name is wrong, not a number unprinted."""
+        used = {cell.published[0] for cell in self.found.cells.values() if cell.published}
+        for key, row, column in self.found.unprinted:
+            if key not in used and papers.rows(key):
+                columns = papers.published(key)["columns"]
+                problem = (
+                    f"{key} has no row {row!r}: {meant(row, papers.rows(key))}"
+                    if row not in papers.rows(key)
+                    else f"{key} has no column {column!r}: {meant(column, columns)}"
+                )
+                raise self.table.refuse("published", problem)
 
     # ------------------------------------------------------------------------------------------ what is scored
 

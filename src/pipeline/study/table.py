@@ -20,6 +20,7 @@ from pipeline.runs.run import Run, runs_behind
 from pipeline.study.asked import check_claims
 from pipeline.study.bill import bill
 from pipeline.study.build.evaluation import is_bundle
+from pipeline.study.cells import TablePlan
 from pipeline.study.clean import free_ranked, freed_needed
 from pipeline.study.contrasts import contrasts
 from pipeline.study.graph import ordered, unfinished
@@ -30,6 +31,7 @@ from pipeline.study.needs import needs
 from pipeline.study.planning import Planning
 from pipeline.study.preflight import refusals
 from pipeline.study.reported import Reported
+from pipeline.study.simulated import lines as claim_odds
 
 
 def show_plan(config: PlanStage) -> str:
@@ -45,7 +47,8 @@ def show_plan(config: PlanStage) -> str:
     lines = [show(runs, config.plan.lines), *kinds(planning, runs)]
     waiting = [run for score in planning.waiting() if (run := planning.like(score))]
     cost = bill(runs, config.plan, planning.plan.table.free_snapshots, waiting) if config.plan.gpu else None
-    lines += [*(cost.lines() if cost else []), *told_every(planning), *contrasts(planning)]
+    lines += [*(cost.lines() if cost else []), *told_every(planning), *published(planning.plan), *contrasts(planning)]
+    lines += claim_odds(planning, config.plan.worlds)
     lines += [f"cannot be made: {name} was freed, train it again with redo=true" for name in freed_needed(runs)]
     causes = [*not_planned(planning), *refusals([*runs, *waiting], config.plan.prompts), *(cost.causes if cost else [])]
     if causes:
@@ -107,6 +110,17 @@ def kinds(planning: Planning, runs: Sequence[Run]) -> list[str]:
     distinct = len({run.hash for run in map(planning.evaluation, plan.scores) if run})
     cells = f"{len(plan.cells)} cells of {asked} scores, {distinct} distinct"
     lines += [f"{cells}; {len(plan.choices)} choices" + (f", {waiting} scores wait for theirs" if waiting else "")]
+    return lines
+
+
+def published(plan: TablePlan) -> list[str]:
+    """How many cells have a published number, a line a published table, and the rows and columns without one."""
+    there = Counter(cell.published[0] for cell in plan.cells.values() if cell.published)
+    lines = []
+    for key, count in there.items():
+        absent = dict.fromkeys(f"{row} {column}" for table, row, column in plan.unprinted if table == key)
+        told = f"; not printed there, so left empty: {', '.join(absent)}" if absent else ""
+        lines.append(f"published: {key} for {some(count, 'cell')}{told}")
     return lines
 
 

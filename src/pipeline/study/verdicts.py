@@ -20,6 +20,7 @@ from pipeline.report.claims import (
     judge_mcnemar,
     judge_spearman,
     judge_wilcoxon,
+    judge_wins,
     not_made,
 )
 from pipeline.report.statistics import Contrast, contrast, corpus_contrast, two_way_bootstrap
@@ -207,6 +208,17 @@ def paired(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
 
 def every(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
     """Each place on its own, and each pair of experts where axes are named."""
+    return judge_every(asked.claim, *units_of(asked, answers))
+
+
+def wins(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
+    """How many of these places, or pairs, are on the claim's side."""
+    units, left, right = units_of(asked, answers)
+    return judge_wins(asked.claim, units, Sides.of(asked, answers).contrast(), left, right)
+
+
+def units_of(asked: PlacedClaim, answers: StoredAnswers) -> tuple[list[tuple[str, Contrast]], float, float]:
+    """(name, contrast) of each unit, and the means of both sides over all places."""
     import numpy as np
 
     units: list[tuple[str, Contrast]] = []
@@ -223,7 +235,7 @@ def every(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
             name = " ".join([place, *(f"{axis}{level + 1}" for axis, level in zip(asked.axes, pair, strict=True))])
             units.append((name, sides.contrast_of(pairs[pair])))
     left, right = np.mean(values, axis=0)
-    return judge_every(asked.claim, units, float(left), float(right))
+    return units, float(left), float(right)
 
 
 def place_values(asked: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell]) -> list[float]:
@@ -292,4 +304,5 @@ def spearman(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
     return judge_spearman(asked.claim, ranks.compare_correlations(left, right, outcome, groups, models), len(left))
 
 
-JUDGES = {"difference": difference, "every": every, "mcnemar": paired, "friedman": friedman, "spearman": spearman}
+JUDGES = {"difference": difference, "every": every, "wins": wins, "mcnemar": paired, "friedman": friedman,
+          "spearman": spearman}  # fmt: skip

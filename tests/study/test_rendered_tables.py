@@ -1,0 +1,182 @@
+"""Each shipped table's full report, of answers made up for all of its runs: without any effect, and with the published
+numbers as truth. What no paper's table has: one question, all right, all wrong, half of the runs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from planned import TABLES
+
+from pipeline.config.compose import compose
+from pipeline.config.stages import Report
+from pipeline.evaluate.metrics import PRIMARY
+from pipeline.files import fingerprints
+from pipeline.papers.published import value
+from pipeline.runs.manifest import MANIFEST, Ancestor, Manifest
+from pipeline.runs.run import Run
+from pipeline.study.cells import ScoreRef, TablePlan
+from pipeline.study.graph import ordered
+from pipeline.study.planning import Planning
+from pipeline.study.reported import Reported
+from pipeline.study.simulated import RATE, published_rates, settled
+from pipeline.study.table import write
+
+NAMES = sorted(path.stem for path in TABLES.glob("*.yaml"))
+QUESTIONS = 6
+GRID = "{b: [3, 5], u: [0, 2], t: {0: {bottom: 0, top: 0}, 1: {bottom: 1, top: 1}}}"  # 8 configurations of 27
+SMALLER = {  # the longest tables with fewer values of their longest axes, for time
+    "layer_swapping_table1": GRID, "layer_swapping_table2": GRID,
+    "unreasonable_correlations": "{model: [llama3.1_8b_instruct, aya_expanse_8b], partition: [A, B]}",
+}  # fmt: skip
+FACTS = {"rows_kept": 70.0, "parameters_kept": 75.0}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is flushed to the disk: a manifest of each of 10,000 runs would wait for it."""
+    monkeypatch.setattr("pipeline.files.os.fsync", lambda _: None)
+
+
+def planned(name: str, runs_dir: Path) -> Planning:
+    return Planning.of(compose(["stage=report", f"table={name}", f"runs_dir={runs_dir}", "tracking.mode=disabled"]))  # type: ignore[arg-type]
+
+
+def truth_of(plan: TablePlan) -> dict[ScoreRef, float]:
+    """The published rates, each candidate of a choice at its own number where that is printed, else at the choice's."""
+    one_each, _ = settled(plan)
+    told = published_rates(one_each)
+    found = dict(told)
+    for place, cell in plan.cells.items():
+        for item, of in zip(cell.items, one_each.cells[place].items, strict=True):
+            for reading, (winner,) in zip(item.readings, (one.values() for one in of.readings), strict=True):
+                for score in reading.values():
+                    found.setdefault(score, told.get(winner, RATE))
+    return found
+
+
+def finish(planning: Planning, rates: Mapping[ScoreRef, float], questions: int = QUESTIONS, most: int = 10**9) -> None:
+    """Write up to `most` runs that the table's cells need, those included that its choices ask for; without the
+    evaluations that selections rank by, which no cell shows."""
+    choices = planning.plan.choices.values()
+    candidates = {score for choice in choices for scores in choice.candidates.values() for score in scores}
+    done: set[str] = set()
+    while left := [run for run in needed(planning) if run.hash not in done][:most]:
+        at = {}
+        for score in sorted(planning.plan.scores, key=candidates.__contains__):  # what a cell prints itself comes first
+            if run := planning.evaluation(score):
+                at.setdefault(run.hash, rates.get(score, RATE))
+        folders = [run.folder for run in left]  # looked up before anything is written: each look reads all of runs_dir
+        for run, folder in zip(left, folders, strict=True):
+            make(run, folder, at.get(run.hash, RATE), questions)
+        done |= {run.hash for run in left}
+        if most < 10**9:
+            break
+
+
+def needed(planning: Planning) -> list[Run]:
+    targets = planning.targets()
+    shown = {run.hash for run in targets}
+    return [run for run in ordered(targets) if run.hash in shown or run.config.stage != "eval"]
+
+
+def make(run: Run, folder: Path, rate: float, questions: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if run.config.stage == "eval":
+        score(run, folder, rate, questions)
+    elif run.config.stage in ("sft", "cpt"):
+        losses = "".join(json.dumps({"step": step, "loss": 1.0, "validation_loss": 1.1}) + "\n" for step in (0, 9))
+        (folder / "log.jsonl").write_text(losses)
+    elif run.config.stage == "analyze":
+        facts = {"e": {"name": "e", "threshold": 1e-5, "dtype": "float32", "optimizer": "adamw"}}
+        (folder / "facts.json").write_text(json.dumps(facts))
+        (folder / "delta.csv").write_text("expert,layer,column,relative,share\ne,0,attention.wq,0.01,0.5\n")
+    (folder / MANIFEST).unlink(missing_ok=True)
+    files = fingerprints(folder)
+    parents = {role: Ancestor(one.hash, one.hash) for role, one in run.parents.items()}
+    Manifest(folder.name, run.hash, run.decided_by, FACTS, parents=parents, files=files).write(folder)
+
+
+def score(run: Run, folder: Path, rate: float, questions: int) -> None:
+    """The score is the rate itself; the answers are as near to it as so few can be."""
+    task, language = run.config.eval.tasks[0], run.config.languages[0]
+    metric, chosen = PRIMARY[task.task]
+    chance, rows = random.Random(run.hash), []
+    (folder / "samples").mkdir(exist_ok=True)
+    for pair in (f"en-{language}", f"{language}-en") if task.task == "flores" else (None,):
+        scores = [1.0] * round(rate * questions) + [0.0] * (questions - round(rate * questions))
+        chance.shuffle(scores)
+        lines = [
+            {"doc_id": doc, "prompt": "How many?", "target": "7", "response": "7" if right else "8", "extracted": "7",
+             "correct": None if pair else bool(right), "filter": chosen, "prompt_hash": "", "scores": {metric: right}}
+            for doc, right in enumerate(scores)
+        ]  # fmt: skip
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / "samples" / f"{task.task}.{pair or language}.jsonl").write_text(text)
+        row = {"task": task.task, "language": language, "pair": pair, "subject": None, "num_fewshot": task.num_fewshot,
+               "metric": metric, "filter": chosen, "value": 20.0 if pair else rate, "stderr": None,
+               "n": questions}  # fmt: skip
+        rows += [row, *({**row, "metric": name, "filter": "none"} for name in ("bleu", "spbleu") if pair)]
+    (folder / "scores.json").write_text(json.dumps({"rows": rows, "beside": [], "harness": {}}))
+
+
+def cells_of(page: Path) -> list[dict[str, str]]:
+    with open(page.parent / "cells.csv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def render(planning: Planning) -> Path:
+    return write(planning, Reported(), Report(fewer=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_report_of_a_shipped_table(name: str, tmp_path: Path) -> None:
+    asked = name
+    if name in SMALLER:
+        asked = f"{tmp_path}/{name}.yaml"
+        Path(asked).write_text(f"defaults: [{name}]\nname: {name}\naxes: {SMALLER[name]}\n")
+    planning = planned(asked, tmp_path)
+    plan = planning.plan
+    truths = [dict.fromkeys(plan.scores, RATE)]  # no effect
+    if any(cell.published for cell in plan.cells.values()):
+        truths.append(truth_of(plan))  # as published
+    for rates in truths:
+        finish(planning, rates)
+        page = render(planning)
+        assert not planning.problems and page.read_text(encoding="utf-8").startswith("<!doctype html>")
+        cells = cells_of(page)
+        figures = {
+            place for place, cell in plan.cells.items() if any(item.model for item in cell.items) and not cell.fact
+        }
+        missing = {(one["row"], one["column"]) for one in cells if one["missing"]}
+        assert len(cells) == len(plan.cells) and missing == figures, cells
+    for one in cells:
+        cell = plan.cells[one["row"], one["column"]]
+        assert one["published"] == ("" if cell.published is None else str(value(*cell.published) or ""))
+        if one["published"] and not one["suspect"] and not cell.metric:
+            assert abs(float(one["difference"])) < 0.06, one  # as printed, to a tenth
+
+
+# ---------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("questions, rate", [(1, 1.0), (1, 0.0), (QUESTIONS, 1.0), (QUESTIONS, 0.0), (2, 0.5)])
+@pytest.mark.parametrize("name", ["sandbox_layer_swapping", "calibrate"])
+def test_few_questions_all_right_and_all_wrong(name: str, questions: int, rate: float, tmp_path: Path) -> None:
+    planning = planned(name, tmp_path)
+    finish(planning, dict.fromkeys(planning.plan.scores, rate), questions)
+    page = render(planning)
+    assert {one["value"] for one in cells_of(page)} == {str(100 * rate)}
+
+
+def test_a_half_finished_table(tmp_path: Path) -> None:
+    """What is not there is missing, with its reason; nothing else changes."""
+    planning = planned("unreasonable_table3", tmp_path)
+    finish(planning, {}, most=len(ordered(planning.targets())) // 2)
+    cells = cells_of(render(planning))
+    assert 0 < sum(bool(one["value"]) for one in cells) < len(cells)
+    assert all(bool(one["value"]) != bool(one["missing"]) for one in cells)
