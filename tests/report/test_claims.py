@@ -236,7 +236,7 @@ def test_the_file_is_read_as_it_was_written():
 
 def wins(*units: list[float], **words: object) -> str:
     """The verdict on units of N differences each, of which the mean is that of all questions."""
-    found = [(f"u{at}", contrast(unit), contrast(unit)) for at, unit in enumerate(units)]
+    found = [(f"u{at}", contrast(unit)) for at, unit in enumerate(units)]
     asked = claim(test="wins", threshold=0, **words)
     return judge_wins(asked, found, contrast(np.mean(units, axis=0)), 0.5, 0.4).verdict
 
@@ -259,7 +259,7 @@ def test_wins_of_nine_pairs_are_rarely_shown_without_an_effect():
     for _ in range(300):
         experts = rng.normal(0, 0.05, (3, 1, 1)) + rng.normal(0, 0.05, (1, 3, 1))
         pairs = (rng.random((3, 3, 100)) < 0.3 + experts).astype(float) - (rng.random(100) < 0.3)
-        units = [("", contrast(one), contrast(one)) for one in pairs.reshape(9, -1)]
-        all_won += all(one.difference > 0 for _, one, _ in units)
+        units = [("", contrast(one)) for one in pairs.reshape(9, -1)]
+        all_won += all(one.difference > 0 for _, one in units)
         shown += judge_wins(claim(test="wins", threshold=0), units, contrast(pairs), 0, 0).verdict == "shown"
     assert shown <= all_won and shown / 300 <= 0.025

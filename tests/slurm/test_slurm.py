@@ -245,7 +245,7 @@ def jobs(cluster: Cluster, training: list[str], tmp_path_factory: pytest.TempPat
         command = ["sbatch", "--parsable", f"--output={runs_dir.parent}/%j.log", *options]
         job = cluster.run(*command, str(SLURM_FOLDER / f"{file}.sbatch"), *training, *more, f"runs_dir={runs_dir}")
         found[name] = Job(job.strip(), runs_dir)
-    cluster.until(lambda: cluster.jobs()[found["short"].id] == "RUNNING")
+    cluster.until(lambda: process_of({f"SLURM_JOB_ID={found['short'].id}"}))
     cluster.run("scancel", "--batch", "--signal=USR1", found["short"].id)  # as where the limit is shorter than its lead
     return found
 
@@ -268,12 +268,20 @@ def test_a_follower_of_srun_that_dies_ends_all_within_a_minute(
 
 def task_of(job: str, rank: int) -> int:
     """The process id of a task of srun."""
-    wanted = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_PROCID={rank}".encode(), b"SLURM_STEP_ID=0"}
+    found = process_of({f"SLURM_JOB_ID={job}", f"SLURM_PROCID={rank}", "SLURM_STEP_ID=0"})
+    assert found, f"job {job} has no task {rank}"
+    return found
+
+
+def process_of(environment: set[str]) -> int | None:
+    """The process id of a program with these variables."""
+    wanted = {one.encode() for one in environment}
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
-            if wanted <= set(path.read_bytes().split(b"\0")) and "pipeline" in command_of(int(path.parent.name)):
+            words = command_of(int(path.parent.name)).split("\0")
+            if wanted <= set(path.read_bytes().split(b"\0")) and words[1:3] == ["-m", "pipeline"]:
                 return int(path.parent.name)
-    raise AssertionError(f"job {job} has no task {rank}")
+    return None
 
 
 def test_srun_on_two_nodes_trains_as_torchrun_does(

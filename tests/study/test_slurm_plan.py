@@ -582,6 +582,11 @@ def test_a_training_whose_limit_comes_before_its_first_step_is_reported_once(
     assert ended.value.code == 1
     told = "its first resume point was not reached when the job was asked to stop, 75 s before its time limit: give a l"
     assert told in capfd.readouterr().err and state.read(run.workplace)["last_line"].startswith(told)
+    (run.workplace / "state.json").unlink()
+    monkeypatch.setenv("PIPELINE_SIGNALLED", "SIGUSR1")  # the same of a command, whose first run is the data's
+    with listening(), pytest.raises(SystemExit) as ended:
+        execute.execute([run])
+    assert ended.value.code == 1 and state.read(run.workplace)["last_line"].startswith(told)
 
 
 # ---------------------------------------------------------------------------------------------------- status

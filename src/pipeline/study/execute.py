@@ -92,6 +92,9 @@ def execute(targets: list[Run], before: Mapping[str, str] | None = None, aloud: 
     refuse_without_gpus(left)
     failed: dict[str, str] = dict(before or {})
     held: dict[str, Held] = {}  # run hash -> who makes it
+    if stop.asked() and left:  # before the first run: of the attempt the training is told, as it is what takes long
+        with counted(next((run for run in left if isinstance(run.config, TrainStage)), left[0])):
+            pass
     for number, run in enumerate(runs, start=1):
         stop.check()
         if run.name in failed:
