@@ -14,6 +14,7 @@ import json
 import re
 import types
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
@@ -131,7 +132,7 @@ def unpack(file: Path, folder: Path) -> Results:
                 target.write_bytes(archive.read(member))
     except PipelineError:
         raise
-    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
         raise PipelineError(f"{file} is cut off or damaged ({error}): copy it again") from error
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise PipelineError(f"{file} was made by no export of this program: give what stage=export wrote") from error
