@@ -51,12 +51,12 @@ def test_a_model_on_the_hub_or_in_a_folder(tmp_path: Path) -> None:
     (folder / "config.json").write_text("{}")
     with pytest.raises(PipelineError, match="no config.json with safetensors, so it is no model"):
         find(str(folder), tmp_path, "model.path")
-    (folder / "model.safetensors").write_bytes(b"0")
+    (folder / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")  # a header without tensors
     was = find(str(folder), tmp_path, "model.path")
     assert was.name == folder.name and was.hash == find(f"{folder}/", tmp_path, "model.path").hash
     (folder / "README.md").write_text("a note changes nothing")
     assert find(str(folder), tmp_path, "model.path").hash == was.hash
-    (folder / "model.safetensors").write_bytes(b"1")
+    (folder / "model.safetensors").write_bytes(b"\3" + bytes(7) + b"{} ")
     assert find(str(folder), tmp_path, "model.path").hash != was.hash
     run = build(compose(["stage=eval", "eval=mgsm_2shot", f"checkpoint='{folder}'", f"runs_dir={tmp_path}"]))  # type: ignore[arg-type]
     assert run.name.startswith("eval-mgsm_2shot-my-model-1") and why_not_finished(run) == "never made"

@@ -277,6 +277,6 @@ def test_state_json_tells_who_makes_it_and_how_it_ended(tmp_path: Path) -> None:
         with pytest.raises(SystemExit):
             make_once(run, lambda *_: (_ for _ in ()).throw(SystemExit(75)))
     ended = state.read(run.workplace)
-    assert (ended["state"], ended["stops"]) == ("stopped", [7, 7, 7])
+    assert (ended["state"], ended["step"]) == ("stopped", 7)
     make_once(run, writes())
     assert not run.workplace.exists()

@@ -77,16 +77,16 @@ def test_truncated_weights_and_headers_that_cannot_be_read(mine: Command, tmp_pa
     whole = weights.read_bytes()
     for spoilt, told in ((whole[:-100], "it is truncated"), (b"no header at all", "truncated or not a safetensors")):
         weights.write_bytes(spoilt)
-        (cause,) = refused(show_plan, mine("plan", **TWO))
-        assert cause.startswith("4 evaluations cannot run: ") and told in cause
+        own, experts = refused(show_plan, mine("plan", **TWO))  # the scores of the base, and of what is trained from it
+        assert own.startswith("cannot be planned: ") and experts.startswith("2 evaluations cannot run: ")
+        assert told in own and told in experts
     header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
     name = next(name for name in header if name != "__metadata__")
     assert header[name]["dtype"] == "F32"
     header[name]["dtype"] = "BF16"  # of half the bytes that it holds: as a file of mixed dtypes that was cut
     text = json.dumps(header).encode()
     weights.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + int.from_bytes(whole[:8], "little") :])
-    (cause,) = refused(show_plan, mine("plan", **TWO))
-    assert "has a broken safetensors header" in cause
+    assert all("has a broken safetensors header" in cause for cause in refused(show_plan, mine("plan", **TWO)))
 
 
 def test_a_file_of_mixed_dtypes_is_planned(mine: Command, tmp_path: Path) -> None:
@@ -96,7 +96,9 @@ def test_a_file_of_mixed_dtypes_is_planned(mine: Command, tmp_path: Path) -> Non
     weights = load_file(tmp_path / "base/model.safetensors")
     weights["model.norm.weight"] = weights["model.norm.weight"].to(torch.bfloat16)
     save_file(weights, tmp_path / "base/model.safetensors", metadata={"format": "pt"})
-    assert "4 distinct" in show_plan(mine("plan", **TWO))
+    (cause,) = refused(show_plan, mine("plan", **TWO))
+    assert "eval.dtype=auto, but base holds bfloat16 and float32: give eval.dtype=float32" in cause
+    assert "4 distinct" in show_plan(mine("plan", "every.eval.dtype=float32", **TWO))
 
 
 def test_a_chat_template_that_is_missing(mine: Command, tmp_path: Path) -> None:
