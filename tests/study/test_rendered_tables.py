@@ -167,13 +167,18 @@ def test_the_report_of_a_shipped_table(name: str, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize("questions, rate", [(1, 1.0), (1, 0.0), (QUESTIONS, 1.0), (QUESTIONS, 0.0), (2, 0.5)])
-@pytest.mark.parametrize("name", ["sandbox_layer_swapping", "calibrate"])
+SOME = [(1, 1.0), (1, 0.0), (QUESTIONS, 1.0), (QUESTIONS, 0.0), (2, 0.5)]
+
+
+@pytest.mark.parametrize(
+    "name, questions, rate", [*(("calibrate", *some) for some in SOME), ("sandbox_layer_swapping", 2, 0.5)]
+)
 def test_few_questions_all_right_and_all_wrong(name: str, questions: int, rate: float, tmp_path: Path) -> None:
     planning = planned(name, tmp_path)
     finish(planning, dict.fromkeys(planning.plan.scores, rate), questions)
     page = render(planning)
-    assert {one["value"] for one in cells_of(page)} == {str(100 * rate)}
+    cells = cells_of(page)  # what is chosen is estimated on halves, next to the plain maximum
+    assert {one["maximum"] or one["value"] for one in cells} == {str(100 * rate)}
 
 
 def test_a_half_finished_table(tmp_path: Path) -> None:

@@ -309,10 +309,12 @@ def test_the_number_of_a_cell() -> None:
 
 
 def test_published_numbers_are_found_by_the_names_of_row_and_column() -> None:
-    made = plan(TABLE.replace("name: small", "name: small\npublished: paper.table1")
-                + '  "{language}.max": {max: [m, l], published: "paper.table5 mgsm.{language} base"}\n')  # fmt: skip
-    assert made.cells["sw.avg", "math"].published == ("paper.table1", "sw.avg", "math")
-    assert made.cells["te.max", "math"].published == ("paper.table5", "mgsm.te", "base")
+    place = "layer_swapping.table5 mgsm_8shot_exact_match.{language} base"
+    made = plan(TABLE.replace("name: small", "name: small\npublished: layer_swapping.table1")
+                + f'  "{{language}}.max": {{max: [m, l], published: "{place}"}}\n')  # fmt: skip
+    assert made.cells["sw.avg", "base"].published == ("layer_swapping.table1", "sw.avg", "base")
+    assert made.cells["sw.avg", "math"].published is None  # which the paper calls math_expert
+    assert made.cells["te.max", "math"].published == ("layer_swapping.table5", "mgsm_8shot_exact_match.te", "base")
 
 
 def test_a_table_starts_from_another() -> None:

@@ -102,7 +102,8 @@ def measured(plan: TablePlan, answers: StoredAnswers) -> list[dict[str, Any]]:
             keys = [(place, name) if columns else (name, place) for name in (left, right)]
             cells = [plan.cells[key] for key in keys if key in plan.cells]
             tasks = {task for cell in cells for task in tasks_of(plan, cell)}
-            metrics = {cell.metric or metrics_of(str(*tasks))[0] for cell in cells} if len(tasks) == 1 else set()
+            primary = metrics_of(str(*tasks))[:1] if len(tasks) == 1 else []  # none of a fact
+            metrics = {cell.metric or metric for cell in cells for metric in primary}
             per_answer = tasks <= QUESTIONS.keys() or metrics <= set(CORPUS_METRICS)
             if len(cells) == 2 and len(metrics) == 1 and None not in tasks and per_answer:
                 (metric,) = metrics

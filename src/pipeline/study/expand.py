@@ -179,7 +179,10 @@ class Expansion:
         return (words[0], row, column) if printed else None
 
     def refuse_unprinted(self) -> None:
-        """Refuse a published table of which no row and column is meant: a name is wrong, not a number unprinted."""
+        """Refuse a published table of which no row and column is meant: a name is wrong, not a number unprinted. One
+        that is inherited may be of rows that this table does not have."""
+        if "published" in self.table.inherited:
+            return
         used = {cell.published[0] for cell in self.found.cells.values() if cell.published}
         for key, row, column in self.found.unprinted:
             if key not in used and papers.rows(key):

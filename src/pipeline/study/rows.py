@@ -124,7 +124,7 @@ class Table:
     compare: list[tuple[str, str]]
     free_snapshots: bool
     asked: tuple[str, ...] = ()  # the keys of `every` that the command line gave
-    inherited: frozenset[str] = frozenset()  # axes and keys of `every` that only the tables in `defaults` give
+    inherited: frozenset[str] = frozenset()  # axes, keys of `every`, `published`: of `defaults` alone
 
     def refuse(self, where: str, problem: str) -> PipelineError:
         return refuse(self.file, where, problem)
@@ -158,9 +158,8 @@ def read(
     table = Reader(file, raw, run_keys).table({**raw["every"], **(every or {})})
     written = parsed_yaml(text, file)
     own = {name for key in ("axes", "every") for name in mapping(file, key, written.get(key))}
-    return replace(
-        table, asked=tuple(every or ()), inherited=frozenset({*table.axes, *table.every} - own - {*(every or ())})
-    )
+    shared = {*table.axes, *table.every} - own - {*(every or ())} | {"published"} - written.keys()
+    return replace(table, asked=tuple(every or ()), inherited=frozenset(shared))
 
 
 def inherited(text: str, file: str, find: Find | None, above: tuple[str, ...]) -> Words:
