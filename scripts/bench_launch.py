@@ -1,5 +1,4 @@
-"""What launching costs: submitting 1,000 trainings, a job's start, tasks of one run, a table with 1 and 2 workers and
-on two nodes.
+"""What launching costs: submitting 1,000 trainings, a job's start, a table with 1 and 2 workers and on two nodes.
 
 Submitting is measured with a stand-in for sbatch, so that it is this program's own time; beside the trainings it
 submits the data set that each needs. Tables are made from nothing each time. --job and --makespan bring up the real
@@ -28,11 +27,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.compose import compose
 from pipeline.runs.folders import finished
 from pipeline.runs.provenance import machine, versions
-from pipeline.study.element import element_of
-from pipeline.study.stages import build
 
 STAND_IN = """#!/bin/sh
 case $(basename $0) in
@@ -72,35 +68,6 @@ def table(folder: Path, name: str, workers: int) -> dict[str, Any]:
     assert status == 0, status
     return {"what": f"table={Path(name).stem}, launcher.workers={workers}", "wall_seconds": round(wall, 1),
             "cpu_seconds": round(cpu, 1)}  # fmt: skip
-
-
-TINY = ["model=sandbox", "recipe=sandbox_math", "threads=1", "sft.steps=3", "sft.warmup_steps=0"]
-TINY += ["sft.micro_batch_size=null", "sft.precision=fp32"]
-
-
-def task_of(folder: Path, words: list[str]) -> tuple[float, Path]:
-    """CPU seconds of a task of an array that makes one run, its imports included; and the run's folder."""
-    run = build(compose([*words, f"runs_dir={folder}/runs", "tracking.mode=disabled"]))
-    file = folder / f"{run.hash}.jsonl"
-    file.write_text(json.dumps({"requeues": 0, "elements": [element_of(run)]}) + "\n", encoding="utf-8")
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    job = {"SLURM_JOB_ID": "1", "SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "0"}
-    subprocess.run([sys.executable, "-m", "pipeline.study.worker", str(file)], env={**os.environ, **job}, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, run.folder
-
-
-def tasks(folder: Path) -> dict[str, Any]:
-    """Of one run of each stage, tiny, so that the imports are most of it."""
-    _, world = task_of(folder, ["stage=data", "expert=sandbox"])
-    root, found = f"data_root={world}", {}
-    found["data"], _ = task_of(folder, ["stage=data", "expert=math", root])
-    found["sft"], one = task_of(folder, ["stage=sft", "expert=math", root, *TINY])
-    _, other = task_of(folder, ["stage=sft", "expert=math", root, *TINY, "seed=1"])
-    found["merge"], _ = task_of(folder, ["stage=merge", "merge=soup", f"merge.experts=[{one},{other}]"])
-    score = ["eval=mgsm_0shot", "eval.limit=2", "eval.max_gen_toks=4", "languages=[en]", "threads=1"]
-    found["eval"], _ = task_of(folder, ["stage=eval", f"checkpoint={one}", root, *score])
-    return {"what": "a task of one run, by stage", "cpu_seconds": {name: round(one, 2) for name, one in found.items()}}
 
 
 @contextmanager
@@ -178,7 +145,6 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--table", help="one that is made with 1 and 2 workers")
     parser.add_argument("--job", action="store_true", help="a job's overhead, on two nodes of a real Slurm")
-    parser.add_argument("--tasks", action="store_true", help="CPU seconds of a task of one run, of each stage")
     parser.add_argument("--makespan", metavar="TABLE", help="one that is made there")
     parser.add_argument(
         "--batch-minutes", type=float, nargs="+", default=[60.0, 0.2], help="of --makespan, one row each"
@@ -197,8 +163,6 @@ def main() -> None:
     measured(submitting, options.runs)
     for workers in (1, 2) if options.table else ():
         measured(table, options.table, workers)
-    if options.tasks:
-        measured(tasks)
     if options.job or options.makespan:
         with two_nodes() as cluster:
             if options.job:
