@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 pytestmark = [pytest.mark.real_models, pytest.mark.real_data]
 
-QUESTIONS, LENGTH = 3, 24  # of each task and language; max_gen_toks
+QUESTIONS, LENGTH = 2, 24  # of each task and language; max_gen_toks
 LANGUAGES = {"en": "Question", "sw": "Swali"}
 MGSM, CHOICES = "{task: mgsm, num_fewshot: 2}", "{task: global_mmlu, num_fewshot: 5}"
 

@@ -218,14 +218,13 @@ def training(base: Path, world: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def jobs(cluster: Cluster, training: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
-    """Of one_gpu.sbatch one that runs out of time, one that does before its first step, and a bad one; of
-    several_nodes.sbatch one that is to die and one to the end."""
+    """Of one_gpu.sbatch one that runs out of time and a bad one; of several_nodes.sbatch one that is to die and one to
+    the end."""
     folder = tmp_path_factory.mktemp("files")
     one = ["--mem=500M", "--cpus-per-task=1", "--gres=gpu:1"]
     several = ["--mem=1400M", "--nodes=2", "--cpus-per-task=1"]
     asked = {
         "long": ("one_gpu", [*one, "--time=2", "--signal=B:USR1@30"], ["sft.steps=30000"]),
-        "short": ("one_gpu", [*one, "--time=10"], ["sft.steps=30000"]),
         "bad": ("one_gpu", one, ["sft.steps=300", "sft.learning_rate=no"]),
         "dies": (
             "several_nodes",
@@ -245,8 +244,6 @@ def jobs(cluster: Cluster, training: list[str], tmp_path_factory: pytest.TempPat
         command = ["sbatch", "--parsable", f"--output={runs_dir.parent}/%j.log", *options]
         job = cluster.run(*command, str(SLURM_FOLDER / f"{file}.sbatch"), *training, *more, f"runs_dir={runs_dir}")
         found[name] = Job(job.strip(), runs_dir)
-    cluster.until(lambda: process_of({f"SLURM_JOB_ID={found['short'].id}"}))
-    cluster.run("scancel", "--batch", "--signal=USR1", found["short"].id)  # as where the limit is shorter than its lead
     return found
 
 
@@ -294,14 +291,6 @@ def test_srun_on_two_nodes_trains_as_torchrun_does(
     folders = [*tmp_path.glob("math-full*"), *jobs["srun"].runs_dir.glob("math-full*")]
     roots = {read_manifest(folder).weights_root for folder in folders}  # type: ignore[union-attr]
     assert len(folders) == 2 and len(roots) == 1
-
-
-def test_a_limit_before_the_first_step_is_reported_once(cluster: Cluster, jobs: dict[str, Job]) -> None:
-    """USR1 came while it imported: not requeued, however long it might be."""
-    cluster.until(lambda: cluster.ended(jobs["short"].id), seconds=60)
-    assert cluster.ended(jobs["short"].id) == ["FAILED"], jobs["short"].log()
-    assert "its first resume point was not reached when the job was asked to stop, " in jobs["short"].log()
-    assert "give a longer time limit (launcher.time, sbatch --time); it is not requeued" in jobs["short"].log()
 
 
 def test_a_wrong_number_of_tasks_is_one_sentence(cluster: Cluster, base: Path, world: Path, tmp_path: Path) -> None:
