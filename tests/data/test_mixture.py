@@ -48,7 +48,7 @@ def test_duplicates_and_empty_rows_are_dropped_and_counted(tmp_path: Path):
     counts = make_training_set(stage(Data(), first=MATH, second=more), tmp_path, tmp_path)
     none = {"contaminated": 0, "word_problems": 0, "shared": {}}
     assert counts == {
-        "first": {"rows": 8, "empty": 1, "duplicates": 2, "left": 5, "taken": 5, **none},
+        "first": {"rows": 8, "empty": 1, "blank": {"answer": 1}, "duplicates": 2, "left": 5, "taken": 5, **none},
         "second": {"rows": 6, "empty": 0, "duplicates": 5, "left": 1, "taken": 1, **none},
         "train": 6,
         "validation": 0,

@@ -199,7 +199,7 @@ def test_lists_objects_and_nan_do_not_become_python_text(tmp_path: Path) -> None
     rows = [["one", "two"], {"a": 1}, float("nan"), float("inf"), 7, 2.5, "text", None]
     repositories.jsonl(tmp_path / "a.jsonl", [{"q": "q", "a": row} for row in rows])
     found = list(read("own", source("own", file="a.jsonl", prompt="{q}", completion="{a}"), tmp_path))
-    assert found == [*["not_text"] * 4, *(pair("q", text) for text in ("7", "2.5", "text", ""))]
+    assert found == [*["not_text"] * 4, *(pair("q", text) for text in ("7", "2.5", "text")), "empty"]
     found = list(read("own", source("own", file="a.jsonl", rows="text", column="a"), tmp_path))
     assert found == [*["not_text"] * 4, *({"text": text} for text in ("7", "2.5", "text")), "empty"]
 
@@ -298,7 +298,7 @@ def test_own_rows_of_each_format_through_a_template(form: str, tmp_path: Path) -
     config = compose([*words, "expert.sources.own.prompt='Swali: {q} {note}'", "expert.sources.own.completion='{a}'"])
     assert isinstance(config, DataStage)
     found = list(read("own", config.expert.sources["own"], tmp_path))
-    assert found == [pair("Swali: Mji? ", "Nairobi"), pair("Swali: Jina? x", 'Jina ni "Ali"')]
+    assert found == ["empty", pair("Swali: Jina? x", 'Jina ni "Ali"')]
 
 
 def test_own_bitext_conversations_and_text(tmp_path: Path) -> None:

@@ -51,9 +51,9 @@ def _compared(config: DataStage, counts: dict[str, Any], known: Known, vouched: 
     fate = DONE[config.data.decontaminate]
     if vouched:
         fate = "counted and kept, as data_root is a data run, which keeps its items apart"
-    texts = ", ".join(f"{name} {count}" for name, count in known.texts.items()) or "none was found"
+    texts = _listed(known.texts) or "none was found"
     shared = {name: counts[name]["shared"] for name in config.expert.sources if counts[name]["shared"]}
-    told = [f"{name}: {', '.join(f'{of} {n}' for of, n in found.items())}" for name, found in shared.items()]
+    told = [f"{name}: {_listed(found)}" for name, found in shared.items()]
     return [
         f"Contaminated rows share {known.n} words in a row (twice as many characters where a script has no spaces) "
         f"with a benchmark, in any language. They are {fate}. Benchmark texts: {texts}; too short to compare: "
@@ -64,10 +64,16 @@ def _compared(config: DataStage, counts: dict[str, Any], known: Known, vouched: 
     ]
 
 
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{what} {count}" for what, count in counts.items())
+
+
 def _further(config: DataStage, counts: dict[str, Any]) -> list[str]:
     sources, lines = config.expert.sources, []
     if always := [f"{', '.join(source.without)} items of {name}" for name, source in sources.items() if source.without]:
         lines.append(f"Dropped in any case, as in the papers: {'; '.join(always)}.")
+    if blanks := [f"{name} {_listed(counts[name]['blank'])}" for name in sources if counts[name].get("blank")]:
+        lines.append(f"Blank cells that emptied rows, by column: {'; '.join(blanks)}.")
     if parts := [f"{name} {source.candidates}" for name, source in sources.items() if source.candidates]:
         lines.append(f"No more rows than this were looked at: {', '.join(parts)}.")
     if drawn := [f"{name} {counts[name]['sampled_from']}" for name in sources if counts[name].get("sampled_from")]:

@@ -87,8 +87,6 @@ def examples_of(
     script, written, usable = SCRIPTS.get(source.language or ""), 0, 0
     for example in opened(name, source, data_root, seed, lock, counts, bar=bar):
         counts["rows"] += 1
-        if isinstance(example, dict) and not example.get("completion", example.get("text", "")).strip():
-            example = "empty"
         if isinstance(example, str):
             counts[example] = counts.get(example, 0) + 1
             continue

@@ -60,8 +60,7 @@ def gsm8k(row: Row, _: Source) -> Example | Unusable:
 
 def gsm8k_text(row: Row, _: Source) -> Example | Unusable:
     """The same as plain text, for a base made from nothing."""
-    found = pair(row["question"], row["answer"])
-    return {"text": f"{found['prompt']}\n{found['completion']}"} if isinstance(found, dict) else found
+    return {"text": f"{row['question']}\n{row['answer']}"}
 
 
 def aya(row: Row, _: Source) -> Example | Unusable:
@@ -130,15 +129,12 @@ def conversation(row: Row, source: Source) -> Example | Unusable:
 
 def pairs(row: Row, _: Source) -> Example | Unusable:
     """Prompts and completions as they are. An empty prompt is plain text: the loss is on all of it; null is none."""
-    if row["prompt"] is None or row["completion"] is None:
-        return "empty"
-    return {"prompt": str(row["prompt"]), "completion": str(row["completion"])}
+    return "empty" if row["prompt"] is None else pair(row["prompt"], row["completion"])
 
 
 def text(row: Row, source: Source) -> Example | Unusable:
     """Plain text: OpenWebMath, Wikisource."""
-    found = row[source.column or "text"]
-    return "empty" if found is None else {"text": str(found)}
+    return {"text": str(row[source.column or "text"])}
 
 
 def template(row: Row, source: Source) -> Example | Unusable:
@@ -163,9 +159,17 @@ COLUMNS = {
     "inkuba": ("instruction", "inputs", "targets"), "xp3mt": ("inputs", "targets"), "ichikara": ("text", "output"),
     "nllb": ("text",), "pairs": ("prompt", "completion"),
 }  # fmt: skip
+MAY_BE_BLANK = {  # columns that a row may leave blank: further input, the prompt of plain text, what is not taught
+    "alpaca": ("input",), "telugu_alpaca": ("telugu_input",), "inkuba": ("inputs",), "aya": ("language",),
+    "nllb": ("text",), "pairs": ("prompt",),
+}  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------- their parts
+
+
+def is_blank(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
 
 
 def is_text(value: Any) -> bool:
@@ -173,17 +177,12 @@ def is_text(value: Any) -> bool:
     return value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
-def pair(prompt: Any, completion: Any) -> Example | Unusable:
-    """Empty unless both are there."""
-    if not (prompt and str(prompt).strip()) or completion is None:
-        return "empty"
+def pair(prompt: Any, completion: Any) -> Example:
     return {"prompt": str(prompt), "completion": str(completion)}
 
 
-def joined(instruction: Any, more: Any, between: str = "\n") -> str | None:
-    if not instruction:
-        return None
-    return f"{instruction}{between}{more}" if more and str(more).strip() else str(instruction)
+def joined(instruction: Any, more: Any, between: str = "\n") -> str:
+    return str(instruction) if is_blank(more) else f"{instruction}{between}{more}"
 
 
 def translation(english: str, other: str, code: str) -> Example | Unusable:
@@ -270,8 +269,8 @@ def plain(content: Any) -> str | None:
 
 
 def fill(words: str, row: Row) -> str:
-    """A template with its columns filled in; a null is empty."""
-    return words.format_map({name: "" if row.get(name) is None else row[name] for name in fields(words)})
+    """A template with its columns filled in."""
+    return words.format_map({name: row[name] for name in fields(words)})
 
 
 def fields(words: str) -> list[str]:
