@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pipeline.config.data import Source
 from pipeline.config.stages import DataStage
 from pipeline.data.sources import UNUSABLE
 from pipeline.hub.addresses import without_credentials
@@ -11,7 +12,13 @@ from pipeline.hub.addresses import without_credentials
 if TYPE_CHECKING:
     from pipeline.data.benchmarks import Known
 
-ALWAYS = ("empty", "duplicates", "contaminated", "word_problems")  # reasons that are stated where they are none, too
+ALWAYS = (
+    "empty",
+    "duplicates",
+    "contaminated",
+    "number_variants",
+    "word_problems",
+)  # reasons that are stated where they are none, too
 DONE = {"drop": "dropped", "count": "counted and kept"}
 
 
@@ -47,10 +54,20 @@ def reasons(config: DataStage, counts: dict[str, Any]) -> dict[str, str]:
     return {key: f"{count} {key.replace('_', ' ')}" for key, count in sums.items() if count or key in ALWAYS}
 
 
+def fate_of_number_variants(config: DataStage, source: Source) -> str:
+    """Drop or count. By default dropped where exact ones are, but in language sets counted."""
+    language_set = source.language not in (None, "en")
+    return config.data.number_variants or ("count" if language_set else config.data.decontaminate)
+
+
 def _compared(config: DataStage, counts: dict[str, Any], known: Known, vouched: bool) -> list[str]:
     fate = DONE[config.data.decontaminate]
+    by_fate: dict[str, list[str]] = {}
+    for name, source in config.expert.sources.items():
+        by_fate.setdefault(DONE[fate_of_number_variants(config, source)], []).append(name)
+    variants = " and ".join(f"{done} in {', '.join(names)}" for done, names in by_fate.items())
     if vouched:
-        fate = "counted and kept, as data_root is a data run, which keeps its items apart"
+        fate = variants = "counted and kept, as data_root is a data run, which keeps its items apart"
     texts = _listed(known.texts) or "none was found"
     shared = {name: counts[name]["shared"] for name in config.expert.sources if counts[name]["shared"]}
     told = [f"{name}: {_listed(found)}" for name, found in shared.items()]
@@ -58,6 +75,11 @@ def _compared(config: DataStage, counts: dict[str, Any], known: Known, vouched: 
         f"Contaminated rows share {known.n} words in a row (twice as many characters where a script has no spaces) "
         f"with a benchmark, in any language. They are {fate}. Benchmark texts: {texts}; too short to compare: "
         f"{known.short}. Rows that share with each: {'; '.join(told) or 'none'}.",
+        "",
+        f"Number variants share as many words only where numbers are left out of both. They are {variants}.",
+        "",
+        "Not detected: paraphrases, translations, and copies in which other words are changed, numbers in words among "
+        "them, more often than that.",
         "",
         f"Word problems in language sets are {DONE[config.data.word_problems]}. Dropping either departs from the "
         "papers' letter.",
