@@ -157,8 +157,8 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
             replaced[name] = info
     if whole.tied_head and any("embed" in name for name in replaced) and not settings.get("ensure_weight_tying"):
         raise PipelineError(
-            f"{folder} has modules_to_save={settings.get('modules_to_save')} and a base with a tied head, which PEFT then "
-            "leaves as it was: train it with ensure_weight_tying, or merge it into its base first"
+            f"{folder} has modules_to_save={settings.get('modules_to_save')} and a base with a tied head, which PEFT "
+            "then leaves as it was: train it with ensure_weight_tying, or merge it into its base first"
         )
     return Adapted(
         folder,
