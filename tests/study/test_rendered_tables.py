@@ -36,6 +36,7 @@ SMALLER = {  # the longest tables with fewer values of their longest axes, for t
     "layer_swapping_table2": f"{{b: [3, 5], u: [2], {ZONES}}}",
     "unreasonable_correlations": "{model: [llama3.1_8b_instruct, aya_expanse_8b], partition: [A, B]}",
 }
+MAPPED = ("attention.wq", "feed_forward.w1")  # columns of a map
 FACTS = {"rows_kept": 70.0, "parameters_kept": 75.0}
 
 
@@ -97,7 +98,8 @@ def make(run: Run, folder: Path, rate: float, questions: int) -> None:
     elif run.config.stage == "analyze":
         facts = {"e": {"name": "e", "threshold": 1e-5, "dtype": "float32", "optimizer": "adamw"}}
         (folder / "facts.json").write_text(json.dumps(facts))
-        (folder / "delta.csv").write_text("expert,layer,column,relative,share\ne,0,attention.wq,0.01,0.5\n")
+        rows = "".join(f"e,{layer},{kind},0.01,0.5\n" for layer in range(32) for kind in MAPPED)
+        (folder / "delta.csv").write_text(f"expert,layer,column,relative,share\n{rows}")
     (folder / MANIFEST).unlink(missing_ok=True)
     files = fingerprints(folder)
     parents = {role: Ancestor(one.hash, one.hash) for role, one in run.parents.items()}

@@ -358,27 +358,17 @@ def contrast(
     of_problems, of_answers = float(np.sum((by_problem - value) ** 2)), n * (discordant - value**2)
     if drawn is not None:
         of_problems = n**2 * float(np.var(np.asarray(drawn, dtype=float) / reach, ddof=1))
-    experts, noise = 0.0, 0.0
-    for axis in range(array.ndim - 1):
-        means = array.mean(axis=tuple(other for other in range(array.ndim - 1) if other != axis))  # (A, N)
-        between, within = expert_variance(means)
-        if between > within:
-            experts += between - within
-            noise += between**2 / (len(means) - 1)
+    axes = range(array.ndim - 1)
+    means = [array.mean(axis=tuple(other for other in axes if other != axis)) for axis in axes]  # (A, N) of each axis
+    experts, noise = of_experts([(*expert_variance(one), len(one)) for one in means])
     test = PairedScore(
         n * (discordant + value) / 2, n * (discordant - value) / 2, n, (of_problems + 1) / (of_answers + 1), reach=reach
     )
     problems = test.variance(test.difference)
-    df = (problems + experts) ** 2 / noise if noise > 0 else math.inf
-    test = replace(test, experts=experts, df=df)
-    low, high = test.interval(level)
+    test = replace(test, experts=experts, df=freedom(problems + experts, noise))
     unlike = discordance(reach * by_problem, 0)
-    least = (quantile(1 - level / 2, df) + quantile(POWER, df)) * math.sqrt(max(problems, unlike / n) + experts)
-    return Contrast(
-        difference=test.difference, low=low, high=high, p=test.p(0), error=math.sqrt(problems + experts), df=df,
-        problems=math.sqrt(problems), experts=math.sqrt(experts), n=n, discordant=unlike,
-        could_see=detectable(least, n, reach), test=test,
-    )  # fmt: skip
+    seen = quantiles(test.df, level) * math.sqrt(max(problems, unlike / n) + experts)
+    return tested(test, problems, experts, n, unlike, detectable(seen, n, reach), level)
 
 
 def corpus_contrast(
@@ -394,24 +384,66 @@ def corpus_contrast(
     found, array = np.asarray(observed, dtype=float), np.asarray(drawn, dtype=float)
     joint = array.reshape(-1, array.shape[-1]).mean(axis=0) if draws is None else np.asarray(draws, dtype=float)
     problems = max(float(np.var(joint, ddof=1)), 1 / n**2)
-    experts, noise = 0.0, 0.0
+    parts = []
     for axis in range(found.ndim):
         others = tuple(other for other in range(found.ndim) if other != axis)
         means, count = array.mean(axis=others), found.shape[axis]
         rest = means - means.mean(axis=1, keepdims=True) - means.mean(axis=0) + means.mean()
         between = float(np.var(found.mean(axis=others), ddof=1)) / count
-        within = float(np.sum(rest**2)) / ((count - 1) * (means.shape[1] - 1)) / count
-        if between > within:
-            experts += between - within
-            noise += between**2 / (count - 1)
-    df = (problems + experts) ** 2 / noise if noise > 0 else math.inf
-    test = NormalTest(float(found.mean()) if estimate is None else estimate, math.sqrt(problems + experts), df)
-    low, high = test.interval()
-    least = (quantile(1 - LEVEL / 2, df) + quantile(POWER, df)) * test.error
+        parts.append((between, float(np.sum(rest**2)) / ((count - 1) * (means.shape[1] - 1)) / count, count))
+    experts, noise = of_experts(parts)
+    value = float(found.mean()) if estimate is None else estimate
+    test = NormalTest(value, math.sqrt(problems + experts), freedom(problems + experts, noise))
+    return tested(test, problems, experts, n, None, detectable(quantiles(test.df) * test.error, n))
+
+
+def contrast_of_trainings(differences: ArrayLike) -> Contrast:
+    """A mean of differences (A1, ..., Ak) of what trainings recorded (losses, shares of rows): no questions, the
+    trainings alone are sampled. Each axis adds the variance of its levels' means; with one axis it is Student's t test,
+    of trainings of two kinds (A, 1) - (1, B) Welch's.
+
+    Raises ValueError for an axis of one level, and where no training differs from another, which shows no variance.
+    """
+    import numpy as np
+
+    array = np.asarray(differences, dtype=float)
+    if min(array.shape, default=1) < 2 or not np.ptp(array):
+        raise ValueError(f"differences {array.shape} of one training, or all alike: they show no variance")
+    axes = range(array.ndim)
+    means = [array.mean(axis=tuple(other for other in axes if other != axis)) for axis in axes]
+    experts, noise = of_experts([(float(np.var(one, ddof=1)) / len(one), 0.0, len(one)) for one in means])
+    test = NormalTest(float(array.mean()), math.sqrt(experts), freedom(experts, noise), reach=math.inf)
+    return tested(test, 0.0, experts, array.size, None, quantiles(test.df) * test.error)
+
+
+def of_experts(parts: Sequence[tuple[float, float, int]]) -> tuple[float, float]:
+    """(variance that experts add, that variance's own noise) of (between experts, within, experts) of each axis."""
+    above = [(between, within, count) for between, within, count in parts if between > within]
+    return (
+        math.fsum(between - within for between, within, _ in above),
+        math.fsum(between**2 / (count - 1) for between, _, count in above),
+    )
+
+
+def freedom(variance: float, noise: float) -> float:
+    """Satterthwaite's degrees of freedom; infinite where experts add nothing."""
+    return variance**2 / noise if noise > 0 else math.inf
+
+
+def quantiles(df: float, level: float = LEVEL) -> float:
+    """Standard errors of the minimum detectable difference at POWER."""
+    return quantile(1 - level / 2, df) + quantile(POWER, df)
+
+
+def tested(
+    test: PairedScore | NormalTest, problems: float, experts: float, n: int, discordant: float | None, seen: float,
+    level: float = LEVEL,
+) -> Contrast:  # fmt: skip
+    """The contrast of a test, with the variances of its parts and its minimum detectable difference."""
+    low, high = test.interval(level)
     return Contrast(
-        difference=test.difference, low=low, high=high, p=test.p(0), error=test.error, df=df,
-        problems=math.sqrt(problems), experts=math.sqrt(experts), n=n, discordant=None,
-        could_see=detectable(least, n), test=test,
+        difference=test.difference, low=low, high=high, p=test.p(0), error=math.sqrt(problems + experts), df=test.df,
+        problems=math.sqrt(problems), experts=math.sqrt(experts), n=n, discordant=discordant, could_see=seen, test=test,
     )  # fmt: skip
 
 
@@ -438,17 +470,14 @@ def replication_reach(levels: Sequence[tuple[Sequence[float], bool]], level: flo
     of single experts. Student's t with Satterthwaite's degrees of freedom. In the unit of the values.
     """
     import numpy as np
-    from scipy.special import stdtrit
 
     parts = [
         (2 * float(np.var(values, ddof=1)) / (len(values) if averaged else 1), len(values) - 1)
         for values, averaged in levels
     ]
     variance = sum(part for part, _ in parts)
-    if variance == 0:
-        return 0.0
-    df = variance**2 / sum(part**2 / free for part, free in parts)
-    return float(stdtrit(df, 1 - level / 2)) * math.sqrt(variance)
+    df = freedom(variance, sum(part**2 / free for part, free in parts))
+    return quantile(1 - level / 2, df) * math.sqrt(variance)
 
 
 # ------------------------------------------------------------------------------------------- crossed pairs

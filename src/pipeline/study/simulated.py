@@ -19,6 +19,7 @@ from pipeline.errors import PipelineError
 from pipeline.papers import published as papers
 from pipeline.report.claims import (
     CONTRADICTED,
+    FACT,
     NOT_TESTABLE,
     SHOWN,
     UNDECIDED,
@@ -176,7 +177,7 @@ def odds(planning: Planning, worlds: int) -> list[Odds]:
         except PipelineError:
             continue  # of a smaller table of the same name: its verdict says why it is not made
         needed = {score for cell in asked.cells for score in scores_of(plan, cell)}
-        if min(map(count, needed)) < 2:
+        if claim.metric == FACT or min(map(count, needed)) < 2:
             continue  # of unknown data
         if needed <= rates.keys():
             placed.append((asked, rates, "published numbers"))
