@@ -232,6 +232,22 @@ def test_a_service_that_does_not_respond_costs_the_deadline_once(
     ]
 
 
+def test_a_service_without_memory_costs_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], first_failure: None
+) -> None:
+    """W&B's own, which reserves more than this when it starts, and says so in many lines."""
+    from wandb.sdk.lib.service import service_process
+
+    tracking.end_service()
+    limited = tmp_path / "core"
+    limited.write_text(f'#!/bin/sh\nulimit -v 300000\nexec {service_process.get_core_path()} "$@"\n')
+    limited.chmod(0o755)
+    monkeypatch.setattr(service_process, "get_core_path", lambda: str(limited))
+    assert read_manifest(make_once(a_run(tmp_path, tracking=Tracking(mode="offline")), lambda *_: {})) is not None
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("warning: W&B failed (") and line.endswith("; the run continues without it")
+
+
 def test_sigterm_ends_a_run_that_waits_for_w_and_b(tmp_path: Path, first_failure: None) -> None:
     def stops(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
         stop_service()

@@ -28,16 +28,6 @@ SLURM_FOLDER = Path(__file__).parents[2] / "slurm"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    made = Cluster(largest_array=5)  # a table's arrays are cut there, too
-    try:
-        made.up()
-        yield made
-    finally:
-        made.down()
-
-
-@pytest.fixture(scope="module")
 def table(base: Path, world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two trainings of a few seconds, merges, a choice among them."""
     file = tmp_path_factory.mktemp("table") / "mine.yaml"

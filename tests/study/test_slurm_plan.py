@@ -420,6 +420,33 @@ def test_the_signal_leaves_the_time_that_a_resume_point_takes_to_write(
     assert lora == slurm.Resources(gpus=1, cpus=8, lead=62)  # 12 bytes x rank 64 x 2,621,440
 
 
+@pytest.mark.parametrize(
+    ("answer", "refused"),
+    [
+        ("2:30", 150), ("3:35", None), ("1-02:03:04", None), ("0:00", 0),
+        ("UNLIMITED", None), ("INVALID", None), ("NOT_SET", None), ("", None),
+    ],
+)  # fmt: skip
+def test_the_limit_of_a_submitted_job_is_asked_for(
+    answer: str, refused: int | None, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of its partition, for one. By hand: 120 s to start, 60 s for the signal, 34 s to write 96 GB at 2.8 GB/s."""
+    monkeypatch.setattr(slurm, "write_speed", lambda folder: 2.8e9)
+    (tools / "squeue").write_text(
+        f"#!/bin/sh\necho squeue $@ >> {tools}/calls; echo 12:00\ncase $* in *%L*) echo 'pipeline:{answer}' ;; esac\n"
+    )
+    run = of_8b(tmp_path)
+    data = run.parents["data"]
+    assert isinstance(data, Run)
+    told = rf"^the time limit of job 2 is {refused} s: a job of {run.name} needs 214 s to start and to write one resume"
+    with pytest.raises(Held if refused is None else PipelineError, match="^2 runs" if refused is None else told):
+        slurm.execute(Launcher(name="slurm"), None, [run])
+    asked = [words for words in calls(tools, "squeue") if "--format=pipeline:%L" in words]
+    assert [words[1] for words in asked] == ["--jobs=2"]  # of the training alone
+    assert calls(tools, "scancel") == ([] if refused is None else [["2"]])
+    assert ("job" in state.read(run.workplace)) == (refused is None) and state.read(data.workplace)["job"] == "1_0"
+
+
 def test_on_cpus_the_number_of_threads_is_the_plans(tmp_path: Path) -> None:
     """Results depend on it, and nodes differ."""
     told = r"^launcher.gpus=0 needs threads=N: .* \(threads=8; of a table every.threads=8\)$"

@@ -217,7 +217,8 @@ def start(folder: Path, tracking: Tracking, mode: Any, described: dict[str, Any]
     words = sys.argv
     try:
         sys.argv = without_credentials(words)  # which W&B keeps
-        return within(tracking.timeout, init)
+        with quiet_service():
+            return within(tracking.timeout, init)
     except Exception as error:
         say(f"warning: {give_up(error, mode, tracking.timeout)}")
         return None
@@ -228,6 +229,19 @@ def start(folder: Path, tracking: Tracking, mode: Any, described: dict[str, Any]
         sys.argv = words
         atexit.unregister(end_service)
         atexit.register(end_service)  # after W&B's own hook, so that it is called before
+
+
+@contextmanager
+def quiet_service() -> Iterator[None]:
+    """A service that starts inside has no standard error: where memory is short, it prints hundreds of lines there."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 @contextmanager
