@@ -39,7 +39,7 @@ from pipeline.config.stages import RunStage, Stage, TrainStage
 from pipeline.config.words import stage_of
 from pipeline.errors import Held, PipelineError
 from pipeline.files import ADDED_CONF
-from pipeline.hub.addresses import without_credentials
+from pipeline.hub.addresses import masked_output, without_credentials
 from pipeline.progress import quiet
 from pipeline.runs.make import why_not_finished
 from pipeline.study.execute import one, sentence
@@ -77,7 +77,7 @@ def results_alone_on_stdout() -> Iterator[Callable[[str], None]]:
     os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):
-            yield lambda text: (os.write(kept, (text + "\n").encode()), None)[1]
+            yield lambda text: (os.write(kept, (without_credentials(text) + "\n").encode()), None)[1]
     finally:
         sys.stdout.flush()
         os.dup2(kept, 1)
@@ -110,7 +110,7 @@ def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None] = print
         if refusal is None:
             raise
         if shown := getattr(error, "shown", ""):
-            print(without_credentials(shown))
+            print(shown)
         print(f"error: {refusal}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -203,6 +203,7 @@ def hydra_flags(words: list[str]) -> int:
     return worst(statuses)
 
 
+@masked_output()
 def main(words: list[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     quiet()

@@ -24,7 +24,7 @@ from pipeline.config import conf
 from pipeline.config.explain import _asked, _unknown, explain
 from pipeline.config.knob import check
 from pipeline.config.merging import Merge
-from pipeline.config.stages import EvalStage, ExportStage, Stage, TableStage
+from pipeline.config.stages import EvalStage, ExportStage, RunStage, Stage, TableStage
 from pipeline.errors import PipelineError
 
 
@@ -149,6 +149,10 @@ def to_stage(config: DictConfig) -> Stage:
     except OmegaConfBaseException as error:
         raise PipelineError(explain(error, [])) from error
     check(stage)
+    if isinstance(stage, RunStage) and "=" in (stage.group or ""):
+        raise PipelineError(
+            "group holds an =, as KEY=VALUE does (not shown here): it is a name that manifests and W&B show, group=NAME"
+        )
     if isinstance(stage, ExportStage) and bool(stage.table) == (stage.checkpoint is not None):
         both = ", not both" if stage.table else ""
         raise PipelineError(f"stage=export needs table or checkpoint: give table=T, or checkpoint=RUN{both}")

@@ -42,7 +42,8 @@ def friedman(scores: ArrayLike, clusters: Sequence[Hashable] | None = None, seed
 
     clusters: which cluster each block belongs to (its model); None: each its own. Under no effect of treatments, a
     cluster's labels can be exchanged, in all of its blocks alike: p is the share of such permutations whose statistic
-    is as large. Raises ValueError below three treatments or two blocks.
+    is as large. Treatments whose trainings vary unequally are not quite exchangeable: docs/reports.md has the rates.
+    Raises ValueError below three treatments or two blocks.
     """
     import numpy as np
     import scikit_posthocs

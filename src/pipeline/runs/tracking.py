@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -248,6 +247,7 @@ def quiet_service() -> Iterator[None]:
 def tracked(run: Run, attempt: int) -> Iterator[Tracker]:
     """The W&B run of one run of ours."""
     from pipeline.hub.addresses import without_credentials
+    from pipeline.runs.run import recorded
 
     config = run.config
     parents = {role: parent.name for role, parent in run.parents.items()}
@@ -256,7 +256,7 @@ def tracked(run: Run, attempt: int) -> Iterator[Tracker]:
         "name": run.name,
         "group": config.group,
         "job_type": config.stage,
-        "config": without_credentials({**asdict(config), "parents": parents}),
+        "config": without_credentials({**recorded(config), "parents": parents}),
     }
     with open_run(run.work, config.tracking, **described) as tracker:
         yield tracker

@@ -408,7 +408,7 @@ def submit_script(
         if NO_GRES.search(str(error)):
             told += (
                 "; where GPUs are not gres named gpu, give launcher.gpus=0 and your site's own option, "
-                "launcher.options=[--gpus-per-node=1]"
+                """'launcher.options=["--gpus-per-node=1"]'"""
             )
         raise PipelineError(told) from error
 

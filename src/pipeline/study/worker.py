@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import Held, PipelineError
+from pipeline.hub.addresses import masked_output
 from pipeline.progress import quiet
 from pipeline.runs import state
 from pipeline.runs.folders import folder_name, folder_of
@@ -101,6 +102,7 @@ def end_with_the_parent() -> None:
         raise SystemExit(UNFINISHED)
 
 
+@masked_output()
 def main() -> int:
     quiet()
     if len(sys.argv) > 1:
