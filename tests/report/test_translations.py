@@ -126,22 +126,18 @@ def test_translations_are_bold_where_their_metric_is_significantly_higher(qualit
     """Two seeds a row; a row without its texts takes the bold away."""
     references, _ = sentences(0.69, 2)
 
-    def kept(seed: int, share: float) -> compare.Translated:
-        return compare.Translated(
-            "chrf++",
-            tuple(
-                ("en-sw", dict(enumerate(zip(references, sentences(share, 10 * seed + at)[1], strict=True))))
-                for at in (0, 1)
-            ),
-        )
+    def kept(seed: int, share: float) -> compare.Kept:
+        texts = (sentences(share, 10 * seed + at)[1] for at in (0, 1))
+        pairs = [dict(enumerate(zip(references, each, strict=True))) for each in texts]
+        return compare.Kept("chrf++", {at: (("en-sw", each),) for at, each in enumerate(pairs)})
 
-    rows: dict[str, compare.Kept] = {"swap": kept(5, quality), "soup": kept(6, 0.69)}
+    rows = {"swap": kept(5, quality), "soup": kept(6, 0.69)}
     assert compare.stands_out("swap", rows) == bold
     found = compare.difference("swap", "soup", rows["swap"], rows["soup"])
     means = [
         np.mean([metric_of("chrf++", "en-sw").corpus_score([two[1] for two in texts.values()], [references]).score
-                 for _, texts in one.sets])
-        for one in rows.values() if isinstance(one, compare.Translated)
+                 for ((_, texts),) in one.trainings.values()])
+        for one in rows.values()
     ]  # fmt: skip
     assert found.difference == pytest.approx(means[0] - means[1]) and found.n == 150
-    assert not compare.stands_out("swap", rows | {"gone": {}})
+    assert not compare.stands_out("swap", rows | {"gone": compare.Kept()})
