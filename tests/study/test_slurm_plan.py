@@ -679,3 +679,13 @@ def test_a_plan_that_cannot_be_read_is_an_error(
         slurm.execute(launcher, None, targets)
     assert len(calls(tools)) == 3
     assert "is not readable" in call("stage=status", f"runs_dir={tmp_path}/runs").err
+
+
+def test_a_plan_made_here_replaces_one_that_cannot_be_read(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "runs")
+    slurm.plans.leave("mine", [run], {})
+    file = tmp_path / "runs/.plans/mine.json"
+    whole = file.read_bytes()
+    file.write_bytes(b"\xff")
+    slurm.plans.leave("mine", [run], {})
+    assert file.read_bytes() == whole
