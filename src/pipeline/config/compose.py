@@ -28,8 +28,8 @@ from pipeline.config.stages import EvalStage, ExportStage, RunStage, Stage, Tabl
 from pipeline.errors import PipelineError
 
 
-class Unreadable(PipelineError):
-    """A file of the configuration that is no YAML."""
+class Incomplete(PipelineError):
+    """A command without a value that it needs; --cfg shows it all the same."""
 
 
 def register(stages: Mapping[str, type[Stage]], methods: Mapping[str, type[Merge]]) -> None:
@@ -72,9 +72,9 @@ def compose(words: list[str], without: tuple[str, ...] = ()) -> Stage:
     except (HydraException, OmegaConfBaseException) as error:
         raise PipelineError(explain(error, words)) from error
     except YAMLError as error:  # says the file and the line
-        raise Unreadable(f"a file of the configuration is no YAML: {' '.join(str(error).split())}") from error
+        raise PipelineError(f"a file of the configuration is no YAML: {' '.join(str(error).split())}") from error
     except UnicodeDecodeError as error:
-        raise Unreadable(
+        raise PipelineError(
             f"a file below {' or '.join(map(str, conf.folders()))} is not UTF-8 ({error}): write it again in UTF-8"
         ) from error
 
@@ -143,7 +143,7 @@ def to_stage(config: DictConfig) -> Stage:
         runs = ("run", "checkpoint", "merge.math", "merge.language", "merge.expert", "model.path")
         example = {**dict.fromkeys(runs, "RUN"), **dict.fromkeys(("merge.experts", "checkpoints"), "[RUN,RUN]")}
         given = " ".join(f"{key}={example.get(key, '...')}" for key in missing)
-        raise PipelineError(f"stage={config.stage} needs {' and '.join(missing)}: give {given}")
+        raise Incomplete(f"stage={config.stage} needs {' and '.join(missing)}: give {given}")
     try:
         stage: Any = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
@@ -215,6 +215,10 @@ def parse(word: str, several: bool = False) -> Override:
             "spaces stands in quotes, 'languages=[en,sw]'"
         ) from error
     key = override.key_or_group
+    if not key:
+        raise PipelineError(f"{word!r} names no key: write key=value, for example stage=sft expert=math")
+    if key in conf.FILES:
+        raise PipelineError(_unknown(key, [*conf.groups(), "table", "languages"]))
     if override.is_delete():
         raise PipelineError(f"{word!r} takes a key away, and each has a meaning: give {key}=value")
     if override.is_sweep_override():
