@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,13 @@ import trl
 from tiny import model, stage
 from transformers import AutoTokenizer
 
+from pipeline.config.evaluation import Eval
+from pipeline.config.knob import identity
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
+from pipeline.evaluate.model import Answering
+from pipeline.evaluate.score import set_template_date
+from pipeline.models.load import with_template_date
 from pipeline.train.chat import PIECE
 from pipeline.train.examples import dataset, measure
 from pipeline.train.load import make_bpe
@@ -29,6 +36,9 @@ FALCON3 = (  # as Falcon3 writes it: the end of sequence after a response alone,
 REAL = {  # template, end of sequence, the marks around it
     "llama3": ("<|eot_id|>", ["<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>"]),
     "llama3_1": ("<|eot_id|>", ["<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>"]),
+    "llama3_2": ("<|eot_id|>", ["<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>"]),
+    "gptoss": ("<|return|>", ["<|start|>", "<|end|>", "<|message|>", "<|channel|>"]),
+    "qwen3_5_think": ("<|im_end|>", ["<|im_start|>", "<think>", "</think>"]),
     "qwen2_5": ("<|im_end|>", ["<|im_start|>"]),
     "qwen3": ("<|im_end|>", ["<|im_start|>", "<think>", "</think>"]),
     "cohere": ("<|END_OF_TURN_TOKEN|>", ["<|START_OF_TURN_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>"]),
@@ -92,6 +102,14 @@ BROKEN = {
     "end_after_the_prompt_alone": (
         TURN.replace("== 'assistant'", "== 'user'") + "{% endfor %}" + ASK,
         "ends a response without </s>",
+    ),
+    "header_after_the_end": (
+        TURN + "{% endfor %}[assistant]",  # whether asked for or not
+        "writes a prompt that its conversation does not begin with|writes other text after a response than its end",
+    ),
+    "header_after_the_last_end": (
+        TURN + "{% if loop.last and m.role == 'assistant' %}[user]{% endif %}{% endfor %}" + ASK,
+        "writes other text after a response than its end, which would be trained on: let it write nothing there, or",
     ),
     "drops_the_assistant": (
         "{% for m in messages if m.role == 'user' %}{{ m.content + '</s>' }}{% endfor %}" + ASK,
@@ -178,3 +196,30 @@ def test_an_end_that_the_generation_config_names_is_one(tmp_path: Path) -> None:
 
 def test_with_the_loss_on_all_the_prompt_may_differ() -> None:
     assert measure(ROWS, tokenizer(BROKEN["prompt_differs"][0]), recipe(loss_on="all"))["dropped"] == 0
+
+
+def test_a_template_that_prints_the_date_prints_the_one_that_is_given(tmp_path: Path) -> None:
+    """Llama 3.2's asks for today's: one run hash would stand for other weights every day."""
+    end, marks = REAL["llama3_2"]
+
+    def learnt_from(date: str | None) -> str:
+        made = tokenizer((SHIPPED / "llama3_2.jinja").read_text(), end, marks)
+        if date:
+            with_template_date(made, date)
+        return made.decode(trained_on(ROWS[:1], made, tmp_path)[0]["input_ids"])
+
+    assert "Today Date: 26 Jul 2024" in learnt_from(Sft(name="x").template_date)
+    assert "Today Date: 01 Feb 2023" in learnt_from("2023-02-01")
+    assert f"Today Date: {datetime.now().strftime('%d %b %Y')}" in learnt_from(None)
+    with pytest.raises(PipelineError, match="template_date=26 Jul 2024 is no date: give one as 2024-07-26"):
+        learnt_from("26 Jul 2024")
+
+
+def test_evaluation_prints_the_same_date() -> None:
+    made = tokenizer((SHIPPED / "llama3_2.jinja").read_text(), *REAL["llama3_2"])
+    lm = Answering(pretrained=model(vocab_size=len(made)), tokenizer=made, batch_size=1)
+    asked = Eval(name="x", tasks=[], chat_template=True)
+    set_template_date(lm, asked)
+    assert "Today Date: 26 Jul 2024" in lm.apply_chat_template([{"role": "user", "content": "How many?"}])
+    assert "template_date" not in identity(replace(asked, template_date="2023-02-01", chat_template=False))
+    assert identity(replace(asked, template_date="2023-02-01"))["template_date"] == "2023-02-01"

@@ -85,6 +85,8 @@ class Sft:
     loss_on: str = knob("response", options=("response", "all"))
     prompt_weight: float = knob(0.0, low=0)  # loss_on=response: what a prompt's token weighs against a response's 1
     template: str = knob("plain", options=("plain", "chat"))  # plain: prompt, separator, completion
+    # what a chat template that prints today's date prints
+    template_date: str = knob("2024-07-26", hashed=lambda sft: sft.template == "chat")
     # between prompt and completion where sft.template=plain
     separator: str = knob("\n", hashed=lambda sft: sft.template == "plain")
     precision: str = knob("fp32", options=("fp32", "bf16"))  # bf16: matrix products by autocast

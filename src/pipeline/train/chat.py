@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ FAULTS = {  # what can go wrong in a row -> the words for it, and the remedy
     "without_end": (
         "ends a response without {ends}, so that the model never learns to stop",
         "let it write that, or name its own end as eos_token in tokenizer_config.json",
+    ),
+    "other_text": (
+        "writes other text after a response than its end, which would be trained on",
+        "let it write nothing there",
     ),
 }
 
@@ -51,44 +56,53 @@ def chats(
     """
     if not tokenizer.chat_template:
         raise PipelineError("sft.template=chat: the model's tokenizer has no chat template; use sft.template=plain")
-    ends, file = ends_of(tokenizer, base), file_of(tokenizer)
+    file = file_of(tokenizer)
+    ends = set(tokenizer.convert_ids_to_tokens(sorted(ends_of(tokenizer, base))))
+    marks = sorted({*ends, *tokenizer.added_tokens_encoder}, key=len, reverse=True)
     prompts: list[list[int]] = []
     whole: list[list[int]] = []
     faults: Counter[str] = Counter()
     for start in range(0, len(rows), PIECE):
         part = rows[start : start + PIECE]
         for row, chat in zip(part, rendered(part, start, tokenizer), strict=True):
-            faults.update(faults_of(row, chat, sft, ends))
+            faults.update(faults_of(row, chat, sft, ends, marks))
             prompts.append(chat.prompt)
             whole.append(chat.whole)
         for fault in (fault for fault, count in faults.items() if count == len(whole)):
             words, remedy = FAULTS[fault]
-            names = " or ".join(map(str, tokenizer.convert_ids_to_tokens(sorted(ends))))
-            raise PipelineError(
-                f"the chat template of {file} {words.format(ends=names)}: {remedy}, or use sft.template=plain"
-            )
+            words = words.format(ends=" or ".join(sorted(ends)))
+            raise PipelineError(f"the chat template of {file} {words}: {remedy}, or use sft.template=plain")
     for fault, count in faults.items():
         words = FAULTS[fault][0].format(ends="an end of sequence")
         warn(f"the chat template of {file} {words}, in {count} of {len(rows)} rows")
     return prompts, whole, dict(faults)
 
 
-def faults_of(row: dict[str, Any], chat: Chat, sft: Sft, ends: set[int]) -> list[str]:
+def faults_of(row: dict[str, Any], chat: Chat, sft: Sft, ends: set[str], marks: Sequence[str]) -> list[str]:
     """What the template gets wrong in a row, keys of FAULTS.
 
-    Spaces around a message may go, as many templates strip them. A token may span prompt and response where the text
-    of the one begins the other: the loss is on it.
+    After the response stand marks of which the last is one of `ends`, and whitespace, nothing else. What the template
+    writes before it (Qwen 3's empty thought, gpt-oss' channel) the model must write too, and learns. Spaces around a
+    message may go, as many templates strip them. A token may span prompt and response where the text of the one begins
+    the other: the loss is on it.
     """
-    start = response_start(chat.prompt, chat.whole)
     texts = [message["content"].strip() for message in row["prompt"] + row["completion"]]
-    if any(text not in chat.text for text in texts) or start >= len(chat.whole):
+    if any(text not in chat.text for text in texts) or response_start(chat.prompt, chat.whole) >= len(chat.whole):
         return ["left_out"]
-    found = []
-    if sft.loss_on == "response" and not chat.text.startswith(chat.prompt_text):
-        found.append("prompt_differs")
-    if ends.isdisjoint(chat.whole[start:]):
-        found.append("without_end")
-    return found
+    trained = chat.text
+    if sft.loss_on == "response":
+        if not chat.text.startswith(chat.prompt_text):
+            return ["prompt_differs"]
+        trained = chat.text[len(chat.prompt_text) :]
+    _, response, after = trained.rpartition(texts[-1])
+    if not response:
+        return ["left_out"]
+    if not any(end in after for end in ends):
+        return ["without_end"]
+    words = after
+    for mark in marks:
+        words = words.replace(mark, "")
+    return ["other_text"] if words.strip() or not after.rstrip().endswith(tuple(ends)) else []
 
 
 def response_start(prompt: list[int], whole: list[int]) -> int:

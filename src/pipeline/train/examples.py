@@ -15,7 +15,8 @@ from pipeline.train.chat import chats, rendered, response_start
 
 
 def columns(row: Example, sft: Sft) -> dict[str, Any]:
-    """An example in the trainer's columns. The separator belongs to the completion: no token spans the two."""
+    """An example in the trainer's columns. The separator belongs to the completion; where a tokenizer joins it to the
+    end of the prompt (`?\\n`), that token is trained on."""
     if "text" in row:
         return {"text": row["text"]}
     if sft.template == "plain":
