@@ -9,10 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trl.chat_template_utils import (
+    get_training_chat_template,
+    has_generation_markers,
+    is_chat_template_stop_token_trained,
+)
+
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.progress import warn
 
+NO_TEMPLATE = "sft.template=chat: the model's tokenizer has no chat template; use sft.template=plain"
 PIECE = 200  # rows at a time: a template that fails on all of the first piece is refused before the rest is rendered
 FAULTS = {  # what can go wrong in a row -> the words for it, and the remedy
     "left_out": ("leaves out the prompt or the response", "let it write both"),
@@ -55,7 +62,7 @@ def chats(
         PipelineError: the tokenizer has no template, or one that raises, or one that fails on all rows.
     """
     if not tokenizer.chat_template:
-        raise PipelineError("sft.template=chat: the model's tokenizer has no chat template; use sft.template=plain")
+        raise PipelineError(NO_TEMPLATE)
     file = file_of(tokenizer)
     ends = set(tokenizer.convert_ids_to_tokens(sorted(ends_of(tokenizer, base))))
     marks = sorted({*ends, *tokenizer.added_tokens_encoder}, key=len, reverse=True)
@@ -105,6 +112,43 @@ def faults_of(row: dict[str, Any], chat: Chat, sft: Sft, ends: set[str], marks: 
     return ["other_text"] if words.strip() or not after.rstrip().endswith(tuple(ends)) else []
 
 
+def assistant_masks(rows: list[dict[str, Any]], tokenizer: Any) -> list[list[int]]:
+    """Of each row of messages a mask, 1 where the trainer puts the loss: the words and the end of assistant turns.
+
+    A template without marks of what is generated stands in TRL with them, for the models that TRL knows.
+
+    Raises:
+        PipelineError: TRL does not know the template, or the mask leaves out the end of a turn.
+    """
+    template, file = None, file_of(tokenizer)
+    if not tokenizer.chat_template:
+        raise PipelineError(NO_TEMPLATE)
+    try:
+        if not has_generation_markers(tokenizer.chat_template):
+            template = get_training_chat_template(tokenizer)
+        ends_trained = is_chat_template_stop_token_trained(tokenizer, chat_template=template)
+    except ValueError as error:
+        raise PipelineError(
+            f"sft.loss_on=assistant_turns: the chat template of {file} does not mark what the assistant says: put it "
+            "between {% generation %} and {% endgeneration %}, or use sft.loss_on=response"
+        ) from error
+    if not ends_trained:
+        raise PipelineError(
+            f"sft.loss_on=assistant_turns: the chat template of {file} leaves the end of a turn out of "
+            "{% generation %}, so that the model never learns to stop: put it inside, or use sft.loss_on=response"
+        )
+    found = []
+    for number, row in enumerate(rows, 1):
+        try:
+            ids = tokenizer.apply_chat_template(
+                row["messages"], chat_template=template, return_dict=True, return_assistant_tokens_mask=True
+            )
+        except Exception as error:  # a template is a program, and raises what it likes
+            raise PipelineError(raised(tokenizer, number, error)) from error
+        found.append(list(ids["assistant_masks"]))
+    return found
+
+
 def response_start(prompt: list[int], whole: list[int]) -> int:
     """The first token with a loss, as TRL has it: where the row parts from its prompt."""
     if whole[: len(prompt)] == prompt:
@@ -121,13 +165,17 @@ def rendered(rows: list[dict[str, Any]], number: int, tokenizer: Any) -> list[Ch
             prompts.append(tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False))
             texts.append(tokenizer.apply_chat_template(row["prompt"] + row["completion"], tokenize=False))
         except Exception as error:  # a template is a program, and raises what it likes
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise PipelineError(
-                f"the chat template of {file_of(tokenizer)} raises on row {number} ({reason}): correct it, or use "
-                "sft.template=plain"
-            ) from error
+            raise PipelineError(raised(tokenizer, number, error)) from error
     ids = tokenizer(prompts + texts, add_special_tokens=False).input_ids if rows else []
     return [Chat(*one) for one in zip(prompts, texts, ids[: len(rows)], ids[len(rows) :], strict=True)]
+
+
+def raised(tokenizer: Any, number: int, error: Exception) -> str:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return (
+        f"the chat template of {file_of(tokenizer)} raises on row {number} ({reason}): correct it, or use "
+        "sft.template=plain"
+    )
 
 
 def ends_of(tokenizer: Any, base: Path | None) -> set[int]:

@@ -11,7 +11,7 @@ from pipeline.config.training import Sft
 from pipeline.data.sources import Example
 from pipeline.errors import PipelineError
 from pipeline.progress import warn
-from pipeline.train.chat import chats, rendered, response_start
+from pipeline.train.chat import assistant_masks, chats, rendered, response_start
 
 
 def columns(row: Example, sft: Sft) -> dict[str, Any]:
@@ -22,16 +22,20 @@ def columns(row: Example, sft: Sft) -> dict[str, Any]:
     if sft.template == "plain":
         separator = sft.separator if row["prompt"] else ""
         return {"prompt": row["prompt"], "completion": separator + row["completion"]}
-    return {
-        "prompt": [{"role": "user", "content": row["prompt"]}],
-        "completion": [{"role": "assistant", "content": row["completion"]}],
-    }
+    messages = row.get("messages") or [
+        {"role": "user", "content": row["prompt"]},
+        {"role": "assistant", "content": row["completion"]},
+    ]
+    if sft.loss_on == "assistant_turns":
+        return {"messages": messages}
+    return {"prompt": messages[:-1], "completion": messages[-1:]}
 
 
 def dataset(examples: list[Example], sft: Sft) -> Any:
     from datasets import Dataset
 
-    return Dataset.from_list([columns(row, sft) for row in examples])
+    rows = [columns(row, sft) for row in examples]
+    return Dataset.from_list(rows, on_mixed_types="use_json")  # else messages get the keys of others, as nulls
 
 
 def by_side(examples: list[Example], sft: Sft) -> dict[str, Any]:
@@ -69,8 +73,9 @@ def measure(
     Of chats also what their template gets wrong in some rows; that it raises on none of `validation` is only seen to.
     `base`: the folder of the base.
     """
-    if sft.prompt_weight and ("text" in examples[0] or sft.loss_on == "all"):
-        why = "plain text has no prompts" if "text" in examples[0] else "with sft.loss_on=all a prompt's token weighs 1"
+    if sft.prompt_weight and ("text" in examples[0] or sft.loss_on != "response"):
+        why = f"sft.loss_on={sft.loss_on} says what is trained on"
+        why = "plain text has no prompts" if "text" in examples[0] else why
         raise PipelineError(f"sft.prompt_weight={sft.prompt_weight}: {why}; leave it at 0")
     if "text" in examples[0]:
         ids = tokenizer([row["text"] for row in examples]).input_ids
@@ -78,7 +83,13 @@ def measure(
         if sft.packing:  # cuts what it has strung together, and loses none
             return {"dataset_tokens": sum(lengths), "truncated": 0, "dropped": 0}
         return counted(lengths, 0, sft)
+    if sft.template == "plain":
+        warn_of_messages(examples)
     rows = [columns(row, sft) for row in examples]
+    if sft.loss_on == "assistant_turns":
+        masks = assistant_masks([*rows, *(columns(row, sft) for row in validation)], tokenizer)[: len(rows)]
+        lost = sum(not any(mask[: sft.seq_length]) for mask in masks)
+        return counted([len(mask) for mask in masks], refuse_all_lost(lost, masks, sft), sft)
     faults: dict[str, int] = {}
     if sft.template == "chat":
         prompts, whole, faults = chats(rows, tokenizer, sft, base)
@@ -90,10 +101,25 @@ def measure(
     starts = map(response_start, prompts, whole)
     lost = sum(start >= min(len(ids), sft.seq_length) for start, ids in zip(starts, whole, strict=True))
     responses_only = sft.loss_on == "response" and not sft.prompt_weight
-    dropped = lost if responses_only else 0
-    if dropped == len(whole):
-        raise PipelineError(f"sft.seq_length={sft.seq_length} leaves no row with a loss: raise it above the prompts")
+    dropped = refuse_all_lost(lost, whole, sft) if responses_only else 0
     return counted([len(ids) for ids in whole], dropped, sft) | ({"template_faults": faults} if faults else {})
+
+
+def refuse_all_lost(lost: int, rows: Sequence[Any], sft: Sft) -> int:
+    if lost == len(rows):
+        raise PipelineError(f"sft.seq_length={sft.seq_length} leaves no row with a loss: raise it above the prompts")
+    return lost
+
+
+def warn_of_messages(examples: Sequence[Example]) -> None:
+    """What text without turns cannot say: a warning of system messages, and a refusal of tools."""
+    roles = Counter(one["role"] for row in examples for one in row.get("messages", ()))
+    if roles["tool"]:
+        raise PipelineError(
+            "sft.template=plain: rows hold tool turns, which plain text cannot say: use sft.template=chat"
+        )
+    if roles["system"]:
+        warn(f"sft.template=plain leaves out {roles['system']:,} system messages, which sft.template=chat keeps")
 
 
 def counted(lengths: list[int], dropped: int, sft: Sft) -> dict[str, int]:

@@ -67,6 +67,8 @@ def check_method(config: TrainStage) -> None:
         )
     if sft.validate_at_start and not config.data.validation:
         raise PipelineError("sft.validate_at_start=true needs validation rows: give data.validation=N, or leave it out")
+    if sft.loss_on == "assistant_turns" and sft.template != "chat":
+        raise PipelineError("sft.loss_on=assistant_turns needs turns: give sft.template=chat, or sft.loss_on=response")
     if sft.template == "chat":
         date_of_templates(sft.template_date, "sft.template_date")
     bytes_per_parameter(sft)
