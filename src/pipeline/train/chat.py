@@ -112,8 +112,8 @@ def faults_of(row: dict[str, Any], chat: Chat, sft: Sft, ends: set[str], marks: 
     return ["other_text"] if words.strip() or not after.rstrip().endswith(tuple(ends)) else []
 
 
-def assistant_masks(rows: list[dict[str, Any]], tokenizer: Any) -> list[list[int]]:
-    """Of each row of messages a mask, 1 where the trainer puts the loss: the words and the end of assistant turns.
+def assistant_turns(rows: list[dict[str, Any]], tokenizer: Any) -> list[tuple[list[int], bytes]]:
+    """Of each row of messages the tokens and a mask, 1 where the trainer puts the loss: words and end of each answer.
 
     A template without marks of what is generated stands in TRL with them, for the models that TRL knows.
 
@@ -145,7 +145,7 @@ def assistant_masks(rows: list[dict[str, Any]], tokenizer: Any) -> list[list[int
             )
         except Exception as error:  # a template is a program, and raises what it likes
             raise PipelineError(raised(tokenizer, number, error)) from error
-        found.append(list(ids["assistant_masks"]))
+        found.append((ids["input_ids"], bytes(ids["assistant_masks"])))
     return found
 
 

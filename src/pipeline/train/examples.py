@@ -11,7 +11,7 @@ from pipeline.config.training import Sft
 from pipeline.data.sources import Example
 from pipeline.errors import PipelineError
 from pipeline.progress import warn
-from pipeline.train.chat import assistant_masks, chats, rendered, response_start
+from pipeline.train.chat import assistant_turns, chats, rendered, response_start
 
 
 def columns(row: Example, sft: Sft) -> dict[str, Any]:
@@ -77,38 +77,39 @@ def measure(
         why = f"sft.loss_on={sft.loss_on} says what is trained on"
         why = "plain text has no prompts" if "text" in examples[0] else why
         raise PipelineError(f"sft.prompt_weight={sft.prompt_weight}: {why}; leave it at 0")
+    rows, faults = tokens_of(examples, tokenizer, sft, base, validation)
+    lengths = [len(ids) for ids, _ in rows]
+    if sft.packing and "text" in examples[0]:  # cuts what it has strung together, and loses none
+        return {"dataset_tokens": sum(lengths), "truncated": 0, "dropped": 0}
+    lost = 0 if sft.prompt_weight else sum(not any(mask[: sft.seq_length]) for _, mask in rows)
+    if lost == len(rows):
+        raise PipelineError(f"sft.seq_length={sft.seq_length} leaves no row with a loss: raise it above the prompts")
+    return counted(lengths, lost, sft) | ({"template_faults": faults} if faults else {})
+
+
+def tokens_of(
+    examples: list[Example], tokenizer: Any, sft: Sft, base: Path | None = None, validation: Sequence[Example] = ()
+) -> tuple[list[tuple[list[int], bytes]], dict[str, int]]:
+    """Of each row, before it is truncated, the tokens and where the loss is: a byte a token, 1 for yes. Further, in how
+    many rows a chat template has each fault. It is the trainer's rule, put to all rows before a step."""
     if "text" in examples[0]:
-        ids = tokenizer([row["text"] for row in examples]).input_ids
-        lengths = [len(row) + 1 for row in ids]  # and the end
-        if sft.packing:  # cuts what it has strung together, and loses none
-            return {"dataset_tokens": sum(lengths), "truncated": 0, "dropped": 0}
-        return counted(lengths, 0, sft)
+        texts = tokenizer([row["text"] for row in examples]).input_ids
+        return [([*ids, tokenizer.eos_token_id], b"\1" * (len(ids) + 1)) for ids in texts], {}
     if sft.template == "plain":
         warn_of_messages(examples)
-    rows = [columns(row, sft) for row in examples]
+    rows, held_out = ([columns(row, sft) for row in some] for some in (examples, validation))
     if sft.loss_on == "assistant_turns":
-        masks = assistant_masks([*rows, *(columns(row, sft) for row in validation)], tokenizer)[: len(rows)]
-        lost = sum(not any(mask[: sft.seq_length]) for mask in masks)
-        return counted([len(mask) for mask in masks], refuse_all_lost(lost, masks, sft), sft)
+        return assistant_turns([*rows, *held_out], tokenizer)[: len(rows)], {}
     faults: dict[str, int] = {}
     if sft.template == "chat":
         prompts, whole, faults = chats(rows, tokenizer, sft, base)
-        rendered([columns(row, sft) for row in validation], 0, tokenizer)
+        rendered(held_out, 0, tokenizer)
     else:
         prompts = tokenizer([row["prompt"] for row in rows]).input_ids
         joined = tokenizer([row["prompt"] + row["completion"] for row in rows]).input_ids
         whole = [[*ids, tokenizer.eos_token_id] for ids in joined]
-    starts = map(response_start, prompts, whole)
-    lost = sum(start >= min(len(ids), sft.seq_length) for start, ids in zip(starts, whole, strict=True))
-    responses_only = sft.loss_on == "response" and not sft.prompt_weight
-    dropped = refuse_all_lost(lost, whole, sft) if responses_only else 0
-    return counted([len(ids) for ids in whole], dropped, sft) | ({"template_faults": faults} if faults else {})
-
-
-def refuse_all_lost(lost: int, rows: Sequence[Any], sft: Sft) -> int:
-    if lost == len(rows):
-        raise PipelineError(f"sft.seq_length={sft.seq_length} leaves no row with a loss: raise it above the prompts")
-    return lost
+    starts = [0] * len(whole) if sft.loss_on == "all" else map(response_start, prompts, whole)
+    return [(ids, bytes(start) + b"\1" * (len(ids) - start)) for ids, start in zip(whole, starts, strict=True)], faults
 
 
 def warn_of_messages(examples: Sequence[Example]) -> None:
