@@ -332,9 +332,7 @@ def contrast(
     of_problems, of_answers = float(np.sum((by_problem - value) ** 2)), n * (discordant - value**2)
     if drawn is not None:
         of_problems = n**2 * float(np.var(np.asarray(drawn, dtype=float) / reach, ddof=1))
-    axes = range(array.ndim - 1)
-    means = [array.mean(axis=tuple(other for other in axes if other != axis)) for axis in axes]  # (A, N) of each axis
-    experts, noise = of_experts([(*expert_variance(one), len(one)) for one in means])
+    experts, noise = of_experts([(*expert_variance(means), len(means)) for means in by_axis(array, array.ndim - 1)])
     test = PairedScore(
         n * (discordant + value) / 2, n * (discordant - value) / 2, n, (of_problems + 1) / (of_answers + 1), reach=reach
     )
@@ -359,11 +357,10 @@ def corpus_contrast(
     joint = array.reshape(-1, array.shape[-1]).mean(axis=0) if draws is None else np.asarray(draws, dtype=float)
     problems = max(float(np.var(joint, ddof=1)), 1 / n**2)
     parts = []
-    for axis in range(found.ndim):
-        others = tuple(other for other in range(found.ndim) if other != axis)
-        means, count = array.mean(axis=others), found.shape[axis]
+    for values, means in zip(by_axis(found, found.ndim), by_axis(array, found.ndim), strict=True):
+        count = len(values)
         rest = means - means.mean(axis=1, keepdims=True) - means.mean(axis=0) + means.mean()
-        between = float(np.var(found.mean(axis=others), ddof=1)) / count
+        between = float(np.var(values, ddof=1)) / count
         parts.append((between, float(np.sum(rest**2)) / ((count - 1) * (means.shape[1] - 1)) / count, count))
     experts, noise = of_experts(parts)
     value = float(found.mean()) if estimate is None else estimate
@@ -383,11 +380,15 @@ def contrast_of_trainings(differences: ArrayLike) -> Contrast:
     array = np.asarray(differences, dtype=float)
     if min(array.shape, default=1) < 2 or not np.ptp(array):
         raise ValueError(f"differences {array.shape} of one training, or all alike: they show no variance")
-    axes = range(array.ndim)
-    means = [array.mean(axis=tuple(other for other in axes if other != axis)) for axis in axes]
+    means = by_axis(array, array.ndim)
     experts, noise = of_experts([(float(np.var(one, ddof=1)) / len(one), 0.0, len(one)) for one in means])
     test = NormalTest(float(array.mean()), math.sqrt(experts), freedom(experts, noise), reach=math.inf)
     return tested(test, 0.0, experts, array.size, None, quantiles(test.df) * test.error)
+
+
+def by_axis(array: np.ndarray, axes: int) -> list[np.ndarray]:
+    """The means (A, ...) over the other ones of each of the first axes."""
+    return [array.mean(axis=tuple(other for other in range(axes) if other != axis)) for axis in range(axes)]
 
 
 def of_experts(parts: Sequence[tuple[float, float, int]]) -> tuple[float, float]:
