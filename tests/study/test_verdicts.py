@@ -185,7 +185,10 @@ def test_ranks_take_the_mean_of_what_is_chosen():
         assert len(each) == count and by_column[name][0] == pytest.approx(mean(each))
 
 
-@pytest.mark.parametrize("table", ["sandbox", "sandbox_full", "sandbox_layer_swapping", "unreasonable_friedman"])
+ALIKE = ("sandbox", "sandbox_full", "sandbox_layer_swapping", "unreasonable_friedman", "unreasonable_table_a1")
+
+
+@pytest.mark.parametrize("table", ALIKE)
 @pytest.mark.parametrize("n, right", [(1, 1.0), (10, 0.0)])
 def test_all_right_or_all_wrong_decides_nothing(table, n, right):
     """Seeds, nine pairs, choices, treatments: no verdict, no interval without a width, the rule of three."""
