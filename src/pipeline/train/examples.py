@@ -87,12 +87,16 @@ def measure(
         joined = tokenizer([row["prompt"] + row["completion"] for row in rows]).input_ids
         whole = [[*ids, tokenizer.eos_token_id] for ids in joined]
     starts = map(response_start, prompts, whole)
-    lost = sum(start >= min(len(ids), sft.seq_length) for start, ids in zip(starts, whole, strict=True))
+    lost = [start >= min(len(ids), sft.seq_length) for start, ids in zip(starts, whole, strict=True)]
     responses_only = sft.loss_on == "response" and not sft.prompt_weight
-    dropped = lost if responses_only else 0
-    if dropped == len(whole):
-        raise PipelineError(f"sft.seq_length={sft.seq_length} leaves no row with a loss: raise it above the prompts")
-    return counted([len(ids) for ids in whole], dropped, sft) | ({"template_faults": faults} if faults else {})
+    for side in dict.fromkeys(row.get("side") for row in examples) if responses_only else ():
+        if all(gone for gone, row in zip(lost, examples, strict=True) if row.get("side") == side):
+            of = f" of side {side}" if side else ""
+            raise PipelineError(
+                f"sft.seq_length={sft.seq_length} leaves no row{of} with a loss: raise it above the prompts"
+            )
+    found = counted([len(ids) for ids in whole], sum(lost) if responses_only else 0, sft)
+    return found | ({"template_faults": faults} if faults else {})
 
 
 def counted(lengths: list[int], dropped: int, sft: Sft) -> dict[str, int]:

@@ -18,7 +18,7 @@ from pipeline.evaluate.tasks import task_definitions
 from pipeline.files import content_hash, sha256
 from pipeline.languages import language
 from pipeline.runs.dtypes import merged_dtype, stored_dtype
-from pipeline.runs.run import External, Parent, Run
+from pipeline.runs.run import LABEL_LENGTH, External, Parent, Run
 from pipeline.study.build.data import locked_benchmarks, own_languages
 from pipeline.study.build.merge import described
 from pipeline.study.build.resolver import Draft, Resolver, label_of
@@ -58,7 +58,8 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
                 "flores200 fetches to ~/.sacrebleu/models/flores200sacrebleuspm, or leave it out"
             )
         parents["spm_model"] = External(file.name, sha256(file), file)
-    return config, f"eval-{name}-{label}", parents
+    (code,) = config.languages
+    return config, f"{f'eval-{name}-{label}'[: LABEL_LENGTH - len(code) - 1]}-{code}", parents
 
 
 def with_dtype(config: EvalStage, parents: Mapping[str, Parent]) -> EvalStage:
