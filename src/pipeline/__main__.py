@@ -124,13 +124,16 @@ def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None] = print
     except SystemExit as ended:
         if isinstance(ended, Stopped):
             return stopped_by(ended.signal_name)
+        if ended.code == UNFINISHED and asked() == "SIGINT":  # of a training, which has said where it stopped
+            return 130
         return ended.code if isinstance(ended.code, int) else 1
     return 0
 
 
 def stopped_by(signal_name: str) -> int:
-    print(f"{signal_name}: {STAYS}", file=sys.stderr)
-    return UNFINISHED
+    interrupted = signal_name == "SIGINT"
+    print(f"{'interrupted' if interrupted else signal_name}: {STAYS}", file=sys.stderr)
+    return 130 if interrupted else UNFINISHED
 
 
 def multirun(words: list[str]) -> int:

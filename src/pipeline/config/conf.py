@@ -87,12 +87,12 @@ def _groups(there: Path, _: int) -> tuple[str, ...]:
 
 def table(name: str) -> Path:
     """The file of table=NAME: of tables/ in conf/ or an added folder, or as it is named where it has a /, begins with a
-    dot or ends in .zip.
+    dot or ends in .yaml, .yml or .zip.
 
     Raises:
         PipelineError: there is none.
     """
-    if "/" in name or name.startswith(".") or name.endswith(".zip"):
+    if "/" in name or name.startswith(".") or Path(name).suffix in TABLE_SUFFIXES:
         if not Path(name).is_file():
             raise PipelineError(f"table={name} is no file: give one, or one of {', '.join(options(TABLES))}")
         if Path(name).suffix not in TABLE_SUFFIXES:

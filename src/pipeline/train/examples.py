@@ -81,10 +81,14 @@ def measure(
     lengths = [len(ids) for ids, _ in rows]
     if sft.packing and "text" in examples[0]:  # cuts what it has strung together, and loses none
         return {"dataset_tokens": sum(lengths), "truncated": 0, "dropped": 0}
-    lost = 0 if sft.prompt_weight else sum(not any(mask[: sft.seq_length]) for _, mask in rows)
-    if lost == len(rows):
-        raise PipelineError(f"sft.seq_length={sft.seq_length} leaves no row with a loss: raise it above the prompts")
-    return counted(lengths, lost, sft) | ({"template_faults": faults} if faults else {})
+    lost = [not sft.prompt_weight and not any(mask[: sft.seq_length]) for _, mask in rows]
+    for side in dict.fromkeys(row.get("side") for row in examples):
+        if all(gone for gone, row in zip(lost, examples, strict=True) if row.get("side") == side):
+            of = f" of side {side}" if side else ""
+            raise PipelineError(
+                f"sft.seq_length={sft.seq_length} leaves no row{of} with a loss: raise it above the prompts"
+            )
+    return counted(lengths, sum(lost), sft) | ({"template_faults": faults} if faults else {})
 
 
 def tokens_of(

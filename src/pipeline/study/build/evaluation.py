@@ -19,7 +19,7 @@ from pipeline.files import content_hash, sha256
 from pipeline.languages import language
 from pipeline.models.load import date_of_templates
 from pipeline.runs.dtypes import merged_dtype, stored_dtype
-from pipeline.runs.run import External, Parent, Run
+from pipeline.runs.run import LABEL_LENGTH, External, Parent, Run
 from pipeline.study.build.data import locked_benchmarks, own_languages
 from pipeline.study.build.merge import described
 from pipeline.study.build.resolver import Draft, Resolver, label_of
@@ -61,7 +61,8 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
                 "flores200 fetches to ~/.sacrebleu/models/flores200sacrebleuspm, or leave it out"
             )
         parents["spm_model"] = External(file.name, sha256(file), file)
-    return config, f"eval-{name}-{label}", parents
+    (code,) = config.languages
+    return config, f"{f'eval-{name}-{label}'[: LABEL_LENGTH - len(code) - 1]}-{code}", parents
 
 
 def with_dtype(config: EvalStage, parents: Mapping[str, Parent]) -> EvalStage:
