@@ -296,6 +296,7 @@ class StatusStage(Stage):
 @dataclass
 class Show:
     samples: int = knob(0, low=0)  # answers of each task and language that are printed
+    rows: int = knob(0, low=0)  # rows of a training set that are printed, with what is trained on marked
 
 
 @dataclass
