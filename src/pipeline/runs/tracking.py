@@ -136,14 +136,13 @@ def end_service(grace: float = GRACE) -> None:
             wandb.teardown()
 
     ending = in_thread(teardown)
-    try:
+    with suppress(TimeoutError):
         ending.result(grace)
-    except TimeoutError:
-        for pid in services():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        with suppress(TimeoutError):
-            ending.result(1.0)
+    for pid in services():  # one that stopped while it started, too, which W&B does not know of
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    with suppress(TimeoutError):
+        ending.result(1.0)
     os.environ.pop("WANDB_SERVICE", None)  # which would point later runs to it
 
 
