@@ -42,6 +42,7 @@ from pipeline.files import ADDED_CONF
 from pipeline.hub.addresses import masked_output, without_credentials
 from pipeline.progress import quiet
 from pipeline.runs.make import why_not_finished
+from pipeline.runs.provenance import DISTRIBUTION, version
 from pipeline.study.execute import one, sentence
 from pipeline.study.launch import makers_for
 from pipeline.study.stages import STUDY_STAGES, build
@@ -258,9 +259,7 @@ def main(words: list[str] | None = None) -> int:
             print(f"error: {error}", file=sys.stderr)
             return 1
     if "--version" in words:
-        from importlib.metadata import version
-
-        print(f"pipeline {version('pipeline')}")
+        print(DISTRIBUTION, version(DISTRIBUTION))
         return 0
     with listening():
         flags = {word for word in words if word.startswith("-")}
