@@ -94,7 +94,7 @@ _SMALL = {"百": 2, "千": 3, "천": 3}
 _UNIT = r"(?:[万萬만億亿억천]|千(?![克米瓦卡帕伏赫焦字比])|百(?![分帕])|兆(?![赫瓦帕字比]))"  # 千克 is the kilogram
 _DIGITS = r"\d[\d,]*(?:\.\d+)?"
 _GROUPS = re.compile(rf"(?:{_DIGITS}{_UNIT}+)+(?:{_DIGITS})?")
-_POWER = re.compile(r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?)[eE]([-+]?\d{1,3})(?!\w)")
+_POWER = re.compile(r"(?<![A-Za-z0-9_.,])(\d[\d,]*(?:\.\d+)?)[eE]([-+]?\d{1,3})(?![A-Za-z0-9_])")
 
 
 def _written_out(found: re.Match[str]) -> str:

@@ -1,0 +1,25 @@
+"""A few of the random inputs that scripts/fuzz_inputs.py tries in hundreds: none is read wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from pathlib import Path
+
+import pytest
+
+FILE = Path(__file__).parents[1] / "scripts/fuzz_inputs.py"
+
+
+@pytest.mark.parametrize(("kind", "count"), [("csv", 12), ("json", 12), ("numbers", 300), ("adapters", 4)])
+def test_none_is_read_wrong(kind: str, count: int, tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("fuzz_inputs", FILE)
+    assert spec and spec.loader
+    fuzz = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fuzz)
+    found = []
+    for number in range(count):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        found.append(fuzz.KINDS[kind](random.Random(f"{kind} test {number}"), folder))
+    assert fuzz.WRONG not in found and fuzz.CORRECT in found
