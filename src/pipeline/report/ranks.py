@@ -54,17 +54,22 @@ def friedman(scores: ArrayLike, clusters: Sequence[Hashable] | None = None, seed
     if treatments < 3 or blocks < 2:
         raise ValueError(f"Friedman's test needs three treatments and two blocks, not {treatments} and {blocks}")
     ranks = rankdata(-array, axis=1)  # (blocks, treatments)
-    statistic = _chi_squared(ranks)
+    ties = np.sum(ranks**2) - blocks * treatments * (treatments + 1) ** 2 / 4
+
+    def chi_squared(sums: np.ndarray) -> np.ndarray:
+        """(...,) of sums of ranks (..., treatments), corrected for ties; 0 where all are tied."""
+        centred = np.sum((sums - blocks * (treatments + 1) / 2) ** 2, axis=-1)
+        return (treatments - 1) * centred / ties if ties > 0 else np.zeros_like(centred)
+
+    statistic = float(chi_squared(ranks.sum(axis=0)))
     names = list(range(blocks)) if clusters is None else list(clusters)
     members = [[at for at, one in enumerate(names) if one == name] for name in dict.fromkeys(names)]
     rng = np.random.default_rng(seed)
-    ties = np.sum(ranks**2) - blocks * treatments * (treatments + 1) ** 2 / 4
     sums = np.zeros((PERMUTATIONS, treatments))
     for rows in members:
         order = np.argsort(rng.random((PERMUTATIONS, treatments)), axis=1)
         sums += ranks[rows].sum(axis=0)[order]
-    centred = np.sum((sums - blocks * (treatments + 1) / 2) ** 2, axis=1)
-    drawn = (treatments - 1) * centred / ties if ties > 0 else np.zeros(PERMUTATIONS)
+    drawn = chi_squared(sums)
     with np.errstate(divide="ignore", invalid="ignore"):  # blocks that all agree, or all tie
         conover = np.nan_to_num(scikit_posthocs.posthoc_conover_friedman(array).to_numpy(), nan=1.0)
     pairs = np.triu_indices(treatments, 1)
@@ -76,16 +81,6 @@ def friedman(scores: ArrayLike, clusters: Sequence[Hashable] | None = None, seed
         conover=conover,
         critical_difference=critical_difference(treatments, blocks),
     )  # fmt: skip
-
-
-def _chi_squared(ranks: np.ndarray) -> float:
-    """Friedman's statistic of ranks (blocks, treatments), corrected for ties; 0 where all are tied."""
-    import numpy as np
-
-    blocks, treatments = ranks.shape
-    ties = np.sum(ranks**2) - blocks * treatments * (treatments + 1) ** 2 / 4
-    centred = np.sum((ranks.sum(axis=0) - blocks * (treatments + 1) / 2) ** 2)
-    return float((treatments - 1) * centred / ties) if ties > 0 else 0.0
 
 
 def critical_difference(treatments: int, blocks: int) -> float:

@@ -153,7 +153,7 @@ class Sides:
             told += [f"higher in {int((pairs > 0).sum())} of {pairs.size}, lower in {int((pairs < 0).sum())}"]
             told += [f"pairs {', '.join(f'{100 * one:+.1f}' for one in pairs.ravel())}"]
         if array.ndim == 3 and not isinstance(self.questions, Corpora):
-            names = (*(f"{axis} alone" for axis in self.asked.axes), "problems alone", "all jointly")
+            names = (*(f"{axis} alone" for axis in self.asked.axes[:2]), "problems alone", "all jointly")
             drawn = zip(names, two_way_bootstrap(array), strict=True)
             told += [f"resampling {name} {100 * low:+.1f} to {100 * high:+.1f}" for name, (low, high) in drawn]
         if not self.plain:
