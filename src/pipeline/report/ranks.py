@@ -117,6 +117,42 @@ def wilcoxon(differences: ArrayLike, clusters: Sequence[Hashable] | None = None)
     return float(np.mean(np.abs(flips @ by_group) >= abs(by_group.sum()) - 1e-9))
 
 
+@dataclass(frozen=True)
+class Alike:
+    """n trainings of two kinds; within, between: mean correlations of the profiles of two trainings of one kind, and of
+    both; p: by permutation of the kinds, that profiles within a kind are more alike, opposed: less; least_p: of any
+    result, nan without a profile."""
+
+    n: int
+    within: float
+    between: float
+    p: float
+    opposed: float
+    labellings: int
+    least_p: float
+
+
+def alike(left: ArrayLike, right: ArrayLike) -> Alike:
+    """Whether trainings of one kind are more alike than those of two: profiles (trainings, numbers) of each kind, by
+    all ways to call as many of them left. Exact where trainings are exchangeable under no difference of kinds."""
+    import numpy as np
+
+    first, second = np.asarray(left, dtype=float), np.asarray(right, dtype=float)
+    n, count = len(first) + len(second), len(first)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a profile without any spread
+        r = np.corrcoef(np.concatenate([first, second]))
+    pairs = np.triu_indices(n, 1)
+    found = []
+    for chosen in itertools.combinations(range(n), count):  # the first: as they are
+        kind = np.isin(np.arange(n), chosen)
+        same = (kind[:, None] == kind)[pairs]
+        found.append((r[pairs][same].mean(), r[pairs][~same].mean()))
+    apart = np.array([within - between for within, between in found])
+    least = (1 + (2 * count == n)) / len(found) if np.isfinite(apart).all() else math.nan
+    higher, lower = (float(np.mean(sign * (apart - apart[0]) >= -1e-12)) for sign in (1, -1))
+    return Alike(n, float(found[0][0]), float(found[0][1]), higher, lower, len(found), least)
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """p of each hypothesis of a family by Holm (1979): the least times n, the next times n - 1 ..., never falling."""
     adjusted, running = [0.0] * len(p_values), 0.0
