@@ -114,13 +114,22 @@ class Stage:
     launcher: Launcher = part(Launcher, hashed=False)
 
 
+def draws(config: RunStage) -> bool:
+    """Whether the seed decides anything: data are drawn and trainings shuffled; other stages draw nothing."""
+    return config.stage in ("data", "sft", "cpt")
+
+
+def trains(config: RunStage) -> bool:
+    return config.stage in ("sft", "cpt")
+
+
 @dataclass
 class RunStage(Stage):
-    """A stage that makes one run. `deterministic`: torch's deterministic algorithms, wanted on a GPU."""
+    """A stage that makes one run."""
 
     redo: bool = knob(False, hashed=False)  # make it again, as a new attempt; its parents are left as they are
-    seed: int = knob(0, low=0, high=MOST_SEED)
-    deterministic: bool = knob(False)  # torch's deterministic algorithms, wanted on a GPU
+    seed: int = knob(0, low=0, high=MOST_SEED, hashed=draws)
+    deterministic: bool = knob(False, hashed=trains)  # torch's deterministic algorithms in training, wanted on a GPU
     threads: int | None = knob(
         None, low=1, hashed=False
     )  # CPU threads; null: torch's choice. Same bits need the same count
@@ -204,7 +213,7 @@ class SweepStage(Stage):
 class TableStage(Stage):
     """plan, table, report and prefetch: the many runs of a table."""
 
-    table: str = "sandbox"  # conf/tables/NAME.yaml, or a file: whatever has a / or begins with .
+    table: str = "sandbox"  # conf/tables/NAME.yaml, or a file: with a / or .yaml in its name
     free_snapshots: bool | None = None  # table.free_snapshots=true: those that a select run ranked go; null: as it says
     every: dict[str, Any] = field(default_factory=dict)  # every.KEY=VALUE: laid over the table's own `every`
     data_root: str | None = knob(None, run=True)  # the same as every.data_root
@@ -280,12 +289,14 @@ class Status:
 
 @dataclass
 class StatusStage(Stage):
+    table: str | None = None  # the runs of this table alone; null: all of runs_dir
     status: Status = part(Status)
 
 
 @dataclass
 class Show:
     samples: int = knob(0, low=0)  # answers of each task and language that are printed
+    rows: int = knob(0, low=0)  # rows of a training set that are printed, with what is trained on marked
 
 
 @dataclass

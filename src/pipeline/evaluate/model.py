@@ -25,6 +25,7 @@ from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate import metrics
 from pipeline.evaluate.prefix import Prefix, batches, groups, heads_as_they_are, laid_out, last_logits, shareable
 from pipeline.evaluate.shards import Helpers
+from pipeline.models import load
 from pipeline.models.checkpoint import DTYPES
 from pipeline.progress import Bar, Pace, say
 
@@ -66,8 +67,6 @@ def load_model(what: Run | Path, batch_size: int, dtype: str = "auto") -> Answer
     """The model of a run's checkpoint or merge, or of a folder: safetensors, no code of its own, in `dtype` (auto:
     as its config.json names it). A merge, and an adapter with its base, are put together in memory (merge/live.py).
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     from pipeline.merge.live import model_of, unmerged
     from pipeline.merge.resident import keeping
     from pipeline.merge.stage import merge_of
@@ -75,7 +74,6 @@ def load_model(what: Run | Path, batch_size: int, dtype: str = "auto") -> Answer
     from pipeline.runs.lineage import is_adapter
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    safe = {"local_files_only": True, "trust_remote_code": False}
     merge, folder = None, what
     if not isinstance(folder, Path):
         merge = None if "checkpoint" in folder.parents else merge_of(folder)
@@ -90,8 +88,7 @@ def load_model(what: Run | Path, batch_size: int, dtype: str = "auto") -> Answer
             lm.live = live, merge
             return lm
         skeleton(folder, "checkpoint")
-        tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, **safe)
+        tokenizer, model = load.load_tokenizer(folder), load.load_model(folder, dtype=dtype)
     except PipelineError:
         raise
     except (OSError, ValueError) as error:

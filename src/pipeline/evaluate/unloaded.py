@@ -6,13 +6,12 @@ import contextlib
 import sys
 from pathlib import Path
 
-from transformers import AutoTokenizer
-
 from pipeline.config.evaluation import Eval
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate.model import Answering
-from pipeline.evaluate.score import Lengths, harness_tamed, lengths_of, load_tasks, rows_asked
+from pipeline.evaluate.score import Lengths, harness_tamed, lengths_of, load_tasks, rows_asked, set_template_date
 from pipeline.evaluate.tasks import Definition
+from pipeline.models.load import load_tokenizer
 from pipeline.models.skeleton import skeleton
 
 
@@ -26,9 +25,12 @@ def measured(definition: Definition, folder: Path, asked: Eval) -> tuple[Lengths
         (task,) = load_tasks([definition])
         model = skeleton(folder, "checkpoint")
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            tokenizer = load_tokenizer(folder)
+        except PipelineError:
+            raise
         except (OSError, ValueError) as error:
             raise PipelineError(f"the tokenizer of {folder} cannot be read ({first_line(error)})") from error
         lm = Answering(pretrained=model, tokenizer=tokenizer, batch_size=1)
+        set_template_date(lm, asked)
         rows = rows_asked(definition, task, asked)
         return lengths_of(lm, definition, task, rows, asked), len(rows), lm.max_length

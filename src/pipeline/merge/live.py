@@ -19,15 +19,16 @@ import torch
 from pipeline.errors import PipelineError
 from pipeline.files import sha256
 from pipeline.merge.adapters import Adapted, open_source
-from pipeline.merge.compatibility import tokenizer_folder
 from pipeline.merge.formulas import linear
 from pipeline.merge.merge import Merging
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.resident import KEPT, keeping
+from pipeline.merge.same_tokenizer import tokenizer_folder
 from pipeline.merge.write import Known
 from pipeline.models.checkpoint import DTYPES, digest, torch_dtype
 from pipeline.models.files import BESIDE_WEIGHTS
 from pipeline.models.floats import STORED, buffers, in_threads
+from pipeline.models.load import load_model, load_tokenizer
 from pipeline.models.skeleton import skeleton
 
 COPY = 2**23  # entries that go to another device at once
@@ -169,14 +170,13 @@ def kind_of(giver: Any, stored: str | None, dtype: str, device: str) -> tuple[An
 
 
 def _load(merge: Merging, giver: Any, dtype: str, device: str) -> Live:
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+    from transformers import GenerationConfig
 
     folder = giver.base.folder if isinstance(giver, Adapted) else giver.folder
     wanted = (merge.dtype or ("float32" if isinstance(giver, Adapted) else "auto")) if dtype == "auto" else dtype
-    safe = {"local_files_only": True, "trust_remote_code": False}
     skeleton(folder, "checkpoint")
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder(giver), **safe)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=wanted, use_safetensors=True, **safe)
+    tokenizer = load_tokenizer(tokenizer_folder(giver))
+    model = load_model(folder, dtype=wanted)
     if (giver.folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(giver.folder)
     for parameter in model.parameters():  # memory of our own: what was loaded may be mapped

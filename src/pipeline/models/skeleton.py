@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import Checkpoint
+from pipeline.models.load import load_config
 
 # Buffers that older versions of transformers stored, and which every version computes from the config
 HARMLESS = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
@@ -24,7 +25,7 @@ def skeleton(folder: Path, key: str) -> Any:
             that it does not, or one of another shape: from_pretrained would draw it at random, or pass it over.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     infos = Checkpoint.open(folder).infos
@@ -33,7 +34,7 @@ def skeleton(folder: Path, key: str) -> Any:
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = load_config(folder)
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         if getattr(config, "quantization_config", None):
@@ -42,6 +43,8 @@ def skeleton(folder: Path, key: str) -> Any:
             None, config=config, state_dict=stored, device_map="meta", output_loading_info=True,
             ignore_mismatched_sizes=True,
         )  # fmt: skip
+    except PipelineError:
+        raise
     except Exception as error:  # of values in config.json, whatever the model's class makes of them
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise PipelineError(f"{key}={folder}: transformers makes no model of its config.json ({reason})") from error

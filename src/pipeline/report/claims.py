@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from pipeline.errors import PipelineError, meant
+from pipeline.files import check_yaml_size
 from pipeline.report.ranks import Alike, Correlations, Friedman, holm
 from pipeline.report.sheets import comma_separated
 from pipeline.report.statistics import LEVEL, Contrast, McNemar
@@ -108,6 +109,7 @@ class Verdict:
 
 def read_claims(text: str, file: str) -> list[Claim]:
     """The claims of one file. Raises PipelineError, in one sentence, for what is no claim."""
+    check_yaml_size(text, file)
     try:
         found = yaml.safe_load(text)
     except yaml.YAMLError as error:

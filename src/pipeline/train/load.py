@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.data.sources import Example
 from pipeline.errors import PipelineError
 from pipeline.hub.models import local
+from pipeline.models import load
 from pipeline.models.skeleton import skeleton
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ def load_tokenizer(run: Run[TrainStage], examples: list[Example], base: Path | N
     of_root = model.tokenizer == "data_root"
     folder: Any = run.parents["data_root"].folder / "tokenizer" if of_root else base
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = load.load_tokenizer(folder)
+    except PipelineError:
+        raise
     except (OSError, ValueError) as error:
         raise PipelineError(
             f"{folder} has no tokenizer: put tokenizer.json and tokenizer_config.json beside the weights"
@@ -42,7 +45,8 @@ def load_tokenizer(run: Run[TrainStage], examples: list[Example], base: Path | N
         raise PipelineError(
             f"the tokenizer of {folder} has no end-of-sequence token: set eos_token in tokenizer_config.json"
         )
-    return tokenizer
+    date = run.config.sft.template_date
+    return load.with_template_date(tokenizer, date) if run.config.sft.template == "chat" else tokenizer
 
 
 def check_base(base: Path, tokenizer: Any) -> None:
@@ -92,9 +96,9 @@ def load_model(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
         return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, weights), **attention)
     assert base is not None
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            base, dtype=getattr(torch, weights), use_safetensors=True, **attention
-        )
+        return load.load_model(base, dtype=getattr(torch, weights), **attention)
+    except PipelineError:
+        raise
     except (OSError, ValueError, RuntimeError) as error:
         if "does not support an attention implementation" in str(error):  # of Gemma 2 and others with capped scores
             raise PipelineError(

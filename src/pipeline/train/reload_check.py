@@ -14,12 +14,13 @@ import torch
 from accelerate import init_empty_weights
 from accelerate.hooks import attach_align_device_hook
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from pipeline.errors import PipelineError
 from pipeline.models.anatomy import plain_name
 from pipeline.models.checkpoint import EMBEDDING, HEAD, Checkpoint, read_header, torch_dtype
 from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from pipeline.models.load import load_config, load_tokenizer
 
 SAME, ROUNDED = 1e-3, 0.1  # of the largest logit: by the same arithmetic on the same weights, or after rounding
 TOKENS = 64
@@ -41,7 +42,7 @@ def check_saved(trainer: Any, folder: Path, base: Path | None) -> None:
     ours = logits(model, ids, trainer.args.bf16, model.device)
     if trainer.args.process_index or not torch.isfinite(ours).all():
         return  # a training that diverged is told of by its loss
-    again, text = AutoTokenizer.from_pretrained(folder), tokenizer.decode(ids)
+    again, text = load_tokenizer(folder), tokenizer.decode(ids)
     if again(text).input_ids != tokenizer(text).input_ids or again.chat_template != tokenizer.chat_template:
         refuse("its tokenizer cuts text otherwise, or has another chat template")
     if not (folder / "generation_config.json").is_file():
@@ -94,7 +95,7 @@ def load(folder: Path, base: Path | None, model: Any) -> Any:
         weights = base
     with init_empty_weights(include_buffers=False):
         loaded: Any = AutoModelForCausalLM.from_config(
-            AutoConfig.from_pretrained(weights),
+            load_config(weights),
             dtype=model.dtype,
             attn_implementation=model.config._attn_implementation,
         )

@@ -1,0 +1,78 @@
+"""Tokenizers, configurations and models read by transformers from a folder: the one place that calls from_pretrained.
+
+Only files that are on this machine, only safetensors, and never Python code that a folder brings along.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import PipelineError
+from pipeline.models.checkpoint import read_json
+
+SAFE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a folder. Raises PipelineError for one that is Python code, and what transformers raises."""
+    from transformers import AutoTokenizer
+
+    refuse_own_code(folder)
+    return AutoTokenizer.from_pretrained(folder, **SAFE)
+
+
+def date_of_templates(date: str, knob: str = "template_date") -> dict[str, Any]:
+    """What a chat template that prints today's date finds in its place: `date_string` as Llama writes it, and
+    `strftime_now`. PipelineError where `date` is no YYYY-MM-DD."""
+    try:
+        day = datetime.strptime(date, "%Y-%m-%d")
+    except ValueError as error:
+        raise PipelineError(f"{knob}={date} is no date: give one as 2024-07-26") from error
+    return {"date_string": day.strftime("%d %b %Y"), "strftime_now": day.strftime}
+
+
+def with_template_date(tokenizer: Any, date: str) -> Any:
+    """The tokenizer, whose chat template finds this date as today's wherever it is applied."""
+    tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **date_of_templates(date))
+    return tokenizer
+
+
+def load_config(folder: Path) -> Any:
+    """The configuration of a model. Raises as load_tokenizer."""
+    from transformers import AutoConfig
+
+    refuse_own_code(folder)
+    return AutoConfig.from_pretrained(folder, **SAFE)
+
+
+def load_model(folder: Path, **settings: Any) -> Any:
+    """The causal language model of a folder with these settings of from_pretrained. Raises as load_tokenizer."""
+    from transformers import AutoModelForCausalLM
+
+    refuse_own_code(folder)
+    return AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **settings, **SAFE)
+
+
+def refuse_own_code(folder: Path) -> None:
+    """Refuse a folder whose tokenizer, or whose model where transformers has no class of its type, is code of its own.
+
+    A model of a type that transformers has (DeepSeek V3, Phi-3) may name code too: the class of transformers is used.
+    A tokenizer that names code may read text differently from any class of transformers.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    for name in ("config.json", "tokenizer_config.json"):
+        fields = read_json(folder / name) if (folder / name).is_file() else {}
+        named = fields.get("auto_map") if isinstance(fields, dict) else None
+        of_tokenizer = name == "tokenizer_config.json"
+        if of_tokenizer and isinstance(named, dict):
+            named = named.get("AutoTokenizer")
+        if named and (of_tokenizer or fields.get("model_type") not in CONFIG_MAPPING_NAMES):
+            what = "tokenizer.json" if of_tokenizer else "a model_type that transformers has"
+            raise PipelineError(
+                f"{folder / name} names Python code in auto_map ({named}), which is never run: give a model with "
+                f"{what}, and without auto_map"
+            )
