@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from pipeline.report.claims import (
     Ranked,
     claims_csv,
     corrected,
+    judge_alike,
     judge_difference,
     judge_every,
     judge_friedman,
@@ -25,7 +27,7 @@ from pipeline.report.claims import (
     read_claims,
     word_of,
 )
-from pipeline.report.ranks import compare_correlations, friedman
+from pipeline.report.ranks import Alike, compare_correlations, friedman
 from pipeline.report.statistics import contrast, mcnemar
 
 WORDS = {
@@ -221,6 +223,19 @@ def test_correlations_decide():
     assert judge_spearman(kind, compare_correlations(far, far, outcome, groups, ids), 72).verdict == "undecided"
     few = judge_spearman(kind, compare_correlations(near[:3], far[:3], outcome[:3], groups[:3], ids[:3]), 3)
     assert few.sentence == "cannot be tested: fewer than four pairs a group, or all alike, show no correlation"
+
+
+def test_maps_of_a_kind_decide():
+    def judged(p: float, opposed: float, least: float = 1 / 35, **words: object) -> str:
+        kind = claim(test="alike", metric="fact", threshold=0, **words)
+        return judge_alike(kind, Alike(7, 0.9, 0.7, p, opposed, 35, least)).verdict
+
+    assert [judged(0.03, 1), judged(1, 0.03), judged(0.4, 0.6)] == ["shown", "contradicted", "undecided"]
+    assert judged(1, 0.03, direction="lower") == "shown"
+    assert judged(0.1, 1, 0.1) == judged(0.1, 1, math.nan) == "cannot be tested"
+    for words in ({"metric": "exact_match", "threshold": 0}, {"threshold": 1}):
+        with pytest.raises(PipelineError, match="alike is of facts, without a threshold"):
+            claim(**{"metric": "fact", "test": "alike", **words})
 
 
 def test_claims_csv_has_a_line_a_claim():

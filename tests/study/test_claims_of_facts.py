@@ -18,14 +18,16 @@ from pipeline.analyze.changes import COLUMNS
 from pipeline.analyze.heatmaps import published_maps
 from pipeline.errors import PipelineError
 from pipeline.report.claims import Verdict
+from pipeline.report.ranks import alike
 from pipeline.report.statistics import contrast, contrast_of_trainings
 from pipeline.study.asked import PlacedClaim, claims_of
 from pipeline.study.cells import ROWS_CHANGED, Cell, TablePlan, Values
 from pipeline.study.outcome import NoScore, rows_changed
 from pipeline.study.verdicts import JUDGES, judged
 
-MAPS = ["ls_math_lower_half_unchanged", "ls_math_changes_feed_forward", "ls_language_changes_attention",
-        "ls_language_changes_outer_attention", "ls_language_spares_feed_forward"]  # fmt: skip
+MAPS = ["ls_maps_of_a_kind_are_alike", "ls_math_lower_half_unchanged", "ls_math_changes_feed_forward",
+        "ls_language_changes_attention", "ls_language_changes_outer_attention",
+        "ls_language_spares_feed_forward"]  # fmt: skip
 
 
 ZONES = "t: {0: {bottom: 0, top: 0}, 1: {bottom: 1, top: 1}}"
@@ -105,10 +107,11 @@ def published(there: TablePlan, noise: float, folder: Path) -> Recorded:
 def test_the_published_maps_show_section_3_2(tmp_path: Path) -> None:
     there = plan_of("layer_swapping_claims")
     found = verdicts(there, published(there, 0.5, tmp_path), *MAPS)
-    assert [found[name].verdict for name in MAPS] == ["shown"] * 5, found
+    assert [found[name].verdict for name in MAPS] == ["shown"] * 6, found
     one = found["ls_math_lower_half_unchanged"]
     assert one.n == 3 and "3 of m:" in one.detail
-    assert found[MAPS[1]].n == 12 and "12 of m x language: +" in found[MAPS[1]].detail
+    assert found[MAPS[2]].n == 12 and "12 of m x language: +" in found[MAPS[2]].detail
+    assert found[MAPS[0]].n == 7 and found[MAPS[0]].p == pytest.approx(1 / 35)
 
 
 @pytest.mark.parametrize("spread, word", [(0.5, "contradicted"), (400.0, "undecided")])
@@ -121,7 +124,7 @@ def test_maps_of_another_kind(spread: float, word: str) -> None:
         least = 10 if "0-1,30-31" in fact or "attention.0-31" in fact else 30
         return rng.normal(least + 20 * (of["run"] == "map of language" and ".16-31" in fact), spread)
 
-    found = verdicts(there, Recorded(there, number), *MAPS)
+    found = verdicts(there, Recorded(there, number), *MAPS[1:])
     assert {one.verdict for one in found.values()} == {word}, found
 
 
@@ -206,6 +209,24 @@ def test_contrasts_of_trainings_are_students_and_welchs_tests() -> None:
     for shape in ((1,), (3, 1), ()):
         with pytest.raises(ValueError, match="show no variance"):
             contrast_of_trainings(np.zeros(shape))
+
+
+def test_profiles_of_two_kinds_by_hand_and_without_an_effect() -> None:
+    """Two kinds of 3 and 4 that are each their own, mixed, and drawn alike: at most one labelling in 35 is accepted."""
+    rng = np.random.default_rng(0)
+    kinds, noise = rng.normal(0, 1, (2, 9)), rng.normal(0, 0.2, (7, 9))
+    apart = alike(kinds[0] + noise[:3], kinds[1] + noise[3:])
+    profiles = np.concatenate([kinds[0] + noise[:3], kinds[1] + noise[3:]])
+    r = np.corrcoef(profiles)
+    assert apart.within == pytest.approx((r[:3, :3].sum() - 3 + r[3:, 3:].sum() - 4) / 2 / 9)
+    assert apart.between == pytest.approx(r[:3, 3:].mean())
+    assert (apart.p, apart.opposed, apart.least_p, apart.labellings) == pytest.approx((1 / 35, 1, 1 / 35, 35))
+    assert alike(profiles[[0, 3, 4]], profiles[[1, 2, 5, 6]]).p > 0.5  # kinds mixed up
+    assert alike(profiles[:2], profiles[2:4]).least_p == pytest.approx(2 / 6)
+    assert np.isnan(alike(np.ones((3, 9)), profiles[3:]).least_p)
+    found = [alike(one[:3], one[3:]) for one in rng.normal(0, 1, (300, 7, 9))]
+    assert np.mean([one.p < 0.05 for one in found]) <= 0.05 + 2 * (0.05 * 0.95 / 300) ** 0.5
+    assert np.mean([one.opposed < 0.05 for one in found]) <= 0.05 + 2 * (0.05 * 0.95 / 300) ** 0.5
 
 
 def test_error_rates_of_three_trainings() -> None:
@@ -293,7 +314,7 @@ def test_flores_on_par(rate: float, word: str) -> None:
 
 
 def test_claims_that_mix_facts_and_answers_are_refused() -> None:
-    claim = next(one for one in claims_of("layer_swapping_claims") if one.id == MAPS[2])
+    claim = next(one for one in claims_of("layer_swapping_claims") if one.id == MAPS[3])
     there = plan_of("layer_swapping_claims")
     for changed, told in (
         ({"metric": "exact_match"}, "of a fact or a figure"),

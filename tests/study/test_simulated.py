@@ -95,7 +95,7 @@ def test_claims_on_facts_and_translations_are_not_simulated_and_say_so(tmp_path:
     assert set(found) == {claim.id for claim in claims_of("layer_swapping_claims")}
     assert found["ls_flores_on_par"] == simulated.Odds("ls_flores_on_par", (), "not simulated: translations")
     assert found["ls_math_lower_half_unchanged"].basis == "not simulated: what runs record"
-    assert sum(not one.shares for one in found.values()) == 6
+    assert sum(not one.shares for one in found.values()) == 7
     told = simulated.lines(planning_of("unreasonable_table_a3", tmp_path), 1)
     assert any(
         line.split() == ["ue_validation_loss_is_flat", *"––––", *"not simulated: what runs record".split()]

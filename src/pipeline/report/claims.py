@@ -16,13 +16,13 @@ import yaml
 
 from pipeline.errors import PipelineError, meant
 from pipeline.files import check_yaml_size
-from pipeline.report.ranks import Correlations, Friedman, holm
+from pipeline.report.ranks import Alike, Correlations, Friedman, holm
 from pipeline.report.sheets import comma_separated
 from pipeline.report.statistics import LEVEL, Contrast, McNemar
 
 OPTIONAL = ("family", "than")
 KEYS = ("id", "text", "section", "left", "right", "metric", "over", "test", "threshold", "direction")
-TESTS = ("difference", "gain", "every", "wins", "mcnemar", "friedman", "wilcoxon", "spearman")
+TESTS = ("difference", "gain", "alike", "every", "wins", "mcnemar", "friedman", "wilcoxon", "spearman")
 FACT = "fact"  # a metric: what runs recorded, in place of answers
 DIRECTIONS = ("higher", "lower", "within", "differ")
 SHOWN, CONTRADICTED, UNDECIDED, NOT_MADE = "shown", "contradicted", "undecided", "not made"
@@ -152,15 +152,17 @@ def claim_of(words: Any, table: str, file: str) -> Claim:
         else "only friedman goes without a right side, and with direction differ"
         if test != "friedman" and (not right or direction == "differ")
         else f"{test} is about higher and lower"
-        if test in ("every", "wins", "mcnemar", "wilcoxon", "spearman") and direction == "within"
+        if test in ("alike", "every", "wins", "mcnemar", "wilcoxon", "spearman") and direction == "within"
         else f"{test} knows no threshold but 0"
         if test in ("wins", "mcnemar", "wilcoxon", "spearman") and number
         else "gain compares one left and one right side at `over` and at `than`, in points"
         if test == "gain" and (relative or not than or len(left) + len(right) > 2)
         else "than is a key of test gain"
         if than and test != "gain"
-        else "a fact is of one left and one right side, by test difference"
-        if words["metric"] == FACT and (test != "difference" or len(left) + len(right) > 2)
+        else "a fact is of one left and one right side, by test difference or alike"
+        if words["metric"] == FACT and (test not in ("difference", "alike") or len(left) + len(right) > 2)
+        else "alike is of facts, without a threshold"
+        if test == "alike" and (words["metric"] != FACT or number)
         else "within needs a threshold above 0, in points"
         if direction == "within" and (relative or number <= 0)
         else ""
@@ -275,6 +277,16 @@ def judge_wins(
     told = ", ".join(f"{name} {100 * one.difference:+.1f}" for name, one in found)
     word = CONTRADICTED if each.verdict == CONTRADICTED else word
     return replace(whole, verdict=word, detail=f"{wins} of {len(found)} on its side: {told}")
+
+
+def judge_alike(claim: Claim, found: Alike) -> Verdict:
+    told = f"mean correlation {found.within:+.2f} within a kind, {found.between:+.2f} between, "
+    told += f"{found.labellings} labellings"
+    if not found.least_p < LEVEL:
+        return not_testable(claim, f"trainings too few or without a profile, for any p below {LEVEL}; {told}")
+    p = found.p if claim.direction == "higher" else found.opposed
+    word = SHOWN if p < LEVEL else CONTRADICTED if min(found.p, found.opposed) < LEVEL else UNDECIDED
+    return verdict(claim, word, p=p, n=found.n, detail=told)
 
 
 def judge_mcnemar(claim: Claim, test: McNemar, found: Contrast, left: float, right: float) -> Verdict:

@@ -54,17 +54,22 @@ def friedman(scores: ArrayLike, clusters: Sequence[Hashable] | None = None, seed
     if treatments < 3 or blocks < 2:
         raise ValueError(f"Friedman's test needs three treatments and two blocks, not {treatments} and {blocks}")
     ranks = rankdata(-array, axis=1)  # (blocks, treatments)
-    statistic = _chi_squared(ranks)
+    ties = np.sum(ranks**2) - blocks * treatments * (treatments + 1) ** 2 / 4
+
+    def chi_squared(sums: np.ndarray) -> np.ndarray:
+        """(...,) of sums of ranks (..., treatments), corrected for ties; 0 where all are tied."""
+        centred = np.sum((sums - blocks * (treatments + 1) / 2) ** 2, axis=-1)
+        return (treatments - 1) * centred / ties if ties > 0 else np.zeros_like(centred)
+
+    statistic = float(chi_squared(ranks.sum(axis=0)))
     names = list(range(blocks)) if clusters is None else list(clusters)
     members = [[at for at, one in enumerate(names) if one == name] for name in dict.fromkeys(names)]
     rng = np.random.default_rng(seed)
-    ties = np.sum(ranks**2) - blocks * treatments * (treatments + 1) ** 2 / 4
     sums = np.zeros((PERMUTATIONS, treatments))
     for rows in members:
         order = np.argsort(rng.random((PERMUTATIONS, treatments)), axis=1)
         sums += ranks[rows].sum(axis=0)[order]
-    centred = np.sum((sums - blocks * (treatments + 1) / 2) ** 2, axis=1)
-    drawn = (treatments - 1) * centred / ties if ties > 0 else np.zeros(PERMUTATIONS)
+    drawn = chi_squared(sums)
     with np.errstate(divide="ignore", invalid="ignore"):  # blocks that all agree, or all tie
         conover = np.nan_to_num(scikit_posthocs.posthoc_conover_friedman(array).to_numpy(), nan=1.0)
     pairs = np.triu_indices(treatments, 1)
@@ -76,16 +81,6 @@ def friedman(scores: ArrayLike, clusters: Sequence[Hashable] | None = None, seed
         conover=conover,
         critical_difference=critical_difference(treatments, blocks),
     )  # fmt: skip
-
-
-def _chi_squared(ranks: np.ndarray) -> float:
-    """Friedman's statistic of ranks (blocks, treatments), corrected for ties; 0 where all are tied."""
-    import numpy as np
-
-    blocks, treatments = ranks.shape
-    ties = np.sum(ranks**2) - blocks * treatments * (treatments + 1) ** 2 / 4
-    centred = np.sum((ranks.sum(axis=0) - blocks * (treatments + 1) / 2) ** 2)
-    return float((treatments - 1) * centred / ties) if ties > 0 else 0.0
 
 
 def critical_difference(treatments: int, blocks: int) -> float:
@@ -120,6 +115,42 @@ def wilcoxon(differences: ArrayLike, clusters: Sequence[Hashable] | None = None)
     )
     flips = np.array(list(itertools.product((-1, 1), repeat=len(groups))))
     return float(np.mean(np.abs(flips @ by_group) >= abs(by_group.sum()) - 1e-9))
+
+
+@dataclass(frozen=True)
+class Alike:
+    """n trainings of two kinds; within, between: mean correlations of the profiles of two trainings of one kind, and of
+    both; p: by permutation of the kinds, that profiles within a kind are more alike, opposed: less; least_p: of any
+    result, nan without a profile."""
+
+    n: int
+    within: float
+    between: float
+    p: float
+    opposed: float
+    labellings: int
+    least_p: float
+
+
+def alike(left: ArrayLike, right: ArrayLike) -> Alike:
+    """Whether trainings of one kind are more alike than those of two: profiles (trainings, numbers) of each kind, by
+    all ways to call as many of them left. Exact where trainings are exchangeable under no difference of kinds."""
+    import numpy as np
+
+    first, second = np.asarray(left, dtype=float), np.asarray(right, dtype=float)
+    n, count = len(first) + len(second), len(first)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a profile without any spread
+        r = np.corrcoef(np.concatenate([first, second]))
+    pairs = np.triu_indices(n, 1)
+    found = []
+    for chosen in itertools.combinations(range(n), count):  # the first: as they are
+        kind = np.isin(np.arange(n), chosen)
+        same = (kind[:, None] == kind)[pairs]
+        found.append((r[pairs][same].mean(), r[pairs][~same].mean()))
+    apart = np.array([within - between for within, between in found])
+    least = (1 + (2 * count == n)) / len(found) if np.isfinite(apart).all() else math.nan
+    higher, lower = (float(np.mean(sign * (apart - apart[0]) >= -1e-12)) for sign in (1, -1))
+    return Alike(n, float(found[0][0]), float(found[0][1]), higher, lower, len(found), least)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

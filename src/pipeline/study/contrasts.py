@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from pipeline.config.stages import DataStage, EvalStage
 from pipeline.report.claims import Claim
 from pipeline.report.statistics import mcnemar, smallest_difference
 from pipeline.report.translations import CORPUS_METRICS
-from pipeline.runs.run import Run
+from pipeline.study import history
 from pipeline.study.answers import StoredAnswers, leaves
 from pipeline.study.asked import PlacedClaim, metrics_of, tasks_of
 from pipeline.study.cells import Cell, ScoreRef, TablePlan
@@ -63,24 +61,9 @@ def of_score(planning: Planning, score: ScoreRef) -> tuple[str, int] | None:
     run = planning.evaluation(score) or planning.like(score)
     if run is None:
         return None
-    task, asked = run.config.eval.tasks[0].task, run.config.eval
-    there = held(run, task) if task in QUESTIONS else None
-    return (task, min(there, asked.limit or there)) if there else None
-
-
-def held(run: Run[EvalStage], task: str) -> int | None:
-    data = run.parents.get("data_root")
-    if isinstance(data, Run) and isinstance(data.config, DataStage):
-        there = data.config.expert.questions(run.config.eval.split)
-        if there is not None:
-            return there
-    if data is None:
-        return QUESTIONS[task]
-    file = Path(data.folder) / task.partition("_")[0] / run.config.languages[0] / "test.jsonl"
-    if not file.is_file():
-        return None
-    with open(file, "rb") as lines:
-        return sum(1 for _ in lines)
+    task, language, root = run.config.eval.tasks[0], run.config.languages[0], run.parents.get("data_root")
+    unknown = root is not None and root.folder.is_dir() and history.scored_file(run, task, language) is None
+    return (task.task, history.questions(run, task, language)) if task.task in QUESTIONS and not unknown else None
 
 
 # ---------------------------------------------------------------------------------------------------- measured

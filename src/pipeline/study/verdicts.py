@@ -15,6 +15,7 @@ from pipeline.report.claims import (
     Ranked,
     Verdict,
     corrected,
+    judge_alike,
     judge_difference,
     judge_every,
     judge_friedman,
@@ -153,7 +154,7 @@ class Sides:
             told += [f"higher in {int((pairs > 0).sum())} of {pairs.size}, lower in {int((pairs < 0).sum())}"]
             told += [f"pairs {', '.join(f'{100 * one:+.1f}' for one in pairs.ravel())}"]
         if array.ndim == 3 and not isinstance(self.questions, Corpora):
-            names = (*(f"{axis} alone" for axis in self.asked.axes), "problems alone", "all jointly")
+            names = (*(f"{axis} alone" for axis in self.asked.axes[:2]), "problems alone", "all jointly")
             drawn = zip(names, two_way_bootstrap(array), strict=True)
             told += [f"resampling {name} {100 * low:+.1f} to {100 * high:+.1f}" for name, (low, high) in drawn]
         if not self.plain:
@@ -213,20 +214,33 @@ def of_facts(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
     """Of numbers that runs recorded, over the trainings of the named axes; a fact's own unit is told as points."""
     import numpy as np
 
-    def side(cells: Sequence[Cell]) -> np.ndarray:
-        return np.mean(np.broadcast_arrays(*(by_level(cell, asked.axes, fact_of(cell)) for cell in cells)), axis=0)
-
-    def fact_of(cell: Cell) -> Callable[[Item], np.ndarray]:
-        values = answers.facts(cell)
-        return lambda item: np.array([item_value(asked.plan, item, values) / 100])
-
-    ((left,), (right,)), claim = (map(side, cells) for cells in (asked.left, asked.right)), asked.claim
-    array = (left - (1 + claim.threshold / 100 if claim.relative else 1) * right)[..., 0]
+    left, right = (np.mean(facts_of(asked, answers, cells), axis=0) for (cells,) in (asked.left, asked.right))
+    claim = asked.claim
+    array = left - (1 + claim.threshold / 100 if claim.relative else 1) * right
     told = f"{array.size} of {' x '.join(asked.axes) or 'one training a side'}: "
     told += ", ".join(f"{100 * one:+.3g}" for one in array.ravel())
     if min(array.shape, default=1) < 3 or not np.ptp(array):
         return not_testable(claim, f"fewer than three trainings, or all alike, show no variance; {told}")
     return judge_difference(claim, contrast_of_trainings(array), float(left.mean()), float(right.mean()), told)
+
+
+def alike(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
+    """Of two kinds of trainings, those of the named axes: their facts at all places are a training's profile."""
+    import numpy as np
+
+    sides = [np.array(facts_of(asked, answers, cells)) for (cells,) in (asked.left, asked.right)]
+    return judge_alike(asked.claim, ranks.alike(*(side.reshape(len(side), -1).T for side in sides)))
+
+
+def facts_of(asked: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell]) -> list[np.ndarray]:
+    """(levels of each axis ...) of the fact of each place, as shares."""
+    import numpy as np
+
+    def fact_of(cell: Cell) -> Callable[[Item], np.ndarray]:
+        values = answers.facts(cell)
+        return lambda item: np.array([item_value(asked.plan, item, values) / 100])
+
+    return [by_level(cell, asked.axes, fact_of(cell))[..., 0] for cell in cells]
 
 
 def paired(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
@@ -336,5 +350,5 @@ def spearman(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
     return judge_spearman(asked.claim, ranks.compare_correlations(left, right, outcome, groups, models), len(left))
 
 
-JUDGES = {"difference": difference, "gain": gain, "every": every, "wins": wins, "mcnemar": paired, "friedman": friedman,
-          "spearman": spearman}  # fmt: skip
+JUDGES = {"difference": difference, "gain": gain, "alike": alike, "every": every, "wins": wins, "mcnemar": paired,
+          "friedman": friedman, "spearman": spearman}  # fmt: skip
