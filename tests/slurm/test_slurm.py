@@ -311,11 +311,11 @@ def test_the_fsdp_file_is_accepted(cluster: Cluster) -> None:
 # ---------------------------------------------------------------------------------------------------- refusals
 
 
-def test_refusals_are_one_sentence_with_slurms_words(cluster: Cluster, table: Path, tmp_path: Path) -> None:
+def test_refusals_are_one_sentence_with_slurms_words(cluster: Cluster, training: list[str], tmp_path: Path) -> None:
     def asked(*more: str, path: str | None = None) -> tuple[int, str]:
         environment = {**cluster.environment, **({"PATH": path} if path else {})}
-        command = words(table, tmp_path / "runs", *SLURM, *more)
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        command = [sys.executable, "-m", "pipeline", *training, "sft.steps=2", f"runs_dir={tmp_path}/runs"]
+        done = subprocess.run([*command, *SLURM, *more], env=environment, capture_output=True, text=True)
         assert "Traceback" not in done.stderr and done.stdout == ""
         return done.returncode, done.stderr.strip().splitlines()[-1]
 

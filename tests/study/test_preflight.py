@@ -146,3 +146,14 @@ def test_a_table_without_models_is_planned(mine: Command) -> None:
     """Of a fact of a training, nothing is evaluated."""
     told = show_plan(mine("plan", axes={}, score={}, columns={"math": {"run": "math", "fact": "loss"}}, rows={"a": {}}))
     assert "sft: 1, 0 finished" in told and "eval" not in told
+
+
+def test_the_job_that_continues_leaves_prompts_to_the_evaluations(
+    tmp_path: Path, call: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They check them, too; for that alone the job would load the harness."""
+    asked: list[bool] = []
+    monkeypatch.setattr("pipeline.study.table.refusals", lambda _, prompts: asked.append(prompts) or ["enough"])
+    for more in ((), ("launcher=slurm", "launcher.retry_failed=false")):
+        assert call("stage=table", "table=sandbox", f"runs_dir={tmp_path}", *more).status == 1
+    assert asked == [True, False]
