@@ -6,6 +6,7 @@ chatter of libraries are silenced (`quiet`).
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import shutil
@@ -34,6 +35,8 @@ def quiet() -> None:
     """Silence what libraries show of their own work; what the environment asks for stands above it."""
     for name, value in SILENT.items():
         os.environ.setdefault(name, value)
+    for name in ("torchao", "torch.utils._pytree"):  # kernels for GPUs that are absent, at each import
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def say(line: str) -> None:

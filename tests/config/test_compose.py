@@ -133,7 +133,8 @@ REFUSED = {
     EVAL + "model=llama3.1_8b": "stage=eval does not read model=llama3.1_8b",
     "stage=status table=sandbox": "stage=status does not read table=sandbox",
     "stage=data expert=math data=aya": "stage=data does not read data=aya",
-    "expert=math": "stage=table does not read expert=math",
+    "expert=math": "stage=table does not read expert=math: give every.expert=math for the runs of the table, or leave",
+    "stage=plan model=./folder": "stage=plan does not read model=./folder: give every.model=./folder for the runs",
     # an unknown key, with + too
     SFT + "lr=1e-5": "unknown key lr: did you mean sft.learning_rate=...?",
     SFT + "sft.lr=1e-5": "unknown key sft.lr: did you mean sft.learning_rate=...?",

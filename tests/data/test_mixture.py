@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,9 @@ def test_duplicates_and_empty_rows_are_dropped_and_counted(tmp_path: Path):
     put(tmp_path, "more.jsonl", [*problems(6)])
     more = Source(file="more.jsonl", rows="gsm8k")
     counts = make_training_set(stage(Data(), first=MATH, second=more), tmp_path, tmp_path)
-    none = {"contaminated": 0, "word_problems": 0, "shared": {}}
+    none = {"contaminated": 0, "number_variants": 0, "word_problems": 0, "shared": {}}
     assert counts == {
-        "first": {"rows": 8, "empty": 1, "duplicates": 2, "left": 5, "taken": 5, **none},
+        "first": {"rows": 8, "empty": 1, "blank": {"answer": 1}, "duplicates": 2, "left": 5, "taken": 5, **none},
         "second": {"rows": 6, "empty": 0, "duplicates": 5, "left": 1, "taken": 1, **none},
         "train": 6,
         "validation": 0,
@@ -70,7 +71,7 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reasons(tmp_path: Path, c
     }
     counts = make_training_set(stage(Data(), **sources), tmp_path, tmp_path)
     told = {name: {key: found for key, found in counts[name].items() if isinstance(found, int)} for name in sources}
-    zero = {"duplicates": 0, "contaminated": 0, "word_problems": 0}
+    zero = {"duplicates": 0, "contaminated": 0, "number_variants": 0, "word_problems": 0}
     assert told == {
         "pairs": {"rows": 6, "broken": 2, "low_score": 1, "empty": 1, "left": 2, "taken": 2, **zero},
         "own": {"rows": 4, "not_text": 2, "empty": 1, "left": 1, "taken": 1, **zero},
@@ -78,10 +79,11 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reasons(tmp_path: Path, c
     }
     card = (tmp_path / "data_card.md").read_text()
     head = (
-        "rows | empty | not text | broken | low score | tool turns | duplicates | contaminated | word problems | left"
+        "rows | empty | not text | broken | low score | tool turns | duplicates | contaminated | "
+        "number variants | word problems | left"
     )
     assert f"| {head} | taken |" in card
-    assert "| pairs | local | not pinned |  |  | 6 | 1 | 0 | 2 | 1 | 0 | 0 | 0 | 0 | 2 | 2 |" in card
+    assert "| pairs | local | not pinned |  |  | 6 | 1 | 0 | 2 | 1 | 0 | 0 | 0 | 0 | 0 | 2 | 2 |" in card
     assert "low score is below min_score" in card and "not text is a list, an object or NaN" in card
     assert "of 12 rows, 2 empty, 2 not text, 2 broken, 1 low score, 1 tool turns, 0 dup" in capsys.readouterr().err
 
@@ -397,7 +399,10 @@ def test_nothing_left_says_why(tmp_path: Path):
     put(tmp_path, "a.jsonl", [{"question": PROBLEM, "answer": "9"}] * 2 + [{"question": "q", "answer": None}])
     with pytest.raises(PipelineError) as caught:
         make_training_set(stage(Data(), a=of("a")), tmp_path, tmp_path)
-    assert "nothing is left of 3 rows (1 empty, 1 duplicates, 1 contaminated, 0 word problems)" in str(caught.value)
+    assert (
+        "nothing is left of 3 rows (1 empty, 1 duplicates, 1 contaminated, 0 number variants, 0 word problems)"
+        in str(caught.value)
+    )
 
 
 def test_half_a_character_is_refused(tmp_path: Path):
@@ -433,6 +438,42 @@ def test_the_problems_that_mgsm_took_from_gsm8k_are_found_all_and_alone(tmp_path
     counts = make_training_set(stage(Data(), tested=test, taught=train), data, tmp_path)
     assert (counts["tested"]["contaminated"], counts["taught"]["contaminated"]) == (250, 0)
     assert counts["taught"]["left"] == 7473
+
+
+def test_number_variants_are_dropped_from_math_sets_and_counted_in_language_sets(tmp_path: Path) -> None:
+    """Expected by hand: the variant shares no 13 words with the item, and 14 without numbers."""
+    item = "Ana buys 16 red pens for 3 coins each and sells them all to nine friends for 1,250 coins on Monday"
+    variant = item.replace("16", "170").replace("3", "4").replace("1,250", "99.5")
+    put(tmp_path, "mgsm/en/test.jsonl", [{"question": item, "answer": None, "answer_number": 18}])
+    put(tmp_path, "rows.jsonl", [{"question": text, "answer": "so"} for text in (item, variant, "Ana buys 16 pens")])
+    math, text = Source(file="rows.jsonl", rows="gsm8k"), Source(file="rows.jsonl", rows="gsm8k", language="sw")
+
+    def left(source: Source, **knobs: str) -> tuple[int, int, int]:
+        counts = make_training_set(stage(Data(word_problems="count", **knobs), a=source), tmp_path, tmp_path)["a"]
+        return counts["contaminated"], counts["number_variants"], counts["left"]
+
+    assert left(math) == (1, 1, 1) and left(text) == (1, 1, 2)
+    assert left(math, number_variants="count") == (1, 1, 2) and left(text, number_variants="drop") == (1, 1, 1)
+    assert left(math, decontaminate="count") == (1, 1, 3)
+    assert left(math, decontaminate="count", number_variants="drop") == (1, 1, 2)
+    card = (tmp_path / "data_card.md").read_text()
+    assert "1 number variants" in card or "| number variants |" in card
+    assert "They are dropped in a." in card and "Not detected: paraphrases, translations" in card
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("code", ["en", "sw", "bn", "te", "ja"])
+def test_mgsm_with_each_number_changed_by_one_is_found(code: str, tmp_path: Path) -> None:
+    data = Path(os.environ["PIPELINE_TEST_DATA"]) / f"mgsm/{code}/test.jsonl"
+    questions = [row["question"] for row in read_jsonl(data)]
+    changed = [re.sub(r"\d+", lambda found: str(int(found[0]) + 1), text) for text in questions]
+    put(tmp_path, f"mgsm/{code}/test.jsonl", read_jsonl(data))
+    put(tmp_path, "rows.jsonl", [{"question": text, "answer": "so"} for text in changed])
+    counts = make_training_set(
+        stage(Data(decontaminate="count"), a=Source(file="rows.jsonl", rows="gsm8k")), tmp_path, tmp_path
+    )
+    found = counts["a"]["contaminated"] + counts["a"]["number_variants"]
+    assert found == (249 if code == "te" else 250)  # one has 12 words besides its numbers
 
 
 @pytest.mark.real_data

@@ -55,7 +55,7 @@ def test_a_silent_hub_is_asked_once_for_a_training_set(tmp_path: Path) -> None:
 
 
 def test_the_cache_stands_in_and_other_refusals_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """load_dataset stands for the cache that stage=prefetch or an earlier run left."""
+    """load_dataset_builder stands for the cache that stage=prefetch or an earlier run left."""
 
     class Answer(Exception):
         def __init__(self, status: int) -> None:
@@ -66,11 +66,17 @@ def test_the_cache_stands_in_and_other_refusals_stay(tmp_path: Path, monkeypatch
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     seen = []
 
-    def load_dataset(*_: object, **__: object) -> datasets.Dataset:
-        seen.append(datasets.config.HF_HUB_OFFLINE)
-        return datasets.Dataset.from_list([{"prompt": "p", "completion": "c"}])
+    class Builder:
+        def __init__(self, *_: object, **__: object) -> None:
+            seen.append(datasets.config.HF_HUB_OFFLINE)
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+        def download_and_prepare(self) -> None:
+            pass
+
+        def as_dataset(self, split: str) -> datasets.Dataset:
+            return datasets.Dataset.from_list([{"prompt": "p", "completion": "c"}])
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", Builder)
     source = Source(hub="org/rows", stream=False, file="rows.jsonl", rows="pairs")
     for error in (OSError("no route"), Answer(502), Answer(404), None):
         monkeypatch.setattr(reach, "refusal", lambda _, error=error: error)
@@ -80,7 +86,7 @@ def test_the_cache_stands_in_and_other_refusals_stay(tmp_path: Path, monkeypatch
     def not_there(*_: object, **__: object) -> None:
         raise Answer(404)
 
-    monkeypatch.setattr(datasets, "load_dataset", not_there)
+    monkeypatch.setattr(datasets, "load_dataset_builder", not_there)
     monkeypatch.setattr(reach, "refusal", lambda _: Answer(404))
     with pytest.raises(Answer):  # of no library that is put in words: not swallowed
         list(read("mine", source, None))

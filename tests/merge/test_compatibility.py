@@ -159,24 +159,88 @@ def test_a_run_that_learned_nothing_is_told_from_manifests(tmp_path):
         refuse_unmoved({"math": SimpleNamespace(folder=tmp_path, name="math-2")})
 
 
-def test_other_tokenizers(tmp_path):
-    math, language = (stacked(tmp_path / name, 2, seed) for seed, name in enumerate(("math", "language")))
+@pytest.fixture
+def readers(tmp_path):
+    """Two experts with a byte-level BPE tokenizer, and what opens their merge once one's files were changed."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
 
-    def opened():
-        sources = {"math": Checkpoint.open(math), "language": Checkpoint.open(language)}
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        ["hello Hello 12 12"] * 9, trainers.BpeTrainer(special_tokens=["</s>"], initial_alphabet=alphabet)
+    )
+    base = tmp_path / "tokenizer"
+    PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>").save_pretrained(base)
+    folders = [stacked(tmp_path / name, 2, seed) for seed, name in enumerate(("math", "language"))]
+    for folder in folders:
+        shutil.copytree(base, folder, dirs_exist_ok=True)
+
+    def opened(change=lambda found: None, file="tokenizer.json"):
+        found = json.loads((base / file).read_text())
+        change(found)
+        (folders[1] / file).write_text(json.dumps(found))
+        sources = dict(zip(("math", "language"), map(Checkpoint.open, folders), strict=True))
         return open_merge(swap(bottom_layers=1, top_layers=0), sources)
 
-    for folder, vocabulary in ((math, {"a": 0, "b": 1}), (language, {"a": 1, "b": 0})):
-        model = {"model": {"vocab": vocabulary, "merges": ["a b"]}, "added_tokens": []}
-        (folder / "tokenizer.json").write_text(json.dumps(model))
+    return opened
+
+
+def test_another_format_of_the_same_tokenizer_is_no_obstacle(readers):
+    def other_format(found):
+        found["model"]["merges"] = [pair.split(" ") if isinstance(pair, str) else " ".join(pair)
+                                    for pair in found["model"]["merges"]]  # fmt: skip
+        found["version"] = "1.0"
+
+    assert readers() and readers(other_format)
+
+
+def test_another_vocabulary(readers):
+    def swapped(found):
+        vocabulary = found["model"]["vocab"]
+        one, other = list(vocabulary)[-2:]
+        vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+
     with pytest.raises(PipelineError, match="merge.language: .* has another tokenizer than merge.math"):
-        opened()
-    other_format = {"model": {"vocab": {"b": 1, "a": 0}, "merges": [["a", "b"]]}, "version": "2"}
-    (language / "tokenizer.json").write_text(json.dumps(other_format))
-    assert opened()
-    (language / "tokenizer.json").write_text("{")
-    with pytest.raises(PipelineError, match="tokenizer.json is not valid JSON"):
-        opened()
+        readers(swapped)
+
+
+BOS = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "B", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+    "special_tokens": {"B": {"id": "B", "ids": [0], "tokens": ["</s>"]}},
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"type": "Lowercase"}},
+        {"normalizer": {"type": "NFKC"}},
+        {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": False}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True},
+                           {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}]}},
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}},
+        {"post_processor": BOS},
+        {"truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}},
+    ],
+)  # fmt: skip
+def test_a_tokenizer_of_the_same_vocabulary_that_reads_otherwise(readers, change):
+    with pytest.raises(PipelineError, match="merge.language: .* a tokenizer of the same vocabulary that reads '"):
+        readers(lambda found: found.update(change))
+
+
+def test_settings_that_transformers_applies_are_compared_by_what_they_do(readers):
+    assert readers(lambda found: found.update(add_prefix_space=False), "tokenizer_config.json")
+    with pytest.raises(PipelineError, match="a tokenizer of the same vocabulary that reads ''"):
+        readers(
+            lambda found: found.update(
+                add_bos_token=True, bos_token=found["eos_token"], tokenizer_class="LlamaTokenizer"
+            ),
+            "tokenizer_config.json",
+        )
 
 
 def test_a_narrower_base_is_widened_exactly(tmp_path):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -190,3 +193,37 @@ def test_a_full_disk_is_named_and_leaves_nothing_behind(wrapped: bool, tmp_path:
         assert not list((disk / "runs/.work").iterdir())
     finally:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@contextmanager
+def overlaid(lower: Path) -> Iterator[Path]:
+    """Where a folder is the lower layer of an overlay."""
+    upper, work, merged = folders = [lower.with_name(name) for name in ("upper", "work", "merged")]
+    for folder in folders:
+        folder.mkdir()
+    layers = f"lowerdir={lower},upperdir={upper},workdir={work},redirect_dir=off"
+    if subprocess.run(["mount", "-t", "overlay", "-o", layers, "overlay", str(merged)], capture_output=True).returncode:
+        pytest.skip("overlay: only root may mount one, and not upon another")
+    try:
+        yield merged
+    finally:
+        subprocess.run(["umount", str(merged)], check=True)
+
+
+def test_what_lies_in_the_lower_layer_of_an_overlay_is_replaced_and_taken_over(tmp_path: Path) -> None:
+    """As runs in the image of a container: renaming their folders is EXDEV there."""
+    lower = tmp_path / "lower"
+    made = make_once(a_run(lower), writes("old"))
+    left = a_run(lower, seed=1).workplace / "0123abcd"
+    left.mkdir(parents=True)
+    (left / "train.jsonl").write_text("half")
+    with overlaid(lower) as merged:
+        with pytest.raises(OSError) as refused:
+            os.rename(merged / made.name, merged / "renamed")
+        assert refused.value.errno == errno.EXDEV
+        again = make_once(a_run(merged, redo=True), writes("new"))
+        manifest = read_manifest(again)
+        assert manifest is not None and manifest.attempt == 2 and (again / "train.jsonl").read_text() == "new"
+        assert read_manifest(make_once(a_run(merged, seed=1), writes())) is not None
+        assert list((merged / ".work").iterdir()) == []
+    assert (made / "train.jsonl").read_text() == "old"

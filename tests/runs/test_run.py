@@ -128,6 +128,40 @@ def test_a_knob_at_its_default_adds_nothing() -> None:
     assert one.decided_by["config"]["sft"] == {"method": "full", "learning_rate": 1e-6, "precision": "bf16"}
 
 
+@pytest.mark.parametrize(
+    ("words", "change", "reader"),
+    [
+        (FULL["layer_swap"], "seed=3", None),
+        (FULL["soup"], "deterministic=true", None),
+        ("stage=eval eval=mgsm_2shot checkpoint=hub:a/b", "seed=3", None),
+        ("stage=eval eval=mgsm_2shot checkpoint=hub:a/b", "deterministic=true", None),
+        ("stage=data expert=math", "deterministic=true", None),
+        ("stage=sft expert=math", "sft.lora_rank=8", "sft=lora"),
+        ("stage=sft expert=math", "sft.lora_alpha=8", "sft=lora"),
+        ("stage=sft expert=math", "sft.lora_dropout=0.5", "sft=lora"),
+        ("stage=sft expert=math", "sft.lora_targets=[q_proj]", "sft=lora"),
+        ("stage=sft expert=math", "sft.steps_per_switch=7", "sft=simultaneous expert=math_sw partition=A"),
+        ("stage=sft expert=math", "sft.decay_share=0.5", "sft.schedule=wsd"),
+        ("stage=sft expert=math", "sft.parallel=fsdp2", "sft.processes=4"),
+        ("stage=sft expert=math sft.template=chat", "sft.separator=x", "sft.template=plain"),
+        ("stage=sft expert=math sft.snapshot_every=9", "sft.snapshot_keep_by=validation_loss", "sft.snapshot_keep=2"),
+        ("stage=sft expert=math", "deterministic=true", ""),
+        ("stage=data expert=math", "seed=3", ""),
+    ],
+)
+def test_a_knob_that_nothing_reads_is_free(words: str, change: str, reader: str | None) -> None:
+    """reader: the words with which it is read, and hashed."""
+
+    def hash_of(*more: str) -> str:
+        found = dict(word.split("=", 1) for one in (words, *more) for word in one.split())
+        return build(compose([f"{key}={value}" for key, value in found.items()])).hash  # type: ignore[arg-type]
+
+    if reader != "":
+        assert hash_of(change) == hash_of()
+    if reader is not None:
+        assert hash_of(reader, change) != hash_of(reader)
+
+
 def test_parents_and_the_version_are_in_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     config = full("layer_swap")
     parents = {role: External("n", role * 9, Path("x")) for role in ("math", "language")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -366,8 +367,10 @@ def test_a_site_without_a_gres_named_gpu_is_pointed_to_its_own_option(tools: Pat
     (tools / "sbatch").write_text(
         "#!/bin/sh\necho 'sbatch: error: Invalid generic resource (gres) specification' >&2; exit 1\n"
     )
-    with pytest.raises(PipelineError, match=r"give launcher.gpus=0 and your site's own option, launcher.options=\["):
+    with pytest.raises(PipelineError, match="give launcher.gpus=0 and your site's own option, ") as refused:
         slurm.execute(Launcher(name="slurm"), None, [a_run(tmp_path / "runs")])
+    (word,) = shlex.split(str(refused.value).partition("own option, ")[2].partition(" (")[0])
+    assert compose(["stage=plan", word]).launcher.options == ["--gpus-per-node=1"]  # as it is pasted into a shell
 
 
 @pytest.mark.parametrize("line", ["module load nowhere", "exit 3", "source /nowhere/activate", "exit 0"])
@@ -418,6 +421,33 @@ def test_the_signal_leaves_the_time_that_a_resume_point_takes_to_write(
         slurm.resources_of(of_8b(tmp_path), Launcher(name="slurm", time="4:00"))
     lora = slurm.resources_of(of_8b(tmp_path, "sft=lora", "threads=8"), Launcher(name="slurm", time="4:00"))
     assert lora == slurm.Resources(gpus=1, cpus=8, lead=62)  # 12 bytes x rank 64 x 2,621,440
+
+
+@pytest.mark.parametrize(
+    ("answer", "refused"),
+    [
+        ("2:30", 150), ("3:35", None), ("1-02:03:04", None), ("0:00", 0),
+        ("UNLIMITED", None), ("INVALID", None), ("NOT_SET", None), ("", None),
+    ],
+)  # fmt: skip
+def test_the_limit_of_a_submitted_job_is_asked_for(
+    answer: str, refused: int | None, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of its partition, for one. By hand: 120 s to start, 60 s for the signal, 34 s to write 96 GB at 2.8 GB/s."""
+    monkeypatch.setattr(slurm, "write_speed", lambda folder: 2.8e9)
+    (tools / "squeue").write_text(
+        f"#!/bin/sh\necho squeue $@ >> {tools}/calls; echo 12:00\ncase $* in *%L*) echo 'pipeline:{answer}' ;; esac\n"
+    )
+    run = of_8b(tmp_path)
+    data = run.parents["data"]
+    assert isinstance(data, Run)
+    told = rf"^the time limit of job 2 is {refused} s: a job of {run.name} needs 214 s to start and to write one resume"
+    with pytest.raises(Held if refused is None else PipelineError, match="^2 runs" if refused is None else told):
+        slurm.execute(Launcher(name="slurm"), None, [run])
+    asked = [words for words in calls(tools, "squeue") if "--format=pipeline:%L" in words]
+    assert [words[1] for words in asked] == ["--jobs=2"]  # of the training alone
+    assert calls(tools, "scancel") == ([] if refused is None else [["2"]])
+    assert ("job" in state.read(run.workplace)) == (refused is None) and state.read(data.workplace)["job"] == "1_0"
 
 
 def test_on_cpus_the_number_of_threads_is_the_plans(tmp_path: Path) -> None:
@@ -649,3 +679,13 @@ def test_a_plan_that_cannot_be_read_is_an_error(
         slurm.execute(launcher, None, targets)
     assert len(calls(tools)) == 3
     assert "is not readable" in call("stage=status", f"runs_dir={tmp_path}/runs").err
+
+
+def test_a_plan_made_here_replaces_one_that_cannot_be_read(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "runs")
+    slurm.plans.leave("mine", [run], {})
+    file = tmp_path / "runs/.plans/mine.json"
+    whole = file.read_bytes()
+    file.write_bytes(b"\xff")
+    slurm.plans.leave("mine", [run], {})
+    assert file.read_bytes() == whole

@@ -32,6 +32,9 @@ class Source:
     prompt: str | None = None  # rows=template, bitext (the English side): text with {column}s
     completion: str | None = None  # rows=template, bitext (the other side)
     turns: int | None = knob(None, low=1)  # rows=conversation: turns kept from its beginning; null: all
+    tool_turns: str = knob(
+        "drop", options=("drop", "keep")
+    )  # rows=conversation: those with tools, for sft.template=chat
     min_score: float | None = None  # rows=nllb: LASER margin
     without: list[str] | None = None  # benchmarks whose items are dropped even where data.decontaminate=count
     stream: bool = False  # read only as far as `candidates`, in an order shuffled by the seed, without fetching all
@@ -97,6 +100,8 @@ class Data:
     leave_out: list[str] | None = knob(None, hashed=False)  # sources that the expert has and this mixture has not
     allow_fewer: bool = False  # take what there is where a source has fewer rows than asked
     decontaminate: str = knob("drop", options=("drop", "count"))  # rows that share an n-gram with a benchmark
+    # rows that share one with numbers left out of both; null: as decontaminate, in language sets count
+    number_variants: str | None = knob(None, options=("drop", "count"))
     ngram: int = knob(13, low=4)  # words; twice as many characters where a script has no spaces
     benchmarks: str | None = knob(None, run=True)  # a folder laid out as data_root; null: data_root, else the Hub
     word_problems: str = knob("drop", options=("drop", "count"))  # of language sets

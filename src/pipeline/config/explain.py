@@ -73,8 +73,9 @@ def explain(error: Exception, words: list[str]) -> str:
         if new := re.search(rf"full_key: ({re.escape(key)}\.\S+)", text):  # key={new: ...}
             return f"{new.group(1)} is new: add it with a plus, +{new.group(1)}=..."
         if key in conf.groups() or key in conf.STAGES:
-            key = f"{key}={asked.get(key, '')}"
-            return f"stage={stage} does not read {key}: leave it out; it reads {', '.join(conf.reads(stage))}"
+            value = asked.get(key, "")
+            value = asked.get("model.path", value) if (key, value) == ("model", "trained") else value
+            return _not_read(f"{key}={value}", stage)
         return _explain_key(key, stage, asked.get("merge"))
     if match := re.search(r"You must specify '(\w+)'", text):
         group = match.group(1)
@@ -110,9 +111,14 @@ def of_another_type(key: str, text: str) -> str | None:
     return None
 
 
+def _not_read(word: str, stage: str) -> str:
+    table = f"give every.{word} for the runs of the table, or " if stage in ("plan", "table") else ""
+    return f"stage={stage} does not read {word}: {table}leave it out; it reads {', '.join(conf.reads(stage))}"
+
+
 def _explain_key(key: str, stage: str, merge: str | None) -> str:
     if key.partition(".")[0] in conf.groups() and key.partition(".")[0] not in conf.reads(stage):
-        return f"stage={stage} does not read {key}: leave it out; it reads {', '.join(conf.reads(stage))}"
+        return _not_read(key, stage)
     kind: Any = conf.STAGES.get(stage)
     method = next((name for name in conf.METHODS if merge in (name, *conf.presets(name))), None)
     for name in key.split(".")[:-1]:

@@ -114,13 +114,22 @@ class Stage:
     launcher: Launcher = part(Launcher, hashed=False)
 
 
+def draws(config: RunStage) -> bool:
+    """Whether the seed decides anything: data are drawn and trainings shuffled; other stages draw nothing."""
+    return config.stage in ("data", "sft", "cpt")
+
+
+def trains(config: RunStage) -> bool:
+    return config.stage in ("sft", "cpt")
+
+
 @dataclass
 class RunStage(Stage):
-    """A stage that makes one run. `deterministic`: torch's deterministic algorithms, wanted on a GPU."""
+    """A stage that makes one run."""
 
     redo: bool = knob(False, hashed=False)  # make it again, as a new attempt; its parents are left as they are
-    seed: int = knob(0, low=0, high=MOST_SEED)
-    deterministic: bool = knob(False)  # torch's deterministic algorithms, wanted on a GPU
+    seed: int = knob(0, low=0, high=MOST_SEED, hashed=draws)
+    deterministic: bool = knob(False, hashed=trains)  # torch's deterministic algorithms in training, wanted on a GPU
     threads: int | None = knob(
         None, low=1, hashed=False
     )  # CPU threads; null: torch's choice. Same bits need the same count
@@ -287,6 +296,7 @@ class StatusStage(Stage):
 @dataclass
 class Show:
     samples: int = knob(0, low=0)  # answers of each task and language that are printed
+    rows: int = knob(0, low=0)  # rows of a training set that are printed, with what is trained on marked
 
 
 @dataclass

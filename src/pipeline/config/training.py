@@ -44,6 +44,10 @@ class Partition:
     scale_to_depth: bool = False  # counts as of 32 layers: max(1, floor(count x layers / 32))
 
 
+def with_adapter(sft: Sft) -> bool:
+    return sft.adapter == "lora"
+
+
 @dataclass
 class Sft:
     """A way to train, and its recipe. Batch sizes are sequences an optimizer step; lengths are tokens."""
@@ -52,12 +56,16 @@ class Sft:
     method: str = knob("full", options=("full", "partial", "mixed", "simultaneous"))
     adapter: str = knob("none", options=("none", "lora"))
     side: str | None = knob(None, options=("math", "language"))  # partial: what is trained; null: the expert's side
-    steps_per_switch: int = knob(1, low=1)  # simultaneous: optimizer steps on one side before the other's turn
+    # Knobs that only some ways to train read are hashed only there
+    steps_per_switch: int = knob(
+        1, low=1, hashed=lambda sft: sft.method == "simultaneous"
+    )  # simultaneous: optimizer steps on one side before the other's turn
     learning_rate: float = knob(1e-5, above=0)
     batch_size: int = knob(32, low=1)  # over all processes and accumulated micro-batches
     micro_batch_size: int | None = knob(None, low=1)  # a process and pass; null: all at once
     processes: int = knob(1, low=1)  # one a GPU
-    parallel: str = knob("ddp", options=("ddp", "fsdp2"))  # with processes > 1: whole copies, or shards
+    # with processes > 1: whole copies, or shards
+    parallel: str = knob("ddp", options=("ddp", "fsdp2"), hashed=lambda sft: sft.processes > 1)
     seq_length: int = knob(1024, low=8)
     packing: bool = False  # cpt: string plain text together and cut it into rows of seq_length
     epochs: int = knob(1, low=1)  # passes over the set
@@ -67,28 +75,37 @@ class Sft:
     optimizer: str = knob("adamw", options=("adamw", "muon_adamw", "adamw_bf16", "adamw_8bit"))
     schedule: str = knob("linear", options=("linear", "wsd", "constant"))  # warm-up first, in each
     warmup_steps: int = knob(0, low=0)  # optimizer steps
-    decay_share: float = knob(0.1, low=0, high=1)  # wsd: the share of steps that decays, linearly
+    # wsd: the share of steps that decays, linearly
+    decay_share: float = knob(0.1, low=0, high=1, hashed=lambda sft: sft.schedule == "wsd")
     weight_decay: float = knob(0.1, low=0)
     adam_beta1: float = knob(0.9, low=0, below=1)
     adam_beta2: float = knob(0.99, low=0, below=1)
     max_grad_norm: float = knob(1.0, above=0)
     shuffle: bool = True  # false: the data run's order, once
-    loss_on: str = knob("response", options=("response", "all"))
+    # response: the last one of a conversation; assistant_turns: all of them, with sft.template=chat
+    loss_on: str = knob("response", options=("response", "assistant_turns", "all"))
     prompt_weight: float = knob(0.0, low=0)  # loss_on=response: what a prompt's token weighs against a response's 1
     template: str = knob("plain", options=("plain", "chat"))  # plain: prompt, separator, completion
-    separator: str = "\n"  # between prompt and completion where sft.template=plain
+    # what a chat template that prints today's date prints
+    template_date: str = knob("2024-07-26", hashed=lambda sft: sft.template == "chat")
+    # between prompt and completion where sft.template=plain
+    separator: str = knob("\n", hashed=lambda sft: sft.template == "plain")
     precision: str = knob("fp32", options=("fp32", "bf16"))  # bf16: matrix products by autocast
     weights: str = knob("float32", options=("float32", "bfloat16"))  # the dtype that weights and gradients have
     gradient_checkpointing: bool = False  # activations computed twice: less memory, a third more time
     save_dtype: str | None = knob(None, options=("float32", "bfloat16"))  # null: as trained
-    lora_rank: int = knob(64, low=1)
-    lora_alpha: float = knob(16.0, above=0)  # adapters are scaled by alpha / sqrt(rank)
-    lora_dropout: float = knob(0.0, low=0, below=1)
-    lora_targets: list[str] = knob(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
+    lora_rank: int = knob(64, low=1, hashed=with_adapter)
+    lora_alpha: float = knob(16.0, above=0, hashed=with_adapter)  # adapters are scaled by alpha / sqrt(rank)
+    lora_dropout: float = knob(0.0, low=0, below=1, hashed=with_adapter)
+    lora_targets: list[str] = knob(
+        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], hashed=with_adapter
+    )
     validate_at_start: bool = False  # the validation loss before the first step, too
     snapshot_every: int | None = knob(None, low=1)  # samples; weights kept at the first step at or after each so many
     snapshot_keep: int | None = knob(None, low=1)  # snapshots that stay; null: all
-    snapshot_keep_by: str = knob("last", options=("last", "validation_loss"))  # which: the last, or the lowest
+    snapshot_keep_by: str = knob(  # which: the last, or the lowest
+        "last", options=("last", "validation_loss"), hashed=lambda sft: sft.snapshot_keep is not None
+    )
     resume_minutes: float | None = knob(
         30.0, low=0, hashed=False
     )  # at most between resume points; null: only when stopped

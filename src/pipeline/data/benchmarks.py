@@ -68,18 +68,28 @@ def hub_sources() -> Iterator[tuple[str, Source]]:
 
 @dataclass
 class Known:
-    """The n-grams of all benchmarks, and what the card says of them."""
+    """The n-grams of all benchmarks, as their texts are and with numbers left out, and what the card says of them."""
 
     n: int
     ngrams: Any  # NgramSet
+    without_numbers: Any  # NgramSet
     texts: dict[str, int] = field(default_factory=dict)  # texts of each benchmark
     short: int = 0  # texts with no whole n-gram, which no row can be compared with
 
-    def shared(self, texts: list[str]) -> Any:
-        """The benchmarks that each text shares an n-gram with, as bits in the order of TEXTS."""
-        from pipeline.data.ngrams import ngrams
+    def shared(self, texts: list[str]) -> tuple[Any, Any]:
+        """The benchmarks that each text shares an n-gram with, as bits in the order of TEXTS; and those that it shares
+        one with only where numbers are left out of both: uint8, one a text."""
+        import numpy as np
 
-        return self.ngrams.marks_of(*ngrams(texts, self.n), len(texts))
+        from pipeline.data.ngrams import NUMBER, ngrams
+
+        exact = self.ngrams.marks_of(*ngrams(texts, self.n), len(texts))
+        variants = np.zeros_like(exact)
+        others = [index for index in np.flatnonzero(exact == 0) if NUMBER.search(texts[index])]
+        if others:
+            bare = [NUMBER.sub(" ", texts[index]) for index in others]
+            variants[others] = self.without_numbers.marks_of(*ngrams(bare, self.n), len(bare))
+        return exact, variants
 
 
 def known(n: int, root: Path | None, lock: Lock | None) -> Known:
@@ -90,25 +100,26 @@ def known(n: int, root: Path | None, lock: Lock | None) -> Known:
     """
     import numpy as np
 
-    from pipeline.data.ngrams import NgramSet, ngrams
+    from pipeline.data.ngrams import NUMBER, NgramSet, ngrams
 
     found: dict[str, list[str]] = {name: [] for name in TEXTS}
     for name, text in of_folder(root) if root is not None else of_hub(lock):
         found[name].append(text)
-    numbers, short = [], 0
-    for texts in found.values():
-        parts = [np.empty(0, dtype=np.uint64)]
-        for at in range(0, len(texts), 1000):
-            batch, owner = ngrams(texts[at : at + 1000], n)
-            short += len(texts[at : at + 1000]) - len(np.unique(owner))
-            parts.append(np.unique(batch))
-        numbers.append(np.concatenate(parts))
-    return Known(
-        n,
-        NgramSet(numbers, [1 << bit for bit in range(len(TEXTS))]),
-        {name: len(texts) for name, texts in found.items() if texts},
-        short,
-    )
+    short = 0
+    levels: list[list[Any]] = []
+    for bare in (False, True):
+        levels.append([])
+        for texts in found.values():
+            parts = [np.empty(0, dtype=np.uint64)]
+            for at in range(0, len(texts), 1000):
+                some = texts[at : at + 1000]
+                batch, owner = ngrams([NUMBER.sub(" ", text) for text in some] if bare else some, n)
+                short += 0 if bare else len(some) - len(np.unique(owner))
+                parts.append(np.unique(batch))
+            levels[-1].append(np.concatenate(parts))
+    bits = [1 << bit for bit in range(len(TEXTS))]
+    exact, without_numbers = (NgramSet(numbers, bits) for numbers in levels)
+    return Known(n, exact, without_numbers, {name: len(texts) for name, texts in found.items() if texts}, short)
 
 
 def texts_of(name: str, row: Row) -> Iterator[tuple[str, str]]:

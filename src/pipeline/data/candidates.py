@@ -1,6 +1,6 @@
 """The rows that a training set is drawn from: written to one file as they come, and known by arrays alone.
 
-A row costs 18 bytes of memory, so that 10 million are looked at in less than 2 GB, n-grams of the benchmarks included.
+A row costs 20 bytes of memory, so that 10 million are looked at in less than 2 GB, n-grams of the benchmarks included.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from pipeline.data.benchmarks import Known
-from pipeline.data.sources import Example
+from pipeline.data.sources import Example, words_of
 from pipeline.data.word_problems import is_word_problem
 from pipeline.errors import PipelineError
 
@@ -30,6 +30,7 @@ class Candidates:
         self.file, self.known = file, known
         self.places, self.digests = array("Q"), array("Q")  # where a row begins in the file; what it says
         self.sources, self.marks = array("B"), array("B")  # which source; which benchmarks it shares an n-gram with
+        self.variants = array("B")  # which it shares one with only where numbers are left out
         self.maths = bytearray()  # 1: a word problem in a language set
         self.bytes = 0
         self.batch: list[str] = []
@@ -46,7 +47,7 @@ class Candidates:
         self.sources.append(index)
         self.maths.append(language_set and is_word_problem(example))
         if self.known is not None:
-            text = "\n".join(example.values())
+            text = words_of(example)
             self.batch.append(text)
             self.characters += len(text)
             if self.characters >= BATCH:
@@ -54,7 +55,9 @@ class Candidates:
 
     def compare(self) -> None:
         if self.known is not None and self.batch:
-            self.marks.frombytes(self.known.shared(self.batch).tobytes())
+            exact, variants = self.known.shared(self.batch)
+            self.marks.frombytes(exact.tobytes())
+            self.variants.frombytes(variants.tobytes())
         self.batch, self.characters = [], 0
 
     def add_all(self, name: str, index: int, examples: Iterable[Example], language_set: bool) -> None:
@@ -75,10 +78,18 @@ class Candidates:
         first[np.unique(np.frombuffer(self.digests, dtype=np.uint64), return_index=True)[1]] = True
         return first
 
-    def arrays(self) -> tuple[Any, Any, Any]:
-        """Source, benchmarks' bits and whether it is a word problem of each row."""
-        marks = np.frombuffer(self.marks, dtype=np.uint8) if self.marks else np.zeros(len(self), dtype=np.uint8)
-        return np.frombuffer(self.sources, dtype=np.uint8), marks, np.frombuffer(self.maths, dtype=np.uint8) > 0
+    def arrays(self) -> tuple[Any, Any, Any, Any]:
+        """Source, benchmarks' bits, those of number variants, and whether it is a word problem, of each row."""
+        none = np.zeros(len(self), dtype=np.uint8)
+        marks, variants = (
+            np.frombuffer(bits, dtype=np.uint8) if bits else none for bits in (self.marks, self.variants)
+        )
+        return (
+            np.frombuffer(self.sources, dtype=np.uint8),
+            marks,
+            variants,
+            np.frombuffer(self.maths, dtype=np.uint8) > 0,
+        )
 
     def lines(self, rows: Iterable[int]) -> Iterator[bytes]:
         """The rows as they stand in the file, in the order asked for."""

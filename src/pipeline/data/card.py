@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pipeline.config.data import Source
 from pipeline.config.stages import DataStage
 from pipeline.data.sources import UNUSABLE
 from pipeline.hub.addresses import without_credentials
@@ -11,7 +12,13 @@ from pipeline.hub.addresses import without_credentials
 if TYPE_CHECKING:
     from pipeline.data.benchmarks import Known
 
-ALWAYS = ("empty", "duplicates", "contaminated", "word_problems")  # reasons that are stated where they are none, too
+ALWAYS = (
+    "empty",
+    "duplicates",
+    "contaminated",
+    "number_variants",
+    "word_problems",
+)  # reasons that are stated where they are none, too
 DONE = {"drop": "dropped", "count": "counted and kept"}
 
 
@@ -47,27 +54,54 @@ def reasons(config: DataStage, counts: dict[str, Any]) -> dict[str, str]:
     return {key: f"{count} {key.replace('_', ' ')}" for key, count in sums.items() if count or key in ALWAYS}
 
 
+def fate_of_number_variants(config: DataStage, source: Source) -> str:
+    """Drop or count. By default dropped where exact ones are, but in language sets counted."""
+    language_set = source.language not in (None, "en")
+    return config.data.number_variants or ("count" if language_set else config.data.decontaminate)
+
+
 def _compared(config: DataStage, counts: dict[str, Any], known: Known, vouched: bool) -> list[str]:
     fate = DONE[config.data.decontaminate]
+    by_fate: dict[str, list[str]] = {}
+    for name, source in config.expert.sources.items():
+        by_fate.setdefault(DONE[fate_of_number_variants(config, source)], []).append(name)
+    variants = " and ".join(f"{done} in {', '.join(names)}" for done, names in by_fate.items())
     if vouched:
-        fate = "counted and kept, as data_root is a data run, which keeps its items apart"
-    texts = ", ".join(f"{name} {count}" for name, count in known.texts.items()) or "none was found"
+        fate = variants = "counted and kept, as data_root is a data run, which keeps its items apart"
+    texts = _listed(known.texts) or "none was found"
     shared = {name: counts[name]["shared"] for name in config.expert.sources if counts[name]["shared"]}
-    told = [f"{name}: {', '.join(f'{of} {n}' for of, n in found.items())}" for name, found in shared.items()]
+    told = [f"{name}: {_listed(found)}" for name, found in shared.items()]
     return [
         f"Contaminated rows share {known.n} words in a row (twice as many characters where a script has no spaces) "
         f"with a benchmark, in any language. They are {fate}. Benchmark texts: {texts}; too short to compare: "
         f"{known.short}. Rows that share with each: {'; '.join(told) or 'none'}.",
+        "",
+        f"Number variants share as many words only where numbers are left out of both. They are {variants}.",
+        "",
+        "Not detected: paraphrases, translations, and copies in which other words are changed, numbers in words among "
+        "them, more often than that.",
         "",
         f"Word problems in language sets are {DONE[config.data.word_problems]}. Dropping either departs from the "
         "papers' letter.",
     ]
 
 
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{what} {count}" for what, count in counts.items())
+
+
 def _further(config: DataStage, counts: dict[str, Any]) -> list[str]:
     sources, lines = config.expert.sources, []
     if always := [f"{', '.join(source.without)} items of {name}" for name, source in sources.items() if source.without]:
         lines.append(f"Dropped in any case, as in the papers: {'; '.join(always)}.")
+    if blanks := [f"{name} {_listed(counts[name]['blank'])}" for name in sources if counts[name].get("blank")]:
+        lines.append(f"Blank cells that emptied rows, by column: {'; '.join(blanks)}.")
+    if cut := [
+        f"{name} {counts[name]['messages_left_out']}" for name in sources if "messages_left_out" in counts[name]
+    ]:
+        lines.append(
+            f"Messages left out, before a user's first or after the last answer that is kept: {', '.join(cut)}."
+        )
     if parts := [f"{name} {source.candidates}" for name, source in sources.items() if source.candidates]:
         lines.append(f"No more rows than this were looked at: {', '.join(parts)}.")
     if drawn := [f"{name} {counts[name]['sampled_from']}" for name in sources if counts[name].get("sampled_from")]:

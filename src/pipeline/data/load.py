@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.data import Source
-from pipeline.data.sources import READERS, Example, Row, Unusable, columns, is_text, wanted
+from pipeline.data.sources import MAY_BE_BLANK, READERS, Example, Row, Unusable, columns, is_blank, is_text, wanted
 from pipeline.errors import PipelineError
 from pipeline.hub.addresses import without_credentials
 from pipeline.hub.reach import reaching
@@ -25,6 +25,7 @@ from pipeline.progress import Bar
 
 MOST_CANDIDATES = 10_000_000  # rows looked at: their digests and places stay below 2 GB; of more, a sample is drawn
 SHUFFLE_BUFFER = 10_000  # rows of a stream that are shuffled at a time, besides the order of its files
+BUILDERS = "2"  # raised when data/lines.py reads otherwise: `datasets` keeps what was read under it
 KNOWN = (OSError, RuntimeError, ValueError, TypeError, EOFError, StopIteration)  # what datasets lets through
 THEIRS = ("datasets", "huggingface_hub", "httpx", "httpx2", "pyarrow", "yaml", "zlib")  # whose errors are put in words
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
@@ -71,15 +72,30 @@ def read(
             counts["sampled_from"] = found.sampled_from
         if there is not None:
             there.append(found.count)
-        reader, any_row = READERS[source.rows], False
-        texts = [] if source.rows == "conversation" else needed
+        any_row = False
         for row in bar.over(found.rows) if bar else found.rows:
             if wanted(row, source):
                 any_row = True
-                yield reader(row, source) if all(is_text(row[column]) for column in texts) else "not_text"
+                yield example(row, source, needed, counts)
     if not any_row:
         where = f" in language {source.language}" if source.language else ""
         raise PipelineError(f"source {name} has no rows{where}: give another file under data_root, or another expert")
+
+
+def example(row: Row, source: Source, needed: list[str], counts: dict[str, Any] | None) -> Example | Unusable:
+    """What a row teaches: nothing where a column that its text is made of is blank, which `counts` has by column."""
+    if source.rows != "conversation" and not all(is_text(row[column]) for column in needed):
+        return "not_text"
+    blank = [column for column in needed if is_blank(row[column]) and column not in MAY_BE_BLANK.get(source.rows, ())]
+    if blank and counts is not None:
+        found = counts.setdefault("blank", {})
+        found |= {column: found.get(column, 0) + 1 for column in blank}
+    if blank:
+        return "empty"
+    taught = READERS[source.rows](row, source)
+    if isinstance(taught, dict) and (left_out := taught.pop("left_out", 0)) and counts is not None:
+        counts["messages_left_out"] = counts.get("messages_left_out", 0) + left_out
+    return taught
 
 
 def open_rows(name: str, source: Source, data_root: Path | None, seed: int, locked: list[Path] | None) -> Rows:
@@ -88,11 +104,11 @@ def open_rows(name: str, source: Source, data_root: Path | None, seed: int, lock
         path = local_file(source, data_root)
         if path.suffix == ".jsonl":
             return json_lines(path, most, seed)
-        return of_dataset(packaged(source, [str(path)], stream=source.stream), most, seed)
+        return of_dataset(packaged(source, [str(path)]), most, seed)
     if locked is not None:
-        return of_dataset(packaged(source, [str(path) for path in locked], stream=source.stream), most, seed)
+        return of_dataset(packaged(source, [str(path) for path in locked]), most, seed)
     if source.url is not None:
-        return of_dataset(packaged(source, [source.url], stream=source.stream), most, seed)
+        return of_dataset(packaged(source, [source.url]), most, seed)
     if source.hub is None:
         raise PipelineError(f"source {name} is on no hub: give data_root, a folder that holds {source.file}")
     with nullcontext() if Path(source.hub).is_dir() else reaching(source.hub):
@@ -100,13 +116,27 @@ def open_rows(name: str, source: Source, data_root: Path | None, seed: int, lock
 
 
 def of_repository(source: Source) -> Any:
-    """What `datasets` makes of a repository, or of some of its raw files."""
+    """What `datasets` makes of a repository, or of some of its raw files. CSV is read as text, as files are."""
     if source.files is not None:
-        return packaged(source, [raw_files(source)], stream=source.stream)
-    from datasets import load_dataset
+        return packaged(source, [raw_files(source)])
+    from datasets import load_dataset_builder
 
-    config, split = source.hub_config, source.split
-    return load_dataset(source.hub, config, split=split, revision=source.revision, streaming=source.stream)
+    return built(load_dataset_builder(source.hub, source.hub_config, revision=source.revision), source, ("Csv",))
+
+
+def built(builder: Any, source: Source, ours: Container[str]) -> Any:
+    """The dataset of a builder; of those of the names in `ours`, as data/lines.py reads the same files."""
+    from pipeline.data.lines import Cells, Lines, Objects
+
+    kind = next((one.__name__ for one in type(builder).__mro__ if one.__name__ in ours), None)  # they are subclassed
+    if kind == "Csv":
+        builder = Cells(data_files=builder.config.data_files, delimiter=builder.config.sep, hash=BUILDERS)
+    elif kind:
+        builder = {"Text": Lines, "Json": Objects}[kind](data_files=builder.config.data_files, hash=BUILDERS)
+    if source.stream:
+        return builder.as_streaming_dataset(source.split)
+    builder.download_and_prepare()
+    return builder.as_dataset(source.split)
 
 
 def raw_files(source: Source) -> str:
@@ -117,31 +147,16 @@ def raw_files(source: Source) -> str:
     return f"hf://datasets/{source.hub}{f'@{source.revision}' if source.revision else ''}/{source.files}"
 
 
-def packaged(source: Source, files: list[str], stream: bool) -> Any:
-    """Files through the builder of their format. Bitext is read as lines: a lone quote is a letter in it.
-
-    A carriage return ends a line of CSV only where no line feed does.
-    """
-    from datasets import load_dataset
+def packaged(source: Source, files: list[str]) -> Any:
+    """Files through the builder of their format. Bitext is read as lines: a lone quote is a letter in it."""
+    from datasets import load_dataset_builder
 
     kind = "text" if source.rows == "nllb" else source.format or format_of(files[0])
-    split, named = source.split, {source.split: files}
-    if kind == "text":
-        from pipeline.data.lines import Lines
-
-        builder = Lines(data_files=named, hash="1")
-        if stream:
-            return builder.as_streaming_dataset(split)
-        builder.download_and_prepare()
-        return builder.as_dataset(split)
-    if kind != "csv":
-        return load_dataset(kind, data_files=named, split=split, streaming=stream)
-    options = {"delimiter": "\t"} if ".tsv" in files[0] else {}
-    ends = {"lineterminator": "\n"}
-    names = column_names(load_dataset("csv", data_files=named, split=split, streaming=True, **ends, **options))
-    if not names or any("\r" in name for name in names):  # its lines end in both, or in carriage returns alone
-        ends = {}
-    return load_dataset("csv", data_files=named, split=split, streaming=stream, **ends, **options)
+    tabs = {"sep": "\t"} if kind == "csv" and ".tsv" in files[0] else {}
+    builder = load_dataset_builder(kind, data_files={source.split: files}, **tabs)
+    if not builder.config.data_files[source.split]:
+        raise FileNotFoundError(files[0])
+    return built(builder, source, ("Csv", "Json", "Text"))
 
 
 def format_of(file: str) -> str:
@@ -156,13 +171,27 @@ def of_dataset(loaded: Any, most: int, seed: int) -> Rows:
     """Rows of a `datasets` object: a stream is shuffled and cut, a set at hand is sampled without order lost."""
     import datasets
 
+    there: int | None = None
+    rows: Iterator[Row]
     if isinstance(loaded, datasets.IterableDataset):
-        shuffled = loaded.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)
-        return Rows(islice(unbatched(shuffled), most), column_names(loaded), streamed(loaded, most))
-    there = len(loaded)
-    if there > most:
-        loaded = loaded.select(drawn(there, most, seed))
-    return Rows(unbatched(loaded), loaded.column_names, len(loaded), there if there > most else None)
+        names, count = column_names(loaded), streamed(loaded, most)
+        rows = islice(unbatched(loaded.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)), most)
+    else:
+        if len(loaded) > most:
+            there = len(loaded)
+            loaded = loaded.select(drawn(there, most, seed))
+        names, count, rows = loaded.column_names, len(loaded), unbatched(loaded)
+    if names == ["line", "json"]:  # as data/lines.py reads JSON
+        return of_objects(rows, count, there)
+    return Rows(rows, names, count, there)
+
+
+def of_objects(rows: Iterator[Row], count: int | None, there: int | None) -> Rows:
+    """Rows of lines of JSON. A column that a row lacks is null; the first row says which there are."""
+    found = (parsed(row["json"], row["line"], "the file") for row in rows)
+    first = next(found, {})
+    names = dict.fromkeys(first)
+    return Rows(({**names, **row} for row in chain([first], found)), list(first), count, there)
 
 
 def streamed(loaded: Any, most: int) -> int | None:
@@ -201,7 +230,7 @@ def _json_rows(path: Path, keep: Iterator[int] | None) -> Iterator[Row]:
     """The rows of a JSONL file, or those numbered by `keep`. A column that a row lacks is null."""
     index, next_kept, names = -1, next(keep, None) if keep is not None else None, None
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             for number, line in enumerate(file, start=1):
                 if not line.strip():
                     continue
@@ -209,17 +238,23 @@ def _json_rows(path: Path, keep: Iterator[int] | None) -> Iterator[Row]:
                 if keep is not None and index != next_kept:
                     continue
                 next_kept = next(keep, None) if keep is not None else None
-                try:
-                    row = json.loads(line)
-                except ValueError as error:
-                    problem = f"line {number} is not JSON ({getattr(error, 'msg', error)})"
-                    raise PipelineError(f"{path}, {problem}: write one object a line") from error
-                if not isinstance(row, dict):
-                    raise PipelineError(f"{path}, line {number} is a {type(row).__name__}: write one object a line")
+                row = parsed(line, number, path)
                 names = names or dict.fromkeys(row)
                 yield {**names, **row}
     except UnicodeDecodeError as error:
         raise PipelineError(f"{path} is not readable as UTF-8 text: {error}") from error
+
+
+def parsed(line: str, number: int, path: Path | str) -> Row:
+    """The object of a line of JSON, its decimal numbers as the text that stands there."""
+    try:
+        row = json.loads(line, parse_float=str)
+    except ValueError as error:
+        problem = f"line {number} is not JSON ({getattr(error, 'msg', error)})"
+        raise PipelineError(f"{path}, {problem}: write one object a line") from error
+    if not isinstance(row, dict):
+        raise PipelineError(f"{path}, line {number} is a {type(row).__name__}: write one object a line")
+    return row
 
 
 def local_file(source: Source, data_root: Path) -> Path:
@@ -251,21 +286,30 @@ def readable_errors(name: str, source: Source) -> Iterator[None]:
     except PipelineError:
         raise
     except Exception as error:
+        ours = next((one for one in causes(error) if isinstance(one, PipelineError)), None)  # from inside a builder
+        if ours:
+            raise ours from error
         theirs = type(error).__module__.partition(".")[0] in THEIRS
         if not theirs and not isinstance(error, KNOWN):
             raise
         raise PipelineError(why_unreadable(name, source, error)) from error
 
 
+def causes(error: BaseException) -> list[BaseException]:
+    """An error and those that it was raised from, eight at most."""
+    found = [error]
+    while (inner := found[-1].__cause__ or found[-1].__context__) is not None and len(found) < 8:
+        found.append(inner)
+    return found
+
+
 def why_unreadable(name: str, source: Source, error: BaseException) -> str:
     """Why a source could not be read, and the remedy."""
     address = without_credentials(source.hub or source.url or source.file)
     what, where = f"source {name} ({address})", f"expert.sources.{name}"
-    chain = [error]
-    while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None and len(chain) < 8:
-        chain.append(inner)
-    words = " ".join(without_credentials(" ".join(str(one) for one in chain)).split())
-    kinds = {type(one).__name__ for one in chain}
+    errors = causes(error)
+    words = " ".join(without_credentials(" ".join(map(str, errors))).split())
+    kinds = {type(one).__name__ for one in errors}
     if "Dataset scripts are no longer supported" in words:
         return (
             f"{what} holds a loading script, which datasets refuses: give {where}.files, a pattern of its raw files, "

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config.data import Expert, Source
 from pipeline.config.stages import DataStage
 from pipeline.data.benchmarks import TEXTS
-from pipeline.data.card import reasons
+from pipeline.data.card import fate_of_number_variants, reasons
 from pipeline.data.load import local_file, read
-from pipeline.data.sources import SCRIPTS, UNUSABLE, Example, Unusable, columns
+from pipeline.data.sources import SCRIPTS, UNUSABLE, Example, Unusable, columns, words_of
 from pipeline.errors import PipelineError
 from pipeline.progress import Bar
 
@@ -87,13 +87,11 @@ def examples_of(
     script, written, usable = SCRIPTS.get(source.language or ""), 0, 0
     for example in opened(name, source, data_root, seed, lock, counts, bar=bar):
         counts["rows"] += 1
-        if isinstance(example, dict) and not example.get("completion", example.get("text", "")).strip():
-            example = "empty"
         if isinstance(example, str):
             counts[example] = counts.get(example, 0) + 1
             continue
         usable += 1
-        written += script is not None and script.search("\n".join(example.values())) is not None
+        written += script is not None and script.search(words_of(example)) is not None
         yield example
     if not usable and counts["empty"] < counts["rows"]:
         why = "; ".join(f"{counts[reason]} {what}" for reason, what in UNUSABLE.items() if counts.get(reason))
@@ -108,11 +106,14 @@ def examples_of(
         )
 
 
-def judge(config: DataStage, candidates: Candidates, counts: dict[str, Any], drop: bool) -> dict[str, list[int]]:
-    """Source -> the rows that are left of it, in their order. What is dropped or seen is counted."""
+def judge(config: DataStage, candidates: Candidates, counts: dict[str, Any], vouched: bool) -> dict[str, list[int]]:
+    """Source -> the rows that are left of it, in their order. What is dropped or seen is counted.
+
+    vouched: no row is dropped for what it shares with a benchmark.
+    """
     import numpy as np
 
-    sources, marks, maths = candidates.arrays()
+    sources, marks, variants, maths = candidates.arrays()
     first = candidates.first_of_each()
     bits = {name: 1 << bit for bit, name in enumerate(TEXTS)}
     kept = {}
@@ -120,11 +121,21 @@ def judge(config: DataStage, candidates: Candidates, counts: dict[str, Any], dro
         here = sources == index
         counts[name]["duplicates"] = int((here & ~first).sum())
         here &= first
-        counts[name] |= {"contaminated": int((here & (marks > 0)).sum()), "word_problems": int((here & maths).sum())}
+        counts[name] |= {
+            "contaminated": int((here & (marks > 0)).sum()),
+            "number_variants": int((here & (variants > 0)).sum()),
+            "word_problems": int((here & maths).sum()),
+        }
         shared = {told: int((here & (marks & bit > 0)).sum()) for told, bit in bits.items()}
         counts[name]["shared"] = {told: count for told, count in shared.items() if count}
-        fatal = 0xFF if drop else sum(bits[told] for told in source.without or ())
+        fatal = (
+            0xFF
+            if config.data.decontaminate == "drop" and not vouched
+            else sum(bits[told] for told in source.without or ())
+        )
         here &= marks & np.uint8(fatal) == 0
+        if fate_of_number_variants(config, source) == "drop" and not vouched:
+            here &= variants == 0
         if config.data.word_problems == "drop":
             here &= ~maths
         kept[name] = np.flatnonzero(here).tolist()

@@ -1,7 +1,8 @@
 """N-grams of texts as 64-bit numbers, and sets of them: fast enough for millions of rows on one core.
 
 Text is compared by its letters and digits alone, whatever their case (Unicode's case folding of the compatibility form
-NFKC), format characters (category Cf, as zero-width joiners) aside, digits of all scripts taken for those of ASCII. A
+NFKC), format characters (category Cf, as zero-width joiners), variation selectors and diacritics that no letter of NFKC
+holds aside, digits of all scripts taken for those of ASCII. A
 word is a run of letters, marks and digits; in scripts without spaces each character is one, at half the weight. An
 n-gram begins at each word and holds n words, twice as many characters of such a script, or a mix of the weight.
 
@@ -11,6 +12,7 @@ words, and both come from prefix sums. Two different n-grams share a number with
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from functools import lru_cache
 from typing import Any
@@ -27,6 +29,12 @@ UNSPACED = (  # scripts written without spaces between words
     (0x31F0, 0x31FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF),
 )  # fmt: skip
 
+SELECTORS = ((0x180B, 0x180F), (0xFE00, 0xFE0F), (0xE0100, 0xE01EF))  # of variants of one character
+DIACRITICS = re.compile(
+    "[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\u3099\u309a\ufe20-\ufe2f]"
+)  # of no script
+NUMBER = re.compile(r"\d+(?:[.,\u066b\u066c]\d+)*")
+
 
 @lru_cache(maxsize=1)
 def kinds() -> Any:
@@ -37,6 +45,8 @@ def kinds() -> Any:
         table[low : high + 1] *= CHARACTER
     table[[code for code, category in enumerate(categories) if category == "Nd"]] = WORD
     table[[code for code, category in enumerate(categories) if category == "Cf"]] = FORMAT
+    for low, high in SELECTORS[:2]:
+        table[low : high + 1] = FORMAT
     return table
 
 
@@ -44,7 +54,9 @@ def kind_of(codes: Any) -> Any:
     """NONE, WORD, CHARACTER or FORMAT of each code point. Beyond 2^16 Han is CHARACTER, the rest (emoji) NONE."""
     if codes.size and int(codes.max()) >= 0x10000:
         low = kinds()[np.minimum(codes, 0xFFFF)]
-        return np.where(codes < 0x10000, low, np.where(codes >> 16 == 2, CHARACTER, NONE).astype(np.uint8))
+        first, last = SELECTORS[2]
+        high = np.where(codes >> 16 == 2, CHARACTER, np.where((codes >= first) & (codes <= last), FORMAT, NONE))
+        return np.where(codes < 0x10000, low, high.astype(np.uint8))
     return kinds()[codes]
 
 
@@ -98,6 +110,7 @@ def folded(text: str) -> str:
         if dropped.any():  # before the rest, as they keep marks from joining their letters
             text = codes[~dropped].tobytes().decode("utf-32-le", "surrogatepass")
         text = unicodedata.normalize("NFKC", text.casefold())  # letters like ℌ have a case in that form alone
+        text = DIACRITICS.sub("", text)
     return text.casefold()
 
 

@@ -64,7 +64,7 @@ def make_training_set(
     known = benchmarks.known(config.data.ngram, beside, lock)
     with gathering(work, known) as candidates:
         counts = gather(config, candidates, data_root, lock, count)
-        kept = judge(config, candidates, counts, drop=config.data.decontaminate == "drop" and not vouched)
+        kept = judge(config, candidates, counts, vouched)
         taken = draw(config, kept)
         if not taken["train"]:
             raise PipelineError(f"data.validation={config.data.validation} leaves no row for training: ask for fewer")

@@ -6,6 +6,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -88,6 +89,32 @@ _NUMBER = re.compile(
 )
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}([.,' ])\d{3}(?:\1\d{3})*|[1-9]\d?(?:,\d{2})+,\d{3}")  # or 12,34,567, as in India
 
+_BIG = {"万": 4, "萬": 4, "만": 4, "億": 8, "亿": 8, "억": 8, "兆": 12}  # powers of ten that close a group
+_SMALL = {"百": 2, "千": 3, "천": 3}
+_UNIT = r"(?:[万萬만億亿억천]|千(?![克米瓦卡帕伏赫焦字比])|百(?![分帕])|兆(?![赫瓦帕字比]))"  # 千克 is the kilogram
+_DIGITS = r"\d[\d,]*(?:\.\d+)?"
+_GROUPS = re.compile(rf"(?:{_DIGITS}{_UNIT}+)+(?:{_DIGITS})?")
+_POWER = re.compile(r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?)[eE]([-+]?\d{1,3})(?!\w)")
+
+
+def _written_out(found: re.Match[str]) -> str:
+    """1万5000 as 15000, 2千5百万 as 25000000: what is below 万 belongs to the next 万, 億 or 兆."""
+    total = group = Decimal(0)
+    for digits, units in re.findall(rf"({_DIGITS})({_UNIT}*)", found[0]):
+        part = Decimal(digits.replace(",", ""))
+        for unit in units:
+            part = part.scaleb(_SMALL.get(unit, 0))
+            if unit in _BIG:
+                total, group, part = total + (group + part).scaleb(_BIG[unit]), Decimal(0), Decimal(0)
+        group += part
+    return _plainly(total + group)
+
+
+def _plainly(value: Decimal) -> str:
+    """Digits without an exponent; a further 0 keeps three decimals from being taken for thousands."""
+    written = f"{value:f}"
+    return written + "0" if "." in written else written
+
 
 def numeric_match(response: str, gold: int | str) -> float:
     """1.0 where the last number of a response is the right one, else 0.0."""
@@ -108,12 +135,19 @@ def last_number(text: str) -> Fraction | None:
     - A minus (hyphen, minus sign, en dash) counts where it touches the number or its currency: -5, –5, -$5; not after a
       digit, a closing bracket or a Latin letter (10-4, 3–5, COVID-19), nor before a space.
 
-    Full stops, units and currencies around it are no part of it. Numbers in words (thirteen, 十三) are not read.
+    - 1万5000, 3千, 12億 and 1e3 are 15000, 3000, 1200000000 and 1000; 5千克 (kilograms) is 5.
+
+    Full stops, units and currencies around it are no part of it. Numbers in words (thirteen, 十三) are not read, and
+    neither is a power, 10^3.
     """
     plain = re.sub(r"\d", lambda digit: str(unicodedata.decimal(digit[0])), text.translate(_PLAIN))
-    found = _NUMBER.findall(re.sub(r"\{,\}|\\,", ",", plain))  # TeX's 1{,}000 and 1\,000
-    minus, written = found[-1] if found else ("", "")
-    if not written or len(written) > 1000:  # Python converts no more than 4,300 digits
+    plain = _POWER.sub(lambda power: _plainly(Decimal(power[1].replace(",", "")).scaleb(int(power[2]))), plain)
+    plain = _GROUPS.sub(_written_out, plain)
+    plain = re.sub(r"\{,\}|\\,", ",", plain)  # TeX's 1{,}000 and 1\,000
+    found = next(reversed(list(_NUMBER.finditer(plain))), None)
+    minus, written = (found[1], found[2]) if found else ("", "")
+    power = found is not None and re.search(r"\^\{?\s*$", plain[: found.start()])
+    if not written or power or len(written) > 1000:  # Python converts no more than 4,300 digits
         return None
     whole, part = written, "0"
     if not _THOUSANDS.fullmatch(written) and not written.isdigit():

@@ -31,7 +31,14 @@ if TYPE_CHECKING:
     import torch
 
 
-_REFUSED = ("use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "target_parameters")  # other arithmetic
+PLAIN = {  # keys of adapter_config.json that say where, how large and how trained factors are: they may say anything
+    "peft_type", "peft_version", "task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode",
+    "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "lora_dropout", "bias", "target_modules",
+    "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern", "runtime_config", "eva_config",
+    "ensure_weight_tying", "megatron_core", "qalora_group_size", "init_lora_weights",
+}  # fmt: skip
+MERGE_FIRST = "only plain LoRA of linear layers is read; merge it into its base first"
+ON_THE_BASE = (True, False, None, "gaussian", "eva", "orthogonal")  # init_lora_weights that leave the base as it is
 
 
 @dataclass(frozen=True)
@@ -87,10 +94,8 @@ class Adapted:
         return info if info.dtype == "F32" else None
 
     def rows(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
-        if self.replaced and name in self.replaced.infos:
-            self.replaced.rows(name, start, stop, out)
-            return
-        self.base.rows(name, start, stop, out)
+        held = self.replaced if self.replaced and name in self.replaced.infos else self.base
+        held.rows(name, start, stop, out)  # an adapter on the head holds its base's head beside the factors
         if name in self.factors:
             factors = self.factors[name]
             if getattr(self._held, "name", None) != name:
@@ -130,11 +135,7 @@ def open_source(folder: str | Path, base: Path | None = None) -> Source:
 def open_adapter(folder: Path, base: Path) -> Adapted:
     """A PEFT LoRA adapter on its base, by headers. Raises PipelineError for what is no plain LoRA, or does not fit."""
     settings = _settings(folder)
-    if settings.get("peft_type") != "LORA" or any(settings.get(key) for key in _REFUSED):
-        told = next((key for key in _REFUSED if settings.get(key)), f"peft_type={settings.get('peft_type')}")
-        raise PipelineError(
-            f"{folder} is an adapter with {told}: only plain LoRA is read; merge it into its base first"
-        )
+    refuse_other_arithmetic(folder, settings)
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise PipelineError(f"{folder} has no {ADAPTER_WEIGHTS}: only safetensors are read; save it again")
     whole = Checkpoint.open(base)
@@ -144,12 +145,21 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
     for stored, info in held.infos.items():
         name = plain_name(stored).replace(".modules_to_save.", ".")
         part = re.search(r"\.lora_([AB])(?:\.\w+)?\.weight$", stored)
-        if name not in whole.infos or ("lora_" in stored and not part):
+        if "lora_" in stored and not part:
+            raise PipelineError(f"{folder}: {stored} is no factor of a linear layer: {MERGE_FIRST}")
+        if name not in whole.infos and name.endswith("lm_head.weight") and whole.tied_head:
+            raise PipelineError(f"{folder}: {stored} is of an output head, and {base} has a tied one: {MERGE_FIRST}")
+        if name not in whole.infos:
             raise PipelineError(f"{folder}: {stored} changes no parameter of {base}: it is of another base")
         if part:
             pairs.setdefault(name, {})[part[1]] = stored
         else:
             replaced[name] = info
+    if whole.tied_head and any("embed" in name for name in replaced) and not settings.get("ensure_weight_tying"):
+        raise PipelineError(
+            f"{folder} has modules_to_save={settings.get('modules_to_save')} and a base with a tied head, which PEFT "
+            "then leaves as it was: train it with ensure_weight_tying, or merge it into its base first"
+        )
     return Adapted(
         folder,
         whole,
@@ -157,6 +167,21 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
         Checkpoint(folder, {}, replaced) if replaced else None,
         settings,
     )
+
+
+def refuse_other_arithmetic(folder: Path, settings: dict[str, Any]) -> None:
+    """Refuse an adapter whose weights are not base + scale x B A, by the key of adapter_config.json that says so."""
+    if settings.get("peft_type") != "LORA":
+        raise PipelineError(f"{folder} is an adapter with peft_type={settings.get('peft_type')}: {MERGE_FIRST}")
+    start = settings.get("init_lora_weights")
+    start = start.lower() if isinstance(start, str) else start
+    if start not in ON_THE_BASE:  # PiSSA, OLoRA and others take factors out of the base, and train what is left
+        raise PipelineError(
+            f"{folder} has init_lora_weights={start}: it belongs to a base that its initialization changed. Save it "
+            "with PEFT's path_initial_model_for_weight_conversion, or merge it into that base first"
+        )
+    if other := next((key for key, value in settings.items() if value and key not in PLAIN), None):
+        raise PipelineError(f"{folder} is an adapter with {other}={settings[other]}: {MERGE_FIRST}")
 
 
 def _factors(held: Checkpoint, base: Checkpoint, name: str, pair: dict[str, str], settings: dict[str, Any]) -> Factors:

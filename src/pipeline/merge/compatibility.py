@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Adapted, Source
 from pipeline.merge.formulas import refuse_not_finite, task_vectors
+from pipeline.merge.same_tokenizer import same_tokenizer
 from pipeline.models.alike import same_architecture
-from pipeline.models.checkpoint import DTYPES, read_json
+from pipeline.models.checkpoint import DTYPES
 from pipeline.models.floats import buffers, matrix, pieces
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent
@@ -46,40 +45,6 @@ def check_sources(sources: Mapping[str, Source], base: Source | None, named: Cal
         same_architecture(first, base, (named(role), named("base")), dtypes=False)
         for one, source in sources.items():
             check_descent(source, base, named(one))
-
-
-def tokenizer_folder(source: Source) -> Path:
-    """Where a source's tokenizer is: an adapter's may be its base's."""
-    own = any((source.folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
-    return source.base.folder if isinstance(source, Adapted) and not own else source.folder
-
-
-def same_tokenizer(first: Source, second: Source, keys: tuple[str, str]) -> None:
-    """Refuse experts that read text differently: rows of their embeddings would mean different tokens.
-
-    A tokenizer that only one has is no obstacle; formats that differ between library versions are none either.
-    """
-    folders = [tokenizer_folder(one) for one in (first, second)]
-    for name, meaning in (("tokenizer.json", _vocabulary), ("tokenizer.model", Path.read_bytes)):
-        files = [folder / name for folder in folders]
-        if all(file.is_file() for file in files):
-            if files[0].read_bytes() != files[1].read_bytes() and meaning(files[0]) != meaning(files[1]):
-                raise PipelineError(
-                    f"{keys[1]}: {second.folder} has another tokenizer than {keys[0]}: {first.folder}; "
-                    "they must be alike"
-                )
-            return
-
-
-def _vocabulary(file: Path) -> dict[str, Any]:
-    found = read_json(file)
-    try:
-        model = found.get("model") or {}
-        merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or []]
-        added = {token["content"]: token["id"] for token in found.get("added_tokens") or []}
-        return {"vocab": model.get("vocab"), "merges": merges, "added": added}
-    except (AttributeError, KeyError, TypeError) as error:
-        raise PipelineError(f"{file} is no file of the tokenizers library ({error!r}): copy it again") from error
 
 
 def check_descent(expert: Source, base: Source, key: str) -> None:

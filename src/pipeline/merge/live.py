@@ -19,11 +19,11 @@ import torch
 from pipeline.errors import PipelineError
 from pipeline.files import sha256
 from pipeline.merge.adapters import Adapted, open_source
-from pipeline.merge.compatibility import tokenizer_folder
 from pipeline.merge.formulas import linear
 from pipeline.merge.merge import Merging
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.resident import KEPT, keeping
+from pipeline.merge.same_tokenizer import tokenizer_folder
 from pipeline.merge.write import Known
 from pipeline.models.checkpoint import DTYPES, digest, torch_dtype
 from pipeline.models.files import BESIDE_WEIGHTS

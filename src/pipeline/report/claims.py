@@ -7,8 +7,7 @@ contradicted where it lies on the other, else undecided. Nothing here looks at a
 
 from __future__ import annotations
 
-import csv
-import io
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -21,9 +20,10 @@ from pipeline.report.ranks import Correlations, Friedman, holm
 from pipeline.report.sheets import comma_separated
 from pipeline.report.statistics import LEVEL, Contrast, McNemar
 
-OPTIONAL = ("family",)
+OPTIONAL = ("family", "than")
 KEYS = ("id", "text", "section", "left", "right", "metric", "over", "test", "threshold", "direction")
-TESTS = ("difference", "every", "wins", "mcnemar", "friedman", "wilcoxon", "spearman")
+TESTS = ("difference", "gain", "every", "wins", "mcnemar", "friedman", "wilcoxon", "spearman")
+FACT = "fact"  # a metric: what runs recorded, in place of answers
 DIRECTIONS = ("higher", "lower", "within", "differ")
 SHOWN, CONTRADICTED, UNDECIDED, NOT_MADE = "shown", "contradicted", "undecided", "not made"
 NOT_TESTABLE = "cannot be tested"
@@ -32,8 +32,8 @@ NOT_TESTABLE = "cannot be tested"
 @dataclass(frozen=True)
 class Claim:
     """left, right: columns or rows of the table; of several the best counts. threshold: points, where `relative`
-    percent of the right side, of friedman a level. family: claims of a table that name the same one are corrected
-    together by Holm; "" for a claim on its own."""
+    percent of the right side, of friedman a level. than: the places whose difference `gain` takes away. family: claims
+    of a table that name the same one are corrected together by Holm; "" for a claim on its own."""
 
     file: str
     table: str
@@ -49,6 +49,7 @@ class Claim:
     relative: bool
     direction: str
     family: str = ""
+    than: tuple[str, ...] = ()
 
     @classmethod
     def plain(cls, table: str, left: str, right: str, metric: str, place: str) -> Claim:
@@ -96,10 +97,11 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """The verdict; undecided (minimum detectable difference 4.6 points); not made: why."""
+        """The verdict; undecided (minimum detectable difference 4.6 points); not made, or cannot be tested: why."""
         if self.verdict == UNDECIDED and self.could_see is not None:
-            return f"{UNDECIDED} (minimum detectable difference {self.could_see:.1f} points)"
-        return f"{NOT_MADE}: {self.detail}" if self.verdict == NOT_MADE else self.verdict
+            return f"{UNDECIDED} (minimum detectable difference {decimals(self.could_see)} points)"
+        why = {NOT_MADE: self.detail, NOT_TESTABLE: self.detail.partition(";")[0]}.get(self.verdict)
+        return f"{self.verdict}: {why}" if why else self.verdict
 
 
 # ---------------------------------------------------------------------------------------------------- files
@@ -138,7 +140,7 @@ def claim_of(words: Any, table: str, file: str) -> Claim:
         number = float(threshold.removesuffix("%"))
     except ValueError:
         raise PipelineError(f"{where}: threshold {threshold} is neither points nor N%") from None
-    left, right, over = (_names(words[key]) for key in ("left", "right", "over"))
+    left, right, over, than = (_names(words.get(key)) for key in ("left", "right", "over", "than"))
     test, direction = words["test"], words["direction"]
     problem = (
         "left is empty"
@@ -153,6 +155,12 @@ def claim_of(words: Any, table: str, file: str) -> Claim:
         if test in ("every", "wins", "mcnemar", "wilcoxon", "spearman") and direction == "within"
         else f"{test} knows no threshold but 0"
         if test in ("wins", "mcnemar", "wilcoxon", "spearman") and number
+        else "gain compares one left and one right side at `over` and at `than`, in points"
+        if test == "gain" and (relative or not than or len(left) + len(right) > 2)
+        else "than is a key of test gain"
+        if than and test != "gain"
+        else "a fact is of one left and one right side, by test difference"
+        if words["metric"] == FACT and (test != "difference" or len(left) + len(right) > 2)
         else "within needs a threshold above 0, in points"
         if direction == "within" and (relative or number <= 0)
         else ""
@@ -162,12 +170,17 @@ def claim_of(words: Any, table: str, file: str) -> Claim:
     named = {key: str(words[key]) for key in ("id", "text", "section", "metric", "test", "direction")}
     return Claim(
         file=file, table=str(table), left=left, right=right, over=over, threshold=number, relative=relative,
-        family=str(words.get("family") or ""), **named,
+        family=str(words.get("family") or ""), than=than, **named,
     )  # fmt: skip
 
 
 def _names(value: Any) -> tuple[str, ...]:
     return tuple(str(one) for one in (value if isinstance(value, list) else [] if value is None else [value]))
+
+
+def decimals(value: float, sign: str = "") -> str:
+    """A number in points with one decimal; one that this would make 0, as losses differ, with its first digit."""
+    return f"{value:{sign}.{'1g' if 0 < abs(value) < 0.05 else '1f'}}"
 
 
 def claims_csv(verdicts: Sequence[Verdict]) -> str:
@@ -180,17 +193,6 @@ def claims_csv(verdicts: Sequence[Verdict]) -> str:
         ]
         lines.append([*values, verdict.sentence])
     return comma_separated(lines)
-
-
-def read_verdicts(text: str) -> list[Verdict]:
-    """The verdicts of a claims.csv: what a page shows, wherever it is made."""
-    numbers = ("left_value", "right_value", "difference", "low", "high", "p", "could_see")
-    verdicts = []
-    for row in csv.DictReader(io.StringIO(text)):
-        row.pop("sentence")
-        values: dict[str, Any] = {name: (float(row[name]) if row[name] else None) for name in numbers}
-        verdicts.append(Verdict(**{**row, **values, "n": int(row["n"]) if row["n"] else None}))
-    return verdicts
 
 
 # ---------------------------------------------------------------------------------------------------- verdicts
@@ -210,6 +212,10 @@ def verdict(claim: Claim, word: str = UNDECIDED, **numbers: Any) -> Verdict:
 
 def not_made(claim: Claim, reason: str) -> Verdict:
     return verdict(claim, NOT_MADE, detail=reason)
+
+
+def not_testable(claim: Claim, reason: str) -> Verdict:
+    return verdict(claim, NOT_TESTABLE, detail=reason)
 
 
 def word_of(claim: Claim, low: float, high: float) -> str:
@@ -371,6 +377,8 @@ def corrected(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> list[Verd
 
 
 def judge_spearman(claim: Claim, found: Correlations, n: int) -> Verdict:
+    if math.isnan(found.low):
+        return not_testable(claim, "fewer than four pairs a group, or all alike, show no correlation")
     low, high = (found.low, found.high) if claim.direction == "higher" else (-found.high, -found.low)
     word = SHOWN if low > 0 else CONTRADICTED if high < 0 else UNDECIDED
     told = f"rho {found.left:+.2f} against {found.right:+.2f}; Fisher's z {found.difference:+.2f}"

@@ -13,7 +13,7 @@ from pipeline.report import plots, samples
 from pipeline.report.answers import Answers, Place
 from pipeline.report.beside import SHARES, beside
 from pipeline.report.cells import BEST_NOTE, chosen_text, difference, outside
-from pipeline.report.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED
+from pipeline.report.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED, decimals
 from pipeline.report.compare import declared
 from pipeline.report.contents import Results, RunResult, Score, TableCell
 from pipeline.report.grid import ScoreTable, column_of
@@ -125,7 +125,7 @@ def environment(flags: Callable[[Sequence[str]], Any] | None = None) -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"duration": duration, "signed": signed, "chance": chance}
+    made.filters |= {"duration": duration, "signed": signed, "decimals": decimals, "chance": chance}
     made.globals["flags_of"] = flags
     return made
 
@@ -140,7 +140,7 @@ def in_order(table: ScoreTable, scores: Sequence[Score]) -> list[Score]:
 
 
 def signed(value: float) -> str:
-    return f"{value:+.1f}".replace("-", "−")
+    return decimals(value, "+").replace("-", "−")
 
 
 def chance(p: float) -> str:
@@ -183,7 +183,9 @@ def beyond(results: Results) -> Callable[[Mapping[str, Any]], bool]:
 
 
 def maps_of(results: Results) -> list[Changes]:
-    found = [run for run in results.runs if run.stage == "analyze" and run.finished]
+    """Of the analyses that are figures of the table; not of those that cells show numbers of."""
+    read = {name for cell in results.table_cells if cell.value is not None for name in cell.runs}
+    found = [run for run in results.runs if run.stage == "analyze" and run.finished and run.name not in read]
     return [changes_of(run.name, run.folder, number) for number, run in enumerate(found)]
 
 

@@ -136,14 +136,13 @@ def end_service(grace: float = GRACE) -> None:
             wandb.teardown()
 
     ending = in_thread(teardown)
-    try:
+    with suppress(TimeoutError):
         ending.result(grace)
-    except TimeoutError:
-        for pid in services():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        with suppress(TimeoutError):
-            ending.result(1.0)
+    for pid in services():  # one that stopped while it started, too, which W&B does not know of
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    with suppress(TimeoutError):
+        ending.result(1.0)
     os.environ.pop("WANDB_SERVICE", None)  # which would point later runs to it
 
 
@@ -216,7 +215,8 @@ def start(folder: Path, tracking: Tracking, mode: Any, described: dict[str, Any]
     words = sys.argv
     try:
         sys.argv = without_credentials(words)  # which W&B keeps
-        return within(tracking.timeout, init)
+        with quiet_service():
+            return within(tracking.timeout, init)
     except Exception as error:
         say(f"warning: {give_up(error, mode, tracking.timeout)}")
         return None
@@ -227,6 +227,19 @@ def start(folder: Path, tracking: Tracking, mode: Any, described: dict[str, Any]
         sys.argv = words
         atexit.unregister(end_service)
         atexit.register(end_service)  # after W&B's own hook, so that it is called before
+
+
+@contextmanager
+def quiet_service() -> Iterator[None]:
+    """A service that starts inside has no standard error: where memory is short, it prints hundreds of lines there."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 @contextmanager

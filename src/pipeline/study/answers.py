@@ -7,6 +7,7 @@ candidate of a choice, which is made again in each draw.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
-from pipeline.report.statistics import DRAWS, halved_means, halves, resampled_means
+from pipeline.report.statistics import DRAWS, NormalTest, halved_means, halves, resampled_means, share_interval
 from pipeline.report.translations import CORPUS_METRICS, copies_of, corpus_scores, counts_of, drawn_scores
 from pipeline.runs.manifest import read_manifest
-from pipeline.study.cells import Cell, Item, ScoreRef, TablePlan, grouped
-from pipeline.study.outcome import NoScore
+from pipeline.study.cells import Cell, Item, ScoreRef, TablePlan, Values, grouped
+from pipeline.study.outcome import NoScore, Outcome
 from pipeline.study.planning import Planning
 
 if TYPE_CHECKING:
@@ -51,6 +52,10 @@ class StoredAnswers:
     def read(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
         (path,) = self.files(score, pair or score.language)
         return answers_of(path, metric)
+
+    def facts(self, cell: Cell) -> Values:
+        """What gives the number that each run under a cell of a fact recorded. NoScore where one is not made."""
+        return Outcome(self.planning).values(cell, {})
 
     def files(self, score: ScoreRef, where: str) -> list[Path]:
         """Its samples files; where: a language, a pair, or * for all of them."""
@@ -151,7 +156,7 @@ class Questions:
     @cached_property
     def by_half(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
         """Of the odd and of the even problems."""
-        if len(next(iter(self.vectors.values()))) < 2:
+        if self.size < 2:
             raise NoScore("one question cannot both choose the best and score it")
         return self.values(lambda stacked: halves(stacked.shape[1]) @ stacked.T)
 
@@ -160,6 +165,18 @@ class Questions:
         """Draws of the odd problems, and draws of the even ones."""
         odd, even = halved_means(list(self.vectors.values()), self.answers.draws)
         return tuple({key: means[:, at] for at, key in enumerate(self.vectors)} for means in (odd, even))
+
+    @property
+    def size(self) -> int:
+        return len(next(iter(self.vectors.values())))
+
+    def plain(self, cell: Cell) -> tuple[float, float]:
+        """A cell, what is chosen in it as observed, and its variance over draws of problems."""
+        each = by_question(self, cell, ())
+        return float(each.mean()), float(each.var()) / len(each)
+
+    def interval(self, value: float, variance: float) -> tuple[float, float]:
+        return share_interval(value, self.size, variance)
 
     def halved(self, of: Callable[[dict, dict], np.ndarray]) -> tuple[float, np.ndarray]:
         """What is chosen on one half of the problems is worth on the other, the mean of both ways: as observed, and
@@ -190,9 +207,20 @@ class Corpora(Questions):
             for key, pairs in read.items()
         }
 
-    @cached_property
+    @property
     def size(self) -> int:
         return len(next(iter(self.texts.values()))[0][1])
+
+    def plain(self, cell: Cell) -> tuple[float, float]:
+        import numpy as np
+
+        observed, *draws = by_question(self, cell, ())
+        return float(observed), float(np.var(draws, ddof=1))
+
+    def interval(self, value: float, variance: float) -> tuple[float, float]:
+        """Normal; the standard error is that of one sentence at least, as in contrasts."""
+        low, high = NormalTest(value, max(math.sqrt(variance), 1 / self.size)).interval()
+        return max(0.0, low), high
 
     def of(self, copies: np.ndarray) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
         """The score of each in sets that hold each sentence so many times. copies: (draws, N)."""
@@ -342,17 +370,9 @@ def by_question(questions: Questions, cell: Cell, axes: Sequence[str]) -> np.nda
     import numpy as np
 
     plan = questions.plan
-
-    def reduce(how: str, vectors: Sequence[np.ndarray]) -> np.ndarray:
-        if len(vectors) == 1:
-            return vectors[0]
-        if how == "mean":
-            return np.mean(np.broadcast_arrays(*vectors), axis=0)
-        return (max if how == "max" else min)(vectors, key=np.mean)
-
     if cell.of:
         parts = [by_question(questions, plan.cells[row, cell.column], axes) for row in cell.of]
-        return reduce(cell.reduce[0][0], parts)
+        return reduced(cell.reduce[0][0], parts)
 
     def one(item: Item) -> np.ndarray:
         key: Any = next(iter(item.readings[0]))
@@ -363,12 +383,30 @@ def by_question(questions: Questions, cell: Cell, axes: Sequence[str]) -> np.nda
         read = [questions.vectors[reading[() if () in reading else key], cell.pair] for reading in item.readings]
         return read[0] if len(read) == 1 else np.mean(read, axis=0)
 
+    return by_level(cell, axes, one)
+
+
+def by_level(cell: Cell, axes: Sequence[str], one: Callable[[Item], np.ndarray]) -> np.ndarray:
+    """(levels of each axis ..., N) of the vectors (N,) of a cell's items, reduced over all but `axes`."""
+    import numpy as np
+
     left = [(item.at, one(item)) for item in cell.items]
     for how, over in cell.reduce:
         rest = [axis for axis in over if axis not in axes]
-        left = [(at, reduce(how, vectors)) for at, vectors in grouped(left, rest)]
+        left = [(at, reduced(how, vectors)) for at, vectors in grouped(left, rest)]
     levels = [list(dict.fromkeys(at[axis] for at, _ in left if axis in at)) or [None] for axis in axes]
     found = np.full((*map(len, levels), len(left[0][1])), np.nan)
     for at, vector in left:
         found[tuple(of.index(at.get(axis)) for axis, of in zip(axes, levels, strict=True))] = vector
     return found
+
+
+def reduced(how: str, vectors: Sequence[np.ndarray]) -> np.ndarray:
+    """The mean of several vectors; or the one whose mean is the largest (max) or the least (min)."""
+    import numpy as np
+
+    if len(vectors) == 1:
+        return vectors[0]
+    if how == "mean":
+        return np.mean(np.broadcast_arrays(*vectors), axis=0)
+    return (max if how == "max" else min)(vectors, key=np.mean)

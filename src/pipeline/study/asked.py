@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipeline.config import conf
 from pipeline.errors import meant
 from pipeline.evaluate.metrics import PRIMARY
 from pipeline.evaluate.records import MGSM
-from pipeline.report.claims import Claim, read_claims
-from pipeline.study.answers import leaves
+from pipeline.report.claims import FACT, Claim, read_claims
+from pipeline.report.translations import CORPUS_METRICS
+from pipeline.study.answers import leaves, linear
 from pipeline.study.cells import Cell, TablePlan
 from pipeline.study.planning import Planning
 from pipeline.study.rows import PLACEHOLDER
@@ -36,7 +37,8 @@ def claims_of(table: str) -> list[Claim]:
 
 @dataclass
 class PlacedClaim:
-    """A claim in a table's words: the cells of each candidate of a side, one a place; axes that are a sample."""
+    """A claim in a table's words: the cells of each candidate of a side, one a place; axes that are a sample; than:
+    the same at the places whose difference is taken away."""
 
     claim: Claim
     plan: TablePlan
@@ -45,6 +47,7 @@ class PlacedClaim:
     left: list[list[Cell]]
     right: list[list[Cell]]
     outcome: list[Cell] = field(default_factory=list)  # of spearman
+    than: PlacedClaim | None = None  # of gain
 
     @classmethod
     def of(cls, claim: Claim, plan: TablePlan) -> PlacedClaim:
@@ -91,11 +94,16 @@ class PlacedClaim:
         else:
             found.check_metric()
         found.check_axes()
+        if claim.than:
+            found.than = cls.of(replace(claim, over=(*claim.than, *axes), than=()), plan)
+            if not all(linear(plan, cell) for cell in found.cells):
+                raise claim.refuse("gain is of means: a best configuration or a maximum is named")
         return found
 
     @property
     def cells(self) -> list[Cell]:
-        return [cell for side in (*self.left, *self.right, self.outcome) for cell in side]
+        found = [cell for side in (*self.left, *self.right, self.outcome) for cell in side]
+        return [*found, *self.than.cells] if self.than else found
 
     def at(self, place: int) -> PlacedClaim:
         """The same claim at one place."""
@@ -103,9 +111,13 @@ class PlacedClaim:
         return PlacedClaim(self.claim, self.plan, (self.places[place],), self.axes, left, right)
 
     def check_metric(self) -> None:
-        claim = self.claim
+        claim, facts = self.claim, [cell.fact for cell in self.cells]
+        if claim.metric == FACT:
+            if not all(facts):
+                raise claim.refuse("metric fact, and it names a cell that shows none")
+            return
         tasks = dict.fromkeys(task for cell in self.cells for task in tasks_of(self.plan, cell))
-        if None in tasks:
+        if None in tasks or any(facts):
             raise claim.refuse("it names a cell that no answers stand under, of a fact or a figure")
         if len(tasks) > 1:
             raise claim.refuse(f"over mixes {' and '.join(map(str, tasks))}, which do not ask the same problems")
@@ -116,18 +128,20 @@ class PlacedClaim:
             )
 
     def check_axes(self) -> None:
-        """An axis that is a sample has three values (blocks of ranks: two) or more, and is not reduced to a maximum."""
+        """An axis that is a sample has three values (blocks of ranks: two) or more, and is not reduced to a maximum. A
+        fact of fewer trainings cannot be tested, and its verdict says so."""
         claim, plan = self.claim, self.plan
         for axis in self.axes:
             has = list(map(str, plan.table.axes[axis]))
-            if len(has) < (2 if claim.test in RANKED else 3):
+            if len(has) < (2 if claim.test in RANKED else 3) and claim.metric != FACT:
                 told = f"{claim.table} has {axis}={','.join(has)} alone"
                 raise claim.refuse(
                     f"an interval over {axis} is asked, and {told}: three values or more show a variance"
                 )
             here = [leaf for cell in self.cells for leaf in leaves(plan, cell)]
             values = [{str(item.at.get(axis)) for item in leaf.items if axis in item.at} for leaf in here]
-            if not (all(values) if claim.test in RANKED else any(len(of) > 1 for of in values)):
+            least = 0 if claim.metric == FACT else 1
+            if not (all(values) if claim.test in RANKED else any(len(of) > least for of in values)):
                 raise claim.refuse(f"over names {axis}, which none of its cells has several of: leave it out")
             for leaf in here:
                 for how, axes in leaf.reduce:
@@ -159,6 +173,8 @@ def tasks_of(plan: TablePlan, cell: Cell) -> set[str | None]:
 
 def metrics_of(task: str) -> list[str]:
     """What is kept for each answer of a task."""
+    if task == "flores":
+        return list(CORPUS_METRICS)
     own = [PRIMARY[task][0]] if task in PRIMARY else []
     return [*own, "numeric_match"] if task in MGSM else own
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 from pipeline.study.rows import Table
 from pipeline.study.specs import At, Ref, Spec
 
+ROWS_CHANGED = re.compile(r"rows_changed\.(attention|feed_forward|all)\.\d+-\d+(,\d+-\d+)*")  # a fact of analyses
 Candidate = tuple[Any, ...]  # a value of each axis that a choice is over; () where nothing is chosen
 Published = tuple[str, str, str]  # where a published number stands: table, row and column
 

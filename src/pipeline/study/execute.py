@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import logging
 import os
 import sys
 import time
@@ -40,8 +39,6 @@ def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads on shared cores cost twenty times
         import torch
 
-        for chatty in ("torchao", "torch.utils._pytree"):  # of kernels for GPUs that are not there, at each import
-            logging.getLogger(chatty).setLevel(logging.ERROR)
         if run.config.threads:
             torch.set_num_threads(run.config.threads)
     with redirect_stdout(io.StringIO()):  # transformers prints, when it is imported, where W&B is offline

@@ -11,7 +11,18 @@ from typing import Any
 
 from pipeline.errors import PipelineError, meant
 from pipeline.papers import published as papers
-from pipeline.study.cells import Candidate, Cell, Choice, Chosen, Item, Pairs, Published, ScoreRef, TablePlan
+from pipeline.study.cells import (
+    ROWS_CHANGED,
+    Candidate,
+    Cell,
+    Choice,
+    Chosen,
+    Item,
+    Pairs,
+    Published,
+    ScoreRef,
+    TablePlan,
+)
 from pipeline.study.rows import Side, Table, Words
 from pipeline.study.specs import At, Reads, Specs
 
@@ -131,6 +142,9 @@ class Expansion:
             raise self.table.refuse(place.where, problem)
         items = [self.item(place, run, {**at, **one}, best, scored) for one in specs.product(free)]
         metric, pair, fact = (specs.fill(place.words.get(key), at) for key in ("metric", "pair", "fact"))
+        if str(fact).startswith("rows_changed") and not ROWS_CHANGED.fullmatch(str(fact)):
+            problem = f"fact {fact}: rows changed are those of attention, feed_forward or all in layers, as "
+            raise self.table.refuse(place.where, f"{problem}rows_changed.attention.0-1,30-31")
         self.found.cells[place.key] = Cell(
             *place.key, items, tuple(one for one in reduce if one[1]), (), metric, pair, fact, self.published(place)
         )

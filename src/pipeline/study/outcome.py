@@ -6,6 +6,7 @@ chrF++ and facts of trainings are as they are.
 
 from __future__ import annotations
 
+import csv
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from pipeline.papers import published as papers
 from pipeline.report.grid import percent
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
-from pipeline.study.cells import REDUCERS, Candidate, Cell, ScoreRef, Values, item_value, value
+from pipeline.study.cells import REDUCERS, ROWS_CHANGED, Candidate, Cell, ScoreRef, Values, item_value, value
 from pipeline.study.planning import Planning, primary, readings
 
 SPM_MODEL = (
@@ -158,7 +159,8 @@ class Outcome:
         manifest = read_manifest(run.folder)
         if manifest is None:
             raise NoScore(f"{run.name} {self.failed.get(run.name, 'is not made yet')}")
-        found = validation(run, fact) if fact in VALIDATIONS else manifest.facts.get(fact)
+        read = validation if fact in VALIDATIONS else rows_changed if ROWS_CHANGED.fullmatch(fact) else None
+        found = read(run, fact) if read else manifest.facts.get(fact)
         if not isinstance(found, int | float):
             raise NoScore(f"{run.name} records no {fact}")
         return float(found)
@@ -172,3 +174,16 @@ def validation(run: Run, fact: str) -> float | None:
     if fact == "starting_validation_loss":
         losses = [one for one in losses if one[0] == 0]
     return losses[-1][1] if losses else None
+
+
+def rows_changed(run: Run, fact: str) -> float | None:
+    """Of an analysis, as the published maps show it: percent of rows whose change is above the threshold, the mean over
+    the two-dimensional parameters of some columns and layers (rows_changed.attention.0-1,30-31)."""
+    _, columns, layers = fact.split(".")
+    ends = [map(int, span.split("-")) for span in layers.split(",")]
+    wanted = {str(layer) for first, last in ends for layer in range(first, last + 1)}
+    kinds = ("attention", "feed_forward") if columns == "all" else (columns,)
+    with open(run.folder / "delta.csv", encoding="utf-8", newline="") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["column"].startswith(kinds) and row["layer"] in wanted]
+    shares = [float(row["share"]) for row in rows]
+    return 100 * statistics.fmean(shares) if {row["layer"] for row in rows} == wanted else None

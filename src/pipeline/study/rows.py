@@ -17,7 +17,8 @@ elsewhere), or nothing: the model of `every`, unmodified. A key that takes a RUN
 
 A cell says: run (null: there is none); the value of an axis; eval, task (of a bundle), in (a language, or several that
 are averaged), eval.KEY, data_root (the items, where they are not in that of `every`), where_possible (missing where its
-data is, not refused); metric, pair (of FLORES), fact (a number that a training recorded); published (TABLE, or TABLE
+data is, not refused); metric, pair (of FLORES), fact (a number that a training recorded, or of an analysis
+rows_changed.COLUMNS.LAYERS); published (TABLE, or TABLE
 ROW COLUMN); mean, max, min (axes, in the order they are reduced, or rows); best (axes: the value of the largest mean,
 one for all that is pooled), each (axes: one choice for each value), by (what is scored to choose, else the table's
 score). A row may also say columns, the only ones that it fills. Where row and column give an axis different values, or

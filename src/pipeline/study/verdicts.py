@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import PipelineError
 from pipeline.report import ranks, statistics
 from pipeline.report.claims import (
+    FACT,
     Claim,
     Ranked,
     Verdict,
@@ -22,14 +23,16 @@ from pipeline.report.claims import (
     judge_wilcoxon,
     judge_wins,
     not_made,
+    not_testable,
 )
-from pipeline.report.statistics import Contrast, contrast, corpus_contrast, two_way_bootstrap
+from pipeline.report.statistics import Contrast, contrast, contrast_of_trainings, corpus_contrast, two_way_bootstrap
 from pipeline.study.answers import (
     Both,
     Corpora,
     Questions,
     StoredAnswers,
     average,
+    by_level,
     by_question,
     drawn,
     leaves,
@@ -38,7 +41,7 @@ from pipeline.study.answers import (
     questions_of,
 )
 from pipeline.study.asked import PlacedClaim, claims_of, metrics_of, tasks_of
-from pipeline.study.cells import Cell, TablePlan
+from pipeline.study.cells import Cell, Item, TablePlan, item_value
 from pipeline.study.outcome import NoScore
 
 if TYPE_CHECKING:
@@ -66,8 +69,8 @@ class Sides:
 
     @property
     def reach(self) -> float:
-        """The largest possible difference."""
-        return max(1.0, self.keep)
+        """The largest possible difference; of gains, each of which lies between -1 and 1, 2."""
+        return 2.0 if self.asked.than else max(1.0, self.keep)
 
     @cached_property
     def plain(self) -> bool:
@@ -118,6 +121,8 @@ class Sides:
     def differences(self, axes: Sequence[str]) -> np.ndarray:
         """Left minus right by question; an axis of one value on both sides is left out."""
         both = self.side(self.asked.left, axes) - self.keep * self.side(self.asked.right, axes)
+        if self.asked.than:
+            both = both - self.side(self.asked.than.left, axes) + self.side(self.asked.than.right, axes)
         return both.reshape([*(size for size in both.shape[:-1] if size > 1), both.shape[-1]])
 
     def less(self, values: tuple[Any, Any]) -> Any:
@@ -148,11 +153,8 @@ class Sides:
             told += [f"higher in {int((pairs > 0).sum())} of {pairs.size}, lower in {int((pairs < 0).sum())}"]
             told += [f"pairs {', '.join(f'{100 * one:+.1f}' for one in pairs.ravel())}"]
         if array.ndim == 3 and not isinstance(self.questions, Corpora):
-            two = two_way_bootstrap(array)
-            ranges = (two.math_experts, two.language_experts, two.problems, two.jointly)
-            axes = [axis for axis in self.asked.axes][:2]
-            names = (f"{axes[0]} alone", f"{axes[1]} alone", "problems alone", "all jointly")
-            drawn = zip(names, ranges, strict=True)
+            names = (*(f"{axis} alone" for axis in self.asked.axes), "problems alone", "all jointly")
+            drawn = zip(names, two_way_bootstrap(array), strict=True)
             told += [f"resampling {name} {100 * low:+.1f} to {100 * high:+.1f}" for name, (low, high) in drawn]
         if not self.plain:
             low, high = np.quantile(self.less(self.drawn(self.questions.draws, self.questions.draws)), [0.025, 0.975])
@@ -193,8 +195,38 @@ def judged(plan: TablePlan, answers: StoredAnswers) -> list[Verdict]:
 
 
 def difference(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
+    if asked.claim.metric == FACT:
+        return of_facts(asked, answers)
     sides = Sides.of(asked, answers)
     return judge_difference(asked.claim, sides.contrast(), *sides.values, sides.detail())
+
+
+def gain(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
+    """How much more the left is above the right at these places than at the others; values are both differences."""
+    assert asked.than is not None
+    sides = Sides.of(asked, answers)
+    here, there = sides.values, Sides(asked.than, sides.questions).values
+    return judge_difference(asked.claim, sides.contrast(), sides.less(here), sides.less(there), sides.detail())
+
+
+def of_facts(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
+    """Of numbers that runs recorded, over the trainings of the named axes; a fact's own unit is told as points."""
+    import numpy as np
+
+    def side(cells: Sequence[Cell]) -> np.ndarray:
+        return np.mean(np.broadcast_arrays(*(by_level(cell, asked.axes, fact_of(cell)) for cell in cells)), axis=0)
+
+    def fact_of(cell: Cell) -> Callable[[Item], np.ndarray]:
+        values = answers.facts(cell)
+        return lambda item: np.array([item_value(asked.plan, item, values) / 100])
+
+    ((left,), (right,)), claim = (map(side, cells) for cells in (asked.left, asked.right)), asked.claim
+    array = (left - (1 + claim.threshold / 100 if claim.relative else 1) * right)[..., 0]
+    told = f"{array.size} of {' x '.join(asked.axes) or 'one training a side'}: "
+    told += ", ".join(f"{100 * one:+.3g}" for one in array.ravel())
+    if min(array.shape, default=1) < 3 or not np.ptp(array):
+        return not_testable(claim, f"fewer than three trainings, or all alike, show no variance; {told}")
+    return judge_difference(claim, contrast_of_trainings(array), float(left.mean()), float(right.mean()), told)
 
 
 def paired(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
@@ -304,5 +336,5 @@ def spearman(asked: PlacedClaim, answers: StoredAnswers) -> Verdict:
     return judge_spearman(asked.claim, ranks.compare_correlations(left, right, outcome, groups, models), len(left))
 
 
-JUDGES = {"difference": difference, "every": every, "wins": wins, "mcnemar": paired, "friedman": friedman,
+JUDGES = {"difference": difference, "gain": gain, "every": every, "wins": wins, "mcnemar": paired, "friedman": friedman,
           "spearman": spearman}  # fmt: skip

@@ -34,7 +34,7 @@ from pipeline.runs.folders import folder_name, folder_of
 from pipeline.runs.lease import holder, job
 from pipeline.study.element import Element, run_of
 from pipeline.study.execute import make_run, reason_of
-from pipeline.study.queue import in_queue
+from pipeline.study.queue import in_queue, run
 
 LOGS = ".logs"
 
@@ -157,8 +157,7 @@ def of_task(element: Element) -> str:
     if restarts and before.get("state") == "failed" and before.get("job") == job():
         return "failed"  # in an earlier turn of this task
     with suppress(OSError, subprocess.TimeoutExpired):  # job names are run names
-        name = ["scontrol", "update", f"JobId={job()}", f"JobName={element['label']}"]
-        subprocess.run(name, capture_output=True, timeout=60)
+        run(["scontrol", "update", f"JobId={job()}", f"JobName={element['label']}"])
     waits = [parent for parent in element["parents"].values() if not_finished(parent, element)]
     failed = [one for one in waits if not to_come(parent_place(element, one))]
     if waits:

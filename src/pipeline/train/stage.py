@@ -212,6 +212,7 @@ def arguments(config: TrainStage, text: bool, validated: bool, output: Path) -> 
         learning_rate=sft.learning_rate, warmup_steps=sft.warmup_steps, weight_decay=sft.weight_decay,
         adam_beta1=sft.adam_beta1, adam_beta2=sft.adam_beta2, max_grad_norm=sft.max_grad_norm,
         max_length=sft.seq_length, packing=sft.packing, packing_strategy="wrapped",
+        assistant_only_loss=sft.loss_on == "assistant_turns" and not text,
         completion_only_loss=None if text else sft.loss_on == "response" and not sft.prompt_weight,
         bf16=sft.precision == "bf16", use_cpu=not torch.cuda.is_available(),
         activation_checkpointing=sft.gradient_checkpointing,

@@ -17,6 +17,7 @@ from pipeline.evaluate.bundle import scoring_runs
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.files import content_hash, sha256
 from pipeline.languages import language
+from pipeline.models.load import date_of_templates
 from pipeline.runs.dtypes import merged_dtype, stored_dtype
 from pipeline.runs.run import LABEL_LENGTH, External, Parent, Run
 from pipeline.study.build.data import locked_benchmarks, own_languages
@@ -29,6 +30,8 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
     for code in config.languages:
         if language(code).constructed and config.data_root is None:
             raise PipelineError(f"{code} is a constructed language and not on the Hub: set data_root")
+    if config.eval.chat_template:
+        date_of_templates(config.eval.template_date, "eval.template_date")
     if config.checkpoint is None:
         label, parents = described(config, resolver)
     else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "slurm/README.md"]
 BLOCK = re.compile(r"^ *```(\w+)?(?: ([^\n]+))?\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 ASSIGNED = re.compile(r"([A-Z_]+)=\$\((.*)\)", re.DOTALL)

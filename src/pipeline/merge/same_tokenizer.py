@@ -1,0 +1,88 @@
+"""Whether two models read text as the same tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import PipelineError
+from pipeline.merge.adapters import Adapted, Source
+from pipeline.models.checkpoint import read_json
+from pipeline.models.load import load_tokenizer
+
+READING = (  # keys of tokenizer_config.json that change what text is read as
+    "add_bos_token", "add_eos_token", "add_prefix_space", "do_lower_case", "strip_accents", "tokenize_chinese_chars",
+)  # fmt: skip
+PROBES = (  # texts that normalizers, pre-tokenizers and post-processors treat differently
+    "", " ", "  ", "\n", "\n\n\n", "\t", "a", " a", "a ", "  a  b   c    d", "line\nline\n\nline", "\r\nline",
+    "Hello, World!", "HELLO hello HeLLo", "don't we're I'LL it's", "e-mail@example.org", "snake_case camelCase",
+    "x=1;y[2]=3", "    return x", "0", "7", "42", "123", "1234567890", "3.14159", "1,250.50", "$5.00 + 10%",
+    "1/2 × 3 = 1.5", "٣٤٥ ১২৩ ౧౨౩ ๑๒๓ １２３", "é ü ñ ç å", "e\u0301 u\u0308 n\u0303", "ﬁ ﬀ Ⅳ ² ½", "ß ẞ İ ı",
+    "“quotes” ‘single’ «guillemets» — …", "a\u00a0b\u200bc\ufeffd", "Mji mkuu wa Kenya ni upi?",
+    "¿Cuánto cuesta? ¡Ocho!", "L'élève a mangé.", "Wie groß ist die Straße?", "Сколько стоит хлеб?",
+    "ケニアの首都はどこですか。", "肯尼亚的首都是哪里？", "케냐의 수도는 어디입니까?", "কেনিয়ার রাজধানী কোথায়?",
+    "కెన్యా రాజధాని ఏది?", "เมืองหลวงของเคนยาคืออะไร", "ما هي عاصمة كينيا؟", "מהי בירת קניה?", "😀👍🏽 👩‍👩‍👧", "𝒳𝒴 𠀀",
+)  # fmt: skip
+
+
+def tokenizer_folder(source: Source) -> Path:
+    """Where a source's tokenizer is: an adapter's may be its base's."""
+    own = any((source.folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
+    return source.base.folder if isinstance(source, Adapted) and not own else source.folder
+
+
+def same_tokenizer(first: Source, second: Source, keys: tuple[str, str]) -> None:
+    """Refuse experts that read text differently: rows of their embeddings would mean different tokens.
+
+    Where files differ, the vocabularies must be equal and so must the tokens of PROBES. A tokenizer that only one has
+    is no obstacle; formats that differ between library versions are none either.
+    """
+    folders = [tokenizer_folder(one) for one in (first, second)]
+    files = [[folder / name for folder in folders] for name in ("tokenizer.json", "tokenizer.model")]
+    ours, theirs = next((pair for pair in files if all(file.is_file() for file in pair)), (None, None))
+    if ours is None or theirs is None:
+        return
+    other, same_file = None, ours.read_bytes() == theirs.read_bytes()
+    if not same_file and (ours.suffix == ".model" or _vocabulary(ours) != _vocabulary(theirs)):
+        other = "another tokenizer"
+    elif _settings_of(folders[0]) != _settings_of(folders[1]):  # which transformers applies to tokenizer.json
+        other = differing(*(load_tokenizer(folder)(list(PROBES)).input_ids for folder in folders))
+    elif not same_file:
+        other = differing(*([one.ids for one in _tokenizer(file).encode_batch(PROBES)] for file in (ours, theirs)))
+    if other:
+        raise PipelineError(
+            f"{keys[1]}: {second.folder} has {other} than {keys[0]}: {first.folder}; they must be alike"
+        )
+
+
+def differing(one: list[list[int]], other: list[list[int]]) -> str | None:
+    """The first of PROBES whose tokens differ, in words."""
+    text = next((text for text, *tokens in zip(PROBES, one, other, strict=True) if tokens[0] != tokens[1]), None)
+    return None if text is None else f"a tokenizer of the same vocabulary that reads {text!r} as other tokens"
+
+
+def _settings_of(folder: Path) -> dict[str, Any]:
+    """What tokenizer_config.json says of tokens that are added and of how text is read."""
+    file = folder / "tokenizer_config.json"
+    settings = read_json(file) if file.is_file() else {}
+    return {key: settings[key] for key in READING if settings.get(key) is not None}
+
+
+def _tokenizer(file: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises no other class
+        raise PipelineError(f"{file} is no file of the tokenizers library ({error}): copy it again") from error
+
+
+def _vocabulary(file: Path) -> dict[str, Any]:
+    found = read_json(file)
+    try:
+        model = found.get("model") or {}
+        merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or []]
+        added = {token["content"]: token["id"] for token in found.get("added_tokens") or []}
+        return {"vocab": model.get("vocab"), "merges": merges, "added": added}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise PipelineError(f"{file} is no file of the tokenizers library ({error!r}): copy it again") from error

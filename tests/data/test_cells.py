@@ -1,0 +1,138 @@
+"""CSV, JSON and parquet as their files say: every cell as text, nothing guessed, nothing shifted, nothing skipped."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.config.compose import compose
+from pipeline.config.stages import DataStage
+from pipeline.data.load import read
+from pipeline.errors import PipelineError
+
+
+def own(folder: Path, file: str, *words: str, prompt: str = "{q}", completion: str = "{a}") -> tuple[list[Any], dict]:
+    config = compose([
+        "stage=data", "expert=own", f"data_root={folder}", f"expert.sources.own.file={file}",
+        f"expert.sources.own.prompt='{prompt}'", f"expert.sources.own.completion='{completion}'", *words,
+    ])  # fmt: skip
+    assert isinstance(config, DataStage)
+    counts: dict[str, Any] = {}
+    found = list(read("own", config.expert.sources["own"], folder, counts=counts))
+    return [(one["prompt"], one["completion"]) if isinstance(one, dict) else one for one in found], counts
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.csv.gz"])
+def test_every_cell_is_the_text_of_the_file(name: str, stream: str, tmp_path: Path) -> None:
+    cells = ["5", "007", "3.10", "1e3", "NA", "None", "null", "nan", "#N/A", "True", " x ", "-", "a\rb", '"q", he said']
+    separator = "\t" if ".tsv" in name else ","
+    lines = [f"q{separator}a", *(f"{n}{separator}{quoted(cell)}" for n, cell in enumerate(cells)), f"blank{separator} "]
+    raw = "\ufeff".encode() + "\n".join(lines).encode()
+    (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith("gz") else raw)
+    found, counts = own(tmp_path, name, f"expert.sources.own.stream={stream}")
+    pairs = [(str(n), cell) for n, cell in enumerate(cells)]
+    assert sorted(map(str, found)) == sorted(map(str, [*pairs, "empty"]))  # a stream is shuffled
+    assert counts["blank"] == {"a": 1}
+
+
+def quoted(cell: str) -> str:
+    return '"' + cell.replace('"', '""') + '"' if '"' in cell or "," in cell else cell
+
+
+def test_a_cell_of_several_lines_and_a_blank_line(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b'q,a\r\n"Line 1\r\nline ""2"", end",x\r\n\r\ny,z\r\n')
+    assert own(tmp_path, "a.csv")[0] == [('Line 1\r\nline "2", end', "x"), ("y", "z")]
+
+
+def test_a_repository_of_csv_is_read_as_text_too(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/train.csv").write_text(",q,a\n0,None,007\n1,NA,5\n2,x,\n")
+    config = compose(["stage=data", "expert=own", f"expert.sources.own.hub={tmp_path}", "expert.sources.own.file=x",
+                      "expert.sources.own.prompt='{q}'", "expert.sources.own.completion='{a}'"])  # fmt: skip
+    assert isinstance(config, DataStage)
+    found = [
+        one if isinstance(one, str) else tuple(one.values()) for one in read("own", config.expert.sources["own"], None)
+    ]
+    assert found == [("None", "007"), ("NA", "5"), "empty"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("q,a\n1,2\n3,4,\n", r"a\.csv, line 3 has 3 cells, and the header has 2: write as many, and quote cells"),
+        ("q,a\n1,2,\n3,4,\n", r"line 2 has 3 cells"),
+        ('q,a\n"x\ny",2\n3\n', r"line 4 has 1 cells"),
+        ("q,a,q\n1,2,3\n", r"two columns 'q'"),
+        ("q,a\n", r"has a header and no rows"),
+        ("\n\n", r"has no header"),
+        ('q,a\n1,"two\n3,4\n', r"line 2: unexpected end of data; in a quoted cell double each quotation mark"),
+        ('q,a\n1,"two" x\n', r"line 2: .* expected after"),
+        ("q;a\n1;2\n", r"has no column a, q: it has q;a"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", ["true", "false"])
+def test_tables_that_are_refused(text: str, expected: str, stream: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(PipelineError, match=expected) as refused:
+        own(tmp_path, "a.csv", f"expert.sources.own.stream={stream}")
+    assert "\n" not in str(refused.value)
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("")
+    with pytest.raises(PipelineError, match=r"a\.csv is empty"):
+        own(tmp_path, "a.csv")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json"])
+def test_numbers_of_json_stay_as_written(name: str, tmp_path: Path) -> None:
+    """A column may be of numbers for 12,000 rows and then of text, and a number may follow a decimal one."""
+    values = ["5", "3.10", "1e3", "null", '"007"', "-0.0", *["7"] * 12_000, '"ten"']
+    rows = [f'{{"q": "{n}", "a": {value}}}' for n, value in enumerate(values)]
+    text = "[" + ",\n".join(rows) + "]" if name == "a.json" else "\ufeff" + "\n\n".join(rows) + "\n"
+    (tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    found, _ = own(tmp_path, name)
+    assert found[:6] == [("0", "5"), ("1", "3.10"), ("2", "1e3"), "empty", ("4", "007"), ("5", "-0.0")]
+    assert found[-1] == ("12006", "ten") and len(found) == 12_007
+
+
+def test_numbers_of_parquet_stay_as_written(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"q": ["x", "y", "z"], "a": pa.array([5, None, 7], pa.int64())}), tmp_path / "a.parquet")
+    assert own(tmp_path, "a.parquet")[0] == [("x", "5"), "empty", ("z", "7")]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json"])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [('{"q": "1", "a": "2"}\n\n{"q":\n', "line 3 is not JSON"), ('{"q": "1", "a": "2"}\n[1]\n', "line 2 is a list")],
+)
+def test_lines_that_are_no_objects(name: str, text: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    with pytest.raises(PipelineError, match=expected):
+        own(tmp_path, name)
+
+
+def test_a_blank_column_inside_a_template_empties_the_row(
+    tmp_path: Path, call: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Template text around a blank would be trained on. The data card says which columns were blank."""
+    rows = [{"q": "Mji?", "a": "Nairobi"}, {"q": " ", "a": "x"}, {"q": None, "a": ""}, {"q": "y", "a": "\u3000"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found, counts = own(tmp_path, "a.jsonl", prompt="Swali: {q}", completion="Jibu: {a}")
+    assert found == [("Swali: Mji?", "Jibu: Nairobi"), "empty", "empty", "empty"]
+    assert counts["blank"] == {"q": 2, "a": 2}
+    words = ["data_root=.", "expert.sources.own.file=a.jsonl", "expert.sources.own.prompt='Swali: {q}'"]
+    monkeypatch.chdir(tmp_path)
+    told = call("stage=data", "expert=own", *words, "expert.sources.own.completion='{a}'", "tracking.mode=disabled")
+    card = (Path(told.out.strip()) / "data_card.md").read_text()
+    assert "Blank cells that emptied rows, by column: own q 2, a 2." in card

@@ -1,0 +1,311 @@
+"""Claims on what runs recorded (maps of changes, validation losses), on gains and on translations: on the shipped
+tables, with answers made up so that each is accepted, contradicted and undecided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from planned import plan, plan_of
+from scipy import stats
+from test_verdicts import Alike, Made
+
+from pipeline.analyze.changes import COLUMNS
+from pipeline.analyze.heatmaps import published_maps
+from pipeline.errors import PipelineError
+from pipeline.report.claims import Verdict
+from pipeline.report.statistics import contrast, contrast_of_trainings
+from pipeline.study.asked import PlacedClaim, claims_of
+from pipeline.study.cells import ROWS_CHANGED, Cell, TablePlan, Values
+from pipeline.study.outcome import NoScore, rows_changed
+from pipeline.study.verdicts import JUDGES, judged
+
+MAPS = ["ls_math_lower_half_unchanged", "ls_math_changes_feed_forward", "ls_language_changes_attention",
+        "ls_language_changes_outer_attention", "ls_language_spares_feed_forward"]  # fmt: skip
+
+
+ZONES = "t: {0: {bottom: 0, top: 0}, 1: {bottom: 1, top: 1}}"
+FEWER = {"layer_swapping_claims": "{threshold: [3.0e-5]}", "layer_swapping_table1": f"{{b: [5], u: [2], {ZONES}}}"}
+
+
+class Recorded(Made):
+    """Facts of runs: what `number` makes of a fact's name and a run's values of axes."""
+
+    def __init__(self, of: TablePlan, number: Callable[[str, dict[str, Any]], float]) -> None:
+        super().__init__(of, {})
+        self.number = number
+
+    def facts(self, cell: Cell) -> Values:
+        return lambda key: self.number(cell.fact or "", {"run": self.plan.specs[key].run, **self.plan.specs[key].at})
+
+
+def verdicts(there: TablePlan, answers: Any, *names: str) -> dict[str, Verdict]:
+    claims = [claim for claim in claims_of(there.table.name) if claim.id in names]
+    return {claim.id: JUDGES[claim.test](PlacedClaim.of(claim, there), answers) for claim in claims}
+
+
+# ---------------------------------------------------------------------------------------------------- maps
+
+
+def write_map(folder: Path, number: int) -> SimpleNamespace:
+    """delta.csv as an analysis writes it, of a published map (0: figure 4), with rows that no map shows."""
+    one = published_maps()[number]
+    names = dict(zip(COLUMNS.values(), COLUMNS, strict=True))
+    rows = [
+        f"math,{layer},{column},model.layers.{layer}.{names[column.removesuffix('.weight')]},{share}"
+        for layer, values in zip(one.rows, one.values, strict=True)
+        for column, share in zip(one.columns, values, strict=True)
+    ]
+    rows += ["math,,model.embed_tokens.weight,model.embed_tokens.weight,1", "math,3,input_layernorm.weight,x,1"]
+    folder.mkdir()
+    (folder / "delta.csv").write_text("\n".join(["expert,layer,column,parameter,share", *rows]) + "\n")
+    return SimpleNamespace(folder=folder)
+
+
+def test_rows_changed_are_those_of_the_published_maps(tmp_path: Path) -> None:
+    """Figure 4: 0.7 % of the rows of the lower half, 29.0 % of the upper; and by hand from the published numbers."""
+    run: Any = write_map(tmp_path / "map", 0)
+    assert rows_changed(run, "rows_changed.all.0-15") == pytest.approx(0.70, abs=0.005)
+    assert rows_changed(run, "rows_changed.all.16-31") == pytest.approx(29.0, abs=0.05)
+    values = np.array(published_maps()[0].values)[::-1]  # from layer 0
+    assert rows_changed(run, "rows_changed.attention.0-1,30-31") == pytest.approx(
+        100 * values[[0, 1, 30, 31], :4].mean()
+    )
+    assert rows_changed(run, "rows_changed.feed_forward.28-31") == pytest.approx(100 * values[28:, 4:].mean())
+    assert rows_changed(run, "rows_changed.all.30-32") is None  # there is no layer 32
+
+
+@pytest.mark.parametrize(
+    "fact", ["rows_changed", "rows_changed.mlp.0-3", "rows_changed.all.3", "rows_changed.all.0-1,"]
+)
+def test_rows_that_no_map_has_are_refused_before_anything_runs(fact: str) -> None:
+    assert not ROWS_CHANGED.fullmatch(fact)
+    with pytest.raises(PipelineError, match="rows_changed.attention.0-1,30-31"):
+        plan(f"defaults: [layer_swapping_claims]\nname: mine\nrows: {{x: {{fact: '{fact}', columns: [math_maps]}}}}\n"
+             "compare: {}")  # fmt: skip
+
+
+def published(there: TablePlan, noise: float, folder: Path) -> Recorded:
+    """The published maps as truth: two math experts, one of each language; others differ from them by `noise`."""
+    at = {("math", 1): 0, ("math", 2): 1, "sw": 2, "ja": 3, "te": 4, "bn": 5}
+    runs: dict[Any, Any] = {key: write_map(folder / str(number), number) for key, number in at.items()}
+
+    def number(fact: str, of: dict[str, Any]) -> float:
+        key = ("math", min(of["m"], 2)) if of["run"] == "map of math" else of["language"]
+        rng = np.random.default_rng([len(fact), *str(of).encode()])
+        return (rows_changed(runs[key], fact) or 0) + rng.normal(0, noise)
+
+    return Recorded(there, number)
+
+
+def test_the_published_maps_show_section_3_2(tmp_path: Path) -> None:
+    there = plan_of("layer_swapping_claims")
+    found = verdicts(there, published(there, 0.5, tmp_path), *MAPS)
+    assert [found[name].verdict for name in MAPS] == ["shown"] * 5, found
+    one = found["ls_math_lower_half_unchanged"]
+    assert one.n == 3 and "3 of m:" in one.detail
+    assert found[MAPS[1]].n == 12 and "12 of m x language: +" in found[MAPS[1]].detail
+
+
+@pytest.mark.parametrize("spread, word", [(0.5, "contradicted"), (400.0, "undecided")])
+def test_maps_of_another_kind(spread: float, word: str) -> None:
+    """All parameters change alike in all layers, language experts' a little more: each claim is contradicted; where
+    experts differ by more than what is claimed, none is decided."""
+    there, rng = plan_of("layer_swapping_claims"), np.random.default_rng(2)
+
+    def number(fact: str, of: dict[str, Any]) -> float:
+        least = 10 if "0-1,30-31" in fact or "attention.0-31" in fact else 30
+        return rng.normal(least + 20 * (of["run"] == "map of language" and ".16-31" in fact), spread)
+
+    found = verdicts(there, Recorded(there, number), *MAPS)
+    assert {one.verdict for one in found.values()} == {word}, found
+
+
+# ---------------------------------------------------------------------------------------------------- losses
+
+
+SEEDS = "defaults: [unreasonable_table_a3]\nname: unreasonable_table_a3\naxes: {seed: [0, 1, 2]}\n"
+
+
+@pytest.mark.parametrize(
+    "apart, spread, word",
+    [(0.0, 0.003, "shown"), (0.05, 0.003, "contradicted"), (0.0, 0.03, "undecided"), (0.0, 0.0, "cannot be tested")],
+)
+def test_flat_validation_losses(apart: float, spread: float, word: str) -> None:
+    there, rng = plan(SEEDS), np.random.default_rng(0)
+    answers = Recorded(there, lambda _, of: 1.1 + apart * (of["steps"] == 1000) + rng.normal(0, spread))
+    (found,) = verdicts(there, answers, "ue_validation_loss_is_flat").values()
+    assert found.verdict == word and found.threshold == "0.02"
+    if spread:
+        assert found.left_value == pytest.approx(1.1 + apart, abs=4 * spread) and found.n == 3
+        assert found.difference == pytest.approx(apart, abs=4 * spread)  # in the loss's own unit
+
+
+def test_one_training_a_side_cannot_be_tested() -> None:
+    there = plan_of("unreasonable_table_a3")
+    (found,) = verdicts(there, Recorded(there, lambda *_: 1.1), "ue_validation_loss_is_flat").values()
+    assert found.sentence == "cannot be tested: fewer than three trainings, or all alike, show no variance"
+    assert "1 of seed: +0" in found.detail
+
+
+class HalfMade(Recorded):
+    """Nothing of the experts and trainings of the first value of an axis."""
+
+    def of(self, score: Any, metric: str, pair: str | None) -> dict[int, float]:
+        spec = self.plan.specs.get(score.model)
+        if spec is None or 1 in spec.at.values():
+            raise NoScore("eval-x is not made yet")
+        return super().of(score, metric, pair)
+
+
+@pytest.mark.parametrize("table", ["layer_swapping_claims", "unreasonable_table_a3", "layer_swapping_table1"])
+def test_a_half_finished_table_makes_no_verdict_of_what_is_missing(table: str) -> None:
+    there = plan_of(table)
+
+    def number(fact: str, of: dict[str, Any]) -> float:
+        if 1 in of.values():
+            raise NoScore("sft-x is not made yet")
+        return 1.0
+
+    found = judged(there, HalfMade(there, number))  # type: ignore[arg-type]
+    assert {one.verdict for one in found} <= {"not made", "undecided", "cannot be tested"}
+    missing = [one for one in found if one.verdict == "not made"]
+    assert missing and all("is not made yet" in one.sentence and one.low is None for one in missing)
+
+
+class AlikeRecorded(Alike):
+    def facts(self, cell: Cell) -> Values:
+        return lambda _: 50.0
+
+
+@pytest.mark.parametrize("n, right", [(1, 1.0), (10, 0.0), (10, 1.0)])
+@pytest.mark.parametrize("table", ["layer_swapping_claims", "layer_swapping_table1", "unreasonable_table_a3"])
+def test_trainings_and_answers_that_are_all_alike_decide_nothing(table: str, n: int, right: float) -> None:
+    there = plan(f"defaults: [{table}]\nname: {table}\naxes: {FEWER.get(table, '{}')}\n")
+    found = judged(there, AlikeRecorded(there, {"all": right}, n=n))  # type: ignore[arg-type]
+    assert {one.verdict for one in found} <= {"not made", "undecided", "cannot be tested"}, found
+    assert all(one.high - one.low > 20 for one in found if one.low is not None and one.high is not None)
+
+
+# ---------------------------------------------------------------------------------------------------- statistics
+
+
+def test_contrasts_of_trainings_are_students_and_welchs_tests() -> None:
+    rng = np.random.default_rng(0)
+    one, left, right = rng.normal(0.3, 1, 5), rng.normal(1, 1, 3), rng.normal(0, 2, 4)
+    found, student = contrast_of_trainings(one), stats.ttest_1samp(one, 0)
+    assert (found.p, found.df) == pytest.approx((student.pvalue, 4))
+    assert (found.low, found.high) == pytest.approx(student.confidence_interval())
+    found, welch = contrast_of_trainings(left[:, None] - right), stats.ttest_ind(left, right, equal_var=False)
+    assert (found.p, found.df) == pytest.approx((welch.pvalue, welch.df))
+    assert (found.low, found.high) == pytest.approx(welch.confidence_interval())
+    for shape in ((1,), (3, 1), ()):
+        with pytest.raises(ValueError, match="show no variance"):
+            contrast_of_trainings(np.zeros(shape))
+
+
+def test_error_rates_of_three_trainings() -> None:
+    """No difference between three trainings (of three against four: Welch's test), at 5 %."""
+    rng, worlds = np.random.default_rng(1), 1500
+    one = [contrast_of_trainings(rng.normal(0, 1, 3)).p < 0.05 for _ in range(worlds)]
+    two = [contrast_of_trainings(rng.normal(0, 1, (3, 1)) - rng.normal(0, 3, 4)).p < 0.05 for _ in range(worlds)]
+    assert 0.03 < np.mean(one) < 0.065 and np.mean(two) < 0.07
+
+
+# ---------------------------------------------------------------------------------------------------- gains
+
+
+def gains(**rates: float) -> Verdict:
+    """Logits of swaps by language."""
+    there = plan_of("layer_swapping_table1")
+
+    class ByLanguage(Made):
+        def of(self, score: Any, metric: str, pair: str | None) -> dict[int, float]:
+            self.rates = {"swap": rates.get(score.language, 0.0)}
+            return super().of(score, metric, pair)
+
+    (found,) = verdicts(there, ByLanguage(there, {}, experts=0.1), "ls_low_resource_gain_most").values()
+    return found
+
+
+def test_low_resource_languages_gain_most() -> None:
+    """Swaps beat the math experts in Swahili and Telugu by 20 points and elsewhere not; the other way round; alike."""
+    found = gains(sw=1.2, te=1.2)
+    assert found.verdict == "shown" and found.left_value > 15 and abs(found.right_value or 99) < 4
+    assert found.difference == pytest.approx((found.left_value or 0) - (found.right_value or 0))
+    assert gains(bn=1.2, ja=1.2).verdict == "contradicted"
+    assert gains(sw=1.2, te=1.2, bn=1.2, ja=1.2).verdict == "undecided"
+
+
+def test_a_gain_by_hand() -> None:
+    """Of each question: the pairs' swaps less the math experts', mean of two languages less that of the other two."""
+    there = plan_of("layer_swapping_table1")
+    made: Any = Made(there, {"swap": 0.4}, experts=0.2, n=60)
+    (claim,) = [one for one in claims_of("layer_swapping_table1") if one.test == "gain"]
+
+    def answers(place: str, column: str) -> np.ndarray:
+        found = np.zeros((3, 3, 60))
+        for item in there.cells[place, column].items:
+            (score,) = item.readings[0].values()
+            ls = [item.at["l"] - 1] if "l" in item.at else range(3)
+            found[item.at["m"] - 1, ls] = list(made.of(score, "", None).values())
+        return found
+
+    def apart(place: str) -> np.ndarray:
+        return answers(place, "layer_swap_default") - answers(place, "math_expert")
+
+    wanted = (apart("sw.avg") + apart("te.avg") - apart("bn.avg") - apart("ja.avg")) / 2
+    found = JUDGES["gain"](PlacedClaim.of(claim, there), made)
+    by_hand = contrast(wanted, reach=2)
+    assert [found.difference, found.low, found.high] == pytest.approx(
+        [100 * one for one in (by_hand.difference, by_hand.low, by_hand.high)]
+    )
+
+
+def test_error_rates_of_a_gain_without_an_effect() -> None:
+    """Four languages, three experts a side, which differ: at most 5 % plus two standard errors."""
+    rng, found = np.random.default_rng(0), []
+    for _ in range(300):
+        hard = rng.normal(0, 1.5, 100)
+        suits = rng.normal(0, 0.15, (2, 2, 3, 1, 1)) + rng.normal(0, 0.15, (2, 2, 1, 3, 1))  # side, languages, m, l
+        swap = rng.random((2, 2, 3, 3, 100)) < 1 / (1 + np.exp(-(hard + suits)))
+        math = rng.random((2, 2, 3, 1, 100)) < 1 / (1 + np.exp(-hard))
+        gain = (swap.astype(float) - math).mean(axis=1)  # of two languages
+        found.append(contrast(gain[0] - gain[1], reach=2).p < 0.05)
+    assert np.mean(found) <= 0.05 + 2 * (0.05 * 0.95 / 300) ** 0.5
+
+
+# ---------------------------------------------------------------------------------------------------- translations
+
+
+@pytest.mark.parametrize("rate, word", [(2.0, "shown"), (-1.5, "contradicted"), (0.0, "undecided")])
+def test_flores_on_par(rate: float, word: str) -> None:
+    """BLEU of both directions; a tenth of the words is missing from sentences that are wrong."""
+    there = plan_of("layer_swapping_claims")
+    made = Made(there, {"swap": rate}, experts=0.05, n=50)
+    (found,) = verdicts(there, made, "ls_flores_on_par").values()
+    assert found.verdict == word and found.n == 50, found
+    assert found.left_value is not None and 10 < found.left_value < 100
+
+
+def test_claims_that_mix_facts_and_answers_are_refused() -> None:
+    claim = next(one for one in claims_of("layer_swapping_claims") if one.id == MAPS[2])
+    there = plan_of("layer_swapping_claims")
+    for changed, told in (
+        ({"metric": "exact_match"}, "of a fact or a figure"),
+        ({"left": ("mgsm.en",), "over": ("math_expert", "m")}, "metric fact, and it names a cell that shows none"),
+        ({"over": ("language_maps", "m")}, "over names m, which none of its cells has several of"),
+    ):
+        words = {**vars(claim), **changed}
+        if "left" in changed:
+            words["right"] = ("mgsm.ten_language_avg",)
+        with pytest.raises(PipelineError, match=told):
+            PlacedClaim.of(type(claim)(**words), there)
+    gain = next(one for one in claims_of("layer_swapping_table1") if one.test == "gain")
+    best = type(gain)(**{**vars(gain), "left": ("layer_swap_best",)})
+    with pytest.raises(PipelineError, match="gain is of means: a best configuration or a maximum is named"):
+        PlacedClaim.of(best, plan_of("layer_swapping_table1"))
