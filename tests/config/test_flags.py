@@ -33,7 +33,7 @@ BOMB = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
         "--cfg job +thsi=1": "unknown key thsi",
         "--cfg": "--cfg shows one of job, hydra, all: give --cfg VALUE",
         "--cfg=jbo": "--cfg shows one of job, hydra, all: give --cfg VALUE",
-        "-m --cfg job seed=1,2": "-m makes a run of each of several values, --cfg and --info show one: give one",
+        "-m --cfg job seed=1,2": "-m makes a run of each of several values, --cfg and --info show one: drop one",
         "--cfg job all": "'all' is no override: write key=value",
         "stage=sft sft.epochs=-1 expert=math --cfg job": "sft.epochs must be",
     }.items(),
