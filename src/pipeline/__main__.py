@@ -226,9 +226,7 @@ def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
         elif word == "--resolve":
             flags.append(word)
         elif word in ("-m", "--multirun"):
-            raise PipelineError(
-                f"{word} makes a run of each of several values, --cfg and --info show one: give one of them"
-            )
+            raise PipelineError(f"{word} makes a run of each of several values, --cfg and --info show one: drop one")
         elif word.startswith("-"):
             key = flag.lstrip("-")
             instead = f": write {key}=..." if key in (*conf.groups(), "table", "languages", "seed", "runs_dir") else ""
