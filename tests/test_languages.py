@@ -162,4 +162,4 @@ def test_a_table_of_one_run_prints_why_it_failed(tmp_path: Path, base: Path) -> 
     words = [f"--config-dir={tmp_path}/mine", "stage=table", f"table={tmp_path}/own.yaml", f"runs_dir={tmp_path}/runs"]
     done = subprocess.run([sys.executable, "-m", "pipeline", *words], capture_output=True, text=True)
     assert done.returncode == 1
-    assert "1 evaluation cannot run: the harness has no mgsm in Kupsabiny: " in done.stderr
+    assert f"1 evaluation cannot run: data_root={tmp_path} has no mgsm/kpz/test.jsonl: " in done.stderr

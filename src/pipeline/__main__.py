@@ -197,25 +197,45 @@ def show(text: str) -> int:
     return 0
 
 
-CFG = ("job", "hydra", "all")
+SHOWS = {  # Hydra's flags that show a command, by what each shows; the first where it is not said
+    "--cfg": ("", "job", "hydra", "all"),
+    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+}
+SHORT = {"-c": "--cfg", "-i": "--info"}
 FLAGS = "--help, --version, -m, --config-dir=DIR, --cfg job (with --resolve: references as values) and --info"
 
 
-def check_flags(words: Sequence[str]) -> None:
-    """Refuse flags that this program has not, and a --cfg without what it shows."""
-    flags = [word.partition("=")[0] for word in words if word.startswith("-")]
-    for flag in flags:
-        if flag not in ("-c", "--cfg", "-i", "--info", "--resolve"):
+def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Hydra's flags, each with its value, and the other words.
+
+    Raises:
+        PipelineError: a flag that this program has not, or a --cfg without what it shows.
+    """
+    flags, rest, left = [], [], list(words)
+    while left:
+        word = left.pop(0)
+        flag, _, value = word.partition("=")
+        flag = SHORT.get(flag, flag)
+        if flag in SHOWS:
+            if not value and left and left[0] in SHOWS[flag]:
+                value = left.pop(0)
+            value = value or SHOWS[flag][0]
+            if value not in SHOWS[flag] or not value:
+                raise PipelineError(f"{flag} shows one of {', '.join(filter(None, SHOWS[flag]))}: give {flag} VALUE")
+            flags += [flag, value]
+        elif word == "--resolve":
+            flags.append(word)
+        elif word in ("-m", "--multirun"):
+            raise PipelineError(f"{word} makes a run of each of several values, --cfg and --info show one: drop one")
+        elif word.startswith("-"):
             key = flag.lstrip("-")
             instead = f": write {key}=..." if key in (*conf.groups(), "table", "languages", "seed", "runs_dir") else ""
             raise PipelineError(f"{flag} is no flag of this program{instead}; there are {FLAGS}")
-    if {"-c", "--cfg"} & set(flags):
-        at = next(index for index, word in enumerate(words) if word.partition("=")[0] in ("-c", "--cfg"))
-        value = words[at].partition("=")[2] or next(iter(words[at + 1 :]), "")
-        if value not in CFG:
-            raise PipelineError(f"{words[at]} shows one of {', '.join(CFG)}: give --cfg job")
-    elif "--resolve" in flags:
+        else:
+            rest.append(word)
+    if "--resolve" in flags and "--cfg" not in flags:
         raise PipelineError("--resolve belongs to --cfg: give --cfg job --resolve")
+    return flags, rest
 
 
 def hydra_flags(words: list[str]) -> int:
@@ -223,17 +243,15 @@ def hydra_flags(words: list[str]) -> int:
     import hydra
 
     try:
-        check_flags(words)
+        flags, words = split_flags(words)
         words, every = split_every(spelled_out(words))
-        with_every(compose([word for word in words if not word.startswith("-") and "=" in word]), every)
+        with_every(compose(words), every)
     except Incomplete:
         pass
     except PipelineError as error:
         print(f"error: {sentence(error)}", file=sys.stderr)
         return 1
-    overrides = [word for word in words if "=" in word and not word.startswith("-")]
-    flags = [word for word in words if word not in overrides]  # Hydra wants them together
-    sys.argv = [sys.argv[0], *flags, *overrides, *conf.searchpath()]
+    sys.argv = [sys.argv[0], *flags, *words, *conf.searchpath()]
     with redirect_stdout(StringIO()) as shown:
         hydra.main(config_path=str(conf.folder()), config_name="config", version_base="1.3")(lambda config: None)()
     return show(shown.getvalue().rstrip("\n"))

@@ -31,8 +31,10 @@ BOMB = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
         "--stage sft": "--stage is no flag of this program: write stage=...; there are --help",
         "expert=null --cfg job": "expert=null is no option: give one of",
         "--cfg job +thsi=1": "unknown key thsi",
-        "--cfg": "--cfg shows one of job, hydra, all: give --cfg job",
-        "--cfg jbo": "--cfg shows one of job, hydra, all: give --cfg job",
+        "--cfg": "--cfg shows one of job, hydra, all: give --cfg VALUE",
+        "--cfg=jbo": "--cfg shows one of job, hydra, all: give --cfg VALUE",
+        "-m --cfg job seed=1,2": "-m makes a run of each of several values, --cfg and --info show one: drop one",
+        "--cfg job all": "'all' is no override: write key=value",
         "stage=sft sft.epochs=-1 expert=math --cfg job": "sft.epochs must be",
     }.items(),
 )
@@ -45,6 +47,11 @@ def test_one_sentence(words: str, sentence: str, capsys: pytest.CaptureFixture[s
 def test_cfg_shows_what_is_incomplete_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main("stage=merge merge=layer_swap --cfg job --resolve".split()) == 0
     assert "bottom_layers: " in capsys.readouterr().out
+
+
+def test_info_before_an_override(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--info", "stage=status"]) == 0
+    assert "json: false" in capsys.readouterr().out
 
 
 def test_a_reader_that_closes_its_pipe() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,57 @@ def test_the_other_kinds_of_mgsm_are_the_stock_tasks(tmp_path: Path, real_data: 
     changes = {"dataset_kwargs": {"data_files": files}}
     theirs = stock_prompts(tmp_path / "stock", f"mgsm/{kind}/mgsm_{kind}_{code}.yaml", 8, list(range(20)), **changes)
     assert our_prompts(tmp_path / "ours", f"mgsm_{kind}", 8, code, real_data, limit=20) == theirs
+
+
+@needs_real_data
+@pytest.mark.parametrize(
+    ("task", "code", "shots"),
+    [("mgsm", "sw", 8), ("mgsm", "te", 2), ("mgsm_en_cot", "sw", 2), ("mgsm_direct", "bn", 2)],
+)
+def test_a_language_that_the_harness_has_not_is_asked_as_one_that_it_has(
+    tmp_path: Path, real_data: Path, task: str, code: str, shots: int
+) -> None:
+    """MGSM's own rows under the code of Yoruba: the words of the exemplars give the stock file's prompts. So do rows
+    with fewer fields, and exemplars without the words before the answer."""
+    kind = {"mgsm": "native_cot", "mgsm_en_cot": "en_cot", "mgsm_direct": "direct"}[task]
+    files = {split: str(real_data / "mgsm" / code / f"{split}.jsonl") for split in ("train", "test")}
+    changes = {"dataset_kwargs": {"data_files": files}}
+    stock = f"mgsm/{kind}/mgsm_{kind}_{code}.yaml"
+    theirs = stock_prompts(tmp_path / "stock", stock, shots, list(range(20)), **changes)
+    shutil.copytree(real_data / "mgsm" / code, tmp_path / "whole/mgsm/yo")
+    assert our_prompts(tmp_path / "ours", task, shots, "yo", tmp_path / "whole", limit=20) == theirs
+    rows = {split: [json.loads(line) for line in Path(file).read_text().splitlines()] for split, file in files.items()}
+    bare = [{key: row[key] for key in ("question", "answer_number")} for row in rows["test"]]
+    write_rows(tmp_path / "bare/mgsm/yo/test.jsonl", bare)
+    needed = "answer_number" if task == "mgsm_direct" else "answer"
+    write_rows(
+        tmp_path / "bare/mgsm/yo/train.jsonl",
+        [{key: row[key] for key in ("question", needed)} for row in rows["train"]],
+    )
+    assert our_prompts(tmp_path / "fewer", task, shots, "yo", tmp_path / "bare", limit=20) == theirs
+
+
+def test_word_problems_without_exemplars(tmp_path: Path) -> None:
+    """Two fields and no train.jsonl, for a shipped language that the harness has, and for one that it has not."""
+    for code in ("sw", "yo"):
+        write_rows(
+            tmp_path / f"data/mgsm/{code}/test.jsonl",
+            [{"question": f"{n} + 1?", "answer_number": n + 1} for n in (1, 2)],
+        )
+    assert our_prompts(tmp_path / "yo", "mgsm", 0, "yo", tmp_path / "data") == [
+        f"Question: {n} + 1?\nStep-by-Step Answer:" for n in (1, 2)
+    ]
+    assert our_prompts(tmp_path / "sw", "mgsm", 0, "sw", tmp_path / "data") == [
+        f"Swali: {n} + 1?\nJibu la Hatua kwa Hatua:" for n in (1, 2)
+    ]
+    with pytest.raises(PipelineError, match="has no mgsm/yo/train.jsonl: put it there"):
+        our_prompts(tmp_path / "two", "mgsm", 2, "yo", tmp_path / "data")
+    shots = [{"question": f"{n} + 2?", "answer": f"The sum. The answer is {n + 2}."} for n in (3, 4)]
+    write_rows(tmp_path / "data/mgsm/yo/train.jsonl", shots)  # with no words of their own: English's are put before
+    shown = "".join(f"Question: {n} + 2?\nStep-by-Step Answer: The sum. The answer is {n + 2}.\n\n" for n in (3, 4))
+    assert our_prompts(tmp_path / "with", "mgsm", 2, "yo", tmp_path / "data") == [
+        f"{shown}Question: {n} + 1?\nStep-by-Step Answer:" for n in (1, 2)
+    ]
 
 
 def test_the_hub_gives_the_same_prompts(tmp_path: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def test_the_hub_keeps_the_stock_data(tmp_path: Path) -> None:
         (asked("flores", 7), ("qac",), "num_fewshot=7, but .* has 6"),
         (asked("flores", 0), ("en",), "another language"),
         (asked("global_mmlu", 0), ("th",), "has no global_mmlu/th/test.jsonl: put it there"),
-        (asked("mgsm", 0), ("it",), "no mgsm in Italian: leave it out of languages"),
+        (asked("mgsm", 0), ("it",), "data_root=.*/data has no mgsm/it/test.jsonl: put it there"),
     ],
 )
 def test_a_wrong_request_is_refused(
@@ -108,7 +108,7 @@ def test_prompts_of_these_benchmarks_differ_in_the_rows_alone(benchmark: str, en
 def test_a_language_that_the_harness_has_not_is_asked_in_its_own_rows(
     data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Belebele and Global MMLU by English's files; MGSM where the language's file says so."""
+    """Belebele, Global MMLU and MGSM by English's files."""
     (tmp_path / "language").mkdir()
     file = tmp_path / "language/kpz.yaml"
     file.write_text("name: Kupsabiny\nflores: kpz_Latn\nscripts: [LATIN]\n")
@@ -118,11 +118,11 @@ def test_a_language_that_the_harness_has_not_is_asked_in_its_own_rows(
     found = build(data_root, tmp_path, asked("belebele", 0), asked("global_mmlu", 2), languages=("kpz",))
     kinds = [Path(yaml.safe_load(one.file.read_text())["include"][0]).name for one in found]
     assert kinds == ["belebele_eng_Latn.yaml", "_en_template_yaml"]
-    with pytest.raises(PipelineError, match="no mgsm in Kupsabiny: .*give mgsm: en in kpz.yaml"):
-        build(data_root, tmp_path, asked("mgsm", 2), languages=("kpz",))
+    for task in ("mgsm", "mgsm_direct"):
+        with pytest.raises(PipelineError, match=f"no {task} in Kupsabiny: .*, or give data_root with mgsm/kpz/test.js"):
+            build(None, tmp_path, asked(task, 2), languages=("kpz",))
     with pytest.raises(PipelineError, match="give data_root with belebele/kpz/test.jsonl"):
         build(None, tmp_path, asked("belebele", 0), languages=("kpz",))
-    file.write_text(file.read_text() + "mgsm: en\n")
     (one,) = build(data_root, tmp_path, asked("mgsm", 2), languages=("kpz",))
     body = yaml.safe_load(one.file.read_text())
     assert "mgsm_native_cot_en" in body["include"][0] and "mgsm/kpz" in str(body["dataset_kwargs"])

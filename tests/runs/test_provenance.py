@@ -17,7 +17,7 @@ from small_runs import a_run, writes
 
 from pipeline.__main__ import main
 from pipeline.config.stages import Launcher
-from pipeline.hub.addresses import Masked, masked_output, without_credentials
+from pipeline.hub.addresses import Masked, masked_output, plain_addresses, without_credentials
 from pipeline.runs import provenance, tracking
 from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
@@ -30,6 +30,7 @@ def test_credentials_are_taken_out_of_every_address() -> None:
         "b": {"c": "me@host?", "d": 1},
     }
     assert without_credentials("model.path=https:/me:p@host is no folder") == "model.path=https:/host is no folder"
+    assert plain_addresses("https://me:p@host/key=5/part.parquet?x=1") == "https://host/key=5/part.parquet"  # a file's
     told = "x.url=https://me:pw@host/a.gz?token=1&X-Amz-Signature=2#access_token=3 and hf://datasets/a/b@c/d: why?"
     assert without_credentials(told) == "x.url=https://host/a.gz and hf://datasets/a/b@c/d: why?"
 

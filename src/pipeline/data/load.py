@@ -19,7 +19,7 @@ from typing import Any
 from pipeline.config.data import Source
 from pipeline.data.sources import MAY_BE_BLANK, READERS, Example, Row, Unusable, columns, is_blank, is_text, wanted
 from pipeline.errors import PipelineError
-from pipeline.hub.addresses import without_credentials
+from pipeline.hub.addresses import plain_addresses, without_credentials
 from pipeline.hub.reach import reaching
 from pipeline.progress import Bar
 
@@ -160,7 +160,7 @@ def packaged(source: Source, files: list[str]) -> Any:
 
 
 def format_of(file: str) -> str:
-    suffixes = Path(without_credentials(file)).suffixes
+    suffixes = Path(plain_addresses(file)).suffixes
     found = [FORMATS[suffix] for suffix in suffixes if suffix in FORMATS]
     if not found:
         raise PipelineError(f"{file} says no format by its name: give format=json, csv, parquet or text of its source")

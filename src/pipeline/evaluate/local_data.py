@@ -32,15 +32,22 @@ def lines_of(file: Path) -> list[tuple[int, str]]:
     return [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
-def rows_of(file: Path, columns: dict[str, type], options: dict[str, tuple[str, ...]] | None = None) -> list[Row]:
-    """All rows of a JSON-lines file, each with `columns` of these types and `options` of these values."""
+def rows_of(
+    file: Path,
+    columns: dict[str, type],
+    options: dict[str, tuple[str, ...]] | None = None,
+    optional: dict[str, type] | None = None,
+) -> list[Row]:
+    """All rows of a JSON-lines file, each with `columns` of these types, as are those of `optional` where they are
+    there, and `options` of these values."""
     rows = []
     for number, line in lines_of(file):
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise PipelineError(f"{file}, line {number} is not JSON ({error.msg}): write the file again") from error
-        for column, kind in columns.items():
+        there = {column: kind for column, kind in (optional or {}).items() if isinstance(row, dict) and column in row}
+        for column, kind in (columns | there).items():
             if not isinstance(row, dict) or column not in row:
                 raise PipelineError(f"{file}, line {number} has no column {column!r}: the Hub's columns are needed")
             if not isinstance(row[column], kind) or isinstance(row[column], bool):

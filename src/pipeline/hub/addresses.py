@@ -29,6 +29,11 @@ def is_secret_name(name: str) -> bool:
     return any(part in SECRET_PARTS for part in re.split(r"[_.]", name.lower()))
 
 
+def plain_addresses(text: str) -> str:
+    """The text with each address in it without user:password@ and without what follows a ? or #."""
+    return _ADDRESS.sub(lambda found: re.split(r"[?#]", _USER.sub(r"\1", found[0]), maxsplit=1)[0], text)
+
+
 def without_credentials(value: Any) -> Any:
     """The same structure without credentials.
 
@@ -44,11 +49,7 @@ def without_credentials(value: Any) -> Any:
         return [without_credentials(inner) for inner in value]
     if not isinstance(value, str):
         return value
-    return _NAMED.sub(_masked, _ADDRESS.sub(_plain, value))
-
-
-def _plain(address: re.Match[str]) -> str:
-    return re.split(r"[?#]", _USER.sub(r"\1", address[0]), maxsplit=1)[0]
+    return _NAMED.sub(_masked, plain_addresses(value))
 
 
 def _masked(found: re.Match[str]) -> str:

@@ -21,7 +21,7 @@ from pipeline.config.stages import PrefetchStage
 from pipeline.data.load import readable_errors
 from pipeline.errors import PipelineError
 from pipeline.files import replacing, sha256, write_atomically
-from pipeline.hub.addresses import without_credentials
+from pipeline.hub.addresses import plain_addresses, without_credentials
 from pipeline.hub.lock import LOCK, Lock, cached_snapshot, digest_of, part_of, pinned_as, read_lock, url_key
 from pipeline.models.files import HUB_PATTERNS
 from pipeline.runs.dtypes import dtypes_in
@@ -176,7 +176,7 @@ def fetch_url(lock: Lock, source: Source, update: bool) -> None:
     """One file that is on no hub, below runs_dir/.hub; what identifies it is the digest of its content."""
     assert source.url is not None
     locked_as = url_key(source.url)
-    path = Path(".hub") / f"{digest_of([source.url])[:8]}-{without_credentials(source.url).rpartition('/')[2]}"
+    path = Path(".hub") / f"{digest_of([source.url])[:8]}-{plain_addresses(source.url).rpartition('/')[2]}"
     target = lock.folder / path
     if locked_as in lock.urls and target.is_file() and not update:
         return
