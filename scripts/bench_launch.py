@@ -1,10 +1,11 @@
-"""What launching costs: submitting 1,000 trainings, a job's start, a table with 1 and 2 workers and on two nodes.
+"""What launching costs: submitting 1,000 trainings, a job's start, a table with 1 and 2 workers and on two nodes, and
+the CPU seconds of a table as jobs, one at a time, beside those of the same table made here.
 
 Submitting is measured with a stand-in for sbatch, so that it is this program's own time; beside the trainings it
-submits the data set that each needs. Tables are made from nothing each time. --job and --makespan bring up the real
-Slurm of two nodes that tests/slurm has, as root: a job's overhead is from the first line of its script to the first
-step of its training, a makespan from the submission to the end of the last job. The critical path beside it is the
-longest chain of runs by their own seconds; what a choice waits for is not in it.
+submits the data set that each needs. Tables are made from nothing each time. --job, --makespan and --cpu bring up the
+real Slurm of two nodes that tests/slurm has, as root: a job's overhead is from the first line of its script to the
+first step of its training, a makespan from the submission to the end of the last job. The critical path beside it is
+the longest chain of runs by their own seconds; what a choice waits for is not in it.
 
     python scripts/bench_launch.py                                             # prints the rows
     python scripts/bench_launch.py --table sandbox --job --makespan sandbox --record results/bench/launch.json
@@ -125,6 +126,55 @@ def makespan(folder: Path, name: str, minutes: float, cluster: Any) -> dict[str,
             "critical_path_seconds": round(longest, 1), "sum_of_runs_seconds": round(total, 1)}  # fmt: skip
 
 
+SMALL = """
+name: small
+axes: {density: [0.2, 0.8]}
+every: {model: sandbox, data_root: world, threads: 1, sft.steps: 8, sft.warmup_steps: 1, eval.limit: 20}
+runs:
+  world: {stage: data, expert: sandbox, expert.world.items: 40, expert.world.dev_items: 20}
+  math: {stage: sft, expert: math, recipe: sandbox_math}
+  language: {stage: sft, expert: qac, recipe: sandbox_language}
+  TIES: {merge: ties, merge.experts: [math, language], merge.density: '{density}'}
+score: {eval: mgsm_0shot, eval.max_gen_toks: 40}
+columns: {en: {in: en}, qac: {in: qac}}
+rows:
+  math: {run: math}
+  language: {run: language}
+  TIES: {run: TIES, best: [density], by: {eval: mgsm_0shot, eval.split: dev, eval.max_gen_toks: 40, in: qac}}
+"""
+COUNTED = """#!{python}
+import resource, subprocess, sys
+status = subprocess.call([sys.executable, *sys.argv[2:]])
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+with open({file!r}, "a") as counted:
+    print(used.ru_utime + used.ru_stime, file=counted)
+sys.exit(status)
+"""
+
+
+def cpu(folder: Path, name: str, cluster: Any) -> dict[str, Any]:
+    """CPU seconds of all processes of a table: of its jobs and their submission, and of one worker here."""
+    wrap, counted, what = folder / "counted", folder / "cpu", f"table={name}, CPU seconds of all processes"
+    if name == "small":
+        name = f"{folder}/small.yaml"
+        Path(name).write_text(SMALL)
+    wrap.write_text(COUNTED.format(python=sys.executable, file=str(counted)))
+    wrap.chmod(0o755)
+    words = ["stage=table", f"table={name}", f"runs_dir={folder}/jobs", "launcher=slurm", "launcher.gpus=0"]
+    words += ["launcher.memory=900M", f"launcher.wrap={wrap}"]
+    words += ['launcher.options=["--exclusive","--nodelist=n1"]']  # one at a time, as here
+    status, _, submitting = pipeline(words, **cluster.environment)
+    assert status == 75, status
+    cluster.idle(3600)
+    jobs = [float(line) for line in counted.read_text().splitlines()]
+    status, _, _ = pipeline(words, **cluster.environment)
+    assert status == 0, status
+    here = table(folder, name, 1)["cpu_seconds"]
+    return {"what": what, "submitting": round(submitting, 1),
+            "each_job": [round(one, 1) for one in jobs], "as_jobs": round(submitting + sum(jobs), 1), "here": here,
+            "ratio": round((submitting + sum(jobs)) / here, 2)}  # fmt: skip
+
+
 def critical_path(runs_dir: Path) -> tuple[float, float]:
     """Seconds of the longest chain of parents, and of all runs."""
     made = {one.hash: one for one in finished(runs_dir)}
@@ -145,6 +195,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--table", help="one that is made with 1 and 2 workers")
     parser.add_argument("--job", action="store_true", help="a job's overhead, on two nodes of a real Slurm")
+    parser.add_argument(
+        "--cpu", metavar="TABLE", nargs="+", default=[], help="as jobs there, and here; small: of SMALL"
+    )
     parser.add_argument("--makespan", metavar="TABLE", help="one that is made there")
     parser.add_argument(
         "--batch-minutes", type=float, nargs="+", default=[60.0, 0.2], help="of --makespan, one row each"
@@ -160,18 +213,22 @@ def main() -> None:
             rows.append({**measure(Path(folder), *given), "load_before": load})
         print(json.dumps(rows[-1]), flush=True)
 
-    measured(submitting, options.runs)
+    if options.runs:
+        measured(submitting, options.runs)
     for workers in (1, 2) if options.table else ():
         measured(table, options.table, workers)
-    if options.job or options.makespan:
+    if options.job or options.makespan or options.cpu:
         with two_nodes() as cluster:
             if options.job:
                 measured(starting, cluster)
+            for name in options.cpu:
+                measured(cpu, name, cluster)
             for minutes in options.batch_minutes if options.makespan else ():
                 measured(makespan, options.makespan, minutes, cluster)
     if options.record:
-        there = json.loads(options.record.read_text())["rows"] if options.record.is_file() else []
-        kept = [row for row in there if row["what"] not in {row["what"] for row in rows}]
+        before = json.loads(options.record.read_text()) if options.record.is_file() else {"machine": {}, "rows": []}
+        new = {row["what"] for row in rows}
+        kept = [{"machine": before["machine"], **row} for row in before["rows"] if row["what"] not in new]
         record = {"machine": machine(), "versions": versions(), "rows": [*kept, *rows]}
         options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

@@ -20,13 +20,13 @@ from pipeline.config.compose import compose
 from pipeline.report.claims import SHOWN
 from pipeline.report.statistics import (
     PairedScore,
-    best,
     contrast,
     halved_means,
     halves,
     resampled_means,
     share_interval,
 )
+from pipeline.study.answers import pick
 from pipeline.study.asked import claims_of
 from pipeline.study.cells import ScoreRef, TablePlan
 from pipeline.study.planning import Planning
@@ -65,6 +65,12 @@ def seeds(sizes: tuple[int, ...] = (2, 3, 5, 10, 20, 30), worlds: int = 400, cou
         covered = np.mean([one.low - 1e-6 <= left - right <= one.high + 1e-6 for one in tests])
         found.append((n, left, right, float(covered), float(np.mean([one.p < 0.05 for one in tests]))))
     return found
+
+
+def best(choosing: np.ndarray, scoring: np.ndarray | None = None) -> np.ndarray:
+    """(draws,) of the candidate that is best in each draw (draws, K): what is shown of it."""
+    shown = choosing if scoring is None else scoring
+    return pick(list(zip(choosing.T, shown.T, strict=True)))[1]
 
 
 class Cell(NamedTuple):

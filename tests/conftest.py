@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -190,6 +191,14 @@ def tiny_table(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> l
     (copy / "claims/tiny.yaml").write_text(yaml.safe_dump({"tiny": claims}, sort_keys=False))
     monkeypatch.setattr(conf, "folder", lambda: copy)
     return ["table=tiny", f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C as in a terminal: a shell's background commands ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

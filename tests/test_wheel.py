@@ -36,6 +36,16 @@ def test_the_wheel_holds_what_the_checkout_holds(wheel: Path) -> None:
     assert "pipeline/conf/__init__.py" not in held
 
 
+def test_the_distribution_has_a_name_of_its_own(wheel: Path) -> None:
+    """`pipeline` is another project's on PyPI; the command and the package that is imported are called so."""
+    assert wheel.name.startswith("cross_lingual_merging-")
+    archive = zipfile.ZipFile(wheel)
+    (info,) = {name.partition("/")[0] for name in archive.namelist()} - {"pipeline"}
+    told = archive.read(f"{info}/METADATA").decode()
+    assert "\nName: cross-lingual-merging\n" in told and "torchao>=0.18; extra == 'dev'" in told  # by dev's [ja,memory]
+    assert "pipeline = pipeline.__main__:main" in archive.read(f"{info}/entry_points.txt").decode()
+
+
 def test_it_composes_and_plans_from_elsewhere(wheel: Path, tmp_path: Path) -> None:
     installed = tmp_path / "installed"
     zipfile.ZipFile(wheel).extractall(installed)

@@ -14,23 +14,23 @@ if __name__ == "__main__":
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from pipeline.config import conf
 from pipeline.config.compose import (
-    Unreadable,
+    Incomplete,
     compose,
     jobs,
     parse,
     spelled_out,
     split_every,
     split_folders,
-    to_stage,
     usage,
     with_every,
 )
@@ -39,9 +39,10 @@ from pipeline.config.stages import RunStage, Stage, TrainStage
 from pipeline.config.words import stage_of
 from pipeline.errors import Held, PipelineError
 from pipeline.files import ADDED_CONF
-from pipeline.hub.addresses import without_credentials
+from pipeline.hub.addresses import masked_output, without_credentials
 from pipeline.progress import quiet
 from pipeline.runs.make import why_not_finished
+from pipeline.runs.provenance import DISTRIBUTION, version
 from pipeline.study.execute import one, sentence
 from pipeline.study.launch import makers_for
 from pipeline.study.stages import STUDY_STAGES, build
@@ -77,11 +78,16 @@ def results_alone_on_stdout() -> Iterator[Callable[[str], None]]:
     os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):
-            yield lambda text: (os.write(kept, (text + "\n").encode()), None)[1]
+            yield partial(write_result, kept)
     finally:
         sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
+
+
+def write_result(descriptor: int, text: str) -> None:
+    with suppress(BrokenPipeError):  # a reader that has read enough, as head
+        os.write(descriptor, (without_credentials(text) + "\n").encode())
 
 
 def print_answer(config: Stage, result: Callable[[str], None]) -> None:
@@ -110,7 +116,7 @@ def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None] = print
         if refusal is None:
             raise
         if shown := getattr(error, "shown", ""):
-            print(without_credentials(shown))
+            print(shown)
         print(f"error: {refusal}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -119,13 +125,16 @@ def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None] = print
     except SystemExit as ended:
         if isinstance(ended, Stopped):
             return stopped_by(ended.signal_name)
+        if ended.code == UNFINISHED and asked() == "SIGINT":  # of a training, which has said where it stopped
+            return 130
         return ended.code if isinstance(ended.code, int) else 1
     return 0
 
 
 def stopped_by(signal_name: str) -> int:
-    print(f"{signal_name}: {STAYS}", file=sys.stderr)
-    return UNFINISHED
+    interrupted = signal_name == "SIGINT"
+    print(f"{'interrupted' if interrupted else signal_name}: {STAYS}", file=sys.stderr)
+    return 130 if interrupted else UNFINISHED
 
 
 def multirun(words: list[str]) -> int:
@@ -179,30 +188,58 @@ def worst(statuses: Iterable[int]) -> int:
     return next((status for status in (130, 1, UNFINISHED) if status in found), max(found, default=0))
 
 
+def show(text: str) -> int:
+    """Print text to a reader that may have closed its pipe, as head does; what it has read is enough."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer
+    return 0
+
+
+CFG = ("job", "hydra", "all")
+FLAGS = "--help, --version, -m, --config-dir=DIR, --cfg job (with --resolve: references as values) and --info"
+
+
+def check_flags(words: Sequence[str]) -> None:
+    """Refuse flags that this program has not, and a --cfg without what it shows."""
+    flags = [word.partition("=")[0] for word in words if word.startswith("-")]
+    for flag in flags:
+        if flag not in ("-c", "--cfg", "-i", "--info", "--resolve"):
+            key = flag.lstrip("-")
+            instead = f": write {key}=..." if key in (*conf.groups(), "table", "languages", "seed", "runs_dir") else ""
+            raise PipelineError(f"{flag} is no flag of this program{instead}; there are {FLAGS}")
+    if {"-c", "--cfg"} & set(flags):
+        at = next(index for index, word in enumerate(words) if word.partition("=")[0] in ("-c", "--cfg"))
+        value = words[at].partition("=")[2] or next(iter(words[at + 1 :]), "")
+        if value not in CFG:
+            raise PipelineError(f"{words[at]} shows one of {', '.join(CFG)}: give --cfg job")
+    elif "--resolve" in flags:
+        raise PipelineError("--resolve belongs to --cfg: give --cfg job --resolve")
+
+
 def hydra_flags(words: list[str]) -> int:
-    """Hydra's other flags, --cfg and --info, which show a command and run nothing."""
+    """Hydra's flags --cfg and --info, which show a command and run nothing."""
     import hydra
 
     try:
+        check_flags(words)
         words, every = split_every(spelled_out(words))
         with_every(compose([word for word in words if not word.startswith("-") and "=" in word]), every)
+    except Incomplete:
+        pass
     except PipelineError as error:
-        if isinstance(error, Unreadable):  # --cfg shows what is incomplete, too
-            print(f"error: {sentence(error)}", file=sys.stderr)
-            return 1
-    statuses: list[int] = []
-
-    @hydra.main(config_path=str(conf.folder()), config_name="config", version_base="1.3")
-    def job(config: Any) -> None:
-        statuses.append(run_stage(lambda: with_every(to_stage(config), every)))
-
+        print(f"error: {sentence(error)}", file=sys.stderr)
+        return 1
     overrides = [word for word in words if "=" in word and not word.startswith("-")]
     flags = [word for word in words if word not in overrides]  # Hydra wants them together
     sys.argv = [sys.argv[0], *flags, *overrides, *conf.searchpath()]
-    job()
-    return worst(statuses)
+    with redirect_stdout(StringIO()) as shown:
+        hydra.main(config_path=str(conf.folder()), config_name="config", version_base="1.3")(lambda config: None)()
+    return show(shown.getvalue().rstrip("\n"))
 
 
+@masked_output()
 def main(words: list[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     quiet()
@@ -217,15 +254,12 @@ def main(words: list[str] | None = None) -> int:
     if {"-h", "--help"} & set(words):
         given = [word for word in words if not word.startswith("-")]
         try:
-            print(manual(given) if given else usage())
+            return show(manual(given) if given else usage())
         except PipelineError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
-        return 0
     if "--version" in words:
-        from importlib.metadata import version
-
-        print(f"pipeline {version('pipeline')}")
+        print(DISTRIBUTION, version(DISTRIBUTION))
         return 0
     with listening():
         flags = {word for word in words if word.startswith("-")}

@@ -19,6 +19,7 @@ from typing import Any
 from pipeline.errors import PipelineError
 
 UNHASHED_FILES = ("wandb/",)  # tracking writes there; results are elsewhere
+MOST_NODES = 100_000  # of a YAML file, its aliases written out; the largest under conf/ has 742
 KEPT = ".digests"  # in runs_dir
 ADDED_CONF = "PIPELINE_CONFIG_DIRS"  # in the environment, where workers and the tasks of an array find them too
 SETTLED_NS = 2 * 10**9  # the coarsest clock of a file system, FAT's, ticks every two seconds
@@ -184,6 +185,37 @@ def content_hash(paths: list[Path], root: Path, runs_dir: Path | None = None) ->
     for path in sorted(paths):
         digest.update(f"{path.relative_to(root)} {found[path]}\n".encode())
     return digest.hexdigest()
+
+
+def check_yaml_size(text: str, file: str | Path) -> None:
+    """Refuse YAML whose aliases, written out, make more than MOST_NODES nodes: a few lines can stand for millions.
+
+    Raises:
+        PipelineError: too many nodes, or one that holds itself. What is no YAML is left to whoever reads it.
+    """
+    if "&" not in text:
+        return
+    import yaml
+
+    sizes: dict[yaml.Node, int] = {}
+
+    def size(node: yaml.Node | None) -> int:
+        if node is None or not isinstance(node.value, list):
+            return 1
+        if node not in sizes:
+            sizes[node] = MOST_NODES  # of one that holds itself
+            parts = (part for one in node.value for part in (one if isinstance(one, tuple) else (one,)))
+            sizes[node] = 1 + sum(map(size, parts))
+        return sizes[node]
+
+    try:
+        nodes = size(yaml.compose(text, yaml.SafeLoader))
+    except (yaml.YAMLError, RecursionError):
+        return
+    if nodes > MOST_NODES:
+        raise PipelineError(
+            f"{file}: its aliases (*NAME) stand for more than {MOST_NODES} nodes: write fewer of them inside each other"
+        )
 
 
 def link(source: Path, target: Path) -> None:

@@ -414,8 +414,18 @@ def test_model_takes_a_checkpoint_without_a_file_of_its_own(checkpoint: str) -> 
     assert spelled_out(["model=sandbox", "expert=math"]) == ["model=sandbox", "expert=math"]
 
 
-def test_the_version_is_the_programs_own(capsys: pytest.CaptureFixture[str]) -> None:
-    from importlib.metadata import version
+def test_the_version_is_that_of_its_distribution(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip knows the program as cross-lingual-merging; a checkout that is not installed has no version."""
+    from importlib import metadata
 
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"pipeline {version('pipeline')}\n"
+    installed = {"cross-lingual-merging": "1.2.3", "pipeline": "9.9.9"}
+    monkeypatch.setattr(metadata, "version", installed.__getitem__)
+    assert main(["--version"]) == 0 and capsys.readouterr().out == "cross-lingual-merging 1.2.3\n"
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert main(["--version"]) == 0 and capsys.readouterr().out == "cross-lingual-merging absent\n"

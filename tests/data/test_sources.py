@@ -19,7 +19,7 @@ from pipeline.config.compose import compose
 from pipeline.config.data import Source
 from pipeline.config.stages import DataStage
 from pipeline.data.load import read, why_unreadable
-from pipeline.data.sources import INSTRUCTIONS, Example, Unusable, turns
+from pipeline.data.sources import INSTRUCTIONS, Example, Unusable, messages_of, whole_turns
 from pipeline.errors import PipelineError
 
 
@@ -79,7 +79,10 @@ EXPECTED: list[tuple[str, dict[str, Any], list[Example | Unusable]]] = [
 def test_a_repository_gives_its_pairs(
     name: str, more: dict[str, Any], expected: list[Example | Unusable], tmp_path: Path
 ) -> None:
-    assert rows(name, tmp_path, **more) == expected
+    found = rows(name, tmp_path, **more)
+    assert [
+        {k: v for k, v in row.items() if k != "messages"} if isinstance(row, dict) else row for row in found
+    ] == expected
 
 
 def test_streams_give_every_row_in_an_order_of_the_seed(tmp_path: Path) -> None:
@@ -143,6 +146,42 @@ def test_directions_and_wordings_vary(tmp_path: Path) -> None:
     assert len(wordings) == 2 * len(INSTRUCTIONS)
     assert drawn[7] == translation("word 7", "neno 7", "sw")
     assert translation(" ", "neno", "sw") == "empty"
+
+
+def turns(cell: Any) -> list[tuple[str, str]] | str:
+    """Questions and answers, as they are kept."""
+    found = messages_of(cell)
+    if isinstance(found, str):
+        return found
+    texts = [one["content"] for one in whole_turns(found, None) if one["role"] != "system"]
+    return list(zip(texts[::2], texts[1::2], strict=True))
+
+
+def test_a_conversation_keeps_its_turns(tmp_path: Path) -> None:
+    system, tool = {"role": "system", "content": "Be kind."}, {"role": "tool", "content": "4", "tool_call_id": "1"}
+    ask, answer = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4."}
+    calls = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": {"name": "add"}}]}
+    more, last = {"role": "user", "content": "And 3?"}, {"role": "assistant", "content": "7."}
+    talks = [
+        [ask, answer], [system, ask, answer, more, last, more], [answer, ask, answer], [ask, calls, tool, answer],
+        [system, more], [["2 + 2?", "4."], ["And 3?", "7."]],
+    ]  # fmt: skip
+    (tmp_path / "a.json").write_text(json.dumps([{"talk": talk} for talk in talks]))
+    flat = {"prompt": "2 + 2?\n\n4.\n\nAnd 3?", "completion": "7."}
+    asked = {"prompt": "2 + 2?", "completion": "4."}
+
+    def of(**knobs: Any) -> tuple[list[Any], int]:
+        counts: dict[str, Any] = {}
+        own = source("own", file="a.json", rows="conversation", column="talk", **knobs)
+        return list(read("own", own, tmp_path, counts=counts)), counts.get("messages_left_out", 0)
+
+    whole = {**flat, "messages": [system, ask, answer, more, last]}
+    untold = {**flat, "messages": [ask, answer, more, last]}
+    assert of() == ([asked, whole, asked, "tool_turns", "empty", untold], 2)  # the last question; the greeting
+    with_tools = {**asked, "messages": [ask, calls, tool, answer]}
+    assert of(tool_turns="keep") == ([asked, whole, asked, with_tools, "empty", untold], 2)
+    first = {**asked, "messages": [system, ask, answer]}
+    assert of(turns=1) == ([asked, first, asked, "tool_turns", "empty", asked], 6)
 
 
 def test_turns_in_each_form() -> None:
@@ -308,7 +347,10 @@ def test_own_bitext_conversations_and_text(tmp_path: Path) -> None:
     assert isinstance(row, dict) and {"Water", "Maji"} >= {row["completion"]} and "Swahili" in row["prompt"]
     repositories.jsonl(tmp_path / "c.jsonl", [{"talk": [["a", "b"], ["c", "d"]]}])
     (row,) = read("own", source("own", file="c.jsonl", rows="conversation", column="talk"), tmp_path)
-    assert row == pair("a\n\nb\n\nc", "d")
+    assert row["messages"] == [
+        {"role": role, "content": text} for role, text in zip(["user", "assistant"] * 2, "abcd", strict=True)
+    ]
+    assert {key: row[key] for key in ("prompt", "completion")} == pair("a\n\nb\n\nc", "d")
     repositories.jsonl(tmp_path / "d.jsonl", [{"body": "plain"}])
     assert list(read("own", source("own", file="d.jsonl", rows="text", column="body"), tmp_path)) == [{"text": "plain"}]
 

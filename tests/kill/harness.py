@@ -177,8 +177,12 @@ def leave_no_room(process: subprocess.Popen[bytes], log: Path, disk: Path) -> di
 
 
 def stop_services(process: subprocess.Popen[bytes], log: Path) -> dict[str, Any]:
-    """SIGSTOP for the W&B services of a command: alive, they do not respond. It ends all the same, and leaves none."""
-    hit = [pid for pid in tree(process.pid) if "wandb-core" in command_of(pid)]
+    """SIGSTOP for the W&B services of a command, as soon as it has one: alive, they do not respond. It ends all the
+    same, and leaves none."""
+    hit: list[int] = []
+    while not hit and process.poll() is None:
+        hit = [pid for pid in tree(process.pid) if "wandb-core" in command_of(pid)]
+        time.sleep(0.02)
     for pid in hit:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
@@ -214,7 +218,8 @@ def disturb(
                 process.wait(after)
             if process.poll() is None:
                 told = leave_no_room(process, log, disk) if disk else kill(process, log, chance)
-                kills.append({**told, "after": round(after, 2)})
+                if told.get("services") != 0:  # it ended before it had one
+                    kills.append({**told, "after": round(after, 2)})
                 now = published(runs_dir)
                 assert made.items() <= now.items(), f"{command.name}: made again or lost: {made.keys() - now.keys()}"
                 made = now
@@ -239,6 +244,9 @@ def harass(
     asked: list[Command], folder: Path, kills: int, seed: int, tell: Callable[[str], None] = print, **how: Any
 ) -> dict[str, Any]:
     """At least so many kills, over all commands in turn, side by side. Gives the record."""
+    signal.signal(
+        signal.SIGHUP, lambda *_: None
+    )  # what is started hears it, also where nohup has this process ignore it
     trials: list[dict[str, Any]] = []
 
     def trial(number: int) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+
 import numpy as np
 import pytest
 
@@ -20,7 +23,6 @@ from pipeline.report.claims import (
     judge_wins,
     not_made,
     read_claims,
-    read_verdicts,
     word_of,
 )
 from pipeline.report.ranks import compare_correlations, friedman
@@ -217,18 +219,19 @@ def test_correlations_decide():
     assert judge_spearman(kind, compare_correlations(near, far, outcome, groups, ids), 72).verdict == "shown"
     assert judge_spearman(kind, compare_correlations(far, near, outcome, groups, ids), 72).verdict == "contradicted"
     assert judge_spearman(kind, compare_correlations(far, far, outcome, groups, ids), 72).verdict == "undecided"
+    few = judge_spearman(kind, compare_correlations(near[:3], far[:3], outcome[:3], groups[:3], ids[:3]), 3)
+    assert few.sentence == "cannot be tested: fewer than four pairs a group, or all alike, show no correlation"
 
 
-def test_the_file_is_read_as_it_was_written():
+def test_claims_csv_has_a_line_a_claim():
     verdicts = [
         judge_difference(claim(), contrast(won(60, 20, 170)), 0.5, 0.25),
-        not_made(claim(id="two", text='With "quotes", commas\nand lines'), "run x is not made yet"),
+        not_made(claim(id="two", text='With "quotes", commas and more'), "run x is not made yet"),
     ]
-    text = claims_csv(verdicts)
-    again = read_verdicts(text)
-    assert claims_csv(again) == text
-    assert [one.sentence for one in again] == ["shown", "not made: run x is not made yet"]
-    assert again[0].difference == pytest.approx(16) and again[1].difference is None
+    shown, open_ = csv.DictReader(io.StringIO(claims_csv(verdicts)))
+    assert [shown["sentence"], open_["sentence"]] == ["shown", "not made: run x is not made yet"]
+    assert (shown["difference"], shown["n"], open_["difference"]) == ("16.0", "250", "")
+    assert open_["text"] == 'With "quotes", commas and more'
 
 
 # ---------------------------------------------------------------------------------------------------- wins

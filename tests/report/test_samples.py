@@ -48,8 +48,8 @@ def test_differences_are_paired_and_corrected(tmp_path):
         "soup": ["7"] * 7 + ["1"] * 3,
     }
     primary, found = scored(tmp_path, answers)
-    by_row = {score.row: compare.questions_of([score], found) for score in primary}
-    values = {row: sum(each.values()) for row, each in by_row.items()}
+    by_row = {score.row: compare.questions_of({0: score}, found) for score in primary}
+    values = {row: each.values(range(10)).sum() for row, each in by_row.items()}
     roles = {"base": "base", "math expert": "expert", "language expert": "expert", "soup": "merge"}
     pairs, expert = compare.pairs_of(list(answers), roles, values)
     assert expert == "language expert"
@@ -75,7 +75,7 @@ def test_differences_are_paired_and_corrected(tmp_path):
 def test_a_page_of_few_or_degenerate_answers_finds_nothing(tmp_path, right, n):
     """One side alone solves 3 of 3 questions, or 1 of 1, or nobody solves any of 10."""
     primary, found = scored(tmp_path, {"base": ["1"] * n, "soup": [right] * n}, n=n)
-    by_row = {score.row: compare.questions_of([score], found) for score in primary}
+    by_row = {score.row: compare.questions_of({0: score}, found) for score in primary}
     block = compare.compared("MGSM qac", [("soup", "base")], None, by_row)
     (line,) = block.lines
     assert not line.significant and line.high - line.low > 40 and line.could_see >= min(100, 300 / n)
@@ -83,12 +83,42 @@ def test_a_page_of_few_or_degenerate_answers_finds_nothing(tmp_path, right, n):
     assert not compare.stands_out("soup", by_row)
 
 
+def seeds(*trainings: dict[int, float]) -> compare.Kept:
+    return compare.Kept("", {seed: (("qac", one),) for seed, one in enumerate(trainings)})
+
+
+def test_one_lucky_seed_of_three_is_not_bold():
+    """45 of 100 questions more in one of three seeds: significant over questions, not over seeds; in each of three it
+    is, and against one model that serves all seeds likewise. Two seeds are compared by their means."""
+    half, lucky = ({doc: float(doc < right) for doc in range(100)} for right in (50, 95))
+    base = seeds(half, half, half)
+    for rival in (base, seeds(half)):
+        once = compare.difference("swap", "base", seeds(lucky, half, half), rival)
+        assert once.difference == pytest.approx(15) and once.low < 0 and once.p > 0.3 and once.mid_p is None
+        assert not compare.stands_out("swap", {"swap": seeds(lucky, half, half), "base": rival})
+        assert compare.stands_out("swap", {"swap": seeds(lucky, lucky, lucky), "base": rival})
+    two = compare.difference("swap", "base", seeds(lucky, half), seeds(half, half))
+    means = compare.difference("swap", "base", seeds({doc: (lucky[doc] + half[doc]) / 2 for doc in half}), seeds(half))
+    assert (two.difference, two.p) == pytest.approx((means.difference, means.p)) and two.p < 0.05
+    unlike = compare.Kept("", {seed: (("qac", half),) for seed in (0, 1, 3)})
+    assert compare.difference("swap", "base", seeds(lucky, half, half), unlike).p < 0.05  # other seeds: of their means
+
+
+def test_languages_are_averaged_over_the_seeds_that_all_have():
+    right, wrong = ({doc: value for doc in range(4)} for value in (1.0, 0.0))
+    found = compare.averaged([seeds(right, wrong, right), seeds(right, right)])
+    assert found.values(range(4)).tolist() == [[1.0] * 4, [0.5] * 4]
+    assert not compare.averaged([seeds(right), compare.Kept()])
+
+
 def test_a_best_is_bold_only_above_all_others(tmp_path):
     _, found = scored(tmp_path, {"a": ["7"] * 9 + ["1"], "b": ["7"] * 4 + ["1"] * 6, "c": ["7"] * 8 + ["1"] * 2})
-    by_row = {row: one.scores for (row, _, _), one in found.items()}
+    by_row = {row: seeds(one.scores) for (row, _, _), one in found.items()}
     assert not compare.stands_out("a", by_row)  # c is one question below
     assert compare.stands_out("a", {row: by_row[row] for row in ("a", "b")})
-    assert not compare.stands_out("a", by_row | {"gone": {}}) and not compare.stands_out("a", {"a": by_row["a"]})
+    assert not compare.stands_out("a", by_row | {"gone": compare.Kept()}) and not compare.stands_out(
+        "a", {"a": by_row["a"]}
+    )
 
 
 def test_sanity_marks(tmp_path):

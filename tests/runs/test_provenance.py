@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from small_runs import a_run
+from small_runs import a_run, writes
 
-from pipeline.hub.addresses import without_credentials
-from pipeline.runs import provenance
+from pipeline.__main__ import main
+from pipeline.config.stages import Launcher
+from pipeline.hub.addresses import Masked, masked_output, without_credentials
+from pipeline.runs import provenance, tracking
 from pipeline.runs.make import make_once
+from pipeline.runs.manifest import read_manifest
 
 
 def test_credentials_are_taken_out_of_every_address() -> None:
@@ -20,8 +29,96 @@ def test_credentials_are_taken_out_of_every_address() -> None:
         "a": ["https://host/x@y", "git+ssh://host"],
         "b": {"c": "me@host?", "d": 1},
     }
+    assert without_credentials("model.path=https:/me:p@host is no folder") == "model.path=https:/host is no folder"
     told = "x.url=https://me:pw@host/a.gz?token=1&X-Amz-Signature=2#access_token=3 and hf://datasets/a/b@c/d: why?"
     assert without_credentials(told) == "x.url=https://host/a.gz and hf://datasets/a/b@c/d: why?"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    {
+        "launcher.setup=[export HF_TOKEN=sesame]": "launcher.setup=[export HF_TOKEN=***]",
+        """'launcher.setup=["export A_SECRET=sesame, open"]'""": """'launcher.setup=["export A_SECRET=***, open"]'""",
+        "apptainer exec --env WANDB_API_KEY='a b' image": "apptainer exec --env WANDB_API_KEY='***' image",
+        '{"my.password": "sesame, open", "tokens": 3}': '{"my.password": "***", "tokens": 3}',
+        "password: sesame": "password: ***",
+        "--api-key=sesame": "--api-key=***",
+        "tokenizer=data_root eval.max_gen_toks=512 keys=3": "tokenizer=data_root eval.max_gen_toks=512 keys=3",
+        "unknown key sft.lr: did you mean it? write key=value": "unknown key sft.lr: did you mean it? write key=value",
+        "every.KEY=VALUE, token=...": "every.KEY=VALUE, token=...",
+    }.items(),
+)
+def test_values_of_secret_names_are_masked(text: str, shown: str) -> None:
+    assert without_credentials(text) == shown
+    assert without_credentials([text]) == [shown]
+
+
+def test_secret_names_of_a_structure() -> None:
+    """Numbers stay: bos_token_id, max_tokens."""
+    told = {"api_key": "sesame", "bos_token_id": 1, "tokenizer": "bpe", "max_gen_toks": 9, "in": [{"SECRET": "sesame"}]}
+    masked = {"api_key": "***", "bos_token_id": 1, "tokenizer": "bpe", "max_gen_toks": 9, "in": [{"SECRET": "***"}]}
+    assert without_credentials(told) == masked
+
+
+def test_long_text_is_masked_in_linear_time() -> None:
+    begun = time.process_time()
+    for text in ("a_" * 200_000, "A" * 400_000, "key=" * 50_000, "https://" * 50_000):
+        without_credentials(text)
+    assert time.process_time() - begun < 5  # a quadratic pattern takes minutes
+
+
+def test_whatever_is_printed_is_masked(capsys: pytest.CaptureFixture[str]) -> None:
+    """Tracebacks too, and streams keep what they can do."""
+
+    @masked_output()
+    def work() -> None:
+        print("HF_TOKEN=sesame")
+        print("x https://me:sesame@host/x", file=sys.stderr)
+        try:
+            raise OSError("API_KEY=sesame")
+        except OSError:
+            traceback.print_exc()
+        assert sys.stderr.isatty() is False and sys.stderr.encoding
+
+    work()
+    told = capsys.readouterr()
+    shown = told.out + told.err
+    assert "sesame" not in shown and shown.count("***") == 3 and "OSError: API_KEY=***" in shown
+    assert not isinstance(sys.stderr, Masked)
+
+
+def test_no_password_of_an_address_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["stage=show", "run=https://user:sesame@host"],
+        ["stage=sft", "expert=sw", "model=https://u:sesame@h"],
+    ):
+        assert main([*words, f"runs_dir={tmp_path}"]) == 1
+    assert main(["stage=sft", "expert=sw", "model=https://u:sesame@h", "--cfg", "job"]) == 0
+    told = capsys.readouterr()
+    assert "sesame" not in told.out + told.err and "https://h" in told.out
+
+
+def test_a_group_that_may_hold_a_secret_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stage=data", "expert=math", "group='HF_TOKEN=sesame'", f"runs_dir={tmp_path}"]) == 1
+    told = capsys.readouterr().err
+    assert "group holds an =" in told and "sesame" not in told and len(told.splitlines()) == 1
+
+
+def test_the_launcher_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lines of bash may hold secrets: neither in the manifest nor handed to W&B."""
+    given: dict[str, Any] = {}
+
+    @contextmanager
+    def open_run(folder: Path, settings: Any, **described: Any) -> Iterator[tracking.Tracker]:
+        given.update(described)
+        yield tracking.Tracker(None)
+
+    monkeypatch.setattr(tracking, "open_run", open_run)
+    launcher = Launcher(setup=["source sesame"], wrap="sesame", options=["--comment=sesame"])
+    folder = make_once(a_run(tmp_path, launcher=launcher), writes())
+    assert "sesame" not in (folder / "manifest.json").read_text() + repr(given)
+    assert "launcher" not in read_manifest(folder).config and "launcher" not in given["config"]  # type: ignore[union-attr]
+    assert given["config"]["seed"] == 0
 
 
 def test_no_credential_reaches_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

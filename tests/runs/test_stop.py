@@ -64,10 +64,25 @@ def test_who_listens_decides_and_what_follows_is_not_begun() -> None:
     check()
 
 
-@pytest.mark.parametrize("number", STOPPING)
+def test_the_first_ctrl_c_lets_work_end_and_the_second_stops_at_once(
+    interruptible: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+    with pytest.raises(KeyboardInterrupt), listening(), heard_by(told.append):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert told == ["SIGINT"] and "Ctrl-C again stops at once" in capfd.readouterr().err
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    with listening(), heard_by(told.append):  # counted anew
+        os.kill(os.getpid(), signal.SIGINT)
+    assert told == ["SIGINT", "SIGINT"]
+
+
+@pytest.mark.parametrize("number", [*STOPPING, signal.SIGINT])
 @pytest.mark.parametrize("stage", ["data", "merge", "eval", "table"])
 def test_outside_a_training_it_drops_the_work_and_the_same_command_goes_on(
-    number: signal.Signals, stage: str, call: Callable[..., SimpleNamespace], tmp_path: Path,
+    number: signal.Signals, stage: str, interruptible: None, call: Callable[..., SimpleNamespace], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, base: Path, world: Path, math_expert: Path, language_expert: Path,
 ) -> None:  # fmt: skip
     words = {
@@ -85,8 +100,9 @@ def test_outside_a_training_it_drops_the_work_and_the_same_command_goes_on(
 
     monkeypatch.setattr(execute, "stage_function", lambda run: signalled)
     told = call(*words)
-    assert told.status == UNFINISHED == 75 and told.out == ""
-    assert f"{number.name}: finished runs and resume points stay" in told.err and "Traceback" not in told.err
+    assert told.status == (130 if number == signal.SIGINT else 75) and told.out == ""
+    name = "interrupted" if number == signal.SIGINT else number.name
+    assert f"{name}: finished runs and resume points stay" in told.err and "Traceback" not in told.err
     assert not list((tmp_path / "runs").glob("*/manifest.json"))
     if stage in ("data", "merge"):
         monkeypatch.setattr(execute, "stage_function", lambda run: lambda *_: {})

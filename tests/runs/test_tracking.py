@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -232,20 +232,43 @@ def test_a_service_that_does_not_respond_costs_the_deadline_once(
     ]
 
 
-def test_a_service_without_memory_costs_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], first_failure: None
-) -> None:
-    """W&B's own, which reserves more than this when it starts, and says so in many lines."""
+@pytest.fixture
+def core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_failure: None) -> Callable[[str], None]:
+    """Puts a script in the place of W&B's service, $CORE."""
     from wandb.sdk.lib.service import service_process
 
-    tracking.end_service()
-    limited = tmp_path / "core"
-    limited.write_text(f'#!/bin/sh\nulimit -v 300000\nexec {service_process.get_core_path()} "$@"\n')
-    limited.chmod(0o755)
-    monkeypatch.setattr(service_process, "get_core_path", lambda: str(limited))
+    def script(lines: str) -> None:
+        tracking.end_service()
+        file = tmp_path / "wandb-core"
+        file.write_text(f"#!/bin/sh\nCORE={service_process.get_core_path()}\n{lines}\n")
+        file.chmod(0o755)
+        monkeypatch.setattr(service_process, "get_core_path", lambda: str(file))
+
+    return script
+
+
+def test_a_service_without_memory_costs_one_line(
+    core: Callable[[str], None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It reserves more than this when it starts, and says so in many lines."""
+    core('ulimit -v 300000\nexec $CORE "$@"')
     assert read_manifest(make_once(a_run(tmp_path, tracking=Tracking(mode="offline")), lambda *_: {})) is not None
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("warning: W&B failed (") and line.endswith("; the run continues without it")
+
+
+def test_a_service_that_stopped_while_it_started_is_ended(core: Callable[[str], None], tmp_path: Path) -> None:
+    """W&B, asked to end it, does not know of it yet."""
+    import wandb
+
+    core("kill -STOP $$")
+    opening = tracking.in_thread(lambda: wandb.init(dir=str(tmp_path), mode="offline"))
+    while not tracking.services():
+        time.sleep(0.01)
+    tracking.end_service()
+    with pytest.raises(Exception, match="wandb-core exited with code -9"):
+        opening.result(20)
+    assert not tracking.services()
 
 
 def test_sigterm_ends_a_run_that_waits_for_w_and_b(tmp_path: Path, first_failure: None) -> None:

@@ -33,7 +33,7 @@ def table(base: Path, world: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     file = tmp_path_factory.mktemp("table") / "mine.yaml"
     file.write_text(
         f"name: mine\naxes: {{density: [0.2, 0.8]}}\nevery: {{model: trained, model.path: {base}, data_root: {world},"
-        " threads: 1, sft.epochs: 90, sft.steps: 200, sft.batch_size: 4, sft.micro_batch_size: null,"
+        " threads: 1, sft.epochs: 90, sft.steps: 100, sft.batch_size: 4, sft.micro_batch_size: null,"
         " sft.seq_length: 96, sft.precision: fp32,"
         " eval.limit: 2, eval.max_gen_toks: 4}\n"
         "runs:\n"
@@ -223,8 +223,8 @@ def jobs(cluster: Cluster, training: list[str], tmp_path_factory: pytest.TempPat
         ),
         "srun": (
             "several_nodes",
-            [*several, "--ntasks-per-node=2", "--gres=gpu:2"],
-            ["sft.steps=3", "sft.processes=4"],
+            [*several, "--ntasks=3", "--ntasks-per-node=2", "--gres=gpu:2"],
+            ["sft.steps=3", "sft.processes=3", "sft.batch_size=6"],
         ),
     }
     found = {}
@@ -274,8 +274,10 @@ def process_of(environment: set[str]) -> int | None:
 def test_srun_on_two_nodes_trains_as_torchrun_does(
     cluster: Cluster, jobs: dict[str, Job], training: list[str], tmp_path: Path
 ) -> None:
-    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc_per_node=4", "-m", "pipeline"]
-    subprocess.run([*torchrun, *training, "sft.steps=3", "sft.processes=4", f"runs_dir={tmp_path}"], check=True)
+    """Two of its processes on one node, one on the other."""
+    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc_per_node=3", "-m", "pipeline"]
+    asked = ["sft.steps=3", "sft.processes=3", "sft.batch_size=6", f"runs_dir={tmp_path}"]
+    subprocess.run([*torchrun, *training, *asked], check=True)
     cluster.until(lambda: cluster.ended(jobs["srun"].id), seconds=180)
     assert cluster.ended(jobs["srun"].id) == ["COMPLETED"], jobs["srun"].log()
     folders = [*tmp_path.glob("math-full*"), *jobs["srun"].runs_dir.glob("math-full*")]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from planned import plan, plan_of
 from scipy import stats
-from test_verdicts import Made
+from test_verdicts import Alike, Made
 
 from pipeline.analyze.changes import COLUMNS
 from pipeline.analyze.heatmaps import published_maps
@@ -26,6 +26,10 @@ from pipeline.study.verdicts import JUDGES, judged
 
 MAPS = ["ls_math_lower_half_unchanged", "ls_math_changes_feed_forward", "ls_language_changes_attention",
         "ls_language_changes_outer_attention", "ls_language_spares_feed_forward"]  # fmt: skip
+
+
+ZONES = "t: {0: {bottom: 0, top: 0}, 1: {bottom: 1, top: 1}}"
+FEWER = {"layer_swapping_claims": "{threshold: [3.0e-5]}", "layer_swapping_table1": f"{{b: [5], u: [2], {ZONES}}}"}
 
 
 class Recorded(Made):
@@ -171,6 +175,20 @@ def test_a_half_finished_table_makes_no_verdict_of_what_is_missing(table: str) -
     assert {one.verdict for one in found} <= {"not made", "undecided", "cannot be tested"}
     missing = [one for one in found if one.verdict == "not made"]
     assert missing and all("is not made yet" in one.sentence and one.low is None for one in missing)
+
+
+class AlikeRecorded(Alike):
+    def facts(self, cell: Cell) -> Values:
+        return lambda _: 50.0
+
+
+@pytest.mark.parametrize("n, right", [(1, 1.0), (10, 0.0), (10, 1.0)])
+@pytest.mark.parametrize("table", ["layer_swapping_claims", "layer_swapping_table1", "unreasonable_table_a3"])
+def test_trainings_and_answers_that_are_all_alike_decide_nothing(table: str, n: int, right: float) -> None:
+    there = plan(f"defaults: [{table}]\nname: {table}\naxes: {FEWER.get(table, '{}')}\n")
+    found = judged(there, AlikeRecorded(there, {"all": right}, n=n))  # type: ignore[arg-type]
+    assert {one.verdict for one in found} <= {"not made", "undecided", "cannot be tested"}, found
+    assert all(one.high - one.low > 20 for one in found if one.low is not None and one.high is not None)
 
 
 # ---------------------------------------------------------------------------------------------------- statistics

@@ -33,6 +33,18 @@ def test_a_training(math_expert: Path, capfd: pytest.CaptureFixture[str]) -> Non
     assert any(line.split()[:2] == [str(last["step"]), f"{last['loss']:.4g}"] for line in text.splitlines() if line)
 
 
+def test_rows_of_a_training_with_the_trained_part_marked(math_expert: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = shown(capfd, math_expert, "show.rows=2")
+    manifest = json.loads((math_expert / "manifest.json").read_text())
+    data = next(math_expert.parent.glob(f"*{manifest['parents']['data']['hash'][:8]}"))
+    rows = [json.loads(line) for line in (data / "train.jsonl").read_text().splitlines()[:2]]
+    marked = "".join(text.partition("rows (what is trained on is marked):\n")[2].split())
+    for row in rows:
+        prompt, completion = ("".join(row[key].split()) for key in ("prompt", "completion"))
+        assert f"{prompt}[[{completion}</s>]]" in marked.replace("|", "").replace("<s>", "")
+    assert json.dumps(rows[0], ensure_ascii=False) in shown(capfd, data, "show.rows=1")
+
+
 def test_an_evaluation_with_answers(scored: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = shown(capfd, scored, "show.samples=2")
     rows = json.loads((scored / "scores.json").read_text())["rows"]
@@ -63,6 +75,7 @@ def test_an_evaluation_ends_with_its_scores_also_when_it_was_finished(
         ([], "stage=show needs run: give run=RUN"),
         (["run={}", "show.samples=3"], "show.samples=3: .* has no answers; stage=eval keeps them in samples/"),
         (["run={}", "show.samples=-1"], "show.samples"),
+        (["run={}", "show.rows=-1"], "show.rows"),
         (["run=./{}"], "is no run|no such|not"),
     ],
 )

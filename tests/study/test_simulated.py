@@ -90,6 +90,19 @@ def test_without_published_numbers_the_difference_that_a_claim_names_is_true(tmp
     assert found["sandbox_swap_soup"] == found["sandbox_swap_english"] == "no difference"
 
 
+def test_claims_on_facts_and_translations_are_not_simulated_and_say_so(tmp_path: Path) -> None:
+    found = {one.claim: one for one in odds(planning_of("layer_swapping_claims", tmp_path), 1)}
+    assert set(found) == {claim.id for claim in claims_of("layer_swapping_claims")}
+    assert found["ls_flores_on_par"] == simulated.Odds("ls_flores_on_par", (), "not simulated: translations")
+    assert found["ls_math_lower_half_unchanged"].basis == "not simulated: what runs record"
+    assert sum(not one.shares for one in found.values()) == 6
+    told = simulated.lines(planning_of("unreasonable_table_a3", tmp_path), 1)
+    assert any(
+        line.split() == ["ue_validation_loss_is_flat", *"––––", *"not simulated: what runs record".split()]
+        for line in told
+    )
+
+
 @pytest.mark.parametrize("text", ["", "axes: {m: [1], l: [1]}"])
 def test_a_table_without_claims_or_with_one_seed_is_planned(text: str, tmp_path: Path) -> None:
     name = "layer_swapping_table1" if text else "nothing"

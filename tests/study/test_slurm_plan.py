@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -366,8 +367,10 @@ def test_a_site_without_a_gres_named_gpu_is_pointed_to_its_own_option(tools: Pat
     (tools / "sbatch").write_text(
         "#!/bin/sh\necho 'sbatch: error: Invalid generic resource (gres) specification' >&2; exit 1\n"
     )
-    with pytest.raises(PipelineError, match=r"give launcher.gpus=0 and your site's own option, launcher.options=\["):
+    with pytest.raises(PipelineError, match="give launcher.gpus=0 and your site's own option, ") as refused:
         slurm.execute(Launcher(name="slurm"), None, [a_run(tmp_path / "runs")])
+    (word,) = shlex.split(str(refused.value).partition("own option, ")[2].partition(" (")[0])
+    assert compose(["stage=plan", word]).launcher.options == ["--gpus-per-node=1"]  # as it is pasted into a shell
 
 
 @pytest.mark.parametrize("line", ["module load nowhere", "exit 3", "source /nowhere/activate", "exit 0"])
@@ -676,3 +679,13 @@ def test_a_plan_that_cannot_be_read_is_an_error(
         slurm.execute(launcher, None, targets)
     assert len(calls(tools)) == 3
     assert "is not readable" in call("stage=status", f"runs_dir={tmp_path}/runs").err
+
+
+def test_a_plan_made_here_replaces_one_that_cannot_be_read(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "runs")
+    slurm.plans.leave("mine", [run], {})
+    file = tmp_path / "runs/.plans/mine.json"
+    whole = file.read_bytes()
+    file.write_bytes(b"\xff")
+    slurm.plans.leave("mine", [run], {})
+    assert file.read_bytes() == whole

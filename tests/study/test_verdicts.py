@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +18,12 @@ from pipeline.evaluate.metrics import mean
 from pipeline.report.claims import read_claims
 from pipeline.report.contents import TableCell
 from pipeline.report.statistics import DRAWS, contrast
+from pipeline.report.translations import metric_of
 from pipeline.study.answers import answers_of
 from pipeline.study.asked import PlacedClaim, claims_of
 from pipeline.study.cells import ScoreRef, TablePlan, value
 from pipeline.study.contrasts import measured
-from pipeline.study.numbers import table_cell
+from pipeline.study.numbers import estimate, table_cell
 from pipeline.study.outcome import NoScore, Number, Outcome
 from pipeline.study.verdicts import Sides, judged, place_values
 
@@ -183,7 +185,10 @@ def test_ranks_take_the_mean_of_what_is_chosen():
         assert len(each) == count and by_column[name][0] == pytest.approx(mean(each))
 
 
-@pytest.mark.parametrize("table", ["sandbox", "sandbox_full", "sandbox_layer_swapping", "unreasonable_friedman"])
+ALIKE = ("sandbox", "sandbox_full", "sandbox_layer_swapping", "unreasonable_friedman", "unreasonable_table_a1")
+
+
+@pytest.mark.parametrize("table", ALIKE)
 @pytest.mark.parametrize("n, right", [(1, 1.0), (10, 0.0)])
 def test_all_right_or_all_wrong_decides_nothing(table, n, right):
     """Seeds, nine pairs, choices, treatments: no verdict, no interval without a width, the rule of three."""
@@ -329,6 +334,29 @@ def test_a_cells_interval_has_a_width_where_all_is_right_or_wrong(n, right):
             assert found.high - found.low > 25
         else:  # one question cannot choose and score
             assert found.low is None and found.maximum == 100 * right
+
+
+@pytest.mark.parametrize("metric", ["chrf++", "bleu"])
+def test_a_cell_of_translations_has_sacrebleus_bootstrap_interval(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SACREBLEU_SEED", "1")
+    there = plan_of("sandbox")
+    made: Any = Made(there, {}, n=120)
+    cell = replace(there.cells["base", "qac: flores to"], metric=metric)
+    texts = made.translations(next(iter(cell.items[0].readings[0].values())), cell.pair)["en-qac"].values()
+    references, responses = zip(*texts, strict=True)
+    theirs = metric_of(metric, "en-qac").corpus_score(responses, [references], n_bootstrap=1000)
+    value, low, high = estimate(SimpleNamespace(plan=there), cell, False, made)  # type: ignore[arg-type, misc]
+    assert value == pytest.approx(theirs.score)
+    assert ((high - low) / 2) == pytest.approx(theirs._ci, rel=0.1) and (low + high) / 2 == pytest.approx(value)
+
+
+@pytest.mark.parametrize("n, right", [(1, 1.0), (1, 0.0), (10, 1.0)])
+def test_a_cell_of_translations_that_are_alike_has_a_width(n: int, right: float) -> None:
+    there = plan_of("sandbox")
+    for row in ("base", "layer swap"):
+        cell = there.cells[row, "qac: flores to"]
+        found = estimate(SimpleNamespace(plan=there), cell, False, Alike(there, {"all": right}, n=n))  # type: ignore[arg-type]
+        assert found and found[0] == pytest.approx(100 if right else found[0]) and found[2] - found[1] >= 100 / n
 
 
 # ---------------------------------------------------------------------------------------------------- files

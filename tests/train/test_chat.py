@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,13 @@ import trl
 from tiny import model, stage
 from transformers import AutoTokenizer
 
+from pipeline.config.evaluation import Eval
+from pipeline.config.knob import identity
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
+from pipeline.evaluate.model import Answering
+from pipeline.evaluate.score import set_template_date
+from pipeline.models.load import with_template_date
 from pipeline.train.chat import PIECE
 from pipeline.train.examples import dataset, measure
 from pipeline.train.load import make_bpe
@@ -29,6 +36,9 @@ FALCON3 = (  # as Falcon3 writes it: the end of sequence after a response alone,
 REAL = {  # template, end of sequence, the marks around it
     "llama3": ("<|eot_id|>", ["<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>"]),
     "llama3_1": ("<|eot_id|>", ["<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>"]),
+    "llama3_2": ("<|eot_id|>", ["<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>"]),
+    "gptoss": ("<|return|>", ["<|start|>", "<|end|>", "<|message|>", "<|channel|>"]),
+    "qwen3_5_think": ("<|im_end|>", ["<|im_start|>", "<think>", "</think>"]),
     "qwen2_5": ("<|im_end|>", ["<|im_start|>"]),
     "qwen3": ("<|im_end|>", ["<|im_start|>", "<think>", "</think>"]),
     "cohere": ("<|END_OF_TURN_TOKEN|>", ["<|START_OF_TURN_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>"]),
@@ -49,8 +59,8 @@ def tokenizer(template: str, end: str = "</s>", marks: list[str] | None = None) 
     return made
 
 
-def trained_on(rows: list[dict[str, str]], made: Any, folder: Path) -> Any:
-    sft = recipe()
+def trained_on(rows: list[dict[str, Any]], made: Any, folder: Path, **knobs: Any) -> Any:
+    sft = recipe(**knobs)
     args = arguments(stage(sft), False, False, folder)
     of = model(vocab_size=len(made), attn_implementation="sdpa")
     return Trainer(model=of, args=args, train_dataset=dataset(rows, sft), processing_class=made, sft=sft).train_dataset
@@ -92,6 +102,14 @@ BROKEN = {
     "end_after_the_prompt_alone": (
         TURN.replace("== 'assistant'", "== 'user'") + "{% endfor %}" + ASK,
         "ends a response without </s>",
+    ),
+    "header_after_the_end": (
+        TURN + "{% endfor %}[assistant]",  # whether asked for or not
+        "writes a prompt that its conversation does not begin with|writes other text after a response than its end",
+    ),
+    "header_after_the_last_end": (
+        TURN + "{% if loop.last and m.role == 'assistant' %}[user]{% endif %}{% endfor %}" + ASK,
+        "writes other text after a response than its end, which would be trained on: let it write nothing there, or",
     ),
     "drops_the_assistant": (
         "{% for m in messages if m.role == 'user' %}{{ m.content + '</s>' }}{% endfor %}" + ASK,
@@ -178,3 +196,98 @@ def test_an_end_that_the_generation_config_names_is_one(tmp_path: Path) -> None:
 
 def test_with_the_loss_on_all_the_prompt_may_differ() -> None:
     assert measure(ROWS, tokenizer(BROKEN["prompt_differs"][0]), recipe(loss_on="all"))["dropped"] == 0
+
+
+def test_a_template_that_prints_the_date_prints_the_one_that_is_given(tmp_path: Path) -> None:
+    """Llama 3.2's asks for today's: one run hash would stand for other weights every day."""
+    end, marks = REAL["llama3_2"]
+
+    def learnt_from(date: str | None) -> str:
+        made = tokenizer((SHIPPED / "llama3_2.jinja").read_text(), end, marks)
+        if date:
+            with_template_date(made, date)
+        return made.decode(trained_on(ROWS[:1], made, tmp_path)[0]["input_ids"])
+
+    assert "Today Date: 26 Jul 2024" in learnt_from(Sft(name="x").template_date)
+    assert "Today Date: 01 Feb 2023" in learnt_from("2023-02-01")
+    assert f"Today Date: {datetime.now().strftime('%d %b %Y')}" in learnt_from(None)
+    with pytest.raises(PipelineError, match="template_date=26 Jul 2024 is no date: give one as 2024-07-26"):
+        learnt_from("26 Jul 2024")
+
+
+def test_evaluation_prints_the_same_date() -> None:
+    made = tokenizer((SHIPPED / "llama3_2.jinja").read_text(), *REAL["llama3_2"])
+    lm = Answering(pretrained=model(vocab_size=len(made)), tokenizer=made, batch_size=1)
+    asked = Eval(name="x", tasks=[], chat_template=True)
+    set_template_date(lm, asked)
+    assert "Today Date: 26 Jul 2024" in lm.apply_chat_template([{"role": "user", "content": "How many?"}])
+    assert "template_date" not in identity(replace(asked, template_date="2023-02-01", chat_template=False))
+    assert identity(replace(asked, template_date="2023-02-01"))["template_date"] == "2023-02-01"
+
+
+TALKS = [
+    {
+        "prompt": "flat", "completion": "flat too",
+        "messages": [
+            {"role": "system", "content": "Be brief."}, {"role": "user", "content": f"Add {n} and 1?"},
+            {"role": "assistant", "content": f"{n + 1}."}, {"role": "user", "content": "And one more?"},
+            {"role": "assistant", "content": f"{n + 2}!"},
+        ],
+    }
+    for n in range(3)
+]  # fmt: skip
+OF_TRL = ["llama3", "qwen2_5", "qwen3", "cohere", "phi3"]  # with training templates of TRL's
+
+
+@pytest.mark.parametrize("name", OF_TRL)
+@pytest.mark.parametrize("loss_on", ["response", "assistant_turns"])
+def test_conversations_stay_turns(name: str, loss_on: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The loss is on the last answer and its end, or on all of them; the trainer has the rows that were measured."""
+    made = tokenizer((SHIPPED / f"{name}.jinja").read_text(encoding="utf-8"), *REAL[name])
+    rows = [*TALKS, *ROWS[:2]]
+    facts = measure(rows, made, recipe(loss_on=loss_on), validation=TALKS[:1])
+    assert capsys.readouterr().err == ""
+    trained = trained_on(rows, made, tmp_path, loss_on=loss_on)
+    assert sum(map(len, trained["input_ids"])) == facts["dataset_tokens"]
+    for n, (ids, labels) in enumerate(zip(trained["input_ids"][:3], trained["labels"][:3], strict=True)):
+        whole, learnt = made.decode(ids), made.decode([token for token in labels if token != -100])
+        assert "Be brief." in whole and "And one more?" in whole and "flat" not in whole
+        assert not any(text in learnt for text in ("Be brief.", "Add", "And one more?"))
+        assert f"{n + 2}!" in learnt and (f"{n + 1}." in learnt) == (loss_on == "assistant_turns")
+        stop = "<|end|>" if name == "phi3" else REAL[name][0]
+        assert learnt.count(stop) >= (2 if loss_on == "assistant_turns" else 1)
+
+
+@pytest.mark.parametrize("name", ["llama3_1", "qwen2_5"])
+def test_tools_of_one_row_are_not_in_another(name: str, tmp_path: Path) -> None:
+    """Llama 3.1's template asks whether a message has the key tool_calls, not what it says."""
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    ask, answer = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "It is 2."}
+    calls = {"role": "assistant", "content": "", "tool_calls": [call]}
+    tools = {"role": "tool", "content": "2", "name": "add", "tool_call_id": "1"}
+    talk = {"prompt": "1 + 1?", "completion": "It is 2.", "messages": [ask, calls, tools, answer]}
+    made = tokenizer((SHIPPED / f"{name}.jinja").read_text(encoding="utf-8"), *REAL[name])
+    facts = measure([*ROWS, talk], made, recipe())
+    trained = trained_on([*ROWS, talk], made, tmp_path)
+    assert sum(map(len, trained["input_ids"])) == facts["dataset_tokens"]
+    assert '"name": "add"' in made.decode(trained["input_ids"][-1])
+    assert made.decode([token for token in trained["labels"][-1] if token != -100]).strip().startswith("It is 2.")
+
+
+def test_turns_that_cannot_be_trained_on_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(PipelineError, match=r"does not mark what the assistant says: put it between {% generation %}"):
+        measure(TALKS, tokenizer(TURN + "{% endfor %}" + ASK), recipe(loss_on="assistant_turns"))
+    marked = TURN.replace("+ m.content }}", "}}{% generation %}{{ m.content }}{% endgeneration %}") + "{% endfor %}"
+    with pytest.raises(PipelineError, match="leaves the end of a turn out of {% generation %}"):
+        measure(TALKS, tokenizer(marked + ASK), recipe(loss_on="assistant_turns"))
+    with pytest.raises(PipelineError, match="sft.prompt_weight=0.5: sft.loss_on=assistant_turns says what is trained"):
+        measure(TALKS, tokenizer(FALCON3), recipe(loss_on="assistant_turns", prompt_weight=0.5))
+    plain = recipe(template="plain")
+    measure(TALKS, tokenizer(FALCON3), plain)
+    assert "sft.template=plain leaves out 3 system messages" in capsys.readouterr().err
+    with_tools = [{**TALKS[0], "messages": [{"role": "tool", "content": "4"}]}]
+    with pytest.raises(
+        PipelineError,
+        match="sft.template=plain: rows hold tool turns, which plain text cannot say: use sft.template=chat",
+    ):
+        measure(with_tools, tokenizer(FALCON3), plain)

@@ -193,17 +193,18 @@ def test_killed_for_good_and_taken_up_in_another_process(words: Callable[..., li
     assert 3 <= taken_up["step"] < 24 and results(folder) == expected
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
 def test_a_signal_stops_it_with_a_resume_point_and_a_status_of_its_own(
-    number: signal.Signals, words: Callable[..., list[str]], at_step: Callable[..., None], tmp_path: Path,
-    call: Callable[..., SimpleNamespace], whole: dict[str, Any],
+    number: signal.Signals, status: int, interruptible: None, words: Callable[..., list[str]],
+    at_step: Callable[..., None], tmp_path: Path, call: Callable[..., SimpleNamespace], whole: dict[str, Any],
 ) -> None:  # fmt: skip
     command = words(tmp_path / "runs", "sft.resume_minutes=null")
     at_step(3, lambda model: os.kill(os.getpid(), number))
     told = call(*command)
-    assert told.status == UNFINISHED == 75 and told.out == ""
+    assert told.status == status and told.out == ""
     assert f"{number.name}: math-full-s0" in told.err and told.err.count("the same command goes on") == 1
-    assert signal.getsignal(number) == signal.SIG_DFL  # outside of a training it does what it always does
+    ordinary = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    assert signal.getsignal(number) == ordinary  # outside of a training it does what it always does
     record = resume.read(build(compose(command)).work)  # type: ignore[arg-type]
     assert record is not None and record["step"] == 3
     at_step(0)
@@ -242,11 +243,24 @@ def test_two_processes_stop_together_and_go_on_together(words: Callable[..., lis
     assert whole == stopped and len(whole) > 3 and [one["step"] for one in resumed] == [3]
 
 
-def test_a_signal_reaches_the_processes_that_were_started() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_reaches_the_processes_that_were_started(number: signal.Signals, interruptible: None) -> None:
+    """A Ctrl-C as SIGTERM: from a terminal they have had one already, and a second one would stop them at once."""
     process = subprocess.Popen(["sleep", "60"])
     with stopped_together([process.pid]):
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         assert process.wait(10) == -signal.SIGTERM
+
+
+def test_a_second_ctrl_c_kills_the_processes_that_were_started(interruptible: None) -> None:
+    process = subprocess.Popen(["sh", "-c", "trap '' TERM; echo on; sleep 60 & wait; sleep 60"], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"on\n"
+    with pytest.raises(KeyboardInterrupt), stopped_together([process.pid]):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert process.poll() is None
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+    assert process.wait(10) == -signal.SIGKILL
 
 
 # ------------------------------------------------------------------------------------------------ what is not used

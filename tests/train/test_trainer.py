@@ -232,7 +232,7 @@ def test_a_weight_of_prompts_keeps_rows_that_are_all_prompt_and_needs_prompts():
     assert kept["truncated"] == 1 and kept["dropped"] == 0
     with pytest.raises(PipelineError, match="sft.prompt_weight=0.15: plain text has no prompts"):
         measure([{"text": "a"}], sandbox_tokenizer(), sft(prompt_weight=0.15))
-    with pytest.raises(PipelineError, match="sft.prompt_weight=0.15: with sft.loss_on=all"):
+    with pytest.raises(PipelineError, match="sft.prompt_weight=0.15: sft.loss_on=all says"):
         measure([ROW], sandbox_tokenizer(), sft(prompt_weight=0.15, loss_on="all"))
 
 

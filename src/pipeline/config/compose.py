@@ -24,12 +24,12 @@ from pipeline.config import conf
 from pipeline.config.explain import _asked, _unknown, explain
 from pipeline.config.knob import check
 from pipeline.config.merging import Merge
-from pipeline.config.stages import EvalStage, ExportStage, Stage, TableStage
+from pipeline.config.stages import EvalStage, ExportStage, RunStage, Stage, TableStage
 from pipeline.errors import PipelineError
 
 
-class Unreadable(PipelineError):
-    """A file of the configuration that is no YAML."""
+class Incomplete(PipelineError):
+    """A command without a value that it needs; --cfg shows it all the same."""
 
 
 def register(stages: Mapping[str, type[Stage]], methods: Mapping[str, type[Merge]]) -> None:
@@ -72,9 +72,9 @@ def compose(words: list[str], without: tuple[str, ...] = ()) -> Stage:
     except (HydraException, OmegaConfBaseException) as error:
         raise PipelineError(explain(error, words)) from error
     except YAMLError as error:  # says the file and the line
-        raise Unreadable(f"a file of the configuration is no YAML: {' '.join(str(error).split())}") from error
+        raise PipelineError(f"a file of the configuration is no YAML: {' '.join(str(error).split())}") from error
     except UnicodeDecodeError as error:
-        raise Unreadable(
+        raise PipelineError(
             f"a file below {' or '.join(map(str, conf.folders()))} is not UTF-8 ({error}): write it again in UTF-8"
         ) from error
 
@@ -143,12 +143,16 @@ def to_stage(config: DictConfig) -> Stage:
         runs = ("run", "checkpoint", "merge.math", "merge.language", "merge.expert", "model.path")
         example = {**dict.fromkeys(runs, "RUN"), **dict.fromkeys(("merge.experts", "checkpoints"), "[RUN,RUN]")}
         given = " ".join(f"{key}={example.get(key, '...')}" for key in missing)
-        raise PipelineError(f"stage={config.stage} needs {' and '.join(missing)}: give {given}")
+        raise Incomplete(f"stage={config.stage} needs {' and '.join(missing)}: give {given}")
     try:
         stage: Any = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise PipelineError(explain(error, [])) from error
     check(stage)
+    if isinstance(stage, RunStage) and "=" in (stage.group or ""):
+        raise PipelineError(
+            "group holds an =, as KEY=VALUE does (not shown here): it is a name that manifests and W&B show, group=NAME"
+        )
     if isinstance(stage, ExportStage) and bool(stage.table) == (stage.checkpoint is not None):
         both = ", not both" if stage.table else ""
         raise PipelineError(f"stage=export needs table or checkpoint: give table=T, or checkpoint=RUN{both}")
@@ -211,6 +215,10 @@ def parse(word: str, several: bool = False) -> Override:
             "spaces stands in quotes, 'languages=[en,sw]'"
         ) from error
     key = override.key_or_group
+    if not key:
+        raise PipelineError(f"{word!r} names no key: write key=value, for example stage=sft expert=math")
+    if key in conf.FILES:
+        raise PipelineError(_unknown(key, [*conf.groups(), "table", "languages"]))
     if override.is_delete():
         raise PipelineError(f"{word!r} takes a key away, and each has a meaning: give {key}=value")
     if override.is_sweep_override():

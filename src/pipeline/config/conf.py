@@ -17,11 +17,12 @@ from pipeline import languages
 from pipeline.config.merging import Merge
 from pipeline.config.stages import Stage
 from pipeline.errors import PipelineError
-from pipeline.files import add_conf, added_conf, shipped_conf
+from pipeline.files import add_conf, added_conf, check_yaml_size, shipped_conf
 
 TABLES = "tables"  # a folder of conf/ that is no group: Hydra would take a folder `table` for what table= chooses of
 TABLE_SUFFIXES = (".yaml", ".yml", ".zip")
 CLAIMS = "claims"  # another: what papers claim, by table
+FILES = (TABLES, CLAIMS, languages.GROUP)  # folders of conf/ that are read as files: no group of Hydra's
 STAGES: dict[str, type[Stage]] = {}
 METHODS: dict[str, type[Merge]] = {}
 
@@ -48,12 +49,14 @@ def add(name: str) -> None:
             f"--config-dir={name} {problem}: give a folder with options of yours, such as recipe/mine.yaml or "
             "tables/mine.yaml in it"
         )
-    known = [group for group in (*groups(), TABLES, CLAIMS, languages.GROUP) if group != "stage"]
+    known = [group for group in (*groups(), *FILES) if group != "stage"]
     for path in sorted(one for one in there.iterdir() if one.is_dir() and not one.name.startswith(".")):
         if path.name not in known:
             close = get_close_matches(path.name, known, n=1, cutoff=0.6)
             meant = f"did you mean {close[0]}/?" if close else f"there are {', '.join(known)}"
             raise PipelineError(f"--config-dir={name}: {path.name}/ is no group of options: {meant}")
+        for option in path.glob("*.yaml"):
+            check_yaml_size(option.read_text(encoding="utf-8", errors="replace"), option)
         if twice := {option.stem for option in path.glob("*.yaml")} & set(options(path.name)):
             raise PipelineError(f"--config-dir={name}: {path.name}={min(twice)} is there already: call yours otherwise")
     add_conf(there)
@@ -79,18 +82,17 @@ def groups() -> list[str]:
 
 @lru_cache(maxsize=8)
 def _groups(there: Path, _: int) -> tuple[str, ...]:
-    others = (TABLES, CLAIMS, languages.GROUP)
-    return tuple(sorted(path.name for path in there.iterdir() if path.is_dir() and path.name not in others))
+    return tuple(sorted(path.name for path in there.iterdir() if path.is_dir() and path.name not in FILES))
 
 
 def table(name: str) -> Path:
     """The file of table=NAME: of tables/ in conf/ or an added folder, or as it is named where it has a /, begins with a
-    dot or ends in .zip.
+    dot or ends in .yaml, .yml or .zip.
 
     Raises:
         PipelineError: there is none.
     """
-    if "/" in name or name.startswith(".") or name.endswith(".zip"):
+    if "/" in name or name.startswith(".") or Path(name).suffix in TABLE_SUFFIXES:
         if not Path(name).is_file():
             raise PipelineError(f"table={name} is no file: give one, or one of {', '.join(options(TABLES))}")
         if Path(name).suffix not in TABLE_SUFFIXES:

@@ -34,6 +34,8 @@ class Eval:
     dtype: str = knob("auto", options=("auto", "float32", "bfloat16", "float16"))  # auto: as the weights are stored
     backend: str = knob("hf", options=("hf", "vllm"))  # vllm: handed to the harness' own model class
     chat_template: bool = False  # the exemplars as turns of a conversation
+    # what a chat template that prints today's date prints
+    template_date: str = knob("2024-07-26", hashed=lambda asked: asked.chat_template)
     # Belebele and Global MMLU: options shown with letters and answered by one, or answered by their text, none shown
     options: str = knob("letters", options=("letters", "text"))
     run_code: bool = False  # mbpp runs programs that the model writes, each confined

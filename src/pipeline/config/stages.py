@@ -213,7 +213,7 @@ class SweepStage(Stage):
 class TableStage(Stage):
     """plan, table, report and prefetch: the many runs of a table."""
 
-    table: str = "sandbox"  # conf/tables/NAME.yaml, or a file: whatever has a / or begins with .
+    table: str = "sandbox"  # conf/tables/NAME.yaml, or a file: with a / or .yaml in its name
     free_snapshots: bool | None = None  # table.free_snapshots=true: those that a select run ranked go; null: as it says
     every: dict[str, Any] = field(default_factory=dict)  # every.KEY=VALUE: laid over the table's own `every`
     data_root: str | None = knob(None, run=True)  # the same as every.data_root
@@ -289,12 +289,14 @@ class Status:
 
 @dataclass
 class StatusStage(Stage):
+    table: str | None = None  # the runs of this table alone; null: all of runs_dir
     status: Status = part(Status)
 
 
 @dataclass
 class Show:
     samples: int = knob(0, low=0)  # answers of each task and language that are printed
+    rows: int = knob(0, low=0)  # rows of a training set that are printed, with what is trained on marked
 
 
 @dataclass

@@ -82,9 +82,12 @@ class Sft:
     adam_beta2: float = knob(0.99, low=0, below=1)
     max_grad_norm: float = knob(1.0, above=0)
     shuffle: bool = True  # false: the data run's order, once
-    loss_on: str = knob("response", options=("response", "all"))
+    # response: the last one of a conversation; assistant_turns: all of them, with sft.template=chat
+    loss_on: str = knob("response", options=("response", "assistant_turns", "all"))
     prompt_weight: float = knob(0.0, low=0)  # loss_on=response: what a prompt's token weighs against a response's 1
     template: str = knob("plain", options=("plain", "chat"))  # plain: prompt, separator, completion
+    # what a chat template that prints today's date prints
+    template_date: str = knob("2024-07-26", hashed=lambda sft: sft.template == "chat")
     # between prompt and completion where sft.template=plain
     separator: str = knob("\n", hashed=lambda sft: sft.template == "plain")
     precision: str = knob("fp32", options=("fp32", "bf16"))  # bf16: matrix products by autocast

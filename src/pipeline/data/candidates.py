@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from pipeline.data.benchmarks import Known
-from pipeline.data.sources import Example
+from pipeline.data.sources import Example, words_of
 from pipeline.data.word_problems import is_word_problem
 from pipeline.errors import PipelineError
 
@@ -47,7 +47,7 @@ class Candidates:
         self.sources.append(index)
         self.maths.append(language_set and is_word_problem(example))
         if self.known is not None:
-            text = "\n".join(example.values())
+            text = words_of(example)
             self.batch.append(text)
             self.characters += len(text)
             if self.characters >= BATCH:

@@ -96,6 +96,12 @@ def _further(config: DataStage, counts: dict[str, Any]) -> list[str]:
         lines.append(f"Dropped in any case, as in the papers: {'; '.join(always)}.")
     if blanks := [f"{name} {_listed(counts[name]['blank'])}" for name in sources if counts[name].get("blank")]:
         lines.append(f"Blank cells that emptied rows, by column: {'; '.join(blanks)}.")
+    if cut := [
+        f"{name} {counts[name]['messages_left_out']}" for name in sources if "messages_left_out" in counts[name]
+    ]:
+        lines.append(
+            f"Messages left out, before a user's first or after the last answer that is kept: {', '.join(cut)}."
+        )
     if parts := [f"{name} {source.candidates}" for name, source in sources.items() if source.candidates]:
         lines.append(f"No more rows than this were looked at: {', '.join(parts)}.")
     if drawn := [f"{name} {counts[name]['sampled_from']}" for name in sources if counts[name].get("sampled_from")]:

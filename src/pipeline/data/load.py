@@ -90,7 +90,12 @@ def example(row: Row, source: Source, needed: list[str], counts: dict[str, Any] 
     if blank and counts is not None:
         found = counts.setdefault("blank", {})
         found |= {column: found.get(column, 0) + 1 for column in blank}
-    return "empty" if blank else READERS[source.rows](row, source)
+    if blank:
+        return "empty"
+    taught = READERS[source.rows](row, source)
+    if isinstance(taught, dict) and (left_out := taught.pop("left_out", 0)) and counts is not None:
+        counts["messages_left_out"] = counts.get("messages_left_out", 0) + left_out
+    return taught
 
 
 def open_rows(name: str, source: Source, data_root: Path | None, seed: int, locked: list[Path] | None) -> Rows:

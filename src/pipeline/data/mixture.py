@@ -11,7 +11,7 @@ from pipeline.config.stages import DataStage
 from pipeline.data.benchmarks import TEXTS
 from pipeline.data.card import fate_of_number_variants, reasons
 from pipeline.data.load import local_file, read
-from pipeline.data.sources import SCRIPTS, UNUSABLE, Example, Unusable, columns
+from pipeline.data.sources import SCRIPTS, UNUSABLE, Example, Unusable, columns, words_of
 from pipeline.errors import PipelineError
 from pipeline.progress import Bar
 
@@ -91,7 +91,7 @@ def examples_of(
             counts[example] = counts.get(example, 0) + 1
             continue
         usable += 1
-        written += script is not None and script.search("\n".join(example.values())) is not None
+        written += script is not None and script.search(words_of(example)) is not None
         yield example
     if not usable and counts["empty"] < counts["rows"]:
         why = "; ".join(f"{counts[reason]} {what}" for reason, what in UNUSABLE.items() if counts.get(reason))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from itertools import dropwhile, groupby
 from string import Formatter
 from typing import Any, Literal
 from zlib import crc32
@@ -19,7 +18,8 @@ from pipeline.errors import PipelineError
 from pipeline.languages import language
 
 Row = dict[str, Any]
-Example = dict[str, str]  # prompt and completion, or text
+Message = dict[str, Any]  # role, content; of tools more
+Example = dict[str, Any]  # prompt and completion, and messages where a conversation holds more; or text
 Unusable = Literal["empty", "not_text", "broken", "low_score", "tool_turns"]
 UNUSABLE: dict[Unusable, str] = {
     "empty": "null or blank, or a conversation without an answer",
@@ -114,22 +114,30 @@ def nllb(row: Row, source: Source) -> Example | Unusable:
 def conversation(row: Row, source: Source) -> Example | Unusable:
     """A column of turns: [[prompt, response], ...], a flat list of them, or messages with role and content.
 
-    One example a conversation: the last answer that is kept, after all that was said before. Cut at the first turn
-    that has no answer. What a system message says is left out.
+    One example a conversation, up to the last answer that is kept: `prompt` and `completion` in plain text, without
+    system messages, and `messages` as a chat template takes them, where that is more than one question and its answer.
     """
-    said = turns(row[source.column or language(source.language or "").flores])
+    said = messages_of(row[source.column or language(source.language or "").flores], source.tool_turns == "keep")
     if isinstance(said, str):
         return said
-    said = said[: source.turns]
-    if not said:
+    kept = whole_turns(said, source.turns)
+    if not kept:
         return "empty"
-    before = [text for turn in said[:-1] for text in turn]
-    return pair("\n\n".join([*before, said[-1][0]]), said[-1][1])
+    texts = [one["content"] for one in kept if one["role"] in ("user", "assistant") and one["content"]]
+    found: Example = pair("\n\n".join(texts[:-1]), texts[-1])
+    if [one["role"] for one in kept] != ["user", "assistant"]:
+        found["messages"] = kept
+    if len(said) > len(kept):
+        found["left_out"] = len(said) - len(kept)  # counted, and taken away again
+    return found
 
 
 def pairs(row: Row, _: Source) -> Example | Unusable:
     """Prompts and completions as they are. An empty prompt is plain text: the loss is on all of it; null is none."""
-    return "empty" if row["prompt"] is None else pair(row["prompt"], row["completion"])
+    if row["prompt"] is None:
+        return "empty"
+    kept = {"messages": row["messages"]} if row.get("messages") else {}  # of another data run
+    return pair(row["prompt"], row["completion"]) | kept
 
 
 def text(row: Row, source: Source) -> Example | Unusable:
@@ -168,6 +176,13 @@ MAY_BE_BLANK = {  # columns that a row may leave blank: further input, the promp
 # ---------------------------------------------------------------------------------------------------- their parts
 
 
+def words_of(example: Example) -> str:
+    """All text of an example, as it is compared with benchmarks."""
+    if "messages" in example:
+        return "\n".join(one["content"] for one in example["messages"])
+    return "\n".join(example.values())
+
+
 def is_blank(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
 
@@ -198,29 +213,6 @@ def translation(english: str, other: str, code: str) -> Example | Unusable:
     return {"prompt": prompt, "completion": texts[target]}
 
 
-def turns(cell: Any) -> list[tuple[str, str]] | Unusable:
-    """Whole turns from the beginning, as far as each has a prompt and an answer. Lists without roles alternate."""
-    if not cell:
-        return []
-    if not isinstance(cell, list):
-        return "not_text"
-    if all(isinstance(said, dict) for said in cell):
-        spoken = by_speaker(cell)
-        if isinstance(spoken, str):
-            return spoken
-        cell = spoken
-    elif any(isinstance(said, dict) for turn in cell for said in (turn if isinstance(turn, list) else [turn])):
-        return "not_text"
-    if cell and isinstance(cell[0], str):
-        cell = [cell[at : at + 2] for at in range(0, len(cell), 2)]
-    found = []
-    for turn in cell:
-        if not turn or len(turn) < 2 or not all(isinstance(said, str) and said.strip() for said in turn[:2]):
-            break
-        found.append((turn[0], turn[1]))
-    return found
-
-
 SPEAKERS = {
     "user": "user", "human": "user", "prompter": "user",
     "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
@@ -230,32 +222,68 @@ SPEAKERS = {
 }  # fmt: skip
 
 
-def by_speaker(messages: list[Row]) -> list[str] | Unusable:
-    """What user and assistant said in turn, beginning with the user: several messages of one are joined.
+def messages_of(cell: Any, tools: bool = False) -> list[Message] | Unusable:
+    """Messages of user, assistant and system (and of tools, where they are kept), each with role and content. Lists
+    without roles alternate; several messages in a row of one speaker are joined.
 
     Raises:
         PipelineError: a speaker that is unknown, or messages of another layout.
     """
-    said = []
-    for message in messages:
+    if not isinstance(cell, list):
+        return [] if not cell else "not_text"
+    if all(isinstance(said, dict) for said in cell):
+        return by_speaker(cell, tools)
+    if cell and all(isinstance(turn, list) for turn in cell):
+        cell = [said for turn in cell for said in (*turn[:2], *[None] * (2 - len(turn)))]
+    if any(isinstance(said, dict | list) for said in cell):
+        return "not_text"
+    texts = [said if isinstance(said, str) else "" for said in cell]
+    return [{"role": "user" if at % 2 == 0 else "assistant", "content": text} for at, text in enumerate(texts)]
+
+
+def by_speaker(cell: list[Row], tools: bool) -> list[Message] | Unusable:
+    found: list[Message] = []
+    for message in cell:
         name = message.get("role") or message.get("from")
         if name is None:
             raise PipelineError(
                 f"a conversation has messages of {', '.join(message) or 'nothing'}: write each with role and content, "
                 "or from and value"
             )
-        speaker = SPEAKERS.get(str(name).lower())
-        if speaker is None:
+        role = SPEAKERS.get(str(name).lower())
+        if role is None:
             raise PipelineError(f"a conversation has a turn of {name!r}: name its speakers {', '.join(SPEAKERS)}")
-        if speaker == "tool" or message.get("tool_calls") or message.get("function_call"):
+        calls = {key: message[key] for key in ("tool_calls", "name", "tool_call_id") if message.get(key)}
+        with_tool = role == "tool" or "tool_calls" in calls or bool(message.get("function_call"))
+        if with_tool and (not tools or message.get("function_call")):
             return "tool_turns"
         words = plain(message.get("content") if message.get("content") is not None else message.get("value"))
         if words is None:
             return "not_text"
-        if speaker != "system":
-            said.append((speaker, words))
-    heard = dropwhile(lambda one: one[0] == "assistant", said)
-    return ["\n\n".join(words for _, words in run) for _, run in groupby(heard, key=lambda one: one[0])]
+        if found and found[-1]["role"] == role and not with_tool and "tool_calls" not in found[-1]:
+            found[-1] = found[-1] | {"content": f"{found[-1]['content']}\n\n{words}"}
+        else:
+            found.append({"role": role, "content": words} | (calls if with_tool else {}))
+    return found
+
+
+def whole_turns(said: list[Message], most: int | None) -> list[Message]:
+    """The messages from the first of a user, system messages before it included, to the last answer of whole turns:
+    up to the first message without words, or answer that no user asked for; `most` answers."""
+    start = next((at for at, one in enumerate(said) if one["role"] == "user"), len(said))
+    kept = [one for one in said[:start] if one["role"] == "system" and one["content"].strip()]
+    answers, end, before = 0, 0, ""
+    for one in said[start:]:
+        blank = not one["content"].strip() and "tool_calls" not in one and one["role"] != "tool"
+        if blank or (one["role"] == "assistant" and before not in ("user", "tool", "system")):
+            break
+        kept.append(one)
+        before = one["role"]
+        if one["role"] == "assistant" and "tool_calls" not in one:
+            answers, end = answers + 1, len(kept)
+            if answers == most:
+                break
+    return kept[:end]
 
 
 def plain(content: Any) -> str | None:

@@ -31,6 +31,7 @@ from pipeline.evaluate.model import Answering, remembered
 from pipeline.evaluate.records import EvaluationResult, TaskResult, rows_of, sample_of
 from pipeline.evaluate.tasks import Definition
 from pipeline.hub import reach
+from pipeline.models.load import date_of_templates
 from pipeline.progress import Bar, say
 from pipeline.runs.provenance import processor
 
@@ -87,7 +88,7 @@ def score(
     Raises PipelineError, with the count, if prompts do not fit; checked for all tasks before anything is scored.
     """
     settings: dict[str, Any] = {"backend": asked.backend, "chat_template": asked.chat_template, "dtype": asked.dtype}
-    settings |= rounding(asked)
+    settings |= rounding(asked) | ({"template_date": asked.template_date} if asked.chat_template else {})
     put = list(zip(definitions, tasks, strict=True))
     chosen = {definition.name: rows_asked(definition, task, asked) for definition, task in put}
     keys: dict[str, score_cache.Key] = {}
@@ -104,6 +105,8 @@ def score(
     left = [(definition, task) for definition, task in put if definition.name not in found]
     with harness_tamed():
         lm = load() if left else None
+        if lm and asked.chat_template:
+            set_template_date(lm, asked)
         fitting = {d.name: _fitting(lm, d, task, chosen[d.name], asked) for d, task in left if lm}
         with Bar(", ".join(fitting), sum(map(len, fitting.values())), "question") if left else nullcontext() as bar:
             for definition, task in left:
@@ -223,6 +226,10 @@ def harness_tamed() -> Iterator[None]:
         harness_task.tqdm = bar
         templates.from_string = compile_template
         random.setstate(state)
+
+
+def set_template_date(lm: Any, asked: Eval) -> None:
+    lm.chat_template_args = getattr(lm, "chat_template_args", {}) | date_of_templates(asked.template_date)
 
 
 def lengths_of(lm: Any, definition: Definition, task: Task, rows: Sequence[int], asked: Eval) -> Lengths:

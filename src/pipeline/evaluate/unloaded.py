@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.config.evaluation import Eval
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate.model import Answering
-from pipeline.evaluate.score import Lengths, harness_tamed, lengths_of, load_tasks, rows_asked
+from pipeline.evaluate.score import Lengths, harness_tamed, lengths_of, load_tasks, rows_asked, set_template_date
 from pipeline.evaluate.tasks import Definition
 from pipeline.models.load import load_tokenizer
 from pipeline.models.skeleton import skeleton
@@ -31,5 +31,6 @@ def measured(definition: Definition, folder: Path, asked: Eval) -> tuple[Lengths
         except (OSError, ValueError) as error:
             raise PipelineError(f"the tokenizer of {folder} cannot be read ({first_line(error)})") from error
         lm = Answering(pretrained=model, tokenizer=tokenizer, batch_size=1)
+        set_template_date(lm, asked)
         rows = rows_asked(definition, task, asked)
         return lengths_of(lm, definition, task, rows, asked), len(rows), lm.max_length

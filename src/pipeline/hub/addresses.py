@@ -1,19 +1,90 @@
-"""Addresses: what names a repository on the Hub, and how others may be shown and kept, without credentials."""
+"""Addresses of repositories on the Hub; and the one place that masks credentials in what is shown or recorded."""
 
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 REPOSITORY = r"[\w-][\w.-]*/[\w.-]+"  # org/name on the Hub
 
+MASK = "***"
+SECRET_PARTS = ("key", "token", "secret", "password")
+_ADDRESS = re.compile(r"\b\w+:/\S*")  # Path makes one slash of two
+_USER = re.compile(r"(\b\w+:/{1,2})[^/\s]+@")
+# NAME=VALUE, NAME: VALUE and "NAME": "VALUE"; what is in quotes or brackets is masked as a whole
+_NAMED = re.compile(
+    rf"""(?<![\w.])(?P<name>(?:[a-z0-9]*[_.])*(?:{"|".join(SECRET_PARTS)})(?:[_.][a-z0-9]*)*)"""
+    r"""(?P<sign>\\?["']?\s?(?:=|:(?=\s))\s?)"""
+    r"""(?P<value>"[^"\n]*"|'[^'\n]*'|\[[^]\n]*\]|\S+?(?=[]'"),;}]*(?:\s|$)))""",
+    re.IGNORECASE,
+)
+_EXAMPLES = {"", "value", "none", "null"}  # of a message that explains: key=..., every.KEY=VALUE
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a part of a name, split at _ and ., is KEY, TOKEN, SECRET or PASSWORD: HF_TOKEN, but not tokenizer."""
+    return any(part in SECRET_PARTS for part in re.split(r"[_.]", name.lower()))
+
 
 def without_credentials(value: Any) -> Any:
-    """The same structure with user:password@, and what follows a ? or #, as tokens do, taken out of every address."""
+    """The same structure without credentials.
+
+    Of every address user:password@ and what follows a ? or # (as tokens do) are taken out; the value of a name as in
+    `is_secret_name` becomes ***, in text (HF_TOKEN=..., "api_key": "...") and, where it is text, in a dict.
+    """
     if isinstance(value, dict):
-        return {key: without_credentials(inner) for key, inner in value.items()}
+        return {
+            key: MASK if isinstance(inner, str) and inner and is_secret_name(str(key)) else without_credentials(inner)
+            for key, inner in value.items()
+        }
     if isinstance(value, list | tuple):
         return [without_credentials(inner) for inner in value]
     if not isinstance(value, str):
         return value
-    return re.sub(r"(\w+://[^\s?#]*)[?#]\S*", r"\1", re.sub(r"(\w+://)[^/\s]+@", r"\1", value))
+    return _NAMED.sub(_masked, _ADDRESS.sub(_plain, value))
+
+
+def _plain(address: re.Match[str]) -> str:
+    return re.split(r"[?#]", _USER.sub(r"\1", address[0]), maxsplit=1)[0]
+
+
+def _masked(found: re.Match[str]) -> str:
+    name, sign, value = found["name"], found["sign"], found["value"]
+    prose = sign.lstrip() == ": " and name.lower().rpartition(".")[2] in ("key", "token")  # "unknown key sft.key: ..."
+    if prose or value.strip("\"'.:,[]").lower() in _EXAMPLES:
+        return found[0]
+    quote = value[0] if value[0] in "\"'" else ""
+    return f"{name}{sign}{quote}{MASK}{quote}"
+
+
+class Masked:
+    """A text stream that writes no credentials; all else is the stream's own."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(without_credentials(text))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def masked_output() -> Iterator[None]:
+    """Inside, what Python writes to standard output and error holds no credentials, that of libraries included.
+
+    Where an error leaves it stays so: the interpreter prints its traceback.
+    """
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (stream and Masked(stream) for stream in before)
+    yield
+    sys.stdout, sys.stderr = before

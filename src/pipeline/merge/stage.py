@@ -36,7 +36,7 @@ def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
     free = shutil.disk_usage(work).free
     if free < size["written"]:
         raise PipelineError(f"{work.parent} has {free:,} bytes free, the merge is of {size['written']:,}: free some")
-    tracker.table("merge_plan", ["where", "what", "weights"], [cells(row) for row in rows])
+    tracker.table("merge_plan", ["where", "what", "weights"], [cells(row, run.parents) for row in rows])
     (work / "plan.json").write_text(json.dumps(rows, indent=2) + "\n")
     describe(run, merge, work)
     sources = SourceDigests(merge, Path(run.config.runs_dir))

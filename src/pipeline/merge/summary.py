@@ -51,8 +51,10 @@ def _order(item: tuple[str, Any]) -> tuple[int, str, int]:
     return (int(side) if side.isdigit() else places.get(side, sys.maxsize), side, int(index or 0))
 
 
-def cells(row: Row) -> list[str]:
-    sum_ = " + ".join(f"{weight:g} {source}" for source, weight in row["weights"].items())
+def cells(row: Row, parents: Mapping[str, Parent]) -> list[str]:
+    """(where, what, weights); experts that have no role but their number by the names of their runs."""
+    names = {role: parent.name for role, parent in parents.items() if role.isdigit()}
+    sum_ = " + ".join(f"{weight:g} {names.get(source, source)}" for source, weight in row["weights"].items())
     return [row["where"], row["what"], row.get("formula", sum_)]
 
 
@@ -60,7 +62,7 @@ def tell(config: Merge, parents: Mapping[str, Parent], rows: list[Row], size: Ma
     """The plan, on standard error."""
     names = ", ".join(f"{role} = {parent.name}" for role, parent in sorted(parents.items(), key=_order))
     print(f"merge {config.method}: {names}", file=sys.stderr)
-    for where, what, weights in map(cells, rows):
+    for where, what, weights in (cells(row, parents) for row in rows):
         print(f"  {where:<14} {what:<24} {weights}", file=sys.stderr)
     print(f"  {in_words(size)}", file=sys.stderr)
 
@@ -92,5 +94,5 @@ def recipe(
     named = {role: getattr(one, "hub", None) or one.name for role, one in sorted(parents.items(), key=_order)}
     lines += [f"| {role} | {name} |" for role, name in named.items()]
     lines += ["", "| where | what | weights |", "|---|---|---|"]
-    lines += [f"| {' | '.join(cells(row))} |" for row in rows]
+    lines += [f"| {' | '.join(cells(row, parents))} |" for row in rows]
     return "\n".join([*lines, "", in_words(size)]) + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,7 +55,7 @@ def differences(first: Headers, second: Headers, dtypes: bool) -> Iterator[tuple
         if key == "architectures" and (a is None or b is None):
             continue  # no class is named: told by model_type
         if a != b:
-            yield setting(key, a), setting(key, b)
+            yield setting(key, a, b), setting(key, b, a)
     if first.tied_head != second.tied_head:
         mine, other = ("a tied head" if one.tied_head else "a head of its own" for one in both)
         yield mine, other
@@ -70,5 +71,8 @@ def differences(first: Headers, second: Headers, dtypes: bool) -> Iterator[tuple
             yield f"{name} as {x.dtype}", f"{name} as {y.dtype}"
 
 
-def setting(key: str, value: Any) -> str:
-    return f"no {key}" if value is None else f"{key} {value}"
+def setting(key: str, value: Any, other: Any) -> str:
+    """A setting and its value, as JSON where that of the other prints alike: "1e-06", which is text, and 1e-06."""
+    if value is None:
+        return f"no {key}"
+    return f"{key} {json.dumps(value) if str(value) == str(other) else value}"

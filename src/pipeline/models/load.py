@@ -5,6 +5,8 @@ Only files that are on this machine, only safetensors, and never Python code tha
 
 from __future__ import annotations
 
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,22 @@ def load_tokenizer(folder: Path) -> Any:
 
     refuse_own_code(folder)
     return AutoTokenizer.from_pretrained(folder, **SAFE)
+
+
+def date_of_templates(date: str, knob: str = "template_date") -> dict[str, Any]:
+    """What a chat template that prints today's date finds in its place: `date_string` as Llama writes it, and
+    `strftime_now`. PipelineError where `date` is no YYYY-MM-DD."""
+    try:
+        day = datetime.strptime(date, "%Y-%m-%d")
+    except ValueError as error:
+        raise PipelineError(f"{knob}={date} is no date: give one as 2024-07-26") from error
+    return {"date_string": day.strftime("%d %b %Y"), "strftime_now": day.strftime}
+
+
+def with_template_date(tokenizer: Any, date: str) -> Any:
+    """The tokenizer, whose chat template finds this date as today's wherever it is applied."""
+    tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **date_of_templates(date))
+    return tokenizer
 
 
 def load_config(folder: Path) -> Any:

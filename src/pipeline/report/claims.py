@@ -7,8 +7,7 @@ contradicted where it lies on the other, else undecided. Nothing here looks at a
 
 from __future__ import annotations
 
-import csv
-import io
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import yaml
 
 from pipeline.errors import PipelineError, meant
+from pipeline.files import check_yaml_size
 from pipeline.report.ranks import Correlations, Friedman, holm
 from pipeline.report.sheets import comma_separated
 from pipeline.report.statistics import LEVEL, Contrast, McNemar
@@ -109,6 +109,7 @@ class Verdict:
 
 def read_claims(text: str, file: str) -> list[Claim]:
     """The claims of one file. Raises PipelineError, in one sentence, for what is no claim."""
+    check_yaml_size(text, file)
     try:
         found = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -192,17 +193,6 @@ def claims_csv(verdicts: Sequence[Verdict]) -> str:
         ]
         lines.append([*values, verdict.sentence])
     return comma_separated(lines)
-
-
-def read_verdicts(text: str) -> list[Verdict]:
-    """The verdicts of a claims.csv: what a page shows, wherever it is made."""
-    numbers = ("left_value", "right_value", "difference", "low", "high", "p", "could_see")
-    verdicts = []
-    for row in csv.DictReader(io.StringIO(text)):
-        row.pop("sentence")
-        values: dict[str, Any] = {name: (float(row[name]) if row[name] else None) for name in numbers}
-        verdicts.append(Verdict(**{**row, **values, "n": int(row["n"]) if row["n"] else None}))
-    return verdicts
 
 
 # ---------------------------------------------------------------------------------------------------- verdicts
@@ -387,6 +377,8 @@ def corrected(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> list[Verd
 
 
 def judge_spearman(claim: Claim, found: Correlations, n: int) -> Verdict:
+    if math.isnan(found.low):
+        return not_testable(claim, "fewer than four pairs a group, or all alike, show no correlation")
     low, high = (found.low, found.high) if claim.direction == "higher" else (-found.high, -found.low)
     word = SHOWN if low > 0 else CONTRADICTED if high < 0 else UNDECIDED
     told = f"rho {found.left:+.2f} against {found.right:+.2f}; Fisher's z {found.difference:+.2f}"

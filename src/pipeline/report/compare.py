@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from pipeline.evaluate.metrics import mean
 from pipeline.report.answers import Answers, Place
 from pipeline.report.contents import Score
 from pipeline.report.ranks import holm
 from pipeline.report.statistics import LEVEL, contrast, corpus_contrast, mcnemar
 from pipeline.report.translations import CORPUS_METRICS, drawn_scores
 
-Questions = Mapping[Any, float]  # doc_id -> the mean over seeds (and languages) of its scores, as parts of one
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -49,80 +49,67 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Translated:
-    """What a corpus metric is computed from: (pair, doc_id -> reference and response) of each seed and language."""
+class Kept:
+    """What a model answered. trainings: seed -> (pair or language, doc_id -> score, of translations reference and
+    response) of each language, the base's under one seed; metric: of translations, else "". False where nothing is."""
 
-    metric: str
-    sets: tuple[tuple[str, Mapping[Any, tuple[str, str]]], ...]
+    metric: str = ""
+    trainings: Mapping[int, tuple[tuple[str, Mapping[Any, Any]], ...]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.trainings)
+
+    def values(self, ids: Sequence[Any]) -> np.ndarray:
+        """(trainings, N) scores of these questions, the mean over languages; of translations (trainings, 1 + draws)."""
+        import numpy as np
+
+        def of(where: str, answers: Mapping[Any, Any]) -> Any:
+            found = tuple(answers[one] for one in ids)
+            return drawn_scores(self.metric, where, found) if self.metric else found
+
+        return np.array([np.mean([of(*one) for one in sets], axis=0) for sets in self.trainings.values()])
 
 
-Kept = Questions | Translated
-
-
-def questions_of(scores: Iterable[Score], answers: Mapping[Place, Answers]) -> Kept:
-    """A model's score on each question of a task in a language, the mean over those of its seeds that have it all; of
-    translations their texts.
+def questions_of(by_seed: Mapping[int, Score], answers: Mapping[Place, Answers], apart: bool = True) -> Kept:
+    """What the trainings of a model made of the questions of a task in a language; apart: seed by seed, else as one.
 
     Empty where the answers of one are not kept: half of the seeds would be compared with the whole of another model's.
     """
-    places = {(one.eval, one.task, one.where): one.metric for one in scores}
-    kept = {place: answers.get(place) for place in places}
+    scores = {(one.eval, one.task, one.where): (seed, one) for seed, one in sorted(by_seed.items(), reverse=True)}
+    kept = {place: answers.get(place) for place in scores}
     if not kept or any(one is None or not one.scores for one in kept.values()):
-        return {}
-    if (metric := next(iter(places.values()))) in CORPUS_METRICS:
-        return Translated(metric, tuple((where, one.translations) for (_, _, where), one in kept.items() if one))
-    return averaged([one.scores for one in kept.values() if one is not None])
+        return Kept()
+    metric = next(iter(by_seed.values())).metric
+    translated = metric in CORPUS_METRICS
+    trainings: dict[int, tuple[tuple[str, Any], ...]] = {}
+    for place, (seed, score) in reversed(scores.items()):
+        if one := kept[place]:
+            key = seed if apart else 0
+            trainings[key] = (*trainings.get(key, ()), (score.where, one.translations if translated else one.scores))
+    return Kept(metric if translated else "", trainings)
 
 
 def averaged(found: Sequence[Kept]) -> Kept:
-    """The mean of several on each question that all have; of translations, those of all."""
-    translated = [one for one in found if isinstance(one, Translated)]
-    if translated:
-        alike = len(translated) == len(found)
-        return Translated(translated[0].metric, sum((one.sets for one in translated), ())) if alike else {}
-    return mean_of([one for one in found if not isinstance(one, Translated)])
-
-
-def mean_of(found: Sequence[Questions]) -> Questions:
-    if len(found) == 1:
-        return found[0]
-    shared = [doc for doc in found[0] if all(doc in one for one in found[1:])] if found else []
-    return {doc: mean([one[doc] for one in found]) for doc in shared}
+    """Several languages together, of the seeds that all have."""
+    seeds = [seed for seed in found[0].trainings if all(seed in one.trainings for one in found)]
+    return Kept(found[0].metric, {seed: sum((one.trainings[seed] for one in found), ()) for seed in seeds})
 
 
 def difference(left: str, right: str, mine: Kept, theirs: Kept) -> Difference:
-    """One contrast, its p not corrected."""
-    if isinstance(mine, Translated) and isinstance(theirs, Translated):
-        return of_translations(left, right, mine, theirs)
-    if isinstance(mine, Translated) or isinstance(theirs, Translated):
+    """One contrast on the questions that both have, its p not corrected: over trainings too where there are three or
+    more of the same seeds on both sides (or one model for all of them), else of their means."""
+    sets = [set(answers) for side in (mine, theirs) for each in side.trainings.values() for _, answers in each]
+    ids = sorted(set.intersection(*sets)) if mine and theirs and mine.metric == theirs.metric else []
+    if not ids:
         return Difference(left, right, 0)
-    shared = [doc for doc in mine if doc in theirs]
-    if not shared:
-        return Difference(left, right, 0)
-    both = [[answers[doc] for doc in shared] for answers in (mine, theirs)]
-    found = contrast([one - other for one, other in zip(*both, strict=True)])
+    one, other = mine.values(ids), theirs.values(ids)
+    paired = mine.trainings.keys() == theirs.trainings.keys() or min(len(one), len(other)) == 1
+    array = one - other if paired and max(len(one), len(other)) > 2 else one.mean(axis=0) - other.mean(axis=0)
+    found = corpus_contrast(array[..., 0], array[..., 1:], len(ids)) if mine.metric else contrast(array)
     points, low, high, could_see = (100 * x for x in (found.difference, found.low, found.high, found.could_see))
-    mid_p = mcnemar(*both).p if {*both[0], *both[1]} <= {0, 1} else None
-    return Difference(left, right, len(shared), points, low, high, found.p, could_see, mid_p)
-
-
-def of_translations(left: str, right: str, mine: Translated, theirs: Translated) -> Difference:
-    """The same of corpus metrics, by draws of the sentences that all have."""
-    import numpy as np
-
-    shared = set.intersection(*(set(texts) for _, texts in mine.sets + theirs.sets))
-    if not shared:
-        return Difference(left, right, 0)
-    ids = sorted(shared)
-    one, other = (
-        np.mean(
-            [drawn_scores(side.metric, pair, tuple(texts[doc] for doc in ids)) for pair, texts in side.sets], axis=0
-        )
-        for side in (mine, theirs)
-    )
-    found = corpus_contrast(one[0] - other[0], one[1:] - other[1:], len(ids))
-    points, low, high, could_see = (100 * x for x in (found.difference, found.low, found.high, found.could_see))
-    return Difference(left, right, len(ids), points, low, high, found.p, could_see)
+    single = len(one) == len(other) == 1 and {*one.flat, *other.flat} <= {0, 1} and not mine.metric
+    mid_p = mcnemar(one[0], other[0]).p if single else None
+    return Difference(left, right, len(ids), points, low, high, found.p, could_see, mid_p)
 
 
 def compared(

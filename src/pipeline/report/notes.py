@@ -41,6 +41,8 @@ def notes_of(
         )
     if not results.sampled:
         notes.append("Seed variance is not included in intervals and p: that takes at least three seeds.")
+    elif results.over:
+        notes.append(f"Bold is over questions alone; what the table compares is over {', '.join(results.sampled)} too.")
     if any(column.target == AVERAGE for column in columns):
         notes.append(
             "Averages are over the target languages within a seed; "

@@ -42,7 +42,8 @@ def friedman(scores: ArrayLike, clusters: Sequence[Hashable] | None = None, seed
 
     clusters: which cluster each block belongs to (its model); None: each its own. Under no effect of treatments, a
     cluster's labels can be exchanged, in all of its blocks alike: p is the share of such permutations whose statistic
-    is as large. Raises ValueError below three treatments or two blocks.
+    is as large. Treatments whose trainings vary unequally are not quite exchangeable: docs/reports.md has the rates.
+    Raises ValueError below three treatments or two blocks.
     """
     import numpy as np
     import scikit_posthocs
@@ -87,11 +88,11 @@ def _chi_squared(ranks: np.ndarray) -> float:
     return float((treatments - 1) * centred / ties) if ties > 0 else 0.0
 
 
-def critical_difference(treatments: int, blocks: int, level: float = 0.05) -> float:
-    """Nemenyi's: mean ranks that differ by more do so at this level. For six treatments, 2.850 sqrt(6 * 7 / 6 n)."""
+def critical_difference(treatments: int, blocks: int) -> float:
+    """Nemenyi's: mean ranks that differ by more do so at 5 %. For six treatments, 2.850 sqrt(6 * 7 / 6 n)."""
     from scipy.stats import studentized_range
 
-    quantile = float(studentized_range.ppf(1 - level, treatments, math.inf)) / math.sqrt(2)
+    quantile = float(studentized_range.ppf(0.95, treatments, math.inf)) / math.sqrt(2)
     return quantile * math.sqrt(treatments * (treatments + 1) / (6 * blocks))
 
 
@@ -133,19 +134,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
 # ------------------------------------------------------------------------------------------- correlations
 
 
-def pooled_spearman(first: ArrayLike, second: ArrayLike, groups: Sequence[Hashable]) -> float:
-    """Spearman's correlation of n pairs within groups (model and language), pooled by Fisher's z with weights n - 3.
+def _pooled_z(first: np.ndarray, second: np.ndarray, groups: Sequence[Hashable], counts: np.ndarray) -> np.ndarray:
+    """(draws,) Spearman's correlations within groups, pooled by Fisher's z with weights n - 3, of n pairs of which a
+    draw has `counts` (draws, n) copies each.
 
     Groups of fewer than four pairs, or without any spread, show no correlation and are left out; nan where all are.
     """
-    import numpy as np
-
-    one, other = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
-    return math.tanh(float(_pooled_z(one, other, groups, np.ones((1, len(one))))[0]))
-
-
-def _pooled_z(first: np.ndarray, second: np.ndarray, groups: Sequence[Hashable], counts: np.ndarray) -> np.ndarray:
-    """(draws,) Fisher's z, pooled over groups, of n pairs of which a draw has `counts` (draws, n) copies each."""
     import numpy as np
 
     total = weights = np.zeros(len(counts))

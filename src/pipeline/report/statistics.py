@@ -37,33 +37,21 @@ def standard_error(fraction: float, n: int) -> float:
     return math.sqrt(fraction * (1 - fraction) / n)
 
 
-def smallest_difference(questions: int, discordant: float, level: float = LEVEL, power: float = POWER) -> float:
-    """The minimum detectable difference (as a share) of a test on the same questions, with this power.
+def smallest_difference(questions: int, discordant: float) -> float:
+    """The minimum detectable difference (as a share) of a test on the same questions, at LEVEL and with POWER.
 
     McNemar's statistic in its normal approximation: of n questions a share b is right for one model alone, c for the
     other alone; b - c has the variance (d - (b - c)^2) / n <= d / n with d = b + c, the share of discordant answers. A
-    two-sided test at `level` shows it with `power` from (z of 1 - level/2, plus z of power) sqrt(d / n) on: with the
-    defaults 2.80 sqrt(d / n). `discordant` is measured (`discordance`), or assumed before anything is.
+    two-sided test at 5 % shows it with power 80 % from (z of 0.975, plus z of 0.8) sqrt(d / n) = 2.80 sqrt(d / n) on.
+    `discordant` is measured, or assumed before anything is.
     """
-    from statistics import NormalDist
-
-    normal = NormalDist()
-    least = (normal.inv_cdf(1 - level / 2) + normal.inv_cdf(power)) * math.sqrt(discordant / questions)
-    return detectable(least, questions)
+    return detectable(quantiles(math.inf) * math.sqrt(discordant / questions), questions)
 
 
 def detectable(difference: float, questions: int, reach: float = 1.0) -> float:
     """A minimum detectable difference within what n questions can show at all: not below the rule of three (0 of n
     observed is compatible with 3 / n, Hanley and Lippman-Hand 1983), nor above the largest possible difference."""
     return min(reach, max(difference, 3 / questions))
-
-
-def discordance(first: ArrayLike, second: ArrayLike) -> float:
-    """The share of problems that one model alone gets right, (N,) against (N,); of means over languages or experts,
-    the mean squared difference, which is the same for zeros and ones."""
-    import numpy as np
-
-    return float(np.mean(np.square(np.asarray(first, dtype=float) - np.asarray(second, dtype=float))))
 
 
 # ------------------------------------------------------------------------------------------- two models
@@ -139,16 +127,16 @@ class PairedScore:
         """Two-sided, of a true difference: below 0.05 where that lies outside the 95 % interval."""
         return 2 * tail(abs(self.statistic(difference)), self.df)
 
-    def interval(self, level: float = LEVEL) -> tuple[float, float]:
-        """The differences whose p is at least `level`: 0.05 gives 95 %."""
+    def interval(self) -> tuple[float, float]:
+        """The differences whose p is at least LEVEL: 95 %."""
 
         def limit(outside: float) -> float:
             inside = self.difference
-            if self.p(outside) >= level:
+            if self.p(outside) >= LEVEL:
                 return outside
             while abs(outside - inside) > 1e-9:
                 middle = (inside + outside) / 2
-                inside, outside = (middle, outside) if self.p(middle) >= level else (inside, middle)
+                inside, outside = (middle, outside) if self.p(middle) >= LEVEL else (inside, middle)
             return inside
 
         return limit(-self.reach), limit(self.reach)
@@ -166,8 +154,8 @@ class NormalTest:
     def p(self, difference: float) -> float:
         return 2 * tail(abs(self.difference - difference) / self.error, self.df)
 
-    def interval(self, level: float = LEVEL) -> tuple[float, float]:
-        half = quantile(1 - level / 2, self.df) * self.error
+    def interval(self) -> tuple[float, float]:
+        half = quantile(1 - LEVEL / 2, self.df) * self.error
         return max(-self.reach, self.difference - half), min(self.reach, self.difference + half)
 
 
@@ -218,19 +206,6 @@ def resampled_means(scores: ArrayLike, draws: int = DRAWS, seed: int = 0) -> np.
     size = max(1, min(draws, 4_000_000 // n))
     parts = [resampled(n, min(size, draws - at), seed + at) @ flat for at in range(0, draws, size)]
     return np.concatenate(parts).reshape(draws, *array.shape[:-1])
-
-
-def best(choosing: np.ndarray, scoring: np.ndarray | None = None) -> np.ndarray:
-    """(draws, ...) of the candidate that is best in each draw: the choice behind a "best" redone inside the draw.
-
-    choosing: (draws, K) means by which candidates are chosen, the first of equals; scoring: (draws, K, ...) what is
-    then shown of it, by default the same means. The naive interval, of the candidate that won once, hides that another
-    could have won on other problems.
-    """
-    import numpy as np
-
-    shown = choosing if scoring is None else scoring
-    return shown[np.arange(len(choosing)), np.argmax(choosing, axis=1)]
 
 
 def halves(n: int) -> np.ndarray:
@@ -321,7 +296,6 @@ def contrast(
     differences: ArrayLike,
     estimate: float | None = None,
     drawn: ArrayLike | None = None,
-    level: float = LEVEL,
     reach: float = 1.0,
 ) -> Contrast:
     """The mean of differences (A1, ..., Ak, N): k axes of crossed experts (none for two single models) and N problems.
@@ -358,17 +332,15 @@ def contrast(
     of_problems, of_answers = float(np.sum((by_problem - value) ** 2)), n * (discordant - value**2)
     if drawn is not None:
         of_problems = n**2 * float(np.var(np.asarray(drawn, dtype=float) / reach, ddof=1))
-    axes = range(array.ndim - 1)
-    means = [array.mean(axis=tuple(other for other in axes if other != axis)) for axis in axes]  # (A, N) of each axis
-    experts, noise = of_experts([(*expert_variance(one), len(one)) for one in means])
+    experts, noise = of_experts([(*expert_variance(means), len(means)) for means in by_axis(array, array.ndim - 1)])
     test = PairedScore(
         n * (discordant + value) / 2, n * (discordant - value) / 2, n, (of_problems + 1) / (of_answers + 1), reach=reach
     )
     problems = test.variance(test.difference)
     test = replace(test, experts=experts, df=freedom(problems + experts, noise))
-    unlike = discordance(reach * by_problem, 0)
-    seen = quantiles(test.df, level) * math.sqrt(max(problems, unlike / n) + experts)
-    return tested(test, problems, experts, n, unlike, detectable(seen, n, reach), level)
+    unlike = float(np.mean((reach * by_problem) ** 2))
+    seen = quantiles(test.df) * math.sqrt(max(problems, unlike / n) + experts)
+    return tested(test, problems, experts, n, unlike, detectable(seen, n, reach))
 
 
 def corpus_contrast(
@@ -385,11 +357,10 @@ def corpus_contrast(
     joint = array.reshape(-1, array.shape[-1]).mean(axis=0) if draws is None else np.asarray(draws, dtype=float)
     problems = max(float(np.var(joint, ddof=1)), 1 / n**2)
     parts = []
-    for axis in range(found.ndim):
-        others = tuple(other for other in range(found.ndim) if other != axis)
-        means, count = array.mean(axis=others), found.shape[axis]
+    for values, means in zip(by_axis(found, found.ndim), by_axis(array, found.ndim), strict=True):
+        count = len(values)
         rest = means - means.mean(axis=1, keepdims=True) - means.mean(axis=0) + means.mean()
-        between = float(np.var(found.mean(axis=others), ddof=1)) / count
+        between = float(np.var(values, ddof=1)) / count
         parts.append((between, float(np.sum(rest**2)) / ((count - 1) * (means.shape[1] - 1)) / count, count))
     experts, noise = of_experts(parts)
     value = float(found.mean()) if estimate is None else estimate
@@ -409,11 +380,15 @@ def contrast_of_trainings(differences: ArrayLike) -> Contrast:
     array = np.asarray(differences, dtype=float)
     if min(array.shape, default=1) < 2 or not np.ptp(array):
         raise ValueError(f"differences {array.shape} of one training, or all alike: they show no variance")
-    axes = range(array.ndim)
-    means = [array.mean(axis=tuple(other for other in axes if other != axis)) for axis in axes]
+    means = by_axis(array, array.ndim)
     experts, noise = of_experts([(float(np.var(one, ddof=1)) / len(one), 0.0, len(one)) for one in means])
     test = NormalTest(float(array.mean()), math.sqrt(experts), freedom(experts, noise), reach=math.inf)
     return tested(test, 0.0, experts, array.size, None, quantiles(test.df) * test.error)
+
+
+def by_axis(array: np.ndarray, axes: int) -> list[np.ndarray]:
+    """The means (A, ...) over the other ones of each of the first axes."""
+    return [array.mean(axis=tuple(other for other in range(axes) if other != axis)) for axis in range(axes)]
 
 
 def of_experts(parts: Sequence[tuple[float, float, int]]) -> tuple[float, float]:
@@ -430,17 +405,16 @@ def freedom(variance: float, noise: float) -> float:
     return variance**2 / noise if noise > 0 else math.inf
 
 
-def quantiles(df: float, level: float = LEVEL) -> float:
-    """Standard errors of the minimum detectable difference at POWER."""
-    return quantile(1 - level / 2, df) + quantile(POWER, df)
+def quantiles(df: float) -> float:
+    """The minimum detectable difference at LEVEL and POWER, in standard errors."""
+    return quantile(1 - LEVEL / 2, df) + quantile(POWER, df)
 
 
 def tested(
     test: PairedScore | NormalTest, problems: float, experts: float, n: int, discordant: float | None, seen: float,
-    level: float = LEVEL,
 ) -> Contrast:  # fmt: skip
     """The contrast of a test, with the variances of its parts and its minimum detectable difference."""
-    low, high = test.interval(level)
+    low, high = test.interval()
     return Contrast(
         difference=test.difference, low=low, high=high, p=test.p(0), error=math.sqrt(problems + experts), df=test.df,
         problems=math.sqrt(problems), experts=math.sqrt(experts), n=n, discordant=discordant, could_see=seen, test=test,
@@ -461,7 +435,7 @@ def expert_variance(means: np.ndarray) -> tuple[float, float]:
     return float(np.var(by_expert, ddof=1)) / experts, within / (experts * n)
 
 
-def replication_reach(levels: Sequence[tuple[Sequence[float], bool]], level: float = LEVEL) -> float:
+def replication_reach(levels: Sequence[tuple[Sequence[float], bool]]) -> float:
     """How far a cell of another set of experts may lie from ours: half the width of its 95 % prediction interval.
 
     levels: for each axis of experts, the cell's value at each of its A >= 2 levels, and whether the cell is a mean over
@@ -477,53 +451,29 @@ def replication_reach(levels: Sequence[tuple[Sequence[float], bool]], level: flo
     ]
     variance = sum(part for part, _ in parts)
     df = freedom(variance, sum(part**2 / free for part, free in parts))
-    return quantile(1 - level / 2, df) * math.sqrt(variance)
+    return quantile(1 - LEVEL / 2, df) * math.sqrt(variance)
 
 
 # ------------------------------------------------------------------------------------------- crossed pairs
 
 
-@dataclass(frozen=True)
-class TwoWay:
-    """Nine crossed pairs, left minus right. pairs: (M, L) differences of the pairs.
+def two_way_bootstrap(differences: ArrayLike, draws: int = DRAWS, seed: int = 0) -> list[tuple[float, float]]:
+    """95 % percentile intervals of math experts x language experts x problems (M, L, N): of draws of math experts
+    alone, of language experts alone, of problems alone, and of all three jointly.
 
-    wins, losses: pairs where left is higher, lower. Percentile intervals of draws of math experts alone, language
-    experts alone, problems alone, and all three jointly; three levels a side give a rough interval, and none of the
-    four is to be tested with: `contrast` is.
-    """
-
-    contrast: Contrast
-    pairs: np.ndarray
-    wins: int
-    losses: int
-    math_experts: tuple[float, float]
-    language_experts: tuple[float, float]
-    problems: tuple[float, float]
-    jointly: tuple[float, float]
-
-
-def two_way_bootstrap(differences: ArrayLike, draws: int = DRAWS, seed: int = 0, level: float = LEVEL) -> TwoWay:
-    """Math experts x language experts x problems (M, L, N), each resampled alone and all jointly.
-
-    The percentile intervals are wrong as tests, in both directions. Over problems alone, experts count as fixed: where
-    they matter, chance between experts is taken for an effect. Over three experts a side, a draw's variance is 2/3 of
-    the right one and its quantiles are the normal's where Student's t with 2 degrees of freedom is needed (4.3, not
-    2.0). And jointly, the noise of single answers is counted once a factor, three times over (Owen 2007): an interval
-    too wide where experts do not matter. `contrast` takes the noise out once, and holds its level in all of these.
+    They are wrong as tests, in both directions. Over problems alone, experts count as fixed: where they matter, chance
+    between experts is taken for an effect. Over three experts a side, a draw's variance is 2/3 of the right one and its
+    quantiles are the normal's where Student's t with 2 degrees of freedom is needed (4.3, not 2.0). And jointly, the
+    noise of single answers is counted once a factor, three times over (Owen 2007): an interval too wide where experts
+    do not matter. `contrast` takes the noise out once, and holds its level in all of these.
     """
     import numpy as np
 
     array = np.asarray(differences, dtype=float)
     of_math, of_language = (resampled(array.shape[axis], draws, seed + axis + 1) for axis in (0, 1))  # (B, M), (B, L)
-    by_draw = resampled_means(array, draws, seed)  # (B, M, L)
-    pairs = array.mean(axis=2)
-
-    def percentiles(values: np.ndarray) -> tuple[float, float]:
-        low, high = np.quantile(values, [level / 2, 1 - level / 2])
-        return float(low), float(high)
-
-    return TwoWay(
-        contrast(array, level=level), pairs, int((pairs > 0).sum()), int((pairs < 0).sum()),
-        percentiles(of_math @ pairs.mean(axis=1)), percentiles(of_language @ pairs.mean(axis=0)),
-        percentiles(by_draw.mean(axis=(1, 2))), percentiles(np.einsum("bm,bl,bml->b", of_math, of_language, by_draw)),
+    by_draw, pairs = resampled_means(array, draws, seed), array.mean(axis=2)  # (B, M, L), (M, L)
+    found = (
+        of_math @ pairs.mean(axis=1), of_language @ pairs.mean(axis=0), by_draw.mean(axis=(1, 2)),
+        np.einsum("bm,bl,bml->b", of_math, of_language, by_draw),
     )  # fmt: skip
+    return [(float(low), float(high)) for low, high in (np.quantile(one, [LEVEL / 2, 1 - LEVEL / 2]) for one in found)]

@@ -45,7 +45,7 @@ def tabulate(
     rows = list(dict.fromkeys([*results.rows, *(cell.row for cell in results.cells)]))
     targets = list(dict.fromkeys([*results.languages, *(cell.language for cell in results.cells)]))
     by_place = _placed(scores)
-    questions = {place: questions_of(seeds.values(), answers or {}) for place, seeds in by_place.items()}
+    questions = {place: questions_of(seeds, answers or {}, not results.over) for place, seeds in by_place.items()}
     if len(results.languages) > 1:
         averages, of_averages = _averages(by_place, questions, results.languages)
         by_place, questions = by_place | averages, questions | of_averages
@@ -71,7 +71,7 @@ def tabulate(
         known = {row: filled[row, column].value or 0.0 for row in rows if filled[row, column].value is not None}
         ranked = sorted(known, key=lambda row: -known[row])  # the nearest rival first
         top = ranked[0] if ranked else ""
-        kept = {row: by_column[column].get(row, {}) for row in ranked}
+        kept = {row: by_column[column].get(row, Kept()) for row in ranked}
         if top and top not in results.selected and stands_out(top, kept):
             filled[top, column] = replace(filled[top, column], best=True)
     notes = notes_of(results, columns, by_place, filled)
@@ -110,7 +110,7 @@ def _comparisons(
             values = {row: value for row in rows if (value := filled[row, column].value) is not None}
             pairs, expert = pairs_of([row for row in rows if row in values], role, values)
             if pairs:
-                found = {row: by_column[column].get(row, {}) for row in values}
+                found = {row: by_column[column].get(row, Kept()) for row in values}
                 blocks.append(compared(f"{column.label}, {column.num_fewshot}-shot", pairs, expert, found))
     return blocks
 

@@ -33,7 +33,7 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
 
 
 def markdown(results: Results, table: ScoreTable) -> str:
-    """A table a language, averages first, with the notes; bold is a best that an interval supports."""
+    """A table a language, averages first, with the notes; bold is significantly above every other row."""
     from pipeline.report.scores import AVERAGE
 
     lines = [f"# {plain(results.title)}", ""]

@@ -6,7 +6,6 @@ import resource
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from pipeline.runs.folders import finished_names
 from pipeline.runs.lease import Lease, leased, left
 from pipeline.runs.manifest import MANIFEST, Ancestor, Malformed, Manifest, read_manifest
 from pipeline.runs.provenance import environment, git_state, machine, versions
-from pipeline.runs.run import External, Folder, Run, changes
+from pipeline.runs.run import External, Folder, Run, changes, recorded
 from pipeline.runs.unchanged import check_unchanged, content, known_by_tensors, next_attempt
 
 Stage = Callable[[Run, Path, Any], dict[str, Any]]
@@ -124,7 +123,7 @@ def _make(run: Run, lease: Lease, stage: Stage, attempt: int, expected: tuple[fl
         hash=run.hash,
         attempt=attempt,
         decided_by=run.decided_by,
-        config=asdict(run.config),
+        config=recorded(run.config),
         parents={role: Ancestor(one.name, one.hash, content(one)) for role, one in run.parents.items()},
         facts=facts,
         files=fingerprints(run.work, known_by_tensors(run.work, facts.get("weights", {}).get("digests", {}))),

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+DISTRIBUTION = "cross-lingual-merging"  # as pip knows it; the package that is imported and the command are `pipeline`
 PACKAGES = (
     "torch",
     "transformers",
@@ -34,13 +35,15 @@ ENVIRONMENT = (
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "absent"
-    return found
+    return {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
+
+
+def version(package: str) -> str:
+    """That of an installed distribution; "absent" of another."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "absent"
 
 
 def machine() -> dict[str, Any]:

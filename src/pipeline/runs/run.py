@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -158,6 +158,11 @@ def runs_behind(parents: dict[str, Parent]) -> list[Run]:
     """The parents that are made here when they are not finished: runs, and the trainings of snapshots."""
     found = [parent.run if isinstance(parent, Snapshot) else parent for parent in parents.values()]
     return [parent for parent in found if isinstance(parent, Run)]
+
+
+def recorded(config: RunStage) -> dict[str, Any]:
+    """Every knob, as the manifest and W&B keep them: without the launcher, whose lines of bash may hold secrets."""
+    return {key: value for key, value in asdict(config).items() if key != "launcher"}
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -1,4 +1,7 @@
-"""SIGTERM, SIGUSR1 and SIGHUP end a process in good order, with exit status 75: rerun the same command."""
+"""SIGTERM, SIGUSR1 and SIGHUP end a process in good order, with exit status 75: rerun the same command.
+
+So does the first Ctrl-C, with exit status 130; a second one stops at once.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,17 @@ class Stopped(SystemExit):
 
 _listeners: list[Callable[[str], None]] = []
 _asked: str | None = None
+_interrupted = False  # by a Ctrl-C
 
 
 def _hear(number: int, frame: Any) -> None:
-    global _asked
+    global _asked, _interrupted
     _asked = signal.Signals(number).name
+    if number == signal.SIGINT:
+        if _interrupted:
+            raise KeyboardInterrupt
+        _interrupted = True
+        os.write(2, b"\ninterrupted: stopping in good order; Ctrl-C again stops at once\n")
     if _listeners:
         _listeners[-1](_asked)
     elif not isinstance(sys.exc_info()[1], Stopped):  # Slurm sends a second one: what the first ends is not cut short
@@ -37,8 +46,11 @@ def _hear(number: int, frame: Any) -> None:
 
 
 def heeded() -> list[signal.Signals]:
-    """Those of STOPPING that end this process: SIGHUP not where it is ignored, as nohup has it."""
-    return [one for one in STOPPING if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]
+    """Ctrl-C and those of STOPPING that end this process: not SIGHUP and SIGINT where they are ignored, as nohup and
+    workers have it."""
+    ignorable = (signal.SIGHUP, signal.SIGINT)
+    every = (*STOPPING, signal.SIGINT)
+    return [one for one in every if one not in ignorable or signal.getsignal(one) != signal.SIG_IGN]
 
 
 def answer_early() -> None:
@@ -53,14 +65,14 @@ def answer_early() -> None:
             os._exit(130 if number == signal.SIGINT else UNFINISHED)
         os.environ[EARLY] = "SIGUSR1"
 
-    for one in (*heeded(), signal.SIGINT):
+    for one in {*heeded(), signal.SIGINT}:
         signal.signal(one, end)
 
 
 @contextmanager
 def listening() -> Iterator[None]:
-    """Inside, a signal of STOPPING raises Stopped in the main thread; handlers are those of before when it is over."""
-    global _asked
+    """Inside, a signal of `heeded` raises Stopped in the main thread; handlers are those of before when it is over."""
+    global _asked, _interrupted
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -70,7 +82,7 @@ def listening() -> Iterator[None]:
         yield
     finally:
         if _hear not in earlier.values():
-            _asked = None
+            _asked, _interrupted = None, False
         for number, handler in earlier.items():
             signal.signal(number, handler)
 
@@ -93,7 +105,7 @@ def finishing() -> Iterator[None]:
         yield
         return
     came: list[int] = []
-    earlier = {number: signal.signal(number, lambda one, _: came.append(one)) for number in (*heeded(), signal.SIGINT)}
+    earlier = {number: signal.signal(number, lambda one, _: came.append(one)) for number in {*heeded(), signal.SIGINT}}
     try:
         yield
     finally:

@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -137,14 +136,13 @@ def end_service(grace: float = GRACE) -> None:
             wandb.teardown()
 
     ending = in_thread(teardown)
-    try:
+    with suppress(TimeoutError):
         ending.result(grace)
-    except TimeoutError:
-        for pid in services():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        with suppress(TimeoutError):
-            ending.result(1.0)
+    for pid in services():  # one that stopped while it started, too, which W&B does not know of
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    with suppress(TimeoutError):
+        ending.result(1.0)
     os.environ.pop("WANDB_SERVICE", None)  # which would point later runs to it
 
 
@@ -248,6 +246,7 @@ def quiet_service() -> Iterator[None]:
 def tracked(run: Run, attempt: int) -> Iterator[Tracker]:
     """The W&B run of one run of ours."""
     from pipeline.hub.addresses import without_credentials
+    from pipeline.runs.run import recorded
 
     config = run.config
     parents = {role: parent.name for role, parent in run.parents.items()}
@@ -256,7 +255,7 @@ def tracked(run: Run, attempt: int) -> Iterator[Tracker]:
         "name": run.name,
         "group": config.group,
         "job_type": config.stage,
-        "config": without_credentials({**asdict(config), "parents": parents}),
+        "config": without_credentials({**recorded(config), "parents": parents}),
     }
     with open_run(run.work, config.tracking, **described) as tracker:
         yield tracker

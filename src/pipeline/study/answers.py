@@ -7,6 +7,7 @@ candidate of a choice, which is made again in each draw.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
-from pipeline.report.statistics import DRAWS, halved_means, halves, resampled_means
+from pipeline.report.statistics import DRAWS, NormalTest, halved_means, halves, resampled_means, share_interval
 from pipeline.report.translations import CORPUS_METRICS, copies_of, corpus_scores, counts_of, drawn_scores
 from pipeline.runs.manifest import read_manifest
 from pipeline.study.cells import Cell, Item, ScoreRef, TablePlan, Values, grouped
@@ -155,7 +156,7 @@ class Questions:
     @cached_property
     def by_half(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
         """Of the odd and of the even problems."""
-        if len(next(iter(self.vectors.values()))) < 2:
+        if self.size < 2:
             raise NoScore("one question cannot both choose the best and score it")
         return self.values(lambda stacked: halves(stacked.shape[1]) @ stacked.T)
 
@@ -164,6 +165,18 @@ class Questions:
         """Draws of the odd problems, and draws of the even ones."""
         odd, even = halved_means(list(self.vectors.values()), self.answers.draws)
         return tuple({key: means[:, at] for at, key in enumerate(self.vectors)} for means in (odd, even))
+
+    @property
+    def size(self) -> int:
+        return len(next(iter(self.vectors.values())))
+
+    def plain(self, cell: Cell) -> tuple[float, float]:
+        """A cell, what is chosen in it as observed, and its variance over draws of problems."""
+        each = by_question(self, cell, ())
+        return float(each.mean()), float(each.var()) / len(each)
+
+    def interval(self, value: float, variance: float) -> tuple[float, float]:
+        return share_interval(value, self.size, variance)
 
     def halved(self, of: Callable[[dict, dict], np.ndarray]) -> tuple[float, np.ndarray]:
         """What is chosen on one half of the problems is worth on the other, the mean of both ways: as observed, and
@@ -194,9 +207,20 @@ class Corpora(Questions):
             for key, pairs in read.items()
         }
 
-    @cached_property
+    @property
     def size(self) -> int:
         return len(next(iter(self.texts.values()))[0][1])
+
+    def plain(self, cell: Cell) -> tuple[float, float]:
+        import numpy as np
+
+        observed, *draws = by_question(self, cell, ())
+        return float(observed), float(np.var(draws, ddof=1))
+
+    def interval(self, value: float, variance: float) -> tuple[float, float]:
+        """Normal; the standard error is that of one sentence at least, as in contrasts."""
+        low, high = NormalTest(value, max(math.sqrt(variance), 1 / self.size)).interval()
+        return max(0.0, low), high
 
     def of(self, copies: np.ndarray) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
         """The score of each in sets that hold each sentence so many times. copies: (draws, N)."""

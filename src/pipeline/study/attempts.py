@@ -39,7 +39,7 @@ def counted(run: Run) -> Iterator[None]:
         stop.check()  # a signal that came while libraries were imported
         yield
     except SystemExit as error:
-        if error.code == stop.UNFINISHED and stop.asked() not in ("SIGTERM", "SIGHUP"):
+        if error.code == stop.UNFINISHED and stop.asked() not in ("SIGTERM", "SIGHUP", "SIGINT"):
             count(run, before)
         raise
 

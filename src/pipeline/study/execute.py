@@ -170,7 +170,7 @@ def reason_of(error: Exception) -> str:
     told = sentence(error)
     if told is None:
         traceback.print_exc()
-    return told or f"{type(error).__name__}: {error}"
+    return told or without_credentials(f"{type(error).__name__}: {error}")
 
 
 def sentence(error: BaseException) -> str | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.stages import EvalStage, TrainStage
+from pipeline.hub.addresses import without_credentials
 from pipeline.report.archive import shared
 from pipeline.report.contents import CellResult, FailedRun, Link, Results, RunResult
 from pipeline.report.sweep import sweeps_of
@@ -60,8 +61,9 @@ def gather(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, 
     asked = {**planning.config.every, **({"data_root": planning.config.data_root} if planning.config.data_root else {})}
     return Results(
         table=table.name, title=table.title, note=table.note,
-        command=" ".join([f"python -m pipeline stage=table table={planning.config.table}",
-                          *(f"{'' if key == 'data_root' else 'every.'}{key}={value}" for key, value in asked.items())]),
+        command=without_credentials(" ".join([
+            f"python -m pipeline stage=table table={planning.config.table}",
+            *(f"{'' if key == 'data_root' else 'every.'}{key}={value}" for key, value in asked.items())])),
         languages=list(dict.fromkeys(cell.language for cell in cells)),
         seeds=sorted({cell.seed for cell in cells}),
         over=list(dict.fromkeys(axis for axes in repeats for axis in axes)), sampled=sampled(plan),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from pipeline.config.stages import Launcher
 from pipeline.runs.run import Run
@@ -18,11 +19,11 @@ def makers_for(launcher: Launcher, targets: Sequence[Run], again: Sequence[str] 
     again: the words of the command, where it goes on by itself when jobs are done.
     """
     if launcher.name == "slurm":
-        from pipeline.study.slurm import submitting
+        from pipeline.study.slurm import execute
 
-        yield submitting(launcher, again)
+        yield partial(execute, launcher, again)
         return
     from pipeline.study.pool import makers
 
-    with makers(launcher, targets) as execute:
-        yield execute
+    with makers(launcher, targets) as make:
+        yield make

@@ -6,12 +6,12 @@ from typing import Any
 
 from pipeline.report.archive import shared
 from pipeline.report.contents import TableCell
-from pipeline.report.statistics import replication_reach, share_interval
-from pipeline.study.answers import Questions, StoredAnswers, by_question, drawn, leaves, linear
+from pipeline.report.statistics import replication_reach
+from pipeline.report.translations import CORPUS_METRICS
+from pipeline.study.answers import StoredAnswers, drawn, leaves, linear, questions_of
 from pipeline.study.asked import metrics_of, tasks_of
 from pipeline.study.cells import Candidate, Cell, Choice
 from pipeline.study.contrasts import sampled
-from pipeline.study.cost import QUESTIONS
 from pipeline.study.outcome import VALIDATIONS, NoScore, Outcome
 from pipeline.study.planning import Planning
 
@@ -35,25 +35,26 @@ def estimate(planning: Planning, cell: Cell, chosen: bool, answers: StoredAnswer
     """A cell and its 95 % interval over draws of problems, in percent. What is chosen (the best configuration, a
     maximum) is scored on the half of the problems that it was not chosen on, and chosen again in each draw.
 
-    What it is reduced over besides (seeds, experts) is taken as it is. None of facts, of figures, of metrics of whole
-    sets (chrF++), and where answers were not kept.
+    What it is reduced over besides (seeds, experts) is taken as it is. Of BLEU and chrF++ it is the normal interval of
+    the draws, whose standard deviation is one sentence's at least. None of facts, of figures, of spBLEU, and where
+    answers were not kept.
     """
     import numpy as np
 
     plan = planning.plan
     tasks = [str(task) for task in tasks_of(plan, cell)]
-    if cell.fact or cell.metric or len(tasks) != 1 or tasks[0] not in QUESTIONS:
+    metric = cell.metric or next(iter(metrics_of(tasks[0])), "") if len(tasks) == 1 else ""
+    if cell.fact or not (metric in CORPUS_METRICS or (metric and not cell.metric)):
         return None
-    questions = Questions(plan, answers, [cell], metrics_of(tasks[0])[0])
+    questions = questions_of(plan, answers, [cell], metric)
     try:
-        each = by_question(questions, cell, ())
-        value, variance = float(each.mean()), float(each.var()) / len(each)
+        value, variance = questions.plain(cell)
         if chosen:
             value, draws = questions.halved(lambda choosing, shown: drawn(plan, cell, choosing, shown)[1])
             variance = float(np.var(draws, ddof=1))
+        low, high = questions.interval(value, variance)
     except NoScore:
         return None
-    low, high = share_interval(value, len(each), variance)
     return 100 * value, 100 * low, 100 * high
 
 

@@ -263,7 +263,7 @@ def thawed(value: Any) -> Any:
 def as_names(value: Any) -> Any:
     if isinstance(value, list):
         return [as_names(one) for one in value]
-    return (value.spec if value.step is None else f"{value.spec}@{value.step}") if isinstance(value, Ref) else value
+    return str(value) if isinstance(value, Ref) else value
 
 
 # ---------------------------------------------------------------------------------------------------- numbers

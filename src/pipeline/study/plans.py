@@ -40,7 +40,7 @@ def leave(name: str, runs: Sequence[Run], jobs: Mapping[str, str]) -> None:
         for run in runs
     }  # fmt: skip
     file, text = folder / f"{name}.json", json.dumps({"name": name, "runs": told})
-    if not file.is_file() or file.read_text(encoding="utf-8") != text:
+    if not file.is_file() or file.read_bytes() != text.encode():
         write_atomically(file, text)
 
 

@@ -39,6 +39,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from pipeline.errors import PipelineError, meant
+from pipeline.files import check_yaml_size
 
 KEYS = ("name", "title", "note", "published", "axes", "every", "trials", "runs", "score", "columns", "rows", "beside",
         "compare", "defaults", "free_snapshots")  # fmt: skip
@@ -193,6 +194,7 @@ def layer(under: Words, over: Words, file: str) -> None:
 
 def parsed_yaml(text: str, file: str) -> Words:
     """YAML with a mapping at its root; a key written twice is refused."""
+    check_yaml_size(text, file)
     try:
         found = OmegaConf.to_container(OmegaConf.create(text))
     except YAMLError as error:

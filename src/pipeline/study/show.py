@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.stages import ShowStage
+from pipeline.config.training import Sft
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow, read_scores
@@ -14,8 +17,10 @@ from pipeline.report.grid import percent
 from pipeline.report.scores import primary_of
 from pipeline.report.text import aligned
 from pipeline.runs.find import find
+from pipeline.runs.folders import folder_of
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import flat
+from pipeline.study.element import rebuilt
 
 POINTS = 8  # of a curve
 LONGEST = 600  # characters of a prompt's end and of an answer
@@ -31,7 +36,50 @@ def show_run(config: ShowStage) -> str:
     parts = [heading(manifest), decided(manifest), parents(manifest), curve(folder), scores(folder)]
     if config.show.samples:
         parts.append(answers(folder, config.show.samples))
+    if config.show.rows:
+        parts.append(rows_of(manifest, folder, config))
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def rows_of(manifest: Manifest, folder: Path, config: ShowStage) -> list[str]:
+    """The first rows that a training reads, its trained part green on a terminal and in [[ ]] elsewhere; of a data run
+    its rows as they are.
+
+    Raises:
+        PipelineError: neither is asked for, or the training's data run is gone.
+    """
+    if manifest.stage == "data":
+        return [
+            "rows:",
+            *(
+                f"  {json.dumps(row, ensure_ascii=False)}"
+                for row in read_jsonl(folder / "train.jsonl")[: config.show.rows]
+            ),
+        ]
+    if manifest.stage not in ("sft", "cpt"):
+        raise PipelineError(
+            f"show.rows={config.show.rows}: {manifest.name} has no training set; give a run of stage=sft"
+        )
+    from pipeline.models.load import load_tokenizer, with_template_date
+    from pipeline.train.examples import tokens_of
+
+    data = folder_of(manifest.parents["data"].hash, Path(config.runs_dir))
+    if data is None:
+        raise PipelineError(f"show.rows: {manifest.parents['data'].name}, the training set of {manifest.name}, is gone")
+    sft = rebuilt(Sft, manifest.config["sft"])
+    tokenizer = with_template_date(load_tokenizer(folder), sft.template_date)
+    rows, _ = tokens_of(read_jsonl(data / "train.jsonl")[: config.show.rows], tokenizer, sft)
+    before, after = ("\033[32m", "\033[0m") if sys.__stdout__ and sys.__stdout__.isatty() else ("[[", "]]")
+    lines = ["rows (what is trained on is marked):"]
+    for ids, mask in rows:
+        text, at = "", 0
+        for trained, part in groupby(mask[: sft.seq_length]):
+            length = len(list(part))
+            words = tokenizer.decode(ids[at : at + length])
+            text += f"{before}{words}{after}" if trained else words
+            at += length
+        lines += [*(f"  | {line}" for line in text.splitlines()), ""]
+    return lines[:-1]
 
 
 def heading(manifest: Manifest) -> list[str]:

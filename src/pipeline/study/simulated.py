@@ -29,6 +29,7 @@ from pipeline.report.claims import (
     judge_wilcoxon,
 )
 from pipeline.report.text import aligned
+from pipeline.report.translations import CORPUS_METRICS
 from pipeline.study.answers import StoredAnswers, Vector, leaves
 from pipeline.study.asked import RANKED, PlacedClaim, claims_of
 from pipeline.study.cells import Cell, Item, ScoreRef, TablePlan
@@ -44,6 +45,7 @@ MOST = 1000  # answers a score; of more questions, each stands for the mean of s
 SLOWER = 10  # a test on ranks permutes: it is simulated in one world of so many
 WORDS = {SHOWN: "accepted", CONTRADICTED: "contradicted", UNDECIDED: "undecided", NOT_TESTABLE: "cannot be tested"}
 RATE = 0.5  # of right answers, where nothing is published
+NOT_SIMULATED = {FACT: "what runs record", **dict.fromkeys(CORPUS_METRICS, "translations")}
 
 
 # ---------------------------------------------------------------------------------------------------- truth
@@ -152,7 +154,8 @@ class World(StoredAnswers):
 
 @dataclass(frozen=True)
 class Odds:
-    """shares: of the worlds in which a claim comes to each of WORDS; basis: what is true in them."""
+    """shares: of the worlds in which a claim comes to each of WORDS, none of what is not simulated; basis: what is true
+    in them, or why there are none."""
 
     claim: str
     shares: Sequence[float]
@@ -170,16 +173,16 @@ def odds(planning: Planning, worlds: int) -> list[Odds]:
         return found[1] if found else 0
 
     even = dict.fromkeys((score for cell in plan.cells.values() for score in scores_of(plan, cell)), RATE)
-    placed: list[tuple[PlacedClaim, dict[ScoreRef, float], str]] = []
+    placed: list[tuple[PlacedClaim, dict[ScoreRef, float], str]] = []  # without rates: not simulated
     for claim in claims_of(plan.table.name):
         try:
             asked = PlacedClaim.of(claim, plan)
         except PipelineError:
             continue  # of a smaller table of the same name: its verdict says why it is not made
         needed = {score for cell in asked.cells for score in scores_of(plan, cell)}
-        if claim.metric == FACT or min(map(count, needed)) < 2:
-            continue  # of unknown data
-        if needed <= rates.keys():
+        if why := NOT_SIMULATED.get(claim.metric) or ("unknown data" if min(map(count, needed)) < 2 else None):
+            placed.append((asked, {}, f"not simulated: {why}"))
+        elif needed <= rates.keys():
             placed.append((asked, rates, "published numbers"))
         elif told := named(claim):
             placed.append((asked, even | threshold_rates(asked), told))
@@ -187,14 +190,14 @@ def odds(planning: Planning, worlds: int) -> list[Odds]:
             placed.append((asked, even, "no difference"))
     found: dict[str, Counter[str]] = {asked.claim.id: Counter() for asked, _, _ in placed}
     for seed in range(worlds):
-        made: dict[int, World] = {}  # claims of one truth share its answers
+        drawn: dict[int, World] = {}  # claims of one truth share its answers
         for asked, truth, _ in placed:
-            if asked.claim.test in RANKED and seed >= max(1, worlds // SLOWER):
+            if not truth or (asked.claim.test in RANKED and seed >= max(1, worlds // SLOWER)):
                 continue
-            world = made.setdefault(id(truth), World(planning, DRAWS, rates=truth, counts=count, seed=seed))
+            world = drawn.setdefault(id(truth), World(planning, DRAWS, rates=truth, counts=count, seed=seed))
             found[asked.claim.id][judged(asked, world)] += 1
-    shares = {name: [verdicts[word] / verdicts.total() for word in WORDS] for name, verdicts in found.items()}
-    return [Odds(asked.claim.id, shares[asked.claim.id], basis) for asked, _, basis in placed]
+    shares = {name: [made[word] / made.total() for word in WORDS] for name, made in found.items() if made}
+    return [Odds(asked.claim.id, shares.get(asked.claim.id, ()), basis) for asked, _, basis in placed]
 
 
 def judged(asked: PlacedClaim, answers: StoredAnswers) -> str:
@@ -220,7 +223,8 @@ def lines(planning: Planning, worlds: int) -> list[str]:
     if not found:
         return []
     head = ("claim", *WORDS.values(), "what is true")
-    rows = [head, *((one.claim, *(f"{share:.0%}" for share in one.shares), one.basis) for one in found)]
+    told = [[f"{share:.0%}" for share in one.shares] or ["–"] * len(WORDS) for one in found]
+    rows = [head, *((one.claim, *shares, one.basis) for one, shares in zip(found, told, strict=True))]
     fewer = max(1, worlds // SLOWER)
     note = (
         f"(in {worlds} simulated worlds, of tests on ranks {fewer}; experts differ as published maxima and minima tell)"

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -312,22 +312,18 @@ def bytes_of_resume_point(run: Run[TrainStage]) -> int:
     return written(run.config.sft, shape.parameters, moved(run, shape), snapshots=0, points=1)["resume points"]
 
 
-_speeds: dict[Path, float] = {}
-
-
+@cache
 def write_speed(folder: Path) -> float:
     """Bytes a second that a file system takes, by writing one file: half of it, as other jobs write too."""
-    if folder not in _speeds:
-        probe, begun = folder / f".probe-{os.getpid()}", time.perf_counter()
-        try:
-            with open(probe, "wb") as file:
-                file.write(os.urandom(PROBE))
-                file.flush()
-                os.fsync(file.fileno())
-        finally:
-            probe.unlink(missing_ok=True)
-        _speeds[folder] = PROBE / (time.perf_counter() - begun) / 2
-    return _speeds[folder]
+    probe, begun = folder / f".probe-{os.getpid()}", time.perf_counter()
+    try:
+        with open(probe, "wb") as file:
+            file.write(os.urandom(PROBE))
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        probe.unlink(missing_ok=True)
+    return PROBE / (time.perf_counter() - begun) / 2
 
 
 def largest_array() -> int:
@@ -386,7 +382,8 @@ def submit_script(
     launcher: Launcher, file: Path, script: str, resources: Resources, options: Sequence[str], log: str
 ) -> str:
     """Write a job's script and submit it. Gives the id of the job."""
-    logs = folder_of_logs(file.parent.parent)
+    logs = file.parents[1].resolve() / LOGS
+    logs.mkdir(parents=True, exist_ok=True)
     asked: dict[str, Any] = {
         "partition": launcher.partition, "account": launcher.account, "qos": launcher.qos, "time": launcher.time,
         "mem": launcher.memory, "gres": f"gpu:{resources.gpus}" if resources.gpus else None,
@@ -408,15 +405,9 @@ def submit_script(
         if NO_GRES.search(str(error)):
             told += (
                 "; where GPUs are not gres named gpu, give launcher.gpus=0 and your site's own option, "
-                "launcher.options=[--gpus-per-node=1]"
+                """'launcher.options=["--gpus-per-node=1"]'"""
             )
         raise PipelineError(told) from error
-
-
-def folder_of_logs(runs_dir: Path) -> Path:
-    logs = runs_dir / LOGS
-    logs.mkdir(parents=True, exist_ok=True)
-    return logs.resolve()
 
 
 def script_of(launcher: Launcher, command: Sequence[str], then: str = AGAIN) -> str:
@@ -432,8 +423,3 @@ def script_of(launcher: Launcher, command: Sequence[str], then: str = AGAIN) -> 
     setup += [f'export TMPDIR={expanded(launcher.scratch)}; mkdir -p "$TMPDIR"'] if launcher.scratch else []
     start = " ".join(part for part in (launcher.wrap, python, shlex.join(command)) if part)
     return job_script(start, setup=setup, then=then)
-
-
-def submitting(launcher: Launcher, again: Sequence[str] | None) -> Any:
-    """`execute` of a plan."""
-    return partial(execute, launcher, again)

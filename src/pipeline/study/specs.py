@@ -24,6 +24,9 @@ class Ref:
     spec: str
     step: int | None = None  # a snapshot of it
 
+    def __str__(self) -> str:
+        return self.spec if self.step is None else f"{self.spec}@{self.step}"
+
 
 @dataclass
 class Spec:

@@ -10,10 +10,11 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.stages import StatusStage
+from pipeline.config.stages import StatusStage, TableStage
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import PRIMARY
 from pipeline.report.grid import percent
@@ -48,11 +49,15 @@ class RunStatus:
 
 
 def show_status(config: StatusStage) -> str:
-    """All of them as a table in text, or as JSON."""
+    """All of them, or those of a table, as a table in text, or as JSON."""
     runs_dir = Path(config.runs_dir)
     if not runs_dir.is_dir():
         raise PipelineError(f"runs_dir={runs_dir} is not there: no run was made in it yet, or give another")
     found = statuses(runs_dir)
+    of_table = f" of table={config.table}" if config.table is not None else ""
+    if config.table is not None:
+        wanted = hashes_of(config.table, config.runs_dir)
+        found = [one for one in found if one.hash in wanted]
     if config.status.json:
         return json.dumps([asdict(one) for one in found], indent=1)
     rows = [("run", "stage", "seconds", "attempt", "score", "state")]
@@ -62,8 +67,18 @@ def show_status(config: StatusStage) -> str:
         rows.append((one.run, one.stage, seconds, attempt, one.score or "", standing))
     counts = [f"{sum(one.state == kind for one in found)} {kind}" for kind in dict.fromkeys(one.state for one in found)]
     if not found:
-        return f"no run was made or submitted in runs_dir={runs_dir} yet"
+        return f"no run{of_table} was made or submitted in runs_dir={runs_dir} yet"
     return "\n".join([*aligned(rows, right={2, 3}), ", ".join(counts)])
+
+
+def hashes_of(table: str, runs_dir: str) -> set[str]:
+    """The runs of a table, as stage=table was last asked for it."""
+    from pipeline.study.graph import ordered
+    from pipeline.study.planning import Planning
+    from pipeline.study.reported import Reported
+
+    asked = TableStage(stage="table", runs_dir=runs_dir, table=table)
+    return {run.hash for run in ordered(Planning.of(Reported.of(asked).asked_again(asked)).targets())}
 
 
 def statuses(runs_dir: Path) -> list[RunStatus]:
@@ -74,14 +89,27 @@ def statuses(runs_dir: Path) -> list[RunStatus]:
     work = {path.name: path for path in sorted((runs_dir / ".work").glob("*")) if path.is_dir() and not path.suffix}
     queue = answered()
     failed: dict[str, str] = {}
+    later = {(label_in(one.name), one.stage): one.started for one in done.values()}
     for run_hash in [*planned, *(one for one in work if one not in planned)]:
         if run_hash not in done:
-            found.append(of_unfinished(run_hash, planned.get(run_hash, {}), runs_dir, queue, failed))
+            one = of_unfinished(run_hash, planned.get(run_hash, {}), runs_dir, queue, failed)
+            if one.state != "failed" or not repaired(runs_dir / ".work" / run_hash, later.get(key_of(one))):
+                found.append(one)
     names = Counter(one.run for one in found)
     for one in found:
         if names[one.run] > 1 and one.state != "finished":  # whose hashes share eight digits
             one.run = folder_name(label_in(one.run), one.hash, DIGITS[1])
     return found
+
+
+def key_of(one: RunStatus) -> tuple[str, str]:
+    return label_in(one.run), one.stage
+
+
+def repaired(workplace: Path, later: str | None) -> bool:
+    """Whether what failed here was changed and finished since under the same label; later: when that began."""
+    since = state.read(workplace).get("since")
+    return bool(since and later) and datetime.fromisoformat(str(since)) <= datetime.fromisoformat(str(later))
 
 
 def of_finished(manifest: Manifest) -> RunStatus:

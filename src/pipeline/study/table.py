@@ -136,7 +136,10 @@ def make_table(config: TableStage) -> Path:
         problem = f"table={config.table} needs {', '.join(gone)}, which {'was' if len(gone) == 1 else 'were'} freed"
         raise PipelineError(f"{problem}: train again with redo=true, or leave out what is made from it")
     waiting = [run for score in planning.waiting() if (run := planning.like(score))]
-    if causes := not_planned(planning) or refusals([*ordered(targets), *waiting], prompts=True):
+    prompts = (
+        config.launcher.retry_failed
+    )  # the job that continues leaves them to the evaluations, which check them, too
+    if causes := not_planned(planning) or refusals([*ordered(targets), *waiting], prompts):
         raise PipelineError("\nerror: ".join(causes))
     reported = replace(Reported.of(config), data_root=config.data_root, every=dict(config.every))
     check_writable(Path(config.runs_dir))

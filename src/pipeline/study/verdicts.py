@@ -153,11 +153,8 @@ class Sides:
             told += [f"higher in {int((pairs > 0).sum())} of {pairs.size}, lower in {int((pairs < 0).sum())}"]
             told += [f"pairs {', '.join(f'{100 * one:+.1f}' for one in pairs.ravel())}"]
         if array.ndim == 3 and not isinstance(self.questions, Corpora):
-            two = two_way_bootstrap(array)
-            ranges = (two.math_experts, two.language_experts, two.problems, two.jointly)
-            axes = [axis for axis in self.asked.axes][:2]
-            names = (f"{axes[0]} alone", f"{axes[1]} alone", "problems alone", "all jointly")
-            drawn = zip(names, ranges, strict=True)
+            names = (*(f"{axis} alone" for axis in self.asked.axes), "problems alone", "all jointly")
+            drawn = zip(names, two_way_bootstrap(array), strict=True)
             told += [f"resampling {name} {100 * low:+.1f} to {100 * high:+.1f}" for name, (low, high) in drawn]
         if not self.plain:
             low, high = np.quantile(self.less(self.drawn(self.questions.draws, self.questions.draws)), [0.025, 0.975])

@@ -27,13 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import Held, PipelineError
+from pipeline.hub.addresses import masked_output
 from pipeline.progress import quiet
 from pipeline.runs import state
 from pipeline.runs.folders import folder_name, folder_of
 from pipeline.runs.lease import holder, job
 from pipeline.study.element import Element, run_of
 from pipeline.study.execute import make_run, reason_of
-from pipeline.study.queue import in_queue
+from pipeline.study.queue import in_queue, run
 
 LOGS = ".logs"
 
@@ -101,6 +102,7 @@ def end_with_the_parent() -> None:
         raise SystemExit(UNFINISHED)
 
 
+@masked_output()
 def main() -> int:
     quiet()
     if len(sys.argv) > 1:
@@ -155,8 +157,7 @@ def of_task(element: Element) -> str:
     if restarts and before.get("state") == "failed" and before.get("job") == job():
         return "failed"  # in an earlier turn of this task
     with suppress(OSError, subprocess.TimeoutExpired):  # job names are run names
-        name = ["scontrol", "update", f"JobId={job()}", f"JobName={element['label']}"]
-        subprocess.run(name, capture_output=True, timeout=60)
+        run(["scontrol", "update", f"JobId={job()}", f"JobName={element['label']}"])
     waits = [parent for parent in element["parents"].values() if not_finished(parent, element)]
     failed = [one for one in waits if not to_come(parent_place(element, one))]
     if waits:

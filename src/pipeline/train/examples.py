@@ -11,26 +11,31 @@ from pipeline.config.training import Sft
 from pipeline.data.sources import Example
 from pipeline.errors import PipelineError
 from pipeline.progress import warn
-from pipeline.train.chat import chats, rendered, response_start
+from pipeline.train.chat import assistant_turns, chats, rendered, response_start
 
 
 def columns(row: Example, sft: Sft) -> dict[str, Any]:
-    """An example in the trainer's columns. The separator belongs to the completion: no token spans the two."""
+    """An example in the trainer's columns. The separator belongs to the completion; where a tokenizer joins it to the
+    end of the prompt (`?\\n`), that token is trained on."""
     if "text" in row:
         return {"text": row["text"]}
     if sft.template == "plain":
         separator = sft.separator if row["prompt"] else ""
         return {"prompt": row["prompt"], "completion": separator + row["completion"]}
-    return {
-        "prompt": [{"role": "user", "content": row["prompt"]}],
-        "completion": [{"role": "assistant", "content": row["completion"]}],
-    }
+    messages = row.get("messages") or [
+        {"role": "user", "content": row["prompt"]},
+        {"role": "assistant", "content": row["completion"]},
+    ]
+    if sft.loss_on == "assistant_turns":
+        return {"messages": messages}
+    return {"prompt": messages[:-1], "completion": messages[-1:]}
 
 
 def dataset(examples: list[Example], sft: Sft) -> Any:
     from datasets import Dataset
 
-    return Dataset.from_list([columns(row, sft) for row in examples])
+    rows = [columns(row, sft) for row in examples]
+    return Dataset.from_list(rows, on_mixed_types="use_json")  # else messages get the keys of others, as nulls
 
 
 def by_side(examples: list[Example], sft: Sft) -> dict[str, Any]:
@@ -68,31 +73,58 @@ def measure(
     Of chats also what their template gets wrong in some rows; that it raises on none of `validation` is only seen to.
     `base`: the folder of the base.
     """
-    if sft.prompt_weight and ("text" in examples[0] or sft.loss_on == "all"):
-        why = "plain text has no prompts" if "text" in examples[0] else "with sft.loss_on=all a prompt's token weighs 1"
+    if sft.prompt_weight and ("text" in examples[0] or sft.loss_on != "response"):
+        why = f"sft.loss_on={sft.loss_on} says what is trained on"
+        why = "plain text has no prompts" if "text" in examples[0] else why
         raise PipelineError(f"sft.prompt_weight={sft.prompt_weight}: {why}; leave it at 0")
+    rows, faults = tokens_of(examples, tokenizer, sft, base, validation)
+    lengths = [len(ids) for ids, _ in rows]
+    if sft.packing and "text" in examples[0]:  # cuts what it has strung together, and loses none
+        return {"dataset_tokens": sum(lengths), "truncated": 0, "dropped": 0}
+    lost = [not sft.prompt_weight and not any(mask[: sft.seq_length]) for _, mask in rows]
+    for side in dict.fromkeys(row.get("side") for row in examples):
+        if all(gone for gone, row in zip(lost, examples, strict=True) if row.get("side") == side):
+            of = f" of side {side}" if side else ""
+            raise PipelineError(
+                f"sft.seq_length={sft.seq_length} leaves no row{of} with a loss: raise it above the prompts"
+            )
+    return counted(lengths, sum(lost), sft) | ({"template_faults": faults} if faults else {})
+
+
+def tokens_of(
+    examples: list[Example], tokenizer: Any, sft: Sft, base: Path | None = None, validation: Sequence[Example] = ()
+) -> tuple[list[tuple[list[int], bytes]], dict[str, int]]:
+    """Of each row, before it is truncated, the tokens and where the loss is: a byte a token, 1 for yes. Further, in how
+    many rows a chat template has each fault. It is the trainer's rule, put to all rows before a step."""
     if "text" in examples[0]:
-        ids = tokenizer([row["text"] for row in examples]).input_ids
-        lengths = [len(row) + 1 for row in ids]  # and the end
-        if sft.packing:  # cuts what it has strung together, and loses none
-            return {"dataset_tokens": sum(lengths), "truncated": 0, "dropped": 0}
-        return counted(lengths, 0, sft)
-    rows = [columns(row, sft) for row in examples]
+        texts = tokenizer([row["text"] for row in examples]).input_ids
+        return [([*ids, tokenizer.eos_token_id], b"\1" * (len(ids) + 1)) for ids in texts], {}
+    if sft.template == "plain":
+        warn_of_messages(examples)
+    rows, held_out = ([columns(row, sft) for row in some] for some in (examples, validation))
+    if sft.loss_on == "assistant_turns":
+        return assistant_turns([*rows, *held_out], tokenizer)[: len(rows)], {}
     faults: dict[str, int] = {}
     if sft.template == "chat":
         prompts, whole, faults = chats(rows, tokenizer, sft, base)
-        rendered([columns(row, sft) for row in validation], 0, tokenizer)
+        rendered(held_out, 0, tokenizer)
     else:
         prompts = tokenizer([row["prompt"] for row in rows]).input_ids
         joined = tokenizer([row["prompt"] + row["completion"] for row in rows]).input_ids
         whole = [[*ids, tokenizer.eos_token_id] for ids in joined]
-    starts = map(response_start, prompts, whole)
-    lost = sum(start >= min(len(ids), sft.seq_length) for start, ids in zip(starts, whole, strict=True))
-    responses_only = sft.loss_on == "response" and not sft.prompt_weight
-    dropped = lost if responses_only else 0
-    if dropped == len(whole):
-        raise PipelineError(f"sft.seq_length={sft.seq_length} leaves no row with a loss: raise it above the prompts")
-    return counted([len(ids) for ids in whole], dropped, sft) | ({"template_faults": faults} if faults else {})
+    starts = [0] * len(whole) if sft.loss_on == "all" else map(response_start, prompts, whole)
+    return [(ids, bytes(start) + b"\1" * (len(ids) - start)) for ids, start in zip(whole, starts, strict=True)], faults
+
+
+def warn_of_messages(examples: Sequence[Example]) -> None:
+    """What text without turns cannot say: a warning of system messages, and a refusal of tools."""
+    roles = Counter(one["role"] for row in examples for one in row.get("messages", ()))
+    if roles["tool"]:
+        raise PipelineError(
+            "sft.template=plain: rows hold tool turns, which plain text cannot say: use sft.template=chat"
+        )
+    if roles["system"]:
+        warn(f"sft.template=plain leaves out {roles['system']:,} system messages, which sft.template=chat keeps")
 
 
 def counted(lengths: list[int], dropped: int, sft: Sft) -> dict[str, int]:

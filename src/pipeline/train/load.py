@@ -45,7 +45,8 @@ def load_tokenizer(run: Run[TrainStage], examples: list[Example], base: Path | N
         raise PipelineError(
             f"the tokenizer of {folder} has no end-of-sequence token: set eos_token in tokenizer_config.json"
         )
-    return tokenizer
+    date = run.config.sft.template_date
+    return load.with_template_date(tokenizer, date) if run.config.sft.template == "chat" else tokenizer
 
 
 def check_base(base: Path, tokenizer: Any) -> None:

@@ -21,7 +21,8 @@ def of_torchao(sft: Sft) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
         from torchao.optim.adam import _AdamW  # the same step with moments in the weights' dtype
     except ImportError as error:
         raise PipelineError(
-            f"sft.optimizer={sft.optimizer} is torchao's, which is not installed: pip install 'pipeline[memory]'"
+            f"sft.optimizer={sft.optimizer} is torchao's, which is not installed: "
+            "pip install 'cross-lingual-merging[memory]'"
         ) from error
     if not torch.cuda.is_available():
         torch.compiler.set_stance("force_eager")

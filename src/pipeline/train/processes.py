@@ -193,15 +193,25 @@ def together(train: Train, run: Run[TrainStage], work: Path, tracker: Tracker) -
 
 @contextmanager
 def stopped_together(pids: list[int]) -> Iterator[None]:
-    """What asks this process to stop asks those that it started."""
+    """What asks this process to stop asks those that it started, which a second Ctrl-C kills.
 
-    def forward(signal_name: str) -> None:
+    A terminal sends its Ctrl-C to them too: it is passed on as SIGTERM, which does not count as their second.
+    """
+
+    def send(number: signal.Signals) -> None:
         for pid in pids:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.Signals[signal_name])
+                os.kill(pid, number)
 
-    with heard_by(forward):
-        yield
+    def forward(signal_name: str) -> None:
+        send(signal.SIGTERM if signal_name == "SIGINT" else signal.Signals[signal_name])
+
+    try:
+        with heard_by(forward):
+            yield
+    except KeyboardInterrupt:
+        send(signal.SIGKILL)
+        raise
 
 
 def _one_of(rank: int, count: int, port: int, answers: Any, train: Train, run: Run[TrainStage], work: Path) -> None:

@@ -21,14 +21,14 @@ from pipeline.config.training import Sft
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.merge.resident import release
-from pipeline.progress import recorded_warnings, warn
+from pipeline.progress import recorded_warnings, say, warn
 from pipeline.runs.model_card import CARD
 from pipeline.train.card import card_of
 from pipeline.train.examples import by_side, dataset, measure, validation_sets
 from pipeline.train.load import check_base, load_model, load_tokenizer, local_base
 from pipeline.train.memory import bytes_per_parameter, micro_batches, refuse_without_room
 from pipeline.train.optim import schedule
-from pipeline.train.processes import together
+from pipeline.train.processes import is_follower, together
 from pipeline.train.progress import Progress
 from pipeline.train.save import left_of_training, save
 from pipeline.train.simultaneous import Alternating, refuse_flat_shards
@@ -68,15 +68,18 @@ def train_here(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, 
     data = run.parents["data"].folder
     examples, validation = read_jsonl(data / "train.jsonl"), read_jsonl(data / "validation.jsonl")
     base = local_base(run)
+    report(f"{run.name}: counting the tokens of {len(examples):,} rows")
     tokenizer = load_tokenizer(run, examples, base)
     if base is not None:
         check_base(base, tokenizer)
     lengths = measure(examples, tokenizer, config.sft, base, validation)
+    report(f"{run.name}: loading {base or 'a model from random weights'}")
     model, parts = choose(load_model(run, tokenizer, base), config.sft, config.partition)
     numbers = size_of(model, config.sft)
     adapters = numbers["trained_parameters"] if config.sft.adapter == "lora" else 0
     refuse_without_room(numbers["parameters"] - adapters, numbers["trained_parameters"], gpu_memory(), config.sft)
 
+    report(f"{run.name}: tokenizing for the trainer")
     trainer, steps, sides = trainer_of(config, model, parts, tokenizer, examples, validation, work / "trainer")
     first = trainer.is_world_process_zero()
     if first:
@@ -111,6 +114,12 @@ def train_here(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, 
         "tokens_per_second": round(progress.tokens / checkpoints.seconds, 1),
         **lengths, **numbers, **sides, **checkpoints.finish(weights),
     }  # fmt: skip
+
+
+def report(line: str) -> None:
+    """What is done before the first step, which can take a minute; the first process says it."""
+    if not is_follower():
+        say(line)
 
 
 def trainer_of(
@@ -203,6 +212,7 @@ def arguments(config: TrainStage, text: bool, validated: bool, output: Path) -> 
         learning_rate=sft.learning_rate, warmup_steps=sft.warmup_steps, weight_decay=sft.weight_decay,
         adam_beta1=sft.adam_beta1, adam_beta2=sft.adam_beta2, max_grad_norm=sft.max_grad_norm,
         max_length=sft.seq_length, packing=sft.packing, packing_strategy="wrapped",
+        assistant_only_loss=sft.loss_on == "assistant_turns" and not text,
         completion_only_loss=None if text else sft.loss_on == "response" and not sft.prompt_weight,
         bf16=sft.precision == "bf16", use_cpu=not torch.cuda.is_available(),
         activation_checkpointing=sft.gradient_checkpointing,

@@ -17,8 +17,9 @@ from pipeline.evaluate.bundle import scoring_runs
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.files import content_hash, sha256
 from pipeline.languages import language
+from pipeline.models.load import date_of_templates
 from pipeline.runs.dtypes import merged_dtype, stored_dtype
-from pipeline.runs.run import External, Parent, Run
+from pipeline.runs.run import LABEL_LENGTH, External, Parent, Run
 from pipeline.study.build.data import locked_benchmarks, own_languages
 from pipeline.study.build.merge import described
 from pipeline.study.build.resolver import Draft, Resolver, label_of
@@ -29,6 +30,8 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
     for code in config.languages:
         if language(code).constructed and config.data_root is None:
             raise PipelineError(f"{code} is a constructed language and not on the Hub: set data_root")
+    if config.eval.chat_template:
+        date_of_templates(config.eval.template_date, "eval.template_date")
     if config.checkpoint is None:
         label, parents = described(config, resolver)
     else:
@@ -58,7 +61,8 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
                 "flores200 fetches to ~/.sacrebleu/models/flores200sacrebleuspm, or leave it out"
             )
         parents["spm_model"] = External(file.name, sha256(file), file)
-    return config, f"eval-{name}-{label}", parents
+    (code,) = config.languages
+    return config, f"{f'eval-{name}-{label}'[: LABEL_LENGTH - len(code) - 1]}-{code}", parents
 
 
 def with_dtype(config: EvalStage, parents: Mapping[str, Parent]) -> EvalStage:

@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.config.stages import DataStage, Expert, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
+from pipeline.models.load import date_of_templates
 from pipeline.models.partition import resolved
 from pipeline.runs.lineage import base_of
 from pipeline.runs.manifest import read_manifest
@@ -66,6 +67,10 @@ def check_method(config: TrainStage) -> None:
         )
     if sft.validate_at_start and not config.data.validation:
         raise PipelineError("sft.validate_at_start=true needs validation rows: give data.validation=N, or leave it out")
+    if sft.loss_on == "assistant_turns" and sft.template != "chat":
+        raise PipelineError("sft.loss_on=assistant_turns needs turns: give sft.template=chat, or sft.loss_on=response")
+    if sft.template == "chat":
+        date_of_templates(sft.template_date, "sft.template_date")
     bytes_per_parameter(sft)
     if sft.optimizer == "adamw_bf16" and sft.adam_beta2 > MOST_BETA2:
         raise PipelineError(

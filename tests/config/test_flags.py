@@ -1,0 +1,82 @@
+"""What the command line refuses in one sentence, where Hydra, argparse or a closed pipe would end with a traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.__main__ import main
+from pipeline.errors import PipelineError
+from pipeline.files import check_yaml_size
+
+BOMB = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
+    f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdef", "bcdefg", strict=True)
+)  # 9^7 nodes
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    {
+        "stage=status =1": "'=1' names no key: write key=value",
+        "language=1": "unknown key language: did you mean languages=[sw]?",
+        "stage=sft language=sw": "unknown key language: did you mean languages=[sw]?",
+        "tables=1": "unknown key tables: did you mean table",
+        "--resolve": "--resolve belongs to --cfg: give --cfg job --resolve",
+        "--hydra-help": "--hydra-help is no flag of this program; there are --help",
+        "--stage sft": "--stage is no flag of this program: write stage=...; there are --help",
+        "expert=null --cfg job": "expert=null is no option: give one of",
+        "--cfg job +thsi=1": "unknown key thsi",
+        "--cfg": "--cfg shows one of job, hydra, all: give --cfg job",
+        "--cfg jbo": "--cfg shows one of job, hydra, all: give --cfg job",
+        "stage=sft sft.epochs=-1 expert=math --cfg job": "sft.epochs must be",
+    }.items(),
+)
+def test_one_sentence(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 1
+    told = capsys.readouterr()
+    assert told.err.startswith(f"error: {sentence}") and told.err.count("\n") == 1 and told.out == ""
+
+
+def test_cfg_shows_what_is_incomplete_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("stage=merge merge=layer_swap --cfg job --resolve".split()) == 0
+    assert "bottom_layers: " in capsys.readouterr().out
+
+
+def test_a_reader_that_closes_its_pipe() -> None:
+    """`--help | head -1`, and a result that nobody reads."""
+    for words in (["--help"], ["stage=merge", "merge=ties", "--cfg", "job"], ["stage=status", "runs_dir=."]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run(
+            [sys.executable, "-m", "pipeline", *words], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+        )
+        os.close(writer)
+        assert done.returncode == 0 and "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr, words
+
+
+def test_aliases_inside_aliases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begun = time.process_time()
+    (tmp_path / "mine.yaml").write_text(BOMB)
+    assert main(["stage=plan", f"table={tmp_path}/mine.yaml", f"runs_dir={tmp_path}/runs"]) == 1
+    told = capsys.readouterr().err
+    assert "mine.yaml: its aliases (*NAME) stand for more than 100000 nodes" in told and told.count("\n") == 1
+    options = tmp_path / "own"
+    (options / "recipe").mkdir(parents=True)
+    (options / "recipe/mine.yaml").write_text(BOMB)
+    assert main([f"--config-dir={options}", "stage=sft", "expert=math", "recipe=mine"]) == 1
+    assert "recipe/mine.yaml: its aliases (*NAME)" in capsys.readouterr().err
+    assert time.process_time() - begun < 5
+
+
+def test_sizes_of_yaml() -> None:
+    """Aliases count as often as they stand; nothing but too many is refused."""
+    check_yaml_size("a: &a [1, 2]\nb: [*a, *a]\n", "file")
+    check_yaml_size("a: [", "file")  # whoever reads it says so
+    check_yaml_size("", "file")
+    with pytest.raises(PipelineError, match="file: its aliases"):
+        check_yaml_size("&a [*a]", "file")
