@@ -20,19 +20,23 @@ def content(parent: Parent, like: str | None = None) -> str | None:
 
     None for what is not made yet, and for what no run of ours made, which is known by its content alone. `like`: what
     it is to be compared with; where that is of another kind, as runs of earlier versions have sha256, the tensors are
-    hashed again in that kind, and None stands for weights that were freed.
+    hashed again in that kind, and None stands for weights that are not there, as freed ones.
     """
     manifest = read_manifest(parent.folder)
     if manifest and like and manifest.weights_root and kind_of(manifest.content) != kind_of(like):
-        return None if manifest.weights.get("freed") else _root(parent.folder, kind_of(like), manifest.content)
+        return _root(parent.folder, kind_of(like), manifest.content)
     return manifest.content if manifest else None
 
 
 @lru_cache(maxsize=256)
-def _root(folder: Path, kind: str, _content: str) -> str:
+def _root(folder: Path, kind: str, _content: str) -> str | None:
     """The root over the tensors of a run in a kind that is not the one on record, `_content`."""
     adapter = (folder / ADAPTER_CONFIG).is_file()
-    return weights_root(digests_in(folder / ADAPTER_WEIGHTS, kind) if adapter else digest_tensors(folder, kind), kind)
+    try:
+        digests = digests_in(folder / ADAPTER_WEIGHTS, kind) if adapter else digest_tensors(folder, kind)
+    except PipelineError:
+        return None
+    return weights_root(digests, kind)
 
 
 def next_attempt(run: Run) -> int:
