@@ -5,8 +5,8 @@
     python scripts/bench_merge.py --folder DIR --mergekit PYTHON      # an environment with the bench extra
 
 Sources are in the page cache and stand as finished runs: their digests are on record, which also says that they are
-finite. "Foreign" ones are folders that no run made, merged by the whole command: their contents are hashed to name
-the run (timed by itself as well), and once more tensor by tensor while they are copied. "Again" asks for the finished
+finite. "Foreign" ones are folders that no run made, merged by the whole command: their contents are hashed once, to
+name the run and for the digests of what is copied (timed by itself as well). "Again" asks for the finished
 run once more, "other layers" for another merge of the same folders. Nothing is tracked. Memory is the process'
 anonymous memory, sampled; pages of mapped files are the cache's. Start-up is what importing and composing take. The
 record is written to --out.
@@ -43,9 +43,12 @@ FOREIGN = {  # what is asked of folders that no run made -> bottom layers; the f
     "foreign swap, again": 3,
     "foreign swap, other layers": 4,
 }
-HASHING = "sha256 of both experts"
+HASHING = "digests of both experts"
 SHARD_BYTES = 10**9
-RATIOS = {"ratio": "seconds", "whole_process_ratio": "wall"}  # to the median of cp
+RATIOS = {  # to the median of cp; its CPU seconds for theirs
+    **{"ratio": "seconds", "whole_process_ratio": "wall"},
+    **{"cpu_ratio": "cpu", "whole_process_cpu_ratio": "whole_cpu"},
+}
 
 
 def main() -> None:
@@ -188,7 +191,7 @@ def foreign(name: str, folder: Path, threads: int | None) -> dict[str, float]:
     import pipeline.runs.resume
     import pipeline.runs.tracking  # noqa: F401  # what importing takes is timed with the process
     from pipeline.config.compose import compose
-    from pipeline.files import sha256_of
+    from pipeline.models.identity import folder_digest
     from pipeline.study.execute import one as make
 
     words = ["stage=merge", "merge=layer_swap", "merge.embeddings=math", "merge.final_norm=math", "merge.head=math"]
@@ -201,7 +204,8 @@ def foreign(name: str, folder: Path, threads: int | None) -> dict[str, float]:
     config: Any = compose([*words, *([f"threads={threads}"] if threads else [])])
     begun, cpu = time.perf_counter(), time.process_time()
     if name == HASHING:
-        sha256_of(folder.glob("foreign/*/*.safetensors"))
+        for side in ("math", "language"):
+            folder_digest(folder / "foreign" / side, list((folder / "foreign" / side).glob("*.safetensors")))
     else:
         make(config)
     return {"seconds": time.perf_counter() - begun, "cpu": time.process_time() - cpu}
@@ -318,7 +322,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
     reload = None if asked.only else timed(ours("live", folder, asked.threads))
     shutil.rmtree(folder / "out", ignore_errors=True)
     shutil.rmtree(folder / "foreign/runs", ignore_errors=True)
-    copy = statistics.median(run["wall"] for run in runs["cp"])
+    copy = {key: each_median(runs["cp"], key) for key in RATIOS.values()}
     hashing = {
         role: json.loads((folder / role / "manifest.json").read_text())["facts"]["hashing"] for role in ("base", "math")
     }
@@ -329,7 +333,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
         "seconds_to_hash_and_check_a_foreign_folder": hashing,
         "cp": summary(runs["cp"]),
         "merges": {
-            name: {**summary(each), **{key: each_median(each, of) / copy for key, of in RATIOS.items()}}
+            name: {**summary(each), **{key: each_median(each, of) / copy[of] for key, of in RATIOS.items()}}
             for name, each in runs.items() if name != "cp"
         },
         **({"live": {**reload, "times_faster": (reload["write"] + reload["load"]) / reload["live"]}} if reload else {}),

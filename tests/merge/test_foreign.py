@@ -15,7 +15,8 @@ from small_models import stacked
 from pipeline import files
 from pipeline.errors import PipelineError
 from pipeline.merge import write as writing
-from pipeline.models.checkpoint import digest_tensors
+from pipeline.models import identity
+from pipeline.models.checkpoint import TensorInfo, digest_tensors, read_header
 from pipeline.runs.find import find
 from pipeline.runs.manifest import read_manifest
 
@@ -45,7 +46,8 @@ def nothing_is_read(monkeypatch, what="read"):
         raise AssertionError(f"{what}: {words}")
 
     monkeypatch.setattr(files, "_known", {})  # as another process
-    monkeypatch.setattr(files, "sha256", refuse)
+    monkeypatch.setattr(identity, "hash_tensor", refuse)
+    monkeypatch.setattr(identity, "_of_file", refuse)
     return refuse
 
 
@@ -71,29 +73,39 @@ def test_a_finished_merge_asked_for_again_reads_no_content(swap, monkeypatch):
     assert swap() == merged
 
 
-def test_another_merge_of_the_same_folders_inherits_their_digests(swap, monkeypatch):
+def test_each_byte_is_hashed_once_for_all_merges_of_a_folder(pair, swap, monkeypatch):
+    """The digests that name the folders are those of the tensors that are copied, by the kernel alone."""
+    read, real = [], TensorInfo.pieces
+    monkeypatch.setattr(TensorInfo, "pieces", lambda info: read.append((info.file, info.offset)) or real(info))
     swap()
-    monkeypatch.setattr(files, "_known", {})
-    read = []
-    real = writing._carry
-    monkeypatch.setattr(writing, "_carry", lambda name, *more: read.append(name) or real(name, *more))
-    merged = swap("merge.bottom_layers=2")
-    assert {name.split(".")[2] for name in read} == {"1"}  # of the language expert, for the first time
-    assert read_manifest(merged).facts["weights"]["digests"] == digest_tensors(merged)
+    every = [(info.file, info.offset) for one in pair for info in read_header(one / "model.safetensors").values()]
+    assert sorted(read) == sorted(every)
+    monkeypatch.setattr(files, "_known", {})  # as another process
     read.clear()
+    merged = swap("merge.bottom_layers=2")
     swap("merge.bottom_layers=2", "redo=true")
     assert not read
+    assert read_manifest(merged).facts["weights"]["digests"] == digest_tensors(merged)
+
+
+def test_a_folder_with_values_that_are_not_finite_has_a_digest_and_no_merge(pair, swap):
+    tensors = load_file(pair[1] / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"][1, 1] = float("nan")
+    save_file(tensors, pair[1] / "model.safetensors", {"format": "pt"})
+    assert find(str(pair[1]), pair[1], "merge.language").hash.startswith("blake3:")
+    with pytest.raises(PipelineError, match="model.layers.0.mlp.up_proj.weight holds NaN or infinite values"):
+        swap()
 
 
 def test_a_folder_that_changes_while_it_is_merged_is_refused(pair, swap, monkeypatch, tmp_path):
-    real, more = writing._carry, ""
+    real, more = writing._copy_all, ""
 
     def changing(*words):
         file = pair[1] / "config.json"
         file.write_text(file.read_text() + more)
         return real(*words)
 
-    monkeypatch.setattr(writing, "_carry", changing)
+    monkeypatch.setattr(writing, "_copy_all", changing)
     shutil.rmtree(swap("threads=1"))  # touched alone: threads of the copy would write at once
     more = " "
     with pytest.raises(PipelineError, match="language was changed while layer_swap-2-0-math-language was made of it"):
@@ -118,8 +130,7 @@ def test_weights_of_a_run_are_known_by_their_tensors(swap, tmp_path):
         swap()
 
 
-def test_the_hash_of_a_folder_is_asked_for_late(pair, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "sha256", lambda path: "0" * 64)
+def test_the_hash_of_a_folder_is_asked_for_late(pair, tmp_path):
     found = find(str(pair[0]), tmp_path / "runs", "merge.math")
     assert "_content" not in vars(found) and found.name == "math"
     shutil.rmtree(pair[0])

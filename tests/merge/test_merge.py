@@ -285,7 +285,7 @@ def test_the_stage_takes_digests_from_the_parents_manifests(models, tmp_path):
     folders = {role: tmp_path / role for role in ("math", "language", "work")}
     for role, source in (("math", models["llama"][1]), ("language", models["llama"][2])):
         shutil.copytree(source, folders[role])
-        digests = dict.fromkeys(digest_tensors(source), f"sha256:of {role}")  # recognisable
+        digests = dict.fromkeys(digest_tensors(source), f"blake3:of {role}")  # recognisable
         made = Manifest(role, "0", {"stage": "sft"}, facts={"weights": {"digests": digests}})
         (folders[role] / "manifest.json").write_text(json.dumps(asdict(made)))
     folders["work"].mkdir()
@@ -293,7 +293,7 @@ def test_the_stage_takes_digests_from_the_parents_manifests(models, tmp_path):
     config = MergeStage(merge=swap(bottom_layers=1), runs_dir=str(tmp_path))
     run = SimpleNamespace(config=config, parents=parents, name="m-1")
     digests = make(run, folders["work"], Recorder())["weights"]["digests"]
-    assert digests["model.layers.0.mlp.up_proj.weight"] == "sha256:of language"
-    assert digests["model.layers.5.mlp.up_proj.weight"] == "sha256:of math"
+    assert digests["model.layers.0.mlp.up_proj.weight"] == "blake3:of language"
+    assert digests["model.layers.5.mlp.up_proj.weight"] == "blake3:of math"
     computed = "model.embed_tokens.weight"
     assert digests[computed] == digest_tensors(folders["work"])[computed]

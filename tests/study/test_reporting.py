@@ -16,8 +16,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from pipeline.config.compose import compose
+from pipeline.models.checkpoint import digest_tensors, weights_root
 from pipeline.report import results as frames
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.study.graph import ordered
@@ -228,6 +231,31 @@ def test_stale_and_unlike_cells_are_marked(home: Path, call: Call) -> None:
     stale = {row["run"] for row in rows if row["stale"]}
     assert edited.name in stale and len(stale) >= 2 and unlike.name not in stale - {unlike.name}
     assert {row["run"] for row in rows if row["unlike"]} == {unlike.name}
+
+
+@pytest.mark.parametrize("now", ["sha256", "blake3"])
+def test_a_table_of_an_earlier_version_reports(home: Path, call: Call, now: str) -> None:
+    """Evaluations have the sha256 roots of trainings on record, which a later version made again with the same weights,
+    and one with others."""
+    roots, trainings = {}, sorted(home.glob("runs/*-full-*"))
+    for number, folder in enumerate(trainings):
+        (folder / "config.json").write_text('{"model_type": "llama", "tie_word_embeddings": true}')
+        save_file({"model.norm.weight": torch.full((3,), number + 1.0)}, folder / "model.safetensors")
+        log = json.loads((folder / MANIFEST).read_text())
+        roots[log["hash"]] = weights_root(digest_tensors(folder, "sha256"), "sha256")
+        if folder == trainings[-1]:
+            save_file({"model.norm.weight": torch.zeros(3)}, folder / "model.safetensors")
+        digests = digest_tensors(folder, now)
+        log["facts"]["weights"] = {"root": weights_root(digests, now), "digests": digests}
+        (folder / MANIFEST).write_text(json.dumps(log))
+    for file in home.glob(f"runs/*/{MANIFEST}"):
+        log = json.loads(file.read_text())
+        for parent in log["parents"].values():
+            parent["content"] = roots.get(parent["hash"], parent["content"])
+        file.write_text(json.dumps(log))
+    text = unescape(Path(call("stage=report", *words(home)).out.strip()).read_text(encoding="utf-8"))
+    again = [one.name for one in trainings if f"{one.name} was made again with other contents" in text]
+    assert again == [trainings[-1].name] and len(trainings) > 2
 
 
 def test_a_copy_of_the_folder_is_not_stale(home: Path, call: Call) -> None:

@@ -89,7 +89,7 @@ def test_a_merged_adapter_is_the_adapter(tmp_path: Path) -> None:
         *("adapter_model.safetensors", "adapter_config.json", "generation_config.json"),
         *("tokenizer.json", "tokenizer_config.json"),
     }
-    assert len(facts["digests"]) == 2 * 7 * 4 and facts["root"].startswith("sha256:")
+    assert len(facts["digests"]) == 2 * 7 * 4 and facts["root"].startswith("blake3:")
     ids = torch.arange(20).reshape(2, 10)
     with torch.no_grad():
         base = tiny.model().eval()

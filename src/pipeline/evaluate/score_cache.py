@@ -40,11 +40,10 @@ def model_key(checkpoint: Parent) -> Key:
     """
     folder, base = checkpoint.folder, None
     manifest = read_manifest(folder)
-    root = (manifest and manifest.weights_root) or weights_root(digest_tensors(folder))
     if (folder / ADAPTER_CONFIG).is_file():
         model = manifest.parents.get("model") if manifest else None  # a merge has none
-        base = (model.content or model.hash) if model else base_key(local(base_folder(folder)))
-    return {"root": root, "base": base, "files": deciding_files(folder)}
+        base = (model.content or model.hash) if model else root_of(local(base_folder(folder)))
+    return {"root": root_of(folder), "base": base, "files": deciding_files(folder)}
 
 
 def merge_key(merge: Merging, digests: Mapping[str, str]) -> Key:
@@ -57,14 +56,14 @@ def merge_key(merge: Merging, digests: Mapping[str, str]) -> Key:
             digests = write_adapter(merge.adapter, Path(folder))
         giver = merge.sources[merge.config.files_from] if merge.config.files_from else merge.layout
         copy_files(giver, Path(folder), merge.dtype, bool(merge.adapter))
-        base = base_key(merge.adapter.base.folder) if merge.adapter else None
+        base = root_of(merge.adapter.base.folder) if merge.adapter else None
         return {"root": weights_root(digests), "base": base, "files": deciding_files(Path(folder))}
 
 
-def base_key(folder: Path) -> str:
-    """What the base of an adapter is: the root that was recorded when it was written, else over its tensors."""
+def root_of(folder: Path) -> str:
+    """The root that was recorded when a model was written, of whichever kind, else that over its tensors."""
     manifest = read_manifest(folder)
-    return weights_root((manifest and manifest.weights.get("digests")) or digest_tensors(folder))
+    return (manifest and manifest.weights_root) or weights_root(digest_tensors(folder))
 
 
 def deciding_files(folder: Path) -> dict[str, str]:

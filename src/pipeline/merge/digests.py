@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.files import Seen, keep, kept
 from pipeline.merge.adapters import Adapted, Source
+from pipeline.models.checkpoint import KIND, kind_of
 from pipeline.runs.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -28,10 +29,9 @@ class SourceDigests:
 
     def _known(self, source: Source) -> dict[str, str]:
         manifest = read_manifest(source.base.folder if isinstance(source, Adapted) else source.folder)
-        if manifest is not None:
-            return dict(manifest.weights.get("digests", {}))
-        tensors = [kept(self.seen[file], self.runs_dir).get("tensors", {}) for file in source.files]
-        return {name: digest for each in tensors for name, digest in each.items()}
+        recorded = [manifest.weights.get("digests", {})] if manifest else []
+        recorded += [kept(self.seen[file], self.runs_dir).get("tensors", {}) for file in source.files]
+        return {name: one for each in recorded for name, one in each.items() if kind_of(one) == KIND}
 
     def keep(self, digests: Mapping[str, str]) -> None:
         """Keep the digests of what was copied, {tensor: digest}, for the next merge of the same sources."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -96,7 +95,9 @@ def write_weights(merge: Writable, folder: Path, known: Known, threads: int | No
                 place += size
             target.truncate(place)
         ordered = sorted(tasks, key=lambda one: -one[0])  # largest first
-        ordered += [(one.count, partial(_copy, one)) for one in ranges]
+        for into in dict.fromkeys(one.target for one in ranges):  # threads that copy into one file wait at its lock
+            together = [one for one in ranges if one.target == into]
+            ordered.append((sum(one.count for one in together), partial(_copy_all, together)))
         with Bar("merge", sum(size for size, _ in ordered), "byte") as bar:
             counted = [bar.counting(task, size) for size, task in ordered]
             digests |= dict(found for found in in_threads(counted, threads) if found is not None)
@@ -117,16 +118,21 @@ def _add(ranges: list[_Range], new: _Range) -> None:
 
 
 def _carry(name: str, info: TensorInfo, target: BinaryIO, place: int) -> tuple[str, str]:
-    """One tensor as it is to its place; its digest, made of what is written while it is in the cache."""
+    """One tensor as it is to its place; its digest."""
+    return name, digest(info.dtype, info.shape, _written(info.pieces(), target, place), f"{info.file}: {name}")
 
-    def written() -> Iterator[memoryview]:
-        done = place
-        for piece in info.pieces():
-            _write(target, piece, done)
-            done += len(piece)
-            yield piece
 
-    return name, digest(info.dtype, info.shape, written(), f"{info.file}: {name}")
+def _written(pieces: Iterable[memoryview], target: BinaryIO, place: int) -> Iterator[memoryview]:
+    """Pieces to their place, then to who hashes them, while they are in the cache."""
+    for piece in pieces:
+        _write(target, piece, place)
+        place += len(piece)
+        yield piece
+
+
+def _copy_all(ranges: list[_Range]) -> None:
+    for one in ranges:
+        _copy(one)
 
 
 def _copy(one: _Range) -> None:
@@ -159,15 +165,10 @@ def _copy_by_reading(one: _Range, source: BinaryIO, done: int) -> None:
 
 
 def _compute(merge: Writable, name: str, target: BinaryIO, place: int) -> tuple[str, str]:
-    """One computed tensor to its place; its digest, made of what was written while it is in the cache."""
+    """One computed tensor to its place; its digest."""
+    pieces = (part.reshape(-1).view(np.uint8).data for part in merge.pieces(name))
     dtype, shape = merge.stored_dtype(name), merge.layout.info(name).shape
-    found = hashlib.sha256(f"{dtype} {list(shape)}\n".encode())  # as checkpoint.digest has it
-    for part in merge.pieces(name):
-        data = part.reshape(-1).view(np.uint8).data
-        found.update(data)
-        _write(target, data, place)
-        place += len(data)
-    return name, f"sha256:{found.hexdigest()}"
+    return name, digest(dtype, shape, _written(pieces, target, place), name)
 
 
 def _write(target: BinaryIO, data: memoryview, place: int) -> None:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from blake3 import blake3
+
 from pipeline.errors import PipelineError
 from pipeline.models.files import ADAPTER_WEIGHTS
 
@@ -45,7 +47,8 @@ _EXPONENT = {  # item type and the bits that are all ones in infinities and NaNs
     "F16": ("<u2", 0x7C00),
     "BF16": ("<u2", 0x7F80),
 }
-PIECE_BYTES = 256 * 2**10  # stays in the cache; a multiple of every item size: no value is cut in two
+PIECE_BYTES = 2**20  # stays in the cache; a multiple of every item size: no value is cut in two
+KIND = "blake3"  # of new digests, which begin with it; runs of earlier versions have sha256
 _TIED_BY_CLASS = ("cohere", "cohere2")  # CohereConfig ties by default; Aya's config.json does not say so
 
 
@@ -67,7 +70,7 @@ class TensorInfo:
     offset: int  # bytes from the start of the file
 
     def pieces(self) -> Iterator[memoryview]:
-        """The raw bytes in pieces of at most 256 KB; a piece is valid until the next one is asked for."""
+        """The raw bytes in pieces of at most 1 MB; a piece is valid until the next one is asked for."""
         buffer = memoryview(bytearray(min(PIECE_BYTES, self.nbytes)))
         left = self.nbytes
         with open(self.file, "rb") as stream:
@@ -305,39 +308,58 @@ def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def digest(dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryview], what: str) -> str:
-    """`sha256:...` over dtype, shape and bytes of a tensor. Refuses NaN and infinities, naming `what`."""
+def kind_of(digest: str) -> str:
+    """`blake3` or `sha256`, as a digest of tensors or a root begins. Digests of two kinds are never compared."""
+    return digest.partition(":")[0]
+
+
+def hash_tensor(dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryview], kind: str = KIND) -> tuple[str, bool]:
+    """`blake3:...` over bytes, dtype and shape of a tensor, and whether all values are finite: one read serves both.
+
+    sha256 has dtype and shape first, as earlier versions did; BLAKE3 is faster on bytes that nothing shifts.
+    """
     import numpy
 
     item, ones = _EXPONENT.get(dtype, ("u1", None))
-    result = hashlib.sha256(f"{dtype} {list(shape)}\n".encode())
+    told, finite = f"{dtype} {list(shape)}\n".encode(), True
+    result = blake3() if kind == KIND else hashlib.new(kind, told)
     for piece in pieces:
         result.update(piece)
-        if ones is not None:
-            bits = numpy.frombuffer(piece, item)
-            if ((bits & bits.dtype.type(ones)) == ones).any():
-                raise PipelineError(f"{what} holds NaN or infinite values: train it again or choose another")
-    return f"sha256:{result.hexdigest()}"
+        if ones is not None and finite:  # NaN and infinities are the largest of each sign, as integers
+            positive = numpy.frombuffer(piece, item.replace("u", "i")).max(initial=0)
+            either = numpy.frombuffer(piece, item).max(initial=0)
+            finite = positive < ones and either < ones | 1 << 8 * either.itemsize - 1
+    if kind == KIND:
+        result.update(told)
+    return f"{kind}:{result.hexdigest()}", bool(finite)
 
 
-def digest_tensors(folder: str | Path) -> dict[str, str]:
+def digest(dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryview], what: str, kind: str = KIND) -> str:
+    """The digest of a tensor, as `hash_tensor` has it. Refuses NaN and infinities, naming `what`."""
+    found, finite = hash_tensor(dtype, shape, pieces, kind)
+    if not finite:
+        raise PipelineError(f"{what} holds NaN or infinite values: train it again or choose another")
+    return found
+
+
+def digest_tensors(folder: str | Path, kind: str = KIND) -> dict[str, str]:
     """The digest of every tensor of a checkpoint, by name. Refuses NaN and infinite values."""
-    checkpoint = Checkpoint.open(folder)
-    return {
-        name: digest(info.dtype, info.shape, info.pieces(), f"{info.file}: {name}")
-        for name, info in sorted(checkpoint.infos.items())
-    }
+    return _digests(Checkpoint.open(folder).infos, kind)
 
 
-def digests_in(file: Path) -> dict[str, str]:
+def digests_in(file: Path, kind: str = KIND) -> dict[str, str]:
     """The digest of every tensor of one safetensors file, by name. Refuses NaN and infinite values."""
+    return _digests(read_header(file), kind)
+
+
+def _digests(infos: Mapping[str, TensorInfo], kind: str) -> dict[str, str]:
     return {
-        name: digest(info.dtype, info.shape, info.pieces(), f"{file}: {name}")
-        for name, info in sorted(read_header(file).items())
+        name: digest(info.dtype, info.shape, info.pieces(), f"{info.file}: {name}", kind)
+        for name, info in sorted(infos.items())
     }
 
 
-def weights_root(digests: Mapping[str, str]) -> str:
-    """One `sha256:...` for a whole checkpoint, whatever its sharding: over its sorted names and digests."""
-    lines = "".join(f"{name} {digests[name]}\n" for name in sorted(digests))
-    return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
+def weights_root(digests: Mapping[str, str], kind: str = KIND) -> str:
+    """One `blake3:...` for a whole checkpoint, whatever its sharding: over its sorted names and digests."""
+    lines = "".join(f"{name} {digests[name]}\n" for name in sorted(digests)).encode()
+    return f"{kind}:{(blake3(lines) if kind == KIND else hashlib.new(kind, lines)).hexdigest()}"

@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.config.stages import MergeStage, Stage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.hub.models import bases_named, metadata
-from pipeline.models.checkpoint import read_json
+from pipeline.models.checkpoint import KIND, kind_of, read_json
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.runs.find import find, from_folder
 from pipeline.runs.folders import folder_of
@@ -22,10 +22,13 @@ from pipeline.runs.run import External, Parent, Run, Snapshot
 def one_base(bases: Sequence[tuple[str, Parent | None]], what: str, remedy: str = "") -> Any:
     """The base that all were trained from, of each expert's name and base; None: they were made from nothing.
 
+    Folders that are known by digests of two kinds may be the same, and are not compared.
+
     Raises:
         PipelineError: they have different ones.
     """
-    if len({base and base.hash for _, base in bases}) > 1:
+    hashes = {base and base.hash for _, base in bases}
+    if any(len({one for one in hashes if kind_of(one or "") != kind}) > 1 for kind in (KIND, "sha256")):
         told = ", ".join(f"{name} from {base.name if base else 'nothing'}" for name, base in bases)
         raise PipelineError(f"{what} have different bases ({told}): name experts of one base{remedy}")
     return bases[0][1]
@@ -38,7 +41,12 @@ def recorded_base(expert: Parent) -> Parent | None:
         return expert.parents.get("model")
     manifest = read_manifest(expert.folder)
     base = manifest.parents.get("model") if manifest else None
-    return External(base.name, base.hash, expert.folder) if base else None
+    if manifest is None or base is None:
+        return None
+    named = str((manifest.config.get("model") or {}).get("path") or "")
+    # A folder that no run made, of which an earlier version recorded the sha256 without its kind
+    plain = base.content is None and ":" not in base.hash and not named.startswith("hub:")
+    return External(base.name, f"sha256:{base.hash}" if plain else base.hash, expert.folder)
 
 
 def gives_adapter(expert: Parent) -> bool:

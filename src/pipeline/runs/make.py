@@ -29,13 +29,14 @@ def why_not_finished(run: Run) -> str | None:
     """None where the run is finished and still valid, else the reason in a few words; parents are taken as they are."""
     try:
         manifest = read_manifest(run.folder)
-        contents = {role: content(parent) for role, parent in run.parents.items()} if manifest else {}
+        recorded = {role: manifest.parents[role].content for role in run.parents} if manifest else {}
+        contents = {role: content(run.parents[role], was) for role, was in recorded.items()}
     except Malformed as error:
         return str(error)
     if manifest is None:
         return _nearest(run) or "never made"
     for role, current in contents.items():
-        if current is not None and current != manifest.parents[role].content:
+        if current is not None and current != recorded[role]:
             return f"its {role} {run.parents[role].name} was made again with other contents"
     return None
 

@@ -17,8 +17,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pipeline.config.knob import identity
 from pipeline.config.stages import RunStage
-from pipeline.files import Seen, content_hash
+from pipeline.files import Seen
 from pipeline.hub.addresses import without_credentials
+from pipeline.models.identity import folder_digest
 from pipeline.runs.folders import place_of
 from pipeline.runs.lease import left
 from pipeline.runs.manifest import snapshot_hash
@@ -73,12 +74,12 @@ class Folder:
         seen, was = self._content
         if not all(path.is_file() for path in self.files) or seen == [Seen.now(path) for path in self.files]:
             return False
-        return content_hash(list(self.files), self.folder, self.runs_dir) != was
+        return folder_digest(self.folder, self.files, self.runs_dir) != was
 
     @cached_property
     def _content(self) -> tuple[list[Seen], str]:
         seen = [Seen.now(path) for path in self.files]
-        return seen, content_hash(list(self.files), self.folder, self.runs_dir)
+        return seen, folder_digest(self.folder, self.files, self.runs_dir)
 
 
 @dataclass(frozen=True)

@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
 from pipeline.files import sha256
-from pipeline.models.checkpoint import digests_in, read_header
+from pipeline.models.checkpoint import KIND, digest_tensors, digests_in, kind_of, read_header, weights_root
+from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Parent, Run
 
 
-def content(parent: Parent) -> str | None:
+def content(parent: Parent, like: str | None = None) -> str | None:
     """The second identity of a finished parent: the digest over its tensors, of a data run over its files.
 
-    None for what is not made yet, and for what no run of ours made, which is known by its content alone.
+    None for what is not made yet, and for what no run of ours made, which is known by its content alone. `like`: what
+    it is to be compared with; where that is of another kind, as runs of earlier versions have sha256, the tensors are
+    hashed again in that kind, and None stands for weights that are not there, as freed ones.
     """
     manifest = read_manifest(parent.folder)
+    if manifest and like and manifest.weights_root and kind_of(manifest.content) != kind_of(like):
+        return _root(parent.folder, kind_of(like), manifest.content)
     return manifest.content if manifest else None
+
+
+@lru_cache(maxsize=256)
+def _root(folder: Path, kind: str, _content: str) -> str | None:
+    """The root over the tensors of a run in a kind that is not the one on record, `_content`."""
+    adapter = (folder / ADAPTER_CONFIG).is_file()
+    try:
+        digests = digests_in(folder / ADAPTER_WEIGHTS, kind) if adapter else digest_tensors(folder, kind)
+    except PipelineError:
+        return None
+    return weights_root(digests, kind)
 
 
 def next_attempt(run: Run) -> int:
@@ -64,7 +81,8 @@ def _same(path: Path, was: dict[str, Any], digests: dict[str, str]) -> bool:
     if "sha256" in was:
         return sha256(path) == was["sha256"]
     try:
-        return all(digests.get(name) == one for name, one in digests_in(path).items())
+        kind = kind_of(next(iter(digests.values()), KIND))
+        return all(digests.get(name) == one for name, one in digests_in(path, kind).items())
     except PipelineError:  # its header is broken, or it holds NaN
         return False
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from pipeline.config.merging import Merge
 from pipeline.config.stages import EvalStage, MergeStage, RunStage
 from pipeline.errors import PipelineError
-from pipeline.files import sha256_of
 from pipeline.models.checkpoint import read_json
 from pipeline.runs.lineage import base_of, gives_adapter, one_base, recorded_base
 from pipeline.runs.run import Folder, Parent
@@ -47,10 +45,8 @@ def merge_parents(merge: Merge, config: RunStage, resolver: Resolver) -> dict[st
         told = next(f"{key}={reference}" for key, reference in experts.values() if not isinstance(reference, str))
         raise PipelineError(f"{told} is no RUN: give the name of a finished run, or a list of them")
     parents = {role: resolver.model(reference, key) for role, (key, reference) in experts.items()}
-    elsewhere = [one for one in parents.values() if isinstance(one, Folder)]
-    if elsewhere:  # refused by their headers before their contents are hashed
+    if any(isinstance(one, Folder) for one in parents.values()):  # refused by headers before contents are hashed
         check_headers(parents, resolver.model(merge.base, "merge.base") if merge.base else None)
-        sha256_of([file for one in elsewhere for file in one.files], Path(config.runs_dir))
     hashes = [one.hash for one in parents.values()]
     if twice := next((one.name for one in parents.values() if hashes.count(one.hash) > 1), None):
         raise PipelineError(f"merge={merge.method} was given {twice} twice: name each expert once")
