@@ -310,7 +310,7 @@ def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
 
 def kind_of(digest: str) -> str:
     """`blake3` or `sha256`, as a digest of tensors or a root begins. Digests of two kinds are never compared."""
-    return digest.partition(":")[0]
+    return digest.rpartition(":")[0]
 
 
 def hash_tensor(dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryview], kind: str = KIND) -> tuple[str, bool]:
