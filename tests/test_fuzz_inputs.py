@@ -11,7 +11,7 @@ import pytest
 FILE = Path(__file__).parents[1] / "scripts/fuzz_inputs.py"
 
 
-@pytest.mark.parametrize(("kind", "count"), [("csv", 12), ("json", 12), ("numbers", 300), ("adapters", 4)])
+@pytest.mark.parametrize(("kind", "count"), [("csv", 6), ("json", 12), ("numbers", 300), ("adapters", 3)])
 def test_none_is_read_wrong(kind: str, count: int, tmp_path: Path) -> None:
     spec = importlib.util.spec_from_file_location("fuzz_inputs", FILE)
     assert spec and spec.loader
