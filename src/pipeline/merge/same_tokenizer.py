@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, first_line
 from pipeline.merge.adapters import Adapted, Source
 from pipeline.models.checkpoint import read_json
 from pipeline.models.load import load_tokenizer
 
 READING = (  # keys of tokenizer_config.json that change what text is read as
-    "add_bos_token", "add_eos_token", "add_prefix_space", "do_lower_case", "strip_accents", "tokenize_chinese_chars",
+    "tokenizer_class", "add_bos_token", "add_eos_token", "add_prefix_space", "do_lower_case",
+    "strip_accents", "tokenize_chinese_chars",
 )  # fmt: skip
 PROBES = (  # texts that normalizers, pre-tokenizers and post-processors treat differently
     "", " ", "  ", "\n", "\n\n\n", "\t", "a", " a", "a ", "  a  b   c    d", "line\nline\n\nline", "\r\nline",
@@ -46,7 +47,7 @@ def same_tokenizer(first: Source, second: Source, keys: tuple[str, str]) -> None
     if not same_file and (ours.suffix == ".model" or _vocabulary(ours) != _vocabulary(theirs)):
         other = "another tokenizer"
     elif _settings_of(folders[0]) != _settings_of(folders[1]):  # which transformers applies to tokenizer.json
-        other = differing(*(load_tokenizer(folder)(list(PROBES)).input_ids for folder in folders))
+        other = differing(*(_by_transformers(folder) for folder in folders))
     elif not same_file:
         other = differing(*([one.ids for one in _tokenizer(file).encode_batch(PROBES)] for file in (ours, theirs)))
     if other:
@@ -66,6 +67,15 @@ def _settings_of(folder: Path) -> dict[str, Any]:
     file = folder / "tokenizer_config.json"
     settings = read_json(file) if file.is_file() else {}
     return {key: settings[key] for key in READING if settings.get(key) is not None}
+
+
+def _by_transformers(folder: Path) -> list[list[int]]:
+    try:
+        return list(load_tokenizer(folder)(list(PROBES)).input_ids)
+    except PipelineError:
+        raise
+    except Exception as error:  # classes of tokenizers raise what they like
+        raise PipelineError(f"the tokenizer of {folder} cannot be read ({first_line(error)}): copy it again") from error
 
 
 def _tokenizer(file: Path) -> Any:
