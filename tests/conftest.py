@@ -16,6 +16,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "WANDB_MODE": "offline"}
 os.environ |= {"TOKENIZERS_PARALLELISM": "false", "WANDB_SILENT": "true", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 os.environ.pop("WANDB_API_KEY", None)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # below nohup, which tests of signals would inherit
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import pytest
 import yaml

@@ -131,7 +131,6 @@ REFUSED = {
     SFT + "table=sandbox": "stage=sft does not read table=sandbox",
     EVAL + "sft=full": "stage=eval does not read sft=full: leave it out; it reads merge, partition, eval,",
     EVAL + "model=llama3.1_8b": "stage=eval does not read model=llama3.1_8b",
-    "stage=status table=sandbox": "stage=status does not read table=sandbox",
     "stage=data expert=math data=aya": "stage=data does not read data=aya",
     "expert=math": "stage=table does not read expert=math: give every.expert=math for the runs of the table, or leave",
     "stage=plan model=./folder": "stage=plan does not read model=./folder: give every.model=./folder for the runs",

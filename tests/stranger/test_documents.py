@@ -150,7 +150,7 @@ def test_what_needs_more_than_this_machine_is_planned(
         if isinstance(config, RunStage):
             assert len(build(config).hash) == 64, words
             continue
-        if not hasattr(config, "table") or getattr(config, "checkpoint", None):
+        if not getattr(config, "table", None) or getattr(config, "checkpoint", None):
             continue  # a sweep, or the export of a model: no plan comes before it
         asked = [word for word in words if not word.startswith(("stage=", "prefetch.", "export."))]
         if (seen := (page.name if "table=./" in command else "", *asked)) in plans:

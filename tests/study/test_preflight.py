@@ -69,7 +69,7 @@ def test_languages_without_data_are_grouped_by_cause(mine: Command, function: An
     assert cause.endswith(", ...)") and not list(tmp_path.glob("runs/math-*"))
     every_language = {"axes": {"language": ["te", "it", "th"]}}
     causes = refused(show_plan, mine("plan", **every_language))
-    assert len(causes) == 3 and any("the harness has no mgsm in Italian" in one for one in causes)
+    assert len(causes) == 3 and any("data_root=data has no mgsm/it/test.jsonl" in one for one in causes)
 
 
 def test_truncated_weights_and_headers_that_cannot_be_read(mine: Command, tmp_path: Path) -> None:
@@ -77,9 +77,7 @@ def test_truncated_weights_and_headers_that_cannot_be_read(mine: Command, tmp_pa
     whole = weights.read_bytes()
     for spoilt, told in ((whole[:-100], "it is truncated"), (b"no header at all", "truncated or not a safetensors")):
         weights.write_bytes(spoilt)
-        own, experts = refused(show_plan, mine("plan", **TWO))  # the scores of the base, and of what is trained from it
-        assert own.startswith("cannot be planned: ") and experts.startswith("2 evaluations cannot run: ")
-        assert told in own and told in experts
+        assert all(told in cause for cause in refused(show_plan, mine("plan", **TWO)))
     header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
     name = next(name for name in header if name != "__metadata__")
     assert header[name]["dtype"] == "F32"
