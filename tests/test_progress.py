@@ -195,8 +195,9 @@ def test_a_batch_that_did_not_fit_is_not_counted_twice(base: Path, monkeypatch: 
 DONE = r"\[\d+/\d+\] done in [\d.]+ s"
 BEGUN = r"\[\d+/\d+\] \S+ \(\w+\), about [\d:]+ (s|min) left in all"
 OURS = (
-    BEGUN, DONE, r"", r".*: (counting the tokens of [\d,]+ rows|loading .*|tokenizing for the trainer)", r"scores:", r"  \S.*",
-    r"merge ties: .*", r"data of math: .*", r"sweep of .*",
+    BEGUN, DONE, r"", r"scores:", r"  \S.*", r"merge ties: .*",
+    r".*: (counting the tokens of [\d,]+ rows|loading .*|tokenizing for the trainer)",
+    r"data of math: .*", r"sweep of .*",
     r".*: \d+ of \d+ answers ran out of eval.max_gen_toks=\d+ and were scored as they stood: .*",
 )  # fmt: skip
 BAR = r".+: [█░]{20} [\d.,]+/[\d.,]+ \w+ in .*"  # what, bar, work, rate
