@@ -13,7 +13,9 @@ from typing import Any
 from pipeline.errors import PipelineError
 from pipeline.files import fingerprints, move
 from pipeline.hub.lock import read_lock
+from pipeline.progress import say
 from pipeline.runs import state
+from pipeline.runs.adopt import adopt, adoptable
 from pipeline.runs.disk import check_disk, naming_a_full_disk
 from pipeline.runs.folders import finished_names
 from pipeline.runs.lease import Lease, leased, left
@@ -63,11 +65,13 @@ def make_once(
     bytes_needed: Callable[[Run], Mapping[str, int]] = lambda run: {},
     predicted_seconds: float | None = None,
     guessed_seconds: float | None = None,
+    adopts: bool = True,
 ) -> Path:
     """Make the run unless it is finished, and give its folder.
 
     `stage` works in the run's work folder and gives the facts of the manifest; `bytes_needed` says what it will write.
-    predicted_seconds: as finished runs have it; guessed_seconds: by its work alone.
+    predicted_seconds: as finished runs have it; guessed_seconds: by its work alone; adopts: whether the files of a
+    finished run may be taken that would be the same (runs/adopt.py).
     Two processes that ask for the same run, on one host or two, meet at its lease: one works, the other waits and uses
     the result.
 
@@ -92,6 +96,13 @@ def make_once(
                 check_unchanged(parent.folder)
                 if isinstance(parent, External) and parent.hub in read_lock(run.runs_dir).models:
                     read_lock(run.runs_dir).check_model(parent.hub)
+            if adopts and (equal := adoptable(run)):
+                lease.take_over()
+                adopt(run, equal, next_attempt(run))
+                publish(lease, run.folder)
+                state.forget(run.workplace)
+                say(f"{run.name}: adopted from {equal.name}, which read the same")
+                return run.folder
             check_disk(run, bytes_needed(run))
             lease.take_over()
             told = state.told(run.workplace, lease.of, run.name, run.config.stage)

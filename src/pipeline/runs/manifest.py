@@ -38,7 +38,8 @@ class Manifest:
 
     `decided_by` is what the hash covers, `config` every knob, `facts` what the stage reports of its results, `cost`
     {seconds, predicted_seconds, guessed_seconds, peak_memory_bytes}. `files`: name -> {bytes, mtime_ns, sha256};
-    weights whose tensors all have digests of their own have no sha256.
+    weights whose tensors all have digests of their own have no sha256. adopted_from: {name, hash} of the run that
+    computed the files, where this one found them equal to what it would compute (runs/adopt.py).
     """
 
     name: str
@@ -55,6 +56,7 @@ class Manifest:
     environment: dict[str, str] = field(default_factory=dict)
     started: str = ""
     cost: dict[str, Any] = field(default_factory=lambda: {"seconds": 0.0})
+    adopted_from: dict[str, str] | None = None
 
     @property
     def stage(self) -> str:

@@ -17,6 +17,7 @@ from pipeline.config.stages import EvalStage, RunStage, SelectStage, TrainStage
 from pipeline.errors import Held, PipelineError
 from pipeline.hub.addresses import without_credentials
 from pipeline.runs import stop
+from pipeline.runs.adopt import adoptable
 from pipeline.runs.disk import check_writable, full
 from pipeline.runs.folders import finished
 from pipeline.runs.make import make_once, why_not_finished
@@ -48,8 +49,15 @@ def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
 def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
     """The run's folder, made unless it is finished."""
     needed = RUN_STAGES[run.config.stage].bytes_needed
+    alone = launched() is None  # else other processes wait for this one to train with them
+
+    def stage(*given: Any) -> dict[str, Any]:
+        return stage_function(run)(*given)
+
     with counted(run):
-        return make_once(run, stage_function(run), needed, predicted_seconds, guess(run))
+        if not (alone and adoptable(run)):
+            stage_function(run)  # imports, before the run's time is taken
+        return make_once(run, stage, needed, predicted_seconds, guess(run), adopts=alone)
 
 
 def gpus_asked(run: Run) -> tuple[str, int]:

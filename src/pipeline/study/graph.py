@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from graphlib import TopologicalSorter
 
+from pipeline.runs.adopt import STAGES, equal_run
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.run import Run, runs_behind
 
@@ -27,12 +28,21 @@ def ordered(targets: list[Run]) -> list[Run]:
 
 
 def unfinished(runs: list[Run]) -> dict[str, str]:
-    """run hash -> why it has to be made, of runs in order: a run is as unfinished as its parents are."""
+    """run hash -> why it has to be made, of runs in order: a run is as unfinished as its parents are.
+
+    Where a finished run may turn out to be equal, the reason says so: it is adopted when it is, not computed.
+    """
     reasons: dict[str, str] = {}
+    maybe: set[str] = set()
     for run in runs:
         waiting = [one.name for one in runs_behind(run.parents) if one.hash in reasons]
         if reason := why_not_finished(run):
             reasons[run.hash] = reason
+            if not run.config.redo and (equal := equal_run(run, maybe)):
+                maybe.add(run.hash)
+                if run.config.stage in STAGES:
+                    when = ", known after its data run" if waiting else f" from {equal.name}"
+                    reasons[run.hash] = f"{reason}; may be adopted{when}"
         elif waiting or run.config.redo:
             reasons[run.hash] = f"its parent {waiting[0]} is made first" if waiting else "redo=true"
     return reasons

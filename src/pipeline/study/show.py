@@ -91,7 +91,9 @@ def heading(manifest: Manifest) -> list[str]:
     if cost.get("peak_memory_bytes"):
         spent.append(f"{cost['peak_memory_bytes'] / 1e9:.1f} GB at most")
     on = ", ".join(f"{key} {value}" for key, value in machine.items() if isinstance(value, str | int) and value != "")
-    return [manifest.name, ", ".join(said), ", ".join(spent), *([f"on {on}"] if on else []), f"hash {manifest.hash}"]
+    source = manifest.adopted_from
+    lines = [manifest.name, ", ".join(said), ", ".join(spent), *([f"on {on}"] if on else []), f"hash {manifest.hash}"]
+    return lines + ([f"adopted from {source['name']}, which read the same and computed its files"] if source else [])
 
 
 def decided(manifest: Manifest) -> list[str]:
