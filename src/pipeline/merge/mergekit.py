@@ -42,6 +42,8 @@ def inexpressible(merge: Merging) -> str | None:
         other = {key: getattr(config, key) for key, value in wanted.items() if getattr(config, key) != value}
         told = ", ".join(f"{key}={value} (there {wanted[key]})" for key, value in other.items())
         return f"its TIES is another definition: {told}; merge=ties_mergekit is of mergekit's" if other else None
+    if config.method == "dare_linear":
+        return "its random numbers are this program's own, the same for any number of threads"
     if config.method in ("task_arithmetic", "slerp") or all(name in merge.weights for name in merge.names):
         return None
     return f"merge={config.method} decides rows one by one here, and mergekit whole tensors"

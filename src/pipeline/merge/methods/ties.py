@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pipeline.config.knob import knob
-from pipeline.config.merging import Merge, References, numbered
 from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
-from pipeline.merge.weights import expert_weights
+from pipeline.merge.task_vectors import TaskVectors
 
 if TYPE_CHECKING:
     from pipeline.merge.adapters import Source
@@ -17,58 +17,45 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Ties(Merge):
+class Ties(TaskVectors):
     """TIES as its paper defines it: trim, elect by the sum of signs, mean of those that agree.
 
     merge=ties_mergekit and merge=ties_peft set the five switches to the definitions of those programs.
     """
 
     method: str = "ties"
-    experts: list[str] = knob(run=True)
     density: float = knob(0.2, above=0, high=1)
     scale: float = knob(1.0, above=0)
     trim: str = knob("model", options=("model", "tensor"))
     # Entries as large as the smallest that is kept: all are kept, more than the density asks for (of bfloat16 weights
     # many are alike), or as many as it asks for, which torch's sort chooses, as in mergekit
     ties_at_threshold: str = knob("keep_all", options=("keep_all", "exact"))
-    weights: list[float] | None = None  # a number an expert; null: 1 each
     weigh: str = knob("after", options=("before", "after"))  # the election of signs
     divisor: str = knob("count", options=("count", "weights"))  # of the experts that agree
     zero_sum: str = knob("majority", options=("majority", "plus"))  # the sign elected where the sum is exactly 0
 
-    def references(self) -> References:
-        return numbered(self.experts)
-
-    def needs_base(self) -> bool:
-        return True
-
-    def exact_for_adapters(self) -> bool:
-        return False
-
     def refuse(self, partition: Partition | None, layers: int | None) -> None:
-        expert_weights(self.weights, len(self.experts))
+        super().refuse(partition, layers)
         if self.ties_at_threshold == "exact" and self.trim == "model":
             raise PipelineError(
                 "merge.ties_at_threshold=exact counts within a tensor: give merge.trim=tensor with it, or leave it out"
             )
 
-    def decide(
-        self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
-    ) -> Merging:
-        from pipeline.merge.merge import Merging
-        from pipeline.merge.ties import TiesFormula
-
-        assert base is not None
-        formula = TiesFormula(self, sources, base)
-        said = (
-            f"base + {self.scale:g} x TIES of {len(sources)} task vectors, density {self.density:g}, trim {self.trim}"
-        )
+    def formula(self, roles: Sequence[str]) -> str:
+        said = f"TIES of {len(roles)} task vectors, density {self.density:g}, trim {self.trim}"
         said += ", exactly so many where entries are tied" if self.ties_at_threshold == "exact" else ""
         if self.weights:
             told = " ".join(f"{weight:g}" for weight in self.weights)
             said += f", weights {told} {self.weigh} the election, mean over {self.divisor}"
-        rows = [{"where": "everywhere", "what": "all", "weights": {}, "formula": said}]
+        return said
+
+    def decide(
+        self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
+    ) -> Merging:
+        from pipeline.merge.ties import TiesFormula
+
+        assert base is not None
+        ties = TiesFormula(self, sources, base)
+        merge = super().decide(sources, base, partition, threads)
         passes = 2 + (self.zero_sum == "majority")
-        both = {**sources, "base": base}
-        measured = formula.kept_density
-        return Merging(self, both, formula, {}, rows, prepare=formula.prepare, passes=passes, measured=measured)
+        return replace(merge, formula=ties, prepare=ties.prepare, passes=passes, measured=ties.kept_density)
