@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 REPORTS, RESULTS = Path("runs/reports"), Path("results")
-PUBLISHED = ("table.md", "table.csv", "scores.json", "claims.csv", "plots/*.svg")
+PUBLISHED = ("cells.md", "cells.csv", "results.csv", "contrasts.csv", "claims.csv", "plots/*.svg")
 LARGEST_BYTES = 5 * 2**20  # all of results/
 
 

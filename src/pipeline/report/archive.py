@@ -3,7 +3,7 @@
 A zip whose bytes depend on the results alone. What comes out of one is untrusted: members have known names, sizes have
 limits, everything is plain data, and nothing of it becomes an address or markup of the page.
 
-    archive.json                {"format": 1, "results": ...}, as report/contents.py has them, folders left out
+    archive.json                {"format": 2, "results": ...}, as report/contents.py has them, folders left out
     table.yaml                  the table as it was asked for
     runs/NAME/manifest.json     and scores.json, samples/*.jsonl, log.jsonl, data_card.md, delta.csv, facts.json
 """
@@ -26,7 +26,7 @@ from pipeline.files import replacing
 from pipeline.hub.addresses import without_credentials
 from pipeline.report.contents import Results
 
-FORMAT = 1  # raised when an older program would misread what is in one
+FORMAT = 2  # raised when an older program would misread what is in one
 NAME = r"[\w+=@][\w.+=@-]{0,250}"
 MEMBER = re.compile(
     rf"archive\.json|table\.yaml|runs/{NAME}/(manifest\.json|scores\.json|log\.jsonl|data_card\.md|delta\.csv"
@@ -125,7 +125,8 @@ def unpack(file: Path, folder: Path) -> Results:
             if told["format"] > FORMAT:
                 newer = f"format {told['format']}, this one reads {FORMAT}"
                 raise PipelineError(f"{file} was made by a newer version of this program ({newer}): update this one")
-            results = decoded(Results, told["results"], folder)
+            plainly = of_format_1(told["results"]) if told["format"] == 1 else told["results"]
+            results = decoded(Results, plainly, folder)
             for member in archive.infolist():
                 target = folder / member.filename
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -150,6 +151,28 @@ def refuse_strange(file: Path, members: Sequence[zipfile.ZipInfo]) -> None:
     sizes = [member.file_size for member in members]
     if max(sizes, default=0) > LARGEST_BYTES or sum(sizes) > ALL_BYTES or len(names) > MOST_MEMBERS:
         raise PipelineError(f"{file} unpacks to {sum(sizes) / 2**20:.0f} MB, more than a table's results are")
+
+
+def of_format_1(kept: dict[str, Any]) -> dict[str, Any]:
+    """The results of an archive of format 1, which had its cells beside a second table, a row a model."""
+    evaluations: dict[str, list[dict[str, Any]]] = {}
+    for one in kept["cells"]:
+        score = {"run": one["name"], "language": one["language"], "at": {"seed": str(one["seed"])}}
+        evaluations.setdefault(one["name"], []).append(score)
+    cells = []
+    for cell in kept["table_cells"]:
+        scores = [evaluations[name][0] for name in cell["runs"] if name in evaluations]
+        tasks = {task_in(one["run"]) for one in scores}
+        roles = {kept["roles"].get(one["row"], "") for one in kept["cells"] if one["name"] in cell["runs"]}
+        cells.append({**cell, "scores": scores, "task": "".join(tasks) if len(tasks) == 1 else "",
+                      "role": "".join(roles) if len(roles) == 1 else ""})  # fmt: skip
+    return {**kept, "rows": kept["table_rows"], "columns": kept["table_columns"], "cells": cells}
+
+
+def task_in(name: str) -> str:
+    """The task in the name of an evaluation: mgsm of eval-mgsm_2shot-base-1234abcd."""
+    found = re.match(r"eval-(\w+?)_\d+shot-", name)
+    return found[1] if found else ""
 
 
 @lru_cache(maxsize=32)

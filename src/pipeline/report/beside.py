@@ -1,4 +1,4 @@
-"""What stands beside a math score: do its answers compute, hold, plan rightly; are they in the language asked for."""
+"""Checks of the answers behind math scores: equations that hold, right plans, answers in the requested language."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import mean
 from pipeline.evaluate.reasoning import alike
-from pipeline.evaluate.records import MGSM
-from pipeline.report.contents import Score
-from pipeline.report.grid import ScoreTable
+from pipeline.evaluate.records import MGSM, ScoreRow
+from pipeline.report.contents import Results
+from pipeline.report.scores import Written
 
 SHARES = {
     "no_equation": "no equation",
@@ -23,46 +23,51 @@ SHARES = {
 
 
 @dataclass(frozen=True)
-class Beside:
+class AnswerChecks:
     """One column of the table: rows -> the shares of its answers in percent, None where there is none.
 
-    told_by: what told the language (evaluate/reasoning.py).
+    detected_by: how the language was detected (evaluate/reasoning.py).
     """
 
     title: str
-    told_by: str
+    detected_by: str
     rows: dict[str, list[float | None]]
 
 
-def beside(table: ScoreTable, scores: Sequence[Score]) -> list[Beside]:
-    """A block for each math column that has such shares, means over seeds."""
+def answer_checks(results: Results, read: Written) -> list[AnswerChecks]:
+    """A block for each math column that has such shares, means over its evaluations."""
     found = []
-    for column in table.columns:
-        if column.task not in MGSM:
+    for column in results.columns:
+        rows_of: dict[str, list[ScoreRow]] = {}
+        for cell in results.cells:
+            if cell.column == column and cell.task in MGSM:
+                scored = [(score, read[score.run][0]) for score in cell.scores if score.run in read]
+                rows_of[cell.row] = [
+                    row for score, rows in scored for row in rows
+                    if (row.task, row.language) == (cell.task, score.language) and row.metric in SHARES
+                ]  # fmt: skip
+        every = [row for rows in rows_of.values() for row in rows]
+        if not any(row.metric in ("no_equation", "equations_true") for row in every):
             continue
-        place = (column.target, column.task, column.where)
-        mine = [one for one in scores if (one.target, one.task, one.where) == place]
-        if not any(one.metric in ("no_equation", "equations_true") for one in mine):
-            continue
-        told = {one.filter for one in mine if one.metric == "other_language"}
-        unseen = told == {"script"} and shares_script(column.where)
-        rows = {row: [share(mine, row, metric) for metric in SHARES] for row in table.rows}
+        methods = {row.filter for row in every if row.metric == "other_language"}
+        unseen = methods == {"script"} and any(shares_script(row.language) for row in every)
+        shares = {row: [share(rows_of.get(row, []), metric) for metric in SHARES] for row in results.rows}
         if unseen:  # English answers to Nyankole questions: no other script is no evidence of the right language
             at = list(SHARES).index("other_language")
-            rows = {row: [*each[:at], each[at] or None, *each[at + 1 :]] for row, each in rows.items()}
-        found.append(Beside(column.label, " or ".join(sorted(told)), rows))
+            shares = {row: [*each[:at], each[at] or None, *each[at + 1 :]] for row, each in shares.items()}
+        found.append(AnswerChecks(column, " or ".join(sorted(methods)), shares))
     return found
 
 
-def shares_script(where: str) -> bool:
+def shares_script(language: str) -> bool:
     """Whether MGSM has another language of this script; also of a language that is not known here, of an archive."""
     try:
-        return bool(alike(where))
+        return bool(alike(language))
     except PipelineError:
         return True
 
 
-def share(scores: Sequence[Score], row: str, metric: str) -> float | None:
-    values = [100 * s.value for s in scores if s.row == row and s.metric == metric and s.value is not None
-              and s.filter != "last-number"]  # fmt: skip
+def share(rows: Sequence[ScoreRow], metric: str) -> float | None:
+    values = [100 * row.value for row in rows if row.metric == metric and row.value is not None
+              and row.filter != "last-number"]  # fmt: skip
     return mean(values) if values else None

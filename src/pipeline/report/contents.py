@@ -1,4 +1,4 @@
-"""What a report is made of: a table's runs as they were found, its cells, and the scores of its evaluations.
+"""What a report is made of: a table's cells, and the runs behind them as they were found.
 
 All but the folders is plain data, which an archive carries (report/archive.py).
 """
@@ -11,24 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.stages import Report
-from pipeline.evaluate.records import ScoreRow
 from pipeline.report.claims import Verdict
 
 TRAININGS = ("sft", "cpt")
-
-
-@dataclass(frozen=True)
-class CellResult:
-    """A model (`row`) evaluated for one language and seed: the evaluation that scores it, finished or not.
-
-    `name`, `folder`: of the evaluation, which rows may share.
-    """
-
-    row: str
-    language: str
-    seed: int
-    name: str
-    folder: Path
 
 
 @dataclass(frozen=True)
@@ -62,10 +47,22 @@ class RunResult:
 
 
 @dataclass(frozen=True)
-class TableCell:
-    """A place of the table as its YAML defines it: the number measured, its 95 % interval where there is one, and what
+class CellScore:
+    """An evaluation behind a cell: its run, the language that it scores, and the values of the table's axes."""
+
+    run: str
+    language: str
+    at: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """A cell of the table as its YAML defines it: the number measured, its 95 % interval where there is one, and what
     the paper prints. `n`: numbers that it was reduced from; `runs`: the names of those that these were read from.
 
+    `scores`: the evaluations behind it; `task`, `metric`, `pair` (null: both directions): what is read of them, empty
+    where the number is a fact that runs recorded. `role`: base, expert or merge, of the model scored;
+    `best`: significantly above each other model in the same place, after Holm's correction over them.
     `maximum`: of a best configuration, the score on the questions that chose it, as the papers report it; `value` is
     then its split-half estimate, or the maximum again where there is none. `base`: of untrained models alone;
     `experts`: points by which another set of experts may differ (95 %), where the cell is reduced over several."""
@@ -84,6 +81,12 @@ class TableCell:
     runs: Sequence[str] = ()
     digits: int = 1  # that a reader wants: a loss has more than a score
     maximum: float | None = None
+    scores: Sequence[CellScore] = ()
+    task: str = ""
+    metric: str = ""
+    pair: str | None = None
+    role: str = ""
+    best: bool = False
 
     @property
     def as_published(self) -> float | None:
@@ -109,25 +112,21 @@ class Link:
 
 @dataclass(frozen=True)
 class Results:
-    """What the table stage gathered. `rows`: in the table's order; `seconds`: of all finished runs behind the table.
+    """A table's results. `rows`, `columns`: their names in the table's order; `cells`: what stands where they meet.
 
-    `failed`: tried, and failed; `missing`: never tried. `roles`: row -> base, expert or merge, of rows whose names do
-    not say it. `over`: the axes that stand as seeds, where these are not the seeds alone; `sampled`: the axes of three
-    trainings or more whose variance intervals include. `selected`: rows of
-    configurations chosen by the scores shown. `table_rows`,
-    `table_columns`, `table_cells`: the table itself; `choices`: what its `best` chose.
-    `contrasts`: what its `compare` measured, a line of contrasts.csv each; `verdicts`: on what is claimed of it.
-    `base_tolerance`: points by which an untrained model may differ from its published score.
-    `linked`: whether the folders of runs are where the page can lead to.
+    `seconds`: of all finished runs behind the table; `failed`: tried, and failed; `missing`: never tried. `sampled`:
+    the axes of three trainings or more, whose variance intervals include. `choices`: what its `best` chose.
+    `contrasts`: a line of contrasts.csv each; `declared`: whether the table's `compare` names them, else they are each
+    merge against the base and the best expert. `verdicts`: on what is claimed of it. `base_tolerance`: points by which
+    an untrained model may differ from its published score. `linked`: whether the page can lead to the runs' folders.
     """
 
     table: str
     title: str
     note: str
     command: str
-    languages: Sequence[str]
-    seeds: Sequence[int]
     rows: Sequence[str]
+    columns: Sequence[str]
     cells: Sequence[CellResult] = ()
     runs: Sequence[RunResult] = ()
     failed: Sequence[FailedRun] = ()
@@ -136,15 +135,10 @@ class Results:
     versions: Mapping[str, Any] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     git: Mapping[str, Any] = field(default_factory=dict)
-    roles: Mapping[str, str] = field(default_factory=dict)
-    over: Sequence[str] = ()
     sampled: Sequence[str] = ()
-    selected: Sequence[str] = ()
-    table_rows: Sequence[str] = ()
-    table_columns: Sequence[str] = ()
-    table_cells: Sequence[TableCell] = ()
     choices: Mapping[str, Any] = field(default_factory=dict)
     contrasts: Sequence[Mapping[str, Any]] = ()
+    declared: bool = True
     verdicts: Sequence[Verdict] = ()
     links: Sequence[Link] = ()
     base_tolerance: float = Report.base_tolerance
@@ -152,9 +146,8 @@ class Results:
 
     @property
     def finished(self) -> int:
-        """Cells that have what they show: the table's own, or where it has none, the evaluations."""
-        own = sum(cell.value is not None for cell in self.table_cells)
-        return own or sum((cell.folder / "scores.json").is_file() for cell in self.cells)
+        """Cells that have what they show."""
+        return sum(cell.value is not None for cell in self.cells)
 
     @property
     def trainings(self) -> list[RunResult]:
@@ -162,27 +155,5 @@ class Results:
 
     @property
     def evaluations(self) -> dict[str, RunResult]:
-        """Those that are finished, by name; of a cell without a record of its run, what the cell says."""
-        found = {cell.name: RunResult(cell.name, "eval", cell.folder) for cell in self.cells}
-        found |= {run.name: run for run in self.runs if run.stage == "eval"}
-        return {name: run for name, run in found.items() if (run.folder / "scores.json").is_file()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Score(ScoreRow):
-    """A score row placed in a table. `target`: the language the model was made for; `eval`: the run that scored it.
-
-    `label`: its column's title. `primary`: whether the table shows it.
-    """
-
-    row: str
-    target: str
-    seed: int
-    eval: str
-    label: str
-    primary: bool
-
-    def as_json(self) -> dict[str, Any]:
-        found = super().as_json()
-        del found["label"]
-        return found
+        """The finished ones, by name."""
+        return {run.name: run for run in self.runs if run.stage == "eval" and (run.folder / "scores.json").is_file()}

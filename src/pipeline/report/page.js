@@ -107,7 +107,7 @@
   dialog.addEventListener("click", function (event) { if (event.target === dialog) dialog.close(); });
 
   // ------------------------------------------------------------------ answers
-  var row = byId("choose-row"), other = byId("choose-other"), language = byId("choose-language"), task = byId("choose-task");
+  var row = byId("choose-row"), other = byId("choose-other"), column = byId("choose-column"), language = byId("choose-language");
   var kind = byId("choose-kind"), list = byId("list"), told = byId("told");
   var ALONE = [["all", "all"], ["right", "right"], ["wrong", "wrong"]];
   var PAIR = [["all", "all"], ["differ", "one right, the other wrong"], ["first", "only the first right"], ["second", "only the second right"], ["neither", "both wrong"]];
@@ -124,15 +124,13 @@
   }
   function cells(of, upTo) {
     return data.cells.filter(function (cell) {
-      return cell.row === of && (upTo < 2 || cell.language === language.value) && (upTo < 3 || cell.task === task.value);
+      return cell.row === of && (upTo < 2 || cell.column === column.value) && (upTo < 3 || cell.language === language.value);
     });
   }
   function choose(place) {
     row.value = place[0];
     show();
-    language.value = place[1];
-    show();
-    task.value = place[2];
+    column.value = place[1];
     kind.value = "all";
     show();
     byId("answers").scrollIntoView();
@@ -154,8 +152,8 @@
   function show() {
     var all = data.cells.map(function (cell) { return cell.row; });
     fill(row, all);
-    fill(language, cells(row.value, 1).map(function (cell) { return cell.language; }));
-    fill(task, cells(row.value, 2).map(function (cell) { return cell.task; }));
+    fill(column, cells(row.value, 1).map(function (cell) { return cell.column; }));
+    fill(language, cells(row.value, 2).map(function (cell) { return cell.language; }));
     var rivals = all.filter(function (name) { return name !== row.value && cells(name, 3).length; });
     fill(other, [["", "nothing"]].concat(rivals.map(function (name) { return ["=" + name, name]; })));
     var cell = cells(row.value, 3)[0], rival = other.value && cells(other.value.slice(1), 3)[0];
@@ -168,7 +166,7 @@
       var beside = theirs["=" + item[0]];
       return (!rival || beside) && wanted(item, beside);
     });
-    told.textContent = cell.total ? items.length + " shown of " + cell.total + " questions, seed " + cell.seed + "." : "No samples were kept.";
+    told.textContent = cell.total ? items.length + " shown of " + cell.total + " questions" + (cell.at ? ", " + cell.at : "") + "." : "No samples were kept.";
     items.forEach(function (item) {
       var card = element(list, "article", "answer"), head = element(card, "header");
       element(head, "span", "", "Question " + item[0]);
@@ -187,6 +185,6 @@
       });
     });
   }
-  [row, other, language, task, kind].forEach(function (select) { select.addEventListener("change", show); });
+  [row, other, column, language, kind].forEach(function (select) { select.addEventListener("change", show); });
   show();
 })();

@@ -4,33 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.evaluate.records import CHOICES
 from pipeline.report import plots, samples
 from pipeline.report.answers import Answers, Place
-from pipeline.report.beside import SHARES, beside
+from pipeline.report.beside import SHARES, answer_checks
 from pipeline.report.cells import BEST_NOTE, chosen_text, difference, outside
 from pipeline.report.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED, decimals
-from pipeline.report.compare import declared
-from pipeline.report.contents import Results, RunResult, Score, TableCell
-from pipeline.report.grid import ScoreTable, column_of
+from pipeline.report.compare import corrected, headline
+from pipeline.report.contents import Results, RunResult
 from pipeline.report.maps import Changes, changes_of
-from pipeline.report.runs import all_runs, curves_of, described, duration, lines
-from pipeline.report.tables import roles
+from pipeline.report.runs import curves_of, described, duration, lines
+from pipeline.report.scores import Written
 
-GROUPS = {"base": "base", "expert": "experts", "merge": "merges"}
-MOST_BARS = 60  # rows of a chart; a longer table has none
-
-
-@dataclass(frozen=True)
-class Chart:
-    """The bar chart of a target language."""
-
-    target: str
-    svg: str
+MOST_BARS, MOST_PANELS = 60, 24  # rows and columns of a chart; a larger table has none
 
 
 @dataclass(frozen=True)
@@ -50,28 +40,15 @@ class MarkGroup:
     details: list[str]
 
 
-@dataclass(frozen=True)
-class OwnTable:
-    """The table as its YAML defines it, with the reasons of what is missing and suspect, and what was chosen."""
-
-    cells: Mapping[tuple[str, str], TableCell]
-    published: bool
-    missing: list[str]
-    suspect: list[str]
-    chosen: list[str]
-
-
 def page(
-    results: Results, table: ScoreTable, scores: Sequence[Score], answers: Mapping[Place, Answers], folder: Path
+    results: Results, read: Written, answers: Mapping[Place, Answers], notes: Sequence[str], folder: Path
 ) -> tuple[str, dict[str, str]]:
-    """index.html of a report in `folder`, and its plots as SVG by name. The page asks nothing of any network."""
-    primary = in_order(table, scores)
-    charts = _charts(table)
+    """index.html of a report in `folder`, and its plots as SVG by name. The page works offline."""
+    chart = chart_of(results)
     logs = curves_of(results.trainings)
     curves = _curves(results, logs)
-    role = roles(table.rows, results.roles)
-    groups = [(title, [row for row in table.rows if role[row] == name]) for name, title in GROUPS.items()]
-    runs = all_runs(results)
+    runs = {run.name: run for run in results.runs}
+    contrasts = corrected(results.contrasts)
 
     def flags(names: Sequence[str]) -> list[tuple[str, str]]:
         """The marks of what these runs made, each with its reason."""
@@ -79,39 +56,40 @@ def page(
         unlike = [f"{name}: {', '.join(runs[name].unlike)}" for name in names if name in runs and runs[name].unlike]
         return [(sign, "; ".join(why)) for sign, why in (("⟲ stale", stale), ("≠", unlike)) if why]
 
-    finished = sum(run.finished for run in runs.values())
-    flagged = any(run.stale or run.unlike for run in runs.values())
     html = (
         environment(flags)
         .get_template("page.html.j2")
         .render(
             results=results,
-            table=table,
-            several=len(results.languages) > 1,
-            groups=[(title, rows) for title, rows in groups if rows],
-            own=own_table(results),
+            headline=headline(contrasts),
+            notes=notes,
+            cells={(one.row, one.column): one for one in results.cells},
+            published=any(one.published is not None for one in results.cells),
+            chosen=shortened(f"{key}: {chosen_text(choice)}." for key, choice in results.choices.items()),
+            reasons={name: reasons(results, name) for name in ("suspect", "missing")},
             far=lambda cell: outside(cell, results.base_tolerance),
             difference=difference,
-            best_note=BEST_NOTE if any(one.maximum is not None for one in results.table_cells) else "",
-            beside=beside(table, scores),
+            best_note=BEST_NOTE if any(one.maximum is not None for one in results.cells) else "",
+            checks=answer_checks(results, read),
             shares=list(SHARES.values()),
             verdicts=tally(results),
-            sure=beyond(results),
-            charts=charts,
+            contrasts=contrasts,
+            chart=chart,
             curves=curves,
             maps=maps_of(results),
-            marks=_grouped(samples.sanity(primary, answers)),
-            data=samples.browser(primary, answers) | {"runs": described(results, folder, logs)},
+            marks=_grouped(samples.sanity(results, read, answers)),
+            data=samples.browser(results, read, answers) | {"runs": described(results, folder, logs)},
             keep=max((len(one.first) for one in answers.values()), default=0),
             differences=_differences(results),
             warnings=by_message(results, lambda run: run.warnings),
             runs=lines(results, folder),
-            counts={"finished": finished, "flagged": flagged},
+            counts={
+                "finished": sum(run.finished for run in results.runs),
+                "flagged": any(run.stale or run.unlike for run in results.runs),
+            },
         )
     )
-    drawn = {f"scores_{chart.target}": chart.svg for chart in charts} | (
-        {"trainings": curves.svg} if curves.svg else {}
-    )
+    drawn = ({"scores": chart} if chart else {}) | ({"trainings": curves.svg} if curves.svg else {})
     return html, {f"{name}.svg": plots.standalone(svg) for name, svg in drawn.items()}
 
 
@@ -130,15 +108,6 @@ def environment(flags: Callable[[Sequence[str]], Any] | None = None) -> Any:
     return made
 
 
-def in_order(table: ScoreTable, scores: Sequence[Score]) -> list[Score]:
-    """The primary scores in the order of the table, each with the title of its column there."""
-    order = {replace(column, label=""): index for index, column in enumerate(table.columns)}
-    rows = {row: index for index, row in enumerate(table.rows)}
-    placed = [(order[replace(column_of(score), label="")], score) for score in scores if score.primary]
-    placed.sort(key=lambda at: (rows[at[1].row], at[0], at[1].seed))
-    return [replace(score, label=table.columns[index].label) for index, score in placed]
-
-
 def signed(value: float) -> str:
     return decimals(value, "+").replace("-", "−")
 
@@ -147,18 +116,16 @@ def chance(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def own_table(results: Results) -> OwnTable | None:
-    """The table's own cells where they say more than the scores: published numbers, intervals, facts of trainings."""
-    published = any(one.published is not None for one in results.table_cells)
-    same = len(results.rows) == len(results.table_rows) and not published
-    same &= not any(one.maximum is not None for one in results.table_cells)
-    if not results.table_cells or (same and all(map(str.startswith, results.rows, results.table_rows))):
-        return None  # its rows are models: the scores say it all
-    cells = {(one.row, one.column): one for one in results.table_cells}
-    missing = dict.fromkeys(f"{one.row}, {one.column}: {one.missing}" for one in results.table_cells if one.missing)
-    suspect = dict.fromkeys(f"{one.row}, {one.column}: {one.suspect}" for one in results.table_cells if one.suspect)
-    chosen = [f"{key}: {chosen_text(choice)}." for key, choice in results.choices.items()]
-    return OwnTable(cells, published, shortened(missing), shortened(suspect), shortened(chosen))
+def reasons(results: Results, name: str) -> list[str]:
+    """Why cells are `missing` or their published numbers `suspect`, each reason with the cells that it concerns."""
+    places: dict[str, list[str]] = {}
+    for cell in results.cells:
+        if reason := getattr(cell, name):
+            places.setdefault(reason, []).append(f"{cell.row}, {cell.column}")
+    return shortened(
+        f"{where[0]}{f' and {len(where) - 1} more cells' if len(where) > 1 else ''}: {reason}"
+        for reason, where in places.items()
+    )
 
 
 def shortened(found: Any, most: int = 40) -> list[str]:
@@ -175,38 +142,37 @@ def tally(results: Results) -> str:
     return f"Of {len(results.verdicts)}: {', '.join(told)}."
 
 
-def beyond(results: Results) -> Callable[[Mapping[str, Any]], bool]:
-    """Whether a line of contrasts.csv is significant once all of them are counted."""
-    known = [line for line in results.contrasts if line.get("p") is not None]
-    sure = {id(line) for line, one in zip(known, declared(known).lines, strict=True) if one.significant}
-    return lambda line: id(line) in sure
-
-
 def maps_of(results: Results) -> list[Changes]:
     """Of the analyses that are figures of the table; not of those that cells show numbers of."""
-    read = {name for cell in results.table_cells if cell.value is not None for name in cell.runs}
+    read = {name for cell in results.cells if cell.value is not None for name in cell.runs}
     found = [run for run in results.runs if run.stage == "analyze" and run.finished and run.name not in read]
     return [changes_of(run.name, run.folder, number) for number, run in enumerate(found)]
 
 
-def _charts(table: ScoreTable) -> list[Chart]:
-    """A bar chart a language, of the primary scores."""
-    charts = []
-    for target, columns in table.groups() if len(table.rows) <= MOST_BARS else []:
-        entries = {column: [table.entries[row, column] for row in table.rows] for column in columns}
-        panels = [
+def chart_of(results: Results) -> str:
+    """Bars of the table's scores, a panel a column; empty where there are too many, or none."""
+    cells = {(cell.row, cell.column): cell for cell in results.cells}
+    panels = []
+    for column in results.columns:
+        here = [cells.get((row, column)) for row in results.rows]
+        scored = [cell for cell in here if cell is not None and cell.task and cell.value is not None]
+        if not scored:
+            continue
+        panels.append(
             plots.Panel(
-                title=column.label,
-                values=[entry.value for entry in entries[column]],
-                spreads=[entry.spread for entry in entries[column]],
-                chance=100 * samples.CHANCE if column.task in CHOICES else None,
-                best=next((place for place, entry in enumerate(entries[column]) if entry.best), None),
+                title=column,
+                values=[cell.value if cell else None for cell in here],
+                intervals=[
+                    (cell.low, cell.high) if cell and cell.low is not None and cell.high is not None else None
+                    for cell in here
+                ],
+                chance=100 * samples.CHANCE if all(cell.task in CHOICES for cell in scored) else None,
+                best=next((place for place, cell in enumerate(here) if cell and cell.best), None),
             )
-            for column in columns
-        ]
-        label = f"Scores by row, {target}: the numbers stand in the table above"
-        charts.append(Chart(target, plots.of_scores(table.rows, panels, label)))
-    return charts
+        )
+    if not panels or len(results.rows) > MOST_BARS or len(panels) > MOST_PANELS:
+        return ""
+    return plots.of_scores(results.rows, panels, "Scores by row: the numbers are in the table above")
 
 
 def _curves(results: Results, logs: Mapping[str, plots.Curve]) -> Curves:
@@ -227,7 +193,7 @@ def _grouped(marks: Sequence[samples.Mark]) -> list[MarkGroup]:
     """Marks of the same kind on the same row together, in the order found."""
     groups: dict[tuple[str, str], list[str]] = {}
     for one in marks:
-        groups.setdefault((one.mark, one.row), []).append(f"{one.label}, seed {one.seed}: {one.detail}")
+        groups.setdefault((one.mark, one.row), []).append(one.detail)
     return [MarkGroup(mark, row, details) for (mark, row), details in groups.items()]
 
 

@@ -21,12 +21,12 @@ HEAD, FOOT, BAR, GAP = 30, 24, 20, 18  # pixels above and below a panel's bars, 
 
 @dataclass(frozen=True)
 class Panel:
-    """One task of a bar chart. values and spreads: one a row, in the unit shown; None where there is none. best: the
-    place of a row that is significantly better than all others."""
+    """One column of a bar chart. values and intervals: one a row, in the unit shown; None where there is none. best:
+    the place of a row that is significantly better than all others."""
 
     title: str
     values: Sequence[float | None]
-    spreads: Sequence[float | None]
+    intervals: Sequence[tuple[float, float] | None]
     chance: float | None = None
     best: int | None = None
 
@@ -58,7 +58,7 @@ def of_scores(rows: Sequence[str], panels: Sequence[Panel], label: str) -> str:
 
 def bars(panel: Panel, x: float, y: float, width: float, rows: int) -> list[str]:
     """One panel whose upper left corner is at (x, y)."""
-    tops = [(v or 0) + (s or 0) for v, s in zip(panel.values, panel.spreads, strict=True)]
+    tops = [ends[1] if ends else value or 0 for value, ends in zip(panel.values, panel.intervals, strict=True)]
     reach = max([*tops, panel.chance or 0, 1.0])
     ticks = steps(0, reach)
     scale = (width - 34) / max(reach, ticks[-1])
@@ -67,14 +67,14 @@ def bars(panel: Panel, x: float, y: float, width: float, rows: int) -> list[str]
     for tick in ticks:
         parts += [line(x + tick * scale, top, x + tick * scale, bottom, "line")]
         parts += [text(x + tick * scale, bottom + 14, f"{tick:g}", "middle", "muted", 10)]
-    for place, (value, spread) in enumerate(zip(panel.values, panel.spreads, strict=True)):
+    for place, (value, interval) in enumerate(zip(panel.values, panel.intervals, strict=True)):
         at = top + BAR * place
         if value is not None:
             colour = "accent" if place == panel.best else "soft"
             parts += [f'<rect x="{x:.1f}" y="{at + 3:.1f}" width="{max(0.0, value) * scale:.1f}" height="{BAR - 6}" '
                       f'fill="{paint(colour)}"/>']  # fmt: skip
-        if value is not None and spread:
-            ends = [x + end * scale for end in (max(0.0, value - spread), value + spread)]  # no score is below zero
+        if value is not None and interval:
+            ends = [x + end * scale for end in interval]
             parts += [line(ends[0], at + BAR / 2, ends[1], at + BAR / 2, "ink")]
             parts += [line(end, at + BAR / 2 - 3, end, at + BAR / 2 + 3, "ink") for end in ends]
         told = "—" if value is None else f"{value:.1f}"

@@ -20,7 +20,7 @@ LONGEST_CARD = 20_000  # characters
 
 @dataclass(frozen=True)
 class RunLine:
-    """A run behind the table; `serves`: the rows that it scores; `href`: its folder as seen from the page."""
+    """A run behind the table; `serves`: the cells that it scores; `href`: its folder as seen from the page."""
 
     kind: str
     name: str
@@ -35,9 +35,10 @@ def lines(results: Results, folder: Path) -> list[RunLine]:
     """Every run behind the table once: trainings, then evaluations, then the rest."""
     serves: dict[str, dict[str, None]] = {}
     for cell in results.cells:
-        serves.setdefault(cell.name, {})[f"{cell.row}, {cell.language}, seed {cell.seed}"] = None
+        for score in cell.scores:
+            serves.setdefault(score.run, {})[f"{cell.row}, {cell.column}"] = None
     order = [*TRAININGS, "eval"]
-    runs = sorted(all_runs(results).values(), key=lambda run: order.index(run.stage) if run.stage in order else 9)
+    runs = sorted(results.runs, key=lambda run: order.index(run.stage) if run.stage in order else 9)
     return [
         RunLine(
             KINDS.get(run.stage, run.stage),
@@ -52,15 +53,6 @@ def lines(results: Results, folder: Path) -> list[RunLine]:
     ]
 
 
-def all_runs(results: Results) -> dict[str, RunResult]:
-    """By name; a cell without a record of its run stands for it."""
-    found = {run.name: run for run in results.runs}
-    for cell in results.cells:
-        there = (cell.folder / "scores.json").is_file()
-        found.setdefault(cell.name, RunResult(cell.name, "eval", cell.folder, finished=there))
-    return found
-
-
 def described(results: Results, folder: Path, curves: Mapping[str, Curve]) -> dict[str, Any]:
     """Name -> what the page opens of a run."""
     return {
@@ -73,7 +65,7 @@ def described(results: Results, folder: Path, curves: Mapping[str, Curve]) -> di
             "text": card(run.folder) if run.stage == "data" else "",
             "curve": points(curves[run.name]) if run.name in curves else [],
         }
-        for run in all_runs(results).values()
+        for run in results.runs
     }  # fmt: skip
 
 

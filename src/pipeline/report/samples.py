@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.evaluate.records import CHOICES
+from pipeline.evaluate.records import CHOICES, ScoreRow
 from pipeline.report.answers import Answers, Place
-from pipeline.report.contents import Score
+from pipeline.report.contents import Results
+from pipeline.report.scores import Written, primary_rows
 from pipeline.report.statistics import standard_error
 
 CHANCE = 0.25  # of four choices
@@ -16,40 +17,40 @@ CHANCE = 0.25  # of four choices
 
 @dataclass(frozen=True)
 class Mark:
-    """A score that deserves a look: `mark` names what is odd, `label` its column."""
+    """A score that deserves a look: `mark` names what is odd, `detail` where it is and how much."""
 
     mark: str
     row: str
-    label: str
-    seed: int
     detail: str
 
 
-def sanity(primary: Sequence[Score], answers: Mapping[Place, Answers]) -> list[Mark]:
+def sanity(results: Results, read: Written, answers: Mapping[Place, Answers]) -> list[Mark]:
     """Scores that deserve a look.
 
     Exactly 0, at chance, mostly unparsed, cut off, in the wrong script, identical to another row's.
     """
     marks = []
-    alike: dict[tuple, dict[str, list[Score]]] = {}
-    seen: dict[tuple, Score] = {}  # the base serves every seed, its English every language: one mark
-    for score in primary:
-        seen.setdefault((score.row, score.eval, score.task, score.where, score.num_fewshot), score)
-    for score in seen.values():
-        found = answers.get((score.eval, score.task, score.where), Answers())
-        marks += [Mark(mark, score.row, score.label, score.seed, detail) for mark, detail in _marks(score, found)]
-        if found.text:
-            place = (score.task, score.where, score.num_fewshot, score.target, found.text)
-            alike.setdefault(place, {}).setdefault(score.row, []).append(score)
+    alike: dict[tuple, dict[str, list[str]]] = {}
+    seen: set[tuple[str, str, str, str]] = set()  # one evaluation may stand under several cells of a row
+    for cell in results.cells:
+        for score, row in primary_rows(cell, read):
+            if (cell.row, score.run, row.task, row.where) in seen:
+                continue
+            seen.add((cell.row, score.run, row.task, row.where))
+            where = ", ".join([cell.column, row.where, *(f"{axis} {value}" for axis, value in score.at.items())])
+            found = answers.get((score.run, row.task, row.where), Answers())
+            marks += [Mark(mark, cell.row, f"{where}: {detail}") for mark, detail in _marks(row, found)]
+            if found.text:
+                place = (row.task, row.where, row.num_fewshot, found.text)
+                alike.setdefault(place, {}).setdefault(cell.row, []).append(where)
     for same in alike.values():
-        for row, scores in same.items():
-            others = ", ".join(other for other in same if other != row)
-            detail = f"every response is the same as of: {others}"
-            marks += [Mark("identical", row, one.label, one.seed, detail) for one in scores if others]
+        for name, places in same.items():
+            others = ", ".join(other for other in same if other != name)
+            marks += [Mark("identical", name, f"{one}: identical to {others}") for one in places if others]
     return marks
 
 
-def _marks(score: Score, found: Answers) -> Iterator[tuple[str, str]]:
+def _marks(score: ScoreRow, found: Answers) -> Iterator[tuple[str, str]]:
     value, n = score.value, score.n
     if score.reason:
         return  # never asked: the table says why
@@ -76,31 +77,28 @@ def _marks(score: Score, found: Answers) -> Iterator[tuple[str, str]]:
 # -------------------------------------------------------------------------------------------------- to browse
 
 
-def browser(primary: Sequence[Score], answers: Mapping[Place, Answers]) -> dict[str, Any]:
+def browser(results: Results, read: Written, answers: Mapping[Place, Answers]) -> dict[str, Any]:
     """The first questions of each cell.
 
-    {"strings": [...], "cells": [{row, language, task, seed, run, total, items: [[doc_id, prompt, target, response,
+    {"strings": [...], "cells": [{row, column, language, run, at, total, items: [[doc_id, prompt, target, response,
     extracted, correct, scores]]}]}; prompt, target and response are places in `strings`, since rows share their
-    questions, and often their answers. A row's first seed is shown.
+    questions, and often their answers. Of a cell with several evaluations in a language the first is shown.
     """
     strings: dict[str, int] = {}
-    cells: dict[tuple, dict[str, Any]] = {}
-    for score in primary:
-        place = (score.row, score.target, score.label)
-        if place in cells:
-            continue
-        found = answers.get((score.eval, score.task, score.where), Answers())
-        items = [
-            [doc, *(strings.setdefault(text, len(strings)) for text in (prompt, target, response)), *rest]
-            for doc, prompt, target, response, *rest in found.first
-        ]
-        cells[place] = {
-            "row": score.row,
-            "language": score.target,
-            "task": score.label,
-            "seed": score.seed,
-            "run": score.eval,
-            "total": found.n,
-            "items": items,
-        }
+    cells: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for cell in results.cells:
+        for score, row in primary_rows(cell, read):
+            place = (cell.row, cell.column, row.where)
+            if place in cells:
+                continue
+            found = answers.get((score.run, row.task, row.where), Answers())
+            items = [
+                [doc, *(strings.setdefault(text, len(strings)) for text in (prompt, target, response)), *rest]
+                for doc, prompt, target, response, *rest in found.first
+            ]
+            cells[place] = {
+                "row": cell.row, "column": cell.column, "language": row.where, "run": score.run,
+                "at": ", ".join(f"{axis} {value}" for axis, value in score.at.items()),
+                "total": found.n, "items": items,
+            }  # fmt: skip
     return {"strings": list(strings), "cells": list(cells.values())}

@@ -1,30 +1,34 @@
-"""The scores of a table's evaluations, read and named: nothing is computed here."""
+"""The scores of a table's evaluations, read and matched with its cells: nothing is computed here."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import PRIMARY
 from pipeline.evaluate.records import ScoreRow, read_scores
-from pipeline.report.contents import CellResult, Results, Score
+from pipeline.report.contents import CellResult, CellScore, Results
 from pipeline.report.statistics import wilson
 
-TITLES = {  # of tasks, in the order of the columns; mgsm_en_cot and its like follow mgsm
+TITLES = {  # of tasks; mgsm_en_cot and its like follow mgsm
     "mgsm": "MGSM",
     "belebele": "Belebele",
     "global_mmlu": "Global MMLU",
     "flores": "FLORES",
     "mbpp": "MBPP",
 }
-AVERAGE = "average"
+METRICS = {"exact_match": "exact match", "acc": "accuracy", "chrf++": "chrF++", "pass_at_1": "pass@1"}
+OUT_OF_100 = ("bleu", "spbleu", "chrf")  # metrics that come on the scale 0-100
+
+# name of an evaluation -> its rows, and how they were scored
+Written = Mapping[str, tuple[list[ScoreRow], dict[str, Any]]]
 
 
-Written = Mapping[
-    str, tuple[list[ScoreRow], dict[str, Any]]
-]  # name of an evaluation -> its rows, and how they were made
+def percent(metric: str) -> int:
+    """What makes percent of a metric's value: 100 of parts of one, 1 of what comes on the scale 0-100."""
+    return 1 if metric.lower().startswith(OUT_OF_100) else 100
 
 
 def read_all(results: Results) -> dict[str, tuple[list[ScoreRow], dict[str, Any]]]:
@@ -38,63 +42,58 @@ def read_all(results: Results) -> dict[str, tuple[list[ScoreRow], dict[str, Any]
     return found
 
 
-def load(results: Results, read: Written) -> tuple[list[Score], dict[tuple[str, str], list[str]]]:
-    """All scores of the table's cells, sorted, and (row, language) -> reasons where an evaluation has none.
+def primary_rows(cell: CellResult, read: Written) -> Iterator[tuple[CellScore, ScoreRow]]:
+    """The rows that a cell's number is computed from, of each of its finished evaluations."""
+    first, chosen = PRIMARY.get(family(cell.task), (None, None))
+    metric = cell.metric or first
+    for score in cell.scores:
+        for row in read[score.run][0] if score.run in read else []:
+            matches = row.task == cell.task and row.metric == metric and not row.subject
+            if matches and cell.pair in (None, row.pair) and (row.filter == chosen or metric != first):
+                yield score, row
 
-    An evaluation of several target languages gives each target its own scores, and English to all. Raises PipelineError
-    where the evaluations were not scored alike: by one backend in one dtype; of a row, with a chat template or without.
-    """
-    scores: list[Score] = []
-    problems: dict[tuple[str, str], list[str]] = {}
-    ways: dict[tuple[str, ...], dict[tuple[str, str], str]] = {}  # what is compared -> how it was scored -> by which
-    absent = {run.name: f": {run.reason}" for run in (*results.missing, *results.failed)}
-    several = len(results.languages) > 1
+
+def refuse_unlike(results: Results, read: Written) -> None:
+    """Raise PipelineError where a table's evaluations were scored in different ways: by one backend in one dtype; those
+    of a cell with a chat template or without."""
+    ways: dict[tuple[str, ...], dict[tuple[str, Any], str]] = {}  # what is compared -> how it was scored -> by which
     for cell in results.cells:
-        if cell.name not in read:
-            reason = cell.name + absent.get(cell.name, " is not made")
-            problems.setdefault((cell.row, cell.language), []).append(reason)
-            continue
-        rows, how = read[cell.name]
-        ways.setdefault(("backend",), {}).setdefault(("eval.backend", how.get("backend", "hf")), cell.name)
-        ways.setdefault(("dtype",), {}).setdefault(("eval.dtype", how.get("dtype", "auto")), cell.name)
-        template = ("eval.chat_template", how.get("chat_template", False))
-        ways.setdefault(("row", cell.row), {}).setdefault(template, cell.name)
-        others = set(results.languages) - {cell.language}
-        mine = [row for row in rows if not others & set(row.where.split("-"))]
-        chief = {id(row) for row in primary_of(mine)}
-        scores += [placed(row, cell, several, id(row) in chief) for row in mine]
+        for name in (score.run for score in cell.scores if score.run in read):
+            how = read[name][1]
+            template = ("eval.chat_template", how.get("chat_template", False))
+            ways.setdefault(("backend",), {}).setdefault(("eval.backend", how.get("backend", "hf")), name)
+            ways.setdefault(("dtype",), {}).setdefault(("eval.dtype", how.get("dtype", "auto")), name)
+            ways.setdefault((cell.row, cell.column), {}).setdefault(template, name)
     for found in ways.values():
         if len(found) > 1:
             told = ", ".join(f"{name} ({key}={value})" for (key, value), name in found.items())
             remedy = "score all one way, every.eval.dtype=float32 for instance"
             raise PipelineError(f"{told} were not scored alike, so that no table compares them: {remedy}")
-    keys = ("row", "language", "target", "seed", "task", "where", "subject", "num_fewshot", "metric", "filter", "eval")
-    scores.sort(key=lambda score: [str(getattr(score, key) or "") for key in keys])
-    return scores, problems
 
 
-def scored_in(read: Written) -> list[str]:
-    """The note on the dtype in which all evaluations were scored; none where nothing was."""
+def notes_of(results: Results, read: Written) -> list[str]:
+    """How to read the numbers: metric, filter, shots and questions of each task, and what intervals do not include."""
+    counts: dict[str, set[int]] = {}
+    for cell in results.cells:
+        for _, row in primary_rows(cell, read):
+            how = [METRICS.get(row.metric, row.metric), *([row.filter] if row.filter != "none" else [])]
+            counts.setdefault(f"{title_of(row.task)}: {', '.join(how)}, {row.num_fewshot}-shot", set()).add(row.n)
+    sizes = {how: " to ".join(map(str, dict.fromkeys((min(ns), max(ns))))) for how, ns in counts.items()}
+    notes = ["; ".join(f"{how}, n = {size}" for how, size in sizes.items()) + "."] if sizes else []
+    notes += ["In percent; BLEU and chrF++ as they are."] if sizes else []
+    if sizes and not results.sampled:
+        notes.append("Seed variance is not included in intervals and p: that takes at least three seeds.")
     dtypes = sorted({how["dtype"] for _, how in read.values() if "dtype" in how})
-    return [f"Scored in {' and '.join(dtypes)}."] if dtypes else []
+    return notes + ([f"Scored in {' and '.join(dtypes)}."] if dtypes else [])
 
 
-def placed(row: ScoreRow, cell: CellResult, several: bool, primary: bool) -> Score:
-    """A score in its place of the table. `several`: the table has several target languages."""
-    own = vars(row) | {"value": _finite(row.value), "stderr": _finite(row.stderr)}
-    title = label(row.task, row.where, cell.language, several)
-    return Score(
-        **own, row=cell.row, target=cell.language, seed=cell.seed, eval=cell.name, label=title, primary=primary
-    )
-
-
-def _finite(value: Any) -> float | None:
+def finite(value: Any) -> float | None:
     """The harness writes "N/A" or nan where it has no number."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
-    """The score of each task and language that a table shows: the task's primary metric, else the first one written."""
+    """The score of each task and language that is shown: the task's primary metric, else the first one written."""
     found: dict[tuple[str, str, int], ScoreRow] = {}
     for row in rows:
         if row.subject:
@@ -108,7 +107,7 @@ def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
 def interval(row: ScoreRow) -> tuple[float, float] | None:
     """95 % of a score, in its own unit: Wilson's interval of a share of right answers, else 1.96 standard errors;
     None where the harness gives no error, as of corpus scores."""
-    value, error = _finite(row.value), _finite(row.stderr)
+    value, error = finite(row.value), finite(row.stderr)
     if value is None or error is None or not row.n:
         return None
     return wilson(value, row.n) if 0 <= value <= 1 else (value - 1.96 * error, value + 1.96 * error)
@@ -119,10 +118,7 @@ def family(task: str) -> str:
     return next((known for known in TITLES if task == known or task.startswith(known + "_")), task)
 
 
-def label(task: str, where: str, target: str, several: bool) -> str:
-    """A column's title: MGSM qac; with several target languages, MGSM en (qac) for English of qac's models."""
+def title_of(task: str) -> str:
+    """MGSM, MGSM en cot."""
     known = family(task)
-    title = TITLES.get(known, task) + task.removeprefix(known).replace("_", " ")
-    if target == AVERAGE:
-        return f"{title} {AVERAGE}" if where == AVERAGE else f"{title} {where.replace(AVERAGE, 'xx')} {AVERAGE}"
-    return f"{title} {where}" + (f" ({target})" if several and target not in where.split("-") else "")
+    return TITLES.get(known, task) + task.removeprefix(known).replace("_", " ")

@@ -7,8 +7,7 @@ from typing import Any
 
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.contents import Results
-from pipeline.report.grid import percent
-from pipeline.report.scores import Written, interval
+from pipeline.report.scores import Written, interval, percent
 from pipeline.report.sheets import comma_separated
 
 COLUMNS = (
@@ -19,7 +18,7 @@ COLUMNS = (
 NOT_KNOBS = ("eval.", "languages", "seed", "stage")  # columns of their own, or the same for all rows
 
 
-def tidy(results: Results, read: Written, roles: dict[str, str]) -> str:
+def tidy(results: Results, read: Written) -> str:
     """results.csv, sorted by run, task and language. Values in percent; BLEU and chrF++ as they are.
     low and high: `scores.interval`.
 
@@ -27,11 +26,10 @@ def tidy(results: Results, read: Written, roles: dict[str, str]) -> str:
     """
     places: dict[str, dict[str, dict[Any, None]]] = {}
     for cell in results.cells:
-        of = places.setdefault(cell.name, {"row": {}, "role": {}, "seed": {}})
-        of["row"][cell.row], of["role"][roles[cell.row]], of["seed"][cell.seed] = None, None, None
-    for one in results.table_cells:
-        for name in one.runs:
-            places.setdefault(name, {}).setdefault("column", {})[f"{one.row} | {one.column}"] = None
+        for one in cell.scores:
+            of = places.setdefault(one.run, {"row": {}, "column": {}, "role": {}, "seed": {}})
+            of["row"][cell.row], of["column"][f"{cell.row} | {cell.column}"], of["role"][cell.role] = None, None, None
+            of["seed"] |= {one.at["seed"]: None} if "seed" in one.at else {}
     lines: list[list[Any]] = []
     for name, run in sorted(results.evaluations.items()):
         named = {key: "; ".join(map(str, values)) for key, values in places.get(name, {}).items()}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from pipeline.evaluate.records import MGSM
 from pipeline.report.claims import Claim
-from pipeline.report.statistics import mcnemar, smallest_difference
+from pipeline.report.contents import CellResult
+from pipeline.report.ranks import holm
+from pipeline.report.statistics import LEVEL, mcnemar, smallest_difference
 from pipeline.report.translations import CORPUS_METRICS
 from pipeline.study import history
 from pipeline.study.answers import StoredAnswers, leaves
@@ -72,37 +76,77 @@ MEASURED = ("left", "right", "place", "over", "left_value", "right_value", "diff
             "mcnemar_p", "n", "discordant", "could_see", "detail", "missing")  # fmt: skip
 
 
-def measured(plan: TablePlan, answers: StoredAnswers) -> list[dict[str, Any]]:
-    """A line of contrasts.csv for each of `compare`, in each row (or column) that has both sides.
+Pair = tuple[str, str, str]  # left, right, and the row or column that has both
+
+
+def compared(plan: TablePlan) -> list[Pair]:
+    """The pairs that a table's `compare` names, in each row (or column) that has both sides."""
+    places = [plan.rows if left in plan.columns else plan.columns for left, _ in plan.compare]
+    found = [(*sides, place) for sides, across in zip(plan.compare, places, strict=True) for place in across]
+    return [pair for pair in found if all(key in plan.cells for key in keys_of(plan, pair))]
+
+
+def default_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> list[Pair]:
+    """For a table that compares nothing: in math, each merge with the base and with the best expert, which is chosen
+    by these questions, in its own favour. A best configuration is no merge here: these questions chose it."""
+    by_row = any(side.words.get("run") for side in plan.table.rows)
+    by_place: dict[str, dict[str, CellResult]] = {}
+    for cell in cells:
+        if cell.task in MGSM and cell.value is not None:
+            model, place = (cell.row, cell.column) if by_row else (cell.column, cell.row)
+            by_place.setdefault(place, {})[model] = cell
+    found: list[Pair] = []
+    for place, models in by_place.items():
+        bases, experts, merges = ([name for name, cell in models.items() if cell.role == role]
+                                  for role in ("base", "expert", "merge"))  # fmt: skip
+        best = sorted(experts, key=lambda name: -(models[name].value or 0))[:1]
+        merges = [name for name in merges if models[name].maximum is None]
+        found += [(merge, rival, place) for merge in merges for rival in (*bases, *best)]
+    return found
+
+
+def keys_of(plan: TablePlan, pair: Pair) -> list[tuple[str, str]]:
+    left, right, place = pair
+    return [(place, name) if left in plan.columns else (name, place) for name in (left, right)]
+
+
+def measured(plan: TablePlan, answers: StoredAnswers, pairs: Iterable[Pair]) -> list[dict[str, Any]]:
+    """A line of contrasts.csv for each pair.
 
     Values, difference, interval and could_see (by the measured discordance) in points; over problems, and over the
     experts that both sides' means are over; of translations over sentences. Facts and figures have no lines.
     """
     found = []
-    for left, right in plan.compare:
-        columns = left in plan.columns
-        for place in plan.rows if columns else plan.columns:
-            keys = [(place, name) if columns else (name, place) for name in (left, right)]
-            cells = [plan.cells[key] for key in keys if key in plan.cells]
-            tasks = {task for cell in cells for task in tasks_of(plan, cell)}
-            primary = metrics_of(str(*tasks))[:1] if len(tasks) == 1 else []  # none of a fact
-            metrics = {cell.metric or metric for cell in cells for metric in primary}
-            per_answer = tasks <= QUESTIONS.keys() or metrics <= set(CORPUS_METRICS)
-            if len(cells) == 2 and len(metrics) == 1 and None not in tasks and per_answer:
-                (metric,) = metrics
-                told = {"left": left, "right": right, "place": place}
-                found.append(
-                    told | line(Claim.plain(plan.table.name, left, right, metric, place), plan, cells, answers)
-                )
+    for pair in pairs:
+        cells = [plan.cells[key] for key in keys_of(plan, pair)]
+        if metric := shared_metric(plan, cells):
+            line = dict(zip(("left", "right", "place"), pair, strict=True)) | measure(
+                plan, cells, metric, pair, answers
+            )
+            found.append({key: line.get(key) for key in MEASURED})
     return found
 
 
-def line(claim: Claim, plan: TablePlan, cells: Sequence[Cell], answers: StoredAnswers) -> dict[str, Any]:
+def shared_metric(plan: TablePlan, cells: Sequence[Cell]) -> str | None:
+    """The one metric that cells show, where it is kept answer by answer; None where they show others, or facts."""
+    tasks = {task for cell in cells for task in tasks_of(plan, cell)}
+    primary = metrics_of(str(*tasks))[:1] if len(tasks) == 1 else []
+    metrics = {cell.metric or metric for cell in cells for metric in primary}
+    per_answer = tasks <= QUESTIONS.keys() or metrics <= set(CORPUS_METRICS)
+    return metrics.pop() if len(metrics) == 1 and None not in tasks and per_answer else None
+
+
+def sides_of(plan: TablePlan, cells: Sequence[Cell], metric: str, pair: Pair, answers: StoredAnswers) -> Sides:
     axes = tuple(axis for axis in sampled(plan) if averaged(plan, cells, axis))
-    sides = Sides.of(PlacedClaim(claim, plan, claim.over, axes, [[cells[0]]], [[cells[1]]]), answers)
-    told: dict[str, Any] = {"over": " ".join(["problems", *axes])}
+    claim = Claim.plain(plan.table.name, pair[0], pair[1], metric, pair[2])
+    return Sides.of(PlacedClaim(claim, plan, claim.over, axes, [[cells[0]]], [[cells[1]]]), answers)
+
+
+def measure(plan: TablePlan, cells: Sequence[Cell], metric: str, pair: Pair, answers: StoredAnswers) -> dict[str, Any]:
+    sides = sides_of(plan, cells, metric, pair, answers)
+    told: dict[str, Any] = {"over": " ".join(["problems", *sides.asked.axes])}
     try:
-        one, values, metric = sides.contrast(), sides.values, claim.metric
+        one, values = sides.contrast(), sides.values
         numbers = {name: getattr(one, name) for name in ("difference", "low", "high", "could_see")}
         numbers |= {"left_value": values[0], "right_value": values[1]}
         told |= {name: 100 * value for name, value in numbers.items()}
@@ -113,6 +157,37 @@ def line(claim: Claim, plan: TablePlan, cells: Sequence[Cell], answers: StoredAn
     except NoScore as error:
         told["missing"] = str(error)
     return told
+
+
+def with_best(plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResult]) -> list[CellResult]:
+    """The cells, the best of each place marked: significantly above every other model there, after Holm's correction
+    over them. A best configuration never is: these questions chose it."""
+    by_row = any(side.words.get("run") for side in plan.table.rows)
+    places: dict[tuple[str, str, str | None], list[CellResult]] = {}
+    for cell in cells:
+        if cell.value is not None and cell.task:
+            places.setdefault((cell.column if by_row else cell.row, cell.task, cell.pair), []).append(cell)
+    best = {id(top) for there in places.values() if (top := best_of(plan, answers, there)) is not None}
+    return [replace(cell, best=id(cell) in best) for cell in cells]
+
+
+def best_of(plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResult]) -> CellResult | None:
+    """The first rival that the highest is not significantly above ends it: contrasts of translations take seconds."""
+    top, *rivals = sorted(cells, key=lambda cell: -(cell.value or 0))
+    ps = []
+    for rival in rivals if top.maximum is None else []:
+        both = [plan.cells[cell.row, cell.column] for cell in (top, rival)]
+        metric = shared_metric(plan, both)
+        if metric is None:
+            return None
+        try:
+            one = sides_of(plan, both, metric, (top.row, rival.row, top.column), answers).contrast()
+        except NoScore:
+            return None
+        if one.p >= LEVEL or one.difference <= 0:
+            return None
+        ps.append(one.p)
+    return top if ps and max(holm(ps)) < LEVEL else None
 
 
 def sampled(plan: TablePlan) -> list[str]:

@@ -28,8 +28,7 @@ from pipeline.merge.mergekit import FILE
 from pipeline.merge.methods.soup import Soup
 from pipeline.models.alike import same_architecture
 from pipeline.models.checkpoint import DTYPES, Checkpoint, read_json
-from pipeline.report.grid import percent
-from pipeline.report.scores import TITLES, family, primary_of
+from pipeline.report.scores import TITLES, family, percent, primary_of
 from pipeline.runs.folders import finished_names
 from pipeline.runs.lineage import base_of
 from pipeline.runs.manifest import MANIFEST, Manifest, read_manifest

@@ -2,33 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from pipeline.config.stages import TrainStage
 from pipeline.report.archive import shared
-from pipeline.report.contents import TableCell
+from pipeline.report.contents import CellResult, CellScore
 from pipeline.report.statistics import replication_reach
 from pipeline.report.translations import CORPUS_METRICS
+from pipeline.runs.run import Run, runs_behind
 from pipeline.study.answers import StoredAnswers, drawn, leaves, linear, questions_of
 from pipeline.study.asked import metrics_of, tasks_of
-from pipeline.study.cells import Candidate, Cell, Choice
+from pipeline.study.cells import Candidate, Cell, Choice, Item, ScoreRef
 from pipeline.study.contrasts import sampled
 from pipeline.study.outcome import VALIDATIONS, NoScore, Outcome
 from pipeline.study.planning import Planning
 
 
-def table_cell(outcome: Outcome, place: tuple[str, str], answers: StoredAnswers) -> TableCell:
+def cell_result(outcome: Outcome, place: tuple[str, str], answers: StoredAnswers) -> CellResult:
+    """A cell as the report has it, with the evaluations behind it."""
     planning, cell, number = outcome.planning, outcome.planning.plan.cells[place], outcome.cells[place]
     digits = 3 if cell.fact in VALIDATIONS else 1
     chosen = cell.fact is None and not linear(planning.plan, cell)
     found = estimate(planning, cell, chosen, answers) if number.value is not None else None
     value, low, high = found or (number.value, None, None)
     judged = number.value is not None and number.published is not None
-    return TableCell(
+    tasks = tasks_of(planning.plan, cell) if cell.fact is None else set()
+    scores = list(shown(outcome, cell))
+    return CellResult(
         *place, value=value if chosen else number.value, low=low, high=high, n=number.n, published=number.published,
         base=judged and untrained(planning, cell), experts=experts(outcome, cell) if judged else None,
         suspect=number.suspect, missing=shared(number.missing), runs=[folder.name for folder in number.runs],
         digits=digits, maximum=number.value if chosen else None,
+        scores=[
+            CellScore(run.name, score.language, {axis: str(value) for axis, value in item.at.items()})
+            for item, score in scores if (run := planning.evaluation(score))
+        ],
+        task="".join(map(str, tasks - {None})) if len(tasks) == 1 else "", metric=cell.metric or "", pair=cell.pair,
+        role=role(planning, next((score for leaf in leaves(planning.plan, cell) for _, score in shown(outcome, leaf)),
+                                 None)),
     )  # fmt: skip
+
+
+def shown(outcome: Outcome, cell: Cell) -> Iterator[tuple[Item, ScoreRef]]:
+    """The scores that a cell shows: of what is chosen, the winner's; none while a choice is open."""
+    for item in cell.items:
+        winner = outcome.choices[item.choice].winner if item.choice else ()
+        for reading in item.readings:
+            score = reading.get(()) or (reading.get(winner) if winner is not None else None)
+            if score is not None:
+                yield item, score
+
+
+def role(planning: Planning, score: ScoreRef | None) -> str:
+    """base, expert or merge, of a scored model; a training on several sets counts as a merge."""
+    key = planning.model_of(score) if score else None
+    spec = planning.plan.specs[key] if key else None
+    if spec is None or spec.kind != "stage":
+        return "" if spec is None else spec.kind if spec.kind in ("base", "merge") else "expert"
+    training: Any = planning.model(spec.key)
+    while isinstance(training, Run) and not isinstance(training.config, TrainStage):
+        training = next(iter(runs_behind(training.parents)), None)  # of a selection, a reset: what it was made of
+    joint = isinstance(training, Run) and training.config.sft.method in ("mixed", "simultaneous")
+    return "merge" if joint or spec.words.get("stage") == "merge" else "expert"
 
 
 def estimate(planning: Planning, cell: Cell, chosen: bool, answers: StoredAnswers) -> tuple[float, float, float] | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.papers import published as papers
-from pipeline.report.grid import percent
+from pipeline.report.scores import percent
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.study.cells import REDUCERS, ROWS_CHANGED, Candidate, Cell, ScoreRef, Values, item_value, value

@@ -13,8 +13,7 @@ from pipeline.config.training import Sft
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow, read_scores
-from pipeline.report.grid import percent
-from pipeline.report.scores import primary_of
+from pipeline.report.scores import percent, primary_of
 from pipeline.report.text import aligned
 from pipeline.runs.find import find
 from pipeline.runs.folders import folder_of

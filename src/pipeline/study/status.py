@@ -17,8 +17,7 @@ from typing import Any
 from pipeline.config.stages import StatusStage, TableStage
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import PRIMARY
-from pipeline.report.grid import percent
-from pipeline.report.scores import family
+from pipeline.report.scores import family, percent
 from pipeline.report.text import aligned
 from pipeline.runs import resume, state
 from pipeline.runs.folders import DIGITS, finished, folder_name, label_in

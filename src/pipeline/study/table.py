@@ -232,6 +232,6 @@ def track(planning: Planning, folder: Path) -> None:
     name = planning.plan.table.name
     described = {"name": f"table-{name}", "group": name, "job_type": "table", "config": {"table": name}}
     with open_run(folder, planning.config.tracking, **described) as tracker:
-        with open(folder / "table.csv", encoding="utf-8", newline="") as file:
+        with open(folder / "cells.csv", encoding="utf-8", newline="") as file:
             head, *rows = list(csv.reader(file))
-        tracker.table("scores", head, rows)
+        tracker.table("cells", head, rows)
