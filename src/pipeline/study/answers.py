@@ -20,9 +20,9 @@ from pipeline.errors import PipelineError
 from pipeline.report.statistics import DRAWS, NormalTest, halved_means, halves, resampled_means, share_interval
 from pipeline.report.translations import CORPUS_METRICS, copies_of, corpus_scores, counts_of, drawn_scores
 from pipeline.runs.manifest import read_manifest
-from pipeline.study.cells import Cell, Item, ScoreRef, TablePlan, Values, grouped
+from pipeline.study.bound import BoundTable
+from pipeline.study.cells import Cell, Item, ScoreRef, TablePlan, Values, fold, levels
 from pipeline.study.outcome import NoScore, Outcome
-from pipeline.study.planning import Planning
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +38,7 @@ HEAD = re.compile(r'\{"doc_id": (\d+),')
 class StoredAnswers:
     """The stored answers under a table's scores. draws: of each bootstrap over their questions."""
 
-    planning: Planning
+    table: BoundTable
     draws: int = DRAWS
     _kept: dict[tuple[ScoreRef, str, str | None], Vector] = field(default_factory=dict)
     _texts: dict[tuple[ScoreRef, str | None], dict[str, Translations]] = field(default_factory=dict)
@@ -55,13 +55,13 @@ class StoredAnswers:
 
     def facts(self, cell: Cell) -> Values:
         """What gives the number that each run under a cell of a fact recorded. NoScore where one is not made."""
-        return Outcome(self.planning).values(cell, {})
+        return Outcome(self.table).values(cell, {})
 
     def files(self, score: ScoreRef, where: str) -> list[Path]:
         """Its samples files; where: a language, a pair, or * for all of them."""
-        run = self.planning.evaluation(score)
+        run = self.table.evaluations.get(score)
         if run is None:
-            raise NoScore(self.planning.problems.get(score, "a choice waits for its candidates' scores"))
+            raise NoScore(self.table.problems.get(score, "a choice waits for its candidates' scores"))
         if read_manifest(run.folder) is None:
             raise NoScore(f"{run.name} is not made yet")
         task = run.config.eval.tasks[0].task
@@ -322,20 +322,16 @@ def lowest(parts: Sequence[Both]) -> Both:
 REDUCERS: dict[str, Callable[[Sequence[Both]], Both]] = {"mean": average, "max": pick, "min": lowest}
 
 
-def drawn(plan: TablePlan, cell: Cell, choosing: dict, shown: dict, made: dict | None = None) -> Both:
+def drawn(plan: TablePlan, cell: Cell, choosing: dict, shown: dict) -> Both:
     """A cell in each draw, as cells.value has it in one: choices, maxima and minima by `choosing`, numbers of `shown`.
 
-    Both the same: a bootstrap that chooses again in each draw. The halves the other way round: split-half. `made`:
-    choices that were made already, which many items share.
+    Both the same: a bootstrap that chooses again in each draw. The halves the other way round: split-half.
     """
     import numpy as np
 
-    made = {} if made is None else made
-    if cell.of:
-        parts = [drawn(plan, plan.cells[row, cell.column], choosing, shown, made) for row in cell.of]
-        return REDUCERS[cell.reduce[0][0]](parts)
+    made: dict[str | None, np.ndarray] = {}  # the winner of each choice, which many items share
 
-    def one(item: Item) -> Both:
+    def one(cell: Cell, item: Item) -> Both:
         if not chooses(item):
             winner = next(iter(item.readings[0]))
             return average([(choosing[r[winner], cell.pair], shown[r[winner], cell.pair]) for r in item.readings])
@@ -352,11 +348,7 @@ def drawn(plan: TablePlan, cell: Cell, choosing: dict, shown: dict, made: dict |
 
         return average([(of_winner(choosing, reading), of_winner(shown, reading)) for reading in item.readings])
 
-    left = [(item.at, one(item)) for item in cell.items]
-    for how, axes in cell.reduce:
-        left = [(at, REDUCERS[how](parts)) for at, parts in grouped(left, axes)]
-    ((_, number),) = left
-    return number
+    return fold(plan, cell, one, lambda how, parts: REDUCERS[how](parts))
 
 
 # ---------------------------------------------------------------------------------------------------- by question
@@ -390,14 +382,11 @@ def by_level(cell: Cell, axes: Sequence[str], one: Callable[[Item], np.ndarray])
     """(levels of each axis ..., N) of the vectors (N,) of a cell's items, reduced over all but `axes`."""
     import numpy as np
 
-    left = [(item.at, one(item)) for item in cell.items]
-    for how, over in cell.reduce:
-        rest = [axis for axis in over if axis not in axes]
-        left = [(at, reduced(how, vectors)) for at, vectors in grouped(left, rest)]
-    levels = [list(dict.fromkeys(at[axis] for at, _ in left if axis in at)) or [None] for axis in axes]
-    found = np.full((*map(len, levels), len(left[0][1])), np.nan)
+    left = levels(cell, lambda _, item: one(item), reduced, axes)
+    places = [list(dict.fromkeys(at[axis] for at, _ in left if axis in at)) or [None] for axis in axes]
+    found = np.full((*map(len, places), len(left[0][1])), np.nan)
     for at, vector in left:
-        found[tuple(of.index(at.get(axis)) for axis, of in zip(axes, levels, strict=True))] = vector
+        found[tuple(of.index(at.get(axis)) for axis, of in zip(axes, places, strict=True))] = vector
     return found
 
 

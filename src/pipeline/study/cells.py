@@ -6,7 +6,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.study.rows import Table
 from pipeline.study.specs import At, Ref, Spec
@@ -106,27 +106,41 @@ class TablePlan:
     own: dict[str, list[str]] = field(default_factory=dict)  # key of every on the command line -> what says its own
 
 
-REDUCERS: dict[str, Callable[[Sequence[float]], float]] = {"mean": statistics.fmean, "max": max, "min": min}
-
-
 def winner(choice: Choice, values: Callable[[ScoreRef], float]) -> Candidate:
     means = {one: statistics.fmean(map(values, scores)) for one, scores in choice.candidates.items()}
     return max(means, key=means.__getitem__)
 
 
+# ---------------------------------------------------------------------------------------------------- reducing
+
+T = TypeVar("T")  # what stands for a number: one, its draws of a bootstrap, its answers question by question
 Values = Callable[[Any], float]  # the number of a ScoreRef; of a spec's key, where a cell shows a fact of it
+REDUCERS: dict[str, Callable[[Sequence[float]], float]] = {"mean": statistics.fmean, "max": max, "min": min}
+
+
+def fold(plan: TablePlan, cell: Cell, number: Callable[[Cell, Item], T], reduce: Callable[[str, Sequence[T]], T]) -> T:
+    """The number of a cell: that of each item, reduced step by step. reduce: by mean, max or min, several to one."""
+    if cell.of:
+        return reduce(cell.reduce[0][0], [fold(plan, plan.cells[row, cell.column], number, reduce) for row in cell.of])
+    ((_, found),) = levels(cell, number, reduce)
+    return found
+
+
+def levels(
+    cell: Cell, number: Callable[[Cell, Item], T], reduce: Callable[[str, Sequence[T]], T], keep: Sequence[str] = ()
+) -> list[tuple[At, T]]:
+    """What is left of a cell's items when all axes but `keep` are reduced: (values of the axes left, number)."""
+    left = [(item.at, number(cell, item)) for item in cell.items]
+    for how, axes in cell.reduce:
+        groups = grouped(left, [axis for axis in axes if axis not in keep])
+        left = [(at, reduce(how, numbers)) for at, numbers in groups]
+    return left
 
 
 def value(plan: TablePlan, cell: Cell, values: Values) -> float:
     """The number of a cell, given that of each score. Choices are made by `values` too, so that one draw of questions
     (a bootstrap's, the odd ones) goes through the whole table."""
-    if cell.of:
-        return REDUCERS[cell.reduce[0][0]]([value(plan, plan.cells[row, cell.column], values) for row in cell.of])
-    left = [(item.at, item_value(plan, item, values)) for item in cell.items]
-    for how, axes in cell.reduce:
-        left = [(at, REDUCERS[how](numbers)) for at, numbers in grouped(left, axes)]
-    ((_, number),) = left
-    return number
+    return fold(plan, cell, lambda _, item: item_value(plan, item, values), lambda how, numbers: REDUCERS[how](numbers))
 
 
 def grouped(left: Sequence[tuple[Any, Any]], axes: Sequence[str]) -> list[tuple[dict[str, Any], list[Any]]]:

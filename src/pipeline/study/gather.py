@@ -36,7 +36,8 @@ def gather(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, 
     table, plan = planning.plan.table, planning.plan
     runs = ordered(planning.targets())
     names = {run.hash: run.name for run in runs}
-    outcome, answers = Outcome.of(planning, failed), StoredAnswers(planning)
+    bound = planning.bind()
+    outcome, answers = Outcome.of(bound, failed), StoredAnswers(bound)
     found, missing = described(runs, names, failed, unfinished(runs) if reasons is None else reasons)
     done = [run for run in found if run.finished]
     versions, machine = usual(done).get("eval", ({}, {}))
@@ -51,7 +52,7 @@ def gather(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, 
         failed=[FailedRun(name, shared(why)) for name, why in failed.items()], missing=missing,
         seconds=sum(run.seconds or 0.0 for run in done), versions=versions, machine=machine, git=git_state(),
         contrasts=measured(plan, answers, compared(plan) or default_pairs(plan, cells)), declared=bool(plan.compare),
-        verdicts=judged(plan, answers), choices=choices_of(planning, outcome), links=[Link(*one) for one in sweeps_of(
+        verdicts=judged(plan, answers), choices=choices_of(outcome), links=[Link(*one) for one in sweeps_of(
             Path(planning.config.runs_dir) / "reports", {run.hash for run in runs})],
     )  # fmt: skip
 

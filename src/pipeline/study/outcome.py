@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.data.rows import read_jsonl
@@ -18,8 +18,9 @@ from pipeline.papers import published as papers
 from pipeline.report.scores import percent
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
-from pipeline.study.cells import REDUCERS, ROWS_CHANGED, Candidate, Cell, ScoreRef, Values, item_value, value
-from pipeline.study.planning import Planning, primary, readings
+from pipeline.study.bound import BoundTable
+from pipeline.study.cells import REDUCERS, ROWS_CHANGED, Candidate, Cell, ScoreRef, Values, item_value, levels, value
+from pipeline.study.planning import primary, readings
 
 SPM_MODEL = (
     "every.eval.spm_model=FILE, what sacrebleu -tok flores200 fetches to ~/.sacrebleu/models/flores200sacrebleuspm"
@@ -55,24 +56,25 @@ class Made:
 class Outcome:
     """failed: name of a run -> why it could not be made."""
 
-    planning: Planning
+    table: BoundTable
     failed: Mapping[str, str] = field(default_factory=dict)
     cells: dict[tuple[str, str], Number] = field(default_factory=dict)
     choices: dict[str, Made] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, planning: Planning, failed: Mapping[str, str]) -> Outcome:
+    def of(cls, table: BoundTable, failed: Mapping[str, str]) -> Outcome:
         """What is finished of a table."""
-        found = cls(planning, failed)
-        for place, cell in planning.plan.cells.items():
+        found = cls(table, failed)
+        for place, cell in table.plan.cells.items():
             found.cells[place] = found.number(cell)
-        for key, choice in planning.plan.choices.items():
+        for key, choice in table.plan.choices.items():
             means: dict[Candidate, float | None] = {}
             for one, scores in choice.candidates.items():
-                numbers = [planning.number(score) for score in scores]
+                runs = [table.evaluations.get(score) for score in scores]
+                numbers = [primary(run) if run else None for run in runs]
                 known = [number for number in numbers if number is not None]
                 means[one] = statistics.fmean(known) if len(known) == len(numbers) else None
-            found.choices[key] = Made(means, planning.chosen(key))
+            found.choices[key] = Made(means, table.winners[key])
         return found
 
     # ------------------------------------------------------------------------------------------ cells
@@ -83,7 +85,8 @@ class Outcome:
             printed, suspect = papers.value(*cell.published), papers.suspect(*cell.published)
         runs: dict[Path, None] = {}
         if any(item.model is not None for item in cell.items) and cell.fact is None:  # a figure
-            folders = tuple(run.folder for item in cell.items if (run := self.run(item.model)))
+            models = [self.table.training(item.model) for item in cell.items if item.model is not None]
+            folders = tuple(run.folder for run in models if run)
             return Number(None, len(folders), printed, suspect, "a figure, in its run's folder", folders)
         try:
             found, n = self.reduced(cell, runs)
@@ -93,7 +96,7 @@ class Outcome:
 
     def reduced(self, cell: Cell, runs: dict[Path, None]) -> tuple[float, int]:
         """The number of a cell and how many it was made of; `runs` takes the folders that they were read from."""
-        plan = self.planning.plan
+        plan = self.table.plan
         if cell.of:
             parts = [self.reduced(plan.cells[row, cell.column], runs) for row in cell.of]
             return REDUCERS[cell.reduce[0][0]]([number for number, _ in parts]), sum(n for _, n in parts)
@@ -104,25 +107,25 @@ class Outcome:
 
     def levels(self, cell: Cell, axis: str) -> list[float]:
         """The number of a cell at each value of an axis that it is reduced over, all else reduced as it is."""
-        plan = self.planning.plan
+        plan = self.table.plan
         if cell.of:
             rows = [self.levels(plan.cells[row, cell.column], axis) for row in cell.of]
             return [REDUCERS[cell.reduce[0][0]](parts) for parts in zip(*rows, strict=True)]
         values = self.values(cell, {})
-        ats = dict.fromkeys(item.at[axis] for item in cell.items if axis in item.at)
-        parts = (replace(cell, items=[item for item in cell.items if item.at.get(axis) == at]) for at in ats)
-        return [value(plan, part, values) for part in parts]
+        left = levels(
+            cell, lambda _, item: item_value(plan, item, values), lambda how, parts: REDUCERS[how](parts), [axis]
+        )
+        return [number for at, number in left if axis in at]
 
     def values(self, cell: Cell, runs: dict[Path, None]) -> Values:
         """The number of each score (or fact) under a cell; `runs` takes the folders that they were read from."""
-        planning = self.planning
         own = {score for item in cell.items for reading in item.readings for score in reading.values()}
 
         def values(of: ScoreRef | str) -> float:
             if isinstance(of, str):
-                return self.fact(of, self.run(of), cell.fact or "", runs)
+                return self.fact(of, self.table.training(of), cell.fact or "", runs)
             if cell.fact is not None and of in own:  # of a merge in memory
-                return self.fact(of, planning.evaluation(of), cell.fact, runs)
+                return self.fact(of, self.table.evaluations.get(of), cell.fact, runs)
             metric, pair = (cell.metric, cell.pair) if of in own else (None, None)
             return self.score(of, metric, pair, runs if of in own else {})
 
@@ -130,12 +133,12 @@ class Outcome:
 
     def score(self, score: ScoreRef, metric: str | None, pair: str | None, runs: dict[Path, None]) -> float:
         """One score, of a choice's candidate or of a cell."""
-        planning = self.planning
-        run = planning.evaluation(score)
+        table = self.table
+        run = table.evaluations.get(score)
         if run is None:
-            if score in planning.problems:
-                raise NoScore(planning.problems[score])
-            raise NoScore(f"{planning.plan.chosen[score.model].choice} waits for its candidates' scores")
+            if score in table.problems:
+                raise NoScore(table.problems[score])
+            raise NoScore(f"{table.plan.chosen[score.model].choice} waits for its candidates' scores")
         runs[run.folder] = None
         if read_manifest(run.folder) is None:
             raise NoScore(f"{run.name} {self.failed.get(run.name, 'is not made yet')}")
@@ -147,14 +150,10 @@ class Outcome:
         number = statistics.fmean(row["value"] for row in rows) if found is None else found
         return number * (percent(rows[0]["metric"]) if rows else 100)
 
-    def run(self, key: str | None) -> Run | None:
-        found = self.planning.attempt(key, lambda: self.planning.model(key)) if key else None
-        return found if isinstance(found, Run) else None
-
     def fact(self, key: str | ScoreRef, run: Run | None, fact: str, runs: dict[Path, None]) -> float:
         """A number that a run recorded: a training, or the evaluation of a merge in memory."""
         if run is None:
-            raise NoScore(self.planning.problems.get(key, "its run cannot be planned, or is still to be chosen"))
+            raise NoScore(self.table.problems.get(key, "its run cannot be planned, or is still to be chosen"))
         runs[run.folder] = None
         manifest = read_manifest(run.folder)
         if manifest is None:

@@ -21,6 +21,7 @@ from pipeline.config.words import stage_of
 from pipeline.errors import PipelineError, meant
 from pipeline.runs.manifest import read_manifest, snapshot_hash
 from pipeline.runs.run import Parent, Run
+from pipeline.study.bound import BoundTable
 from pipeline.study.build.evaluation import refuse_dtypes
 from pipeline.study.build.resolver import Resolver
 from pipeline.study.cells import Candidate, Pairs, ScoreRef, TablePlan, winner
@@ -117,6 +118,15 @@ class Planning:
         except PipelineError as error:
             self.problems[key] = str(error)
             return None
+
+    def bind(self) -> BoundTable:
+        """The plan with its runs, as they are known now: bound again after a choice is made."""
+        plan = self.plan
+        for key in {item.model for cell in plan.cells.values() for item in cell.items if item.model is not None}:
+            self.attempt(key, partial(self.model, key))
+        evaluations = {score: run for score in plan.scores if (run := self.evaluation(score))}
+        winners = {key: self.chosen(key) for key in plan.choices}
+        return BoundTable(plan, evaluations, dict(self._models), winners, dict(self.problems))
 
     # ------------------------------------------------------------------------------------------ choices
 

@@ -172,6 +172,7 @@ def odds(planning: Planning, worlds: int) -> list[Odds]:
         found = of_score(planning, candidates.get(score, score))
         return found[1] if found else 0
 
+    table = planning.bind()
     even = dict.fromkeys((score for cell in plan.cells.values() for score in scores_of(plan, cell)), RATE)
     placed: list[tuple[PlacedClaim, dict[ScoreRef, float], str]] = []  # without rates: not simulated
     for claim in claims_of(plan.table.name):
@@ -194,7 +195,7 @@ def odds(planning: Planning, worlds: int) -> list[Odds]:
         for asked, truth, _ in placed:
             if not truth or (asked.claim.test in RANKED and seed >= max(1, worlds // SLOWER)):
                 continue
-            world = drawn.setdefault(id(truth), World(planning, DRAWS, rates=truth, counts=count, seed=seed))
+            world = drawn.setdefault(id(truth), World(table, DRAWS, rates=truth, counts=count, seed=seed))
             found[asked.claim.id][judged(asked, world)] += 1
     shares = {name: [made[word] / made.total() for word in WORDS] for name, made in found.items() if made}
     return [Odds(asked.claim.id, shares.get(asked.claim.id, ()), basis) for asked, _, basis in placed]
