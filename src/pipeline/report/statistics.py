@@ -26,12 +26,6 @@ LEVEL = 0.05
 POWER = 0.8
 
 
-def standard_deviation(values: Sequence[float]) -> float:
-    """Sample standard deviation (n - 1) of at least two values: the spread over training seeds."""
-    centre = mean(values)
-    return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))
-
-
 def standard_error(fraction: float, n: int) -> float:
     """Binomial standard error of a fraction in [0, 1] over n questions."""
     return math.sqrt(fraction * (1 - fraction) / n)

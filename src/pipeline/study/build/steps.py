@@ -12,6 +12,7 @@ from pipeline.config.stages import DataStage, TrainStage
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.study.lengths import rows_of
+from pipeline.train.steps import steps_of_turns, whole_batches
 
 
 def planned_rows(data: Run[DataStage]) -> int | None:
@@ -48,9 +49,8 @@ def steps_over(training: Run[TrainStage], data: Run[DataStage], count: Callable[
     if rows is None:
         return None
     if sft.method != "simultaneous":
-        return rows * sft.epochs // sft.batch_size
-    sides = [count(one) or 0 for one in data.parents.values() if isinstance(one, Run)]
-    return 2 * (min(sides) * sft.epochs // sft.batch_size // sft.steps_per_switch) * sft.steps_per_switch
+        return whole_batches(sft, rows)
+    return steps_of_turns(sft, min(count(one) or 0 for one in data.parents.values() if isinstance(one, Run)))
 
 
 # ---------------------------------------------------------------------------------------------------- expected
