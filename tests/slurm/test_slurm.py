@@ -214,7 +214,7 @@ def jobs(cluster: Cluster, training: list[str], tmp_path_factory: pytest.TempPat
     one = ["--mem=500M", "--cpus-per-task=1", "--gres=gpu:1"]
     several = ["--mem=1400M", "--nodes=2", "--cpus-per-task=1"]
     asked = {
-        "long": ("one_gpu", [*one, "--time=2", "--signal=B:USR1@30"], ["sft.steps=30000"]),
+        "long": ("one_gpu", [*one, "--time=2", "--signal=B:USR1@60"], ["sft.steps=30000"]),
         "bad": ("one_gpu", one, ["sft.steps=300", "sft.learning_rate=no"]),
         "dies": (
             "several_nodes",
@@ -239,8 +239,10 @@ def jobs(cluster: Cluster, training: list[str], tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="module")
 def begun(cluster: Cluster, jobs: dict[str, Job]) -> int:
-    """The process of the long one in its first turn."""
-    return int(cluster.until(lambda: in_work(jobs["long"].runs_dir, "math-"))["pid"])
+    """The process of the long one in its first turn, halted past its first step: it leaves the cores to the others."""
+    pid = int(cluster.until(lambda: in_work(jobs["long"].runs_dir, "math-", step=2))["pid"])
+    os.kill(pid, signal.SIGSTOP)
+    return pid
 
 
 def test_a_follower_of_srun_that_dies_ends_all_within_a_minute(
@@ -336,6 +338,7 @@ def test_refusals_are_one_sentence_with_slurms_words(cluster: Cluster, training:
 
 def test_out_of_time_it_goes_on_where_it_was(cluster: Cluster, jobs: dict[str, Job], begun: int) -> None:
     """Seconds before its limit, of two minutes, the job is asked to stop, and is requeued. What failed is not."""
+    os.kill(begun, signal.SIGCONT)
     (workplace,) = (jobs["long"].runs_dir / ".work").glob("*")
     again = cluster.until(lambda: (one := in_work(jobs["long"].runs_dir, "math-")) and one["pid"] != begun and one)
     (point,) = workplace.glob("*/resume.json")
