@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from pipeline.report.contents import CellResult, Results, RunResult
+from pipeline.report.load.contents import CellResult, Results, RunResult
 
 SKILL = {
     "base": 0.23,

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.report.cells import allowed, cells_csv, difference, outside
-from pipeline.report.contents import Results, TableCell
-from pipeline.report.page import environment, own_table
-from pipeline.report.statistics import replication_reach
+from pipeline.report.html.page import environment, own_table
+from pipeline.report.load.contents import Results, TableCell
+from pipeline.report.render.cells import allowed, cells_csv, difference, outside
+from pipeline.report.stats.statistics import replication_reach
 
 BASE = TableCell("sw", "base", 24.8, 20.0, 30.0, 1, 24.8, base=True)
 

@@ -12,9 +12,10 @@ from made_up_report import sample, write_eval
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow
-from pipeline.report import compare, samples
-from pipeline.report.answers import read_answers
-from pipeline.report.contents import Score
+from pipeline.report.html import samples
+from pipeline.report.load.answers import read_answers
+from pipeline.report.load.contents import Score
+from pipeline.report.stats import compare
 
 
 def primary_score(row: str, task: str, value: float, n: int, where: str = "qac", target: str = "qac") -> Score:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pipeline.evaluate.metrics import mean
-from pipeline.report.statistics import (
+from pipeline.report.stats.statistics import (
     contrast,
     expert_variance,
     halved_means,

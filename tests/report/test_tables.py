@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 from made_up_report import made_up, score, write_eval
+from pipeline.report.tables import tabulate
 
 from pipeline.errors import PipelineError
-from pipeline.report.beside import SHARES, beside
-from pipeline.report.cells import BEST_NOTE, cells_markdown, difference, outside
-from pipeline.report.contents import CellResult, FailedRun, Results, TableCell
-from pipeline.report.scores import load, read_all
-from pipeline.report.tables import tabulate
-from pipeline.report.write import write_report
+from pipeline.report.html.beside import SHARES, beside
+from pipeline.report.html.write import write_report
+from pipeline.report.load.contents import CellResult, FailedRun, Results, TableCell
+from pipeline.report.load.scores import load, read_all
+from pipeline.report.render.cells import BEST_NOTE, cells_markdown, difference, outside
 
 
 def results(languages, seeds, rows, cells, **more):

@@ -392,7 +392,7 @@ LIMIT = """[[ "$*" =~ --array\\ 0-([0-9]+) ]] && [ $(($($SQUEUE -h --array | wc 
 QUICK = """
 import sys
 from pipeline.__main__ import main
-from pipeline.study import queue
+from pipeline.launch import slurm_commands
 queue.SECONDS = 1
 sys.exit(main())
 """

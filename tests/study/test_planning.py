@@ -10,17 +10,17 @@ import pytest
 import yaml
 from planned import TABLES
 
+from pipeline.commands.table import show_plan
 from pipeline.config.compose import compose
 from pipeline.config.words import as_words, stage_of
 from pipeline.errors import PipelineError
+from pipeline.results.collect import role, scored, told_apart
+from pipeline.runs.graph import ordered
 from pipeline.runs.run import Run
-from pipeline.study.cells import Candidate
-from pipeline.study.gather import role, scored, told_apart
-from pipeline.study.graph import ordered
-from pipeline.study.hashed import told_every
-from pipeline.study.planning import Planning
-from pipeline.study.stages import build
-from pipeline.study.table import show_plan
+from pipeline.stages.rows import build
+from pipeline.tables.overrides import told_every
+from pipeline.tables.plan import Candidate
+from pipeline.tables.planned_runs import Planning
 
 NAMES = sorted(path.stem for path in TABLES.glob("*.yaml"))
 

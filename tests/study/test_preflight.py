@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from tiny_words import FEW
 
+from pipeline.commands.table import make_table, show_plan
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.evaluate import unloaded
-from pipeline.study.execute import make_run
-from pipeline.study.graph import ordered
-from pipeline.study.planning import Planning
-from pipeline.study.preflight import LENGTHS, refusals
-from pipeline.study.stages import build
-from pipeline.study.table import make_table, show_plan
+from pipeline.launch.in_process import make_run
+from pipeline.launch.preflight import LENGTHS, refusals
+from pipeline.runs.graph import ordered
+from pipeline.stages.rows import build
+from pipeline.tables.planned_runs import Planning
 
 Command = Callable[..., Any]
 
@@ -151,7 +151,7 @@ def test_the_job_that_continues_leaves_prompts_to_the_evaluations(
 ) -> None:
     """They check them, too; for that alone the job would load the harness."""
     asked: list[bool] = []
-    monkeypatch.setattr("pipeline.study.table.refusals", lambda _, prompts: asked.append(prompts) or ["enough"])
+    monkeypatch.setattr("pipeline.commands.table.refusals", lambda _, prompts: asked.append(prompts) or ["enough"])
     for more in ((), ("launcher=slurm", "launcher.retry_failed=false")):
         assert call("stage=table", "table=sandbox", f"runs_dir={tmp_path}", *more).status == 1
     assert asked == [True, False]

@@ -15,17 +15,17 @@ from planned import CONF, TABLES, plan, plan_of
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import mean
-from pipeline.report.claims import read_claims
-from pipeline.report.contents import TableCell
-from pipeline.report.statistics import DRAWS, contrast
-from pipeline.report.translations import metric_of
-from pipeline.study.answers import answers_of
-from pipeline.study.asked import PlacedClaim, claims_of
-from pipeline.study.cells import ScoreRef, TablePlan, value
-from pipeline.study.contrasts import measured
-from pipeline.study.numbers import estimate, table_cell
-from pipeline.study.outcome import NoScore, Number, Outcome
-from pipeline.study.verdicts import Sides, judged, place_values
+from pipeline.report.load.contents import TableCell
+from pipeline.report.stats.claims import read_claims
+from pipeline.report.stats.statistics import DRAWS, contrast
+from pipeline.report.stats.translations import metric_of
+from pipeline.results.cell_values import NoScore, Number, Outcome
+from pipeline.results.contrasts import measured
+from pipeline.results.intervals import estimate, table_cell
+from pipeline.results.placed_claims import PlacedClaim, claims_of
+from pipeline.results.questions import answers_of
+from pipeline.results.verdicts import Sides, judged, place_values
+from pipeline.tables.plan import ScoreRef, TablePlan, value
 
 FILES = sorted((CONF / "claims").glob("*.yaml"))
 CLAIMS = [claim for file in FILES for claim in read_claims(file.read_text(encoding="utf-8"), file.name)]
