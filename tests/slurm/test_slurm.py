@@ -157,17 +157,19 @@ def test_a_table_as_arrays_while_jobs_are_killed_requeued_preempted_and_cancelle
 
 
 def lose_a_node(cluster: Cluster, pid: int) -> None:
-    """kill -9 of the node's daemon, of the step and of what it runs, as power does; then the node is started again."""
+    """kill -9 of the node's daemon, of the step and of what it runs, as power does; then the node is started again.
+
+    The administrator says that it is down: Slurm would find out after half a minute, and requeue its jobs as well.
+    """
     node = variable(pid, "SLURMD_NODENAME")
     tree = [pid]
     while (parent := parent_of(tree[-1])) > 1 and "slurmctld" not in command_of(parent):
         tree.append(parent)
     daemon = int((cluster.at / f"run/slurmd.{node}.pid").read_text())
-    cluster.answers_within(6)
     for one in [daemon, *reversed(tree)]:
         os.kill(one, signal.SIGKILL)
+    cluster.run("scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
     cluster.until(lambda: "down" in cluster.run("sinfo", "-h", "-n", node, "-p", "debug", "-o", "%T"), 90)
-    cluster.answers_within(60)
     cluster.node_up(node)
 
 
