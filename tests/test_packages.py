@@ -58,7 +58,7 @@ def upward_imports(sources: dict[str, str]) -> list[str]:
 
 
 def cycle(sources: dict[str, str]) -> list[str]:
-    """The files of one circle of imports; empty where there is none. A package is not its own modules' parent here."""
+    """The files of one cycle of imports; empty where there is none. A package is not its own modules' parent here."""
     graph = {module: imports(source, module) for module, source in sources.items()}
     try:
         list(TopologicalSorter(graph).static_order())
@@ -71,7 +71,7 @@ def test_every_file_is_in_a_package() -> None:
     assert {name.partition(".")[0] for name in modules() if name != "__init__"} <= set(PACKAGES)
 
 
-def test_arrows_point_one_way() -> None:
+def test_imports_point_one_way() -> None:
     sources = {name: text for name, text in modules().items() if name != "__init__"}
     assert upward_imports(sources) == []
 
@@ -89,11 +89,11 @@ def test_no_cycle() -> None:
         "import pipeline.train.stage\n",
     ],
 )
-def test_an_arrow_up_is_seen_wherever_it_hides(hidden: str) -> None:
+def test_an_upward_import_is_found_anywhere(hidden: str) -> None:
     assert upward_imports({"data.load": hidden})
 
 
-def test_a_circle_is_seen() -> None:
+def test_a_cycle_is_found() -> None:
     both = {
         "runs.make": "from pipeline.runs import resume\n",
         "runs.resume": "def f():\n    import pipeline.runs.make\n",
