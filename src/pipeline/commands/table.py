@@ -25,6 +25,7 @@ from pipeline.results.simulated import lines as claim_odds
 from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished
 from pipeline.runs.graph import ordered, unfinished
+from pipeline.runs.lease import job
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, runs_behind
 from pipeline.stages.evaluation import is_bundle
@@ -136,9 +137,8 @@ def make_table(config: TableStage) -> Path:
         problem = f"table={config.table} needs {', '.join(gone)}, which {'was' if len(gone) == 1 else 'were'} freed"
         raise PipelineError(f"{problem}: train again with redo=true, or leave out what is made from it")
     waiting = [run for score in planning.waiting() if (run := planning.like(score))]
-    prompts = (
-        config.launcher.retry_failed
-    )  # the job that continues leaves them to the evaluations, which check them, too
+    # the job that continues a table leaves prompts to the evaluations, which check them, too
+    prompts = config.launcher.retry_failed or job() is None
     if causes := not_planned(planning) or refusals([*ordered(targets), *waiting], prompts):
         raise PipelineError("\nerror: ".join(causes))
     reported = replace(Reported.of(config), data_root=config.data_root, every=dict(config.every))
