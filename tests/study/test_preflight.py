@@ -149,9 +149,13 @@ def test_a_table_without_models_is_planned(mine: Command) -> None:
 def test_the_job_that_continues_leaves_prompts_to_the_evaluations(
     tmp_path: Path, call: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They check them, too; for that alone the job would load the harness."""
+    """They check them, too; for that alone the job would load the harness. A command typed by hand measures them."""
     asked: list[bool] = []
     monkeypatch.setattr("pipeline.commands.table.refusals", lambda _, prompts: asked.append(prompts) or ["enough"])
-    for more in ((), ("launcher=slurm", "launcher.retry_failed=false")):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    continued = ("launcher=slurm", "launcher.retry_failed=false")
+    for more in ((), continued):
         assert call("stage=table", "table=sandbox", f"runs_dir={tmp_path}", *more).status == 1
-    assert asked == [True, False]
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert call("stage=table", "table=sandbox", f"runs_dir={tmp_path}", *continued).status == 1
+    assert asked == [True, True, False]
