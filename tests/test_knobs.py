@@ -7,23 +7,29 @@ not enter the hash, or be refused. What rightly changes no bits says why.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from safetensors.torch import load_file
 
+from pipeline.config.compose import compose
 from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.config.merging import Merge
 from pipeline.config.stages import EvalStage, MergeStage, TrainStage
 from pipeline.config.training import Model, Partition, Sft
 from pipeline.errors import PipelineError
 from pipeline.merge.methods import METHODS
+from pipeline.study.execute import one
 
 BASE = Path(__file__).parents[1] / "src/pipeline/data/sandbox_base"
 
@@ -69,7 +75,9 @@ TRAINING: dict[str, Change | list[Change]] = {
     "sft.processes": Change(
         "sft.processes=2", same_because="see test_one_process_and_two_are_the_same_within_rounding"
     ),
-    "sft.parallel": Change("sft.parallel=fsdp2", given="sft.processes=2", refused="sft.parallel=fsdp2 needs GPUs"),
+    "sft.parallel": Change(
+        "sft.parallel=fsdp2", same_because="of one process it is not hashed; of several it is refused on a CPU"
+    ),
     "sft.seq_length": Change("sft.seq_length=40"),
     "sft.packing": Change("sft.packing=false", given="stage=cpt expert=sandbox_text sft.packing=true"),
     "sft.epochs": Change("sft.epochs=2"),
@@ -103,7 +111,8 @@ TRAINING: dict[str, Change | list[Change]] = {
     "sft.snapshot_keep": Change("sft.snapshot_keep=1", given=SNAPSHOTS),
     "sft.snapshot_keep_by": [
         Change(
-            "sft.snapshot_keep_by=validation_loss", given=f"{SNAPSHOTS} sft.snapshot_keep=1 sft.learning_rate=3 sft.warmup_steps=2",
+            "sft.snapshot_keep_by=validation_loss",
+            given=f"{SNAPSHOTS} sft.snapshot_keep=1 sft.learning_rate=3 sft.warmup_steps=2",
         ),
         Change(
             "sft.snapshot_keep_by=validation_loss", given="sft.snapshot_every=4 sft.snapshot_keep=1",
@@ -153,34 +162,62 @@ def result(folder: Path) -> dict[str, str]:
     return found
 
 
+# Words that name runs, files and dates, or that a group needs with it
+COMPOSED = (
+    "model.path",
+    "merge.base",
+    "merge.expert",
+    "merge.math=",
+    "merge.language=",
+    "merge.files_from",
+    "partition.",
+    "sft.template_date",
+    "eval.template_date",
+)
+CONFIGS: dict[tuple[str, ...], Any] = {}
+MADE: dict[tuple[str, ...], Path] = {}
+
+
+def configured(words: list[str]) -> Any:
+    """As compose has it; values of single knobs are laid over what is composed once, as composing takes a while."""
+    single = [word for word in words if re.fullmatch(r"(seed|deterministic|[a-z]+\.[a-z0-9_]+)=[^{\[]+", word)]
+    single = [word for word in single if not word.startswith(COMPOSED)]
+    composed = tuple(word for word in words if word not in single)
+    if composed not in CONFIGS:
+        CONFIGS[composed] = compose(list(composed))
+    config = copy.deepcopy(CONFIGS[composed])
+    for word in single:
+        key, _, text = word.partition("=")
+        part, _, name = key.rpartition(".")
+        value = yaml.safe_load(text)
+        with suppress(TypeError, ValueError):
+            value = float(value) if isinstance(value, str) else value
+        setattr(getattr(config, part) if part else config, name, value)
+    return config
+
+
 @dataclass
 class Maker:
-    """Makes runs in a context. One that was made already is found by its hash."""
+    """Makes runs in a context. One that was made already is found again."""
 
-    make: Callable[..., Path]
     start: list[str]
-    made: dict[tuple[str, ...], Path] = field(default_factory=dict)
-
-    def words(self, *more: str) -> list[str]:
-        """The last word for a key stands."""
-        last = {word.partition("=")[0]: word for text in (*self.start, *more) for word in text.split()}
-        return list(last.values())
 
     def folder(self, *more: str) -> Path:
-        words = tuple(self.words(*more))
-        if words not in self.made:
-            self.made[words] = self.make(*words)
-        return self.made[words]
+        """The last word for a key stands."""
+        last = {word.partition("=")[0]: word for text in (*self.start, *more) for word in text.split()}
+        words = tuple(last.values())
+        if words not in MADE:
+            MADE[words] = one(configured(list(words)))
+        return MADE[words]
 
     def check(self, knob: str, change: Change) -> None:
         """A change is seen in its context, and elsewhere is seen, refused or not hashed."""
         leaf = knob.rpartition(".")[2]
-        before = self.folder(change.given)
         if change.refused:
             with pytest.raises(PipelineError, match=change.refused):
                 self.folder(change.given, change.words)
             return
-        after = self.folder(change.given, change.words)
+        before, after = self.folder(change.given), self.folder(change.given, change.words)
         assert after != before, f"{knob} is read and not hashed"
         assert result(after) != result(before), f"{knob} is hashed and changes nothing"
         if change.given and not change.alone_because:
@@ -215,7 +252,7 @@ def test_every_hashed_knob_is_listed() -> None:
 
 
 @pytest.fixture(scope="module")
-def training(make_run: Callable[..., Path], world: Path) -> Maker:
+def training(make_run: Callable[..., Path], world: Path, runs_dir: Path) -> Maker:
     """Two steps of four rows from a base of four layers and width 16."""
     small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
     shape = [f"model.architecture.{key}={value}" for key, value in {**small, "num_key_value_heads": 2}.items()]
@@ -227,7 +264,7 @@ def training(make_run: Callable[..., Path], world: Path) -> Maker:
         "{{ m.role }} : {{ m.content }}{{ '</s>' }}{% endfor %}{% if add_generation_prompt %}assistant : {% endif %}"
     )
     start = ["model=trained", f"model.path={base}", f"data_root={world}", "expert=math", "data.size=8"]
-    return Maker(make_run, ["stage=sft", *start, *few, "sft.precision=fp32"])
+    return Maker(["stage=sft", *start, *few, "sft.precision=fp32", f"runs_dir={runs_dir}", "tracking.mode=disabled"])
 
 
 @pytest.mark.parametrize(("knob", "change"), changes(TRAINING))
@@ -328,7 +365,9 @@ MERGING: dict[str, tuple[str, dict[str, Change | list[Change]]]] = {  # method -
             "weights": Change(WEIGHTS, given="merge.divisor=weights"),
             "weigh": Change("merge.weigh=before", given=WEIGHTS, alone_because=PRESET),
             "divisor": Change("merge.divisor=weights", given=WEIGHTS, alone_because=PRESET),
-            "zero_sum": Change("merge.zero_sum=plus", given="merge.density=1", alone_because="whether sums are 0 is seen in weights"),
+            "zero_sum": Change(
+                "merge.zero_sum=plus", given="merge.density=1", alone_because="whether sums are 0 is seen in weights"
+            ),
         },
     ),
 }
@@ -352,11 +391,11 @@ SPLITS: dict[str, Change | list[Change]] = {  # partition knobs in merges
 def merges() -> Iterator[Any]:
     """(method, its words, knob, change)"""
     for method, (words, own) in MERGING.items():
-        for one in changes({**SHARED, **own}):
-            yield pytest.param(method, words, *one.values, id=f"{method}-{one.id}")
+        for item in changes({**SHARED, **own}):
+            yield pytest.param(method, words, *item.values, id=f"{method}-{item.id}")
     for method, words in PARTITIONED.items():
-        for one in changes(SPLITS):
-            yield pytest.param(method, f"{words} {SPLIT}", *one.values, id=f"{method}-partition.{one.id}")
+        for item in changes(SPLITS):
+            yield pytest.param(method, f"{words} {SPLIT}", *item.values, id=f"{method}-partition.{item.id}")
 
 
 def test_every_knob_of_a_merge_is_listed() -> None:
@@ -372,7 +411,7 @@ def test_every_knob_of_a_merge_is_listed() -> None:
 
 @pytest.mark.parametrize(("method", "words", "knob", "change"), merges())
 def test_merging(
-    make_run: Callable[..., Path], models: dict[str, list[Path]], method: str, words: str, knob: str, change: Change
+    runs_dir: Path, models: dict[str, list[Path]], method: str, words: str, knob: str, change: Change
 ) -> None:
     base, math, language = models["llama"]
 
@@ -382,13 +421,14 @@ def test_merging(
             text = text.replace(name, str(value))
         return text
 
-    start = ["stage=merge", f"merge={method}", f"merge.base={base}", filled(words)]
-    Maker(make_run, start).check(knob, Change(filled(change.words), filled(change.given), change.refused))
+    start = ["stage=merge", f"merge={method}", f"merge.base={base}", filled(words), f"runs_dir={runs_dir}"]
+    start += ["tracking.mode=disabled"]
+    Maker(start).check(knob, replace(change, words=filled(change.words), given=filled(change.given)))
 
 
 def test_a_merge_of_adapters_is_one_unless_it_is_asked_for_dense(training: Maker) -> None:
     experts = ",".join(str(training.folder("sft.adapter=lora sft.steps=1", f"seed={seed}")) for seed in (0, 1))
-    merge = Maker(training.make, [f"stage=merge merge=soup merge.experts=[{experts}]"])
+    merge = Maker([*training.start[-2:], f"stage=merge merge=soup merge.experts=[{experts}]"])
     merge.check("merge.form", Change("merge.form=dense"))
 
 
@@ -422,7 +462,8 @@ EVALUATION: dict[str, Change | list[Change]] = {
     "eval.options": Change("eval.options=text", given=CHOICES),
     "eval.run_code": Change("eval.run_code=true", same_because="mbpp alone reads it, and is refused without it"),
     "eval.too_long": Change(
-        "eval.too_long=1", same_because="more prompts may not fit; see test_prompts_that_may_be_too_long_leave_the_score"
+        "eval.too_long=1",
+        same_because="more prompts may not fit; see test_prompts_that_may_be_too_long_leave_the_score",
     ),
     "eval.batch_size": Change("eval.batch_size=2", same_because=ROUNDING),
     "eval.share_prefix": Change("eval.share_prefix=false", same_because=ROUNDING),
@@ -437,13 +478,13 @@ def test_every_knob_of_an_evaluation_is_listed() -> None:
 
 
 @pytest.fixture(scope="module")
-def evaluation(make_run: Callable[..., Path], world: Path, training: Maker, tmp_path_factory: Any) -> Maker:
+def evaluation(world: Path, training: Maker, tmp_path_factory: Any) -> Maker:
     """MGSM in English, three problems, with the shipped base and a chat template that prints the date."""
     model = shutil.copytree(BASE, tmp_path_factory.mktemp("knobs") / "model")
     (model / "manifest.json").unlink()
     shutil.copy(training.folder() / "chat_template.jinja", model)
     asked = ["eval=mgsm_0shot", "languages=[en]", "eval.limit=2", "eval.max_gen_toks=8"]
-    return Maker(make_run, ["stage=eval", f"checkpoint={model}", f"data_root={world}", *asked])
+    return Maker([*training.start[-2:], "stage=eval", f"checkpoint={model}", f"data_root={world}", *asked])
 
 
 @pytest.mark.parametrize(("knob", "change"), changes(EVALUATION))
