@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pipeline.study.execute import one
 from safetensors.torch import load_file
 
 from pipeline.config.compose import compose
@@ -29,7 +30,6 @@ from pipeline.config.stages import EvalStage, MergeStage, TrainStage
 from pipeline.config.training import Model, Partition, Sft
 from pipeline.errors import PipelineError
 from pipeline.merge.methods import METHODS
-from pipeline.study.execute import one
 
 BASE = Path(__file__).parents[1] / "src/pipeline/data/sandbox_base"
 
