@@ -15,9 +15,9 @@ from pipeline.config.words import as_words, stage_of
 from pipeline.errors import PipelineError
 from pipeline.runs.run import Run
 from pipeline.study.cells import Candidate
-from pipeline.study.gather import role, scored, told_apart
 from pipeline.study.graph import ordered
 from pipeline.study.hashed import told_every
+from pipeline.study.numbers import role
 from pipeline.study.planning import Planning
 from pipeline.study.stages import build
 from pipeline.study.table import show_plan
@@ -169,14 +169,3 @@ def test_a_joint_training_stands_with_the_merges_also_where_a_snapshot_of_it_is_
     }
     assert roles["joint_sft"] == "merge" and roles["base"] == "base"
     assert roles["math_expert"] == roles["language_expert"] == "expert"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_report_has_room_for_every_score_of_a_table(name: str, tmp_path: Path) -> None:
-    """A row, a language, a seed and a task hold one evaluation, or the report of a finished table would be refused."""
-    made = planning(tmp_path, f"table={name}")
-    _, met, _ = scored(made, {key: next(iter(choice.candidates)) for key, choice in made.plan.choices.items()})
-    held: dict[object, set[str]] = {}
-    for row, one in zip(told_apart(met), met, strict=True):
-        held.setdefault((row, *one.place), set()).add(one.run.hash)
-    assert max(map(len, held.values()), default=1) == 1

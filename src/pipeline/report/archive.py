@@ -157,7 +157,7 @@ def of_format_1(kept: dict[str, Any]) -> dict[str, Any]:
     """The results of an archive of format 1, which had its cells beside a second table, a row a model."""
     evaluations: dict[str, list[dict[str, Any]]] = {}
     for one in kept["cells"]:
-        score = {"run": one["name"], "language": one["language"], "at": {"seed": str(one["seed"])}}
+        score = {"run": one["name"], "at": {"seed": str(one["seed"])}}
         evaluations.setdefault(one["name"], []).append(score)
     cells = []
     for cell in kept["table_cells"]:

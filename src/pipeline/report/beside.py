@@ -41,11 +41,8 @@ def answer_checks(results: Results, read: Written) -> list[AnswerChecks]:
         rows_of: dict[str, list[ScoreRow]] = {}
         for cell in results.cells:
             if cell.column == column and cell.task in MGSM:
-                scored = [(score, read[score.run][0]) for score in cell.scores if score.run in read]
-                rows_of[cell.row] = [
-                    row for score, rows in scored for row in rows
-                    if (row.task, row.language) == (cell.task, score.language) and row.metric in SHARES
-                ]  # fmt: skip
+                scored = [row for score in cell.scores if score.run in read for row in read[score.run][0]]
+                rows_of[cell.row] = [row for row in scored if row.task == cell.task and row.metric in SHARES]
         every = [row for rows in rows_of.values() for row in rows]
         if not any(row.metric in ("no_equation", "equations_true") for row in every):
             continue

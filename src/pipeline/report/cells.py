@@ -76,6 +76,16 @@ def cell_text(one: CellResult | None) -> str:
     return " ".join(parts)
 
 
+def reasons(results: Results, name: str) -> list[str]:
+    """Why cells are `missing` or their published numbers `suspect`, each reason with the cells that it concerns."""
+    places: dict[str, list[str]] = {}
+    for cell in results.cells:
+        if reason := getattr(cell, name):
+            places.setdefault(reason, []).append(f"{cell.row}, {cell.column}")
+    more = {reason: f" and {len(where) - 1} more" if len(where) > 1 else "" for reason, where in places.items()}
+    return [f"{where[0]}{more[reason]}: {reason}" for reason, where in places.items()]
+
+
 def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str:
     """The table with its headline, its notes, and why anything is missing."""
     cells = {(one.row, one.column): one for one in results.cells}
@@ -93,14 +103,7 @@ def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str
         lines += [plain(note), ""]
     for key, choice in results.choices.items():
         lines += [f"- {plain(key)}: {chosen_text(choice)}"]
-    reasons: dict[str, list[str]] = {}
-    for cell in results.cells:
-        if cell.missing:
-            reasons.setdefault(cell.missing, []).append(f"{cell.row}, {cell.column}")
-    lines += [
-        f"- {MISSING} {places[0]}{f' and {len(places) - 1} more cells' if len(places) > 1 else ''}: {plain(reason)}"
-        for reason, places in reasons.items()
-    ]
+    lines += [f"- {MISSING} {plain(reason)}" for reason in reasons(results, "missing")]
     for title, runs in (("Failed runs:", results.failed), ("Not made:", results.missing)):
         lines += ["", title, "", *(f"- {run.name}: {plain(run.reason)}" for run in runs[:MOST])] if runs else []
         lines += [f"- and {len(runs) - MOST} more"] if len(runs) > MOST else []

@@ -48,10 +48,9 @@ class RunResult:
 
 @dataclass(frozen=True)
 class CellScore:
-    """An evaluation behind a cell: its run, the language that it scores, and the values of the table's axes."""
+    """An evaluation behind a cell: its run, and the values of the table's axes."""
 
     run: str
-    language: str
     at: Mapping[str, str] = field(default_factory=dict)
 
 

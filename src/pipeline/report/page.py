@@ -12,7 +12,7 @@ from pipeline.evaluate.records import CHOICES
 from pipeline.report import plots, samples
 from pipeline.report.answers import Answers, Place
 from pipeline.report.beside import SHARES, answer_checks
-from pipeline.report.cells import BEST_NOTE, chosen_text, difference, outside
+from pipeline.report.cells import BEST_NOTE, chosen_text, difference, outside, reasons
 from pipeline.report.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED, decimals
 from pipeline.report.compare import corrected, headline
 from pipeline.report.contents import Results, RunResult
@@ -66,7 +66,7 @@ def page(
             cells={(one.row, one.column): one for one in results.cells},
             published=any(one.published is not None for one in results.cells),
             chosen=shortened(f"{key}: {chosen_text(choice)}." for key, choice in results.choices.items()),
-            reasons={name: reasons(results, name) for name in ("suspect", "missing")},
+            reasons={name: shortened(reasons(results, name)) for name in ("suspect", "missing")},
             far=lambda cell: outside(cell, results.base_tolerance),
             difference=difference,
             best_note=BEST_NOTE if any(one.maximum is not None for one in results.cells) else "",
@@ -114,18 +114,6 @@ def signed(value: float) -> str:
 
 def chance(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def reasons(results: Results, name: str) -> list[str]:
-    """Why cells are `missing` or their published numbers `suspect`, each reason with the cells that it concerns."""
-    places: dict[str, list[str]] = {}
-    for cell in results.cells:
-        if reason := getattr(cell, name):
-            places.setdefault(reason, []).append(f"{cell.row}, {cell.column}")
-    return shortened(
-        f"{where[0]}{f' and {len(where) - 1} more cells' if len(where) > 1 else ''}: {reason}"
-        for reason, where in places.items()
-    )
 
 
 def shortened(found: Any, most: int = 40) -> list[str]:

@@ -35,7 +35,7 @@ def cell_result(outcome: Outcome, place: tuple[str, str], answers: StoredAnswers
         suspect=number.suspect, missing=shared(number.missing), runs=[folder.name for folder in number.runs],
         digits=digits, maximum=number.value if chosen else None,
         scores=[
-            CellScore(run.name, score.language, {axis: str(value) for axis, value in item.at.items()})
+            CellScore(run.name, {axis: str(value) for axis, value in item.at.items()})
             for item, score in scores if (run := planning.evaluation(score))
         ],
         task="".join(map(str, tasks - {None})) if len(tasks) == 1 else "", metric=cell.metric or "", pair=cell.pair,
