@@ -109,7 +109,7 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     assert {path: time for path, time in times(runs_dir).items() if path in before} == before
     assert "injected by the test" not in page.read_text(encoding="utf-8")
 
-    for name in ("table.csv", "table.md", "scores.json", "cells.md", "plots"):
+    for name in ("cells.csv", "cells.md", "results.csv", "contrasts.csv", "plots"):
         assert (page.parent / name).exists(), sorted(path.name for path in page.parent.iterdir())
     head, *lines = list(csv.reader((page.parent / "table.csv").open()))
     choices = json.loads((page.parent / "choices.json").read_text())
@@ -178,7 +178,7 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     other = tmp_path / "two"
     told = call("stage=table", *table, "launcher.workers=2", f"runs_dir={other}")
     assert told.status == 0 and told.err.count(" left in all") == told.err.count(" done in ") == 58
-    for name in ("scores.json", "table.csv", "cells.csv"):
+    for name in ("cells.csv", "contrasts.csv", "claims.csv"):
         assert (other / "reports/tiny" / name).read_bytes() == (page.parent / name).read_bytes(), name
     assert {path.parent.name: sha256(path) for path in other.glob("*/model.safetensors")} == {
         path.parent.name: sha256(path) for path in runs_dir.glob("*/model.safetensors")

@@ -58,9 +58,9 @@ SLURM = ["launcher=slurm", "launcher.gpus=0", "launcher.memory=900M"]
 
 
 def results(runs_dir: Path) -> dict[str, str]:
-    """sha256 of the weights of all runs, of the table and its scores."""
-    files = [*runs_dir.glob("*/model.safetensors"), runs_dir / "reports/mine/table.csv"]
-    files.append(runs_dir / "reports/mine/scores.json")
+    """sha256 of the weights of all runs, of the table and its choices."""
+    files = [*runs_dir.glob("*/model.safetensors"), runs_dir / "reports/mine/cells.csv"]
+    files.append(runs_dir / "reports/mine/choices.json")
     return {path.relative_to(runs_dir).as_posix(): sha256(path) for path in files}
 
 
