@@ -156,8 +156,8 @@ def test_an_archive_of_format_1_gives_the_same_cells(finished: Path, call: Call,
     old = {key: value for key, value in new.items() if key not in ("rows", "columns", "cells", "declared")} | {
         "languages": ["qac"], "seeds": [0, 1], "over": [], "selected": [], "rows": ["base", "math expert", "swap 1+0"],
         "cells": [
-            {"row": label(cell["row"]), "language": "qac", "seed": int(score["at"].get("seed", 0)), "name": score["run"]}
-            for cell, score in scores
+            {"row": label(cell["row"]), "language": "qac", "seed": int(one["at"].get("seed", 0)), "name": one["run"]}
+            for cell, one in scores
         ],
         "roles": {label(cell["row"]): cell["role"] for cell in new["cells"]},
         "table_rows": new["rows"], "table_columns": new["columns"],
