@@ -13,14 +13,14 @@ import pytest
 import yaml
 from small_runs import a_run
 
+from pipeline.commands.table import what_failed
 from pipeline.config.compose import compose
 from pipeline.evaluate import score as evaluation
 from pipeline.files import sha256
-from pipeline.study import execute
-from pipeline.study.planning import Planning
-from pipeline.study.table import what_failed
+from pipeline.launch import in_process
+from pipeline.tables.planned_runs import Planning
 
-REAL_STAGE = execute.stage_function
+REAL_STAGE = in_process.stage_function
 
 
 @pytest.fixture
@@ -30,18 +30,21 @@ def table(tiny_table: list[str]) -> list[str]:
 
 
 class Calls:
-    """Counts the stages that are made, and fails those of a run whose label holds `fails`."""
+    """The labels of the runs whose stages are called; fails those whose label starts with `fails`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[str] = []
         self.fails: str | None = None
-        monkeypatch.setattr(execute, "stage_function", self.stage_function)
+        monkeypatch.setattr(in_process, "stage_function", self.stage_function)
 
     def stage_function(self, run: Any) -> Any:
-        self.made.append(run.label)
-        if self.fails and run.label.startswith(self.fails):
-            raise RuntimeError("injected by the test")
-        return REAL_STAGE(run)
+        def stage(*given: Any) -> Any:
+            self.made.append(run.label)
+            if self.fails and run.label.startswith(self.fails):
+                raise RuntimeError("injected by the test")
+            return REAL_STAGE(run)(*given)
+
+        return stage
 
 
 def times(folder: Path) -> dict[Path, int]:
@@ -221,13 +224,13 @@ def test_a_run_that_changed_on_disk_stops_only_what_needs_it(
         (work / "x").write_text("x")
         return {}
 
-    monkeypatch.setattr(execute, "stage_function", lambda run: writes)
+    monkeypatch.setattr(in_process, "stage_function", lambda run: writes)
     asked = Planning.of(compose(["stage=table", *table]))  # type: ignore[arg-type]
     monkeypatch.setattr(Planning, "number", lambda self, score: None)  # nothing is chosen
     targets = asked.targets()
-    assert execute.execute(targets) == {}
+    assert in_process.execute(targets) == {}
     (next((tmp_path / "runs").glob("math-*")) / "x").write_text("changed")
-    failed = execute.execute(targets)
+    failed = in_process.execute(targets)
     assert {name.partition("-")[0] for name in failed} == {"math", "eval"}
     told = [reason for reason in failed.values() if "was changed after it was finished" in reason]
     assert len(failed) == 1 + 3 * 7 + 4 and len(told) == 1

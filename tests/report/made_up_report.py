@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.report.contents import CellResult, CellScore, Results, RunResult
+from pipeline.report.load.contents import CellResult, CellScore, Results, RunResult
 
 SKILL = {
     "base": 0.23,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from made_up_report import line_of, made_up, sample, score, write_eval
 
-from pipeline.report.contents import CellResult, CellScore, FailedRun, RunResult
-from pipeline.report.write import write_report
+from pipeline.report.html.write import write_report
+from pipeline.report.load.contents import CellResult, CellScore, FailedRun, RunResult
 
 pytestmark = pytest.mark.browser
 

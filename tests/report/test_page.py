@@ -12,9 +12,9 @@ import pytest
 from made_up_report import NASTY, made_up, results_of, sample, score, write_eval
 
 from pipeline.errors import PipelineError
-from pipeline.report.contents import CellResult, CellScore, FailedRun, RunResult
-from pipeline.report.runs import duration
-from pipeline.report.write import write_report
+from pipeline.report.html.runs import duration
+from pipeline.report.html.write import write_report
+from pipeline.report.load.contents import CellResult, CellScore, FailedRun, RunResult
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use"}
 

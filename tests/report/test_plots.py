@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pipeline.report import plots
+from pipeline.report.render import plots
 
 
 def test_plots_say_what_they_are_given():

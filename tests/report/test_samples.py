@@ -14,10 +14,11 @@ from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import PRIMARY
 from pipeline.evaluate.records import ScoreRow
-from pipeline.report import compare, samples
-from pipeline.report.answers import read_answers
-from pipeline.report.contents import CellResult, CellScore, Results
-from pipeline.report.scores import Written, family
+from pipeline.report.html import samples
+from pipeline.report.load.answers import read_answers
+from pipeline.report.load.contents import CellResult, CellScore, Results
+from pipeline.report.load.scores import Written, family
+from pipeline.report.stats import compare
 
 
 def cells_of(scores: dict[str, ScoreRow]) -> tuple[Results, Written]:

@@ -12,11 +12,11 @@ import pytest
 from made_up_report import line_of, made_up, results_of, score, write_eval
 
 from pipeline.errors import PipelineError
-from pipeline.report.beside import SHARES, answer_checks
-from pipeline.report.cells import BEST_NOTE, cells_markdown, difference, outside
-from pipeline.report.contents import CellResult, CellScore, FailedRun, Results
-from pipeline.report.scores import notes_of, read_all
-from pipeline.report.write import write_report
+from pipeline.report.html.beside import SHARES, answer_checks
+from pipeline.report.html.write import write_report
+from pipeline.report.load.contents import CellResult, CellScore, FailedRun, Results
+from pipeline.report.load.scores import notes_of, read_all
+from pipeline.report.render.cells import BEST_NOTE, cells_markdown, difference, outside
 
 EARLIER = ("table.csv", "table.md", "scores.json")
 

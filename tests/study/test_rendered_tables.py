@@ -14,20 +14,20 @@ from pathlib import Path
 import pytest
 from planned import TABLES
 
+from pipeline.commands.table import write
 from pipeline.config.compose import compose
 from pipeline.config.stages import Report
 from pipeline.evaluate.metrics import PRIMARY
 from pipeline.files import fingerprints
 from pipeline.papers.published import value
+from pipeline.results.placed_claims import RANKED
+from pipeline.results.report_state import Reported
+from pipeline.results.simulated import RATE, published_rates, settled
+from pipeline.runs.graph import ordered
 from pipeline.runs.manifest import MANIFEST, Ancestor, Manifest
 from pipeline.runs.run import Run
-from pipeline.study.asked import RANKED
-from pipeline.study.cells import ScoreRef, TablePlan
-from pipeline.study.graph import ordered
-from pipeline.study.planning import Planning
-from pipeline.study.reported import Reported
-from pipeline.study.simulated import RATE, published_rates, settled
-from pipeline.study.table import write
+from pipeline.tables.plan import ScoreRef, TablePlan
+from pipeline.tables.planned_runs import Planning
 
 NAMES = sorted(path.stem for path in TABLES.glob("*.yaml"))
 QUESTIONS = 6

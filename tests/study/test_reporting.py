@@ -24,9 +24,9 @@ from safetensors.torch import save_file
 from pipeline.config.compose import compose
 from pipeline.models.checkpoint import digest_tensors, weights_root
 from pipeline.report import results as frames
+from pipeline.runs.graph import ordered
 from pipeline.runs.manifest import MANIFEST, read_manifest
-from pipeline.study.graph import ordered
-from pipeline.study.planning import Planning
+from pipeline.tables.planned_runs import Planning
 
 SCRIPT = Path(__file__).parents[2] / "scripts/bench_report.py"
 TABLE = """
@@ -450,7 +450,7 @@ def test_sweeps_over_its_experts_are_linked(home: Path, call: Call) -> None:
 
 
 def test_formulas_in_cells_are_text(tmp_path: Path) -> None:
-    from pipeline.report.sheets import comma_separated
+    from pipeline.report.render.sheets import comma_separated
 
     text = comma_separated([["=HYPERLINK(1)", "+1", "-x", "@SUM(A1)", "\tx", -1.5, "a=b", "−1", None]])
     (row,) = csv.reader(io.StringIO(text))

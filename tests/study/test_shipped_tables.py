@@ -12,11 +12,11 @@ import pytest
 import yaml
 from planned import CONF, TABLES, plan, plan_of
 
+from pipeline.commands.table import published as published_lines
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import PRIMARY
-from pipeline.study.cells import TablePlan
-from pipeline.study.table import published as published_lines
+from pipeline.tables.plan import TablePlan
 from pipeline.train.steps import SIDES, steps_of_sides
 
 RESULTS = Path(__file__).parents[2] / "results"
