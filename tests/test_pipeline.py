@@ -38,10 +38,12 @@ class Calls:
         monkeypatch.setattr(in_process, "stage_function", self.stage_function)
 
     def stage_function(self, run: Any) -> Any:
+        if self.fails and run.label.startswith(self.fails):
+            self.made.append(run.label)
+            raise RuntimeError("injected by the test")
+
         def stage(*given: Any) -> Any:
             self.made.append(run.label)
-            if self.fails and run.label.startswith(self.fails):
-                raise RuntimeError("injected by the test")
             return REAL_STAGE(run)(*given)
 
         return stage
