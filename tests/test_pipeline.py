@@ -30,7 +30,7 @@ def table(tiny_table: list[str]) -> list[str]:
 
 
 class Calls:
-    """Counts the stages that are made, and fails those of a run whose label holds `fails`."""
+    """The labels of the runs whose stages are called; fails those whose label starts with `fails`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[str] = []
@@ -38,10 +38,15 @@ class Calls:
         monkeypatch.setattr(in_process, "stage_function", self.stage_function)
 
     def stage_function(self, run: Any) -> Any:
-        self.made.append(run.label)
         if self.fails and run.label.startswith(self.fails):
+            self.made.append(run.label)
             raise RuntimeError("injected by the test")
-        return REAL_STAGE(run)
+
+        def stage(*given: Any) -> Any:
+            self.made.append(run.label)
+            return REAL_STAGE(run)(*given)
+
+        return stage
 
 
 def times(folder: Path) -> dict[Path, int]:

@@ -160,8 +160,9 @@ def test_random_exemplars_are_for_mgsm(tmp_path: Path) -> None:
 def test_a_joint_training_stands_with_the_merges_also_where_a_snapshot_of_it_is_chosen(tmp_path: Path) -> None:
     words = ["stage=table", "table=sandbox_layer_swapping", f"runs_dir={tmp_path}"]
     planning = Planning.of(compose(words))  # type: ignore[arg-type]
+    table = planning.bind()
     roles = {
-        cell.column: role(planning, reading[()])
+        cell.column: role(table, reading[()])
         for cell in planning.plan.cells.values()
         for item in cell.items
         for reading in item.readings

@@ -20,13 +20,13 @@ from pipeline.report.load.contents import CellResult
 from pipeline.report.stats.claims import read_claims
 from pipeline.report.stats.statistics import DRAWS, contrast
 from pipeline.report.stats.translations import metric_of
-from pipeline.results.cell_values import Made as Decided
 from pipeline.results.cell_values import NoScore, Number, Outcome
 from pipeline.results.contrasts import compared, default_pairs, measured, with_best
 from pipeline.results.intervals import cell_result, estimate
 from pipeline.results.placed_claims import PlacedClaim, claims_of
 from pipeline.results.questions import answers_of
 from pipeline.results.verdicts import Sides, judged, place_values
+from pipeline.tables.bound import BoundTable
 from pipeline.tables.plan import ScoreRef, TablePlan, value
 
 FILES = sorted((CONF / "claims").glob("*.yaml"))
@@ -300,8 +300,7 @@ def test_contrasts_resample_the_axes_that_give_trainings_their_seeds():
 
 
 def cell_of(there: TablePlan, made: Any, row: str, column: str) -> CellResult:
-    planning: Any = SimpleNamespace(plan=there, evaluation=lambda score: None, model_of=lambda score: None)
-    outcome = Outcome(planning, choices=dict.fromkeys(there.choices, Decided({}, None)))
+    outcome = Outcome(BoundTable(there, {}, {}, dict.fromkeys(there.choices), {}))
     plain = 100 * value(there, there.cells[row, column], lambda score: mean(list(made.of(score, "", None).values())))
     outcome.cells[row, column] = Number(plain, 1)
     return cell_result(outcome, (row, column), made)
@@ -347,7 +346,7 @@ def test_a_cell_of_translations_has_sacrebleus_bootstrap_interval(metric: str, m
     texts = made.translations(next(iter(cell.items[0].readings[0].values())), cell.pair)["en-qac"].values()
     references, responses = zip(*texts, strict=True)
     theirs = metric_of(metric, "en-qac").corpus_score(responses, [references], n_bootstrap=1000)
-    value, low, high = estimate(SimpleNamespace(plan=there), cell, False, made)  # type: ignore[arg-type, misc]
+    value, low, high = estimate(there, cell, False, made)  # type: ignore[arg-type, misc]
     assert value == pytest.approx(theirs.score)
     assert ((high - low) / 2) == pytest.approx(theirs._ci, rel=0.1) and (low + high) / 2 == pytest.approx(value)
 
@@ -357,7 +356,7 @@ def test_a_cell_of_translations_that_are_alike_has_a_width(n: int, right: float)
     there = plan_of("sandbox")
     for row in ("base", "layer swap"):
         cell = there.cells[row, "qac: flores to"]
-        found = estimate(SimpleNamespace(plan=there), cell, False, Alike(there, {"all": right}, n=n))  # type: ignore[arg-type]
+        found = estimate(there, cell, False, Alike(there, {"all": right}, n=n))  # type: ignore[arg-type]
         assert found and found[0] == pytest.approx(100 if right else found[0]) and found[2] - found[1] >= 100 / n
 
 
