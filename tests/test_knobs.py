@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 import yaml
-from pipeline.study.execute import one
 from safetensors.torch import load_file
 
 from pipeline.config.compose import compose
@@ -29,6 +28,7 @@ from pipeline.config.merging import Merge
 from pipeline.config.stages import EvalStage, MergeStage, TrainStage
 from pipeline.config.training import Model, Partition, Sft
 from pipeline.errors import PipelineError
+from pipeline.launch.in_process import one
 from pipeline.merge.methods import METHODS
 
 BASE = Path(__file__).parents[1] / "src/pipeline/data/sandbox_base"

@@ -12,12 +12,11 @@ from made_up_report import line_of, results_of, sample, write_eval
 
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
-from pipeline.evaluate.metrics import PRIMARY
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.html import samples
 from pipeline.report.load.answers import read_answers
 from pipeline.report.load.contents import CellResult, CellScore, Results
-from pipeline.report.load.scores import Written, family
+from pipeline.report.load.scores import Written
 from pipeline.report.stats import compare
 
 
@@ -33,7 +32,7 @@ def cells_of(scores: dict[str, ScoreRow]) -> tuple[Results, Written]:
 
 
 def score_of(task: str, value: float | None, n: int, where: str = "qac", target: str = "qac", **more: Any) -> ScoreRow:
-    metric, chosen = PRIMARY.get(family(task), ("m", "none"))
+    metric, chosen = primary_metric(task) if find_benchmark(task) else ("m", "none")
     row = ScoreRow(task, target, where if "-" in where else None, None, 0, metric, chosen, value, None, n)
     return replace(row, **more)
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from planned import TABLES
 
+from pipeline.benchmarks import primary_metric
 from pipeline.commands.table import write
 from pipeline.config.compose import compose
 from pipeline.config.stages import Report
-from pipeline.evaluate.metrics import PRIMARY
 from pipeline.files import fingerprints
 from pipeline.papers.published import value
 from pipeline.results.placed_claims import RANKED
@@ -113,7 +113,7 @@ def make(run: Run, folder: Path, rate: float, questions: int) -> None:
 def score(run: Run, folder: Path, rate: float, questions: int) -> None:
     """The score is the rate itself; the answers are as near to it as so few can be."""
     task, language = run.config.eval.tasks[0], run.config.languages[0]
-    metric, chosen = PRIMARY[task.task]
+    metric, chosen = primary_metric(task.task)
     chance, rows = random.Random(run.hash), []
     (folder / "samples").mkdir(exist_ok=True)
     for pair in (f"en-{language}", f"{language}-en") if task.task == "flores" else (None,):

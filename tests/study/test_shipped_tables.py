@@ -12,10 +12,10 @@ import pytest
 import yaml
 from planned import CONF, TABLES, plan, plan_of
 
+from pipeline.benchmarks import primary_metric
 from pipeline.commands.table import published as published_lines
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
-from pipeline.evaluate.metrics import PRIMARY
 from pipeline.tables.plan import TablePlan
 from pipeline.train.steps import SIDES, steps_of_sides
 
@@ -132,7 +132,7 @@ def test_the_small_worlds_tables_have_the_cells_of_the_committed_results(name: s
     assert [(cell["row"], cell["column"]) for cell in cells] == list(made.cells)
     scores: dict[tuple[str, str, str, str], list[float]] = {}
     for row in committed(name, "results.csv"):
-        if (row["metric"], row["filter"]) == PRIMARY[row["task"]] and not row["subject"]:
+        if (row["metric"], row["filter"]) == primary_metric(row["task"]) and not row["subject"]:
             scores.setdefault((row["run"], row["task"], row["language"], row["pair"]), []).append(float(row["value"]))
     for cell in cells:
         task, language, pair = meant(made, cell["row"], cell["column"])
