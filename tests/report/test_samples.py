@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from made_up_report import line_of, results_of, sample, write_eval
 
+from pipeline.benchmarks import find_benchmark, primary_metric
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow
