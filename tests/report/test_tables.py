@@ -15,7 +15,7 @@ from pipeline.errors import PipelineError
 from pipeline.report.html.beside import SHARES, answer_checks
 from pipeline.report.html.write import write_report
 from pipeline.report.load.contents import CellResult, CellScore, FailedRun, Results
-from pipeline.report.load.scores import notes_of, read_all
+from pipeline.report.load.scores import notes_of, read_evaluations
 from pipeline.report.render.cells import BEST_NOTE, cells_markdown, difference, outside
 
 EARLIER = ("table.csv", "table.md", "scores.json")
@@ -146,7 +146,7 @@ def test_the_checks_of_math_answers(tmp_path):
         runs[f"swap{seed}"] = rows
     none = CellResult("swap", "belebele", 50.0, scores=[CellScore("swap0")], task="belebele")
     made = results_of([scored("swap", "math", *runs, value=50.0), none], evaluations(tmp_path, **runs))
-    (block,) = answer_checks(made, read_all(made))
+    (block,) = answer_checks(made, read_evaluations(made))
     shown = dict(zip(SHARES, block.rows["swap"], strict=True))
     assert block.title == "math" and shown == dict.fromkeys(SHARES) | {"no_equation": 50.0, "unparsed": 50.0}
     page = write_report(made, tmp_path / "r").read_text()
@@ -167,7 +167,7 @@ def test_no_answer_in_another_language_is_shown_only_where_one_would_be_seen(tmp
     rows = [score("mgsm", 0.5, 4, where), score("mgsm", 0.5, 4, where, metric="no_equation", filter="none")]
     rows.append(score("mgsm", other, 4, where, metric="other_language", filter=method))
     made = results_of([scored("base", where, "e", value=50.0)], evaluations(tmp_path, e=rows))
-    (block,) = answer_checks(made, read_all(made))
+    (block,) = answer_checks(made, read_evaluations(made))
     assert dict(zip(SHARES, block.rows["base"], strict=True))["other_language"] == shown
     assert block.detected_by == method
 
@@ -191,7 +191,7 @@ def test_notes_tell_shots_and_tasks_apart(tmp_path):
     cells += [scored("base", "b", "mmlu", value=75.0, task="global_mmlu")]
     cells += [scored("base", "c", "cot", value=50.0, task="mgsm_en_cot")]
     made = results_of(cells, found, sampled=["seed"])
-    first, *others = notes_of(made, read_all(made))
+    first, *others = notes_of(made, read_evaluations(made))
     assert first == (
         "MGSM: exact match, flexible-extract, 2-shot, n = 4; MGSM: exact match, flexible-extract, 8-shot, n = 4; "
         "Global MMLU: accuracy, 0-shot, n = 4; MGSM en cot: exact match, flexible-extract, 0-shot, n = 4."

@@ -23,8 +23,8 @@ def results(report: str | Path, runs_dir: str | Path = "runs") -> tuple[DataFram
     """
     import pandas as pd
 
-    named = isinstance(report, str) and "/" not in report and not report.startswith(".")
-    folder = Path(runs_dir) / "reports" / report if named else Path(report)
+    is_name = isinstance(report, str) and "/" not in report and not report.startswith(".")
+    folder = Path(runs_dir) / "reports" / report if is_name else Path(report)
     files = [folder / "results.csv", folder / "answers.parquet"]
     if missing := [path for path in files if not path.is_file()]:
         raise PipelineError(f"{missing[0]} is not there: make the report with stage=report table=...")

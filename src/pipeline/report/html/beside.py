@@ -35,26 +35,29 @@ class AnswerChecks:
     rows: dict[str, list[float | None]]
 
 
-def answer_checks(results: Results, read: Written) -> list[AnswerChecks]:
+def answer_checks(results: Results, written: Written) -> list[AnswerChecks]:
     """A block for each math column that has such shares, means over its evaluations."""
-    found = []
+    blocks = []
     for column in results.columns:
         rows_of: dict[str, list[ScoreRow]] = {}
         for cell in results.cells:
             if cell.column == column and kind_of(cell.task) == "number":
-                scored = [row for score in cell.scores if score.run in read for row in read[score.run][0]]
+                scored = [row for score in cell.scores if score.run in written for row in written[score.run][0]]
                 rows_of[cell.row] = [row for row in scored if row.task == cell.task and row.metric in SHARES]
-        every = [row for rows in rows_of.values() for row in rows]
-        if not any(row.metric in ("no_equation", "equations_true") for row in every):
+        score_rows = [row for rows in rows_of.values() for row in rows]
+        if not any(row.metric in ("no_equation", "equations_true") for row in score_rows):
             continue
-        methods = {row.filter for row in every if row.metric == "other_language"}
-        unseen = methods == {"script"} and any(shares_script(row.language) for row in every)
+        methods = {row.filter for row in score_rows if row.metric == "other_language"}
+        unseen = methods == {"script"} and any(shares_script(row.language) for row in score_rows)
         shares = {row: [share(rows_of.get(row, []), metric) for metric in SHARES] for row in results.rows}
         if unseen:  # English answers to Nyankole questions: no other script is no evidence of the right language
             at = list(SHARES).index("other_language")
-            shares = {row: [*each[:at], each[at] or None, *each[at + 1 :]] for row, each in shares.items()}
-        found.append(AnswerChecks(column, " or ".join(sorted(methods)), shares))
-    return found
+            shares = {
+                row: [*row_shares[:at], row_shares[at] or None, *row_shares[at + 1 :]]
+                for row, row_shares in shares.items()
+            }
+        blocks.append(AnswerChecks(column, " or ".join(sorted(methods)), shares))
+    return blocks
 
 
 def shares_script(language: str) -> bool:

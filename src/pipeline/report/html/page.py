@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ class MarkGroup:
 
 
 def page(
-    results: Results, read: Written, answers: Mapping[Place, Answers], notes: Sequence[str], folder: Path
+    results: Results, written: Written, answers: Mapping[Place, Answers], notes: Sequence[str], folder: Path
 ) -> tuple[str, dict[str, str]]:
     """index.html of a report in `folder`, and its plots as SVG by name. The page works offline."""
     chart = chart_of(results)
@@ -64,23 +64,23 @@ def page(
             results=results,
             headline=headline(contrasts),
             notes=notes,
-            cells={(one.row, one.column): one for one in results.cells},
-            published=any(one.published is not None for one in results.cells),
+            cells={(item.row, item.column): item for item in results.cells},
+            published=any(item.published is not None for item in results.cells),
             chosen=shortened(f"{key}: {chosen_text(choice)}." for key, choice in results.choices.items()),
             reasons={name: shortened(reasons(results, name)) for name in ("suspect", "missing")},
             far=lambda cell: outside(cell, results.base_tolerance),
             difference=difference,
-            best_note=BEST_NOTE if any(one.maximum is not None for one in results.cells) else "",
-            checks=answer_checks(results, read),
+            best_note=BEST_NOTE if any(item.maximum is not None for item in results.cells) else "",
+            checks=answer_checks(results, written),
             shares=list(SHARES.values()),
             verdicts=tally(results),
             contrasts=contrasts,
             chart=chart,
             curves=curves,
             maps=maps_of(results),
-            marks=_grouped(samples.sanity(results, read, answers)),
-            data=samples.browser(results, read, answers) | {"runs": described(results, folder, logs)},
-            keep=max((len(one.first) for one in answers.values()), default=0),
+            marks=_grouped(samples.sanity(results, written, answers)),
+            data=samples.browser(results, written, answers) | {"runs": described(results, folder, logs)},
+            keep=max((len(item.first) for item in answers.values()), default=0),
             differences=_differences(results),
             warnings=by_message(results, lambda run: run.warnings),
             runs=lines(results, folder),
@@ -97,16 +97,16 @@ def page(
 def environment(flags: Callable[[Sequence[str]], Any] | None = None) -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    made = Environment(
+    templates = Environment(
         loader=PackageLoader("pipeline.report.html", "."),
         autoescape=lambda name: name is None or not name.endswith((".css", ".js")),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"duration": duration, "signed": signed, "decimals": decimals, "chance": chance}
-    made.globals["flags_of"] = flags
-    return made
+    templates.filters |= {"duration": duration, "signed": signed, "decimals": decimals, "chance": chance}
+    templates.globals["flags_of"] = flags
+    return templates
 
 
 def signed(value: float) -> str:
@@ -117,25 +117,29 @@ def chance(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def shortened(found: Any, most: int = 40) -> list[str]:
-    told = list(found)
-    return told if len(told) <= most else [*told[:most], f"and {len(told) - most} more, in the files beside this page"]
+def shortened(items: Iterable[str], limit: int = 40) -> list[str]:
+    lines = list(items)
+    return (
+        lines
+        if len(lines) <= limit
+        else [*lines[:limit], f"and {len(lines) - limit} more, in the files beside this page"]
+    )
 
 
 def tally(results: Results) -> str:
     """3 of 9 claims are shown, 1 contradicted, 5 undecided."""
-    counts = Counter(one.verdict for one in results.verdicts)
-    told = [
+    counts = Counter(verdict.verdict for verdict in results.verdicts)
+    parts = [
         f"{counts[word]} {word}" for word in (SHOWN, CONTRADICTED, UNDECIDED, NOT_TESTABLE, NOT_MADE) if counts[word]
     ]
-    return f"Of {len(results.verdicts)}: {', '.join(told)}."
+    return f"Of {len(results.verdicts)}: {', '.join(parts)}."
 
 
 def maps_of(results: Results) -> list[Changes]:
     """Of the analyses that are figures of the table; not of those that cells show numbers of."""
-    read = {name for cell in results.cells if cell.value is not None for name in cell.runs}
-    found = [run for run in results.runs if run.stage == "analyze" and run.finished and run.name not in read]
-    return [changes_of(run.name, run.folder, number) for number, run in enumerate(found)]
+    shown_runs = {name for cell in results.cells if cell.value is not None for name in cell.runs}
+    analyses = [run for run in results.runs if run.stage == "analyze" and run.finished and run.name not in shown_runs]
+    return [changes_of(run.name, run.folder, number) for number, run in enumerate(analyses)]
 
 
 def chart_of(results: Results) -> str:
@@ -143,8 +147,8 @@ def chart_of(results: Results) -> str:
     cells = {(cell.row, cell.column): cell for cell in results.cells}
     panels = []
     for column in results.columns:
-        here = [cells.get((row, column)) for row in results.rows]
-        scored = [cell for cell in here if cell is not None and cell.task and cell.value is not None]
+        in_column = [cells.get((row, column)) for row in results.rows]
+        scored = [cell for cell in in_column if cell is not None and cell.task and cell.value is not None]
         if not scored:
             continue
         chances = {chance_of(cell.task) for cell in scored}
@@ -152,13 +156,13 @@ def chart_of(results: Results) -> str:
         panels.append(
             plots.Panel(
                 title=column,
-                values=[cell.value if cell else None for cell in here],
+                values=[cell.value if cell else None for cell in in_column],
                 intervals=[
                     (cell.low, cell.high) if cell and cell.low is not None and cell.high is not None else None
-                    for cell in here
+                    for cell in in_column
                 ],
                 chance=100 * chance if chance else None,
-                best=next((place for place, cell in enumerate(here) if cell and cell.best), None),
+                best=next((place for place, cell in enumerate(in_column) if cell and cell.best), None),
             )
         )
     if not panels or len(results.rows) > MOST_BARS or len(panels) > MOST_PANELS:
@@ -195,8 +199,8 @@ def _differences(results: Results) -> list[tuple[str, list[str]]]:
 
 def by_message(results: Results, messages: Callable[[RunResult], Sequence[str]]) -> list[tuple[str, list[str]]]:
     """Each message of runs once, with their names."""
-    named: dict[str, list[str]] = {}
+    runs_of: dict[str, list[str]] = {}
     for run in results.runs:
         for message in messages(run):
-            named.setdefault(message, []).append(run.name)
-    return list(named.items())
+            runs_of.setdefault(message, []).append(run.name)
+    return list(runs_of.items())

@@ -58,7 +58,7 @@ def described(results: Results, folder: Path, curves: Mapping[str, Curve]) -> di
     return {
         run.name: {
             "stage": run.stage, "model": run.model, "time": "" if run.seconds is None else duration(run.seconds),
-            "made": ", ".join(filter(None, [run.started, told(run.machine, run.versions)])),
+            "made": ", ".join(filter(None, [run.started, describe_machine(run.machine, run.versions)])),
             "attempt": run.attempt, "root": run.weights_root, "parents": dict(run.parents), "config": dict(run.config),
             "card": run.card, "href": address(run.folder, folder) if results.linked else "",
             "note": "; ".join(filter(None, [run.stale and f"stale: {run.stale}", *run.unlike, run.reason])),
@@ -69,7 +69,7 @@ def described(results: Results, folder: Path, curves: Mapping[str, Curve]) -> di
     }  # fmt: skip
 
 
-def told(machine: Mapping[str, Any], versions: Mapping[str, str]) -> str:
+def describe_machine(machine: Mapping[str, Any], versions: Mapping[str, str]) -> str:
     parts = [machine.get("device"), f"{machine['threads']} threads" if "threads" in machine else None]
     parts += [f"torch {versions['torch']}" if "torch" in versions else None]
     return ", ".join(str(part) for part in parts if part)
@@ -82,15 +82,15 @@ def card(folder: Path) -> str:
 
 def curves_of(trainings: Sequence[RunResult]) -> dict[str, Curve]:
     """Name -> the training's log; of one that logged nothing an empty curve."""
-    found = {}
+    curves = {}
     for training in trainings:
         path = training.folder / "log.jsonl"
         rows = read_jsonl(path) if path.is_file() else []
-        found[training.name] = Curve(
+        curves[training.name] = Curve(
             loss=[(row["step"], row["loss"]) for row in rows if "loss" in row],
             validation=[(row["step"], row["validation_loss"]) for row in rows if "validation_loss" in row],
         )
-    return found
+    return curves
 
 
 def points(curve: Curve) -> list[list[float]]:
@@ -104,9 +104,9 @@ def address(target: Path, folder: Path) -> str:
 
 def duration(seconds: float) -> str:
     """42 -> 42 s, 412 -> 6 min 52 s, 7260 -> 2 h 1 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{rounded} s"
+    if rounded < 3600:
+        return f"{rounded // 60} min {rounded % 60} s"
+    return f"{rounded // 3600} h {rounded % 3600 // 60} min"

@@ -23,33 +23,33 @@ class Mark:
     detail: str
 
 
-def sanity(results: Results, read: Written, answers: Mapping[Place, Answers]) -> list[Mark]:
+def sanity(results: Results, written: Written, answers: Mapping[Place, Answers]) -> list[Mark]:
     """Scores that deserve a look.
 
     Exactly 0, at chance, mostly unparsed, cut off, in the wrong script, identical to another row's.
     """
     marks = []
-    alike: dict[tuple, dict[str, list[str]]] = {}
-    seen: set[tuple[str, str, str, str]] = set()  # one evaluation may stand under several cells of a row
+    by_text: dict[tuple, dict[str, list[str]]] = {}
+    visited: set[tuple[str, str, str, str]] = set()  # one evaluation may stand under several cells of a row
     for cell in results.cells:
-        for score, row in primary_rows(cell, read):
-            if (cell.row, score.run, row.task, row.where) in seen:
+        for score, row in primary_rows(cell, written):
+            if (cell.row, score.run, row.task, row.where) in visited:
                 continue
-            seen.add((cell.row, score.run, row.task, row.where))
-            where = ", ".join([cell.column, row.where, *(f"{axis} {value}" for axis, value in score.at.items())])
-            found = answers.get((score.run, row.task, row.where), Answers())
-            marks += [Mark(mark, cell.row, f"{where}: {detail}") for mark, detail in _marks(row, found)]
-            if found.text:
-                place = (row.task, row.where, row.num_fewshot, found.text)
-                alike.setdefault(place, {}).setdefault(cell.row, []).append(where)
-    for same in alike.values():
+            visited.add((cell.row, score.run, row.task, row.where))
+            location = ", ".join([cell.column, row.where, *(f"{axis} {value}" for axis, value in score.at.items())])
+            run_answers = answers.get((score.run, row.task, row.where), Answers())
+            marks += [Mark(mark, cell.row, f"{location}: {detail}") for mark, detail in _marks(row, run_answers)]
+            if run_answers.text:
+                place = (row.task, row.where, row.num_fewshot, run_answers.text)
+                by_text.setdefault(place, {}).setdefault(cell.row, []).append(location)
+    for same in by_text.values():
         for name, places in same.items():
-            others = ", ".join(other for other in same if other != name)
-            marks += [Mark("identical", name, f"{one}: identical to {others}") for one in places if others]
+            other_rows = ", ".join(row_name for row_name in same if row_name != name)
+            marks += [Mark("identical", name, f"{label}: identical to {other_rows}") for label in places if other_rows]
     return marks
 
 
-def _marks(score: ScoreRow, found: Answers) -> Iterator[tuple[str, str]]:
+def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
     value, n = score.value, score.n
     if score.reason:
         return  # never asked: the table says why
@@ -65,18 +65,18 @@ def _marks(score: ScoreRow, found: Answers) -> Iterator[tuple[str, str]]:
                 place,
                 f"{100 * value:.1f} of 100, where guessing gives {100 * chance:.0f} ± {100 * 2 * error:.1f}",
             )
-    if found.n and found.unparsed / found.n > 0.5:
-        yield "mostly unparsed", f"nothing extracted from {found.unparsed} of {found.n} answers"
-    if found.cut_off:
-        yield "cut off", f"{found.cut_off} of {found.n} answers ran out of tokens (eval.max_gen_toks)"
-    if found.strange:
-        yield "wrong script", f"{found.strange} of {found.n} answers are mostly in letters of another script"
+    if answers.n and answers.unparsed / answers.n > 0.5:
+        yield "mostly unparsed", f"nothing extracted from {answers.unparsed} of {answers.n} answers"
+    if answers.cut_off:
+        yield "cut off", f"{answers.cut_off} of {answers.n} answers ran out of tokens (eval.max_gen_toks)"
+    if answers.strange:
+        yield "wrong script", f"{answers.strange} of {answers.n} answers are mostly in letters of another script"
 
 
 # -------------------------------------------------------------------------------------------------- to browse
 
 
-def browser(results: Results, read: Written, answers: Mapping[Place, Answers]) -> dict[str, Any]:
+def browser(results: Results, written: Written, answers: Mapping[Place, Answers]) -> dict[str, Any]:
     """The first questions of each cell.
 
     {"strings": [...], "cells": [{row, column, language, run, at, total, items: [[doc_id, prompt, target, response,
@@ -86,18 +86,18 @@ def browser(results: Results, read: Written, answers: Mapping[Place, Answers]) -
     strings: dict[str, int] = {}
     cells: dict[tuple[str, str, str], dict[str, Any]] = {}
     for cell in results.cells:
-        for score, row in primary_rows(cell, read):
+        for score, row in primary_rows(cell, written):
             place = (cell.row, cell.column, row.where)
             if place in cells:
                 continue
-            found = answers.get((score.run, row.task, row.where), Answers())
+            run_answers = answers.get((score.run, row.task, row.where), Answers())
             items = [
-                [doc, *(strings.setdefault(text, len(strings)) for text in (prompt, target, response)), *rest]
-                for doc, prompt, target, response, *rest in found.first
+                [doc, *(strings.setdefault(text, len(strings)) for text in (prompt, target, response)), *judgement]
+                for doc, prompt, target, response, *judgement in run_answers.first
             ]
             cells[place] = {
                 "row": cell.row, "column": cell.column, "language": row.where, "run": score.run,
                 "at": ", ".join(f"{axis} {value}" for axis, value in score.at.items()),
-                "total": found.n, "items": items,
+                "total": run_answers.n, "items": items,
             }  # fmt: skip
     return {"strings": list(strings), "cells": list(cells.values())}

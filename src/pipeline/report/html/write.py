@@ -17,7 +17,7 @@ from pipeline.files import write_atomically
 from pipeline.report.html.page import page
 from pipeline.report.load.answers import read_answers
 from pipeline.report.load.contents import Results
-from pipeline.report.load.scores import notes_of, primary_rows, read_all, refuse_unlike
+from pipeline.report.load.scores import notes_of, primary_rows, read_evaluations, refuse_unlike
 from pipeline.report.render.cells import cells_csv, cells_markdown, choices_json, contrasts_csv
 from pipeline.report.render.tidy import tidy
 from pipeline.report.stats.claims import claims_csv
@@ -32,16 +32,18 @@ def write_report(results: Results, folder: Path) -> Path:
     Raises PipelineError where evaluations were scored in different ways, or a file is cut off.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    read = read_all(results)
-    refuse_unlike(results, read)
-    shown = {(score.run, row.task, row.where) for cell in results.cells for score, row in primary_rows(cell, read)}
-    keep = min(MOST_QUESTIONS, max(1, MOST_ANSWERS // max(1, len(shown))))
+    written_scores = read_evaluations(results)
+    refuse_unlike(results, written_scores)
+    places = {
+        (score.run, row.task, row.where) for cell in results.cells for score, row in primary_rows(cell, written_scores)
+    }
+    keep = min(MOST_QUESTIONS, max(1, MOST_ANSWERS // max(1, len(places))))
     evaluations = {name: run.folder for name, run in sorted(results.evaluations.items())}
-    answers = read_answers(evaluations, read, shown, keep, folder / "answers.parquet")
-    notes = notes_of(results, read)
-    html, pictures = page(results, read, answers, notes, folder)
+    answers = read_answers(evaluations, written_scores, places, keep, folder / "answers.parquet")
+    notes = notes_of(results, written_scores)
+    html, pictures = page(results, written_scores, answers, notes, folder)
     written = {
-        "results.csv": tidy(results, read),
+        "results.csv": tidy(results, written_scores),
         "cells.csv": cells_csv(results),
         "cells.md": cells_markdown(results, headline(corrected(results.contrasts)), notes),
         "choices.json": choices_json(results),

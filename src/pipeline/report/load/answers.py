@@ -49,7 +49,7 @@ class Answers:
 
 
 def read_answers(
-    evaluations: Mapping[str, Path], read: Written, shown: Collection[Place], keep: int, parquet: Path
+    evaluations: Mapping[str, Path], written: Written, places: Collection[Place], keep: int, parquet: Path
 ) -> dict[Place, Answers]:
     """All answers of `evaluations` (name -> folder) into `parquet`, and what the page needs of those in `shown`: of
     each the first `keep` questions.
@@ -58,25 +58,25 @@ def read_answers(
     """
     import pyarrow.parquet as pq
 
-    found: dict[Place, Answers] = {}
+    answers: dict[Place, Answers] = {}
     with pq.ParquetWriter(parquet, schema(), compression="zstd") as writer:
         rows = AnswerRows(writer)
         for name, folder in evaluations.items():
-            shots = {(row.task, row.where): row.num_fewshot for row in read[name][0]}
+            shots = {(row.task, row.where): row.num_fewshot for row in written[name][0]}
             for path in sorted((folder / "samples").glob("*.jsonl")):
-                task, _, where = path.name.removesuffix(".jsonl").partition(".")
+                task, _, language = path.name.removesuffix(".jsonl").partition(".")
                 try:
                     samples = sorted(read_samples(path), key=lambda sample: sample["doc_id"])
-                    rows.add(name, task, where, shots.get((task, where)), samples)
-                    if (name, task, where) in shown:
-                        found[name, task, where] = needed(task, where, samples, keep)
+                    rows.add(name, task, language, shots.get((task, language)), samples)
+                    if (name, task, language) in places:
+                        answers[name, task, language] = page_answers(task, language, samples, keep)
                 except PipelineError:
                     raise
                 except (TypeError, KeyError, AttributeError, ValueError) as error:
                     problem = f"samples/{path.name} of {name} holds something else than answers"
                     raise PipelineError(f"{problem}: make it again with redo=true") from error
         rows.flush()
-    return found
+    return answers
 
 
 def read_samples(path: Path) -> list[Sample]:
@@ -89,17 +89,19 @@ def read_samples(path: Path) -> list[Sample]:
     return read_jsonl(path)
 
 
-def needed(task: str, where: str, samples: Sequence[Sample], keep: int) -> Answers:
+def page_answers(task: str, language: str, samples: Sequence[Sample], keep: int) -> Answers:
     kind, responses = kind_of(task), [str(sample.get("response") or "") for sample in samples]
-    told = json.dumps([[sample["doc_id"], text] for sample, text in zip(samples, responses, strict=True)])
+    digest_input = json.dumps([[sample["doc_id"], text] for sample, text in zip(samples, responses, strict=True)])
     return Answers(
         n=len(samples),
         scores={sample["doc_id"]: score for sample in samples if (score := score_of(task, sample)) is not None},
-        unparsed=0 if kind == "choice" else sum(one.get("extracted") in (None, "", INVALID) for one in samples),
+        unparsed=0 if kind == "choice" else sum(sample.get("extracted") in (None, "", INVALID) for sample in samples),
         cut_off=sum(bool(sample.get("cut_off")) for sample in samples),
-        strange=in_another_script(task, where, responses),
-        text=hashlib.sha256(told.encode()).hexdigest() if any(responses) else "",
-        translations={one["doc_id"]: (text_of(one.get("target")), text_of(one.get("extracted"))) for one in samples}
+        strange=in_another_script(task, language, responses),
+        text=hashlib.sha256(digest_input.encode()).hexdigest() if any(responses) else "",
+        translations={
+            sample["doc_id"]: (text_of(sample.get("target")), text_of(sample.get("extracted"))) for sample in samples
+        }
         if kind == "translation"
         else {},
         first=[item(sample) for sample in samples[:keep]],
@@ -115,14 +117,14 @@ def score_of(task: str, sample: Sample) -> float | None:
     return value / 100 if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def in_another_script(task: str, where: str, responses: Sequence[str]) -> int:
+def in_another_script(task: str, place: str, responses: Sequence[str]) -> int:
     """How many answers are mostly not in the letters of their language, where these are more than half; else 0.
 
     Seen between scripts only: English where Swahili is asked for is not.
     """
     if kind_of(task) in ("program", "choice") or not responses:
         return 0
-    scripts = language(answer_language(task, where)).scripts
+    scripts = language(answer_language(task, place)).scripts
     if "LATIN" in scripts and all(map(str.isascii, responses)):
         return 0
     strange = sum(share is not None and share < 0.5 for share in (share_in(scripts, text) for text in responses))
@@ -132,7 +134,7 @@ def in_another_script(task: str, where: str, responses: Sequence[str]) -> int:
 def item(sample: Sample) -> list[Any]:
     """[doc_id, prompt, target, response, extracted, correct, further scores] of the page."""
     scores = {k: v for k, v in (sample.get("scores") or {}).items() if isinstance(v, int | float) and math.isfinite(v)}
-    told = ", ".join(f"{name} {value:.4g}" for name, value in sorted(scores.items()))
+    numbers = ", ".join(f"{name} {value:.4g}" for name, value in sorted(scores.items()))
     prompt, response = text_of(sample.get("prompt")), text_of(sample.get("response"))
     over = len(prompt) - LONGEST
     return [
@@ -142,7 +144,7 @@ def item(sample: Sample) -> list[Any]:
         response if len(response) <= LONGEST else f"{response[:LONGEST]}… [{len(response) - LONGEST} characters cut]",
         text_of(sample.get("extracted")),
         sample.get("correct"),
-        told + (", cut off" if sample.get("cut_off") else ""),
+        numbers + (", cut off" if sample.get("cut_off") else ""),
     ]
 
 
@@ -156,8 +158,13 @@ def text_of(value: Any) -> str:
 def schema() -> Any:
     import pyarrow as pa
 
-    named = pa.dictionary(pa.int32(), pa.string())
-    columns: list[tuple[str, Any]] = [("run", named), ("task", named), ("language", named), ("num_fewshot", pa.int32())]
+    category = pa.dictionary(pa.int32(), pa.string())
+    columns: list[tuple[str, Any]] = [
+        ("run", category),
+        ("task", category),
+        ("language", category),
+        ("num_fewshot", pa.int32()),
+    ]
     columns += [("doc_id", pa.string()), ("correct", pa.bool_()), ("score", pa.float64()), ("cut_off", pa.bool_())]
     return pa.schema([*columns, *((name, pa.string()) for name in TEXTS)])
 
@@ -169,18 +176,18 @@ class AnswerRows:
     writer: ParquetWriter
     columns: dict[str, list[Any]] = field(default_factory=dict)
 
-    def add(self, run: str, task: str, where: str, shots: int | None, samples: Sequence[Sample]) -> None:
-        alike = {"run": run, "task": task, "language": where, "num_fewshot": shots}
-        for name, value in alike.items():
+    def add(self, run: str, task: str, language: str, shots: int | None, samples: Sequence[Sample]) -> None:
+        constants = {"run": run, "task": task, "language": language, "num_fewshot": shots}
+        for name, value in constants.items():
             self.columns.setdefault(name, []).extend([value] * len(samples))
-        made: dict[str, list[Any]] = {
+        values_of: dict[str, list[Any]] = {
             "doc_id": [str(sample["doc_id"]) for sample in samples],
-            "correct": [None if one.get("correct") is None else bool(one["correct"]) for one in samples],
+            "correct": [None if row.get("correct") is None else bool(row["correct"]) for row in samples],
             "score": [score_of(task, sample) for sample in samples],
-            "cut_off": [None if one.get("cut_off") is None else bool(one["cut_off"]) for one in samples],
+            "cut_off": [None if row.get("cut_off") is None else bool(row["cut_off"]) for row in samples],
         }
-        made |= {name: [text_of(sample.get(name)) for sample in samples] for name in TEXTS}
-        for name, values in made.items():
+        values_of |= {name: [text_of(sample.get(name)) for sample in samples] for name in TEXTS}
+        for name, values in values_of.items():
             self.columns.setdefault(name, []).extend(values)
         if len(self.columns["run"]) >= AT_ONCE:
             self.flush()

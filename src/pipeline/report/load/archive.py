@@ -59,9 +59,9 @@ def shared(value: Any, roots: Sequence[str] = ()) -> Any:
 
 def pack(results: Results, table: str, file: Path, roots: Sequence[str] = ()) -> Path:
     """Write the archive. table: the text of its YAML; roots: local folders that no text of it may name."""
-    with replacing(file) as beside, zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED) as archive:
-        told = {"format": FORMAT, "results": shared(plain(results), roots)}
-        add(archive, "archive.json", json.dumps(told, ensure_ascii=False, indent=1))
+    with replacing(file) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+        contents = {"format": FORMAT, "results": shared(plain(results), roots)}
+        add(archive, "archive.json", json.dumps(contents, ensure_ascii=False, indent=1))
         add(archive, "table.yaml", shared(table, roots))
         for run in sorted(results.runs, key=lambda run: run.name):
             paths = sorted(path for pattern in PACKED for path in run.folder.glob(pattern)) if run.finished else []
@@ -86,17 +86,17 @@ def packed(path: Path, roots: Sequence[str]) -> str | bytes:
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".json":
         return str(shared(text, roots))
-    kept = json.loads(text)
+    content = json.loads(text)
     if path.name == "manifest.json":
-        kept = {key: value for key, value in kept.items() if key not in PRIVATE}
-        kept["config"] = {key: value for key, value in kept.get("config", {}).items() if key not in PRIVATE}
-    return json.dumps(shared(kept, roots), ensure_ascii=False, indent=1) + "\n"
+        content = {key: value for key, value in content.items() if key not in PRIVATE}
+        content["config"] = {key: value for key, value in content.get("config", {}).items() if key not in PRIVATE}
+    return json.dumps(shared(content, roots), ensure_ascii=False, indent=1) + "\n"
 
 
 def plain(value: Any) -> Any:
     """A dataclass as JSON has it, folders left out."""
     if is_dataclass(value):
-        return {one.name: plain(getattr(value, one.name)) for one in fields(value) if one.name != "folder"}
+        return {item.name: plain(getattr(value, item.name)) for item in fields(value) if item.name != "folder"}
     if isinstance(value, Mapping):
         return {key: plain(inner) for key, inner in value.items()}
     return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
@@ -121,11 +121,11 @@ def unpack(file: Path, folder: Path) -> Results:
     try:
         with zipfile.ZipFile(file) as archive:
             refuse_strange(file, archive.infolist())
-            told = json.loads(archive.read("archive.json"))
-            if told["format"] > FORMAT:
-                newer = f"format {told['format']}, this one reads {FORMAT}"
+            contents = json.loads(archive.read("archive.json"))
+            if contents["format"] > FORMAT:
+                newer = f"format {contents['format']}, this one reads {FORMAT}"
                 raise PipelineError(f"{file} was made by a newer version of this program ({newer}): update this one")
-            plainly = of_format_1(told["results"]) if told["format"] == 1 else told["results"]
+            plainly = of_format_1(contents["results"]) if contents["format"] == 1 else contents["results"]
             results = decoded(Results, plainly, folder)
             for member in archive.infolist():
                 target = folder / member.filename
@@ -153,26 +153,26 @@ def refuse_strange(file: Path, members: Sequence[zipfile.ZipInfo]) -> None:
         raise PipelineError(f"{file} unpacks to {sum(sizes) / 2**20:.0f} MB, more than a table's results are")
 
 
-def of_format_1(kept: dict[str, Any]) -> dict[str, Any]:
+def of_format_1(old: dict[str, Any]) -> dict[str, Any]:
     """The results of an archive of format 1, which had its cells beside a second table, a row a model."""
     evaluations: dict[str, list[dict[str, Any]]] = {}
-    for one in kept["cells"]:
-        score = {"run": one["name"], "at": {"seed": str(one["seed"])}}
-        evaluations.setdefault(one["name"], []).append(score)
+    for entry in old["cells"]:
+        score = {"run": entry["name"], "at": {"seed": str(entry["seed"])}}
+        evaluations.setdefault(entry["name"], []).append(score)
     cells = []
-    for cell in kept["table_cells"]:
+    for cell in old["table_cells"]:
         scores = [evaluations[name][0] for name in cell["runs"] if name in evaluations]
-        tasks = {task_in(one["run"]) for one in scores}
-        roles = {kept["roles"].get(one["row"], "") for one in kept["cells"] if one["name"] in cell["runs"]}
+        tasks = {task_in(entry["run"]) for entry in scores}
+        roles = {old["roles"].get(entry["row"], "") for entry in old["cells"] if entry["name"] in cell["runs"]}
         cells.append({**cell, "scores": scores, "task": "".join(tasks) if len(tasks) == 1 else "",
                       "role": "".join(roles) if len(roles) == 1 else ""})  # fmt: skip
-    return {**kept, "rows": kept["table_rows"], "columns": kept["table_columns"], "cells": cells}
+    return {**old, "rows": old["table_rows"], "columns": old["table_columns"], "cells": cells}
 
 
 def task_in(name: str) -> str:
     """The task in the name of an evaluation: mgsm of eval-mgsm_2shot-base-1234abcd."""
-    found = re.match(r"eval-(\w+?)_\d+shot-", name)
-    return found[1] if found else ""
+    match = re.match(r"eval-(\w+?)_\d+shot-", name)
+    return match[1] if match else ""
 
 
 @lru_cache(maxsize=32)
@@ -186,21 +186,21 @@ def decoded(kind: Any, value: Any, folder: Path) -> Any:
     if kind is Any:
         return value
     if isinstance(kind, type) and is_dataclass(kind):
-        known = {key: decoded(hints(kind)[key], one, folder) for key, one in value.items() if key in hints(kind)}
+        values = {key: decoded(hints(kind)[key], item, folder) for key, item in value.items() if key in hints(kind)}
         if "folder" in hints(kind):
-            if not re.fullmatch(NAME, known["name"]):
+            if not re.fullmatch(NAME, values["name"]):
                 raise ValueError("a run of no name")
-            known["folder"] = folder / "runs" / known["name"]
-        return kind(**(known | ({"linked": False} if kind is Results else {})))
+            values["folder"] = folder / "runs" / values["name"]
+        return kind(**(values | ({"linked": False} if kind is Results else {})))
     if origin in (Union, types.UnionType):
-        return None if value is None else decoded(next(one for one in inner if one is not type(None)), value, folder)
+        return None if value is None else decoded(next(item for item in inner if item is not type(None)), value, folder)
     if origin is not None and issubclass(origin, Mapping):
-        return {str(key): decoded(inner[1], one, folder) for key, one in value.items()}
+        return {str(key): decoded(inner[1], item, folder) for key, item in value.items()}
     if origin is not None and issubclass(origin, Sequence):
         if not isinstance(value, list):
             raise TypeError("a list is wanted")
-        return tuple(decoded(inner[0], one, folder) for one in value)
-    wanted = (int, float) if kind is float else kind
-    if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
+        return tuple(decoded(inner[0], item, folder) for item in value)
+    expected = (int, float) if kind is float else kind
+    if not isinstance(value, expected) or (isinstance(value, bool) and kind is not bool):
         raise TypeError(f"{value!r} is no {kind}")
     return value

@@ -26,51 +26,53 @@ def percent(metric: str) -> int:
     return 1 if metric.lower().startswith(OUT_OF_100) else 100
 
 
-def read_all(results: Results) -> dict[str, tuple[list[ScoreRow], dict[str, Any]]]:
+def read_evaluations(results: Results) -> dict[str, tuple[list[ScoreRow], dict[str, Any]]]:
     """The scores.json of each finished evaluation, read once."""
-    found = {}
+    written = {}
     for name, run in results.evaluations.items():
         try:
-            found[name] = read_scores(run.folder / "scores.json")
+            written[name] = read_scores(run.folder / "scores.json")
         except (OSError, ValueError, KeyError, TypeError):
             raise PipelineError(f"scores.json of {name} cannot be read: make it again with redo=true") from None
-    return found
+    return written
 
 
-def primary_rows(cell: CellResult, read: Written) -> Iterator[tuple[CellScore, ScoreRow]]:
+def primary_rows(cell: CellResult, written: Written) -> Iterator[tuple[CellScore, ScoreRow]]:
     """The rows that a cell's number is computed from, of each of its finished evaluations."""
-    first, chosen = primary_metric(cell.task)
+    first, filter_name = primary_metric(cell.task)
     metric = cell.metric or first
     for score in cell.scores:
-        for row in read[score.run][0] if score.run in read else []:
+        for row in written[score.run][0] if score.run in written else []:
             matches = row.task == cell.task and row.metric == metric and not row.subject
-            if matches and cell.pair in (None, row.pair) and (row.filter == chosen or metric != first):
+            if matches and cell.pair in (None, row.pair) and (row.filter == filter_name or metric != first):
                 yield score, row
 
 
-def refuse_unlike(results: Results, read: Written) -> None:
+def refuse_unlike(results: Results, written: Written) -> None:
     """Raise PipelineError where a table's evaluations were scored in different ways: by one backend in one dtype; those
     of a cell with a chat template or without."""
-    ways: dict[tuple[str, ...], dict[tuple[str, Any], str]] = {}  # what is compared -> how it was scored -> by which
+    settings: dict[
+        tuple[str, ...], dict[tuple[str, Any], str]
+    ] = {}  # what is compared -> how it was scored -> by which
     for cell in results.cells:
-        for name in (score.run for score in cell.scores if score.run in read):
-            how = read[name][1]
+        for name in (score.run for score in cell.scores if score.run in written):
+            how = written[name][1]
             template = ("eval.chat_template", how.get("chat_template", False))
-            ways.setdefault(("backend",), {}).setdefault(("eval.backend", how.get("backend", "hf")), name)
-            ways.setdefault(("dtype",), {}).setdefault(("eval.dtype", how.get("dtype", "auto")), name)
-            ways.setdefault((cell.row, cell.column), {}).setdefault(template, name)
-    for found in ways.values():
-        if len(found) > 1:
-            told = ", ".join(f"{name} ({key}={value})" for (key, value), name in found.items())
+            settings.setdefault(("backend",), {}).setdefault(("eval.backend", how.get("backend", "hf")), name)
+            settings.setdefault(("dtype",), {}).setdefault(("eval.dtype", how.get("dtype", "auto")), name)
+            settings.setdefault((cell.row, cell.column), {}).setdefault(template, name)
+    for by_setting in settings.values():
+        if len(by_setting) > 1:
+            text = ", ".join(f"{name} ({key}={value})" for (key, value), name in by_setting.items())
             remedy = "score all one way, every.eval.dtype=float32 for instance"
-            raise PipelineError(f"{told} were not scored alike, so that no table compares them: {remedy}")
+            raise PipelineError(f"{text} were not scored alike, so that no table compares them: {remedy}")
 
 
-def notes_of(results: Results, read: Written) -> list[str]:
+def notes_of(results: Results, written: Written) -> list[str]:
     """How to read the numbers: metric, filter, shots and questions of each task, and what intervals do not include."""
     counts: dict[str, set[int]] = {}
     for cell in results.cells:
-        for _, row in primary_rows(cell, read):
+        for _, row in primary_rows(cell, written):
             how = [METRICS.get(row.metric, row.metric), *([row.filter] if row.filter != "none" else [])]
             counts.setdefault(f"{title_of(row.task)}: {', '.join(how)}, {row.num_fewshot}-shot", set()).add(row.n)
     sizes = {how: " to ".join(map(str, dict.fromkeys((min(ns), max(ns))))) for how, ns in counts.items()}
@@ -78,7 +80,7 @@ def notes_of(results: Results, read: Written) -> list[str]:
     notes += ["In percent; BLEU and chrF++ as they are."] if sizes else []
     if sizes and not results.sampled:
         notes.append("Seed variance is not included in intervals and p: that takes at least three seeds.")
-    dtypes = sorted({how["dtype"] for _, how in read.values() if "dtype" in how})
+    dtypes = sorted({how["dtype"] for _, how in written.values() if "dtype" in how})
     return notes + ([f"Scored in {' and '.join(dtypes)}."] if dtypes else [])
 
 
@@ -89,14 +91,14 @@ def finite(value: Any) -> float | None:
 
 def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
     """The score of each task and language that is shown: the task's primary metric, else the first one written."""
-    found: dict[tuple[str, str, int], ScoreRow] = {}
+    by_place: dict[tuple[str, str, int], ScoreRow] = {}
     for row in rows:
         if row.subject:
             continue
         place = row.task, row.where, row.num_fewshot
-        if place not in found or (row.metric, row.filter) == primary_metric(row.task):
-            found[place] = row
-    return list(found.values())
+        if place not in by_place or (row.metric, row.filter) == primary_metric(row.task):
+            by_place[place] = row
+    return list(by_place.values())
 
 
 def interval(row: ScoreRow) -> tuple[float, float] | None:
@@ -110,8 +112,8 @@ def interval(row: ScoreRow) -> tuple[float, float] | None:
 
 def title_of(task: str) -> str:
     """MGSM, MGSM en cot."""
-    known = find_benchmark(task)
-    return known.title + task.removeprefix(known.name).replace("_", " ") if known else task
+    benchmark = find_benchmark(task)
+    return benchmark.title + task.removeprefix(benchmark.name).replace("_", " ") if benchmark else task
 
 
 def score_lines(folder: Path) -> list[str]:
@@ -127,9 +129,9 @@ def score_lines(folder: Path) -> list[str]:
 
 def score_line(row: ScoreRow) -> tuple[str, str, str, str, str]:
     """A score as one reads it: out of 100, with its standard error."""
-    told = row.reason or "no number"
+    text = row.reason or "no number"
     if row.value is not None:
         scale = percent(row.metric)
         error = f" ± {scale * row.stderr:.1f}" if row.stderr is not None else ""
-        told = f"{scale * row.value:.1f}{error}"
-    return f"  {row.task} {row.num_fewshot}-shot", row.where, row.metric, told, str(row.n)
+        text = f"{scale * row.value:.1f}{error}"
+    return f"  {row.task} {row.num_fewshot}-shot", row.where, row.metric, text, str(row.n)

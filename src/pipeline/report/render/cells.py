@@ -23,40 +23,42 @@ def cells_csv(results: Results) -> str:
     the published number, of the value or maximum by the papers' method, `allowed` or not."""
     head = "row column value low high maximum n published difference allowed suspect missing runs".split()
     lines = [
-        [one.row, one.column, one.value, one.low, one.high, one.maximum, one.n, one.published, difference(one),
-         allowed(one, results.base_tolerance) if one.published is not None else None, one.suspect, one.missing,
-         " ".join(one.runs)]
-        for one in results.cells
+        [cell.row, cell.column, cell.value, cell.low, cell.high, cell.maximum, cell.n, cell.published, difference(cell),
+         allowed(cell, results.base_tolerance) if cell.published is not None else None, cell.suspect, cell.missing,
+         " ".join(cell.runs)]
+        for cell in results.cells
     ]  # fmt: skip
     return comma_separated([head, *lines])
 
 
 def contrasts_csv(lines: Sequence[Mapping[str, Any]]) -> str:
     """A line for each of a table's comparisons in each row or column, numbers with five decimals."""
-    rows = [[round(one, 5) if isinstance(one, float) else one for one in line.values()] for line in lines]
+    rows = [[round(value, 5) if isinstance(value, float) else value for value in line.values()] for line in lines]
     return comma_separated([list(lines[0]), *rows])
 
 
-def difference(one: CellResult) -> float | None:
-    return None if one.as_published is None or one.published is None else round(one.as_published - one.published, 10)
+def difference(cell: CellResult) -> float | None:
+    return (
+        None if cell.as_published is None or cell.published is None else round(cell.as_published - cell.published, 10)
+    )
 
 
-def allowed(one: CellResult, base_tolerance: float) -> float | None:
+def allowed(cell: CellResult, base_tolerance: float) -> float | None:
     """Points by which the published number may differ where paper and table agree; None where nothing tells.
 
     Both sides answered the same questions, so the draw of questions is no reason to differ. Of untrained models only
     the scoring differs: `base_tolerance`. Of trained ones the experts do, too: the 95 % interval of another set, where
     the cell is reduced over several experts; one training shows nothing about others.
     """
-    if one.base:
+    if cell.base:
         return base_tolerance
-    return None if one.experts is None else max(one.experts, base_tolerance)
+    return None if cell.experts is None else max(cell.experts, base_tolerance)
 
 
-def outside(one: CellResult, base_tolerance: float) -> bool:
+def outside(cell: CellResult, base_tolerance: float) -> bool:
     """Whether the published number, unless suspect, differs by more than `allowed` and its rounding to 0.1."""
-    apart, most = difference(one), allowed(one, base_tolerance)
-    return apart is not None and most is not None and not one.suspect and abs(apart) > most + 0.05
+    gap, limit = difference(cell), allowed(cell, base_tolerance)
+    return gap is not None and limit is not None and not cell.suspect and abs(gap) > limit + 0.05
 
 
 def choices_json(results: Results) -> str:
@@ -64,15 +66,15 @@ def choices_json(results: Results) -> str:
     return json.dumps(results.choices, indent=1, ensure_ascii=False) + "\n"
 
 
-def cell_text(one: CellResult | None) -> str:
+def cell_text(cell: CellResult | None) -> str:
     """45.2 (9) max 46.0 [44.8]: the number, how many it was made of where that is more than one, a best configuration's
     maximum, what the paper prints."""
-    if one is None:
+    if cell is None:
         return ""
-    parts = [MISSING if one.value is None else f"{one.value:.{one.digits}f}"]
-    parts += [f"({one.n})"] if one.n > 1 and one.value is not None else []
-    parts += [f"max {one.maximum:.{one.digits}f}"] if one.maximum is not None else []
-    parts += [f"[{one.published:g}{'?' if one.suspect else ''}]"] if one.published is not None else []
+    parts = [MISSING if cell.value is None else f"{cell.value:.{cell.digits}f}"]
+    parts += [f"({cell.n})"] if cell.n > 1 and cell.value is not None else []
+    parts += [f"max {cell.maximum:.{cell.digits}f}"] if cell.maximum is not None else []
+    parts += [f"[{cell.published:g}{'?' if cell.suspect else ''}]"] if cell.published is not None else []
     return " ".join(parts)
 
 
@@ -82,13 +84,15 @@ def reasons(results: Results, name: str) -> list[str]:
     for cell in results.cells:
         if reason := getattr(cell, name):
             places.setdefault(reason, []).append(f"{cell.row}, {cell.column}")
-    more = {reason: f" and {len(where) - 1} more" if len(where) > 1 else "" for reason, where in places.items()}
-    return [f"{where[0]}{more[reason]}: {reason}" for reason, where in places.items()]
+    suffixes = {
+        reason: f" and {len(concerned) - 1} more" if len(concerned) > 1 else "" for reason, concerned in places.items()
+    }
+    return [f"{concerned[0]}{suffixes[reason]}: {reason}" for reason, concerned in places.items()]
 
 
 def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str:
     """The table with its headline, its notes, and why anything is missing."""
-    cells = {(one.row, one.column): one for one in results.cells}
+    cells = {(item.row, item.column): item for item in results.cells}
     columns = results.columns
     lines = [f"# {plain(results.title)}", "", *([plain(results.note), ""] if results.note else [])]
     lines += [plain(headline), ""]
@@ -99,7 +103,7 @@ def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str
     brackets = ["round brackets how many numbers a cell is made of"] if "(" in texts else []
     brackets += ["square brackets what the paper prints"] if "[" in texts else []
     lines += [f"In {', in '.join(brackets)}.", ""] if brackets else []
-    for note in [*notes, *([BEST_NOTE] if any(one.maximum is not None for one in cells.values()) else [])]:
+    for note in [*notes, *([BEST_NOTE] if any(item.maximum is not None for item in cells.values()) else [])]:
         lines += [plain(note), ""]
     for key, choice in results.choices.items():
         lines += [f"- {plain(key)}: {chosen_text(choice)}"]

@@ -77,8 +77,8 @@ def bars(panel: Panel, x: float, y: float, width: float, rows: int) -> list[str]
             ends = [x + end * scale for end in interval]
             parts += [line(ends[0], at + BAR / 2, ends[1], at + BAR / 2, "ink")]
             parts += [line(end, at + BAR / 2 - 3, end, at + BAR / 2 + 3, "ink") for end in ends]
-        told = "—" if value is None else f"{value:.1f}"
-        parts += [text(x + tops[place] * scale + 5, at + BAR / 2 + 4, told, size=10)]
+        label = "—" if value is None else f"{value:.1f}"
+        parts += [text(x + tops[place] * scale + 5, at + BAR / 2 + 4, label, size=10)]
     if panel.chance is not None:
         at = x + panel.chance * scale
         parts += [line(at, top - 4, at, bottom, "warn", "4 3"), text(at + 3, top - 3, "chance", colour="warn", size=9)]
@@ -99,12 +99,12 @@ def panel_of(name: str, curves: Sequence[Curve], x: float, y: float, width: floa
     parts = [text(x + 34, y + 15, name, size=12)]
     lines = [[point for point in thinned(curve.loss) if finite(point)] for curve in curves]
     dots = [point for curve in curves for point in curve.validation if finite(point)]
-    known = [point for points in lines for point in points] + dots
-    if not known:
+    all_points = [point for points in lines for point in points] + dots
+    if not all_points:
         return [*parts, text(x + width / 2, y + height / 2, "nothing logged", "middle", "muted")]
-    low, high = min(point[1] for point in known), max(point[1] for point in known)
+    low, high = min(point[1] for point in all_points), max(point[1] for point in all_points)
     high = high if high > low else low + 1
-    last = max(point[0] for point in known) or 1
+    last = max(point[0] for point in all_points) or 1
     left, top, right, bottom = x + 34, y + 26, x + width, y + height - 32
 
     def place(point: tuple[float, float]) -> tuple[float, float]:
@@ -118,9 +118,13 @@ def panel_of(name: str, curves: Sequence[Curve], x: float, y: float, width: floa
     parts += [text((left + right) / 2, bottom + 27, "step", "middle", "muted", 10)]
     colours = ("accent", "second", "third", "muted")
     for number, points in enumerate(lines):
-        told = " ".join(f"{px:.1f},{py:.1f}" for px, py in map(place, points))
+        points_text = " ".join(f"{px:.1f},{py:.1f}" for px, py in map(place, points))
         stroke = paint(colours[number % len(colours)])
-        parts += [f'<polyline points="{told}" fill="none" stroke="{stroke}" stroke-width="1.4"/>'] if told else []
+        parts += (
+            [f'<polyline points="{points_text}" fill="none" stroke="{stroke}" stroke-width="1.4"/>']
+            if points_text
+            else []
+        )
     centres = map(place, dots)
     return parts + [f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="2.6" fill="{paint("warn")}"/>' for cx, cy in centres]
 
@@ -143,9 +147,9 @@ def paint(colour: str) -> str:
     return f"var(--{colour}, {COLOURS[colour]})"
 
 
-def text(x: float, y: float, told: str, anchor: str = "start", colour: str = "ink", size: int = 11) -> str:
+def text(x: float, y: float, content: str, anchor: str = "start", colour: str = "ink", size: int = 11) -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}"'
-    return f'<text {place} fill="{paint(colour)}">{escape(told)}</text>'
+    return f'<text {place} fill="{paint(colour)}">{escape(content)}</text>'
 
 
 def line(x1: float, y1: float, x2: float, y2: float, colour: str, dashes: str = "") -> str:
@@ -166,8 +170,8 @@ def finite(point: tuple[float, float]) -> bool:
     return math.isfinite(point[1])
 
 
-def thinned(points: Sequence[tuple[float, float]], most: int = MAX_POINTS) -> list[tuple[float, float]]:
+def thinned(points: Sequence[tuple[float, float]], limit: int = MAX_POINTS) -> list[tuple[float, float]]:
     """At most so many points, each the mean of a block of neighbours."""
-    size = math.ceil(len(points) / most)
+    size = math.ceil(len(points) / limit)
     blocks = [points[at : at + size] for at in range(0, len(points), size)] if points else []
     return [(sum(p[0] for p in block) / len(block), sum(p[1] for p in block) / len(block)) for block in blocks]

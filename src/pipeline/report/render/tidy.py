@@ -18,7 +18,7 @@ COLUMNS = (
 NOT_KNOBS = ("eval.", "languages", "seed", "stage")  # columns of their own, or the same for all rows
 
 
-def tidy(results: Results, read: Written) -> str:
+def tidy(results: Results, written: Written) -> str:
     """results.csv, sorted by run, task and language. Values in percent; BLEU and chrF++ as they are.
     low and high: `scores.interval`.
 
@@ -26,25 +26,25 @@ def tidy(results: Results, read: Written) -> str:
     """
     places: dict[str, dict[str, dict[Any, None]]] = {}
     for cell in results.cells:
-        for one in cell.scores:
-            of = places.setdefault(one.run, {"row": {}, "column": {}, "role": {}, "seed": {}})
+        for cell_score in cell.scores:
+            of = places.setdefault(cell_score.run, {"row": {}, "column": {}, "role": {}, "seed": {}})
             of["row"][cell.row], of["column"][f"{cell.row} | {cell.column}"], of["role"][cell.role] = None, None, None
-            of["seed"] |= {one.at["seed"]: None} if "seed" in one.at else {}
+            of["seed"] |= {cell_score.at["seed"]: None} if "seed" in cell_score.at else {}
     lines: list[list[Any]] = []
     for name, run in sorted(results.evaluations.items()):
-        named = {key: "; ".join(map(str, values)) for key, values in places.get(name, {}).items()}
+        places_text = {key: "; ".join(map(str, values)) for key, values in places.get(name, {}).items()}
         knobs = {key: value for key, value in run.config.items() if not key.startswith(NOT_KNOBS)}
-        made = named | {
+        about_run = places_text | {
             "table": results.table, "run": name, "model": run.model, "split": run.config.get("eval.split", "test"),
-            "dtype": read[name][1].get("dtype"),
+            "dtype": written[name][1].get("dtype"),
             "knobs": "; ".join(f"{key}={value}" for key, value in knobs.items()), "weights_root": run.weights_root,
             "device": run.machine.get("device"), "threads": run.machine.get("threads"),
             "torch": run.versions.get("torch"), "transformers": run.versions.get("transformers"),
             "lm_eval": run.versions.get("lm-eval"), "attempt": run.attempt, "started": run.started,
             "seconds": run.seconds, "stale": run.stale, "unlike": "; ".join(run.unlike),
         }  # fmt: skip
-        fixed = {column: made.get(column) for column in COLUMNS}
-        for score in sorted(read[name][0], key=order):
+        fixed = {column: about_run.get(column) for column in COLUMNS}
+        for score in sorted(written[name][0], key=order):
             scale = percent(score.metric)
             row = fixed | {key: value for key, value in vars(score).items() if key in fixed}
             row["low"], row["high"] = interval(score) or (None, None)
@@ -60,5 +60,5 @@ def order(score: ScoreRow) -> tuple[str, ...]:
 
 def scaled(number: Any, scale: int) -> float | None:
     """As it is printed: ten digits, so that 100 * 0.07 is 7."""
-    found = isinstance(number, int | float) and math.isfinite(number)
-    return float(f"{scale * number:.10g}") if found else None
+    is_number = isinstance(number, int | float) and math.isfinite(number)
+    return float(f"{scale * number:.10g}") if is_number else None

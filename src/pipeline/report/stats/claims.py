@@ -114,32 +114,32 @@ def read_claims(text: str, file: str) -> list[Claim]:
         found = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise PipelineError(f"{file} is no YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(found, dict) or not all(isinstance(one, list) for one in found.values()):
+    if not isinstance(found, dict) or not all(isinstance(item, list) for item in found.values()):
         raise PipelineError(f"{file}: a claim file gives each table a list of claims")
     claims = [claim_of(words, table, file) for table, listed in found.items() for words in listed]
     names = [claim.id for claim in claims]
-    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise PipelineError(f"{file}: two claims have the id {twice[0]}")
+    if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise PipelineError(f"{file}: two claims have the id {repeated[0]}")
     return claims
 
 
 def claim_of(words: Any, table: str, file: str) -> Claim:
-    where = f"{file}, claim {words.get('id', '?') if isinstance(words, dict) else words}"
+    place = f"{file}, claim {words.get('id', '?') if isinstance(words, dict) else words}"
     if not isinstance(words, dict):
-        raise PipelineError(f"{where}: a claim is a mapping with {', '.join(KEYS)}")
+        raise PipelineError(f"{place}: a claim is a mapping with {', '.join(KEYS)}")
     for key in words:
         if key not in KEYS + OPTIONAL:
-            raise PipelineError(f"{where}: unknown key {key}: {meant(key, KEYS + OPTIONAL)}")
+            raise PipelineError(f"{place}: unknown key {key}: {meant(key, KEYS + OPTIONAL)}")
     if missing := [key for key in KEYS if key not in words]:
-        raise PipelineError(f"{where}: {missing[0]} is missing")
-    for key, known in (("test", TESTS), ("direction", DIRECTIONS)):
-        if words[key] not in known:
-            raise PipelineError(f"{where}: {key} {words[key]!r}: {meant(words[key], known)}")
+        raise PipelineError(f"{place}: {missing[0]} is missing")
+    for key, names in (("test", TESTS), ("direction", DIRECTIONS)):
+        if words[key] not in names:
+            raise PipelineError(f"{place}: {key} {words[key]!r}: {meant(words[key], names)}")
     threshold, relative = str(words["threshold"]), str(words["threshold"]).endswith("%")
     try:
         number = float(threshold.removesuffix("%"))
     except ValueError:
-        raise PipelineError(f"{where}: threshold {threshold} is neither points nor N%") from None
+        raise PipelineError(f"{place}: threshold {threshold} is neither points nor N%") from None
     left, right, over, than = (_names(words.get(key)) for key in ("left", "right", "over", "than"))
     test, direction = words["test"], words["direction"]
     problem = (
@@ -168,16 +168,16 @@ def claim_of(words: Any, table: str, file: str) -> Claim:
         else ""
     )
     if problem:
-        raise PipelineError(f"{where}: {problem}")
-    named = {key: str(words[key]) for key in ("id", "text", "section", "metric", "test", "direction")}
+        raise PipelineError(f"{place}: {problem}")
+    texts = {key: str(words[key]) for key in ("id", "text", "section", "metric", "test", "direction")}
     return Claim(
         file=file, table=str(table), left=left, right=right, over=over, threshold=number, relative=relative,
-        family=str(words.get("family") or ""), than=than, **named,
+        family=str(words.get("family") or ""), than=than, **texts,
     )  # fmt: skip
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    return tuple(str(one) for one in (value if isinstance(value, list) else [] if value is None else [value]))
+    return tuple(str(name) for name in (value if isinstance(value, list) else [] if value is None else [value]))
 
 
 def decimals(value: float, sign: str = "") -> str:
@@ -190,8 +190,8 @@ def claims_csv(verdicts: Sequence[Verdict]) -> str:
     lines: list[list[Any]] = [[*(item.name for item in fields(Verdict)), "sentence"]]
     for verdict in verdicts:
         values = [
-            round(one, 5 if name == "p" else 3) if isinstance(one, float) else one
-            for name, one in asdict(verdict).items()
+            round(row, 5 if name == "p" else 3) if isinstance(row, float) else row
+            for name, row in asdict(verdict).items()
         ]
         lines.append([*values, verdict.sentence])
     return comma_separated(lines)
@@ -203,12 +203,14 @@ def claims_csv(verdicts: Sequence[Verdict]) -> str:
 def verdict(claim: Claim, word: str = UNDECIDED, **numbers: Any) -> Verdict:
     """The line of a claim. Values and differences are given as shares, and told in points."""
     points = ("left_value", "right_value", "difference", "low", "high", "could_see")
-    told = {name: 100 * one if name in points and one is not None else one for name, one in numbers.items()}
+    values = {
+        name: 100 * number if name in points and number is not None else number for name, number in numbers.items()
+    }
     threshold = f"{claim.threshold:g}{'%' if claim.relative else ''}"
     return Verdict(
         id=claim.id, text=claim.text, table=claim.table, section=claim.section, left=" or ".join(claim.left),
         right=" or ".join(claim.right), test=claim.test, direction=claim.direction, threshold=threshold, verdict=word,
-        **told,
+        **values,
     )  # fmt: skip
 
 
@@ -226,91 +228,92 @@ def word_of(claim: Claim, low: float, high: float) -> str:
         reach = claim.threshold / 100
         return SHOWN if -reach < low and high < reach else CONTRADICTED if low > reach or high < -reach else UNDECIDED
     above, below = low > claim.margin, high < claim.margin
-    shown, contradicted = (above, below) if claim.direction == "higher" else (below, above)
-    return SHOWN if shown else CONTRADICTED if contradicted else UNDECIDED
+    on_side, contradicted = (above, below) if claim.direction == "higher" else (below, above)
+    return SHOWN if on_side else CONTRADICTED if contradicted else UNDECIDED
 
 
-def p_of(claim: Claim, found: Contrast) -> float:
+def p_of(claim: Claim, contrast: Contrast) -> float:
     """Two-sided p of the claim's threshold: below 5 % where the interval lies on one side of it; for `within`, of the
     nearer one of its two thresholds."""
     if claim.direction == "within":
-        return max(found.p_of(-claim.threshold / 100), found.p_of(claim.threshold / 100))
-    return found.p_of(claim.margin)
+        return max(contrast.p_of(-claim.threshold / 100), contrast.p_of(claim.threshold / 100))
+    return contrast.p_of(claim.margin)
 
 
-def judge_difference(claim: Claim, found: Contrast, left: float, right: float, detail: str = "") -> Verdict:
+def judge_difference(claim: Claim, contrast: Contrast, left: float, right: float, detail: str = "") -> Verdict:
     return verdict(
-        claim, word_of(claim, found.low, found.high), left_value=left, right_value=right, difference=found.difference,
-        low=found.low, high=found.high, p=p_of(claim, found), n=found.n, could_see=found.could_see, detail=detail,
+        claim, word_of(claim, contrast.low, contrast.high), left_value=left, right_value=right,
+        difference=contrast.difference, low=contrast.low, high=contrast.high, p=p_of(claim, contrast), n=contrast.n,
+        could_see=contrast.could_see, detail=detail,
     )  # fmt: skip
 
 
-def judge_every(claim: Claim, found: Sequence[tuple[str, Contrast]], left: float, right: float) -> Verdict:
+def judge_every(claim: Claim, contrasts: Sequence[tuple[str, Contrast]], left: float, right: float) -> Verdict:
     """Each unit on its own (name, contrast): shown where all are, which needs no correction; contradicted where one
     lies on the other side, at 5 % by Holm over all units."""
-    words = [word_of(claim, one.low, one.high) for _, one in found]
+    words = [word_of(claim, contrast.low, contrast.high) for _, contrast in contrasts]
     sign = 1 if claim.direction == "higher" else -1
-    beyond = [sign * (one.difference - claim.margin) for _, one in found]
-    corrected = holm([p_of(claim, one) for _, one in found])
-    opposed = [p < LEVEL and apart < 0 for p, apart in zip(corrected, beyond, strict=True)]
-    word = SHOWN if all(one == SHOWN for one in words) else CONTRADICTED if any(opposed) else UNDECIDED
-    worst = min((one for _, one in found), key=lambda one: sign * one.difference)
-    told = ", ".join(f"{name} {100 * one.difference:+.1f}" for name, one in found)
+    beyond = [sign * (contrast.difference - claim.margin) for _, contrast in contrasts]
+    corrected = holm([p_of(claim, contrast) for _, contrast in contrasts])
+    opposed = [p < LEVEL and excess < 0 for p, excess in zip(corrected, beyond, strict=True)]
+    word = SHOWN if all(unit == SHOWN for unit in words) else CONTRADICTED if any(opposed) else UNDECIDED
+    worst = min((contrast for _, contrast in contrasts), key=lambda contrast: sign * contrast.difference)
+    text = ", ".join(f"{name} {100 * contrast.difference:+.1f}" for name, contrast in contrasts)
     return verdict(
         claim, word, left_value=left, right_value=right, difference=worst.difference, low=worst.low, high=worst.high,
-        p=p_of(claim, worst), n=worst.n, could_see=max(one.could_see for _, one in found),
-        detail=f"{sum(apart > 0 for apart in beyond)} of {len(found)} on its side, {words.count(SHOWN)} shown; "
-        f"here the least of them: {told}",
+        p=p_of(claim, worst), n=worst.n, could_see=max(contrast.could_see for _, contrast in contrasts),
+        detail=f"{sum(excess > 0 for excess in beyond)} of {len(contrasts)} on its side, {words.count(SHOWN)} shown; "
+        f"here the least of them: {text}",
     )  # fmt: skip
 
 
 def judge_wins(
-    claim: Claim, found: Sequence[tuple[str, Contrast]], mean: Contrast, left: float, right: float
+    claim: Claim, contrasts: Sequence[tuple[str, Contrast]], mean: Contrast, left: float, right: float
 ) -> Verdict:
     """As the papers count: shown where every unit lies on its side and the mean over all of them significantly so (a
     count alone proves nothing, as units share experts and questions); contradicted where `every` is, or the mean lies
     significantly on the other side."""
-    whole, each = judge_difference(claim, mean, left, right), judge_every(claim, found, left, right)
+    overall, by_unit = judge_difference(claim, mean, left, right), judge_every(claim, contrasts, left, right)
     sign = 1 if claim.direction == "higher" else -1
-    wins = sum(sign * one.difference > 0 for _, one in found)
-    word = whole.verdict if wins == len(found) or whole.verdict == CONTRADICTED else UNDECIDED
-    told = ", ".join(f"{name} {100 * one.difference:+.1f}" for name, one in found)
-    word = CONTRADICTED if each.verdict == CONTRADICTED else word
-    return replace(whole, verdict=word, detail=f"{wins} of {len(found)} on its side: {told}")
+    wins = sum(sign * contrast.difference > 0 for _, contrast in contrasts)
+    word = overall.verdict if wins == len(contrasts) or overall.verdict == CONTRADICTED else UNDECIDED
+    text = ", ".join(f"{name} {100 * contrast.difference:+.1f}" for name, contrast in contrasts)
+    word = CONTRADICTED if by_unit.verdict == CONTRADICTED else word
+    return replace(overall, verdict=word, detail=f"{wins} of {len(contrasts)} on its side: {text}")
 
 
-def judge_alike(claim: Claim, found: Alike) -> Verdict:
-    told = f"mean correlation {found.within:+.2f} within a kind, {found.between:+.2f} between, "
-    told += f"{found.labellings} labellings"
-    if not found.least_p < LEVEL:
-        return not_testable(claim, f"trainings too few or without a profile, for any p below {LEVEL}; {told}")
-    p = found.p if claim.direction == "higher" else found.opposed
-    word = SHOWN if p < LEVEL else CONTRADICTED if min(found.p, found.opposed) < LEVEL else UNDECIDED
-    return verdict(claim, word, p=p, n=found.n, detail=told)
+def judge_alike(claim: Claim, test_result: Alike) -> Verdict:
+    text = f"mean correlation {test_result.within:+.2f} within a kind, {test_result.between:+.2f} between, "
+    text += f"{test_result.labellings} labellings"
+    if not test_result.least_p < LEVEL:
+        return not_testable(claim, f"trainings too few or without a profile, for any p below {LEVEL}; {text}")
+    p = test_result.p if claim.direction == "higher" else test_result.opposed
+    word = SHOWN if p < LEVEL else CONTRADICTED if min(test_result.p, test_result.opposed) < LEVEL else UNDECIDED
+    return verdict(claim, word, p=p, n=test_result.n, detail=text)
 
 
-def judge_mcnemar(claim: Claim, test: McNemar, found: Contrast, left: float, right: float) -> Verdict:
+def judge_mcnemar(claim: Claim, test: McNemar, contrast: Contrast, left: float, right: float) -> Verdict:
     """By the score test of the interval, which at a threshold of 0 is McNemar's; its mid-p is shown next to it."""
-    told = f"{test.first} answers right for the left alone, {test.second} for the right alone; mid-p {test.p:.4f}"
-    return judge_difference(claim, found, left, right, told)
+    text = f"{test.first} answers right for the left alone, {test.second} for the right alone; mid-p {test.p:.4f}"
+    return judge_difference(claim, contrast, left, right, text)
 
 
-def judge_friedman(claim: Claim, found: Friedman, blocks: int) -> Verdict:
+def judge_friedman(claim: Claim, test_result: Friedman, blocks: int) -> Verdict:
     """Shown where both p are small: blocks of one model share a math expert, so the permuted one has to agree."""
-    word = SHOWN if max(found.p, found.permuted) < claim.threshold else UNDECIDED
-    ranks = ", ".join(f"{name} {rank:.2f}" for name, rank in zip(claim.left, found.mean_ranks, strict=True))
+    word = SHOWN if max(test_result.p, test_result.permuted) < claim.threshold else UNDECIDED
+    ranks = ", ".join(f"{name} {rank:.2f}" for name, rank in zip(claim.left, test_result.mean_ranks, strict=True))
     names = claim.left
 
     def pairs(p: Any) -> str:
         apart = [f"{names[i]} and {names[j]}" for i in range(len(names)) for j in range(i) if p[i, j] < LEVEL]
         return ", ".join(apart) or "none"
 
-    told = (
-        f"chi-squared {found.statistic:.2f}, p {found.p:.4f}, permuted within models {found.permuted:.4f}; mean ranks: "
-        f"{ranks}; critical difference {found.critical_difference:.2f}; apart by Nemenyi: {pairs(found.nemenyi)}; "
-        f"by Conover with Holm: {pairs(found.conover)}"
+    text = (
+        f"chi-squared {test_result.statistic:.2f}, p {test_result.p:.4f}, permuted within models "
+        f"{test_result.permuted:.4f}; mean ranks: {ranks}; critical difference {test_result.critical_difference:.2f}; "
+        f"apart by Nemenyi: {pairs(test_result.nemenyi)}; by Conover with Holm: {pairs(test_result.conover)}"
     )
-    return verdict(claim, word, p=max(found.p, found.permuted), n=blocks, detail=told)
+    return verdict(claim, word, p=max(test_result.p, test_result.permuted), n=blocks, detail=text)
 
 
 @dataclass(frozen=True)
@@ -341,30 +344,30 @@ def judge_wilcoxon(claims: Sequence[tuple[Claim, Sequence[Ranked]]]) -> list[Ver
     adjusted: dict[tuple[str, int], float] = {}
     for members in families.values():
         adjusted |= zip(members, holm([of_claim[name][at].p for name, at in members]), strict=True)
-    found = []
+    verdicts = []
     for claim, pairs in claims:
         sign = 1 if claim.direction == "higher" else -1
         count = len(families[family_of(claim)])
         holms = [adjusted[claim.id, place] for place in range(len(pairs))]
         small = [p < LEVEL for p in holms]
         on_side = [sign * pair.difference > 0 for pair in pairs]
-        shown = all(one and side for one, side in zip(small, on_side, strict=True))
-        opposed = any(one and not side for one, side in zip(small, on_side, strict=True))
-        word = SHOWN if shown else CONTRADICTED if opposed else UNDECIDED
-        told = "; ".join(
+        all_on_side = all(is_small and side for is_small, side in zip(small, on_side, strict=True))
+        opposed = any(is_small and not side for is_small, side in zip(small, on_side, strict=True))
+        word = SHOWN if all_on_side else CONTRADICTED if opposed else UNDECIDED
+        text = "; ".join(
             f"{pair.left} less {pair.right} {100 * pair.difference:+.1f}, p {pair.p:.4f}, {p:.4f} by Holm over {count}"
             for pair, p in zip(pairs, holms, strict=True)
         )
         if (least := count * max(pair.least_p for pair in pairs)) >= LEVEL:
             word = NOT_TESTABLE
-            told = (
-                f"{pairs[0].clusters} clusters give p {min(1.0, least):.3g} by Holm over {count} at the least; {told}"
+            text = (
+                f"{pairs[0].clusters} clusters give p {min(1.0, least):.3g} by Holm over {count} at the least; {text}"
             )
         worst = max(range(len(pairs)), key=lambda at: (-sign * pairs[at].difference, holms[at]))
-        found.append(verdict(
-            claim, word, difference=pairs[worst].difference, p=holms[worst], n=pairs[worst].blocks, detail=told,
+        verdicts.append(verdict(
+            claim, word, difference=pairs[worst].difference, p=holms[worst], n=pairs[worst].blocks, detail=text,
         ))  # fmt: skip
-    return found
+    return verdicts
 
 
 def family_of(claim: Claim) -> str:
@@ -373,26 +376,28 @@ def family_of(claim: Claim) -> str:
 
 def corrected(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Verdicts by Holm over each family that claims name; those on signed ranks are corrected already."""
-    found = list(verdicts)
+    results = list(verdicts)
     for family in dict.fromkeys(claim.family for claim in claims if claim.family):
         members = [
             at
             for at, claim in enumerate(claims)
-            if claim.family == family and claim.test != "wilcoxon" and found[at].p is not None
+            if claim.family == family and claim.test != "wilcoxon" and results[at].p is not None
         ]
-        for at, p in zip(members, holm([found[at].p or 0.0 for at in members]), strict=True):
-            one = found[at]
-            told = f"p {one.p:.4f} before Holm's correction over {len(members)}"
-            word = one.verdict if p < LEVEL else UNDECIDED
-            found[at] = replace(one, p=p, verdict=word, detail="; ".join(filter(None, [one.detail, told])))
-    return found
+        for at, p in zip(members, holm([results[at].p or 0.0 for at in members]), strict=True):
+            current = results[at]
+            text = f"p {current.p:.4f} before Holm's correction over {len(members)}"
+            word = current.verdict if p < LEVEL else UNDECIDED
+            results[at] = replace(current, p=p, verdict=word, detail="; ".join(filter(None, [current.detail, text])))
+    return results
 
 
-def judge_spearman(claim: Claim, found: Correlations, n: int) -> Verdict:
-    if math.isnan(found.low):
+def judge_spearman(claim: Claim, test_result: Correlations, n: int) -> Verdict:
+    if math.isnan(test_result.low):
         return not_testable(claim, "fewer than four pairs a group, or all alike, show no correlation")
-    low, high = (found.low, found.high) if claim.direction == "higher" else (-found.high, -found.low)
+    low, high = (
+        (test_result.low, test_result.high) if claim.direction == "higher" else (-test_result.high, -test_result.low)
+    )
     word = SHOWN if low > 0 else CONTRADICTED if high < 0 else UNDECIDED
-    told = f"rho {found.left:+.2f} against {found.right:+.2f}; Fisher's z {found.difference:+.2f}"
-    told += f" ({found.low:+.2f} to {found.high:+.2f})"
-    return verdict(claim, word, p=found.p, n=n, detail=told)
+    text = f"rho {test_result.left:+.2f} against {test_result.right:+.2f}; Fisher's z {test_result.difference:+.2f}"
+    text += f" ({test_result.low:+.2f} to {test_result.high:+.2f})"
+    return verdict(claim, word, p=test_result.p, n=n, detail=text)

@@ -29,25 +29,30 @@ def corrected(lines: Sequence[Mapping[str, Any]]) -> list[CorrectedContrast]:
 
 
 def adjusted(ps: Sequence[float | None]) -> list[float | None]:
-    known = iter(holm([p for p in ps if p is not None]))
-    return [None if p is None else next(known) for p in ps]
+    corrected_ps = iter(holm([p for p in ps if p is not None]))
+    return [None if p is None else next(corrected_ps) for p in ps]
 
 
 def headline(contrasts: Sequence[CorrectedContrast]) -> str:
     """Which differences are significant, and which could have been detected, in one sentence."""
-    known = [one for one in contrasts if one.p is not None]
-    if not known:
+    tested = [contrast for contrast in contrasts if contrast.p is not None]
+    if not tested:
         return "No two models have answers to compare."
-    significant = sorted((one for one in known if one.significant), key=lambda one: -abs(one.line["difference"]))
-    detectable = [one.line["could_see"] for one in known if not one.significant]
+    significant = sorted(
+        (contrast for contrast in tested if contrast.significant),
+        key=lambda contrast: -abs(contrast.line["difference"]),
+    )
+    detectable = [contrast.line["could_see"] for contrast in tested if not contrast.significant]
     unseen = f" (minimum detectable difference {span(detectable)} points)" if detectable else ""
-    named = [sentence(one.line) for one in significant[:4]]
-    named += [f"{len(significant) - 4} more"] if len(significant) > 4 else []
-    about = f"{span([one.line['n'] for one in known])} questions: {len(significant) or 'none'} of {len(known)} "
+    sentences = [sentence(contrast.line) for contrast in significant[:4]]
+    sentences += [f"{len(significant) - 4} more"] if len(significant) > 4 else []
+    about = (
+        f"{span([contrast.line['n'] for contrast in tested])} questions: {len(significant) or 'none'} of {len(tested)} "
+    )
     about += f"differences {'are' if len(significant) > 1 else 'is'} significant"
     if not significant:
         return f"{about}{unseen}."
-    return f"{about}, {joined(named)}{'; the others are not' if detectable else ''}{unseen}."
+    return f"{about}, {joined(sentences)}{'; the others are not' if detectable else ''}{unseen}."
 
 
 def sentence(line: Mapping[str, Any]) -> str:
