@@ -22,8 +22,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pipeline.benchmarks import primary_metric
 from pipeline.config.compose import compose
-from pipeline.evaluate.metrics import PRIMARY
 from pipeline.files import fingerprints
 from pipeline.runs.manifest import MANIFEST, Ancestor, Manifest
 from pipeline.runs.provenance import machine, versions
@@ -95,7 +95,7 @@ VERSIONS, MACHINE = {"torch": "2.13.0", "lm-eval": "0.4.13"}, {"device": "cpu", 
 def score(run: Run, answers: int) -> None:
     """Scores and answers of one task in one language, of translations both ways."""
     task, language = run.config.eval.tasks[0], run.config.languages[0]
-    metric, chosen = PRIMARY[task.task]
+    metric, chosen = primary_metric(task.task)
     chance = random.Random(run.hash)
     skill, rows = 0.3 + 0.4 * chance.random(), []
     for pair in (f"en-{language}", f"{language}-en") if task.task == "flores" else (None,):

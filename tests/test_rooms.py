@@ -15,8 +15,8 @@ import pipeline
 
 SOURCE = Path(pipeline.__file__).parent
 ROOMS = (  # in the order of the arrows: errors is above all, __main__ below all
-    "errors files languages progress papers config models hub runs data merge train evaluate analyze report study "
-    "__main__"
+    "errors files languages progress papers config benchmarks models hub runs data merge train evaluate analyze report "
+    "study __main__"
 ).split()
 
 

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
+from pipeline.benchmarks import scored_files
+from pipeline.benchmarks.flores import sentences
 from pipeline.config.compose import compose
 from pipeline.config.data import Data, Expert, Source
 from pipeline.config.stages import DataStage
 from pipeline.data import load
-from pipeline.data.benchmark_files import scored
 from pipeline.data.draw import apportioned
 from pipeline.data.load import read
 from pipeline.data.rows import read_jsonl
 from pipeline.data.stage import make_training_set
 from pipeline.data.word_problems import is_word_problem
 from pipeline.errors import PipelineError
-from pipeline.evaluate.local_data import sentences
 from pipeline.languages import language
 from pipeline.study.stages import build
 
@@ -274,7 +274,7 @@ def test_rows_of_benchmarks_are_dropped_or_counted(tmp_path: Path, capsys: pytes
         counts["train"] == 4 and counts["a"]["contaminated"] == 2 and counts["a"]["shared"] == {"mgsm": 1, "flores": 1}
     )
     card = (tmp_path / "data_card.md").read_text()
-    assert "They are dropped." in card and "a: mgsm 1, flores 1" in card and "Benchmark texts: mgsm 1, flores 1" in card
+    assert "They are dropped." in card and "a: flores 1, mgsm 1" in card and "Benchmark texts: mgsm 1, flores 1" in card
     assert "2 contaminated" in capsys.readouterr().err
     counts = make_training_set(stage(Data(decontaminate="count"), a=of("a")), tmp_path, tmp_path)
     assert counts["train"] == 6 and counts["a"]["contaminated"] == 2
@@ -297,7 +297,7 @@ def test_flores_as_plain_text_is_compared_with(place: str, tmp_path: Path):
     assert (counts["train"], counts["a"]["contaminated"], counts["a"]["shared"]) == (3, 1, {"flores": 1})
     assert "Benchmark texts: flores 2; too short to compare: 1" in (tmp_path / "data_card.md").read_text()
     file, sentences_of = sentences(tmp_path, language("sw"), "devtest")
-    assert scored(tmp_path)["flores"] == [file] and sentences_of[1] == sentence
+    assert scored_files(tmp_path)["flores"] == [file] and sentences_of[1] == sentence
 
 
 def test_benchmarks_may_be_in_a_folder_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -390,7 +390,7 @@ def test_validation_leaves_rows_to_train_on(tmp_path: Path):
     numbered(tmp_path, {"a": 3})
     with pytest.raises(PipelineError, match="data.validation=3 leaves no row for training"):
         make_training_set(stage(Data(validation=3, allow_fewer=True), a=of("a")), tmp_path, tmp_path)
-    with pytest.raises(PipelineError, match="without=squad is no benchmark: name of mgsm, belebele"):
+    with pytest.raises(PipelineError, match="without=squad is no benchmark: name of belebele, flores"):
         make_training_set(stage(Data(), a=of("a", without=["squad"])), tmp_path, tmp_path)
 
 

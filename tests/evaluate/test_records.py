@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.benchmarks.task_files import Definition
 from pipeline.evaluate.records import (
     EvaluationResult,
     ScoreRow,
@@ -17,7 +18,7 @@ from pipeline.evaluate.records import (
     reasoning_rows,
     write,
 )
-from pipeline.evaluate.tasks import Definition, LeftOut
+from pipeline.evaluate.tasks import LeftOut
 
 ROW = ScoreRow("flores", "sw", "en-sw", None, 0, "chrf++", "none", 43.25, None, 50)
 KEYS = ["task", "language", "pair", "subject", "num_fewshot", "metric", "filter", "value", "stderr", "n"]

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from made_up import Notes, asked, run_of, write_rows
 
-from pipeline.evaluate import score, score_cache, stage, tasks
+from pipeline.benchmarks import task_files
+from pipeline.evaluate import score, score_cache, stage
 from pipeline.evaluate.records import ScoreRow, TaskResult
 from pipeline.evaluate.score import load_tasks
 from pipeline.evaluate.tasks import task_definitions
@@ -140,7 +141,7 @@ def test_a_score_is_found_after_a_module_was_renamed(data_root: Path, tmp_path: 
     """What decides is what a task file says and which function it names, not in which module that function is now."""
     (definition,) = task_definitions([asked("global_mmlu", 1)], ["qac"], data_root, tmp_path / "tasks")
     (task,) = load_tasks([definition])
-    ours = (tasks.OURS / "global_mmlu.yaml").read_text()
+    ours = (task_files.OURS / "global_mmlu.yaml").read_text()
     assert "!function pipeline.evaluate.global_mmlu.BySubject" in ours
     spellings = {
         "renamed": ours.replace("evaluate.global_mmlu.BySubject", "evaluate.by_subject.BySubject")
@@ -152,7 +153,7 @@ def test_a_score_is_found_after_a_module_was_renamed(data_root: Path, tmp_path: 
     for name, text in spellings.items():
         (tmp_path / f"{name}.yaml").write_text(text)
         file = tmp_path / f"{name} task.yaml"
-        file.write_text(definition.file.read_text().replace(str(tasks.OURS / "global_mmlu.yaml"), f"{name}.yaml"))
+        file.write_text(definition.file.read_text().replace(str(task_files.OURS / "global_mmlu.yaml"), f"{name}.yaml"))
         keys[name] = score_cache.task_key(replace(definition, file=file), task, range(8))
     model, settings = {"root": "a"}, {"backend": "hf"}
     kept = score_cache.Kept(tmp_path / "scores", model, 2)
@@ -161,7 +162,7 @@ def test_a_score_is_found_after_a_module_was_renamed(data_root: Path, tmp_path: 
     kept.keep(score_cache.whole_key(model, keys["renamed"], settings, 2), result)
     found = {name: kept.look_up(score_cache.whole_key(model, key, settings, 2)) for name, key in keys.items()}
     assert found == {"now": result, "renamed": result, "another function": None, "another word": None}
-    assert str(tmp_path) not in json.dumps(keys) and str(tasks.OURS) not in json.dumps(keys)
+    assert str(tmp_path) not in json.dumps(keys) and str(task_files.OURS) not in json.dumps(keys)
 
 
 def test_an_adapter_is_not_the_same_on_another_base(tmp_path: Path) -> None:

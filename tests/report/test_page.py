@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from made_up_report import NASTY, made_up, sample, score, write_eval
+from pipeline.report.tables import roles
 
 from pipeline.errors import PipelineError
 from pipeline.report.contents import CellResult, FailedRun, RunResult
 from pipeline.report.runs import duration
-from pipeline.report.tables import roles
 from pipeline.report.write import write_report
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use"}

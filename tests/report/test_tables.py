@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 from made_up_report import made_up, score, write_eval
+from pipeline.report.tables import tabulate
 
 from pipeline.errors import PipelineError
 from pipeline.report.beside import SHARES, beside
 from pipeline.report.cells import BEST_NOTE, cells_markdown, difference, outside
 from pipeline.report.contents import CellResult, FailedRun, Results, TableCell
 from pipeline.report.scores import load, read_all
-from pipeline.report.tables import tabulate
 from pipeline.report.write import write_report
 
 

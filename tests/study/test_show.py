@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.__main__ import main
-from pipeline.evaluate.metrics import PRIMARY
+from pipeline.benchmarks import primary_metric
 from pipeline.runs.manifest import Manifest
 from pipeline.study.stages import RUN_STAGES
 from pipeline.study.status import of_finished
@@ -90,7 +90,7 @@ def test_bad_input(words: list[str], sentence: str, math_expert: Path, capfd: py
 
 def test_status_tells_scores_of_the_development_split_apart() -> None:
     decided_by = {"stage": "eval", "version": RUN_STAGES["eval"].version}
-    facts = {"scores": {f"mgsm/qac/{PRIMARY['mgsm'][0]}": 0.228}}
+    facts = {"scores": {f"mgsm/qac/{primary_metric('mgsm')[0]}": 0.228}}
     rows = [
         of_finished(Manifest("eval", "e", decided_by, facts, {"eval": {"split": split}}, started="2026-11-22T08:48:01"))
         for split in ("test", "dev")

@@ -1,4 +1,4 @@
-"""The benchmarks that training rows are compared with: MGSM, Belebele, FLORES, Global MMLU and MBPP.
+"""The benchmarks that training rows are compared with.
 
 Their texts come from a folder laid out as a data_root (each language and split that is there, exemplars aside), else
 from the Hub, in each language of this program that they have. Imports nothing heavy.
@@ -7,13 +7,13 @@ from the Hub, in each language of this program that they have. Imports nothing h
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.benchmarks import BENCHMARKS, scored_files
 from pipeline.config.data import Source
-from pipeline.data.benchmark_files import scored
 from pipeline.data.load import open_rows, readable_errors
 from pipeline.data.sources import Row
 from pipeline.errors import PipelineError
@@ -23,47 +23,11 @@ if TYPE_CHECKING:
     from pipeline.hub.lock import Lock
 
 
-def mgsm(row: Row) -> list[str]:
-    return [row["question"]]
-
-
-def belebele(row: Row) -> list[str]:
-    options = [row[f"mc_answer{number}"] for number in range(1, 5)]
-    return [row["flores_passage"], "\n".join([row["question"], *options])]
-
-
-def flores(row: Row) -> list[str]:
-    return [row["text"] if "text" in row else row["sentence"]]
-
-
-def global_mmlu(row: Row) -> list[str]:
-    return ["\n".join([row["question"], *(row[f"option_{letter}"] for letter in "abcd")])]
-
-
-def mbpp(row: Row) -> list[str]:
-    return [row.get("text") or row.get("prompt") or "", row["code"]]
-
-
-TEXTS: dict[str, Callable[[Row], list[str]]] = {
-    "mgsm": mgsm, "belebele": belebele, "flores": flores, "global_mmlu": global_mmlu, "mbpp": mbpp,
-}  # fmt: skip
-
-
 def hub_sources() -> Iterator[tuple[str, Source]]:
-    """(benchmark, where it is) of each language and split on the Hub. The original of MBPP is the only one there is."""
-
-    def source(hub: str, config: str, split: str = "test") -> Source:
-        return Source(hub=hub, hub_config=config, split=split, rows="text", file="")
-
+    """(benchmark, where it is) of each language and split on the Hub."""
     for spoken in map(language, MGSM):
-        flores_plus = "cmn_Hans" if spoken.code == "zh" else spoken.flores
-        yield "mgsm", source("juletxara/mgsm", spoken.code)
-        yield "belebele", source("facebook/belebele", spoken.flores)
-        yield "flores", source("openlanguagedata/flores_plus", flores_plus, "dev")
-        yield "flores", source("openlanguagedata/flores_plus", flores_plus, "devtest")
-        if spoken.code != "th":  # Global MMLU has no Thai
-            yield "global_mmlu", source("CohereLabs/Global-MMLU", spoken.code)
-    yield "mbpp", source("google-research-datasets/mbpp", "full")
+        for name, benchmark in BENCHMARKS.items():
+            yield from ((name, source) for source in benchmark.sources(spoken))
 
 
 @dataclass
@@ -77,8 +41,8 @@ class Known:
     short: int = 0  # texts with no whole n-gram, which no row can be compared with
 
     def shared(self, texts: list[str]) -> tuple[Any, Any]:
-        """The benchmarks that each text shares an n-gram with, as bits in the order of TEXTS; and those that it shares
-        one with only where numbers are left out of both: uint8, one a text."""
+        """The benchmarks that each text shares an n-gram with, as bits in the order of BENCHMARKS; and those that it
+        shares one with only where numbers are left out of both: uint8, one a text."""
         import numpy as np
 
         from pipeline.data.ngrams import NUMBER, ngrams
@@ -102,7 +66,7 @@ def known(n: int, root: Path | None, lock: Lock | None) -> Known:
 
     from pipeline.data.ngrams import NUMBER, NgramSet, ngrams
 
-    found: dict[str, list[str]] = {name: [] for name in TEXTS}
+    found: dict[str, list[str]] = {name: [] for name in BENCHMARKS}
     for name, text in of_folder(root) if root is not None else of_hub(lock):
         found[name].append(text)
     short = 0
@@ -117,20 +81,20 @@ def known(n: int, root: Path | None, lock: Lock | None) -> Known:
                 short += 0 if bare else len(some) - len(np.unique(owner))
                 parts.append(np.unique(batch))
             levels[-1].append(np.concatenate(parts))
-    bits = [1 << bit for bit in range(len(TEXTS))]
+    bits = [1 << bit for bit in range(len(BENCHMARKS))]
     exact, without_numbers = (NgramSet(numbers, bits) for numbers in levels)
     return Known(n, exact, without_numbers, {name: len(texts) for name, texts in found.items() if texts}, short)
 
 
 def texts_of(name: str, row: Row) -> Iterator[tuple[str, str]]:
-    for text in TEXTS[name](row):
+    for text in BENCHMARKS[name].texts(row):
         if not isinstance(text, str):
             raise TypeError(f"a text is {text!r}")
         yield name, text
 
 
 def of_folder(root: Path) -> Iterator[tuple[str, str]]:
-    for name, paths in scored(root).items():
+    for name, paths in scored_files(root).items():
         for path in paths:
             number = 0
             try:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.benchmarks import BENCHMARKS
 from pipeline.config.data import Expert, Source
 from pipeline.config.stages import DataStage
-from pipeline.data.benchmarks import TEXTS
 from pipeline.data.card import fate_of_number_variants, reasons
 from pipeline.data.load import local_file, read
 from pipeline.data.sources import SCRIPTS, UNUSABLE, Example, Unusable, columns, words_of
@@ -55,8 +55,9 @@ def check_sources(expert: Expert) -> None:
         if name in ("train", "validation"):
             raise PipelineError(f"expert.sources.{name} has the name of what is written: give the source another")
         columns(name, source)
-        if odd := [told for told in source.without or () if told not in TEXTS]:
-            raise PipelineError(f"expert.sources.{name}.without={odd[0]} is no benchmark: name of {', '.join(TEXTS)}")
+        if odd := [told for told in source.without or () if told not in BENCHMARKS]:
+            known = ", ".join(BENCHMARKS)
+            raise PipelineError(f"expert.sources.{name}.without={odd[0]} is no benchmark: name of {known}")
     kinds = {"text" if source.rows in ("text", "gsm8k_text") else "pairs" for source in expert.sources.values()}
     if len(kinds) > 1:
         raise PipelineError(
@@ -115,7 +116,7 @@ def judge(config: DataStage, candidates: Candidates, counts: dict[str, Any], vou
 
     sources, marks, variants, maths = candidates.arrays()
     first = candidates.first_of_each()
-    bits = {name: 1 << bit for bit, name in enumerate(TEXTS)}
+    bits = {name: 1 << bit for bit, name in enumerate(BENCHMARKS)}
     kept = {}
     for index, (name, source) in enumerate(config.expert.sources.items()):
         here = sources == index

@@ -11,10 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.benchmarks import kind_of
+from pipeline.benchmarks.task_files import Definition
 from pipeline.config.evaluation import Eval
 from pipeline.errors import PipelineError
 from pipeline.evaluate.code_eval import check_confinement
-from pipeline.evaluate.tasks import Definition, LeftOut, task_definitions
+from pipeline.evaluate.tasks import LeftOut, task_definitions
 from pipeline.models.checkpoint import check_headers, read_json
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ def defined(run: Run[EvalStage], folder: Path, left_out: list[LeftOut]) -> list[
 def refuse_early(run: Run[EvalStage], definitions: Sequence[Definition]) -> None:
     """Raise PipelineError for what would otherwise fail after minutes of loading or scoring."""
     asked = run.config.eval
-    if any(definition.task == "mbpp" for definition in definitions):
+    if any(kind_of(definition.task) == "program" for definition in definitions):
         check_confinement()
     if asked.spm_model and not find_spec("sentencepiece"):
         raise PipelineError("eval.spm_model needs SentencePiece, which is not installed: pip install sentencepiece")

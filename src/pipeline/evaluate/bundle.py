@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.benchmarks import kind_of
 from pipeline.evaluate.records import (
-    CHOICES,
     EvaluationResult,
     ScoreRow,
     average_of_ten,
@@ -36,15 +36,15 @@ def scoring_runs(config: EvalStage) -> dict[str, EvalStage]:
     """
     asked, found = config.eval, {}
     for task in asked.tasks:
-        name = f"{task.task}_{task.num_fewshot}shot"
+        name, kind = f"{task.task}_{task.num_fewshot}shot", kind_of(task.task)
         for language in dict.fromkeys(config.languages):
-            if task.task == "flores" and language == "en" and len(set(config.languages)) > 1:
+            if kind == "translation" and language == "en" and len(set(config.languages)) > 1:
                 continue
             one = replace(
                 asked, name=name, tasks=[task], max_gen_toks_of={},
                 max_gen_toks=asked.max_gen_toks_of.get(language, asked.max_gen_toks),
-                spm_model=asked.spm_model if task.task == "flores" else None,
-                options=asked.options if task.task in CHOICES else "letters",
+                spm_model=asked.spm_model if kind == "translation" else None,
+                options=asked.options if kind == "choice" else "letters",
             )  # fmt: skip
             found[f"{name}.{language}"] = replace(config, eval=one, languages=[language])
     return found

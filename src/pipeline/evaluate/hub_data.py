@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from pipeline.evaluate.flores_plus import FLORES_PLUS, FLORES_SPLITS, configuration
-from pipeline.evaluate.tasks import whole
+from pipeline.benchmarks import benchmark_of
+from pipeline.benchmarks.task_files import Definition, whole
 from pipeline.languages import language
 
 
-def data_sets(task_file: Path) -> list[tuple[str, str | None, str]]:
-    """(repository, configuration, split) of each set on the Hub that a task file reads; none where data is local."""
-    body = whole(task_file)
+def data_sets(definition: Definition) -> list[tuple[str, str | None, str]]:
+    """(repository, configuration, split) of each set on the Hub that a task reads; none where data is local."""
+    body = whole(definition.file)
     if body.get("dataset_path") == "json":
         return []
     if "custom_dataset" in body:
-        spoken = [language(body["dataset_kwargs"][side]) for side in ("source", "target")]
-        return [(FLORES_PLUS, configuration(one), split) for one in spoken for split in FLORES_SPLITS.values()]
+        spoken = [language(code) for code in definition.where.split("-")]
+        found = [source for one in spoken for source in benchmark_of(definition.task).sources(one)]
+        return [(source.hub or "", source.hub_config, source.split) for source in found]
     splits = {body.get(f"{kind}_split") for kind in ("test", "training", "fewshot", "validation")}
     return [(body["dataset_path"], body.get("dataset_name"), split) for split in sorted(filter(None, splits))]

@@ -13,17 +13,6 @@ from pathlib import Path
 
 INVALID = "[invalid]"  # what the harness' regex filters give back when they find nothing
 
-# The metric and filter that stand for a task where one number is wanted.
-PRIMARY = {
-    "mgsm": ("exact_match", "flexible-extract"),
-    "mgsm_en_cot": ("exact_match", "flexible-extract"),
-    "mgsm_direct": ("exact_match", "flexible-extract"),
-    "belebele": ("acc", "none"),
-    "global_mmlu": ("acc", "none"),
-    "flores": ("chrf++", "none"),
-    "mbpp": ("pass_at_1", "tests"),
-}
-
 
 def mean(values: Sequence[float]) -> float:
     """The mean of at least one value."""

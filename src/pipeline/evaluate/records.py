@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.benchmarks import answer_language, benchmark_of, kind_of, primary_metric
+from pipeline.benchmarks.task_files import Definition
 from pipeline.evaluate import metrics
 from pipeline.evaluate.reasoning import shares
-from pipeline.evaluate.tasks import Definition, LeftOut
+from pipeline.evaluate.tasks import LeftOut
 from pipeline.languages import TEN
 
 Sample = dict[str, Any]  # one question as samples/ keeps it; what a line holds depends on the task
-MGSM = ("mgsm", "mgsm_en_cot", "mgsm_direct")
-CHOICES = ("belebele", "global_mmlu")
 AVERAGE_OF_TEN = "ten languages"  # stands where a language does
 
 
@@ -105,7 +105,7 @@ def rows_of(
     definition: Definition, results: Mapping[str, Any], records: list[dict[str, Any]], samples: list[Sample]
 ) -> list[ScoreRow]:
     """The score rows of one task: the harness' metrics, the primary one first, then shares and subjects."""
-    primary = metrics.PRIMARY[definition.task]
+    benchmark, primary = benchmark_of(definition.task), primary_metric(definition.task)
     found = []
     for name, value in results.items():
         metric, _, chosen = name.partition(",")
@@ -113,16 +113,16 @@ def rows_of(
             each = [record[metric] for record in records if record["filter"] == chosen]
             found.append(score_row(definition, metric, chosen, value, each))
     found.sort(key=lambda row: (row.metric, row.filter) != primary)
-    if definition.task in MGSM:
+    if benchmark.kind == "number":
         lost = [metrics.is_unparsed(sample["extracted"]) for sample in samples]
         found.append(score_row(definition, "unparsed", primary[1], metrics.mean(lost), lost))
     cut_off = [sample["cut_off"] for sample in samples if "cut_off" in sample]
     if cut_off:
         found.append(score_row(definition, "cut_off", primary[1], metrics.mean(cut_off), cut_off))
-    if definition.task == "global_mmlu":
-        for subject in sorted({sample["subject"] for sample in samples}):
-            each = [sample["scores"]["acc"] for sample in samples if sample["subject"] == subject]
-            found.append(score_row(definition, "acc", "none", metrics.mean(each), each, subject=subject))
+    if column := benchmark.group:
+        for group in sorted({sample[column] for sample in samples}):
+            each = [sample["scores"][primary[0]] for sample in samples if sample[column] == group]
+            found.append(score_row(definition, *primary, metrics.mean(each), each, subject=group))
     return found
 
 
@@ -132,9 +132,10 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
     `cut_off`: whether the answer ran out of tokens; None where nobody knows, or nothing was generated.
     """
     request, answer = record["arguments"][0], record["filtered_resps"]
+    benchmark = benchmark_of(definition.task)
     sample: Sample = {"doc_id": record["doc_id"], "prompt": request[0]}
     scores = {name: record[name] for name in record["metrics"]}
-    if definition.task in CHOICES:
+    if benchmark.kind == "choice":
         letters = [continuation.strip() for _, continuation in record["arguments"]]
         likelihoods = [float(likelihood) for likelihood, _ in answer]
         best = letters[likelihoods.index(max(likelihoods))]
@@ -145,23 +146,23 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
             "extracted": best,
         }
         sample |= {
-            "correct": bool(scores["acc"]),
+            "correct": bool(scores[benchmark.metric]),
             "loglikelihoods": dict(zip(letters, likelihoods, strict=True)),
         }
-        if definition.task == "global_mmlu":
-            sample["subject"] = record["doc"]["subject"]
+        if benchmark.group:
+            sample[benchmark.group] = record["doc"][benchmark.group]
     else:
         sample |= {"target": str(record["target"]), "response": record["resps"][0][0], "extracted": answer[0]}
-        if definition.task in MGSM:
-            sample["correct"] = bool(scores["exact_match"])
+        if benchmark.kind == "number":
+            sample["correct"] = bool(scores[benchmark.metric])
             meant = metrics.last_number(sample["response"])
             scores["numeric_match"] = metrics.numeric_match(sample["response"], record["doc"]["answer_number"])
             sample["number"] = None if meant is None else str(meant)
             if record["doc"].get("equation_solution"):
                 sample["equation_solution"] = record["doc"]["equation_solution"]
-        elif definition.task == "mbpp":
+        elif benchmark.kind == "program":
             sample["extracted"] = str(answer[0])  # an Execution
-            sample["correct"] = bool(scores["pass_at_1"])
+            sample["correct"] = bool(scores[benchmark.metric])
         else:
             sample |= {"extracted": answer[0].strip(), "correct": None}
             scores = {"chrf++": metrics.sentence_chrf(record["target"], answer[0])}
@@ -177,13 +178,13 @@ def beside(
     found = []
     for definition in definitions:
         kept = samples[definition.name]
-        if definition.task in MGSM:
+        if kind_of(definition.task) == "number":
             right = [sample["scores"]["numeric_match"] for sample in kept]
             lost = [sample["number"] is None for sample in kept]
             found.append(score_row(definition, "numeric_match", "last-number", metrics.mean(right), right))
             found.append(score_row(definition, "unparsed", "last-number", metrics.mean(lost), lost))
             found += reasoning_rows(definition, kept)
-        if definition.task == "flores" and spm_model:
+        if kind_of(definition.task) == "translation" and spm_model:
             references, responses = ([sample[side] for sample in kept] for side in ("target", "extracted"))
             value = metrics.spbleu(references, responses, spm_model)
             found.append(score_row(definition, "spbleu", "none", value, [None] * len(kept)))
@@ -196,7 +197,7 @@ def reasoning_rows(definition: Definition, samples: Sequence[Sample]) -> list[Sc
     From stored samples alone, of older evaluations too. `filter` says what told the language; what there is none of
     has no row.
     """
-    asked = "en" if definition.task == "mgsm_en_cot" else definition.language
+    asked = answer_language(definition.task, definition.language)
     answers = [str(sample["response"]) for sample in samples]
     found = shares(answers, asked, [sample.get("equation_solution") for sample in samples])
     return [score_row(definition, one.metric, one.how, metrics.mean(one.each), one.each) for one in found if one.each]
@@ -209,7 +210,7 @@ def average_of_ten(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
     """
     alike: dict[tuple[Any, ...], dict[str, ScoreRow]] = {}
     for row in rows:
-        if row.task in MGSM and row.language in TEN and row.value is not None:
+        if kind_of(row.task) == "number" and row.language in TEN and row.value is not None:
             alike.setdefault((row.task, row.num_fewshot, row.metric, row.filter), {})[row.language] = row
     found = []
     for by_language in alike.values():
@@ -226,7 +227,7 @@ def mean_of(rows: Sequence[ScoreRow], language: str, pair: str | None = None) ->
 
 def missing_row(left_out: LeftOut) -> ScoreRow:
     """A task that a bundle wants and could not have, as a score without a value."""
-    metric, chosen = metrics.PRIMARY[left_out.task]
+    metric, chosen = primary_metric(left_out.task)
     return ScoreRow(
         task=left_out.task, language=left_out.language, pair=None, subject=None, num_fewshot=left_out.num_fewshot,
         metric=metric, filter=chosen, value=None, stderr=None, n=0, reason=left_out.reason,
@@ -258,7 +259,7 @@ def named_scores(result: EvaluationResult) -> dict[str, float]:
     named = {}
     for row in [*result.rows, *result.beside]:
         name = "/".join(part for part in (row.task, row.where, row.subject, row.metric) if part)
-        plain = row.filter in ("none", metrics.PRIMARY[row.task][1]) or row.metric in (
+        plain = row.filter in ("none", primary_metric(row.task)[1]) or row.metric in (
             "numeric_match",
             "other_language",
         )

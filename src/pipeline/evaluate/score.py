@@ -22,14 +22,14 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import env as templates
 from lm_eval.utils import hash_string
 
+from pipeline.benchmarks import benchmark_of, primary_metric
+from pipeline.benchmarks.task_files import Definition
 from pipeline.config.evaluation import Eval, below_float32
 from pipeline.errors import PipelineError, first_line
-from pipeline.evaluate import hub_data, metrics, score_cache
+from pipeline.evaluate import hub_data, score_cache
 from pipeline.evaluate.before import Lengths, too_long
-from pipeline.evaluate.flores_plus import FLORES_PLUS
 from pipeline.evaluate.model import Answering, remembered
 from pipeline.evaluate.records import EvaluationResult, TaskResult, rows_of, sample_of
-from pipeline.evaluate.tasks import Definition
 from pipeline.hub import reach
 from pipeline.models.load import date_of_templates
 from pipeline.progress import Bar, say
@@ -46,7 +46,7 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
     manager, why_not = TaskManager(include_defaults=False), functools.cache(reach.why_not)
     tasks: list[Task] = []
     for definition in definitions:
-        sets = dict.fromkeys(name for name, _, _ in hub_data.data_sets(definition.file))
+        sets = dict.fromkeys(name for name, _, _ in hub_data.data_sets(definition))
         kept_from = [f"{name}: {reason}" for name in sets if (reason := why_not(name))]
         try:
             with harness_tamed(), reach.offline() if kept_from else nullcontext():
@@ -55,8 +55,8 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
             remedy = "write its files below data_root again"
             if sets:
                 remedy = "run stage=prefetch on a node that reaches the Hub, or set data_root to a folder that has it"
-            if FLORES_PLUS in sets:
-                remedy = f"accept the conditions of FLORES+ on the Hub and log in, {remedy}"
+            if sets and (gated := benchmark_of(definition.task).gated):
+                remedy = f"accept the conditions of {gated} on the Hub and log in, {remedy}"
             told = f"{kept_from[0]}; its cache here has none" if kept_from else first_line(error)
             raise PipelineError(f"the data of {definition.name} cannot be read ({told}): {remedy}") from error
         _refuse_too_many_shots(definition, tasks[-1])
@@ -190,7 +190,7 @@ def score_one(
     if bar:
         bar.to(before + len(rows))
     records = found["samples"][definition.name]
-    _, chief = metrics.PRIMARY[definition.task]
+    _, chief = primary_metric(definition.task)
     ran_out = lm.ran_out if isinstance(lm, Answering) else {}
     kept = [
         sample_of(definition, record, ran_out.get(remembered(record["arguments"][0])))

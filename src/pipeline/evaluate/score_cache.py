@@ -15,8 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from pipeline.benchmarks.task_files import Definition, whole
 from pipeline.evaluate.records import TaskResult
-from pipeline.evaluate.tasks import Definition, whole
 from pipeline.files import sha256, write_atomically
 from pipeline.hub.models import local
 from pipeline.merge.adapters import write_adapter

@@ -6,11 +6,11 @@ import contextlib
 import sys
 from pathlib import Path
 
+from pipeline.benchmarks.task_files import Definition
 from pipeline.config.evaluation import Eval
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.score import Lengths, harness_tamed, lengths_of, load_tasks, rows_asked, set_template_date
-from pipeline.evaluate.tasks import Definition
 from pipeline.models.load import load_tokenizer
 from pipeline.models.skeleton import skeleton
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.benchmarks import answer_language, kind_of, primary_metric
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
-from pipeline.evaluate.metrics import INVALID, PRIMARY, share_in
-from pipeline.evaluate.records import CHOICES, Sample
+from pipeline.evaluate.metrics import INVALID, share_in
+from pipeline.evaluate.records import Sample
 from pipeline.languages import language
-from pipeline.report.scores import Written, family
+from pipeline.report.scores import Written
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetWriter
@@ -89,17 +90,17 @@ def read_samples(path: Path) -> list[Sample]:
 
 
 def needed(task: str, where: str, samples: Sequence[Sample], keep: int) -> Answers:
-    responses = [str(sample.get("response") or "") for sample in samples]
+    kind, responses = kind_of(task), [str(sample.get("response") or "") for sample in samples]
     told = json.dumps([[sample["doc_id"], text] for sample, text in zip(samples, responses, strict=True)])
     return Answers(
         n=len(samples),
         scores={sample["doc_id"]: score for sample in samples if (score := score_of(task, sample)) is not None},
-        unparsed=0 if task in CHOICES else sum(one.get("extracted") in (None, "", INVALID) for one in samples),
+        unparsed=0 if kind == "choice" else sum(one.get("extracted") in (None, "", INVALID) for one in samples),
         cut_off=sum(bool(sample.get("cut_off")) for sample in samples),
         strange=in_another_script(task, where, responses),
         text=hashlib.sha256(told.encode()).hexdigest() if any(responses) else "",
         translations={one["doc_id"]: (text_of(one.get("target")), text_of(one.get("extracted"))) for one in samples}
-        if family(task) == "flores"
+        if kind == "translation"
         else {},
         first=[item(sample) for sample in samples[:keep]],
     )
@@ -109,7 +110,7 @@ def score_of(task: str, sample: Sample) -> float | None:
     """One question's score as a part of one: right or wrong, else the task's own metric, which is in percent."""
     if sample.get("correct") is not None:
         return float(sample["correct"])
-    metric, _ = PRIMARY.get(family(task), (None, None))
+    metric, _ = primary_metric(task)
     value = (sample.get("scores") or {}).get(metric)
     return value / 100 if isinstance(value, int | float) and math.isfinite(value) else None
 
@@ -119,9 +120,9 @@ def in_another_script(task: str, where: str, responses: Sequence[str]) -> int:
 
     Seen between scripts only: English where Swahili is asked for is not.
     """
-    if task == "mbpp" or task in CHOICES or not responses:
+    if kind_of(task) in ("program", "choice") or not responses:
         return 0
-    scripts = language("en" if task == "mgsm_en_cot" else where.split("-")[-1]).scripts
+    scripts = language(answer_language(task, where)).scripts
     if "LATIN" in scripts and all(map(str.isascii, responses)):
         return 0
     strange = sum(share is not None and share < 0.5 for share in (share_in(scripts, text) for text in responses))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipeline.benchmarks import kind_of
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import mean
 from pipeline.evaluate.reasoning import alike
-from pipeline.evaluate.records import MGSM, ScoreRow
+from pipeline.evaluate.records import ScoreRow
 from pipeline.report.contents import Results
 from pipeline.report.scores import Written
 
@@ -40,7 +41,7 @@ def answer_checks(results: Results, read: Written) -> list[AnswerChecks]:
     for column in results.columns:
         rows_of: dict[str, list[ScoreRow]] = {}
         for cell in results.cells:
-            if cell.column == column and cell.task in MGSM:
+            if cell.column == column and kind_of(cell.task) == "number":
                 scored = [(score, read[score.run][0]) for score in cell.scores if score.run in read]
                 rows_of[cell.row] = [
                     row for score, rows in scored for row in rows

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.evaluate.records import CHOICES
+from pipeline.benchmarks import chance_of
 from pipeline.report import plots, samples
 from pipeline.report.answers import Answers, Place
 from pipeline.report.beside import SHARES, answer_checks
@@ -158,6 +158,8 @@ def chart_of(results: Results) -> str:
         scored = [cell for cell in here if cell is not None and cell.task and cell.value is not None]
         if not scored:
             continue
+        chances = {chance_of(cell.task) for cell in scored}
+        (chance,) = chances if len(chances) == 1 else [None]
         panels.append(
             plots.Panel(
                 title=column,
@@ -166,7 +168,7 @@ def chart_of(results: Results) -> str:
                     (cell.low, cell.high) if cell and cell.low is not None and cell.high is not None else None
                     for cell in here
                 ],
-                chance=100 * samples.CHANCE if all(cell.task in CHOICES for cell in scored) else None,
+                chance=100 * chance if chance else None,
                 best=next((place for place, cell in enumerate(here) if cell and cell.best), None),
             )
         )

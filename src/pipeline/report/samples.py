@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.evaluate.records import CHOICES, ScoreRow
+from pipeline.benchmarks import chance_of
+from pipeline.evaluate.records import ScoreRow
 from pipeline.report.answers import Answers, Place
 from pipeline.report.contents import Results
 from pipeline.report.scores import Written, primary_rows
 from pipeline.report.statistics import standard_error
-
-CHANCE = 0.25  # of four choices
 
 
 @dataclass(frozen=True)
@@ -58,13 +57,13 @@ def _marks(score: ScoreRow, found: Answers) -> Iterator[tuple[str, str]]:
         yield "no number", "the score is not a finite number"
     elif value == 0:
         yield "exactly 0", "not one answer counted"
-    elif score.task in CHOICES and n:
-        error = standard_error(CHANCE, n)
-        if value <= CHANCE + 2 * error:
-            place = "below chance" if value < CHANCE - 2 * error else "at chance"
+    elif n and (chance := chance_of(score.task)):
+        error = standard_error(chance, n)
+        if value <= chance + 2 * error:
+            place = "below chance" if value < chance - 2 * error else "at chance"
             yield (
                 place,
-                f"{100 * value:.1f} of 100, where guessing gives {100 * CHANCE:.0f} ± {100 * 2 * error:.1f}",
+                f"{100 * value:.1f} of 100, where guessing gives {100 * chance:.0f} ± {100 * 2 * error:.1f}",
             )
     if found.n and found.unparsed / found.n > 0.5:
         yield "mostly unparsed", f"nothing extracted from {found.unparsed} of {found.n} answers"

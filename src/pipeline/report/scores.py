@@ -6,19 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pipeline.benchmarks import find_benchmark, primary_metric
 from pipeline.errors import PipelineError
-from pipeline.evaluate.metrics import PRIMARY
 from pipeline.evaluate.records import ScoreRow, read_scores
 from pipeline.report.contents import CellResult, CellScore, Results
 from pipeline.report.statistics import wilson
 
-TITLES = {  # of tasks; mgsm_en_cot and its like follow mgsm
-    "mgsm": "MGSM",
-    "belebele": "Belebele",
-    "global_mmlu": "Global MMLU",
-    "flores": "FLORES",
-    "mbpp": "MBPP",
-}
 METRICS = {"exact_match": "exact match", "acc": "accuracy", "chrf++": "chrF++", "pass_at_1": "pass@1"}
 OUT_OF_100 = ("bleu", "spbleu", "chrf")  # metrics that come on the scale 0-100
 
@@ -44,7 +37,7 @@ def read_all(results: Results) -> dict[str, tuple[list[ScoreRow], dict[str, Any]
 
 def primary_rows(cell: CellResult, read: Written) -> Iterator[tuple[CellScore, ScoreRow]]:
     """The rows that a cell's number is computed from, of each of its finished evaluations."""
-    first, chosen = PRIMARY.get(family(cell.task), (None, None))
+    first, chosen = primary_metric(cell.task)
     metric = cell.metric or first
     for score in cell.scores:
         for row in read[score.run][0] if score.run in read else []:
@@ -99,7 +92,7 @@ def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
         if row.subject:
             continue
         place = row.task, row.where, row.num_fewshot
-        if place not in found or (row.metric, row.filter) == PRIMARY.get(family(row.task)):
+        if place not in found or (row.metric, row.filter) == primary_metric(row.task):
             found[place] = row
     return list(found.values())
 
@@ -113,12 +106,7 @@ def interval(row: ScoreRow) -> tuple[float, float] | None:
     return wilson(value, row.n) if 0 <= value <= 1 else (value - 1.96 * error, value + 1.96 * error)
 
 
-def family(task: str) -> str:
-    """mgsm of mgsm_en_cot; an unknown task is its own."""
-    return next((known for known in TITLES if task == known or task.startswith(known + "_")), task)
-
-
 def title_of(task: str) -> str:
     """MGSM, MGSM en cot."""
-    known = family(task)
-    return TITLES.get(known, task) + task.removeprefix(known).replace("_", " ")
+    known = find_benchmark(task)
+    return known.title + task.removeprefix(known.name).replace("_", " ") if known else task

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.analyze.heatmaps import Map, svg_and_png_of_maps
+from pipeline.benchmarks import primary_metric
 from pipeline.config.stages import SweepStage
-from pipeline.evaluate.metrics import PRIMARY, mean
+from pipeline.evaluate.metrics import mean
 from pipeline.files import write_atomically
 from pipeline.report.page import environment
-from pipeline.report.scores import family
 from pipeline.report.sheets import comma_separated
 from pipeline.report.statistics import split_half
 from pipeline.runs.manifest import read_manifest
@@ -69,7 +69,7 @@ def scored(run: Run) -> list[list[float]] | None:
     for path in sorted((run.folder / "samples").glob("*.jsonl")):
         samples = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         samples.sort(key=lambda sample: sample["doc_id"])
-        metric, _ = PRIMARY.get(family(path.name.partition(".")[0]), (None, None))
+        metric, _ = primary_metric(path.name.partition(".")[0])
         found.append([_percent(sample, metric) for sample in samples])
     return found
 

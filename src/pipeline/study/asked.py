@@ -6,10 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from pipeline.benchmarks import kind_of, primary_metric
 from pipeline.config import conf
 from pipeline.errors import meant
-from pipeline.evaluate.metrics import PRIMARY
-from pipeline.evaluate.records import MGSM
 from pipeline.report.claims import FACT, Claim, read_claims
 from pipeline.report.translations import CORPUS_METRICS
 from pipeline.study.answers import leaves, linear
@@ -173,10 +172,10 @@ def tasks_of(plan: TablePlan, cell: Cell) -> set[str | None]:
 
 def metrics_of(task: str) -> list[str]:
     """What is kept for each answer of a task."""
-    if task == "flores":
-        return list(CORPUS_METRICS)
-    own = [PRIMARY[task][0]] if task in PRIMARY else []
-    return [*own, "numeric_match"] if task in MGSM else own
+    kind = kind_of(task)
+    if kind is None or kind == "translation":
+        return list(CORPUS_METRICS) if kind else []
+    return [primary_metric(task)[0], *(["numeric_match"] if kind == "number" else [])]
 
 
 def check_claims(planning: Planning) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipeline.evaluate.records import MGSM
+from pipeline.benchmarks import kind_of
 from pipeline.report.claims import Claim
 from pipeline.report.contents import CellResult
 from pipeline.report.ranks import holm
@@ -16,7 +16,6 @@ from pipeline.study import history
 from pipeline.study.answers import StoredAnswers, leaves
 from pipeline.study.asked import PlacedClaim, metrics_of, tasks_of
 from pipeline.study.cells import Cell, ScoreRef, TablePlan
-from pipeline.study.cost import QUESTIONS
 from pipeline.study.outcome import NoScore
 from pipeline.study.planning import Planning
 from pipeline.study.verdicts import Sides
@@ -67,7 +66,9 @@ def of_score(planning: Planning, score: ScoreRef) -> tuple[str, int] | None:
         return None
     task, language, root = run.config.eval.tasks[0], run.config.languages[0], run.parents.get("data_root")
     unknown = root is not None and root.folder.is_dir() and history.scored_file(run, task, language) is None
-    return (task.task, history.questions(run, task, language)) if task.task in QUESTIONS and not unknown else None
+    if unknown or kind_of(task.task) == "translation":
+        return None
+    return task.task, history.questions(run, task, language)
 
 
 # ---------------------------------------------------------------------------------------------------- measured
@@ -92,7 +93,7 @@ def default_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> list[Pair]:
     by_row = any(side.words.get("run") for side in plan.table.rows)
     by_place: dict[str, dict[str, CellResult]] = {}
     for cell in cells:
-        if cell.task in MGSM and cell.value is not None:
+        if kind_of(cell.task) == "number" and cell.value is not None:
             model, place = (cell.row, cell.column) if by_row else (cell.column, cell.row)
             by_place.setdefault(place, {})[model] = cell
     found: list[Pair] = []
@@ -132,7 +133,8 @@ def shared_metric(plan: TablePlan, cells: Sequence[Cell]) -> str | None:
     tasks = {task for cell in cells for task in tasks_of(plan, cell)}
     primary = metrics_of(str(*tasks))[:1] if len(tasks) == 1 else []
     metrics = {cell.metric or metric for cell in cells for metric in primary}
-    per_answer = tasks <= QUESTIONS.keys() or metrics <= set(CORPUS_METRICS)
+    kinds = {kind_of(task) for task in tasks if task}
+    per_answer = not kinds & {None, "translation"} or metrics <= set(CORPUS_METRICS)
     return metrics.pop() if len(metrics) == 1 and None not in tasks and per_answer else None
 
 

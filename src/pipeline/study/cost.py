@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pipeline.benchmarks import benchmark_of
 from pipeline.models.shape import Shape
 from pipeline.train.memory import BYTES, WIDTH, Trained, adapters, trained_parameters
 
@@ -132,7 +133,6 @@ MGSM = {
     "es": (81, 107, 62), "ja": (88, 120, 66), "bn": (287, 344, 191), "sw": (108, 136, 78), "te": (452, 600, 318),
     "th": (112, 173, 104),
 }  # fmt: skip
-QUESTIONS = {"mgsm": 250, "mgsm_direct": 250, "mgsm_en_cot": 250, "belebele": 900, "global_mmlu": 14042, "mbpp": 500}
 ROW = {"math": 320, "sw": 200, "bn": 420, "te": 600, "ja": 280}  # assumed tokens of a training row
 ROOM = {"te": 1024, "bn": 1024}  # eval.max_gen_toks of MGSM; 512 elsewhere
 LAUNCH = 0.6e-3  # seconds that Python takes to launch a layer's kernels, below which no forward pass gets: assumed
@@ -157,23 +157,21 @@ class Asked:
 def asked(task: str, shots: int, language: str, tokens: Mapping[str, tuple[float, float, float]] = MGSM) -> list[Asked]:
     """What a task puts to a model in one language.
 
-    MGSM by measured tokens. The others by English counts, times how much longer MGSM's problems are in the language
-    than in English (they are translations, as these tasks are). The English counts are assumed: Belebele 160 (passage,
-    question, four options), Global MMLU 105 with its options, FLORES' sentence 28 in both directions, MBPP's task and
-    tests 135 and its program 70.
+    MGSM, and what else ends in a number, by measured tokens. The others by English counts, times how much longer MGSM's
+    problems are in the language than in English (they are translations, as these tasks are). The English counts are
+    assumed (`Benchmark.tokens`); a program's tests are 90, itself 70, the names of two languages 10.
     """
     question, exemplar, answer = tokens[language]
-    longer = question / tokens["en"][0]
-    if task.startswith("mgsm"):
-        return [Asked(QUESTIONS["mgsm"], shots * exemplar, question, answer, room=ROOM.get(language, 512))]
-    if task == "flores":
-        to, back = 28 * longer, 28.0
-        return [Asked(1012, shots * (to + back), back + 10, to), Asked(1012, shots * (to + back), to + 10, back)]
-    if task == "mbpp":
-        return [Asked(QUESTIONS[task], shots * (45 * longer + 160), 45 * longer + 90, 70)]
-    sets, english = {"belebele": (1, 160), "global_mmlu": (57, 105)}[task]
-    each = english * longer
-    return [Asked(QUESTIONS[task], shots * each, each, prefixes=sets)]
+    benchmark = benchmark_of(task)
+    questions, each = benchmark.questions, benchmark.tokens * question / tokens["en"][0]
+    if benchmark.kind == "number":
+        return [Asked(questions, shots * exemplar, question, answer, room=ROOM.get(language, 512))]
+    if benchmark.kind == "translation":
+        english, pair = benchmark.tokens, shots * (each + benchmark.tokens)
+        return [Asked(questions, pair, english + 10, each), Asked(questions, pair, each + 10, english)]
+    if benchmark.kind == "program":
+        return [Asked(questions, shots * (each + 160), each + 90, 70)]
+    return [Asked(questions, shots * each, each, prefixes=benchmark.exemplar_sets)]
 
 
 def scoring_seconds(

@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from pipeline.benchmarks import find_benchmark
 from pipeline.config.stages import ExportStage
 from pipeline.data.benchmarks import hub_sources
 from pipeline.errors import PipelineError
@@ -28,7 +29,7 @@ from pipeline.merge.mergekit import FILE
 from pipeline.merge.methods.soup import Soup
 from pipeline.models.alike import same_architecture
 from pipeline.models.checkpoint import DTYPES, Checkpoint, read_json
-from pipeline.report.scores import TITLES, family, percent, primary_of
+from pipeline.report.scores import percent, primary_of
 from pipeline.runs.folders import finished_names
 from pipeline.runs.lineage import base_of
 from pipeline.runs.manifest import MANIFEST, Manifest, read_manifest
@@ -255,11 +256,12 @@ def result(row: ScoreRow, asked: dict[str, Any]) -> EvalResult:
     from huggingface_hub import EvalResult
 
     known = {name: source.hub for name, source in hub_sources()}
-    task = family(row.task)
+    benchmark = find_benchmark(row.task)
+    task, title = (benchmark.name, benchmark.title) if benchmark else (row.task, row.task)
     assert row.value is not None
     limit = asked["eval"].get("limit")
     return EvalResult(
-        task_type="text-generation", dataset_name=f"{TITLES.get(task, task)} ({row.where})",
+        task_type="text-generation", dataset_name=f"{title} ({row.where})",
         dataset_type=(None if asked.get("data_root") else known.get(task)) or task, dataset_config=row.where,
         dataset_split=asked["eval"].get("split", "test"),
         dataset_args={"num_fewshot": row.num_fewshot} | ({"limit": limit} if limit else {}),

@@ -16,8 +16,8 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+from pipeline.benchmarks import benchmark_of
 from pipeline.config.stages import DataStage, EvalStage, EvalTask, RunStage, TrainStage
-from pipeline.data import benchmark_files
 from pipeline.errors import PipelineError
 from pipeline.models.shape import Shape, shape_of
 from pipeline.progress import duration
@@ -32,7 +32,6 @@ from pipeline.study.cost import (
     GPUS,
     LONGEST,
     MGSM,
-    QUESTIONS,
     ROW,
     Asked,
     asked,
@@ -272,22 +271,17 @@ def evaluation_seconds(run: Run[EvalStage], on_gpu: bool) -> float | None:
     return seconds
 
 
-COLUMNS = {  # whose text a question is, where it is counted in local files
-    "mgsm": ("question",), "belebele": ("flores_passage", "question", *(f"mc_answer{n}" for n in range(1, 5))),
-    "global_mmlu": ("question", *(f"option_{n}" for n in "abcd")),
-}  # fmt: skip
-
-
 def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[Asked]:
     """What a task puts to the model, with the questions and lengths of its local files where they are here."""
-    config, name = run.config, task_name(task)
+    config, benchmark = run.config, benchmark_of(task.task)
     count, room = questions(run, task, language), config.eval.max_gen_toks_of.get(language, config.eval.max_gen_toks)
     found = asked(task.task, task.num_fewshot, language if language in MGSM else "en")
     file = scored_file(run, task, language)
-    if file and name in COLUMNS and (lengths := sampled(file, COLUMNS[name], tokenizer := tokenizer_of(run))):
+    columns, worked = benchmark.columns, benchmark.kind == "number"
+    if file and columns and (lengths := sampled(file, columns, tokenizer := tokenizer_of(run))):
         question = statistics.fmean(lengths)
-        exemplars = file.with_name("train.jsonl") if name == "mgsm" else file
-        columns = ("question", "answer") if name == "mgsm" else COLUMNS[name]
+        exemplars = file.with_name(benchmark.exemplar_file) if worked and benchmark.exemplar_file else file
+        columns = (*columns, "answer") if worked else columns
         shot = statistics.fmean(sampled(exemplars, columns, tokenizer)) if exemplars.is_file() else question
         found = [replace(one, question=question, prefix=task.num_fewshot * shot) for one in found]
     return [
@@ -296,25 +290,20 @@ def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[Asked]:
     ]
 
 
-def task_name(task: EvalTask) -> str:
-    """The benchmark's folder below data_root."""
-    return task.task.partition("_")[0] if task.task.startswith("mgsm") else task.task
-
-
 def scored_file(run: Run[EvalStage], task: EvalTask, language: str) -> Path | None:
     """The local file of a task's questions, if it is here."""
     root = run.parents.get("data_root")
     if root is None or (isinstance(root, Run) and not root.folder.is_dir()):
         return None
     names = {"test": ("test", "devtest"), "dev": ("development", "dev")}[run.config.eval.split]
-    files = {path.stem: path for path in benchmark_files.files(root.folder, task_name(task), language)}
+    files = {path.stem: path for path in benchmark_of(task.task).files(root.folder, language)}
     return next((files[one] for one in names if one in files), None)
 
 
 def questions(run: Run[EvalStage], task: EvalTask, language: str) -> int:
     """Number of questions: those of the local file if it is here or is planned, else the benchmark's published size."""
     config, root = run.config, run.parents.get("data_root")
-    most = config.eval.limit or QUESTIONS.get(task.task, 1012)
+    most = config.eval.limit or benchmark_of(task.task).questions
     if isinstance(root, Run) and not root.folder.is_dir():
         return min(most, root.config.expert.questions(config.eval.split) or most)
     found = scored_file(run, task, language)

@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from pipeline.benchmarks.benchmark import on_hub
 from pipeline.config.data import Source
 from pipeline.config.stages import DataStage, EvalStage
 from pipeline.data.benchmarks import hub_sources
@@ -66,10 +67,7 @@ def benchmark_sources(config: DataStage | EvalStage) -> list[Source]:
         there = config.expert.world is not None or config.expert.union or config.data.benchmarks is not None
         return [] if there else [source for _, source in hub_sources()]
     tasks = tuple((task.task, task.num_fewshot) for task in config.eval.tasks)
-    return [
-        Source(hub=hub, hub_config=name, split=split, rows="text", file="")
-        for hub, name, split in _evaluated(tasks, tuple(config.languages))
-    ]
+    return [on_hub(*found) for found in _evaluated(tasks, tuple(config.languages))]
 
 
 @lru_cache(maxsize=64)
@@ -83,5 +81,5 @@ def _evaluated(tasks: tuple[tuple[str, int], ...], languages: tuple[str, ...]) -
     found: list[tuple[str, str | None, str]] = []
     with TemporaryDirectory() as folder:
         for definition in task_definitions(asked, languages, None, Path(folder)):
-            found += data_sets(definition.file)
+            found += data_sets(definition)
     return list(dict.fromkeys(found))

@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from pipeline.benchmarks import primary_metric
 from pipeline.config import conf
 from pipeline.config.stages import EvalStage, RunStage, TableStage, TrainStage
 from pipeline.config.words import stage_of
@@ -277,9 +278,7 @@ def primary(run: Run[EvalStage]) -> float | None:
 
 def readings(run: Run[EvalStage], metric: str | None = None, pair: str | None = None) -> list[dict[str, Any]]:
     """The rows of scores.json in a metric (null: the task's primary one), of a pair where one is asked for."""
-    from pipeline.evaluate.metrics import PRIMARY
-
-    first, chief = PRIMARY[run.config.eval.tasks[0].task]
+    first, chief = primary_metric(run.config.eval.tasks[0].task)
     path = run.folder / "scores.json"
     if not path.is_file():
         return []

@@ -15,10 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from pipeline.benchmarks.task_files import Definition, whole
 from pipeline.config.stages import EvalStage
 from pipeline.errors import PipelineError
 from pipeline.evaluate.before import Lengths, defined, refuse_early, refuse_model, too_long
-from pipeline.evaluate.tasks import Definition, whole
 from pipeline.files import sha256, write_atomically
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.report.text import some

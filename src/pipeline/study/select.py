@@ -12,6 +12,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.benchmarks import primary_metric
 from pipeline.config.evaluation import Measure
 from pipeline.config.knob import identity
 from pipeline.config.stages import SelectStage
@@ -92,9 +93,7 @@ def scores(evaluation: Parent, config: SelectStage) -> dict[str, float]:
 
 def value(rows: list[Row], measure: Measure, languages: list[str]) -> float:
     """The primary metric of a task in a language, or its mean over `languages`; of a pair, in both its languages."""
-    from pipeline.evaluate.metrics import PRIMARY
-
-    metric, chosen = PRIMARY[measure.task]
+    metric, chosen = primary_metric(measure.task)
     means = []
     for language in [measure.language] if measure.language else languages:
         found = [

@@ -14,10 +14,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pipeline.benchmarks import primary_metric
 from pipeline.config.stages import StatusStage, TableStage
 from pipeline.errors import PipelineError
-from pipeline.evaluate.metrics import PRIMARY
-from pipeline.report.scores import family, percent
+from pipeline.report.scores import percent
 from pipeline.report.text import aligned
 from pipeline.runs import resume, state
 from pipeline.runs.folders import DIGITS, finished, folder_name, label_in
@@ -127,7 +127,7 @@ def of_finished(manifest: Manifest) -> RunStatus:
 def main_score(scores: Mapping[str, float]) -> str | None:
     """`mgsm sw 16.0`: the primary metric of an evaluation's first task; of several languages their mean."""
     for task in dict.fromkeys(name.partition("/")[0] for name in scores):
-        metric = PRIMARY.get(family(task), ("", ""))[0]
+        metric = primary_metric(task)[0]
         places = [name.split("/")[1] for name in scores if re.fullmatch(rf"{task}/[^/]+/{re.escape(metric)}", name)]
         if places:
             place = "mean" if "mean" in places else places[0]

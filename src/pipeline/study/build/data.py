@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline import languages
+from pipeline.benchmarks import scored_files
 from pipeline.config import conf
 from pipeline.config.stages import Data, DataStage, EvalStage
-from pipeline.data import benchmark_files
 from pipeline.data.mixture import check_sources, files_read
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
@@ -83,7 +83,7 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
     parents: dict[str, Parent] = {}
     if config.data.benchmarks is not None:
         folder = Path(config.data.benchmarks)
-        files = [path for paths in benchmark_files.scored(folder).values() for path in paths]
+        files = [path for paths in scored_files(folder).values() for path in paths]
         if not files:
             raise PipelineError(
                 f"data.benchmarks={folder} holds no file like mgsm/sw/test.jsonl: name a folder with some"
@@ -101,7 +101,7 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
         folder = Path(config.data_root)
         files = files_read(config.expert.sources, folder)
         if config.data.benchmarks is None:
-            files += [path for paths in benchmark_files.scored(folder).values() for path in paths]
+            files += [path for paths in scored_files(folder).values() for path in paths]
         found = External(folder.name, content_hash(files, folder), folder)
     return {"data_root": found, **parents}
 

@@ -3,15 +3,14 @@ languages, the runs that score one each."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from pipeline.benchmarks import benchmark_of
 from pipeline.config.stages import EvalStage, EvalTask
-from pipeline.data import benchmark_files
 from pipeline.errors import PipelineError
 from pipeline.evaluate.bundle import scoring_runs
 from pipeline.evaluate.tasks import task_definitions
@@ -128,6 +127,5 @@ def _refuse(
 def questions(config: EvalStage, folder: Path) -> External:
     """A plain data_root, known by the files that this evaluation reads."""
     asked = [(task.task, language) for task in config.eval.tasks for language in {*config.languages, "en"}]
-    places = [(re.sub("^mgsm_.*", "mgsm", task), language) for task, language in asked]
-    files = {path for task, language in places for path in benchmark_files.files(folder, task, language)}
+    files = {path for task, language in asked for path in benchmark_of(task).files(folder, language)}
     return External(folder.name, content_hash(sorted(files), folder), folder)

@@ -1,17 +1,22 @@
-"""Benchmarks as local files: found below data_root, read, and every row checked, before anything heavy is imported."""
+"""Benchmarks as local files: found below data_root, read, and every row checked, before anything heavy is imported.
+
+mgsm/sw/test.jsonl, and so the other benchmarks; FLORES also as plain text (flores.py).
+"""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
-from pipeline.data.benchmark_files import flores_text, place
 from pipeline.errors import PipelineError
 from pipeline.languages import Language
 
 Row = dict[str, Any]
+
+
+def place(data_root: Path, benchmark: str, spoken: Language, split: str) -> Path:
+    return data_root / benchmark / spoken.code / f"{split}.jsonl"
 
 
 class Missing(PipelineError):
@@ -61,43 +66,3 @@ def rows_of(
     if not rows:
         raise PipelineError(f"{file} is empty: put the data there, or point data_root elsewhere")
     return rows
-
-
-def check_worked(file: Path, exemplars: list[Row], stock: Row) -> None:
-    """The stock task cuts a fixed count of characters off an exemplar's answer: its first words must stand there."""
-    found = re.search(r'question\+"\\n(.+?)"', stock["doc_to_text"])
-    if not found:
-        return
-    # Some of the harness' phrases differ from MGSM's own in spaces and in the width of the colon.
-    plain = [re.sub(r"\s", "", text).replace("：", ":") for text in (found[1], *(row["answer"] for row in exemplars))]
-    for number, answer in enumerate(plain[1:], start=1):
-        if not answer.startswith(plain[0]):
-            raise PipelineError(f"{file}: the answer of exemplar {number} must begin with {found[1]!r}, as MGSM's do")
-
-
-def sentences(data_root: Path, spoken: Language, split: str) -> tuple[Path, dict[int, str]]:
-    """FLORES sentences of one language by id, and their file: FLORES or FLORES+ as JSON lines, or plain text.
-
-    `flores/sw/devtest.jsonl` with id and sentence (FLORES) or text (FLORES+), else `flores/sw/devtest.txt` or the
-    release's `flores/devtest/swh_Latn.devtest`, a sentence a line.
-    """
-    file = place(data_root, "flores", spoken, split)
-    for text in flores_text(data_root, spoken, split):
-        if text.is_file() and not file.is_file():
-            return text, dict(enumerate((line.strip() for _, line in lines_of(text)), start=1))
-    rows = rows_of(file, {"id": int})
-    column = "sentence" if "sentence" in rows[0] else "text"
-    rows = rows_of(file, {"id": int, column: str})
-    found = {row["id"]: row[column] for row in rows}
-    if len(found) != len(rows):
-        raise PipelineError(f"{file} has an id twice: the sentences of two languages are joined by id")
-    return file, found
-
-
-def joined(sides: list[dict[int, str]], names: list[str], what: str) -> list[Row]:
-    """The rows of a translation task: two languages' sentences joined by id, in the order of the first."""
-    if sides[0].keys() != sides[1].keys():
-        odd = sorted(sides[0].keys() ^ sides[1].keys())
-        raise PipelineError(f"{what} have different ids, {odd[0]} for one: take both files from the same release")
-    spoken = {"source_name": names[0], "target_name": names[1]}
-    return [{"id": key, **spoken, "source": text, "target": sides[1][key]} for key, text in sides[0].items()]

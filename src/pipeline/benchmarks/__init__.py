@@ -1,0 +1,68 @@
+"""The benchmarks, a file each, found by listing this folder: one that holds a BENCHMARK is one. conf/eval/ has an
+option for each number of exemplars.
+
+Everything that depends on which benchmark it is stands in its record (benchmark.py). The command line imports all
+files at its start, so NumPy, torch and the harness are imported inside functions.
+"""
+
+from __future__ import annotations
+
+import difflib
+import pkgutil
+from importlib import import_module
+from pathlib import Path
+
+from pipeline.benchmarks.benchmark import Benchmark, Kind
+from pipeline.errors import PipelineError
+
+_MODULES = [import_module(f"{__name__}.{item.name}") for item in pkgutil.iter_modules(__path__)]
+BENCHMARKS: dict[str, Benchmark] = {  # in the order of their names
+    module.BENCHMARK.name: module.BENCHMARK for module in _MODULES if hasattr(module, "BENCHMARK")
+}
+
+
+def find_benchmark(task: str) -> Benchmark | None:
+    """The benchmark of a task; None of a task that is not known here, as a table of another version may show."""
+    return next((item for item in BENCHMARKS.values() if task in item.tasks), None)
+
+
+def benchmark_of(task: str) -> Benchmark:
+    """The benchmark of a task. Raises PipelineError, naming a near one, for an unknown task."""
+    if benchmark := find_benchmark(task):
+        return benchmark
+    known = [name for item in BENCHMARKS.values() for name in item.tasks]
+    near = difflib.get_close_matches(task, known, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise PipelineError(f"unknown task {task!r}: {hint}Known are {', '.join(known)}")
+
+
+def kind_of(task: str) -> Kind | None:
+    """What an answer to the task is; None of an unknown task."""
+    benchmark = find_benchmark(task)
+    return benchmark.kind if benchmark else None
+
+
+def answer_language(task: str, where: str) -> str:
+    """The language that answers are to be in; `where` is the question's, or a pair of which it is the second."""
+    benchmark = find_benchmark(task)
+    return "en" if benchmark and task in benchmark.in_english else where.split("-")[-1]
+
+
+def chance_of(task: str) -> float | None:
+    """The share of right answers by guessing; None where nothing can be guessed, and of an unknown task."""
+    benchmark = find_benchmark(task)
+    return benchmark.chance if benchmark else None
+
+
+def primary_metric(task: str) -> tuple[str, str]:
+    """The metric and filter that stand for a task where one number is wanted; empty of an unknown task."""
+    benchmark = find_benchmark(task)
+    return (benchmark.metric, benchmark.filter) if benchmark else ("", "")
+
+
+def scored_files(data_root: Path) -> dict[str, list[Path]]:
+    """All files of each benchmark below data_root, exemplars aside."""
+    return {
+        name: [path for path in item.files(data_root) if path.name != item.exemplar_file]
+        for name, item in BENCHMARKS.items()
+    }

@@ -1,0 +1,37 @@
+"""Belebele (Bandarkar et al. 2024): four-way reading comprehension on passages of FLORES, 900 questions a language."""
+
+from __future__ import annotations
+
+from pipeline.benchmarks.benchmark import Benchmark, on_hub
+from pipeline.benchmarks.local_files import Row, rows_of
+from pipeline.benchmarks.task_files import Ask, Definition, by_text, enough, local_files, read_from, stock, write
+from pipeline.config.data import Source
+from pipeline.languages import Language
+
+COLUMNS = ("flores_passage", "question", *(f"mc_answer{number}" for number in range(1, 5)))
+
+
+def define(ask: Ask) -> list[Definition]:
+    code = "eng_Latn" if ask.language.constructed else ask.language.flores
+    theirs = stock(ask, f"belebele/belebele_{code}.yaml", "belebele/belebele_eng_Latn.yaml")
+    body: Row = {"include": [str(theirs), *by_text(ask)]}
+    if ask.data_root:
+        (test,) = local_files(ask, "belebele", ask.split)
+        rows = rows_of(test, dict.fromkeys(COLUMNS, str), {"correct_answer_num": ("1", "2", "3", "4")})
+        enough(ask, "belebele", len(rows) - 1, test)  # one question at least is to be left
+        read_from(body, test=test)
+    return [write(ask, body, first=ask.num_fewshot)]
+
+
+def texts(row: Row) -> list[str]:
+    return [row["flores_passage"], "\n".join(row[column] for column in COLUMNS[1:])]
+
+
+def sources(spoken: Language) -> list[Source]:
+    return [on_hub("facebook/belebele", spoken.flores)]
+
+
+BENCHMARK = Benchmark(
+    name="belebele", title="Belebele", kind="choice", metric="acc", choices=4, columns=COLUMNS, questions=900,
+    tokens=160, define=define, texts=texts, sources=sources,
+)  # fmt: skip

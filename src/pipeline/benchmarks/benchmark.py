@@ -1,0 +1,73 @@
+"""The record of a benchmark: all that the program knows of one. Each file of this folder that holds one names it
+BENCHMARK."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pipeline.benchmarks.local_files import Row
+from pipeline.benchmarks.task_files import Ask, Definition
+from pipeline.config.data import Source
+from pipeline.languages import Language
+
+Kind = Literal["choice", "number", "translation", "program"]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One benchmark: how it is scored, what it is called, where its data lies, and what its prompts cost.
+
+    kind: what an answer is: one of several options, weighed by likelihood; text that ends in a number, also scored by
+        its last number; a translation between English and another language, scored over the whole corpus; a program.
+    metric, filter: the harness' names of the primary metric, the one number that stands for the benchmark.
+    define: checks the data of one task in one language and writes its task files (task_files.write).
+    texts: what of a row of its data must not stand in training data.
+    sources: its sets on the Hub in one language, exemplars aside.
+    questions: scored in one language (and direction), by its publication; of local data the rows are counted.
+    tokens: of a question in English with its options, of a translation one sentence, of a program the task's text
+        alone; assumed, with Llama 3.1's tokenizer. Questions that end in a number count as MGSM's, which are measured.
+    """
+
+    name: str  # its folder below data_root, and the first task
+    title: str
+    kind: Kind
+    metric: str
+    define: Callable[[Ask], list[Definition]]
+    texts: Callable[[Row], list[str]]
+    sources: Callable[[Language], Sequence[Source]]
+    questions: int
+    tokens: float
+    filter: str = "none"
+    variants: tuple[str, ...] = ()  # further tasks on the same data, such as mgsm_direct
+    in_english: tuple[str, ...] = ()  # those of its tasks whose answers are in English whatever the question is in
+    choices: int = 0  # options of a question
+    columns: tuple[str, ...] = ()  # whose text is a question, options included
+    group: str | None = None  # the column by which scores are also given apart, such as subject
+    exemplar_file: str | None = None  # of a language's folder: shown in prompts, never scored
+    exemplar_sets: int = 1  # such as one a subject
+    exemplars_drawn: bool = False  # whether eval.exemplars=random is possible: exemplars drawn anew for each question
+    text_files: tuple[str, ...] = ()  # patterns below its folder of data that is no JSON lines, a text a line
+    gated: str = ""  # the data on the Hub whose conditions must be accepted
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names that eval.tasks takes."""
+        return self.name, *self.variants
+
+    @property
+    def chance(self) -> float | None:
+        """The share of right answers by guessing; None where nothing can be guessed."""
+        return 1 / self.choices if self.choices else None
+
+    def files(self, data_root: Path, code: str = "*") -> list[Path]:
+        """Its files that are there, in one language or in all (those of `text_files` always in all)."""
+        patterns = (f"{code}/*.jsonl", *self.text_files)
+        return sorted({path for pattern in patterns for path in (data_root / self.name).glob(pattern)})
+
+
+def on_hub(hub: str, config: str | None, split: str = "test") -> Source:
+    """A set of questions on the Hub."""
+    return Source(hub=hub, hub_config=config, split=split, rows="text", file="")

@@ -1,0 +1,122 @@
+"""FLORES-200 and FLORES+ (NLLB Team 2024): sentences translated between English and another language, both ways.
+
+The task file is ours: no stock task reads any source that can still be had.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.benchmarks.benchmark import Benchmark, on_hub
+from pipeline.benchmarks.local_files import Row, lines_of, place, rows_of
+from pipeline.benchmarks.task_files import Ask, Definition, enough, generation_kwargs, ours, read_from, write
+from pipeline.config.data import Source
+from pipeline.errors import PipelineError
+from pipeline.languages import Language, language
+
+FLORES_PLUS = "openlanguagedata/flores_plus"
+SPLITS = {"dev": "dev", "test": "devtest"}  # the task's, and FLORES+'s
+_RENAMED = {"zho_Hans": "cmn_Hans"}  # FLORES+ has ISO 639-3 codes of single languages
+
+
+def sentences(data_root: Path, spoken: Language, split: str) -> tuple[Path, dict[int, str]]:
+    """FLORES sentences of one language by id, and their file: FLORES or FLORES+ as JSON lines, or plain text.
+
+    `flores/sw/devtest.jsonl` with id and sentence (FLORES) or text (FLORES+), else `flores/sw/devtest.txt` or the
+    release's `flores/devtest/swh_Latn.devtest`, a sentence a line.
+    """
+    file = place(data_root, "flores", spoken, split)
+    beside, release = file.with_suffix(".txt"), data_root / "flores" / split / f"{spoken.flores}.{split}"
+    for text in (beside, release):
+        if text.is_file() and not file.is_file():
+            return text, dict(enumerate((line.strip() for _, line in lines_of(text)), start=1))
+    rows = rows_of(file, {"id": int})
+    column = "sentence" if "sentence" in rows[0] else "text"
+    rows = rows_of(file, {"id": int, column: str})
+    found = {row["id"]: row[column] for row in rows}
+    if len(found) != len(rows):
+        raise PipelineError(f"{file} has an id twice: the sentences of two languages are joined by id")
+    return file, found
+
+
+def joined(sides: list[dict[int, str]], names: list[str], what: str) -> list[Row]:
+    """The rows of a translation task: two languages' sentences joined by id, in the order of the first."""
+    if sides[0].keys() != sides[1].keys():
+        odd = sorted(sides[0].keys() ^ sides[1].keys())
+        raise PipelineError(f"{what} have different ids, {odd[0]} for one: take both files from the same release")
+    spoken = {"source_name": names[0], "target_name": names[1]}
+    return [{"id": key, **spoken, "source": text, "target": sides[1][key]} for key, text in sides[0].items()]
+
+
+def define(ask: Ask) -> list[Definition]:
+    if ask.language.constructed and not ask.data_root:
+        raise PipelineError(f"{ask.language.code} is a constructed language and not on the Hub: set data_root")
+    english, other = language("en"), ask.language
+    found = []
+    for source, target in ((english, other), (other, english)):
+        pair = f"{source.code}-{target.code}"
+        if target.code == "ja" and not importlib.util.find_spec("MeCab"):
+            raise PipelineError(f"flores {pair}: BLEU of Japanese needs a word list, pip install 'sacrebleu[ja]'")
+        body: Row = {"include": [str(ours("flores_ja" if target.code == "ja" else "flores"))]}
+        # Where the scored rows are the exemplars' own file (development items), the exemplars leave the score.
+        first = ask.num_fewshot if ask.split == "dev" else 0
+        if ask.data_root:
+            files = {}
+            for name, split in (("dev", "dev"), ("test", "devtest" if ask.split == "test" else "dev")):
+                if name == "dev" and not ask.num_fewshot:
+                    continue
+                sides = [sentences(ask.data_root, one, split) for one in (source, target)]
+                if name == "dev":
+                    enough(ask, "flores", len(sides[0][1]) - min(first, 1), sides[0][0])
+                what = f"flores {split} of {source.code} and {target.code}"
+                rows = joined([side for _, side in sides], [source.name, target.name], what)
+                files[name] = ask.folder / f"flores.{pair}.{name}.jsonl"
+                lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+                files[name].write_text("".join(lines), encoding="utf-8")
+            read_from(body, **files)
+            if "dev" not in files:
+                body["fewshot_split"] = None
+        else:
+            body["include"].append(str(ours("flores_hub")))
+            body["dataset_kwargs"] = {"source": source.code, "target": target.code}
+        found.append(write(ask, body | generation_kwargs(ask, ours("flores")), pair, first))
+    return found
+
+
+def flores_plus(source: str, target: str, **_: Any) -> dict[str, Any]:
+    """The splits dev and test (devtest) of a translation pair from the Hub, as local files would give them: rows joined
+    by id, which the harness cannot do. Named by tasks/flores_hub.yaml."""
+    import datasets
+
+    found = {}
+    for name, split in SPLITS.items():
+        sides, names = [], []
+        for spoken in (language(source), language(target)):
+            rows = datasets.load_dataset(FLORES_PLUS, configuration(spoken), split=split)
+            sides.append({int(row["id"]): row["text"] for row in rows})
+            names.append(spoken.name)
+        found[name] = datasets.Dataset.from_list(joined(sides, names, f"flores {split} of {source} and {target}"))
+    return found
+
+
+def configuration(spoken: Language) -> str:
+    """The code of a language as FLORES+ has it."""
+    return _RENAMED.get(spoken.flores, spoken.flores)
+
+
+def texts(row: Row) -> list[str]:
+    return [row["text"] if "text" in row else row["sentence"]]
+
+
+def sources(spoken: Language) -> list[Source]:
+    return [on_hub(FLORES_PLUS, configuration(spoken), split) for split in SPLITS.values()]
+
+
+BENCHMARK = Benchmark(
+    name="flores", title="FLORES", kind="translation", metric="chrf++", questions=1012, tokens=28,
+    text_files=("*/dev.txt", "*/devtest.txt", "dev/*.dev", "devtest/*.devtest"), gated="FLORES+",
+    define=define, texts=texts, sources=sources,
+)  # fmt: skip

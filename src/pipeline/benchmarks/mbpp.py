@@ -1,0 +1,48 @@
+"""MBPP (Austin et al. 2021): short Python programs, run against three tests each, without exemplars.
+
+The task file is ours, as the stock one asks the Hub for a metric when it is read; its prompt is kept.
+"""
+
+from __future__ import annotations
+
+from pipeline.benchmarks.benchmark import Benchmark, on_hub
+from pipeline.benchmarks.local_files import Missing, Row, rows_of
+from pipeline.benchmarks.task_files import Ask, Definition, generation_kwargs, local_files, ours, read_from, write
+from pipeline.config.data import Source
+from pipeline.errors import PipelineError
+from pipeline.languages import Language
+
+
+def define(ask: Ask) -> list[Definition]:
+    if ask.num_fewshot:
+        raise PipelineError(f"mbpp is asked without exemplars: num_fewshot=0, not {ask.num_fewshot}")
+    if not ask.run_code:
+        raise Missing("mbpp runs the programs that a model writes: allow it with eval.run_code=true, or leave mbpp out")
+    body: Row = {"include": [str(ours("mbpp"))]}
+    if ask.data_root:
+        (test,) = local_files(ask, "mbpp", ask.split)
+        for number, row in enumerate(rows_of(test, {"text": str, "test_list": list}), start=1):
+            if len(row["test_list"]) < 3 or not all(isinstance(one, str) for one in row["test_list"]):
+                raise PipelineError(f"{test}, row {number}: test_list must hold three tests, as the prompt shows three")
+        read_from(body, test=test)
+    elif ask.language.code != "en":
+        raise Missing(
+            f"mbpp has no translation into {ask.language.name} on the Hub: set data_root to a folder with "
+            f"mbpp/{ask.language.code}/test.jsonl"
+        )
+    return [write(ask, body | generation_kwargs(ask, ours("mbpp")))]
+
+
+def texts(row: Row) -> list[str]:
+    return [row.get("text") or row.get("prompt") or "", row["code"]]
+
+
+def sources(spoken: Language) -> list[Source]:
+    """The original is the only one there is."""
+    return [on_hub("google-research-datasets/mbpp", "full")] if spoken.code == "en" else []
+
+
+BENCHMARK = Benchmark(
+    name="mbpp", title="MBPP", kind="program", metric="pass_at_1", filter="tests", questions=500, tokens=45,
+    define=define, texts=texts, sources=sources,
+)  # fmt: skip

@@ -1,0 +1,139 @@
+"""MGSM (Shi et al. 2023): 250 word problems of grade school in 11 languages, with eight worked exemplars in each."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from pipeline.benchmarks.benchmark import Benchmark, on_hub
+from pipeline.benchmarks.local_files import Row, rows_of
+from pipeline.benchmarks.task_files import (
+    Ask,
+    Definition,
+    enough,
+    generation_kwargs,
+    local_files,
+    ours,
+    read_from,
+    stock,
+    whole,
+    write,
+)
+from pipeline.config.data import Source
+from pipeline.errors import PipelineError
+from pipeline.languages import Language
+
+
+def define(ask: Ask) -> list[Definition]:
+    """MGSM with worked answers in the question's language (the papers'), worked in English, or bare answers.
+
+    A language that the harness has no file for is asked with the words of its exemplars (`prompt_words`).
+    """
+    kind = {"mgsm": "native_cot", "mgsm_en_cot": "en_cot", "mgsm_direct": "direct"}[ask.task]
+    code = ask.language.mgsm or ask.language.stock
+    english = f"mgsm/{kind}/mgsm_{kind}_en.yaml"
+    theirs = stock(ask, f"mgsm/{kind}/mgsm_{kind}_{code}.yaml", english)
+    body: Row = {"include": [str(theirs), str(ours("mgsm"))], **generation_kwargs(ask, theirs, ours("mgsm"))}
+    if ask.data_root:
+        train, test = local_files(ask, "mgsm", "train", ask.split)
+        items = rows_of(test, {"question": str, "answer_number": int}, optional={"answer": type(None)})
+        worked: dict[str, type] = {"answer_number": int} if kind == "direct" else {"answer": str}
+        exemplars = rows_of(train, {"question": str} | worked) if ask.num_fewshot or train.is_file() else []
+        enough(ask, ask.task, len(exemplars), train)
+        if theirs.name == Path(english).name and code != "en":
+            question, answer = prompt_words(exemplars)
+            exemplars = [with_words(row, question, answer) for row in exemplars]
+            body |= worded(whole(theirs), question, answer, native=ask.task == "mgsm")
+            body["generation_kwargs"]["until"] = [question, *body["generation_kwargs"]["until"][1:]]
+        elif ask.task == "mgsm":
+            check_worked(train, exemplars, yaml.safe_load(theirs.read_text()))
+        read_from(body, **with_all_columns(ask, {train: exemplars, test: items}))
+        if not exemplars:
+            body["training_split"] = None
+    if ask.exemplars == "random":
+        body["fewshot_config"] = {"sampler": "default"}
+    return [write(ask, body)]
+
+
+COLUMNS = ("question", "answer", "answer_number", "equation_solution")
+QUESTION, STEPS = "Question:", "Step-by-Step Answer:"  # MGSM's words in English
+_WORDS = re.compile(r"""\s*([^:：{}"\\\n]{1,60}[:：])""")
+
+
+def prompt_words(exemplars: Sequence[Row]) -> tuple[str, str]:
+    """What stands before each question and each worked answer, colon included, as in MGSM's own exemplars (`Swali:`,
+    `Jibu la Hatua kwa Hatua:`); English's where they do not all begin alike, or are fewer than two."""
+    found = []
+    for column, english in (("question", QUESTION), ("answer", STEPS)):
+        words = {match[1] if (match := _WORDS.match(str(row.get(column, "")))) else "" for row in exemplars}
+        found.append(words.pop() if len(words) == 1 and len(exemplars) > 1 else "")
+        found[-1] = found[-1] or english
+    return found[0], found[1]
+
+
+def with_words(row: Row, question: str, answer: str) -> Row:
+    """An exemplar that begins with these words, one space after each, whether it had them or not."""
+    told = {"question": f"{question} {row['question'].strip().removeprefix(question).lstrip()}"}
+    if isinstance(row.get("answer"), str):
+        told["answer"] = f"{answer} {row['answer'].strip().removeprefix(answer).lstrip()}"
+    return row | told
+
+
+def worded(english: Row, question: str, answer: str, native: bool) -> Row:
+    """The prompt of MGSM's English file with other words before question and answer; native: an answer is asked for
+    in these words, not English's."""
+    text, target = english["doc_to_text"].replace(f"{QUESTION} ", f"{question} "), english["doc_to_target"]
+    return {
+        "doc_to_text": text.replace(STEPS, answer) if native else text,
+        "doc_to_target": target.replace(f"[{len(STEPS) + 1}:]", f"[{len(answer) + 1}:]"),
+    }
+
+
+def with_all_columns(ask: Ask, splits: Mapping[Path, Sequence[Row]]) -> dict[str, Path]:
+    """Split -> file: those of `splits` where they hold these rows with MGSM's four columns, else files beside the task.
+
+    The templates tell an exemplar by its answer, and datasets takes the types of all splits from the first one.
+    """
+    names = {file: "train" if file.stem == "train" else "test" for file, rows in splits.items() if rows}
+    if all(row.keys() == set(COLUMNS) for file in names for row in splits[file]) and all(
+        splits[file] == rows_of(file, {}) for file in names
+    ):
+        return {name: file for file, name in names.items()}
+    found = {name: ask.folder / f"{ask.task}.{ask.language.code}.{name}.jsonl" for name in names.values()}
+    for file, name in names.items():
+        default = {"answer": "-" if name == "train" else None, "answer_number": 0, "equation_solution": ""}
+        told = ({**default, **{key: row[key] for key in COLUMNS if row.get(key) is not None}} for row in splits[file])
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in told]
+        found[name].write_text("".join(lines), encoding="utf-8")
+    return found
+
+
+def check_worked(file: Path, exemplars: list[Row], stock: Row) -> None:
+    """The stock task cuts a fixed count of characters off an exemplar's answer: its first words must stand there."""
+    found = re.search(r'question\+"\\n(.+?)"', stock["doc_to_text"])
+    if not found:
+        return
+    # Some of the harness' phrases differ from MGSM's own in spaces and in the width of the colon.
+    plain = [re.sub(r"\s", "", text).replace("：", ":") for text in (found[1], *(row["answer"] for row in exemplars))]
+    for number, answer in enumerate(plain[1:], start=1):
+        if not answer.startswith(plain[0]):
+            raise PipelineError(f"{file}: the answer of exemplar {number} must begin with {found[1]!r}, as MGSM's do")
+
+
+def texts(row: Row) -> list[str]:
+    return [row["question"]]
+
+
+def sources(spoken: Language) -> list[Source]:
+    return [on_hub("juletxara/mgsm", spoken.code)]
+
+
+BENCHMARK = Benchmark(
+    name="mgsm", variants=("mgsm_en_cot", "mgsm_direct"), in_english=("mgsm_en_cot",), title="MGSM", kind="number",
+    metric="exact_match", filter="flexible-extract", columns=("question",), questions=250, tokens=64,
+    exemplar_file="train.jsonl", exemplars_drawn=True, define=define, texts=texts, sources=sources,
+)  # fmt: skip

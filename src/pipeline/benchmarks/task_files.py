@@ -1,0 +1,138 @@
+"""Task files of the harness: what is asked, of which rows, with which exemplars.
+
+Each task is the harness' stock file, included by its path, with only the place of the data, the order of the exemplars
+and the length of answers changed, so that a prompt equals the stock task's byte for byte. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from pipeline.benchmarks.local_files import Row, place
+from pipeline.errors import PipelineError
+from pipeline.languages import Language
+
+OURS = Path(__file__).parent / "tasks"
+
+
+@dataclass(frozen=True)
+class Definition:
+    """One task as the harness will run it: `file` is its YAML, `first` the first row that is scored."""
+
+    name: str
+    file: Path
+    task: str
+    language: str  # of a translation pair: the one that is not English
+    pair: str | None
+    num_fewshot: int
+    first: int = 0  # Belebele's exemplars are its own first rows, which leave the score
+
+    @property
+    def where(self) -> str:
+        return self.pair or self.language
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What one task definition is made from."""
+
+    task: str
+    language: Language
+    num_fewshot: int
+    data_root: Path | None
+    split: str
+    max_gen_toks: int | None
+    run_code: bool
+    folder: Path
+    exemplars: str = "first_n"
+    options: str = "letters"
+
+
+def stock(ask: Ask, name: str, wordless: str | None = None) -> Path:
+    """The harness' own file. Found without importing the harness, which takes seconds.
+
+    `wordless`: English's file of a benchmark whose prompts differ in nothing but the rows; with rows of one's own it
+    serves each language that the harness has no file for.
+    """
+    spec = importlib.util.find_spec("lm_eval")
+    if spec is None or not spec.submodule_search_locations:
+        raise PipelineError("lm_eval is not installed: install the package with its requirements")
+    if ask.language.constructed and not ask.data_root:
+        raise PipelineError(f"{ask.language.code} is a constructed language and not on the Hub: set data_root")
+    tasks = Path(spec.submodule_search_locations[0]) / "tasks"
+    file = tasks / name
+    if file.is_file():
+        return file
+    code = ask.language.code
+    remedy = f"leave {code} out of languages"
+    if wordless and ask.data_root:
+        return tasks / wordless
+    if wordless:
+        remedy += f", or give data_root with {name.partition('/')[0]}/{code}/test.jsonl"
+    raise PipelineError(f"the harness has no {ask.task} in {ask.language.name}: {remedy}")
+
+
+def ours(name: str) -> Path:
+    return OURS / f"{name}.yaml"
+
+
+def by_text(ask: Ask) -> list[str]:
+    """What turns a question that is answered by a letter into one that is answered by the text of its options, where
+    that is asked for."""
+    return [str(ours(f"{ask.task}_text"))] if ask.options == "text" else []
+
+
+def generation_kwargs(ask: Ask, *files: Path) -> Row:
+    """The files' settings joined, and eval.max_gen_toks over them; whole, since the harness replaces nested keys."""
+    found: Row = {}
+    for file in files:
+        found |= yaml.load(file.read_text(encoding="utf-8"), _Plain)["generation_kwargs"]
+    return {"generation_kwargs": found | ({"max_gen_toks": ask.max_gen_toks} if ask.max_gen_toks else {})}
+
+
+class _Plain(yaml.SafeLoader):
+    """Reads !function as the name of the function, without its module, which may move."""
+
+
+_Plain.add_constructor("!function", lambda loader, node: node.value.rpartition(".")[2])
+
+
+def whole(file: Path) -> Row:
+    """A task file with what it includes, its own words before those. A !function is the name of the function."""
+    body = yaml.load(file.read_text(encoding="utf-8"), _Plain)
+    found: Row = {}
+    includes = body.pop("include", [])
+    for include in [includes] if isinstance(includes, str) else includes:
+        found |= whole(file.parent / include)
+    return found | body
+
+
+def local_files(ask: Ask, folder: str, *splits: str) -> list[Path]:
+    assert ask.data_root
+    return [place(ask.data_root, folder, ask.language, split) for split in splits]
+
+
+def enough(ask: Ask, what: str, have: int, file: Path) -> None:
+    if ask.num_fewshot > have:
+        raise PipelineError(
+            f"{what}: num_fewshot={ask.num_fewshot}, but {file} has {have} exemplars: ask for at most {have}"
+        )
+
+
+def read_from(body: Row, **files: Path) -> None:
+    """Point a task at local files, a split each."""
+    body["include"].append(str(ours("local")))
+    body["dataset_kwargs"] = {"data_files": {split: str(file.resolve()) for split, file in files.items()}}
+
+
+def write(ask: Ask, body: Row, pair: str | None = None, first: int = 0) -> Definition:
+    where = pair or ask.language.code
+    name = f"{ask.task}_{where}_{ask.num_fewshot}shot"
+    file = ask.folder / f"{ask.task}.{where}.yaml"
+    body = {"task": name, "num_fewshot": ask.num_fewshot, **body}
+    file.write_text(yaml.safe_dump(body, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return Definition(name, file, ask.task, ask.language.code, pair, ask.num_fewshot, first)
