@@ -274,7 +274,7 @@ def test_rows_of_benchmarks_are_dropped_or_counted(tmp_path: Path, capsys: pytes
         counts["train"] == 4 and counts["a"]["contaminated"] == 2 and counts["a"]["shared"] == {"mgsm": 1, "flores": 1}
     )
     card = (tmp_path / "data_card.md").read_text()
-    assert "They are dropped." in card and "a: flores 1, mgsm 1" in card and "Benchmark texts: mgsm 1, flores 1" in card
+    assert "They are dropped." in card and "a: flores 1, mgsm 1" in card and "Benchmark texts: flores 1, mgsm 1" in card
     assert "2 contaminated" in capsys.readouterr().err
     counts = make_training_set(stage(Data(decontaminate="count"), a=of("a")), tmp_path, tmp_path)
     assert counts["train"] == 6 and counts["a"]["contaminated"] == 2

@@ -1,0 +1,108 @@
+"""A benchmark that is added in one file (xcopa.py, two choices): scored, planned, kept out of training, reported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import xcopa
+import yaml
+from made_up import write_rows
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pipeline.__main__ import main
+from pipeline.benchmarks import BENCHMARKS, chance_of
+from pipeline.config.data import Data, Expert, Source
+from pipeline.config.stages import DataStage
+from pipeline.data.stage import make_training_set
+from pipeline.study.cost import asked
+
+QUESTIONS = 12
+
+
+@pytest.fixture(autouse=True)
+def added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BENCHMARKS, "xcopa", xcopa.BENCHMARK)
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> list[dict]:
+    """Rows below data/xcopa/sw/test.jsonl; half ask for a cause, half for an effect."""
+    rows = [
+        {
+            "premise": f"Mtu wa {number} alifungua mlango mkubwa wa nyumba yake asubuhi.",
+            "choice1": f"Alisikia sauti {number}.",
+            "choice2": f"Upepo {number * 7} uliingia ndani.",
+            "question": ("cause", "effect")[number % 2],
+            "label": number // 2 % 2,
+            "idx": number,
+        }
+        for number in range(QUESTIONS)
+    ]
+    write_rows(tmp_path / "data/xcopa/sw/test.jsonl", rows)
+    return rows
+
+
+def likelihood(model: torch.nn.Module, tokenizer: AutoTokenizer, prompt: str, answer: str) -> float:
+    before, whole = (tokenizer(text, return_tensors="pt").input_ids for text in (prompt, prompt + answer))
+    with torch.no_grad():
+        logits = torch.log_softmax(model(whole).logits[0].double(), -1)
+    return sum(float(logits[at - 1, whole[0, at]]) for at in range(before.shape[1], whole.shape[1]))
+
+
+def right_answers(folder: Path, questions: list[dict]) -> int:
+    """By transformers alone, with the prompts of the XCOPA paper's translations: `premise kwa sababu choice`."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    right = 0
+    for row in questions:
+        prompt = f"{row['premise'][:-1]} {'kwa sababu' if row['question'] == 'cause' else 'kwa hiyo'}"
+        choices = [f" {row[name][0].lower()}{row[name][1:]}" for name in ("choice1", "choice2")]
+        first, second = (likelihood(model, tokenizer, prompt, choice) for choice in choices)
+        right += (second > first) == row["label"]
+    return right
+
+
+def test_it_is_planned_scored_and_reported(
+    questions: list[dict], tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    option, table = tmp_path / "conf/eval/xcopa_0shot.yaml", tmp_path / "mine.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text("name: xcopa_0shot\ntasks:\n  - {task: xcopa, num_fewshot: 0}\n")
+    plan = {
+        "name": "mine", "title": "mine", "every": {"data_root": str(tmp_path / "data")},
+        "runs": {"one": {"checkpoint": str(tiny)}, "two": {"checkpoint": str(tiny)}},
+        "score": {"eval": "xcopa_0shot", "in": "sw"},
+        "columns": {"first": "one", "second": "two"}, "rows": {"XCOPA": {}}, "compare": {"first": "second"},
+    }  # fmt: skip
+    table.write_text(yaml.safe_dump(plan, sort_keys=False))
+    words = [f"--config-dir={tmp_path / 'conf'}", f"table={table}", f"runs_dir={tmp_path / 'runs'}"]
+    assert main(["stage=plan", *words]) == 0
+    assert f"on {QUESTIONS} questions" in capfd.readouterr().out
+
+    assert main(["stage=table", *words, "launcher.workers=1"]) == 0
+    page = Path(capfd.readouterr().out.strip())
+    (scores,) = (tmp_path / "runs").glob("eval-xcopa_0shot-*/scores.json")
+    (row,) = json.loads(scores.read_text())["rows"]
+    right = right_answers(tiny, questions)
+    assert (row["metric"], row["n"], row["value"]) == ("acc", QUESTIONS, pytest.approx(right / QUESTIONS))
+    text = page.read_text()
+    assert "XCOPA: accuracy, 0-shot, n = 12" in text and "where guessing gives 50 ± 28.9" in text
+
+
+def test_what_guessing_gives_and_what_it_costs() -> None:
+    assert chance_of("xcopa") == 0.5 and chance_of("belebele") == 0.25
+    ((english,), (swahili,)) = (asked("xcopa", 0, code) for code in ("en", "sw"))
+    assert (english.questions, english.prefix, english.question, english.answer) == (500, 0, 30, 0)
+    assert swahili.question == pytest.approx(30 * 108 / 64)  # as much longer as MGSM's problems are
+
+
+def test_a_training_row_that_holds_a_question_is_dropped(questions: list[dict], tmp_path: Path) -> None:
+    text = " ".join(questions[3][name] for name in xcopa.COLUMNS)
+    write_rows(tmp_path / "data/a.jsonl", [{"text": text}, {"text": "Habari nyingine kabisa za siku hii ya leo."}])
+    source = Source(file="a.jsonl", rows="text")
+    expert = Expert(name="e", side="language", sources={"a": source})
+    counts = make_training_set(DataStage(stage="data", seed=0, expert=expert, data=Data()), tmp_path / "data", tmp_path)
+    assert counts["a"]["contaminated"] == 1 and counts["train"] == 1
+    assert text not in (tmp_path / "train.jsonl").read_text()

@@ -1,0 +1,29 @@
+"""XCOPA (Ponti et al. 2020): which of two sentences is the cause or the effect of a premise. All that adding it takes,
+but for its option in conf/eval/."""
+
+from __future__ import annotations
+
+from pipeline.benchmarks.benchmark import Benchmark, on_hub
+from pipeline.benchmarks.local_files import Row, rows_of
+from pipeline.benchmarks.task_files import Ask, Definition, enough, local_files, read_from, stock, write
+
+COLUMNS = ("premise", "choice1", "choice2")
+
+
+def define(ask: Ask) -> list[Definition]:
+    body: Row = {"include": [str(stock(ask, f"xcopa/default_{ask.language.stock}.yaml"))]}
+    if ask.data_root:
+        (test,) = local_files(ask, "xcopa", ask.split)
+        rows_of(test, {**dict.fromkeys(COLUMNS, str), "label": int}, {"question": ("cause", "effect")})
+        enough(ask, "xcopa", 0, test)  # the exemplars of the stock task are on the Hub
+        read_from(body, test=test)
+        body["validation_split"] = None
+    return [write(ask, body)]
+
+
+BENCHMARK = Benchmark(
+    name="xcopa", title="XCOPA", kind="choice", metric="acc", choices=2, columns=COLUMNS, questions=500, tokens=30,
+    define=define,
+    texts=lambda row: ["\n".join(row[column] for column in COLUMNS)],
+    sources=lambda spoken: [on_hub("cambridgeltl/xcopa", spoken.code)] if spoken.code == "sw" else [],
+)  # fmt: skip
