@@ -171,3 +171,10 @@ def test_a_benchmark_that_cannot_be_read_is_named(line: str, tmp_path: Path) -> 
     (tmp_path / "mgsm/sw/test.jsonl").write_text(f'{{"question": "1 + 1?"}}\n\n{line}\n')
     with pytest.raises(PipelineError, match="mgsm/sw/test.jsonl, line 3 cannot be compared with"):
         known(13, tmp_path, None)
+
+
+def test_a_text_is_marked_with_any_of_sixteen_benchmarks() -> None:
+    sets = [ngrams([f"the words of benchmark {bit}"], 3)[0] for bit in range(16)]
+    known_ngrams = NgramSet(sets, [1 << bit for bit in range(16)])
+    found = known_ngrams.marks_of(*ngrams(["of benchmark 15", "of benchmark 3", "of the 15", "the words of"], 3), 4)
+    assert found.tolist() == [1 << 15, 1 << 3, 0, 2**16 - 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,13 @@ import yaml
 from made_up import write_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pipeline import benchmarks
 from pipeline.__main__ import main
 from pipeline.benchmarks import BENCHMARKS, chance_of
 from pipeline.config.data import Data, Expert, Source
 from pipeline.config.stages import DataStage
 from pipeline.data.stage import make_training_set
+from pipeline.errors import PipelineError
 from pipeline.study.cost import asked
 
 QUESTIONS = 12
@@ -106,3 +109,11 @@ def test_a_training_row_that_holds_a_question_is_dropped(questions: list[dict], 
     counts = make_training_set(DataStage(stage="data", seed=0, expert=expert, data=Data()), tmp_path / "data", tmp_path)
     assert counts["a"]["contaminated"] == 1 and counts["train"] == 1
     assert text not in (tmp_path / "train.jsonl").read_text()
+
+
+def test_a_file_of_the_folder_is_a_benchmark() -> None:
+    folder = Path(benchmarks.__file__).parent
+    held = {file.stem for file in folder.glob("*.py") if "\nBENCHMARK = " in file.read_text()}
+    assert {name for name in BENCHMARKS if name != "xcopa"} == held
+    with pytest.raises(PipelineError, match="xcopa: choices=0 with kind=choice: give 2 or more"):
+        replace(xcopa.BENCHMARK, choices=0)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pipeline.benchmarks.benchmark import Benchmark, on_hub
 from pipeline.benchmarks.local_files import Row, rows_of
 from pipeline.benchmarks.task_files import Ask, Definition, by_text, enough, local_files, read_from, stock, write
-from pipeline.config.data import Source
-from pipeline.languages import Language
 
 COLUMNS = ("flores_passage", "question", *(f"mc_answer{number}" for number in range(1, 5)))
 
@@ -23,15 +21,9 @@ def define(ask: Ask) -> list[Definition]:
     return [write(ask, body, first=ask.num_fewshot)]
 
 
-def texts(row: Row) -> list[str]:
-    return [row["flores_passage"], "\n".join(row[column] for column in COLUMNS[1:])]
-
-
-def sources(spoken: Language) -> list[Source]:
-    return [on_hub("facebook/belebele", spoken.flores)]
-
-
 BENCHMARK = Benchmark(
     name="belebele", title="Belebele", kind="choice", metric="acc", choices=4, columns=COLUMNS, questions=900,
-    tokens=160, define=define, texts=texts, sources=sources,
+    tokens=160, define=define,
+    texts=lambda row: [row["flores_passage"], "\n".join(row[column] for column in COLUMNS[1:])],
+    sources=lambda spoken: [on_hub("facebook/belebele", spoken.flores)],
 )  # fmt: skip

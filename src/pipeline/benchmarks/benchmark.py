@@ -11,6 +11,7 @@ from typing import Literal
 from pipeline.benchmarks.local_files import Row
 from pipeline.benchmarks.task_files import Ask, Definition
 from pipeline.config.data import Source
+from pipeline.errors import PipelineError
 from pipeline.languages import Language
 
 Kind = Literal["choice", "number", "translation", "program"]
@@ -51,6 +52,10 @@ class Benchmark:
     exemplars_drawn: bool = False  # whether eval.exemplars=random is possible: exemplars drawn anew for each question
     text_files: tuple[str, ...] = ()  # patterns below its folder of data that is no JSON lines, a text a line
     gated: str = ""  # the data on the Hub whose conditions must be accepted
+
+    def __post_init__(self) -> None:
+        if (self.kind == "choice") != (self.choices > 1):
+            raise PipelineError(f"benchmark {self.name}: choices={self.choices} with kind={self.kind}: give 2 or more")
 
     @property
     def tasks(self) -> tuple[str, ...]:

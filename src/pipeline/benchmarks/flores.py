@@ -13,7 +13,6 @@ from typing import Any
 from pipeline.benchmarks.benchmark import Benchmark, on_hub
 from pipeline.benchmarks.local_files import Row, lines_of, place, rows_of
 from pipeline.benchmarks.task_files import Ask, Definition, enough, generation_kwargs, ours, read_from, write
-from pipeline.config.data import Source
 from pipeline.errors import PipelineError
 from pipeline.languages import Language, language
 
@@ -107,16 +106,10 @@ def configuration(spoken: Language) -> str:
     return _RENAMED.get(spoken.flores, spoken.flores)
 
 
-def texts(row: Row) -> list[str]:
-    return [row["text"] if "text" in row else row["sentence"]]
-
-
-def sources(spoken: Language) -> list[Source]:
-    return [on_hub(FLORES_PLUS, configuration(spoken), split) for split in SPLITS.values()]
-
-
 BENCHMARK = Benchmark(
     name="flores", title="FLORES", kind="translation", metric="chrf++", questions=1012, tokens=28,
     text_files=("*/dev.txt", "*/devtest.txt", "dev/*.dev", "devtest/*.devtest"), gated="FLORES+",
-    define=define, texts=texts, sources=sources,
+    define=define,
+    texts=lambda row: [row["text"] if "text" in row else row["sentence"]],
+    sources=lambda spoken: [on_hub(FLORES_PLUS, configuration(spoken), split) for split in SPLITS.values()],
 )  # fmt: skip

@@ -7,8 +7,6 @@ from collections import Counter
 from pipeline.benchmarks.benchmark import Benchmark, on_hub
 from pipeline.benchmarks.local_files import Row, rows_of
 from pipeline.benchmarks.task_files import Ask, Definition, by_text, enough, local_files, ours, read_from, stock, write
-from pipeline.config.data import Source
-from pipeline.languages import Language
 
 COLUMNS = ("question", "option_a", "option_b", "option_c", "option_d")
 
@@ -28,17 +26,10 @@ def define(ask: Ask) -> list[Definition]:
     return [write(ask, body)]
 
 
-def texts(row: Row) -> list[str]:
-    return ["\n".join(row[column] for column in COLUMNS)]
-
-
-def sources(spoken: Language) -> list[Source]:
-    """It has no Thai."""
-    return [] if spoken.code == "th" else [on_hub("CohereLabs/Global-MMLU", spoken.code)]
-
-
 BENCHMARK = Benchmark(
     name="global_mmlu", title="Global MMLU", kind="choice", metric="acc", choices=4, columns=COLUMNS, group="subject",
     questions=14042, tokens=105, exemplar_sets=57, exemplar_file="dev.jsonl",
-    define=define, texts=texts, sources=sources,
+    define=define,
+    texts=lambda row: ["\n".join(row[column] for column in COLUMNS)],
+    sources=lambda spoken: [] if spoken.code == "th" else [on_hub("CohereLabs/Global-MMLU", spoken.code)],  # no Thai
 )  # fmt: skip

@@ -8,9 +8,7 @@ from __future__ import annotations
 from pipeline.benchmarks.benchmark import Benchmark, on_hub
 from pipeline.benchmarks.local_files import Missing, Row, rows_of
 from pipeline.benchmarks.task_files import Ask, Definition, generation_kwargs, local_files, ours, read_from, write
-from pipeline.config.data import Source
 from pipeline.errors import PipelineError
-from pipeline.languages import Language
 
 
 def define(ask: Ask) -> list[Definition]:
@@ -33,16 +31,9 @@ def define(ask: Ask) -> list[Definition]:
     return [write(ask, body | generation_kwargs(ask, ours("mbpp")))]
 
 
-def texts(row: Row) -> list[str]:
-    return [row.get("text") or row.get("prompt") or "", row["code"]]
-
-
-def sources(spoken: Language) -> list[Source]:
-    """The original is the only one there is."""
-    return [on_hub("google-research-datasets/mbpp", "full")] if spoken.code == "en" else []
-
-
 BENCHMARK = Benchmark(
     name="mbpp", title="MBPP", kind="program", metric="pass_at_1", filter="tests", questions=500, tokens=45,
-    define=define, texts=texts, sources=sources,
+    define=define,
+    texts=lambda row: [row.get("text") or row.get("prompt") or "", row["code"]],
+    sources=lambda spoken: [on_hub("google-research-datasets/mbpp", "full")] if spoken.code == "en" else [],  # alone
 )  # fmt: skip

@@ -23,9 +23,7 @@ from pipeline.benchmarks.task_files import (
     whole,
     write,
 )
-from pipeline.config.data import Source
 from pipeline.errors import PipelineError
-from pipeline.languages import Language
 
 
 def define(ask: Ask) -> list[Definition]:
@@ -124,16 +122,10 @@ def check_worked(file: Path, exemplars: list[Row], stock: Row) -> None:
             raise PipelineError(f"{file}: the answer of exemplar {number} must begin with {found[1]!r}, as MGSM's do")
 
 
-def texts(row: Row) -> list[str]:
-    return [row["question"]]
-
-
-def sources(spoken: Language) -> list[Source]:
-    return [on_hub("juletxara/mgsm", spoken.code)]
-
-
 BENCHMARK = Benchmark(
     name="mgsm", variants=("mgsm_en_cot", "mgsm_direct"), in_english=("mgsm_en_cot",), title="MGSM", kind="number",
     metric="exact_match", filter="flexible-extract", columns=("question",), questions=250, tokens=64,
-    exemplar_file="train.jsonl", exemplars_drawn=True, define=define, texts=texts, sources=sources,
+    exemplar_file="train.jsonl", exemplars_drawn=True, define=define,
+    texts=lambda row: [row["question"]],
+    sources=lambda spoken: [on_hub("juletxara/mgsm", spoken.code)],
 )  # fmt: skip

@@ -42,7 +42,7 @@ class Known:
 
     def shared(self, texts: list[str]) -> tuple[Any, Any]:
         """The benchmarks that each text shares an n-gram with, as bits in the order of BENCHMARKS; and those that it
-        shares one with only where numbers are left out of both: uint8, one a text."""
+        shares one with only where numbers are left out of both: uint16, one a text."""
         import numpy as np
 
         from pipeline.data.ngrams import NUMBER, ngrams

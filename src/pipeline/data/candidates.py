@@ -1,6 +1,6 @@
 """The rows that a training set is drawn from: written to one file as they come, and known by arrays alone.
 
-A row costs 20 bytes of memory, so that 10 million are looked at in less than 2 GB, n-grams of the benchmarks included.
+A row costs 22 bytes of memory, so that 10 million are looked at in less than 2 GB, n-grams of the benchmarks included.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ class Candidates:
     def __init__(self, file: BinaryIO, known: Known | None) -> None:
         self.file, self.known = file, known
         self.places, self.digests = array("Q"), array("Q")  # where a row begins in the file; what it says
-        self.sources, self.marks = array("B"), array("B")  # which source; which benchmarks it shares an n-gram with
-        self.variants = array("B")  # which it shares one with only where numbers are left out
+        self.sources = array("B")
+        self.marks = array("H")  # a bit for each benchmark that it shares an n-gram with: 16 at most
+        self.variants = array("H")  # which it shares one with only where numbers are left out
         self.maths = bytearray()  # 1: a word problem in a language set
         self.bytes = 0
         self.batch: list[str] = []
@@ -80,9 +81,9 @@ class Candidates:
 
     def arrays(self) -> tuple[Any, Any, Any, Any]:
         """Source, benchmarks' bits, those of number variants, and whether it is a word problem, of each row."""
-        none = np.zeros(len(self), dtype=np.uint8)
+        none = np.zeros(len(self), dtype=np.uint16)
         marks, variants = (
-            np.frombuffer(bits, dtype=np.uint8) if bits else none for bits in (self.marks, self.variants)
+            np.frombuffer(bits, dtype=np.uint16) if bits else none for bits in (self.marks, self.variants)
         )
         return (
             np.frombuffer(self.sources, dtype=np.uint8),

@@ -134,7 +134,7 @@ def judge(config: DataStage, candidates: Candidates, counts: dict[str, Any], vou
             if config.data.decontaminate == "drop" and not vouched
             else sum(bits[told] for told in source.without or ())
         )
-        here &= marks & np.uint8(fatal) == 0
+        here &= marks & np.uint16(fatal) == 0
         if fate_of_number_variants(config, source) == "drop" and not vouched:
             here &= variants == 0
         if config.data.word_problems == "drop":

@@ -160,8 +160,8 @@ class NgramSet:
     def __init__(self, numbers: list[Numbers], bits: list[int]) -> None:
         """numbers: an array for each set; bits: the bit of each set."""
         every = np.concatenate(numbers) if numbers else np.empty(0, dtype=np.uint64)
-        marks = np.concatenate([np.full(len(one), bit, np.uint8) for one, bit in zip(numbers, bits, strict=True)] or [
-            np.empty(0, np.uint8)
+        marks = np.concatenate([np.full(len(one), bit, np.uint16) for one, bit in zip(numbers, bits, strict=True)] or [
+            np.empty(0, np.uint16)
         ])  # fmt: skip
         order = np.argsort(every, kind="stable")
         every, marks = every[order], marks[order]
@@ -179,8 +179,8 @@ class NgramSet:
         return len(self.numbers)
 
     def marks_of(self, numbers: Numbers, owner: Any, texts: int) -> Any:
-        """The bits of the sets that each of `texts` texts shares an n-gram with: uint8, one a text."""
-        found = np.zeros(texts, dtype=np.uint8)
+        """The bits of the sets that each of `texts` texts shares an n-gram with: uint16, one a text."""
+        found = np.zeros(texts, dtype=np.uint16)
         if len(self) == 0 or len(numbers) == 0:
             return found
         places = numbers >> self.shift

@@ -26,10 +26,11 @@ from pipeline.benchmarks import benchmark_of, primary_metric
 from pipeline.benchmarks.task_files import Definition
 from pipeline.config.evaluation import Eval, below_float32
 from pipeline.errors import PipelineError, first_line
-from pipeline.evaluate import hub_data, score_cache
+from pipeline.evaluate import score_cache
 from pipeline.evaluate.before import Lengths, too_long
 from pipeline.evaluate.model import Answering, remembered
 from pipeline.evaluate.records import EvaluationResult, TaskResult, rows_of, sample_of
+from pipeline.evaluate.tasks import data_sets
 from pipeline.hub import reach
 from pipeline.models.load import date_of_templates
 from pipeline.progress import Bar, say
@@ -46,7 +47,7 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
     manager, why_not = TaskManager(include_defaults=False), functools.cache(reach.why_not)
     tasks: list[Task] = []
     for definition in definitions:
-        sets = dict.fromkeys(name for name, _, _ in hub_data.data_sets(definition))
+        sets = dict.fromkeys(name for name, _, _ in data_sets(definition))
         kept_from = [f"{name}: {reason}" for name in sets if (reason := why_not(name))]
         try:
             with harness_tamed(), reach.offline() if kept_from else nullcontext():

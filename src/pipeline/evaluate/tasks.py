@@ -12,21 +12,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from pipeline.benchmarks import BENCHMARKS, benchmark_of
 from pipeline.benchmarks.local_files import Missing
-from pipeline.benchmarks.task_files import Ask, Definition
+from pipeline.benchmarks.task_files import Ask, Definition, whole
+from pipeline.config.evaluation import EvalTask
 from pipeline.errors import PipelineError, meant
 from pipeline.languages import language
-
-
-class AskedTask(Protocol):
-    """`EvalTask` of the configuration: a benchmark, a number of exemplars, and whether it may be left out."""
-
-    task: str
-    num_fewshot: int
-    where_possible: bool
 
 
 @dataclass(frozen=True)
@@ -40,7 +32,7 @@ class LeftOut:
 
 
 def task_definitions(
-    tasks: Sequence[AskedTask],
+    tasks: Sequence[EvalTask],
     languages: Sequence[str],
     data_root: Path | None,
     folder: Path,
@@ -102,3 +94,16 @@ def refuse_unspoken(data_root: Path, code: str) -> None:
     if not any(benchmark.files(data_root, code) for benchmark in BENCHMARKS.values()):
         spoken = sorted({path.parent.name for item in BENCHMARKS.values() for path in item.files(data_root)})
         raise Missing(f"languages=[{code}] is unknown, data_root={data_root} has none of it: {meant(code, spoken)}")
+
+
+def data_sets(definition: Definition) -> list[tuple[str, str | None, str]]:
+    """(repository, configuration, split) of each set on the Hub that a task reads; none where data is local."""
+    body = whole(definition.file)
+    if body.get("dataset_path") == "json":
+        return []
+    if "custom_dataset" in body:
+        spoken = [language(code) for code in definition.where.split("-")]
+        found = [source for one in spoken for source in benchmark_of(definition.task).sources(one)]
+        return [(source.hub or "", source.hub_config, source.split) for source in found]
+    splits = {body.get(f"{kind}_split") for kind in ("test", "training", "fewshot", "validation")}
+    return [(body["dataset_path"], body.get("dataset_name"), split) for split in sorted(filter(None, splits))]

@@ -74,8 +74,7 @@ def benchmark_sources(config: DataStage | EvalStage) -> list[Source]:
 def _evaluated(tasks: tuple[tuple[str, int], ...], languages: tuple[str, ...]) -> list[tuple[str, str | None, str]]:
     """(repository, configuration, split) of each set that the harness' task files name."""
     from pipeline.config.evaluation import EvalTask
-    from pipeline.evaluate.hub_data import data_sets
-    from pipeline.evaluate.tasks import task_definitions
+    from pipeline.evaluate.tasks import data_sets, task_definitions
 
     asked = [EvalTask(task, shots) for task, shots in tasks]
     found: list[tuple[str, str | None, str]] = []
