@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What study/cost.py predicts beside what one GPU does, with random weights at the shape of Llama 3.1 8B.
+"""What estimate/flops.py predicts beside what one GPU does, with random weights at the shape of Llama 3.1 8B.
 
     python scripts/bench_gpu.py                        # at most 9 minutes; writes results/bench/gpu.json
     python scripts/bench_gpu.py --size tiny --out FILE # on a CPU, a minute or less: does it work
@@ -38,8 +38,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.training import Sft
+from pipeline.estimate import flops
 from pipeline.models.shape import LLAMA_8B, Shape
-from pipeline.study import cost
 from pipeline.train.memory import WIDTH, everything, one_side, trained_parameters, training_memory
 
 TINY = Shape(layers=8, width=32, inner=112, heads=8, kv_heads=4, head_width=4, vocabulary=1024)
@@ -134,13 +134,13 @@ def both(predicted: float, measured: float) -> dict[str, float]:
     return {"predicted": predicted, "measured": measured}
 
 
-def gpu_of(card: dict[str, Any]) -> cost.Gpu:
+def gpu_of(card: dict[str, Any]) -> flops.Gpu:
     """The card by its data sheet where cost.py has one, else by what was measured of it."""
     for name, gpu in {"A100": "a100_80", "H200": "h200_141", "H100": "h100_80"}.items():
         if name in card.get("device", ""):
-            return cost.GPUS[gpu]
+            return flops.GPUS[gpu]
     rates = {key: card.get(key, 1e10) for key in ("bf16", "fp32", "bandwidth")}
-    return cost.Gpu(**rates, memory=card.get("memory", 2**33))
+    return flops.Gpu(**rates, memory=card.get("memory", 2**33))
 
 
 # ---------------------------------------------------------------------------------------------------- the card
@@ -215,7 +215,7 @@ def one_way(name: str, weights: str, optimizer: str, size: str, card: dict[str, 
         moved = [one_side(shape, partition, side) for side in wanted]
     of_training = {"lora_rank": rank, "weights": weights, "optimizer": optimizer}
     rows = (given["batch"], given["length"], given["batch"])  # one step
-    seconds = sum(cost.training_seconds(shape, one, *rows, gpu, **of_training) for one in moved) / len(moved)
+    seconds = sum(flops.training_seconds(shape, one, *rows, gpu, **of_training) for one in moved) / len(moved)
     trained = sum(trained_parameters(shape, one, rank) for one in moved)
     recipe = Sft(
         name=name, batch_size=given["batch"], weights=weights, optimizer=optimizer, precision="bf16",
@@ -290,8 +290,8 @@ def scoring(size: str, card: dict[str, Any]) -> Iterator[dict[str, Any]]:
             new = given["new"] if method == "generate_until" else 0
             for way, lm in ways.items():
                 shared = (few * EXEMPLAR, QUESTION) if way == "shared" else (0, few * EXEMPLAR + QUESTION)
-                kind = cost.Asked(given["questions"], *shared, new / cost.LONGEST, room=new)
-                prefill, decode = cost.scoring_seconds(shape, [kind], gpu, dtype, batch)
+                kind = flops.Asked(given["questions"], *shared, new / flops.LONGEST, room=new)
+                prefill, decode = flops.scoring_seconds(shape, [kind], gpu, dtype, batch)
                 _, spent = bench.timed(lm, method, requests)
                 compared = {"prefill seconds": both(prefill, spent["prefill_seconds"])}
                 row = {
@@ -376,7 +376,7 @@ def live(size: str, card: dict[str, Any]) -> Iterator[dict[str, Any]]:
             times.append(time.perf_counter() - begun)
         size_of_it = sum(named[name].nbytes for name in changed)
     median = sorted(times)[len(times) // 2]
-    compared = {"seconds": both(cost.merge_seconds(size_of_it, 0), median)}
+    compared = {"seconds": both(flops.merge_seconds(size_of_it, 0), median)}
     rate = {"gigabytes": size_of_it / 1e9, "gigabytes_a_second": size_of_it / 1e9 / median}
     yield {"part": "live", "name": "one layer swapped", "compared": compared, **rate}
 

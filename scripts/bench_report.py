@@ -25,12 +25,12 @@ from typing import Any
 from pipeline.benchmarks import primary_metric
 from pipeline.config.compose import compose
 from pipeline.files import fingerprints
+from pipeline.runs.graph import ordered
 from pipeline.runs.manifest import MANIFEST, Ancestor, Manifest
 from pipeline.runs.provenance import machine, versions
 from pipeline.runs.run import Run
 from pipeline.runs.unchanged import content
-from pipeline.study.graph import ordered
-from pipeline.study.planning import Planning
+from pipeline.tables.planned_runs import Planning
 
 GOAL = 10.0  # CPU seconds of stage=report
 TABLE = """

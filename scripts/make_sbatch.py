@@ -1,4 +1,4 @@
-"""Write slurm/*.sbatch from the template of all job scripts (pipeline/study/job_script.py).
+"""Write slurm/*.sbatch from the template of all job scripts (pipeline/launch/job_script.py).
 
 python scripts/make_sbatch.py           # write them
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.study.job_script import job_script, requeue
+from pipeline.launch.job_script import job_script, requeue
 
 FOLDER = Path(__file__).parents[1] / "slurm"
 SHARED = """#SBATCH --requeue

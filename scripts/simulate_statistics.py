@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.config.compose import compose
-from pipeline.report.claims import SHOWN
-from pipeline.report.statistics import (
+from pipeline.report.stats.claims import SHOWN
+from pipeline.report.stats.statistics import (
     PairedScore,
     contrast,
     halved_means,
@@ -26,11 +26,11 @@ from pipeline.report.statistics import (
     resampled_means,
     share_interval,
 )
-from pipeline.study.answers import pick
-from pipeline.study.asked import claims_of
-from pipeline.study.cells import ScoreRef, TablePlan
-from pipeline.study.planning import Planning
-from pipeline.study.verdicts import judged
+from pipeline.results.placed_claims import claims_of
+from pipeline.results.questions import pick
+from pipeline.results.verdicts import judged
+from pipeline.tables.plan import ScoreRef, TablePlan
+from pipeline.tables.planned_runs import Planning
 
 RATES = (0.0, 0.02, 0.5, 0.98, 1.0)
 

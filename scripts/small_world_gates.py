@@ -28,10 +28,10 @@ from scipy.stats import binomtest
 from pipeline.config.compose import compose
 from pipeline.data.sandbox.text import lookup, lookup_text
 from pipeline.data.sandbox.world import POOL, ConstructedWorld, problem, reading
+from pipeline.launch.in_process import one
 from pipeline.runs.find import find
 from pipeline.runs.manifest import read_manifest
-from pipeline.study.execute import one
-from pipeline.study.stages import RUN_STAGES
+from pipeline.stages.rows import RUN_STAGES
 
 LANGUAGES = ("en", "qaa", "qab", "qac")
 SCORED = {"math": ("en", "qac"), "language": ("en", "qac"), "control": ("qac",)}  # the base in all

@@ -24,7 +24,7 @@ import yaml
 from tiny_words import FEW, TINY, WORLD
 
 import pipeline
-import pipeline.study.stages  # hands its rows to compose
+import pipeline.stages.rows  # hands its rows to compose
 
 os.environ["PYTHONPATH"] = str(Path(pipeline.__file__).parents[1])  # for processes that tests start elsewhere
 
@@ -92,7 +92,7 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_run(runs_dir: Path) -> Callable[..., Path]:
     """Compose a stage and make its run, W&B off: the run's folder."""
     from pipeline.config.compose import compose
-    from pipeline.study.execute import one
+    from pipeline.launch.in_process import one
 
     def make(*words: str) -> Path:
         return one(compose([f"runs_dir={runs_dir}", "tracking.mode=disabled", *words]))  # type: ignore[arg-type]

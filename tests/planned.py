@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.study.cells import ScoreRef, TablePlan
-from pipeline.study.expand import expand
-from pipeline.study.rows import read
-from pipeline.study.specs import Ref
+from pipeline.tables.expand import expand
+from pipeline.tables.plan import ScoreRef, TablePlan
+from pipeline.tables.run_specs import Ref
+from pipeline.tables.schema import read
 
 CONF = Path(__file__).parents[1] / "conf"
 TABLES = CONF / "tables"

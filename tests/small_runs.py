@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.config.data import Expert, Source
 from pipeline.config.stages import DataStage, Tracking
 from pipeline.runs.run import Run
-from pipeline.study.stages import RUN_STAGES
+from pipeline.stages.rows import RUN_STAGES
 
 
 def a_run(runs_dir: Path, parents: dict[str, Any] | None = None, label: str = "data-x", **changes: Any) -> Run:

@@ -17,7 +17,7 @@ import pytest
 from tiny_words import FEW
 
 from pipeline.config import conf
-from pipeline.study import execute
+from pipeline.launch import in_process
 
 ROW = '{"question": "1 + 1?", "answer": "2"}\n'
 
@@ -445,11 +445,11 @@ def test_an_error_inside_a_stage(
         (work / "train.jsonl").write_text("half")
         raise error
 
-    monkeypatch.setattr(execute, "stage_function", lambda run: stage)
+    monkeypatch.setattr(in_process, "stage_function", lambda run: stage)
     words = ["stage=data", "expert=math", "tracking.mode=disabled", f"runs_dir={tmp_path}/runs"]
     told = call(*words)
     assert told.status == status and told.out == "" and expected in told.err
     assert ("Traceback" in told.err) == isinstance(error, ZeroDivisionError)  # a fault of ours shows where
     assert left(tmp_path / "runs") == []
-    monkeypatch.setattr(execute, "stage_function", lambda run: lambda *_: {})
+    monkeypatch.setattr(in_process, "stage_function", lambda run: lambda *_: {})
     assert call(*words).status == 0  # the same command goes on

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.study import cost
+from pipeline.estimate import flops
 
 SCRIPT = Path(__file__).parents[1] / "scripts/bench_gpu.py"
 
@@ -73,5 +73,5 @@ def test_what_does_not_fit_by_arithmetic_is_not_tried(bench: Any, monkeypatch: p
     card = {"device": "NVIDIA H100 80GB HBM3", "memory": 84 * 10**9}
     row = bench.one_way("full", "float32", "adamw", "8b", card)
     assert row["not_tried"] == "133 GB needed, 84 there" and row["compared"] == {}
-    assert bench.gpu_of(card) is cost.GPUS["h100_80"]
+    assert bench.gpu_of(card) is flops.GPUS["h100_80"]
     assert "133 GB needed" in bench.line(row)

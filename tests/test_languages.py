@@ -15,7 +15,7 @@ from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.files import ADDED_CONF
 from pipeline.languages import GROUP, MGSM, all_languages, folders, language
-from pipeline.study.stages import build
+from pipeline.stages.rows import build
 
 SCRIPT = Path(__file__).parent.parent / "scripts/make_languages.py"
 

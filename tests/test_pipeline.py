@@ -13,14 +13,14 @@ import pytest
 import yaml
 from small_runs import a_run
 
+from pipeline.commands.table import what_failed
 from pipeline.config.compose import compose
 from pipeline.evaluate import score as evaluation
 from pipeline.files import sha256
-from pipeline.study import execute
-from pipeline.study.planning import Planning
-from pipeline.study.table import what_failed
+from pipeline.launch import in_process
+from pipeline.tables.planned_runs import Planning
 
-REAL_STAGE = execute.stage_function
+REAL_STAGE = in_process.stage_function
 
 
 @pytest.fixture
@@ -30,18 +30,23 @@ def table(tiny_table: list[str]) -> list[str]:
 
 
 class Calls:
-    """Counts the stages that are made, and fails those of a run whose label holds `fails`."""
+    """The labels of the runs whose stages are called; fails those whose label starts with `fails`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[str] = []
         self.fails: str | None = None
-        monkeypatch.setattr(execute, "stage_function", self.stage_function)
+        monkeypatch.setattr(in_process, "stage_function", self.stage_function)
 
     def stage_function(self, run: Any) -> Any:
-        self.made.append(run.label)
         if self.fails and run.label.startswith(self.fails):
+            self.made.append(run.label)
             raise RuntimeError("injected by the test")
-        return REAL_STAGE(run)
+
+        def stage(*given: Any) -> Any:
+            self.made.append(run.label)
+            return REAL_STAGE(run)(*given)
+
+        return stage
 
 
 def times(folder: Path) -> dict[Path, int]:
@@ -109,21 +114,18 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     assert {path: time for path, time in times(runs_dir).items() if path in before} == before
     assert "injected by the test" not in page.read_text(encoding="utf-8")
 
-    for name in ("table.csv", "table.md", "scores.json", "cells.md", "plots"):
+    for name in ("cells.csv", "cells.md", "results.csv", "contrasts.csv", "plots"):
         assert (page.parent / name).exists(), sorted(path.name for path in page.parent.iterdir())
-    head, *lines = list(csv.reader((page.parent / "table.csv").open()))
+    rows = {(row["row"], row["column"]): row for row in csv.DictReader((page.parent / "cells.csv").open())}
     choices = json.loads((page.parent / "choices.json").read_text())
-    counts, density = (next(c["chosen"][axis] for c in choices.values() if axis in c["chosen"])
-                       for axis in ("counts", "density"))  # fmt: skip
-    assert [line[0] for line in lines] == [
-        "base", "math expert", "language expert", f"layer swap {counts}", "layer swap, default 5+2 of 32", "soup",
-        f"TIES {density}",
+    assert list(dict.fromkeys(row for row, _ in rows)) == [
+        "base", "math expert", "language expert", "layer swap", "layer swap, default", "soup", "TIES",
     ]  # fmt: skip
-    assert head[1:] == [
-        "MGSM qac", "MGSM en", "Belebele qac", "Belebele en", "Global MMLU qac", "Global MMLU en", "FLORES en-qac",
-        "FLORES qac-en",
+    assert list(dict.fromkeys(column for _, column in rows)) == [
+        f"qac: {column}" for column in ("mgsm en", "mgsm", "belebele en", "belebele", "global_mmlu en", "global_mmlu",
+                                        "flores to", "flores from")
     ]  # fmt: skip
-    assert not [cell for line in lines for cell in line if "—" in cell]
+    assert "—" not in (page.parent / "cells.md").read_text(encoding="utf-8")
 
     # the choice is that of the means on development problems, and what it chose says so
     for choice in choices.values():
@@ -141,7 +143,6 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     assert all(one["chosen_by"].startswith("best counts of layer swap ") for one in chosen)
 
     # each cell is what its run wrote
-    rows = {(row["row"], row["column"]): row for row in csv.DictReader((page.parent / "cells.csv").open())}
     assert len(rows) == 7 * 8 and not [row for row in rows.values() if row["missing"]]
     for (name, column), row in rows.items():
         written = json.loads((runs_dir / row["runs"] / "scores.json").read_text())["rows"]
@@ -178,7 +179,7 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     other = tmp_path / "two"
     told = call("stage=table", *table, "launcher.workers=2", f"runs_dir={other}")
     assert told.status == 0 and told.err.count(" left in all") == told.err.count(" done in ") == 58
-    for name in ("scores.json", "table.csv", "cells.csv"):
+    for name in ("cells.csv", "contrasts.csv", "claims.csv"):
         assert (other / "reports/tiny" / name).read_bytes() == (page.parent / name).read_bytes(), name
     assert {path.parent.name: sha256(path) for path in other.glob("*/model.safetensors")} == {
         path.parent.name: sha256(path) for path in runs_dir.glob("*/model.safetensors")
@@ -225,13 +226,13 @@ def test_a_run_that_changed_on_disk_stops_only_what_needs_it(
         (work / "x").write_text("x")
         return {}
 
-    monkeypatch.setattr(execute, "stage_function", lambda run: writes)
+    monkeypatch.setattr(in_process, "stage_function", lambda run: writes)
     asked = Planning.of(compose(["stage=table", *table]))  # type: ignore[arg-type]
     monkeypatch.setattr(Planning, "number", lambda self, score: None)  # nothing is chosen
     targets = asked.targets()
-    assert execute.execute(targets) == {}
+    assert in_process.execute(targets) == {}
     (next((tmp_path / "runs").glob("math-*")) / "x").write_text("changed")
-    failed = execute.execute(targets)
+    failed = in_process.execute(targets)
     assert {name.partition("-")[0] for name in failed} == {"math", "eval"}
     told = [reason for reason in failed.values() if "was changed after it was finished" in reason]
     assert len(failed) == 1 + 3 * 7 + 4 and len(told) == 1

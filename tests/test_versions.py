@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 from tiny_words import FEW
 
 from pipeline.runs.manifest import read_manifest
-from pipeline.study.stages import RUN_STAGES
+from pipeline.stages.rows import RUN_STAGES
 
 VALUES = Path(__file__).with_name("values.json")
 BASE = Path(__file__).parents[1] / "src/pipeline/data/sandbox_base"

@@ -40,12 +40,12 @@ from pipeline.config.words import stage_of
 from pipeline.errors import Held, PipelineError
 from pipeline.files import ADDED_CONF
 from pipeline.hub.addresses import masked_output, without_credentials
+from pipeline.launch.in_process import one, sentence
+from pipeline.launch.launchers import makers_for
 from pipeline.progress import quiet
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.provenance import DISTRIBUTION, version
-from pipeline.study.execute import one, sentence
-from pipeline.study.launch import makers_for
-from pipeline.study.stages import STUDY_STAGES, build
+from pipeline.stages.rows import STUDY_STAGES, build
 from pipeline.train.processes import check_launch, end_all, is_follower, launched
 
 STAYS = "finished runs and resume points stay, no other work was published; the same command goes on"

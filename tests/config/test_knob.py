@@ -18,7 +18,7 @@ from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.methods.ties import Ties
-from pipeline.study.stages import RUN_STAGES
+from pipeline.stages.rows import RUN_STAGES
 
 DATACLASSES = [kind for kind in vars(stages).values() if isinstance(kind, type) and is_dataclass(kind)]
 

@@ -13,7 +13,7 @@ from planned import TABLES, shipped
 
 from pipeline.config import conf
 from pipeline.config.compose import compose
-from pipeline.study.rows import read
+from pipeline.tables.schema import read
 
 PAGE = Path(__file__).parents[2] / "docs/papers.md"
 WORD = re.compile(r"`([a-z][\w.]*)=([^`]+)`")

@@ -12,7 +12,7 @@ from planned import plan_of
 from pipeline.config.compose import compose, parse
 from pipeline.config.words import stage_of, with_values, word
 from pipeline.errors import PipelineError
-from pipeline.study.planning import as_names, thawed
+from pipeline.tables.planned_runs import as_names, thawed
 
 TABLES = sorted(path.stem for path in TABLE_FILES.glob("*.yaml"))
 

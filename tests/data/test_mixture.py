@@ -24,7 +24,7 @@ from pipeline.data.stage import make_training_set
 from pipeline.data.word_problems import is_word_problem
 from pipeline.errors import PipelineError
 from pipeline.languages import language
-from pipeline.study.stages import build
+from pipeline.stages.rows import build
 
 MATH = Source(file="orca_math/train.jsonl", rows="orca_math")
 

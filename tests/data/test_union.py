@@ -18,8 +18,8 @@ from pipeline.data.union import unite
 from pipeline.errors import PipelineError
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
-from pipeline.study.build.steps import planned_steps
-from pipeline.study.stages import build
+from pipeline.stages.rows import build
+from pipeline.stages.steps import planned_steps
 
 START = ["model=sandbox", "recipe=sandbox_math", "sft.batch_size=4", "sft.micro_batch_size=null"]
 START += ["sft.steps=2", "sft.warmup_steps=0"]

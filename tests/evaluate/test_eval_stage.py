@@ -17,7 +17,7 @@ from made_up import Notes, asked, run_of, write_rows
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.evaluate import before, metrics, stage
-from pipeline.study.stages import build
+from pipeline.stages.rows import build
 
 
 def test_a_stage_writes_scores_and_samples(

@@ -19,7 +19,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.score import load_tasks
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.hub import reach
-from pipeline.study.needs import _evaluated
+from pipeline.stages.hub_inputs import _evaluated
 
 EVALUATION = """
 import sys

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from pipeline.config.compose import compose
+from pipeline.evaluate.selection import guarded, scores
 from pipeline.runs.manifest import read_manifest
-from pipeline.study.select import guarded, scores
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "src/pipeline/data/sandbox_base"

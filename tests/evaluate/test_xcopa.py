@@ -20,7 +20,7 @@ from pipeline.config.data import Data, Expert, Source
 from pipeline.config.stages import DataStage
 from pipeline.data.stage import make_training_set
 from pipeline.errors import PipelineError
-from pipeline.study.cost import asked
+from pipeline.estimate.flops import asked
 
 QUESTIONS = 12
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipeline.commands.table import make_table
 from pipeline.config.compose import compose
 from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.reset import Reset
 from pipeline.models.checkpoint import Checkpoint
+from pipeline.results.cell_values import Outcome
 from pipeline.runs.manifest import read_manifest
-from pipeline.study.outcome import Outcome
-from pipeline.study.planning import Planning
-from pipeline.study.table import make_table
+from pipeline.tables.planned_runs import Planning
 
 
 def by_hand(base: Path, expert: Path, threshold: float, axis: str = "input") -> dict[str, float]:

@@ -16,7 +16,7 @@ from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
 from pipeline.merge import methods
 from pipeline.merge.methods import METHODS, method_in, sweep_of
-from pipeline.study.stages import build
+from pipeline.stages.rows import build
 
 MODULE = """
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ def test_what_can_be_swept_are_the_knobs_that_are_no_run() -> None:
 
 
 def test_the_command_line_starts_without_numpy() -> None:
-    code = "import sys, pipeline.study.stages; assert not {'numpy', 'torch', 'transformers'} & set(sys.modules)"
+    code = "import sys, pipeline.stages.rows; assert not {'numpy', 'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from made_up_report import made_up
 
-from pipeline.report.contents import Results
+from pipeline.report.load.contents import Results
 
 
 @pytest.fixture

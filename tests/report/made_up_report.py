@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.report.contents import CellResult, Results, RunResult
+from pipeline.report.load.contents import CellResult, CellScore, Results, RunResult
 
 SKILL = {
     "base": 0.23,
@@ -65,19 +66,56 @@ def sample(doc: int, response: str, correct: bool | None, **more: Any) -> dict[s
     )
 
 
+ROLES = {"base": "base", "math expert": "expert", "language expert": "expert"}
+COLUMNS = {  # name of a column -> its task, and whether it is in English
+    "mgsm": ("mgsm", False), "mgsm en": ("mgsm", True), "belebele": ("belebele", False),
+    "global_mmlu": ("global_mmlu", False), "flores to": ("flores", False), "flores from": ("flores", False),
+}  # fmt: skip
+
+
+def results_of(cells: Sequence[CellResult], evaluations: Mapping[str, Path] | None = None, **more: Any) -> Results:
+    """A table of these cells; evaluations: name -> folder."""
+    rows, columns = (list(dict.fromkeys(getattr(cell, side) for cell in cells)) for side in ("row", "column"))
+    runs = [RunResult(name, "eval", folder) for name, folder in (evaluations or {}).items()]
+    fixed = {"rows": rows, "columns": columns, "cells": list(cells), "runs": runs, "seconds": 1.0}
+    named = {"table": "t", "title": "T", "note": "", "command": "python -m pipeline"}
+    return Results(**named | fixed | more)
+
+
 def made_up(root: Path, languages: list[str], seeds: list[int], n: int = 100) -> Results:
-    """Six rows; base and math expert are shared by the languages, the base by the seeds too."""
-    cells, runs = [], {}
-    for row, skill in SKILL.items():
-        for language in languages:
-            for seed in seeds:
-                of = "base" if row == "base" else f"{row}-s{seed}"
-                own = "" if row in ("base", "math expert") else f"-{language}"
-                name = f"mgsm-{of.replace(' ', '-')}{own}-{skill * 100:.0f}ab"
-                if not (root / name).exists():
-                    write_made_up(root / name, skill, languages if not own else [language], name, n)
-                cells.append(CellResult(row, language, seed, name, root / name))
-                runs[name] = RunResult(name, "eval", root / name, model=of, seconds=12.3)
+    """Six models in six columns a language; the base is shared by the seeds, its and the math expert's English by the
+    languages too."""
+    cells, columns, runs = [], [], {}
+    for language in languages:
+        for short, (task, english) in COLUMNS.items():
+            columns.append(f"{language}: {short}" if len(languages) > 1 else short)
+            where = "en" if english else language
+            pair = {"flores to": f"en-{language}", "flores from": f"{language}-en"}.get(short)
+            for row, skill in SKILL.items():
+                shared = row == "base" or (row == "math expert" and english)
+                scores: dict[str, CellScore] = {}
+                values = []
+                for seed in seeds:
+                    model = "base" if row == "base" else f"{row}-s{seed}"
+                    of = model if shared else f"{model}-{language}"
+                    name = f"eval-{task}_0shot-{of.replace(' ', '-')}-{where}-{skill * 100:.0f}ab"
+                    level = {"belebele": 0.25 + skill / 2, "global_mmlu": 0.26}.get(task, skill)
+                    if name not in runs:
+                        write_made_up(root / name, task, where, 0.5 + skill / 2 if english else level, n)
+                        runs[name] = RunResult(name, "eval", root / name, model=model, seconds=12.3)
+                    scores[name] = CellScore(name, {} if row == "base" else {"seed": str(seed)})
+                for name in scores:
+                    rows = json.loads((root / name / "scores.json").read_text())["rows"]
+                    (found,) = [one for one in rows if one["pair"] == pair and one["filter"] != "strict-match"
+                                and one["metric"] != "bleu"]  # fmt: skip
+                    values.append(found["value"] * (1 if pair else 100))
+                value = sum(values) / len(values) if values else None
+                bounds = {} if value is None else {"low": value - 5, "high": value + 5}
+                cells.append(CellResult(
+                    row, columns[-1], value, **bounds, n=len(values), runs=list(scores),
+                    missing="" if values else "not made yet",
+                    scores=list(scores.values()), task=task, pair=pair, role=ROLES.get(row, "merge"),
+                ))  # fmt: skip
     for seed in seeds:
         for label in ["math expert", *(f"{language} expert" for language in languages)]:
             folder = root / f"sft-{label.replace(' ', '-')}-s{seed}"
@@ -95,10 +133,13 @@ def made_up(root: Path, languages: list[str], seeds: list[int], n: int = 100) ->
         title="Layer swapping in the small world",
         note="A made-up language and a tiny model: the numbers show that the machinery works, no more.",
         command="python -m pipeline stage=table table=sandbox",
-        languages=languages,
-        seeds=seeds,
         rows=list(SKILL),
+        columns=columns,
         cells=cells,
+        contrasts=[
+            line_of("layer swap", "base", columns[0], 25.0, 0.001),
+            line_of("soup", "base", columns[0], 4.0, 0.4),
+        ],
         runs=list(runs.values()),
         seconds=412.0,
         versions={"pipeline": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0", "lm_eval": "0.4.13"},
@@ -107,46 +148,36 @@ def made_up(root: Path, languages: list[str], seeds: list[int], n: int = 100) ->
     )
 
 
-def write_made_up(folder: Path, skill: float, languages: list[str], name: str, n: int) -> None:
-    chance = random.Random(name)
+def line_of(left: str, right: str, place: str, difference: float, p: float | None, **more: Any) -> dict[str, Any]:
+    """A line of contrasts.csv."""
+    values = {"left_value": 50.0, "right_value": 50.0 - difference, "low": difference - 5, "high": difference + 5}
+    known = {"over": "problems", "difference": difference, **values, "p": p, "mcnemar_p": p, "n": 40, "discordant": 0.2,
+             "could_see": 12.0, "detail": "", "missing": ""}  # fmt: skip
+    return {"left": left, "right": right, "place": place, **known, **more}
+
+
+def write_made_up(folder: Path, task: str, where: str, skill: float, n: int) -> None:
+    chance = random.Random(folder.name)
     rows, samples = [], {}
-    for language in languages:
-        for where, level in ((language, skill), ("en", 0.5 + skill / 2)):
-            lines = []
-            for doc in range(n):
-                right = chance.random() < level
-                answer = 7 if right else chance.randint(8, 99)
-                text = f"Ana had {doc} loko and got {7 - doc}. {doc} + {7 - doc} = 7. The answer is {answer}"
-                lines.append(
-                    sample(
-                        doc,
-                        text,
-                        right,
-                        prompt=f"Question: Ana mika {doc} loko, ta {7 - doc} so? ({where})\nAnswer:",
-                    )
-                )
-            samples[f"mgsm.{where}"] = lines
-            rows.append(score("mgsm", sum(line["correct"] for line in lines) / n, n, where))
-            rows.append(rows[-1] | {"filter": "strict-match", "value": rows[-1]["value"] / 2})
-        for task, level in (("belebele", 0.25 + skill / 2), ("global_mmlu", 0.24 + chance.random() / 20)):
-            letters = [chance.choice("ABCD") for _ in range(n)]
-            samples[f"{task}.{language}"] = [
-                sample(
-                    doc,
-                    letter,
-                    chance.random() < level,
-                    prompt=f"Passage {doc}. Which?\nA. one\nB. two\nC. three\nD. four\nAnswer:",
-                    target="B",
-                )
-                for doc, letter in enumerate(letters)
-            ]
-            right = sum(bool(line["correct"]) for line in samples[f"{task}.{language}"])
-            rows.append(score(task, right / n, n, language))
-        for pair in (f"en-{language}", f"{language}-en"):
-            samples[f"flores.{pair}"] = [
-                sample(doc, f"mika {name} ta {doc}", None, scores={"chrf++": chance.uniform(5, 60)}) for doc in range(n)
-            ]
-            rows.append(score("flores", 10 + 60 * skill + chance.random(), n, language, pair))
-            rows.append(rows[-1] | {"metric": "bleu", "value": 3.2})
-    unique = {(r["task"], r["pair"] or r["language"], r["metric"], r["filter"]): r for r in rows}
-    write_eval(folder, list(unique.values()), samples)
+    for pair in (f"en-{where}", f"{where}-en") if task == "flores" else (None,):
+        samples[f"{task}.{pair or where}"] = lines = [
+            made_up_sample(task, where, doc, skill, chance) for doc in range(n)
+        ]
+        value = 10 + 60 * skill + chance.random() if pair else sum(bool(line["correct"]) for line in lines) / n
+        rows.append(score(task, value, n, where, pair))
+        other = {"mgsm": {"filter": "strict-match", "value": value / 2}, "flores": {"metric": "bleu", "value": 3.2}}
+        rows += [rows[-1] | other[task]] if task in other else []
+    write_eval(folder, rows, samples)
+
+
+def made_up_sample(task: str, where: str, doc: int, skill: float, chance: random.Random) -> dict[str, Any]:
+    if task == "mgsm":
+        right = chance.random() < skill
+        answer = 7 if right else chance.randint(8, 99)
+        text = f"Ana had {doc} loko and got {7 - doc}. {doc} + {7 - doc} = 7. The answer is {answer}"
+        prompt = f"Question: Ana mika {doc} loko, ta {7 - doc} so? ({where})\nAnswer:"
+        return sample(doc, text, right, prompt=prompt)
+    if task == "flores":
+        return sample(doc, f"mika {where} ta {doc}", None, scores={"chrf++": chance.uniform(5, 60)})
+    prompt = f"Passage {doc}. Which?\nA. one\nB. two\nC. three\nD. four\nAnswer:"
+    return sample(doc, chance.choice("ABCD"), chance.random() < skill, prompt=prompt, target="B")

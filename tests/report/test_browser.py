@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_report import made_up, sample, score, write_eval
+from made_up_report import line_of, made_up, sample, score, write_eval
 
-from pipeline.report.contents import CellResult, FailedRun, RunResult, TableCell
-from pipeline.report.write import write_report
+from pipeline.report.html.write import write_report
+from pipeline.report.load.contents import CellResult, CellScore, FailedRun, RunResult
 
 pytestmark = pytest.mark.browser
 
@@ -65,12 +65,15 @@ def test_hostile_text_stays_text(tmp_path: Path, browser: Any) -> None:
         parents={"javascript:window.hit=7": "d"}, config={HOSTILE: HOSTILE},
     )  # fmt: skip
     data = RunResult("d", "data", runs / "d", HOSTILE)
+    cell = CellResult(
+        HOSTILE, HOSTILE, 1.0, 0.5, 1.5, 2, 3.0, suspect=HOSTILE, missing=HOSTILE, runs=["e", HOSTILE],
+        scores=[CellScore("e", {HOSTILE: HOSTILE})], task="mgsm",
+    )  # fmt: skip
     results = replace(
-        made_up(tmp_path / "x", ["qac"], []), seeds=[0], rows=[HOSTILE], title=HOSTILE, note=HOSTILE, command=HOSTILE,
-        failed=[FailedRun(HOSTILE, HOSTILE)], missing=[FailedRun(HOSTILE, HOSTILE)],
-        cells=[CellResult(HOSTILE, "qac", 0, "e", folder)], runs=[run, data], git={HOSTILE: HOSTILE},
-        table_rows=[HOSTILE], table_columns=[HOSTILE], choices={HOSTILE: {"chosen": {"b": HOSTILE}, "candidates": []}},
-        table_cells=[TableCell(HOSTILE, HOSTILE, 1.0, 0.5, 1.5, 2, 3.0, HOSTILE, HOSTILE, ["e", HOSTILE])],
+        made_up(tmp_path / "x", ["qac"], []), rows=[HOSTILE], columns=[HOSTILE], title=HOSTILE, note=HOSTILE,
+        command=HOSTILE, failed=[FailedRun(HOSTILE, HOSTILE)], missing=[FailedRun(HOSTILE, HOSTILE)], cells=[cell],
+        runs=[run, data], git={HOSTILE: HOSTILE}, choices={HOSTILE: {"chosen": {"b": HOSTILE}, "candidates": []}},
+        contrasts=[line_of(HOSTILE, HOSTILE, HOSTILE, 4.0, 0.01, detail=HOSTILE)],
     )  # fmt: skip
     browser.get(write_report(results, runs / "reports" / "t").as_uri())
     for link in browser.find_elements("css selector", "a[data-runs], dialog button"):
@@ -112,7 +115,8 @@ def test_what_can_be_clicked(tmp_path: Path, browser: Any) -> None:
     assert dialog.is_displayed() and name in dialog.text and "12 s" in dialog.text
     dialog.find_element("xpath", ".//button[text()='Read its answers']").click()
     assert not dialog.is_displayed()
-    assert browser.execute_script("return document.getElementById('choose-row').value") == place[0]
+    chosen = "return ['row', 'column'].map(name => document.getElementById('choose-' + name).value)"
+    assert browser.execute_script(chosen) == place and place[1] == "mgsm"
 
     # a training shows its configuration, parents and curve
     browser.execute_script(
@@ -133,7 +137,7 @@ def test_what_can_be_clicked(tmp_path: Path, browser: Any) -> None:
         {
             item[0]: item[5]
             for one in data["cells"]
-            if (one["row"], one["task"]) == (row, "MGSM qac")
+            if (one["row"], one["column"]) == (row, place[1])
             for item in one["items"]
         }
         for row in ("soup", "base")

@@ -5,17 +5,18 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pytest
+from made_up_report import results_of
 
-from pipeline.report.cells import allowed, cells_csv, difference, outside
-from pipeline.report.contents import Results, TableCell
-from pipeline.report.page import environment, own_table
-from pipeline.report.statistics import replication_reach
+from pipeline.report.html.write import write_report
+from pipeline.report.load.contents import CellResult
+from pipeline.report.render.cells import allowed, cells_csv, outside
+from pipeline.report.stats.statistics import replication_reach
 
-BASE = TableCell("sw", "base", 24.8, 20.0, 30.0, 1, 24.8, base=True)
+BASE = CellResult("sw", "base", 24.8, 20.0, 30.0, 1, 24.8, base=True)
 
 
 @pytest.mark.parametrize(
@@ -37,16 +38,10 @@ def test_a_trained_row_may_differ_by_what_another_set_of_experts_would() -> None
     assert not outside(replace(trained, value=None), 1.2) and not outside(replace(trained, published=None), 1.2)
 
 
-def test_the_page_says_that_the_tolerance_is_assumed() -> None:
+def test_the_page_says_that_the_tolerance_is_assumed(tmp_path: Path) -> None:
     cells = [replace(BASE, value=27.0), replace(BASE, row="te", base=False, experts=2.0, value=20.0)]
-    made = Results("t", "T", "", "", ["sw"], [0], ["base"], table_rows=["sw", "te"], table_columns=["base"],
-                   table_cells=cells, base_tolerance=1.5)  # fmt: skip
-    template = environment(lambda names: []).from_string(
-        '{% macro x() %}{% endmacro %}{% include "published.html.j2" %}'
-    )
-    given: dict[str, Any] = {"far": lambda one: outside(one, made.base_tolerance), "difference": difference}
-    given |= {"link": lambda runs, caller: caller(), "missing": str, "flags": lambda runs: "", "best_note": ""}
-    text = template.render(results=made, own=own_table(made), **given)
+    made = results_of(cells, base_tolerance=1.5)
+    text = write_report(made, tmp_path).read_text(encoding="utf-8")
     assert "1.5 points" in text and "assumed, not measured" in text and "report.base_tolerance" in text
     assert text.count('class="far"') == 2
     assert text.count("scoring differences (assumed)") == 1 and text.count("another set of experts would (95 %)") == 1

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import PipelineError
-from pipeline.report.claims import (
+from pipeline.report.stats.claims import (
     Claim,
     Ranked,
     claims_csv,
@@ -27,8 +27,8 @@ from pipeline.report.claims import (
     read_claims,
     word_of,
 )
-from pipeline.report.ranks import Alike, compare_correlations, friedman
-from pipeline.report.statistics import contrast, mcnemar
+from pipeline.report.stats.ranks import Alike, compare_correlations, friedman
+from pipeline.report.stats.statistics import contrast, mcnemar
 
 WORDS = {
     "id": "one", "text": "Left is better.", "section": "1", "left": "a", "right": "b", "metric": "exact_match",

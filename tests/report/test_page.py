@@ -9,13 +9,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from made_up_report import NASTY, made_up, sample, score, write_eval
-from pipeline.report.tables import roles
+from made_up_report import NASTY, made_up, results_of, sample, score, write_eval
 
 from pipeline.errors import PipelineError
-from pipeline.report.contents import CellResult, FailedRun, RunResult
-from pipeline.report.runs import duration
-from pipeline.report.write import write_report
+from pipeline.report.html.runs import duration
+from pipeline.report.html.write import write_report
+from pipeline.report.load.contents import CellResult, CellScore, FailedRun, RunResult
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use"}
 
@@ -26,6 +25,7 @@ class Page(HTMLParser):
     def __init__(self, path: Path):
         super().__init__()
         self.open, self.ids, self.addresses, self.text, self.scripts, self.tags = [], [], [], "", [], []
+        self.tables = []  # each a list of rows, these of the texts of their cells
         self.feed(path.read_text(encoding="utf-8"))
         self.close()
         assert self.open == []
@@ -38,6 +38,12 @@ class Page(HTMLParser):
             self.open.append(tag)
         if tag == "script":
             self.scripts.append("")
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append([])
+        if tag in ("th", "td"):
+            self.tables[-1][-1].append("")
 
     def handle_startendtag(self, tag, attrs):
         self.handle_starttag(tag, attrs)
@@ -53,6 +59,8 @@ class Page(HTMLParser):
             self.scripts[-1] += data
         elif not self.open or self.open[-1] != "style":
             self.text += data
+            if {"td", "th"} & set(self.open):
+                self.tables[-1][-1][-1] += data
 
 
 def test_the_page(one_language, reports):
@@ -75,20 +83,21 @@ def test_the_page(one_language, reports):
         "stale: scores.json was changed",
         "merge.density <2> must be in (0, 1]",
         "torch 2.12, most 2.13",
-        "MGSM qac",
+        "flores from",
     ):
         assert told in page.text, told
     assert len(page.ids) == len(set(page.ids))
     assert all(a.startswith(("#", "../", "data:,")) for a in page.addresses)
     for cell in results.cells:  # links lead to the runs
-        address = f"../../{cell.name}/"
-        assert address in page.addresses and (reports / address).is_dir()
+        for name in cell.runs:
+            address = f"../../{name}/"
+            assert address in page.addresses and (reports / address).is_dir()
     tags = [tag for tag, _ in page.tags]
     assert tags.count("table") == tags.count("caption") and tags.count("svg") == 2
     assert all("scope" in attrs for tag, attrs in page.tags if tag == "th")
     assert all(attrs.get("aria-label") for tag, attrs in page.tags if tag == "svg")
     assert "⟲ stale" in page.text and "≠" in page.text
-    assert sorted(p.name for p in (reports / "plots").iterdir()) == ["scores_qac.svg", "trainings.svg"]
+    assert sorted(p.name for p in (reports / "plots").iterdir()) == ["scores.svg", "trainings.svg"]
 
 
 def test_no_request_leaves_the_page(one_language, reports):
@@ -117,15 +126,14 @@ def test_same_results_same_bytes(one_language, reports):
 def test_every_generation_is_there_and_harmless(tmp_path, reports):
     lines = [sample(doc, NASTY + str(doc), doc % 2 == 0, prompt=NASTY * 3, target=NASTY) for doc in range(31)]
     folder = write_eval(tmp_path / "runs" / "e", [score("mgsm", 0.5, 31, "qac")], {"mgsm.qac": lines[::-1]})
-    cell = CellResult(NASTY, "qac", 0, "e", folder)
-    results = made_up(tmp_path / "runs" / "x", ["qac"], [])
-    results = replace(results, seeds=[0], rows=[NASTY], title=NASTY, failed=[FailedRun(NASTY, NASTY)], cells=[cell])
+    cell = CellResult(NASTY, NASTY, 50.0, runs=["e", NASTY], scores=[CellScore("e", {NASTY: NASTY})], task="mgsm")
+    results = results_of([cell], {"e": folder}, title=NASTY, failed=[FailedRun(NASTY, NASTY)])
     path = write_report(results, reports)
     page = Page(path)
     assert len(page.scripts) == 2 and "<script>alert" not in path.read_text()
     data = json.loads(page.scripts[0])
     (cell,) = data["cells"]
-    assert (cell["row"], cell["language"], cell["task"], cell["total"]) == (NASTY, "qac", "MGSM qac", 31)
+    assert [cell[key] for key in ("row", "column", "language", "total")] == [NASTY, NASTY, "qac", 31]
     shown = [
         {
             "doc_id": doc,
@@ -161,18 +169,38 @@ def test_maps_of_an_analysis_read_at_any_scale(one_language, reports):
 
 
 def test_three_languages_and_seeds(tmp_path, reports):
+    """Each cell once, of all its seeds; the page's table has the table's own rows and columns."""
     results = made_up(tmp_path / "runs", ["qaa", "qab", "qac"], [0, 1, 2], n=20)
     page = Page(write_report(results, reports))
-    names = ["scores_average.svg", "scores_qaa.svg", "scores_qab.svg", "scores_qac.svg", "trainings.svg"]
-    assert sorted(p.name for p in (reports / "plots").iterdir()) == names
-    assert len(page.ids) == len(set(page.ids)) and "Average over languages" in page.text
+    assert sorted(p.name for p in (reports / "plots").iterdir()) == ["scores.svg", "trainings.svg"]
+    assert len(page.ids) == len(set(page.ids))
+    head, *rows = page.tables[0]
+    assert head == ["", *results.columns] and len(results.columns) == 18 and "qab: mgsm en" in head
+    assert [row[0] for row in rows] == list(results.rows)
+    for cell in results.cells:
+        text = rows[results.rows.index(cell.row)][1 + results.columns.index(cell.column)]
+        assert text.startswith(f"{cell.value:.1f}" + (" (3)" if cell.n == 3 else "")), (cell, text)
 
 
-def test_roles_and_durations():
-    assert roles(["base", "math expert", "soup", "x"], {"x": "expert"}) == {
-        "base": "base",
-        "math expert": "expert",
-        "soup": "merge",
-        "x": "expert",
-    }
+def test_the_best_cells_are_bold_and_those_alone(one_language, reports):
+    cells = [replace(cell, best=(cell.row, cell.column) == ("layer swap", "mgsm")) for cell in one_language.cells]
+    path = write_report(replace(one_language, cells=cells), reports)
+    page = Page(path)
+    (best,) = [attrs for tag, attrs in page.tags if tag == "td" and attrs.get("class") == "best"]
+    assert json.loads(best["data-place"]) == ["layer swap", "mgsm"]
+    (value,) = [cell.value for cell in cells if cell.best]
+    assert f"<b>{value:.1f}</b>" in path.read_text()
+
+
+def test_the_default_comparison_says_what_it_is(one_language, reports):
+    for declared in (True, False):
+        text = Page(write_report(replace(one_language, declared=declared), reports)).text
+        assert ("Merges against base and best expert" in text) == (not declared)
+        assert ("The best expert is chosen by these same questions" in text) == (not declared)
+    assert "No two models have answers to compare." in Page(
+        write_report(replace(one_language, contrasts=[]), reports)
+    ).text  # fmt: skip
+
+
+def test_durations():
     assert [duration(s) for s in (1.26, 42, 412, 7260)] == ["1.3 s", "42 s", "6 min 52 s", "2 h 1 min"]

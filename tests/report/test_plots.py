@@ -6,11 +6,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pipeline.report import plots
+from pipeline.report.render import plots
 
 
 def test_plots_say_what_they_are_given():
-    panel = plots.Panel("MGSM <$x_1$>", [23.0, None, 48.25], [4.2, None, None], chance=25, best=2)
+    panel = plots.Panel("MGSM <$x_1$>", [23.0, None, 48.25], [(18.8, 27.2), None, None], chance=25, best=2)
     svg = plots.of_scores(["base", "soup", "swap"], [panel], 'a "label"')
     tree = ElementTree.fromstring(svg)
     told = [one.text for one in tree.iter("{http://www.w3.org/2000/svg}text")]

@@ -1,25 +1,41 @@
-"""What is read question by question: paired differences and the marks of scores that deserve a look."""
+"""Contrasts as the page shows them, and what is read answer by answer: marks of scores, the browser of answers."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from statistics import NormalDist
+from typing import Any
 
 import pytest
-from made_up_report import sample, write_eval
+from made_up_report import line_of, results_of, sample, write_eval
 
+from pipeline.benchmarks import find_benchmark, primary_metric
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow
-from pipeline.report import compare, samples
-from pipeline.report.answers import read_answers
-from pipeline.report.contents import Score
+from pipeline.report.html import samples
+from pipeline.report.load.answers import read_answers
+from pipeline.report.load.contents import CellResult, CellScore, Results
+from pipeline.report.load.scores import Written
+from pipeline.report.stats import compare
 
 
-def primary_score(row: str, task: str, value: float, n: int, where: str = "qac", target: str = "qac") -> Score:
-    place = {"row": row, "target": target, "seed": 0, "eval": row, "label": "L", "primary": True}
-    return Score(task, target, where if "-" in where else None, None, 0, "m", "none", value, None, n, **place)
+def cells_of(scores: dict[str, ScoreRow]) -> tuple[Results, Written]:
+    """A cell for each row of the table, of one evaluation of the same name."""
+    cells = [
+        CellResult(
+            row, "math", 50.0, runs=[row], scores=[CellScore(row, {"seed": "0"})], task=score.task, pair=score.pair
+        )
+        for row, score in scores.items()
+    ]
+    return results_of(cells), {row: ([score], {}) for row, score in scores.items()}
+
+
+def score_of(task: str, value: float | None, n: int, where: str = "qac", target: str = "qac", **more: Any) -> ScoreRow:
+    metric, chosen = primary_metric(task) if find_benchmark(task) else ("m", "none")
+    row = ScoreRow(task, target, where if "-" in where else None, None, 0, metric, chosen, value, None, n)
+    return replace(row, **more)
 
 
 def read(tmp_path: Path, folders: dict[str, Path], keep: int = 250):
@@ -29,103 +45,62 @@ def read(tmp_path: Path, folders: dict[str, Path], keep: int = 250):
     return read_answers(folders, rows, places, keep, tmp_path / "answers.parquet")
 
 
-def scored(tmp_path, answers, task="mgsm", value=0.5, n=4):
-    """Primary scores and what was answered, of rows -> responses; a response ending in 7 is right."""
-    made, folders = [], {}
+def scored(tmp_path, answers, task="mgsm", values=None, n=4):
+    """Scores of rows -> responses, and what was answered; a response ending in 7 is right."""
+    folders = {}
     for row, responses in answers.items():
         lines = [sample(doc, response, response.endswith("7")) for doc, response in enumerate(responses)]
         folders[row] = write_eval(tmp_path / row, [], {f"{task}.qac": lines})
-        made.append(primary_score(row, task, value, n))
-    return made, read(tmp_path, folders)
+    made = {row: score_of(task, (values or {}).get(row, 0.5), n) for row in answers}
+    return *cells_of(made), read(tmp_path, folders)
 
 
-def test_differences_are_paired_and_corrected(tmp_path):
-    """By hand: of ten questions the soup wins seven over the base and none is lost: 70 points, z = 7 / sqrt(7)."""
-    answers = {
-        "base": ["1"] * 10,
-        "math expert": ["7"] + ["1"] * 9,
-        "language expert": ["7"] * 4 + ["1"] * 6,
-        "soup": ["7"] * 7 + ["1"] * 3,
-    }
-    primary, found = scored(tmp_path, answers)
-    by_row = {score.row: compare.questions_of({0: score}, found) for score in primary}
-    values = {row: each.values(range(10)).sum() for row, each in by_row.items()}
-    roles = {"base": "base", "math expert": "expert", "language expert": "expert", "soup": "merge"}
-    pairs, expert = compare.pairs_of(list(answers), roles, values)
-    assert expert == "language expert"
-    assert pairs == [("soup", "base"), ("soup", "language expert")]
-    block = compare.compared("MGSM qac", pairs, expert, by_row)
-    base, best = block.lines
-    assert (base.n, round(base.difference, 6), round(best.difference, 6)) == (10, 70, 30)
-    alone = compare.difference("soup", "base", by_row["soup"], by_row["base"])
-    assert alone.p == pytest.approx(2 * NormalDist().cdf(-(7**0.5)))
-    assert alone.mid_p == pytest.approx(1 / 2**7)  # twice the probability of none of seven coins, less half of that
-    assert base.p == pytest.approx(2 * alone.p) and base.p < 0.05 < best.p  # Holm: the lesser of two, twice
-    assert base.mid_p == pytest.approx(2 * alone.mid_p)
-    told = compare.headline([compare.Comparison("empty", None, []), block])
-    assert told.startswith(
-        f"MGSM qac, 10 questions: 1 of 2 differences is significant, soup over base by 70.0 points ({alone.low:.1f} to "
-        f"{alone.high:.1f}); the others are not (minimum detectable difference "
+# ---------------------------------------------------------------------------------------------------- contrasts
+
+
+def test_contrasts_are_corrected_over_all_lines_that_have_a_p():
+    """By hand: Holm's of 0.01, 0.03 and 0.04 are 0.03, 0.06 and 0.06; of the two mid-p 0.02 and 0.03 they are 0.04."""
+    lines = [
+        line_of("swap", "base", "math", 10.0, 0.01, mcnemar_p=0.02),
+        line_of("swap", "soup", "math", 9.0, 0.04, mcnemar_p=None),
+        line_of("swap", "ties", "math", 9.0, None, missing="eval-x is not made yet"),
+        line_of("swap", "expert", "math", -9.0, 0.03, mcnemar_p=0.03),
+    ]  # fmt: skip
+    found = compare.corrected(lines)
+    assert [one.line for one in found] == lines
+    assert [one.p for one in found] == [pytest.approx(0.03), pytest.approx(0.06), None, pytest.approx(0.06)]
+    assert [one.mid_p for one in found] == [pytest.approx(0.04), None, None, pytest.approx(0.04)]
+    assert [one.significant for one in found] == [True, False, False, False]
+
+
+def test_the_headline_says_what_is_significant_and_what_could_have_been_detected():
+    lines = [
+        line_of("soup", "base", "math", 4.0, 0.4, n=100), line_of("swap", "base", "math", 10.0, 0.001, n=250),
+        line_of("swap", "expert", "math", -20.0, 0.0001, n=250, low=-29.0, high=-11.0),
+        line_of("TIES", "base", "math", 2.0, 0.6, n=100, could_see=13.4),
+    ]  # fmt: skip
+    assert compare.headline(compare.corrected(lines)) == (
+        "100 to 250 questions: 2 of 4 differences are significant, swap under expert in math by 20.0 points "
+        "(11.0 to 29.0) and swap over base in math by 10.0 points (5.0 to 15.0); the others are not (minimum "
+        "detectable difference 12 to 13 points)."
     )
-    none = compare.headline([compare.Comparison("MGSM qac", None, [best])])
-    assert none.startswith("MGSM qac, 10 questions: none of 1 differences is significant (minimum detectable ")
-
-
-@pytest.mark.parametrize("right, n", [("7", 3), ("1", 10), ("7", 1)])
-def test_a_page_of_few_or_degenerate_answers_finds_nothing(tmp_path, right, n):
-    """One side alone solves 3 of 3 questions, or 1 of 1, or nobody solves any of 10."""
-    primary, found = scored(tmp_path, {"base": ["1"] * n, "soup": [right] * n}, n=n)
-    by_row = {score.row: compare.questions_of({0: score}, found) for score in primary}
-    block = compare.compared("MGSM qac", [("soup", "base")], None, by_row)
-    (line,) = block.lines
-    assert not line.significant and line.high - line.low > 40 and line.could_see >= min(100, 300 / n)
-    assert "none of 1 differences is significant" in compare.headline([block])
-    assert not compare.stands_out("soup", by_row)
-
-
-def seeds(*trainings: dict[int, float]) -> compare.Kept:
-    return compare.Kept("", {seed: (("qac", one),) for seed, one in enumerate(trainings)})
-
-
-def test_one_lucky_seed_of_three_is_not_bold():
-    """45 of 100 questions more in one of three seeds: significant over questions, not over seeds; in each of three it
-    is, and against one model that serves all seeds likewise. Two seeds are compared by their means."""
-    half, lucky = ({doc: float(doc < right) for doc in range(100)} for right in (50, 95))
-    base = seeds(half, half, half)
-    for rival in (base, seeds(half)):
-        once = compare.difference("swap", "base", seeds(lucky, half, half), rival)
-        assert once.difference == pytest.approx(15) and once.low < 0 and once.p > 0.3 and once.mid_p is None
-        assert not compare.stands_out("swap", {"swap": seeds(lucky, half, half), "base": rival})
-        assert compare.stands_out("swap", {"swap": seeds(lucky, lucky, lucky), "base": rival})
-    two = compare.difference("swap", "base", seeds(lucky, half), seeds(half, half))
-    means = compare.difference("swap", "base", seeds({doc: (lucky[doc] + half[doc]) / 2 for doc in half}), seeds(half))
-    assert (two.difference, two.p) == pytest.approx((means.difference, means.p)) and two.p < 0.05
-    unlike = compare.Kept("", {seed: (("qac", half),) for seed in (0, 1, 3)})
-    assert compare.difference("swap", "base", seeds(lucky, half, half), unlike).p < 0.05  # other seeds: of their means
-
-
-def test_languages_are_averaged_over_the_seeds_that_all_have():
-    right, wrong = ({doc: value for doc in range(4)} for value in (1.0, 0.0))
-    found = compare.averaged([seeds(right, wrong, right), seeds(right, right)])
-    assert found.values(range(4)).tolist() == [[1.0] * 4, [0.5] * 4]
-    assert not compare.averaged([seeds(right), compare.Kept()])
-
-
-def test_a_best_is_bold_only_above_all_others(tmp_path):
-    _, found = scored(tmp_path, {"a": ["7"] * 9 + ["1"], "b": ["7"] * 4 + ["1"] * 6, "c": ["7"] * 8 + ["1"] * 2})
-    by_row = {row: seeds(one.scores) for (row, _, _), one in found.items()}
-    assert not compare.stands_out("a", by_row)  # c is one question below
-    assert compare.stands_out("a", {row: by_row[row] for row in ("a", "b")})
-    assert not compare.stands_out("a", by_row | {"gone": compare.Kept()}) and not compare.stands_out(
-        "a", {"a": by_row["a"]}
+    assert compare.headline(compare.corrected(lines[:1])) == (
+        "100 questions: none of 1 differences is significant (minimum detectable difference 12 points)."
     )
+    many = [line_of("swap", f"rival {n}", "math", 10.0 + n, 0.001) for n in range(6)]
+    assert compare.headline(compare.corrected(many)).endswith(
+        ", swap over rival 2 in math by 12.0 points (7.0 to 17.0) and 2 more."
+    )
+    for empty in ([], [line_of("swap", "base", "math", 0.0, None)]):
+        assert compare.headline(compare.corrected(empty)) == "No two models have answers to compare."
+
+
+# ---------------------------------------------------------------------------------------------------- marks
 
 
 def test_sanity_marks(tmp_path):
     answers = {"base": ["a 1", "b 2"], "twin": ["a 1", "b 2"], "mute": ["", ""], "fine": ["a 7", "b 1"]}
-    primary, found = scored(tmp_path, answers)
-    primary[2] = primary_score("mute", "mgsm", 0, 4)
-    marks = {(mark.row, mark.mark) for mark in samples.sanity(primary, found)}
+    marks = {(mark.row, mark.mark) for mark in samples.sanity(*scored(tmp_path, answers, values={"mute": 0.0}))}
     assert marks == {
         ("base", "identical"),
         ("twin", "identical"),
@@ -139,15 +114,48 @@ def test_sanity_marks(tmp_path):
 )
 def test_chance_of_four(tmp_path, value, wanted):
     """Two standard errors of guessing over 100 questions are 2 * sqrt(0.25 * 0.75 / 100) = 0.0866."""
-    primary, found = scored(tmp_path, {"base": ["A"]}, task="belebele", value=value, n=100)
-    assert [mark.mark for mark in samples.sanity(primary, found)] == ([wanted] if wanted else [])
+    made = scored(tmp_path, {"base": ["A"]}, task="belebele", values={"base": value}, n=100)
+    assert [mark.mark for mark in samples.sanity(*made)] == ([wanted] if wanted else [])
+
+
+def test_a_number_that_is_not_finite_is_marked_unless_its_reason_is_told(tmp_path):
+    nan, never = score_of("mgsm", None, 4), score_of("mbpp", None, 0, reason="mbpp has no translation")
+    (mark,) = samples.sanity(*cells_of({"nan": nan, "never": never}), {})
+    assert (mark.row, mark.mark, mark.detail) == (
+        "nan",
+        "no number",
+        "math, qac, seed 0: the score is not a finite number",
+    )
+
+
+def test_an_evaluation_behind_several_cells_of_a_row_is_marked_once(tmp_path):
+    made, written = cells_of({"base": score_of("mgsm", 0.0, 4)})
+    made = replace(made, cells=[*made.cells, replace(made.cells[0], column="math again")])
+    assert [mark.mark for mark in samples.sanity(made, written, {})] == ["exactly 0"]
+
+
+def test_the_browser_has_the_first_evaluation_of_each_language(tmp_path):
+    """Of a cell of two seeds and two languages: the answers of seed 0, once a language."""
+    folders = {
+        name: write_eval(tmp_path / name, [], {f"mgsm.{where}": [sample(0, f"{name} 7", True)]})
+        for name, where in (("a0", "qaa"), ("a1", "qaa"), ("b0", "qab"), ("b1", "qab"))
+    }
+    scores = [CellScore(name, {"seed": name[1]}) for name in folders]
+    written: Written = {name: ([score_of("mgsm", 1.0, 1, where, where)], {}) for name, where in
+                        (("a0", "qaa"), ("a1", "qaa"), ("b0", "qab"), ("b1", "qab"))}  # fmt: skip
+    made = results_of([CellResult("swap", "math", 100.0, runs=list(folders), scores=scores, task="mgsm")])
+    shown = samples.browser(made, written, read(tmp_path, folders))
+    found = [(cell["row"], cell["column"], cell["language"], cell["run"], cell["at"]) for cell in shown["cells"]]
+    assert found == [("swap", "math", "qaa", "a0", "seed 0"), ("swap", "math", "qab", "b0", "seed 0")]
+    assert [shown["strings"][cell["items"][0][3]] for cell in shown["cells"]] == ["a0 7", "b0 7"]
 
 
 def test_answers_cut_off_are_counted(tmp_path):
     lines = [sample(0, "7", True, cut_off=False), sample(1, "the answer", False, cut_off=True)]
     found = read(tmp_path, {"e": write_eval(tmp_path / "e", [], {"mgsm.qac": lines})})
-    (mark,) = samples.sanity([primary_score("e", "mgsm", 0.5, 2)], found)
-    assert (mark.mark, mark.detail) == ("cut off", "1 of 2 answers ran out of tokens (eval.max_gen_toks)")
+    (mark,) = samples.sanity(*cells_of({"e": score_of("mgsm", 0.5, 2)}), found)
+    told = "math, qac, seed 0: 1 of 2 answers ran out of tokens (eval.max_gen_toks)"
+    assert (mark.mark, mark.detail) == ("cut off", told)
 
 
 @pytest.mark.parametrize(
@@ -166,8 +174,8 @@ def test_answers_cut_off_are_counted(tmp_path):
 def test_answers_in_another_script_are_marked(tmp_path, task, where, response, marked):
     lines = [sample(doc, response, True) for doc in range(3)] + [sample(3, "", False)]
     found = read(tmp_path, {"e": write_eval(tmp_path / "e", [], {f"{task}.{where}": lines})})
-    marks = samples.sanity([primary_score("e", task, 0.5, 4, where, "te")], found)
-    told = [mark.detail for mark in marks if mark.mark == "wrong script"]
+    marks = samples.sanity(*cells_of({"e": score_of(task, 0.5, 4, where, "te")}), found)
+    told = [mark.detail.rpartition(": ")[2] for mark in marks if mark.mark == "wrong script"]
     assert told == (["3 of 4 answers are mostly in letters of another script"] if marked else [])
 
 

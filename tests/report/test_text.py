@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.report.cells import contrasts_csv
-from pipeline.report.text import aligned
+from pipeline.report.render.cells import contrasts_csv
+from pipeline.report.render.text import aligned
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:

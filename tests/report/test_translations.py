@@ -11,9 +11,8 @@ import pytest
 from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
-from pipeline.report import compare
-from pipeline.report.statistics import Contrast, NormalTest, corpus_contrast, resampled
-from pipeline.report.translations import corpus_scores, metric_of, sentence_counts
+from pipeline.report.stats.statistics import Contrast, NormalTest, corpus_contrast, resampled
+from pipeline.report.stats.translations import corpus_scores, metric_of, sentence_counts
 
 # WMT17 English-German against LIUM-NMT: p of Moses' bootstrap (mean of 3 runs of 2,000) and of multeval's 10,000
 # approximate randomizations, as sacrebleu 2.6.0 publishes them in test/test_significance.py. The sentences' counts in
@@ -133,7 +132,7 @@ def test_translations_that_are_alike_differ_by_less_than_a_sentence():
 
 def test_three_trainings_add_their_variance_as_they_do_elsewhere():
     """With metrics that are means over sentences the two ways agree."""
-    from pipeline.report.statistics import contrast
+    from pipeline.report.stats.statistics import contrast
 
     rng = np.random.default_rng(0)
     each = rng.normal(0, 0.05, (3, 1)) + rng.normal(0.03, 0.2, (3, 400))
@@ -142,25 +141,3 @@ def test_three_trainings_add_their_variance_as_they_do_elsewhere():
     assert found.experts == pytest.approx(plain.experts, rel=0.1)
     assert found.df == pytest.approx(plain.df, rel=0.3)
     assert found.problems == pytest.approx(each.mean(axis=0).std() / 20, rel=0.05)
-
-
-@pytest.mark.parametrize("quality, bold", [(0.7, False), (0.9, True)])
-def test_translations_are_bold_where_their_metric_is_significantly_higher(quality, bold):
-    """Two seeds a row; a row without its texts takes the bold away."""
-    references, _ = sentences(0.69, 2)
-
-    def kept(seed: int, share: float) -> compare.Kept:
-        texts = (sentences(share, 10 * seed + at)[1] for at in (0, 1))
-        pairs = [dict(enumerate(zip(references, each, strict=True))) for each in texts]
-        return compare.Kept("chrf++", {at: (("en-sw", each),) for at, each in enumerate(pairs)})
-
-    rows = {"swap": kept(5, quality), "soup": kept(6, 0.69)}
-    assert compare.stands_out("swap", rows) == bold
-    found = compare.difference("swap", "soup", rows["swap"], rows["soup"])
-    means = [
-        np.mean([metric_of("chrf++", "en-sw").corpus_score([two[1] for two in texts.values()], [references]).score
-                 for ((_, texts),) in one.trainings.values()])
-        for one in rows.values()
-    ]  # fmt: skip
-    assert found.difference == pytest.approx(means[0] - means[1]) and found.n == 150
-    assert not compare.stands_out("swap", rows | {"gone": compare.Kept()})

@@ -12,10 +12,10 @@ from small_runs import a_run, never, writes
 
 from pipeline.config.stages import MergeStage
 from pipeline.files import sha256
+from pipeline.runs.graph import ordered, unfinished
 from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run
-from pipeline.study.graph import ordered, unfinished
 
 
 def a_data_run(runs_dir: Path, seed: int, rows: str = "rows\n", card: str = "", made: bool = True) -> Run:

@@ -17,7 +17,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.stage import in_its_dtype
 from pipeline.models.checkpoint import header_bytes
 from pipeline.runs.run import Parent, Run
-from pipeline.study.stages import build
+from pipeline.stages.rows import build
 
 BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 

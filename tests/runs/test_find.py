@@ -13,7 +13,7 @@ from pipeline.errors import PipelineError
 from pipeline.runs.find import find
 from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import read_manifest
-from pipeline.study.stages import build
+from pipeline.stages.rows import build
 
 
 def test_what_a_run_reference_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

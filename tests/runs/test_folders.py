@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from small_runs import a_run, never, of_digits, writes
 
+from pipeline.commands.clean import idle_snapshots
 from pipeline.errors import PipelineError
 from pipeline.runs.find import find
 from pipeline.runs.folders import DIGITS, finished, finished_names, folder_name, folder_of, label_in, scan
 from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import read_manifest
-from pipeline.study.clean import idle_snapshots
 
 
 def test_two_runs_may_share_eight_digits_of_their_hashes(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pipeline.runs.find import find
 from pipeline.runs.lineage import base_folder, base_of
 from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
-from pipeline.study.build.resolver import label_of
+from pipeline.stages.resolver import label_of
 
 SOUP = "stage=merge merge=soup merge.experts=[hub:a/b,hub:a/c] merge.weights=[0.5,0.5]"
 

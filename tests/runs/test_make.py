@@ -20,11 +20,11 @@ from small_runs import a_run, never, writes
 
 from pipeline.errors import PipelineError
 from pipeline.runs.find import find
+from pipeline.runs.graph import ordered, unfinished
 from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.runs.unchanged import check_unchanged
-from pipeline.study.graph import ordered, unfinished
 
 
 def test_a_finished_run_is_not_made_again(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from pipeline.config.knob import is_hashed
 from pipeline.config.stages import RunStage
 from pipeline.runs.make import make_once
 from pipeline.runs.run import External, Run
-from pipeline.study.stages import build
+from pipeline.stages.rows import build
 
 HASHES = Path(__file__).parents[1] / "hashes.json"
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from pipeline.launch import in_process
 from pipeline.runs.stop import STOPPING, UNFINISHED, Stopped, check, heard_by, listening
-from pipeline.study import execute
 
 
 def test_it_ends_what_is_in_work_with_a_status_of_its_own() -> None:
@@ -98,14 +98,14 @@ def test_outside_a_training_it_drops_the_work_and_the_same_command_goes_on(
         os.kill(os.getpid(), number)
         raise AssertionError("it went on")
 
-    monkeypatch.setattr(execute, "stage_function", lambda run: signalled)
+    monkeypatch.setattr(in_process, "stage_function", lambda run: signalled)
     told = call(*words)
     assert told.status == (130 if number == signal.SIGINT else 75) and told.out == ""
     name = "interrupted" if number == signal.SIGINT else number.name
     assert f"{name}: finished runs and resume points stay" in told.err and "Traceback" not in told.err
     assert not list((tmp_path / "runs").glob("*/manifest.json"))
     if stage in ("data", "merge"):
-        monkeypatch.setattr(execute, "stage_function", lambda run: lambda *_: {})
+        monkeypatch.setattr(in_process, "stage_function", lambda run: lambda *_: {})
         assert call(*words).status == 0
 
 

@@ -451,8 +451,8 @@ def test_no_credential_of_a_url_is_written(
 
 
 def test_a_lock_file_holds_no_credential_and_tells_addresses_apart(mirror: str, tmp_path: Path) -> None:
+    from pipeline.commands.prefetch import fetch_url, write_lock
     from pipeline.hub.lock import Lock
-    from pipeline.study.prefetch import fetch_url, write_lock
 
     mirror = mirror.replace("me:sesame@", "")  # which urllib does not take
     lock, other = Lock(folder=tmp_path), mirror.replace("open-token", "other-token")

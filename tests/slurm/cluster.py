@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -144,12 +143,6 @@ class Cluster:
     def idle(self, seconds: float) -> None:
         """Wait until the queue is empty."""
         self.until(lambda: not self.jobs(), seconds, every=0.2)
-
-    def answers_within(self, seconds: int) -> None:
-        """How long a node may be silent before it is down."""
-        conf = self.at / "slurm.conf"
-        conf.write_text(re.sub(r"SlurmdTimeout=\d+", f"SlurmdTimeout={seconds}", conf.read_text()))
-        self.run("scontrol", "reconfigure")
 
     def until(
         self, what: Callable[[], Any], seconds: float = 120, logs: Path | None = None, every: float = 0.05

@@ -19,7 +19,7 @@ from pipeline.config import conf
 from pipeline.config.compose import compose
 from pipeline.config.manual import manual
 from pipeline.config.stages import RunStage
-from pipeline.study.stages import build
+from pipeline.stages.rows import build
 
 README, *DOCS = PAGES
 DOCS.sort(key=lambda page: page.name == "reports.md")  # of tables that other pages make

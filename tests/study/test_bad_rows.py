@@ -9,8 +9,8 @@ from planned import READS, plan
 from test_rows import changed
 
 from pipeline.errors import PipelineError
-from pipeline.study.expand import expand
-from pipeline.study.rows import read
+from pipeline.tables.expand import expand
+from pipeline.tables.schema import read
 
 UNUSED = "unused: {stage: sft, expert: math, seed: 9}"
 MATH, SWAP, ROWS = "merge.math: math", "{run: swap, best: [b]}", "rows:"

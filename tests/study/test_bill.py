@@ -18,17 +18,17 @@ from typing import Any
 import pytest
 
 from pipeline.__main__ import main
+from pipeline.commands.table import show_plan
 from pipeline.config.compose import compose
 from pipeline.config.stages import Plan
 from pipeline.errors import PipelineError
+from pipeline.estimate import flops
+from pipeline.estimate import gpu_budget as module
+from pipeline.estimate.gpu_budget import Bill, bill
 from pipeline.models.shape import LLAMA_8B
+from pipeline.runs.graph import ordered
 from pipeline.runs.run import Run
-from pipeline.study import bill as module
-from pipeline.study import cost
-from pipeline.study.bill import Bill, bill
-from pipeline.study.graph import ordered
-from pipeline.study.planning import Planning
-from pipeline.study.table import show_plan
+from pipeline.tables.planned_runs import Planning
 
 LAYER_SWAPPING = ("layer_swapping_table1", "layer_swapping_table2", "layer_swapping_table5", "layer_swapping_table6")
 UNREASONABLE = ("unreasonable_table1", "unreasonable_table2", "unreasonable_table3", "unreasonable_table_a1")
@@ -162,10 +162,10 @@ def ranked(selection: Run) -> set[str]:
 # ---------------------------------------------------------------------------------------------------- scores
 
 
-def same_length(task: str, shots: int, language: str) -> list[cost.Asked]:
-    """`cost.asked` with one count of tokens for all languages, the mean of the ten, as by hand."""
-    mean = tuple(sum(cost.MGSM[one][place] for one in TEN) / 10 for place in range(3))
-    return cost.asked(task, shots, language, dict.fromkeys(cost.MGSM, mean))  # type: ignore[arg-type]
+def same_length(task: str, shots: int, language: str) -> list[flops.Asked]:
+    """`flops.asked` with one count of tokens for all languages, the mean of the ten, as by hand."""
+    mean = tuple(sum(flops.MGSM[one][place] for one in TEN) / 10 for place in range(3))
+    return flops.asked(task, shots, language, dict.fromkeys(flops.MGSM, mean))  # type: ignore[arg-type]
 
 
 def selection(kind: str) -> tuple[int, float]:
@@ -189,7 +189,7 @@ def test_selection_of_layer_swapping(monkeypatch: pytest.MonkeyPatch) -> None:
     assert selection("language") == (96, near(63))
     monkeypatch.setattr(module, "asked", same_length)
     assert selection("math") == (24, near(5))
-    monkeypatch.setattr(module, "asked", lambda task, shots, language: cost.asked(task, shots, "sw"))
+    monkeypatch.setattr(module, "asked", lambda task, shots, language: flops.asked(task, shots, "sw"))
     assert selection("language") == (96, near(27))
 
 
@@ -263,7 +263,7 @@ def test_the_command_prints_the_plan_and_fails(tmp_path: Path, capfd: pytest.Cap
 def test_scores_that_cannot_fit() -> None:
     """A model of 32 GB in fp32 on a card of 20."""
     tables = "layer_swapping_table2"
-    small = cost.Gpu(1e12, 1e12, 1e12, 20 * 10**9)
+    small = flops.Gpu(1e12, 1e12, 1e12, 20 * 10**9)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(module.GPUS, "a100_80", small)
         told = bill(runs_of(tables), Plan(gpu="a100_80")).causes

@@ -18,9 +18,9 @@ from pipeline.evaluate.bundle import over_languages
 from pipeline.evaluate.records import ScoreRow
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
-from pipeline.study.build.evaluation import is_bundle
-from pipeline.study.planning import Planning
-from pipeline.study.stages import build
+from pipeline.stages.evaluation import is_bundle
+from pipeline.stages.rows import build
+from pipeline.tables.planned_runs import Planning
 
 ASKED = ["eval.max_gen_toks=4", "eval.limit=3"]
 

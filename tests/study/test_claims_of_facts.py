@@ -17,13 +17,13 @@ from test_verdicts import Alike, Made
 from pipeline.analyze.changes import COLUMNS
 from pipeline.analyze.heatmaps import published_maps
 from pipeline.errors import PipelineError
-from pipeline.report.claims import Verdict
-from pipeline.report.ranks import alike
-from pipeline.report.statistics import contrast, contrast_of_trainings
-from pipeline.study.asked import PlacedClaim, claims_of
-from pipeline.study.cells import ROWS_CHANGED, Cell, TablePlan, Values
-from pipeline.study.outcome import NoScore, rows_changed
-from pipeline.study.verdicts import JUDGES, judged
+from pipeline.report.stats.claims import Verdict
+from pipeline.report.stats.ranks import alike
+from pipeline.report.stats.statistics import contrast, contrast_of_trainings
+from pipeline.results.cell_values import NoScore, rows_changed
+from pipeline.results.placed_claims import PlacedClaim, claims_of
+from pipeline.results.verdicts import JUDGES, judged
+from pipeline.tables.plan import ROWS_CHANGED, Cell, TablePlan, Values
 
 MAPS = ["ls_maps_of_a_kind_are_alike", "ls_math_lower_half_unchanged", "ls_math_changes_feed_forward",
         "ls_language_changes_attention", "ls_language_changes_outer_attention",

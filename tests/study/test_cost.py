@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from pipeline.config.training import Partition, Sft
+from pipeline.estimate import flops
+from pipeline.estimate.flops import GPUS, MGSM, ROW, Asked, asked, scoring_seconds
 from pipeline.models.shape import LLAMA_8B, SHAPES, Shape, shape_of
-from pipeline.study import cost
-from pipeline.study.cost import GPUS, MGSM, ROW, Asked, asked, scoring_seconds
 from pipeline.train.disk import written
 from pipeline.train.memory import (
     Trained,
@@ -120,7 +120,7 @@ def test_flops_are_those_that_torch_counts(way: str, checkpointing: bool) -> Non
     with FlopCounterMode(display=False) as counter:
         model(input_ids=ids, labels=ids).loss.backward()
     trained = one_side(shape, cut, way) if "side" in knobs else everything(shape)
-    ours = cost.training_flops(shape, trained, 40, checkpointing, 4 if way == "lora" else 0) - 2 * shape.embedding
+    ours = flops.training_flops(shape, trained, 40, checkpointing, 4 if way == "lora" else 0) - 2 * shape.embedding
     if checkpointing and way != "lora":  # torch stops before the last product of a layer, whose output nobody needs
         ours -= 2 * shape.mlp / 3 * (4 if way == "math" else 6)  # the layers recomputed
     assert ours * 80 == pytest.approx(counter.get_total_flops(), rel=0.005)
@@ -129,8 +129,8 @@ def test_flops_are_those_that_torch_counts(way: str, checkpointing: bool) -> Non
 def test_a_full_training_takes_8_flops_a_weight_and_token() -> None:
     """6 N, 4/3 of it with checkpointing; N without the input embeddings, which are looked up."""
     matrices = 32 * (LLAMA_8B.attention + LLAMA_8B.mlp) + LLAMA_8B.embedding
-    assert cost.training_flops(LLAMA_8B, everything(LLAMA_8B), 0) == 8 * matrices
-    once = cost.training_flops(LLAMA_8B, everything(LLAMA_8B), 0, checkpointing=False)
+    assert flops.training_flops(LLAMA_8B, everything(LLAMA_8B), 0) == 8 * matrices
+    once = flops.training_flops(LLAMA_8B, everything(LLAMA_8B), 0, checkpointing=False)
     assert once == 6 * matrices + 2 * LLAMA_8B.embedding  # the fused loss computes the head again
 
 
@@ -141,19 +141,19 @@ def test_savings_of_sides_and_adapters() -> None:
     by_hand = {"A": 6 * 2 + 24 * (4 + 2 * mlp) + 2 * 4, "B": 8 * 2 + 20 * 6 + 4 * 4, "C": 6 * 2 + 24 * 6 + 2 * 4}
     each, head = LLAMA_8B.attention + LLAMA_8B.mlp, 2 * LLAMA_8B.embedding
     for name, saved in zip("ABC", (1.24, 1.26, 1.17), strict=True):
-        flops = cost.training_flops(LLAMA_8B, one_side(LLAMA_8B, PARTITIONS[name], "math"), 0, checkpointing=False)
-        ours = (flops - 3 * head) / each
+        ours = flops.training_flops(LLAMA_8B, one_side(LLAMA_8B, PARTITIONS[name], "math"), 0, checkpointing=False)
+        ours = (ours - 3 * head) / each
         assert ours == pytest.approx(by_hand[name], rel=0.003) and full / ours == pytest.approx(saved, rel=0.01)
-    whole = cost.training_flops(LLAMA_8B, everything(LLAMA_8B), 300)
-    assert cost.training_flops(LLAMA_8B, everything(LLAMA_8B), 300, lora_rank=64) / whole == pytest.approx(
+    whole = flops.training_flops(LLAMA_8B, everything(LLAMA_8B), 300)
+    assert flops.training_flops(LLAMA_8B, everything(LLAMA_8B), 300, lora_rank=64) / whole == pytest.approx(
         0.75, abs=0.03
     )
 
 
 def test_bytes_of_a_step_by_hand() -> None:
-    assert cost.optimizer_bytes("float32", "adamw") == 28
-    assert cost.optimizer_bytes("bfloat16", "adamw_bf16") == 14
-    assert cost.optimizer_bytes("bfloat16", "adamw_8bit") == 2 * 2 + 2 + 2 * 2
+    assert flops.optimizer_bytes("float32", "adamw") == 28
+    assert flops.optimizer_bytes("bfloat16", "adamw_bf16") == 14
+    assert flops.optimizer_bytes("bfloat16", "adamw_8bit") == 2 * 2 + 2 + 2 * 2
 
 
 @pytest.mark.parametrize(("weights", "autocast"), [("float32", True), ("bfloat16", False)])
@@ -244,8 +244,8 @@ def test_disk_of_a_training() -> None:
 # ---------------------------------------------------------------------------------------------------- the studies
 
 
-def hours(shape: Shape, trained: Trained, rows: int, tokens: float, batch: int, gpu: cost.Gpu, **knobs: Any) -> float:
-    return cost.training_seconds(shape, trained, rows, tokens, batch, gpu, **knobs) / 3600
+def hours(shape: Shape, trained: Trained, rows: int, tokens: float, batch: int, gpu: flops.Gpu, **knobs: Any) -> float:
+    return flops.training_seconds(shape, trained, rows, tokens, batch, gpu, **knobs) / 3600
 
 
 @pytest.mark.parametrize(("data", "expected"), [("math", 1.13), ("sw", 0.73), ("bn", 1.48), ("te", 2.09)])
@@ -275,32 +275,32 @@ def test_scores_of_mgsm_take_as_long_as_by_hand() -> None:
 def test_scoring_by_hand() -> None:
     """A shape of one layer; a card that computes and moves 100 a second: nothing waits for Python."""
     shape = Shape(layers=1, width=2, inner=4, heads=1, kv_heads=1, head_width=2, vocabulary=8)
-    card = cost.Gpu(bf16=100, fp32=100, bandwidth=100, memory=10**10, bf16_share=1.0, fp32_share=1.0)
+    card = flops.Gpu(bf16=100, fp32=100, bandwidth=100, memory=10**10, bf16_share=1.0, fp32_share=1.0)
     matrices = 4 * 2 * 2 + 3 * 2 * 4  # 40
     kind = Asked(questions=6, prefix=10, question=3, answer=2, room=100)
     prefill, decode = scoring_seconds(shape, [kind], card, "float32", batch_size=4)
-    flops = 10 * (2 * matrices + 4 * 2 * 10) + 6 * 3 * (2 * matrices + 4 * 2 * 13) + 6 * 2 * 16
-    assert prefill == pytest.approx(flops / 100)
+    operations = 10 * (2 * matrices + 4 * 2 * 10) + 6 * 3 * (2 * matrices + 4 * 2 * 13) + 6 * 2 * 16
+    assert prefill == pytest.approx(operations / 100)
     weights, steps = (40 + 2 * 2 + 16) * 4, 4 * 2
     cached = 4 * (10 + 3 + 4) * (2 * 2) * 4
     assert decode == pytest.approx(2 * steps * (weights + cached) / 100)
     letters = scoring_seconds(shape, [Asked(6, 10, 3)], card, "bfloat16", batch_size=4)
-    assert letters == (pytest.approx(flops / 100), 0.0)
+    assert letters == (pytest.approx(operations / 100), 0.0)
     short = Asked(questions=6, prefix=10, question=3, answer=2, room=5)
     assert scoring_seconds(shape, [short], card, "float32", 4)[1] == pytest.approx(2 * 5 * (240 + 4 * 15.5 * 16) / 100)
 
 
 def test_nothing_is_faster_than_its_launches() -> None:
     _, decode = scoring_seconds(LLAMA_8B, [Asked(32, 0, 10, 10)], H100, "bfloat16")
-    assert decode == pytest.approx(40 * 32 * cost.LAUNCH)
+    assert decode == pytest.approx(40 * 32 * flops.LAUNCH)
 
 
 def test_a_batch_is_halved_until_it_fits() -> None:
     """Telugu, 8-shot, in fp32: 32.1 GB of weights, 1.8 GB of keys and values a row. 32 rows fit an H200 alone."""
     (math,) = asked("mgsm", 8, "te")
-    assert cost.batch_that_fits(LLAMA_8B, math, H100) == 16
-    assert cost.batch_that_fits(LLAMA_8B, math, GPUS["h200_141"]) == 32
-    assert cost.batch_that_fits(LLAMA_8B, math, H100, "bfloat16") == 32
+    assert flops.batch_that_fits(LLAMA_8B, math, H100) == 16
+    assert flops.batch_that_fits(LLAMA_8B, math, GPUS["h200_141"]) == 32
+    assert flops.batch_that_fits(LLAMA_8B, math, H100, "bfloat16") == 32
     slower = scoring_seconds(LLAMA_8B, [math], H100)[1]
     assert slower == pytest.approx(scoring_seconds(LLAMA_8B, [math], H100, batch_size=16)[1])
 
@@ -312,4 +312,4 @@ def test_counts_of_tokens_follow_the_language() -> None:
     assert (mmlu.questions, mmlu.prefixes, mmlu.prefix) == (14042, 57, 5 * mmlu.question)
     there, back = asked("flores", 0, "ja")
     assert there.answer == 28 * 88 / 64 and back.answer == 28 and there.prefix == 0
-    assert cost.scoring_memory(LLAMA_8B, math)["cache"] == 32 * (4800 + 2.5 * 452 + 1024) * 2 * 8 * 128 * 32 * 4
+    assert flops.scoring_memory(LLAMA_8B, math)["cache"] == 32 * (4800 + 2.5 * 452 + 1024) * 2 * 8 * 128 * 32 * 4

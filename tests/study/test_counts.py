@@ -11,8 +11,8 @@ from collections.abc import Iterable
 import pytest
 from planned import canonical, plan, plan_of
 
-from pipeline.study.cells import TablePlan
-from pipeline.study.specs import Ref
+from pipeline.tables.plan import TablePlan
+from pipeline.tables.run_specs import Ref
 
 LAYER_SWAPPING = [f"layer_swapping_table{number}" for number in (1, 2, 5, 6)]
 UNREASONABLE = [f"unreasonable_{table}" for table in ("table1", "table2", "table3", "table_a1")]

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import pytest
 
+from pipeline.estimate import cpu
+from pipeline.estimate.flops import Asked, training_seconds
 from pipeline.models.shape import Shape, shape_of
-from pipeline.study import cpu
-from pipeline.study.cost import Asked, training_seconds
-from pipeline.study.lengths import longest_of
+from pipeline.stages.lengths import longest_of
 from pipeline.train.memory import everything
 
 SMOL = Shape(30, 576, 1536, 9, 3, 64, 49152, tied=True)

@@ -20,9 +20,9 @@ from by_mergekit import environment
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pipeline.commands import export_model as module
 from pipeline.models.checkpoint import Checkpoint, digest_tensors
 from pipeline.runs.manifest import read_manifest
-from pipeline.study import export_model as module
 
 Call = Callable[..., SimpleNamespace]
 NEVER = ("manifest.json", "log.jsonl", "plan.json", "wandb", "snapshots", "trainer")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.commands.table import make_table
 from pipeline.config.compose import compose
 from pipeline.merge import resident
-from pipeline.study.outcome import Outcome
-from pipeline.study.planning import Planning
-from pipeline.study.table import make_table
+from pipeline.results.cell_values import Outcome
+from pipeline.tables.planned_runs import Planning
 
 SFT = "model: trained, sft.seq_length: 96, sft.batch_size: 4, sft.steps: 4, sft.warmup_steps: 0, sft.precision: fp32"
 

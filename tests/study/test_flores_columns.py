@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.commands.table import make_table
 from pipeline.config.compose import compose
-from pipeline.study.outcome import Outcome
-from pipeline.study.planning import Planning
-from pipeline.study.table import make_table
+from pipeline.results.cell_values import Outcome
+from pipeline.tables.planned_runs import Planning
 
 PAIRS = ("en-qac", "qac-en")
 

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from tiny_words import FEW
 
+from pipeline.commands import table as module
 from pipeline.runs.manifest import read_manifest
-from pipeline.study import table as module
 
 SELECT = {
     "stage": "select",

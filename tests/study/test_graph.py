@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from small_runs import a_run, writes
 
+from pipeline.commands.table import show
 from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.run import External
-from pipeline.study.table import show
 
 
 def test_the_plan_says_why_a_run_is_not_taken_from_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,15 +16,25 @@ from tiny_words import FEW, TINY, WORLD
 from tokenizers import Tokenizer
 
 from pipeline.config.compose import compose
+from pipeline.estimate import cpu
+from pipeline.estimate.durations import (
+    FILES,
+    NEEDS_GPU,
+    STEP,
+    WORLD_ROWS,
+    History,
+    guess,
+    kinds_of,
+    memory_here,
+    questions,
+)
+from pipeline.estimate.flops import training_seconds
 from pipeline.models.checkpoint import read_json
 from pipeline.models.shape import SHAPES, shape_of
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run
-from pipeline.study import cpu, history
-from pipeline.study.build.steps import expected_rows, expected_steps, planned_steps
-from pipeline.study.cost import training_seconds
-from pipeline.study.history import FILES, NEEDS_GPU, STEP, History, guess, kinds_of, memory_here, questions
-from pipeline.study.stages import build
+from pipeline.stages.rows import build
+from pipeline.stages.steps import expected_rows, expected_steps, planned_steps
 from pipeline.train.memory import everything
 
 
@@ -58,7 +68,7 @@ def manifest(stage: str, name: str, seconds: float, guessed: float | None) -> Ma
 
 
 def test_a_training_by_its_tokens_and_steps(training: Callable[..., Run], math_expert: Path, base: Path) -> None:
-    """Against the formula of study/cost.py by hand, with rows as long as the longest of four."""
+    """Against the formula of estimate/flops.py by hand, with rows as long as the longest of four."""
     shape = shape_of(read_json(base / "config.json"))
     run = training("sft.steps=50")
     rows = (run.parents["data"].folder / "train.jsonl").read_text().splitlines()[:64]
@@ -107,8 +117,8 @@ def test_questions_of_a_world_that_is_still_to_be_made(world: Path, base: Path, 
 
 def test_a_world_by_its_rows(tmp_path: Path) -> None:
     small, large = of("stage=data", *WORLD, f"runs_dir={tmp_path}"), of("stage=data", "expert=sandbox")
-    assert guess(small) == pytest.approx(1.5 + (40 + 3 * 60 + 150) / history.WORLD_ROWS)
-    assert guess(large) == pytest.approx(1.5 + 54_000 / history.WORLD_ROWS)
+    assert guess(small) == pytest.approx(1.5 + (40 + 3 * 60 + 150) / WORLD_ROWS)
+    assert guess(large) == pytest.approx(1.5 + 54_000 / WORLD_ROWS)
 
 
 def test_a_model_from_nothing_and_one_that_is_not_here(world: Path, tmp_path: Path) -> None:

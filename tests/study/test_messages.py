@@ -22,10 +22,10 @@ from pipeline.merge.summary import cells, recipe, tell
 from pipeline.models.alike import same_architecture
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.runs import state
+from pipeline.runs.graph import ordered
 from pipeline.runs.make import make_once
-from pipeline.study.graph import ordered
-from pipeline.study.planning import Planning
-from pipeline.study.stages import build
+from pipeline.stages.rows import build
+from pipeline.tables.planned_runs import Planning
 
 TABLE = """
 name: mine

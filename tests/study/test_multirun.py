@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import Held
-from pipeline.study import execute
+from pipeline.launch import in_process
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_folders_are_printed_and_the_worst_status_returned(
             raise errors[run.config.seed]
         return {}
 
-    monkeypatch.setattr(execute, "stage_function", lambda run: stage)
+    monkeypatch.setattr(in_process, "stage_function", lambda run: stage)
     words = ["stage=data", "expert=math", "tracking.mode=disabled", f"runs_dir={tmp_path}", "seed=0,1,2"]
     told = call("-m", *words, "launcher.workers=1")
     folders = told.out.split()

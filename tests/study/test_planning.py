@@ -10,17 +10,17 @@ import pytest
 import yaml
 from planned import TABLES
 
+from pipeline.commands.table import show_plan
 from pipeline.config.compose import compose
 from pipeline.config.words import as_words, stage_of
 from pipeline.errors import PipelineError
+from pipeline.results.intervals import role
+from pipeline.runs.graph import ordered
 from pipeline.runs.run import Run
-from pipeline.study.cells import Candidate
-from pipeline.study.gather import role, scored, told_apart
-from pipeline.study.graph import ordered
-from pipeline.study.hashed import told_every
-from pipeline.study.planning import Planning
-from pipeline.study.stages import build
-from pipeline.study.table import show_plan
+from pipeline.stages.rows import build
+from pipeline.tables.overrides import told_every
+from pipeline.tables.plan import Candidate
+from pipeline.tables.planned_runs import Planning
 
 NAMES = sorted(path.stem for path in TABLES.glob("*.yaml"))
 
@@ -160,8 +160,9 @@ def test_random_exemplars_are_for_mgsm(tmp_path: Path) -> None:
 def test_a_joint_training_stands_with_the_merges_also_where_a_snapshot_of_it_is_chosen(tmp_path: Path) -> None:
     words = ["stage=table", "table=sandbox_layer_swapping", f"runs_dir={tmp_path}"]
     planning = Planning.of(compose(words))  # type: ignore[arg-type]
+    table = planning.bind()
     roles = {
-        cell.column: role(planning, reading[()])
+        cell.column: role(table, reading[()])
         for cell in planning.plan.cells.values()
         for item in cell.items
         for reading in item.readings
@@ -169,14 +170,3 @@ def test_a_joint_training_stands_with_the_merges_also_where_a_snapshot_of_it_is_
     }
     assert roles["joint_sft"] == "merge" and roles["base"] == "base"
     assert roles["math_expert"] == roles["language_expert"] == "expert"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_report_has_room_for_every_score_of_a_table(name: str, tmp_path: Path) -> None:
-    """A row, a language, a seed and a task hold one evaluation, or the report of a finished table would be refused."""
-    made = planning(tmp_path, f"table={name}")
-    _, met, _ = scored(made, {key: next(iter(choice.candidates)) for key, choice in made.plan.choices.items()})
-    held: dict[object, set[str]] = {}
-    for row, one in zip(told_apart(met), met, strict=True):
-        held.setdefault((row, *one.place), set()).add(one.run.hash)
-    assert max(map(len, held.values()), default=1) == 1

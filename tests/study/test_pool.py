@@ -18,15 +18,15 @@ from small_runs import a_run, writes
 from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher
 from pipeline.errors import PipelineError
+from pipeline.launch import local_pool
+from pipeline.launch.local_pool import Pool, default_workers, makers
+from pipeline.launch.run_json import element_of, run_of
+from pipeline.runs.graph import ordered
 from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
-from pipeline.study import pool
-from pipeline.study.element import element_of, run_of
-from pipeline.study.graph import ordered
-from pipeline.study.planning import Planning
-from pipeline.study.pool import Pool, default_workers, makers
-from pipeline.study.stages import build
+from pipeline.stages.rows import build
+from pipeline.tables.planned_runs import Planning
 
 # ---------------------------------------------------------------------------------------------------- elements
 
@@ -120,15 +120,15 @@ def test_a_failure_costs_what_depends_on_it_and_nothing_else(
 def test_a_dead_worker_is_started_again_and_its_run_with_it(
     two: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    give, killed = pool.Worker.give, []
+    give, killed = local_pool.Worker.give, []
 
-    def and_kill(worker: pool.Worker, run: Run, seconds: float) -> None:
+    def and_kill(worker: local_pool.Worker, run: Run, seconds: float) -> None:
         give(worker, run, seconds)
         if run.config.seed == 1 and len(killed) < 1 or run.config.seed == 2:
             killed.append(run.config.seed)
             worker.process.kill()
 
-    monkeypatch.setattr(pool.Worker, "give", and_kill)
+    monkeypatch.setattr(local_pool.Worker, "give", and_kill)
     once, always, never = (small(tmp_path, seed) for seed in (1, 2, 3))
     failed = two.execute([once, always, never])
     assert set(failed) == {always.name} and "its worker ended with SIGKILL, 2 times: see " in failed[always.name]
@@ -199,7 +199,7 @@ def test_as_many_workers_as_cores_have_threads_for(tmp_path: Path, monkeypatch: 
     run.config.eval.shards = 2
     assert default_workers([run], gpus=3) == 1
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    assert pool.visible_gpus() == ["4", "7"]
+    assert local_pool.visible_gpus() == ["4", "7"]
     monkeypatch.setattr(Pool, "close", lambda self, gently: None)
     with makers(Launcher(workers=3), []) as execute:
         assert execute.__self__.gpus == ["4", "7", "4"]

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from tiny_words import FEW
 
+from pipeline.commands.table import make_table, show_plan
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.evaluate import unloaded
-from pipeline.study.execute import make_run
-from pipeline.study.graph import ordered
-from pipeline.study.planning import Planning
-from pipeline.study.preflight import LENGTHS, refusals
-from pipeline.study.stages import build
-from pipeline.study.table import make_table, show_plan
+from pipeline.launch.in_process import make_run
+from pipeline.launch.preflight import LENGTHS, refusals
+from pipeline.runs.graph import ordered
+from pipeline.stages.rows import build
+from pipeline.tables.planned_runs import Planning
 
 Command = Callable[..., Any]
 
@@ -149,9 +149,13 @@ def test_a_table_without_models_is_planned(mine: Command) -> None:
 def test_the_job_that_continues_leaves_prompts_to_the_evaluations(
     tmp_path: Path, call: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They check them, too; for that alone the job would load the harness."""
+    """They check them, too; for that alone the job would load the harness. A command typed by hand measures them."""
     asked: list[bool] = []
-    monkeypatch.setattr("pipeline.study.table.refusals", lambda _, prompts: asked.append(prompts) or ["enough"])
-    for more in ((), ("launcher=slurm", "launcher.retry_failed=false")):
+    monkeypatch.setattr("pipeline.commands.table.refusals", lambda _, prompts: asked.append(prompts) or ["enough"])
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    continued = ("launcher=slurm", "launcher.retry_failed=false")
+    for more in ((), continued):
         assert call("stage=table", "table=sandbox", f"runs_dir={tmp_path}", *more).status == 1
-    assert asked == [True, False]
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert call("stage=table", "table=sandbox", f"runs_dir={tmp_path}", *continued).status == 1
+    assert asked == [True, True, False]

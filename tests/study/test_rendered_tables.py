@@ -14,20 +14,20 @@ from pathlib import Path
 import pytest
 from planned import TABLES
 
+from pipeline.benchmarks import primary_metric
+from pipeline.commands.table import write
 from pipeline.config.compose import compose
 from pipeline.config.stages import Report
-from pipeline.evaluate.metrics import PRIMARY
 from pipeline.files import fingerprints
 from pipeline.papers.published import value
+from pipeline.results.placed_claims import RANKED
+from pipeline.results.report_state import Reported
+from pipeline.results.simulated import RATE, published_rates, settled
+from pipeline.runs.graph import ordered
 from pipeline.runs.manifest import MANIFEST, Ancestor, Manifest
 from pipeline.runs.run import Run
-from pipeline.study.asked import RANKED
-from pipeline.study.cells import ScoreRef, TablePlan
-from pipeline.study.graph import ordered
-from pipeline.study.planning import Planning
-from pipeline.study.reported import Reported
-from pipeline.study.simulated import RATE, published_rates, settled
-from pipeline.study.table import write
+from pipeline.tables.plan import ScoreRef, TablePlan
+from pipeline.tables.planned_runs import Planning
 
 NAMES = sorted(path.stem for path in TABLES.glob("*.yaml"))
 QUESTIONS = 6
@@ -113,7 +113,7 @@ def make(run: Run, folder: Path, rate: float, questions: int) -> None:
 def score(run: Run, folder: Path, rate: float, questions: int) -> None:
     """The score is the rate itself; the answers are as near to it as so few can be."""
     task, language = run.config.eval.tasks[0], run.config.languages[0]
-    metric, chosen = PRIMARY[task.task]
+    metric, chosen = primary_metric(task.task)
     chance, rows = random.Random(run.hash), []
     (folder / "samples").mkdir(exist_ok=True)
     for pair in (f"en-{language}", f"{language}-en") if task.task == "flores" else (None,):
@@ -236,7 +236,7 @@ def test_a_half_finished_table(
     assert (missing is of_seed_1 or any(one["value"] for one in cells)) and any(one["missing"] for one in cells)
     assert all(bool(one["value"]) != bool(one["missing"]) for one in cells)
     assert all(not one["low"] and not one["difference"] for one in cells if one["missing"])
-    assert "**" not in (folder / "table.md").read_text(encoding="utf-8")
+    assert 'class="best"' not in page.read_text(encoding="utf-8")
     for text in (path.read_text(encoding="utf-8") for kind in ("csv", "md") for path in folder.glob(f"*.{kind}")):
         assert not re.search(r"\b(nan|None|inf|[1-9]\d* of \d+ differences)\b", text), text
     for file in filter(Path.is_file, (folder / "claims.csv", folder / "contrasts.csv")):

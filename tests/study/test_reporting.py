@@ -7,6 +7,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -17,14 +18,15 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import save_file
 
 from pipeline.config.compose import compose
 from pipeline.models.checkpoint import digest_tensors, weights_root
 from pipeline.report import results as frames
+from pipeline.runs.graph import ordered
 from pipeline.runs.manifest import MANIFEST, read_manifest
-from pipeline.study.graph import ordered
-from pipeline.study.planning import Planning
+from pipeline.tables.planned_runs import Planning
 
 SCRIPT = Path(__file__).parents[2] / "scripts/bench_report.py"
 TABLE = """
@@ -90,14 +92,11 @@ def words(home: Path) -> list[str]:
 
 Call = Callable[..., SimpleNamespace]
 TABLES = (
-    "table.csv",
-    "table.md",
     "cells.csv",
     "cells.md",
     "results.csv",
     "contrasts.csv",
     "choices.json",
-    "scores.json",
 )
 
 
@@ -136,6 +135,103 @@ def test_byte_equal_tables(home: Path, call: Call, tmp_path: Path) -> None:
     assert frames(folder)[1].equals(frames(again)[1])
 
 
+FORMAT_1 = "row column value low high n published base experts suspect missing runs digits maximum".split()  # a cell
+
+
+def test_an_archive_of_format_1_gives_the_same_cells(finished: Path, call: Call, tmp_path: Path) -> None:
+    """Its models by language and seed stood beside the table's own cells. Contrasts, claims and choices are alike too,
+    and results.csv but for the seed of what all seeds share, which had a number there."""
+    assert call("stage=export", *words(finished), f"export.to={tmp_path}/t.zip").status == 0
+    with zipfile.ZipFile(tmp_path / "t.zip") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    for name in members:
+        if name.endswith("scores.json"):
+            scored = json.loads(members[name])
+            row = {**scored["rows"][0], "metric": "no_equation", "filter": "none", "value": 0.125}
+            members[name] = json.dumps(scored | {"beside": [row]}).encode()
+    told = json.loads(members["archive.json"])
+    assert told["format"] == 2
+    new = told["results"]
+    scores = [(cell, score) for cell in new["cells"] for score in cell["scores"]]
+    old = {key: value for key, value in new.items() if key not in ("rows", "columns", "cells", "declared")} | {
+        "languages": ["qac"], "seeds": [0, 1], "over": [], "selected": [], "rows": ["base", "math expert", "swap 1+0"],
+        "cells": [
+            {"row": label(cell["row"]), "language": "qac", "seed": int(one["at"].get("seed", 0)), "name": one["run"]}
+            for cell, one in scores
+        ],
+        "roles": {label(cell["row"]): cell["role"] for cell in new["cells"]},
+        "table_rows": new["rows"], "table_columns": new["columns"],
+        "table_cells": [{key: cell[key] for key in FORMAT_1} for cell in new["cells"]],
+    }  # fmt: skip
+    for name, content in (("new", told), ("old", {"format": 1, "results": old})):
+        with zipfile.ZipFile(tmp_path / f"{name}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            for member, text in {**members, "archive.json": json.dumps(content)}.items():
+                archive.writestr(member, text)
+    folders = [
+        Path(call("stage=report", f"table={tmp_path}/{name}.zip", f"runs_dir={tmp_path}/{name}").out.strip()).parent
+        for name in ("new", "old")
+    ]
+    for name in set(TABLES) - {"results.csv"}:
+        ours, theirs = ((folder / name).read_bytes() for folder in folders)
+        assert ours == theirs, name
+    lines = []
+    for folder in folders:
+        with open(folder / "results.csv", encoding="utf-8", newline="") as file:
+            lines.append([row | ({"seed": ""} if row["role"] == "base" else {}) for row in csv.DictReader(file)])
+    assert lines[0] == lines[1] and {row["role"] for row in lines[0]} == {"base", "expert", "merge", ""}
+    pages = [(folder / "index.html").read_text(encoding="utf-8") for folder in folders]
+    for shown in ('aria-label="Checks of math"', 'aria-label="Checks of low"', '"column": "math"'):
+        assert pages[0].count(shown) == pages[1].count(shown) > 0, shown
+
+
+def label(row: str) -> str:
+    """As format 1 had it, with the knobs."""
+    return "swap 1+0" if row == "swap" else row
+
+
+NINE = """
+name: nine
+title: nine by three
+every: {model: sandbox, data_root: world, threads: 1}
+runs:
+  world: {stage: data, expert: sandbox}
+  base: {}
+  math: {stage: sft, expert: math, recipe: sandbox_math}
+  language: {stage: sft, expert: qac, recipe: sandbox_language}
+  soup: {merge: soup, merge.experts: [math, language]}
+score: {eval: sandbox}
+rows:
+  mgsm en: {task: mgsm, in: en}
+  mgsm: {task: mgsm, in: qac}
+  belebele en: {task: belebele, in: en}
+  belebele: {task: belebele, in: qac}
+  global_mmlu en: {task: global_mmlu, in: en}
+  global_mmlu: {task: global_mmlu, in: qac}
+  flores to: {task: flores, in: qac, pair: en-qac}
+  flores from: {task: flores, in: qac, pair: qac-en}
+  mgsm dev: {task: mgsm, in: qac, eval.split: dev}
+columns: {math: {run: math}, language: {run: language}, soup: {run: soup}}
+"""
+
+
+def test_a_table_of_nine_by_three_is_nine_by_three_on_the_page(call: Call, tmp_path: Path) -> None:
+    """As its author wrote it, whatever its tasks and languages: one table of nine rows and three columns."""
+    (tmp_path / "t.yaml").write_text(NINE)
+    made(words(tmp_path)[:2])
+    told = call("stage=report", *words(tmp_path))
+    assert told.status == 0, told.err
+    text = unescape(Path(told.out.strip()).read_text(encoding="utf-8"))
+    cells, _, rest = text.partition('aria-label="The table"')[2].partition("</table>")
+    heads = re.findall(r'<th scope="col"><button type="button">(.*?)</button></th>', cells)
+    rows = re.findall(r'<th scope="row">(.*?)</th>', cells)
+    numbers = re.findall(r'<td(?: class="best")? data-value="([\d.]+)"', cells)
+    assert heads == ["math", "language", "soup"] and len(rows) == 9 and len(numbers) == 27
+    assert rows == [row for row in yaml.safe_load(NINE)["rows"]]
+    with open(tmp_path / "runs/reports/nine/cells.csv", encoding="utf-8", newline="") as file:
+        assert numbers == [row["value"] for row in csv.DictReader(file)]
+    assert rest.count("<svg") and "Merges against base and best expert" in rest  # soup with the better expert
+
+
 def test_an_archive_holds_no_weights_paths_or_secrets(home: Path, call: Call, tmp_path: Path) -> None:
     training = next(home.glob("runs/math-full-*"))
     (training / "model.safetensors").write_bytes(b"weights")
@@ -160,7 +256,7 @@ def test_an_archive_holds_no_weights_paths_or_secrets(home: Path, call: Call, tm
         ("half", "is cut off or damaged"),
         ("empty", "is cut off or damaged"),
         ("flipped", "is cut off or damaged"),
-        ("newer", "was made by a newer version of this program (format 99, this one reads 1): update this one"),
+        ("newer", "was made by a newer version of this program (format 99, this one reads 2): update this one"),
         ("climbing", "holds 'runs/../../evil', which no export of this program writes"),
         ("pickled", "holds 'runs/a/weights.pkl', which no export of this program writes"),
         ("large", "unpacks to"),
@@ -329,11 +425,13 @@ def test_results_are_tidy_and_open_in_a_notebook(home: Path, call: Call) -> None
     swap = mine[mine.row.fillna("").str.startswith("swap")]
     chosen = json.loads((folder / "choices.json").read_text())
     (choice,) = chosen.values()
-    assert set(swap.row) == {f"swap {choice['chosen']['counts']}"}  # knobs in labels
+    assert set(swap.row) == {"swap"} and choice["chosen"]["counts"] in ("1+0", "3+1")
+    assert set(swap.seed) == {0, 1} and mine[mine.role == "base"].seed.isna().all()
+    assert set(swap.column) == {"swap | math", "swap | low"}
     assert swap.knobs.str.contains("merge.bottom_layers=").all() and (mine.threads == 2).all()
     assert (mine.weights_root.notna() | (mine.role == "merge") | mine.role.isna()).all()
     assert not scores.astype(str).apply(lambda column: column.str.startswith(("=", "+", "@"))).any().any()
-    title = (folder / "table.md").read_text().splitlines()[0]
+    title = (folder / "cells.md").read_text().splitlines()[0]
     assert title == "# =1+1 swaps"
 
 
@@ -352,7 +450,7 @@ def test_sweeps_over_its_experts_are_linked(home: Path, call: Call) -> None:
 
 
 def test_formulas_in_cells_are_text(tmp_path: Path) -> None:
-    from pipeline.report.sheets import comma_separated
+    from pipeline.report.render.sheets import comma_separated
 
     text = comma_separated([["=HYPERLINK(1)", "+1", "-x", "@SUM(A1)", "\tx", -1.5, "a=b", "−1", None]])
     (row,) = csv.reader(io.StringIO(text))

@@ -6,8 +6,8 @@ import pytest
 from planned import canonical, plan
 
 from pipeline.errors import PipelineError
-from pipeline.study.cells import ScoreRef, value, winner
-from pipeline.study.specs import Ref
+from pipeline.tables.plan import ScoreRef, value, winner
+from pipeline.tables.run_specs import Ref
 
 TABLE = """
 name: small

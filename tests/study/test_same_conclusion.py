@@ -20,8 +20,8 @@ from sacrebleu.metrics.chrf import CHRF
 
 import pipeline.train.stage
 from pipeline.config.compose import compose
+from pipeline.launch.in_process import one
 from pipeline.models.checkpoint import read_header
-from pipeline.study.execute import one
 
 pytestmark = pytest.mark.rounding
 

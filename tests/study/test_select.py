@@ -16,15 +16,15 @@ from tiny_words import FEW
 from pipeline.config.compose import compose
 from pipeline.config.evaluation import Measure
 from pipeline.errors import PipelineError
+from pipeline.evaluate.selection import choose, ranked, value
+from pipeline.launch.in_process import one
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.runs.find import find
+from pipeline.runs.graph import ordered
 from pipeline.runs.lease import leased
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import runs_behind
-from pipeline.study.execute import one
-from pipeline.study.graph import ordered
-from pipeline.study.select import choose, ranked, value
-from pipeline.study.stages import build
+from pipeline.stages.rows import build
 from pipeline.train.steps import kept_snapshots, snapshot_steps
 
 

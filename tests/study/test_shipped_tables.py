@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 import yaml
 from planned import CONF, TABLES, plan, plan_of
 
+from pipeline.benchmarks import primary_metric
+from pipeline.commands.table import published as published_lines
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
-from pipeline.study.cells import TablePlan
-from pipeline.study.table import published as published_lines
+from pipeline.tables.plan import TablePlan
 from pipeline.train.steps import SIDES, steps_of_sides
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -123,32 +125,32 @@ def test_the_demo_has_the_cells_that_it_had(name: str, languages: int, seeds: in
 
 @pytest.mark.parametrize("name", ["sandbox", "sandbox_full", "sandbox_dev"])
 def test_the_small_worlds_tables_have_the_cells_of_the_committed_results(name: str) -> None:
-    """results/NAME/table.csv has rows, and a column a task and language. What a cell of the plan scores (row, task,
-    languages, pair) is what stands there; averages, and the knobs behind a row's name, are the report's."""
-    with open(RESULTS / name / "table.csv", encoding="utf-8", newline="") as file:
-        head, *lines = csv.reader(file)
-    columns = [column for column in head[1:] if "average" not in column]
+    """results/NAME/cells.csv has the plan's cells in its order, each with the number of its language and task in
+    results.csv: the mean over its seeds."""
     made = plan_of(name)
-    rows = [max((row for row in made.rows if line[0].startswith(row)), key=len) for line in lines]
-    committed = {(row, *meant(column)) for row in rows for column in columns}
-    planned = set()
-    for (row, column), cell in made.cells.items():
-        language = column.partition(":")[0]
-        scores = {score for item in cell.items for reading in item.readings for score in reading.values()}
-        (asked,) = {(dict(one.words).get("task", "mgsm"), one.language) for one in scores}
-        planned.add((row, *asked, language, cell.pair))
-    assert planned == committed and len(made.cells) == len(lines) * len(columns)
+    cells = committed(name, "cells.csv")
+    assert [(cell["row"], cell["column"]) for cell in cells] == list(made.cells)
+    scores: dict[tuple[str, str, str, str], list[float]] = {}
+    for row in committed(name, "results.csv"):
+        if (row["metric"], row["filter"]) == primary_metric(row["task"]) and not row["subject"]:
+            scores.setdefault((row["run"], row["task"], row["language"], row["pair"]), []).append(float(row["value"]))
+    for cell in cells:
+        task, language, pair = meant(made, cell["row"], cell["column"])
+        numbers = [number for run in cell["runs"].split() for number in scores[run, task, language, pair]]
+        assert len(numbers) == int(cell["n"]) and float(cell["value"]) == pytest.approx(statistics.fmean(numbers)), cell
 
 
-def meant(column: str) -> tuple[str, str, str, str | None]:
-    """(task, its language, the language of the experts, pair) of a column such as MGSM en (qaa), or FLORES en-qac."""
-    name, _, of = column.partition(" (")
-    task, where = name.rsplit(" ", 1)
-    task = task.lower().replace(" ", "_")
-    if "-" in where:
-        (language,) = set(where.split("-")) - {"en"}
-        return task, language, language, where
-    return task, where, of.rstrip(")") or (where if where != "en" else "qac"), None
+def committed(name: str, file: str) -> list[dict[str, str]]:
+    with open(RESULTS / name / file, encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def meant(made: TablePlan, row: str, column: str) -> tuple[str, str, str]:
+    """(task, language, pair) that a cell of the plan scores."""
+    cell = made.cells[row, column]
+    scores = {score for item in cell.items for reading in item.readings for score in reading.values()}
+    ((task, language),) = {(dict(one.words).get("task", "mgsm"), one.language) for one in scores}
+    return str(task), language, cell.pair or ""
 
 
 def test_the_demo_chooses_on_development_problems_of_one_seed_and_scores_what_it_chose() -> None:

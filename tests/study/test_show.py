@@ -10,9 +10,9 @@ import pytest
 
 from pipeline.__main__ import main
 from pipeline.benchmarks import primary_metric
+from pipeline.commands.status import of_finished
 from pipeline.runs.manifest import Manifest
-from pipeline.study.stages import RUN_STAGES
-from pipeline.study.status import of_finished
+from pipeline.stages.rows import RUN_STAGES
 
 
 def shown(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str:

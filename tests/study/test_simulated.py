@@ -16,13 +16,13 @@ from planned import TABLES, plan, plan_of
 
 from pipeline.config.compose import compose
 from pipeline.papers.published import value as printed
-from pipeline.report.claims import SHOWN
-from pipeline.study import simulated
-from pipeline.study.asked import PlacedClaim, claims_of
-from pipeline.study.cells import ScoreRef, value
-from pipeline.study.contrasts import DISCORDANT
-from pipeline.study.planning import Planning
-from pipeline.study.simulated import World, judged, odds, published_rates, settled
+from pipeline.report.stats.claims import SHOWN
+from pipeline.results import simulated
+from pipeline.results.contrasts import DISCORDANT
+from pipeline.results.placed_claims import PlacedClaim, claims_of
+from pipeline.results.simulated import World, judged, odds, published_rates, settled
+from pipeline.tables.plan import ScoreRef, value
+from pipeline.tables.planned_runs import Planning
 
 PRINTED = [path.stem for path in sorted(TABLES.glob("*.yaml")) if plan_of(path.stem).cells]
 

@@ -20,14 +20,14 @@ from small_runs import a_run, writes
 from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher
 from pipeline.errors import Held, PipelineError
+from pipeline.launch import attempts, in_process, slurm_arrays, slurm_commands, worker
+from pipeline.launch.in_process import sentence
+from pipeline.launch.run_json import element_of
 from pipeline.runs import state
 from pipeline.runs.make import make_once
 from pipeline.runs.run import Run
 from pipeline.runs.stop import listening
-from pipeline.study import attempts, execute, queue, slurm, worker
-from pipeline.study.element import element_of
-from pipeline.study.execute import sentence
-from pipeline.study.stages import build
+from pipeline.stages.rows import build
 
 TOOL = """#!/bin/bash
 echo "$(basename $0) $@" >> {at}/calls
@@ -72,13 +72,13 @@ def test_levels_and_batches_become_arrays_that_wait_for_those_before(tools: Path
     targets = plan(tmp_path)
     launcher = Launcher(name="slurm", batch_minutes=0.2, partition="gpu", memory="4G", options=["--constraint=a100"])
     with pytest.raises(Held, match=r"^7 runs submitted as 3 arrays, 7 in the queue or in work; stage=status shows"):
-        slurm.execute(launcher, None, targets)
+        slurm_arrays.execute(launcher, None, targets)
     first, second, third = calls(tools)  # of 10 s each, one a task; three tasks an array at most
     assert [one[one.index("--array") + 1] for one in (first, second, third)] == ["0-2", "0-2", "0-0"]
     assert "--dependency" not in first and third[third.index("--dependency") + 1] == "afterany:1"
     assert {"--partition=gpu", "--mem=4G", "--constraint=a100", "--signal=B:USR1@60", "--requeue"} <= set(first)
     assert not any(word.startswith(("--gres", "--time", "--cpus")) for word in first)
-    held = json.loads((tmp_path / f"runs/.plans/{slurm.plans.name_of(targets)}.json").read_text())["runs"]
+    held = json.loads((tmp_path / f"runs/.plans/{slurm_arrays.plan_files.name_of(targets)}.json").read_text())["runs"]
     assert held[targets[0].hash]["job"] == "3_0" and len({one["job"] for one in held.values()}) == 7
     lines = [path.read_text().splitlines() for path in sorted((tmp_path / "runs/.slurm").glob("*.jsonl"))]
     assert [len(one) for one in lines] == [3, 3, 1]
@@ -95,26 +95,26 @@ def test_submitting_again_adds_what_is_missing_and_nothing_else(tools: Path, tmp
         r"\(0 of 3 arrays were submitted; the same command submits the rest once that is changed or, where"
     )
     with pytest.raises(PipelineError, match=told):
-        slurm.execute(launcher, None, targets)
+        slurm_arrays.execute(launcher, None, targets)
     assert not list((tmp_path / "runs/.slurm").glob("*.*"))
     (tools / "most").write_text("1")
     with pytest.raises(Held, match=r"^3 runs submitted as 1 array, 4 more by the same command when these are done, "):
-        slurm.execute(launcher, None, targets)
+        slurm_arrays.execute(launcher, None, targets)
     assert [len(list((tmp_path / "runs/.slurm").glob(kind))) for kind in ("*.sh", "*.jsonl")] == [1, 1]
     (tools / "most").write_text("99")
     (tools / "queue").write_text("1_0\n1_1\n1_2\n")
     with pytest.raises(Held, match=r"^4 runs submitted as 2 arrays, 7 in the queue"):
-        slurm.execute(launcher, None, targets)
+        slurm_arrays.execute(launcher, None, targets)
     assert [one[one.index("--array") + 1] for one in calls(tools)[-2:]] == ["0-2", "0-0"]
     assert calls(tools)[-1][calls(tools)[-1].index("--dependency") + 1] == "afterany:1"  # of the first submission
     (tools / "queue").write_text("1_0\n1_1\n1_2\n2_0\n2_1\n2_2\n3_0\n")
     before = len(calls(tools))
     with pytest.raises(Held, match=r"^7 in the queue or in work, as they were submitted \("):
-        slurm.execute(launcher, None, targets)
+        slurm_arrays.execute(launcher, None, targets)
     assert len(calls(tools)) == before
-    for run in slurm.ordered(targets):
+    for run in slurm_arrays.ordered(targets):
         make_once(run, writes())
-    assert slurm.execute(launcher, None, targets) == {}
+    assert slurm_arrays.execute(launcher, None, targets) == {}
 
 
 def test_an_array_beyond_the_sites_limit_is_halved_and_the_last_job_submits_the_rest(
@@ -126,11 +126,11 @@ def test_an_array_beyond_the_sites_limit_is_halved_and_the_last_job_submits_the_
     with pytest.raises(
         Held, match=r"^1 run submitted as 1 array, 6 more by the last job when these are done, 7 in the q"
     ):
-        slurm.execute(launcher, ["stage=table", "table=x"], targets)
+        slurm_arrays.execute(launcher, ["stage=table", "table=x"], targets)
     arrays = [one[one.index("--array") + 1] for one in calls(tools)[:-1]]
     assert arrays == ["0-2", "0-0"] and "--dependency" in calls(tools)[-1]
     assert capfd.readouterr().err.endswith("job 2: the same command, when these are done\n")
-    held = json.loads((tmp_path / f"runs/.plans/{slurm.plans.name_of(targets)}.json").read_text())["runs"]
+    held = json.loads((tmp_path / f"runs/.plans/{slurm_arrays.plan_files.name_of(targets)}.json").read_text())["runs"]
     assert sorted(str(one["job"]) for one in held.values()) == ["1_0", *["None"] * 6]
 
 
@@ -139,11 +139,11 @@ def test_the_last_job_takes_the_place_of_a_task_where_there_is_no_other(tools: P
     (tools / "most").write_text("1")
     (tools / "scancel").write_text(f"#!/bin/sh\necho scancel $@ >> {tools}/calls; echo 9 > {tools}/most\n")
     with pytest.raises(Held, match=r"^2 runs submitted as 1 array, 5 more by the last job"):
-        slurm.execute(launcher, ["stage=table", "table=x"], targets)
+        slurm_arrays.execute(launcher, ["stage=table", "table=x"], targets)
     assert calls(tools, "scancel") == [["1_2"]] and "--dependency" in calls(tools)[-1]
     (tools / "queue").write_text("1_0\n1_1\n2\n")
     with pytest.raises(Held, match="^5 runs submitted as 2 arrays"):
-        slurm.execute(launcher, None, targets)
+        slurm_arrays.execute(launcher, None, targets)
 
 
 def test_output_of_a_site_is_told_from_an_answer(tools: Path, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_output_of_a_site_is_told_from_an_answer(tools: Path, tmp_path: Path) ->
     for there in ("", "1_0\n1_1\n1_2\n2_0\n2_1\n2_2\n3_0\n"):
         (tools / "queue").write_text(there)
         with pytest.raises(Held, match="^7 in the queue" if there else "^7 runs submitted as 3 arrays"):
-            slurm.execute(launcher, None, targets)
+            slurm_arrays.execute(launcher, None, targets)
     assert len(calls(tools)) == 3
 
 
@@ -164,9 +164,9 @@ def test_a_job_id_that_cannot_be_told_is_looked_up_else_refused(tools: Path, tmp
     with pytest.raises(
         PipelineError, match=r"^sbatch printed '41 1' and no job id, and squeue lists no job of .*job.sh: "
     ):
-        queue.sbatch(script)
+        slurm_commands.sbatch(script)
     (tools / "squeue").write_text(f"#!/bin/sh\necho 5; echo 'pipeline:77_3|{script}'; echo 'pipeline:8|{script}x'\n")
-    assert queue.sbatch(script) == "77"
+    assert slurm_commands.sbatch(script) == "77"
 
 
 def hangs(tools: Path, name: str, then: str = "") -> None:
@@ -179,11 +179,11 @@ def test_a_command_that_does_not_respond_is_75_after_three_attempts(
     tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
-    monkeypatch.setattr(queue, "SECONDS", 0.3)
+    monkeypatch.setattr(slurm_commands, "SECONDS", 0.3)
     hangs(tools, "squeue")
     begun = time.monotonic()
     with pytest.raises(Held, match=r"^squeue did not respond within 0.3 s, 3 times; rerun the same command when Slurm"):
-        slurm.execute(launcher, None, targets)
+        slurm_arrays.execute(launcher, None, targets)
     assert time.monotonic() - begun < 5 and len(calls(tools, "squeue")) == 3
     assert not (tmp_path / "runs/.slurm/submitting").exists()  # its lock
 
@@ -193,32 +193,34 @@ def test_what_a_submission_that_did_not_respond_left_in_the_queue_is_not_submitt
 ) -> None:
     """Once seen by the same command in the queue, once by the next command."""
     targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
-    monkeypatch.setattr(queue, "SECONDS", 0.5)
+    monkeypatch.setattr(slurm_commands, "SECONDS", 0.5)
     seen = f'for n in 0 1 2; do echo "pipeline:77_$n|$(cat {tools}/script)"; done'
     tool, kept = (tools / "squeue").read_text(), (tools / "sbatch").read_text()
     hangs(tools, "sbatch", f"echo ${{@: -1}} > {tools}/script")
     (tools / "squeue").write_text(f"{tool}\n[ ! -f {tools}/script ] || {{ {seen}; }}\n")
     with pytest.raises(Held) as held:  # and no more than one array
         (tools / "most").write_text("1")
-        slurm.execute(launcher, None, targets)
+        slurm_arrays.execute(launcher, None, targets)
     assert len(calls(tools)) == 1 + 2 and "3 runs submitted as 1 array" in str(held.value)
-    plans = json.loads((tmp_path / f"runs/.plans/{slurm.plans.name_of(targets)}.json").read_text())["runs"]
+    plans = json.loads((tmp_path / f"runs/.plans/{slurm_arrays.plan_files.name_of(targets)}.json").read_text())["runs"]
     assert {one["job"] for one in plans.values()} == {"77_0", "77_1", "77_2", None}
     (tools / "sbatch").write_text(kept)
-    (tmp_path / f"runs/.plans/{slurm.plans.name_of(targets)}.json").unlink()  # as where squeue did not respond either
+    (
+        tmp_path / f"runs/.plans/{slurm_arrays.plan_files.name_of(targets)}.json"
+    ).unlink()  # as where squeue did not respond either
     (tools / "most").write_text("99")
     with pytest.raises(Held, match="^4 runs submitted as 2 arrays, 7 in the queue"):
-        slurm.execute(launcher, None, targets)
+        slurm_arrays.execute(launcher, None, targets)
 
 
 def test_children_in_the_queue_wait_for_a_parent_that_is_submitted_again(tools: Path, tmp_path: Path) -> None:
     """Else they would begin when the array of before ends, find nothing, and ask for themselves again and again."""
     targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
     with pytest.raises(Held):
-        slurm.execute(launcher, None, targets)
+        slurm_arrays.execute(launcher, None, targets)
     (tools / "queue").write_text("1_1\n1_2\n2_0\n2_1\n2_2\n3_0\n")  # 1_0, the child's first parent, was cancelled
     with pytest.raises(Held, match="^1 run submitted as 1 array, 7 in the queue"):
-        slurm.execute(launcher, None, targets)
+        slurm_arrays.execute(launcher, None, targets)
     (update,) = [words for words in calls(tools, "scontrol") if words[0] == "update"]
     assert update == ["update", "JobId=3", "Dependency=afterany:1:4"]
 
@@ -235,29 +237,29 @@ def test_interrupted_while_it_submits_it_knows_each_job(
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background commands ignore it
     try:
         with pytest.raises((KeyboardInterrupt, SystemExit)), listening():
-            slurm.execute(launcher, None, targets)
+            slurm_arrays.execute(launcher, None, targets)
     finally:
         signal.signal(signal.SIGINT, before)
     assert capfd.readouterr().err.endswith("jobs in the queue stay there: 1, 2\n")
     (tools / "sbatch").write_text(tool)
     (tools / "queue").write_text("1_0\n1_1\n1_2\n2_0\n2_1\n2_2\n")
     with pytest.raises(Held, match="^1 run submitted as 1 array, 7 in the queue"):
-        slurm.execute(launcher, None, targets)
+        slurm_arrays.execute(launcher, None, targets)
 
 
 def test_what_failed_is_submitted_again_unless_the_command_goes_on_by_itself(tools: Path, tmp_path: Path) -> None:
     targets = plan(tmp_path)
     parent = targets[0].parents["data"]
     assert isinstance(parent, Run)
-    for run in slurm.ordered(targets):
+    for run in slurm_arrays.ordered(targets):
         if run not in (parent, targets[0]):
             make_once(run, writes())
     parent.workplace.mkdir(parents=True)
     state.write(parent.workplace, state="failed", last_line="no room")
-    failed = slurm.execute(Launcher(name="slurm", retry_failed=False), None, targets)
+    failed = slurm_arrays.execute(Launcher(name="slurm", retry_failed=False), None, targets)
     assert failed == {parent.name: "no room", targets[0].name: f"its parent {parent.name} failed"}
     with pytest.raises(Held, match="^2 runs submitted as 2 arrays"):
-        slurm.execute(Launcher(name="slurm"), ["stage=table", "table=x"], targets)
+        slurm_arrays.execute(Launcher(name="slurm"), ["stage=table", "table=x"], targets)
     assert "afterany:1:2" in calls(tools)[-1] and "runs-" in " ".join(calls(tools)[-1])
     script = Path(calls(tools)[-1][-1]).read_text()
     assert "-m pipeline stage=table table=x launcher.retry_failed=false" in script and "requeue" not in script
@@ -268,21 +270,21 @@ def test_the_last_job_submits_what_was_cancelled_or_lost_again_once(tools: Path,
     targets = plan(tmp_path)
     first, again = (Launcher(name="slurm", batch_minutes=0.2, retry_failed=retry) for retry in (True, False))
     with pytest.raises(Held):
-        slurm.execute(first, ["stage=table"], targets)
-    lost, failed, cancelled = slurm.ordered(targets)[:3]
+        slurm_arrays.execute(first, ["stage=table"], targets)
+    lost, failed, cancelled = slurm_arrays.ordered(targets)[:3]
     state.write(lost.workplace, state="running")  # by a node that is gone
     state.write(failed.workplace, state="failed", last_line="no room")
     state.write(cancelled.workplace, state="stopped")
-    for run in slurm.ordered(targets):
+    for run in slurm_arrays.ordered(targets):
         if run not in (lost, failed, cancelled, targets[0]):
             make_once(run, writes())
     with pytest.raises(Held, match="^2 runs submitted as 1 array, ") as held:
-        slurm.execute(again, ["stage=table"], targets)
+        slurm_arrays.execute(again, ["stage=table"], targets)
     assert held.value.failed[failed.name] == "no room" and lost.name not in held.value.failed
-    done = slurm.execute(again, ["stage=table"], targets)  # both are gone once more
+    done = slurm_arrays.execute(again, ["stage=table"], targets)  # both are gone once more
     assert done.keys() >= {lost.name, failed.name, cancelled.name} and "twice: job " in done[lost.name]
     with pytest.raises(Held, match="^4 runs submitted"):  # a user's own command starts anew
-        slurm.execute(first, None, targets)
+        slurm_arrays.execute(first, None, targets)
     assert not state.read(lost.workplace)["resubmitted"]
 
 
@@ -297,12 +299,12 @@ def test_what_a_full_disk_cannot_write_down_is_not_left_in_the_queue(
         raise OSError(number, os.strerror(number), "runs/.plans/x.json")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match=os.strerror(number)) as refused:
-        patch.setattr(slurm.plans, "leave", full)
-        slurm.execute(launcher, None, targets)
+        patch.setattr(slurm_arrays.plans, "leave", full)
+        slurm_arrays.execute(launcher, None, targets)
     assert sentence(refused.value) == f"{os.strerror(number)}: runs/.plans/x.json; nothing was published"
     assert len(calls(tools)) == 1 and calls(tools, "scancel") == [["1"]]
     with pytest.raises(Held, match="^7 runs submitted as 3 arrays, 7 in the queue"):
-        slurm.execute(launcher, None, targets)
+        slurm_arrays.execute(launcher, None, targets)
 
 
 def test_a_job_that_ended_before_it_came_to_a_run_says_why(
@@ -311,13 +313,13 @@ def test_a_job_that_ended_before_it_came_to_a_run_says_why(
     """On a node without the package, the last line of the job's own log: here and in stage=status."""
     targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
     with pytest.raises(Held):
-        slurm.execute(launcher, None, targets)
+        slurm_arrays.execute(launcher, None, targets)
     log = tmp_path / "runs/.logs/slurm-2_0.log"
     log.write_text("loading modules\npython: No module named pipeline\n")
     run = next(one for one in targets if state.read(one.workplace)["job"] == "2_0")
     (tools / "queue").write_text("1_0\n1_1\n1_2\n2_1\n2_2\n3_0\n")
     with pytest.raises(Held) as held:
-        slurm.execute(Launcher(name="slurm", retry_failed=False), None, targets)
+        slurm_arrays.execute(Launcher(name="slurm", retry_failed=False), None, targets)
     assert held.value.failed[run.name] == "python: No module named pipeline"
     told = json.loads(call("stage=status", f"runs_dir={tmp_path}/runs", "status.json=true").out)
     (one,) = [one for one in told if one["run"] == run.name]
@@ -338,7 +340,7 @@ def test_a_jobs_script_prepares_its_node_and_asks_for_itself_again_on_75(tools: 
     )
     (tools / "python").write_text('#!/bin/bash\necho "$SITE|$TMPDIR|$HF_HOME|$*"; ls -d "$TMPDIR"; exit $STATUS\n')
     (tools / "python").chmod(0o755)
-    script = slurm.script_of(launcher, ["-m", "pipeline.study.worker", "a $file"])
+    script = slurm_arrays.script_of(launcher, ["-m", "pipeline.launch.worker", "a $file"])
 
     def run(status: int) -> list[str]:
         ids = {"SLURM_JOB_ID": "8", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1", "STATUS": str(status)}
@@ -349,7 +351,7 @@ def test_a_jobs_script_prepares_its_node_and_asks_for_itself_again_on_75(tools: 
         return done.stdout.splitlines()
 
     place = f"{odd}/8"
-    assert run(0) == run(1) == [f"cuda|{place}|/home/me/hub of cuda|-m pipeline.study.worker a $file", place]
+    assert run(0) == run(1) == [f"cuda|{place}|/home/me/hub of cuda|-m pipeline.launch.worker a $file", place]
     assert not (tools / "calls").exists()
     run(75)
     assert calls(tools, "scontrol") == [["requeue", "7_1"]]
@@ -358,7 +360,7 @@ def test_a_jobs_script_prepares_its_node_and_asks_for_itself_again_on_75(tools: 
 def test_a_percent_sign_in_runs_dir_is_none_of_slurms_patterns(tools: Path, tmp_path: Path) -> None:
     run = a_run(tmp_path / "of %j and %%u/runs")
     with pytest.raises(Held):
-        slurm.execute(Launcher(name="slurm"), None, [run])
+        slurm_arrays.execute(Launcher(name="slurm"), None, [run])
     text = (tools / "calls").read_text()
     assert f"--output={tmp_path}/of %%j and %%%%u/runs/.logs/slurm-%A_%a.log" in text
 
@@ -368,18 +370,18 @@ def test_a_site_without_a_gres_named_gpu_is_pointed_to_its_own_option(tools: Pat
         "#!/bin/sh\necho 'sbatch: error: Invalid generic resource (gres) specification' >&2; exit 1\n"
     )
     with pytest.raises(PipelineError, match="give launcher.gpus=0 and your site's own option, ") as refused:
-        slurm.execute(Launcher(name="slurm"), None, [a_run(tmp_path / "runs")])
+        slurm_arrays.execute(Launcher(name="slurm"), None, [a_run(tmp_path / "runs")])
     (word,) = shlex.split(str(refused.value).partition("own option, ")[2].partition(" (")[0])
     assert compose(["stage=plan", word]).launcher.options == ["--gpus-per-node=1"]  # as it is pasted into a shell
 
 
 @pytest.mark.parametrize("line", ["module load nowhere", "exit 3", "source /nowhere/activate", "exit 0"])
 def test_a_setup_line_that_fails_ends_the_job_and_is_its_last_word(line: str, tools: Path, tmp_path: Path) -> None:
-    script = slurm.script_of(Launcher(name="slurm", setup=["export A=1", line]), ["-m", "pipeline", "x"])
+    script = slurm_arrays.script_of(Launcher(name="slurm", setup=["export A=1", line]), ["-m", "pipeline", "x"])
     log = tmp_path / "log"
     with open(log, "w") as opened:
         assert subprocess.run(["bash", "-c", script], stdout=opened, stderr=opened).returncode == 1
-    assert slurm.last_words(log) == f"launcher.setup ended the job at: {line}"
+    assert slurm_arrays.last_words(log) == f"launcher.setup ended the job at: {line}"
 
 
 @pytest.mark.parametrize(
@@ -397,12 +399,12 @@ def test_a_job_that_was_cancelled_did_not_fail(
 ) -> None:
     targets = plan(tmp_path)
     with pytest.raises(Held):
-        slurm.execute(Launcher(name="slurm", batch_minutes=0.2), None, targets)
+        slurm_arrays.execute(Launcher(name="slurm", batch_minutes=0.2), None, targets)
     run = next(one for one in targets if state.read(one.workplace)["job"] == "2_0")
     (tmp_path / "runs/.logs/slurm-2_0.log").write_text(log)
     told = json.loads(call("stage=status", f"runs_dir={tmp_path}/runs", "status.json=true").out)
     (one,) = [one for one in told if one["run"] == run.name]
-    gone = f"{slurm.GONE} (job 2_0); the same command submits it again"
+    gone = f"{slurm_arrays.GONE} (job 2_0); the same command submits it again"
     assert one["state"] == ("failed" if failed else "stopped") and (failed or one["detail"] == gone)
 
 
@@ -414,13 +416,15 @@ def test_the_signal_leaves_the_time_that_a_resume_point_takes_to_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By hand: 8,030,261,248 parameters, fp32 weights and two moments, at 1 GB/s."""
-    monkeypatch.setattr(slurm, "write_speed", lambda folder: 1e9)
-    full = slurm.resources_of(of_8b(tmp_path, "sft.processes=4", "sft.micro_batch_size=1"), Launcher(name="slurm"))
-    assert full == slurm.Resources(gpus=4, cpus=None, lead=60 + 96)
+    monkeypatch.setattr(slurm_arrays, "write_speed", lambda folder: 1e9)
+    full = slurm_arrays.resources_of(
+        of_8b(tmp_path, "sft.processes=4", "sft.micro_batch_size=1"), Launcher(name="slurm")
+    )
+    assert full == slurm_arrays.Resources(gpus=4, cpus=None, lead=60 + 96)
     with pytest.raises(PipelineError, match=r"^launcher.time=4:00 is 240 s: a job of math-full-s0-\w+ needs 276 s to"):
-        slurm.resources_of(of_8b(tmp_path), Launcher(name="slurm", time="4:00"))
-    lora = slurm.resources_of(of_8b(tmp_path, "sft=lora", "threads=8"), Launcher(name="slurm", time="4:00"))
-    assert lora == slurm.Resources(gpus=1, cpus=8, lead=62)  # 12 bytes x rank 64 x 2,621,440
+        slurm_arrays.resources_of(of_8b(tmp_path), Launcher(name="slurm", time="4:00"))
+    lora = slurm_arrays.resources_of(of_8b(tmp_path, "sft=lora", "threads=8"), Launcher(name="slurm", time="4:00"))
+    assert lora == slurm_arrays.Resources(gpus=1, cpus=8, lead=62)  # 12 bytes x rank 64 x 2,621,440
 
 
 @pytest.mark.parametrize(
@@ -434,7 +438,7 @@ def test_the_limit_of_a_submitted_job_is_asked_for(
     answer: str, refused: int | None, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That of its partition, for one. By hand: 120 s to start, 60 s for the signal, 34 s to write 96 GB at 2.8 GB/s."""
-    monkeypatch.setattr(slurm, "write_speed", lambda folder: 2.8e9)
+    monkeypatch.setattr(slurm_arrays, "write_speed", lambda folder: 2.8e9)
     (tools / "squeue").write_text(
         f"#!/bin/sh\necho squeue $@ >> {tools}/calls; echo 12:00\ncase $* in *%L*) echo 'pipeline:{answer}' ;; esac\n"
     )
@@ -443,7 +447,7 @@ def test_the_limit_of_a_submitted_job_is_asked_for(
     assert isinstance(data, Run)
     told = rf"^the time limit of job 2 is {refused} s: a job of {run.name} needs 214 s to start and to write one resume"
     with pytest.raises(Held if refused is None else PipelineError, match="^2 runs" if refused is None else told):
-        slurm.execute(Launcher(name="slurm"), None, [run])
+        slurm_arrays.execute(Launcher(name="slurm"), None, [run])
     asked = [words for words in calls(tools, "squeue") if "--format=pipeline:%L" in words]
     assert [words[1] for words in asked] == ["--jobs=2"]  # of the training alone
     assert calls(tools, "scancel") == ([] if refused is None else [["2"]])
@@ -454,14 +458,14 @@ def test_on_cpus_the_number_of_threads_is_the_plans(tmp_path: Path) -> None:
     """Results depend on it, and nodes differ."""
     told = r"^launcher.gpus=0 needs threads=N: .* \(threads=8; of a table every.threads=8\)$"
     with pytest.raises(PipelineError, match=told):
-        slurm.resources_of(of_8b(tmp_path), Launcher(name="slurm", gpus=0))
-    assert slurm.resources_of(a_run(tmp_path / "runs"), Launcher(name="slurm", gpus=0)).cpus is None
+        slurm_arrays.resources_of(of_8b(tmp_path), Launcher(name="slurm", gpus=0))
+    assert slurm_arrays.resources_of(a_run(tmp_path / "runs"), Launcher(name="slurm", gpus=0)).cpus is None
 
 
 def test_without_slurm_it_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(PipelineError, match="^launcher=slurm needs squeue, which is not here: use launcher=local$"):
-        slurm.execute(Launcher(name="slurm"), None, plan(tmp_path))
+        slurm_arrays.execute(Launcher(name="slurm"), None, plan(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -469,7 +473,7 @@ def test_without_slurm_it_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mo
     [("30", 1800), ("2:30", 150), ("01:00:00", 3600), ("2-0", 172800), ("1-02:30", 95400), ("1-00:00:05", 86405)],
 )
 def test_time_limits_are_read_as_sbatch_does(limit: str, seconds: float) -> None:
-    assert slurm.seconds_of(limit) == seconds
+    assert slurm_arrays.seconds_of(limit) == seconds
 
 
 @pytest.mark.parametrize("limit", ["", "soon", "1:x", "a-1", "1:00:00:00"])
@@ -477,7 +481,7 @@ def test_what_is_no_time_limit_is_refused(limit: str) -> None:
     with pytest.raises(
         PipelineError, match="is not a time limit: write hours:minutes:seconds or days-hours, 24:00:00 or 2-12"
     ):
-        slurm.seconds_of(limit)
+        slurm_arrays.seconds_of(limit)
 
 
 # ---------------------------------------------------------------------------------------------------- a task
@@ -534,11 +538,11 @@ def test_what_a_library_makes_of_a_signal_is_no_failure(
             raise RuntimeError("an import failed") from error
         return {}
 
-    monkeypatch.setattr(execute, "stage_function", lambda run: signalled)
+    monkeypatch.setattr(in_process, "stage_function", lambda run: signalled)
     assert task(run) == 75
     told = state.read(run.workplace)
     assert (told["state"], told["last_line"]) == ("stopped", None)
-    monkeypatch.setattr(execute, "stage_function", lambda run: lambda *_: {})
+    monkeypatch.setattr(in_process, "stage_function", lambda run: lambda *_: {})
     assert task(run, restarts=1) == 0
 
 
@@ -575,9 +579,9 @@ def test_a_task_that_gets_no_further_is_not_requeued(
 ) -> None:
     """After three attempts that the time limit ended. A preemption is none; nor is one that got further."""
     run = a_run(tmp_path / "runs")
-    monkeypatch.setattr(execute, "stage_function", lambda run: asked_to_stop(signal.SIGTERM))
+    monkeypatch.setattr(in_process, "stage_function", lambda run: asked_to_stop(signal.SIGTERM))
     assert [task(run, restarts=restarts) for restarts in range(5)] == [75] * 5
-    monkeypatch.setattr(execute, "stage_function", lambda run: asked_to_stop(signal.SIGUSR1))
+    monkeypatch.setattr(in_process, "stage_function", lambda run: asked_to_stop(signal.SIGUSR1))
     assert [task(run, restarts=restarts) for restarts in (5, 6)] == [75, 75]
     assert state.read(run.workplace)["stops"] == [None, None]
     with pytest.raises(SystemExit) as ended:
@@ -615,7 +619,7 @@ def test_a_training_whose_limit_comes_before_its_first_step_is_reported_once(
     (run.workplace / "state.json").unlink()
     monkeypatch.setenv("PIPELINE_SIGNALLED", "SIGUSR1")  # the same of a command, whose first run is the data's
     with listening(), pytest.raises(SystemExit) as ended:
-        execute.execute([run])
+        in_process.execute([run])
     assert ended.value.code == 1 and state.read(run.workplace)["last_line"].startswith(told)
 
 
@@ -630,7 +634,7 @@ def test_status_tells_of_each_run(tools: Path, tmp_path: Path, call: Callable[..
     make_once(done, writes())
     with pytest.raises(RuntimeError):
         make_once(failing, lambda *_: (_ for _ in ()).throw(RuntimeError("no room")))
-    slurm.plans.leave("mine", [done, failing, waits, blocked], {waits.hash: "5_1"})
+    slurm_arrays.plan_files.leave("mine", [done, failing, waits, blocked], {waits.hash: "5_1"})
     (tools / "queue").write_text("5_1\n")
 
     def stage(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
@@ -672,20 +676,20 @@ def test_a_plan_that_cannot_be_read_is_an_error(
     """Without it, jobs that are queued would be submitted twice."""
     targets, launcher = plan(tmp_path), Launcher(name="slurm", batch_minutes=0.2)
     with pytest.raises(Held):
-        slurm.execute(launcher, None, targets)
+        slurm_arrays.execute(launcher, None, targets)
     (file,) = (tmp_path / "runs/.plans").glob("*.json")
     file.write_text(text)
     with pytest.raises(PipelineError, match=r"\.json is not readable \(.*cancel them, then remove the file and rerun"):
-        slurm.execute(launcher, None, targets)
+        slurm_arrays.execute(launcher, None, targets)
     assert len(calls(tools)) == 3
     assert "is not readable" in call("stage=status", f"runs_dir={tmp_path}/runs").err
 
 
 def test_a_plan_made_here_replaces_one_that_cannot_be_read(tmp_path: Path) -> None:
     run = a_run(tmp_path / "runs")
-    slurm.plans.leave("mine", [run], {})
+    slurm_arrays.plan_files.leave("mine", [run], {})
     file = tmp_path / "runs/.plans/mine.json"
     whole = file.read_bytes()
     file.write_bytes(b"\xff")
-    slurm.plans.leave("mine", [run], {})
+    slurm_arrays.plan_files.leave("mine", [run], {})
     assert file.read_bytes() == whole

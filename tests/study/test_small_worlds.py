@@ -13,9 +13,9 @@ from tiny_words import WORLD
 
 from pipeline.config.compose import compose
 from pipeline.data.rows import read_jsonl
+from pipeline.runs.graph import ordered
 from pipeline.runs.run import Run
-from pipeline.study.graph import ordered
-from pipeline.study.planning import Planning
+from pipeline.tables.planned_runs import Planning
 
 Make = Callable[..., Path]
 Call = Callable[..., SimpleNamespace]

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from tiny_words import FEW
 
+from pipeline.commands.sweep import evaluation_at, grid, shard, with_values
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.evaluate import stage
 from pipeline.evaluate.model import Answering
 from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.merge.resident import resident
-from pipeline.report.statistics import split_half
+from pipeline.report.stats.statistics import split_half
 from pipeline.runs.manifest import read_manifest
-from pipeline.study.stages import build
-from pipeline.study.sweep import evaluation_at, grid, shard, with_values
+from pipeline.stages.rows import build
 
 ASKED = ["eval=sandbox", "eval.max_gen_toks=4", "eval.limit=3", "languages=[en,qac]"]
 

@@ -21,14 +21,14 @@ from transformers import TrainerCallback
 from pipeline.config.compose import compose
 from pipeline.config.training import Sft
 from pipeline.files import sha256
+from pipeline.launch.in_process import stage_function
 from pipeline.runs import resume, state
+from pipeline.runs.graph import ordered
 from pipeline.runs.lease import Lease, take
 from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.stop import UNFINISHED
-from pipeline.study.execute import stage_function
-from pipeline.study.graph import ordered
-from pipeline.study.stages import build
+from pipeline.stages.rows import build
 from pipeline.train import checkpoints, stage, watchdog
 from pipeline.train.processes import Relay, stopped_together, together
 from pipeline.train.progress import Progress

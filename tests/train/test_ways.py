@@ -10,7 +10,7 @@ from pipeline.config.compose import compose
 from pipeline.config.knob import identity
 from pipeline.errors import PipelineError
 from pipeline.runs.run import Run
-from pipeline.study.stages import build
+from pipeline.stages.rows import build
 
 SANDBOX = "model=sandbox"  # eight layers
 C = "partition=C partition.scale_to_depth=true"

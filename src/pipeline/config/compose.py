@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from pipeline.config import conf
-from pipeline.config.explain import _asked, _unknown, explain
+from pipeline.config.explain import explain, options_in, unknown_key
 from pipeline.config.knob import check
 from pipeline.config.merging import Merge
 from pipeline.config.stages import EvalStage, ExportStage, RunStage, Stage, TableStage
@@ -127,7 +127,7 @@ def with_every(stage: Stage, every: Mapping[str, Any]) -> Stage:
 
 def refuse_unasked(words: list[str]) -> None:
     """A key of a group that its stage brings only when asked, without the group: OmegaConf has no sentence for it."""
-    asked = _asked(words)
+    asked = options_in(words)
     named = [group for group, option in conf.defaults(asked.get("stage", "table")) if option is None]
     for key in asked:
         group = key.partition(".")[0]
@@ -175,7 +175,7 @@ def refuse_strays(node: Any, prefix: str = "") -> None:
     known = getattr(kind, "__dataclass_fields__", None)
     for key in node:
         if known is not None and key not in known:
-            raise PipelineError(_unknown(f"{prefix}{key!s}", sorted(known)))
+            raise PipelineError(unknown_key(f"{prefix}{key!s}", sorted(known)))
         if not OmegaConf.is_missing(node, key):
             refuse_strays(node[key], f"{prefix}{key!s}.")
 
@@ -218,7 +218,7 @@ def parse(word: str, several: bool = False) -> Override:
     if not key:
         raise PipelineError(f"{word!r} names no key: write key=value, for example stage=sft expert=math")
     if key in conf.FILES:
-        raise PipelineError(_unknown(key, [*conf.groups(), "table", "languages"]))
+        raise PipelineError(unknown_key(key, [*conf.groups(), "table", "languages"]))
     if override.is_delete():
         raise PipelineError(f"{word!r} takes a key away, and each has a meaning: give {key}=value")
     if override.is_sweep_override():

@@ -15,6 +15,14 @@ def below_float32(config: Eval) -> bool:
     return config.dtype != "float32"
 
 
+def with_exemplars(config: Eval) -> bool:
+    return any(task.num_fewshot for task in config.tasks)
+
+
+def runs_programs(config: Eval) -> bool:
+    return any(task.task == "mbpp" for task in config.tasks)
+
+
 @dataclass
 class EvalTask:
     task: str = MISSING
@@ -30,7 +38,8 @@ class Eval:
     limit: int | None = knob(None, low=1)  # questions a task; null: all
     max_gen_toks: int | None = knob(None, low=1)  # null: the task's own
     max_gen_toks_of: dict[str, int] = knob({}, low=1)  # language -> in place of max_gen_toks: scripts cost tokens
-    exemplars: str = knob("first_n", options=("first_n", "random"))  # of MGSM; random: the harness' draw a question
+    # of MGSM; random: the harness' draw a question
+    exemplars: str = knob("first_n", options=("first_n", "random"), hashed=with_exemplars)
     dtype: str = knob("auto", options=("auto", "float32", "bfloat16", "float16"))  # auto: as the weights are stored
     backend: str = knob("hf", options=("hf", "vllm"))  # vllm: handed to the harness' own model class
     chat_template: bool = False  # the exemplars as turns of a conversation
@@ -38,7 +47,7 @@ class Eval:
     template_date: str = knob("2024-07-26", hashed=lambda asked: asked.chat_template)
     # Belebele and Global MMLU: options shown with letters and answered by one, or answered by their text, none shown
     options: str = knob("letters", options=("letters", "text"))
-    run_code: bool = False  # mbpp runs programs that the model writes, each confined
+    run_code: bool = knob(False, hashed=runs_programs)  # mbpp runs programs that the model writes, each confined
     too_long: int = knob(0, low=0)  # prompts a task that may not fit: they leave the score; more are refused
     spm_model: str | None = knob(None, hashed=False)  # SentencePiece model of spBLEU; its content enters as a parent
     # These three are hashed below float32 alone, where they change answers

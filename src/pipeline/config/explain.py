@@ -39,7 +39,7 @@ TYPES = {  # what OmegaConf says of a value of another type -> what it must be
 }
 
 
-def _unknown(key: str, known: list[str]) -> str:
+def unknown_key(key: str, known: list[str]) -> str:
     parent, dot, last = key.rpartition(".")
     meant = SYNONYMS.get(last, "").format(last)
     if meant and (not parent or meant.startswith(f"{parent}.") and not meant.startswith(f"{key}=")):
@@ -48,14 +48,14 @@ def _unknown(key: str, known: list[str]) -> str:
     return f"unknown key {key}: " + (f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(known)}")
 
 
-def _asked(words: list[str]) -> dict[str, str]:
+def options_in(words: list[str]) -> dict[str, str]:
     """key -> value of each override, as typed."""
     return {word.lstrip("+~").partition("=")[0]: word.partition("=")[2] for word in words}
 
 
 def explain(error: Exception, words: list[str]) -> str:
     """Hydra's and OmegaConf's errors as one sentence in this program's words."""
-    text, asked = str(error), _asked(words)
+    text, asked = str(error), options_in(words)
     if isinstance(error.__cause__, OmegaConfBaseException):
         text = f"{text}\n{error.__cause__}"
     stage = asked.get("stage", "table")
@@ -122,14 +122,16 @@ def _explain_key(key: str, stage: str, merge: str | None) -> str:
     kind: Any = conf.STAGES.get(stage)
     method = next((name for name in conf.METHODS if merge in (name, *conf.presets(name))), None)
     for name in key.split(".")[:-1]:
-        kind = conf.METHODS[method] if name == "merge" and method else _inside(kind, name)
+        kind = conf.METHODS[method] if name == "merge" and method else type_inside(kind, name)
     if not is_dataclass(kind) and get_args(kind):
         kind = get_args(kind)[-1]
     known = sorted(getattr(kind, "__dataclass_fields__", {}))
-    return _unknown(key, known) if known else f"unknown key {key}: stage={stage} reads {', '.join(conf.reads(stage))}"
+    return (
+        unknown_key(key, known) if known else f"unknown key {key}: stage={stage} reads {', '.join(conf.reads(stage))}"
+    )
 
 
-def _inside(kind: Any, name: str) -> Any:
+def type_inside(kind: Any, name: str) -> Any:
     """The dataclass behind a name: that of a field (of its items, where it is a dict or a list of some), else None."""
     hint = get_type_hints(kind).get(name) if is_dataclass(kind) else next(iter(get_args(kind)[-1:]), None)
     if not isinstance(hint, UnionType):

@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from pipeline.config import conf
-from pipeline.config.explain import _asked, _inside
+from pipeline.config.explain import options_in, type_inside
 from pipeline.config.knob import shown
 from pipeline.errors import PipelineError
 
@@ -29,7 +29,7 @@ def manual(words: list[str]) -> str:
     Raises:
         PipelineError: words without a stage, or of one that is none.
     """
-    asked = _asked(words)
+    asked = options_in(words)
     stage = asked.get("stage", "table")
     if stage not in conf.STAGES:
         raise PipelineError(f"stage={stage} is no option: there are {', '.join(sorted(conf.STAGES))}")
@@ -61,7 +61,7 @@ def parts(stage: str, merge: str | None) -> Iterator[tuple[str, type]]:
     own = conf.STAGES[stage]
     yield OWN, own
     for item in fields(own):
-        kind: Any = _inside(own, item.name)
+        kind: Any = type_inside(own, item.name)
         if item.name == "merge" and merge is not None:
             method = next((name for name in conf.METHODS if merge in (name, *conf.presets(name))), None)
             kind = conf.METHODS[method] if method else kind

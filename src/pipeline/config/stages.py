@@ -194,7 +194,7 @@ class AnalyzeStage(RunStage):
 class SweepStage(Stage):
     """One merge over a grid of its knobs, scored on one loaded model. Each point is a run of stage=eval merge=...
 
-    What can be swept is added where the methods are known (study/stages.py).
+    What can be swept is added where the methods are known (stages/rows.py).
     """
 
     merge: Merge = MISSING

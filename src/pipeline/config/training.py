@@ -14,14 +14,17 @@ class Model:
 
     name: str = knob(hashed=False)
     path: str | None = knob(None, run=True)  # the model that is trained: a finished run, a folder, hub:org/name
-    revision: str | None = None  # of a hub model
+    # of a model on the Hub
+    revision: str | None = knob(None, hashed=lambda model: str(model.path).startswith("hub:"))
     licence: str = knob("", hashed=False)  # as the Hub spells it; where it says none, that of the base's own model card
     init: str = knob("pretrained", options=("pretrained", "random"))
-    architecture: dict[str, Any] = knob({})  # init=random: fields of transformers' config; model_type is one of them
+    # init=random: fields of transformers' config; model_type is one of them
+    architecture: dict[str, Any] = knob({}, hashed=lambda model: model.init == "random")
     tokenizer: str = knob(
         "own", options=("own", "bpe", "data_root")
     )  # own: beside the weights; data_root: data_root/tokenizer
-    vocab_size: int = knob(4096, low=257)  # tokenizer=bpe: pieces, the 256 bytes included
+    # tokenizer=bpe: pieces, the 256 bytes included
+    vocab_size: int = knob(4096, low=257, hashed=lambda model: model.tokenizer == "bpe")
     attn_implementation: str = knob("sdpa", options=("sdpa", "eager"))
 
 
@@ -102,9 +105,10 @@ class Sft:
     )
     validate_at_start: bool = False  # the validation loss before the first step, too
     snapshot_every: int | None = knob(None, low=1)  # samples; weights kept at the first step at or after each so many
-    snapshot_keep: int | None = knob(None, low=1)  # snapshots that stay; null: all
+    # snapshots that stay; null: all
+    snapshot_keep: int | None = knob(None, low=1, hashed=lambda sft: sft.snapshot_every is not None)
     snapshot_keep_by: str = knob(  # which: the last, or the lowest
-        "last", options=("last", "validation_loss"), hashed=lambda sft: sft.snapshot_keep is not None
+        "last", options=("last", "validation_loss"), hashed=lambda sft: bool(sft.snapshot_every and sft.snapshot_keep)
     )
     resume_minutes: float | None = knob(
         30.0, low=0, hashed=False

@@ -24,7 +24,7 @@ from pipeline.models.anatomy import plain_name
 from pipeline.models.checkpoint import Checkpoint, TensorInfo, digest, header_bytes, read_header
 from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from pipeline.models.floats import buffers, matrix
-from pipeline.runs.lineage import _settings, base_folder, is_adapter
+from pipeline.runs.lineage import adapter_settings, base_folder, is_adapter
 from pipeline.runs.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def open_source(folder: str | Path, base: Path | None = None) -> Source:
 
 def open_adapter(folder: Path, base: Path) -> Adapted:
     """A PEFT LoRA adapter on its base, by headers. Raises PipelineError for what is no plain LoRA, or does not fit."""
-    settings = _settings(folder)
+    settings = adapter_settings(folder)
     refuse_other_arithmetic(folder, settings)
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise PipelineError(f"{folder} has no {ADAPTER_WEIGHTS}: only safetensors are read; save it again")

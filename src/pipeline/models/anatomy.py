@@ -110,11 +110,3 @@ def num_layers(sites: Mapping[str, Site]) -> int:
             f"the model has layer {max(layers)} but no layer {missing[0]}: the checkpoint is incomplete"
         )
     return len(layers)
-
-
-def parameter_counts(sites: Mapping[str, Site], sizes: Mapping[str, int]) -> dict[Site, int]:
-    """Number of parameters at each site; `sizes` holds the number of elements of each name in `sites`."""
-    counts: dict[Site, int] = {}
-    for name, site in sites.items():
-        counts[site] = counts.get(site, 0) + sizes[name]
-    return counts

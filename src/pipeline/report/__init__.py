@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def results(report: str | Path, runs_dir: str | Path = "runs") -> tuple[DataFrame, DataFrame]:
     """(scores, answers) of a report, a table's name or the folder of its page: a row a run, task, language and metric,
-    and a row an answer; `run`, `task` and `language` (of a translation its pair) join them.
+    and a row an answer; `run`, `task` and `language` (of a translation its pair) join them. `row`, `column`: the cells.
 
         from pipeline.report import results
         scores, answers = results("sandbox")

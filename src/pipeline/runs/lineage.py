@@ -133,7 +133,7 @@ def base_folder(folder: Path) -> Path:
 
 def named_base(folder: Path) -> tuple[Path, str | None]:
     """The base that an adapter_config.json names: a folder, or org/name on the Hub and its revision."""
-    settings = _settings(folder)
+    settings = adapter_settings(folder)
     named = Path(settings.get("base_model_name_or_path") or "")
     for path in (named, folder / named):
         if str(named) != "." and (path / "config.json").is_file():
@@ -146,5 +146,5 @@ def named_base(folder: Path) -> tuple[Path, str | None]:
     )
 
 
-def _settings(folder: Path) -> dict[str, Any]:
+def adapter_settings(folder: Path) -> dict[str, Any]:
     return read_json(folder / ADAPTER_CONFIG)

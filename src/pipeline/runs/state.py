@@ -27,7 +27,7 @@ def read(workplace: Path) -> dict[str, Any]:
     nothing is in work.
 
     state: running, waiting (submitted), blocked (a parent was not made), stopped (the same command goes on), failed.
-    stops: of the last attempts that a signal ended, the steps of their resume points (study/attempts.py).
+    stops: of the last attempts that a signal ended, the steps of their resume points (launch/attempts.py).
     """
     with suppress(OSError, ValueError):
         found = json.loads((workplace / STATE).read_bytes())

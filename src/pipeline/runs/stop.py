@@ -57,7 +57,7 @@ def answer_early() -> None:
     """Handlers for the time of the slow imports, when nothing is in work yet: the process ends at once.
 
     In a job of Slurm SIGUSR1 announces the time limit. There it is kept for the first run, which counts it as an
-    attempt (study/attempts.py): one that only ended would be requeued as often as the site permits.
+    attempt (launch/attempts.py): one that only ended would be requeued as often as the site permits.
     """
 
     def end(number: int, _: Any) -> None:

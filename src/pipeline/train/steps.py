@@ -22,6 +22,11 @@ def whole_batches(sft: Sft, rows: int) -> int:
     return rows * sft.epochs // sft.batch_size
 
 
+def steps_of_turns(sft: Sft, shorter: int) -> int:
+    """The optimizer steps of both sides, in whole turns: all stops with the shorter set, of so many rows."""
+    return len(SIDES) * (whole_batches(sft, shorter) // sft.steps_per_switch) * sft.steps_per_switch
+
+
 def steps_of(sft: Sft, rows: int) -> int:
     """Optimizer steps over rows as the trainer keeps them, packed or not.
 
@@ -50,8 +55,7 @@ def steps_of_sides(sft: Sft, rows: dict[str, int]) -> tuple[dict[str, int], dict
     Raises:
         PipelineError: sft.steps asks for more than the shorter set has rows for.
     """
-    turns = {side: whole_batches(sft, count) // sft.steps_per_switch for side, count in rows.items()}
-    most = min(turns.values()) * sft.steps_per_switch * len(SIDES)
+    most = steps_of_turns(sft, min(rows.values()))
     if most == 0 or (sft.steps or 0) > most:
         told = " and ".join(f"{rows[side]} {side}" for side in SIDES)
         raise PipelineError(

@@ -13,11 +13,15 @@ from transformers import TrainerCallback
 from trl import SFTTrainer
 
 from pipeline.config.training import Sft
+from pipeline.errors import PipelineError
 from pipeline.progress import warn
 from pipeline.train.memory import rounds_stochastically
 from pipeline.train.optim import MuonWithAdamW, of_torchao
 from pipeline.train.trainable import ALL, Parts
 from pipeline.train.updates import Sample
+
+# Arguments of the trainer that its own loss reads and `Trainer.compute_loss` does not -> the values that change nothing
+UNREAD = {"label_smoothing_factor": 0.0, "loss_type": "nll", "parallelism_config": None}
 
 LOOK_EVERY = 10  # own steps of a part, from its second: a look at how far it moves costs some milliseconds
 
@@ -95,11 +99,22 @@ def weighed(collate: Callable[[list[Any]], dict[str, Any]], prompt_weight: float
     return collated
 
 
+def refuse_unread(trainer: Any) -> None:
+    """Raise a PipelineError for what the trainer was given and our loss would leave out in silence."""
+    for name, unread in UNREAD.items():
+        if (value := getattr(trainer.args, name)) != unread:
+            raise PipelineError(f"{name}={value} is not read by this trainer's loss: leave it at {unread}")
+    for name in ("compute_loss_func", "compute_metrics"):
+        if getattr(trainer, name) is not None:
+            raise PipelineError(f"{name} is not called by this trainer's loss: leave it out")
+
+
 class Trainer(SFTTrainer):
     """Knows its parts: the names of the parameters that move in a step of each. Here there is one, in all steps."""
 
     def __init__(self, *args: Any, sft: Sft, parts: Parts | None = None, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
+        refuse_unread(self)
         self.sft = sft
         self.end_at_the_lowest()
         assert self.model is not None

@@ -41,7 +41,7 @@ class LayerSwap(Merge):
     bottom_transition: int = knob(0, low=0)
     top_transition: int = knob(0, low=0)
     scale_to_depth: bool = False  # counts as of 32 layers: max(1, floor(count x layers / 32))
-    zones: str = knob("average", options=OWNERS)
+    zones: str = knob("average", options=OWNERS, hashed=lambda merge: merge.has_zones)
     embeddings: str = knob("average", options=OWNERS)
     final_norm: str = knob("average", options=OWNERS)
     head: str = knob("average", options=OWNERS)
@@ -61,8 +61,12 @@ class LayerSwap(Merge):
             found |= {role: (f"merge.{one}", run) for role, run in zip(roles, runs, strict=True)}
         return found
 
+    @property
+    def has_zones(self) -> bool:
+        return bool(self.bottom_transition or self.top_transition)
+
     def needs_base(self) -> bool:
-        keys = ("zones", "layer_norms", *_OUTSIDE_KEYS.values())
+        keys = ("layer_norms", *_OUTSIDE_KEYS.values(), *(("zones",) if self.has_zones else ()))
         return "magnitude" in [getattr(self, key) for key in keys]
 
     def refuse(self, partition: Partition | None, layers: int | None) -> None:

@@ -32,7 +32,8 @@ class Reset(Merge):
     side: str | None = knob(None, options=("math", "language"))
     layers: list[int] | None = knob(None, low=0)  # from 0, next to the embeddings
     threshold: float | None = knob(None, low=0)  # mean absolute change of a row
-    axis: str = knob("input", options=("input", "output"))  # what a row is, as in analyze.axis
+    # what a row is, as in analyze.axis
+    axis: str = knob("input", options=("input", "output"), hashed=lambda merge: merge.threshold is not None)
     outside: str | None = knob(None, options=("reset", "keep"))  # null: reset with a side, else keep
 
     reads_partition = True
@@ -56,6 +57,8 @@ class Reset(Merge):
             raise PipelineError(f"merge.side={self.side} needs a partition: give partition=A, B, C or Z")
         if self.side is None and partition is not None:
             raise PipelineError(f"partition={partition.name} is read with merge.side alone: leave one of them out")
+        if partition is not None and partition.outside != "frozen":
+            raise PipelineError(f"partition.outside={partition.outside} is of training: a reset reads merge.outside")
         if partition is not None and layers is not None:
             resolved(partition, layers)
         if self.layers and layers is not None and max(self.layers) >= layers:

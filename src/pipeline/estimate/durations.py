@@ -1,0 +1,366 @@
+"""How long a run takes on this machine: by its work, and by what finished runs took for theirs.
+
+A run's work in rows, tokens, steps and questions becomes seconds by the formulas of estimate/flops.py on a GPU, and of
+estimate/cpu.py on a CPU. Finished runs correct them: what they took over what was guessed of them. What is not known is
+None, shown as "?" and left out of sums.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from pipeline.benchmarks import benchmark_of
+from pipeline.config.stages import DataStage, EvalStage, EvalTask, RunStage, TrainStage
+from pipeline.errors import PipelineError
+from pipeline.estimate import cpu
+from pipeline.estimate.flops import (
+    GPUS,
+    LONGEST,
+    MGSM,
+    ROW,
+    Asked,
+    asked,
+    merge_seconds,
+    scoring_memory,
+    scoring_seconds,
+)
+from pipeline.estimate.flops import training_seconds as seconds_of_training
+from pipeline.estimate.gpu_budget import behind, dtype_of, moved, shape_for, trained_parts
+from pipeline.models.shape import Shape, shape_of
+from pipeline.progress import duration
+from pipeline.report.render.text import some
+from pipeline.runs.manifest import Manifest, read_manifest
+from pipeline.runs.run import Run, runs_behind
+from pipeline.stages.evaluation import is_bundle
+from pipeline.stages.lengths import BYTES, lines, longest_of, sampled
+from pipeline.stages.rows import bytes_of_merge
+from pipeline.stages.steps import expected_steps
+from pipeline.train.memory import WIDTH, micro_batches, training_memory
+
+ON_GPU = GPUS["a100_80"]  # where there are GPUs, none is asked which it is
+STEP = 0.04  # seconds of a step besides its products: Python, its log and the optimizer's launches
+READ, WORLD_ROWS = 3e6, 9000.0  # bytes of rows that are read and compared a second; rows of a small world written
+WORLD_ROW = 200  # bytes of a row of the small world
+FILES = 12 / 1e9  # seconds a byte of the weights: read, saved and hashed after the first step and at the end, reloaded
+DAY = 86400.0
+NEEDS_GPU = "needs a GPU"  # on a CPU more than a day for a run, or more than its memory; a month for a table
+Kind = tuple[str, ...]
+
+
+class History:
+    """What finished runs took, by stage, and by stage and the first two words of their names.
+
+    on_gpu: whether what is still to be made will run on a GPU; null: where this machine has one.
+    """
+
+    def __init__(self, manifests: Iterable[Manifest] = (), on_gpu: bool | None = None) -> None:
+        self.on_gpu = on_gpu
+        self.ratios: dict[Kind, list[float]] = defaultdict(list)  # seconds over those guessed
+        self.seconds: dict[Kind, list[float]] = defaultdict(list)
+        self.medians: dict[int, dict[Kind, float]] = {}
+        self.guesses: dict[str, float | None] = {}
+        self.too_large: dict[str, bool] = {}  # for this machine's memory
+        for manifest in manifests:
+            self.add(manifest)
+
+    def add(self, manifest: Manifest) -> None:
+        guessed = manifest.cost.get("guessed_seconds")
+        for kind in ((manifest.stage,), (manifest.stage, *manifest.name.split("-")[:2])):
+            self.seconds[kind].append(manifest.seconds)
+            if guessed:
+                self.ratios[kind].append(manifest.seconds / guessed)
+        self.medians.clear()
+
+    def predict(self, run: Run) -> float | None:
+        """Seconds: what is guessed of its work, times what finished runs like it took over theirs, else those of its
+        stage; where nothing was guessed of them, what they took. None where neither is known."""
+        kinds = ((run.config.stage, *run.label.split("-")[:2]), (run.config.stage,))
+        guess = self.guess(run)
+        for known, times in ((self.ratios, guess), (self.seconds, 1.0)):
+            if times is not None and (kind := next((kind for kind in kinds if kind in known), None)):
+                return times * self.median(known, kind)
+        return guess
+
+    def told(self, run: Run) -> str:
+        """The seconds of a run as a plan shows them."""
+        seconds = self.predict(run)
+        return NEEDS_GPU if self.needs_gpu(run) else "?" if seconds is None else f"~{seconds:.0f}"
+
+    def needs_gpu(self, run: Run) -> bool:
+        """Whether a run is too long for this machine's CPU, or too large for its memory."""
+        if not isinstance(run.config, TrainStage | EvalStage) or runs_on_gpu(self.on_gpu):
+            return False
+        if run.hash not in self.too_large:
+            self.too_large[run.hash] = (memory_here(run) or 0.0) > cpu.memory()
+        return self.too_large[run.hash] or (self.predict(run) or 0.0) > DAY
+
+    def sum(self, runs: Iterable[Run]) -> str:
+        """What runs take together, as printed: the sum of what is known, and what is not in it."""
+        runs = list(runs)
+        needing = [run for run in runs if self.needs_gpu(run)]
+        known = [seconds for run in runs if run not in needing and (seconds := self.predict(run)) is not None]
+        unknown = len(runs) - len(needing) - len(known)
+        if sum(known) > 30 * DAY and not runs_on_gpu(self.on_gpu):
+            return NEEDS_GPU
+        omitted = [f"{some(len(needing), 'run')} that need a GPU"] if needing else []
+        omitted += [f"{some(unknown, 'run')} that cannot be estimated"] if unknown else []
+        told = f"about {duration(sum(known))}" if known or not omitted else "?"
+        return told + (f", not including {' and '.join(omitted)}" if omitted else "")
+
+    def median(self, known: dict[Kind, list[float]], kind: Kind) -> float:
+        medians = self.medians.setdefault(id(known), {})
+        if kind not in medians:
+            medians[kind] = statistics.median(known[kind])
+        return medians[kind]
+
+    def guess(self, run: Run) -> float | None:
+        """Once its parents are made, more is known of it."""
+        key = f"{run.hash} {all(read_manifest(one.folder) for one in runs_behind(run.parents))}"
+        if key not in self.guesses:
+            self.guesses[key] = guess(run, self.on_gpu)
+        return self.guesses[key]
+
+
+# ---------------------------------------------------------------------------------------------------- first guesses
+
+
+def guess(run: Run, on_gpu: bool | None = None) -> float | None:
+    """Seconds of its work on this machine; None where its work is not known before."""
+    try:
+        return work_seconds(run, runs_on_gpu(on_gpu))
+    except (PipelineError, KeyError, OSError, ValueError):  # a shape that is not known, a file that is not there
+        return None
+
+
+def work_seconds(run: Run, on_gpu: bool) -> float | None:
+    config = run.config
+    if isinstance(config, TrainStage):
+        return training_seconds(run, on_gpu)
+    if isinstance(config, EvalStage):
+        return evaluation_seconds(run, on_gpu)
+    if isinstance(config, DataStage):
+        return data_seconds(run)
+    if config.stage in ("merge", "analyze"):
+        size = bytes_of_merge(run)["weights"] or weights_of(run)
+        return 1 + merge_seconds(len(run.parents) * size, size, copy=1e9)
+    return 1.0 if config.stage == "select" else None
+
+
+def weights_of(run: Run) -> float:
+    """Bytes of the weights that a merge or an analysis will read, by the shape of its model."""
+    return 4.0 * shape_here(run).parameters
+
+
+def runs_on_gpu(on_gpu: bool | None) -> bool:
+    return bool(visible_gpus()) if on_gpu is None else on_gpu
+
+
+def threads_of(config: RunStage) -> int:
+    return config.threads or cores()
+
+
+# ---------------------------------------------------------------------------------------------------- trainings
+
+
+def training_seconds(run: Run[TrainStage], on_gpu: bool) -> float | None:
+    """Rows padded to the longest of their micro-batch; then loading and saving."""
+    sft, shape = run.config.sft, shape_here(run)
+    steps = expected_steps(run)
+    padded = padded_row(run)
+    if steps is None or padded is None:
+        return None
+    if sft.packing and sft.steps is None:
+        steps = max(1, round(steps * mean_row(run, sft.seq_length) / sft.seq_length))
+    here = ON_GPU if on_gpu else cpu.cpu(shape, threads_of(run.config))
+    parts = trained_parts(run, shape)
+    seconds = sum(
+        seconds_of_training(
+            shape, part, steps // len(parts) * sft.batch_size, padded, sft.batch_size, here,
+            gpus=sft.processes if on_gpu else 1, checkpointing=sft.gradient_checkpointing,
+            lora_rank=sft.lora_rank if sft.adapter == "lora" else 0, weights=sft.weights, optimizer="adamw",
+            precision=sft.precision,
+        )
+        for _, part in parts
+    )  # fmt: skip
+    return 1 + seconds + STEP * steps + FILES * shape.parameters * WIDTH[sft.weights]
+
+
+def row_lengths(run: Run[TrainStage]) -> tuple[float, ...]:
+    """Tokens of a sample of a training's rows: of its data run's file, or of the files that this will read; () where
+    neither is here."""
+    data = run.parents["data"]
+    if (made := data.folder / "train.jsonl").is_file():
+        return sampled(made, (), tokenizer_of(run))
+    root = data.parents.get("data_root") if isinstance(data, Run) else None
+    if not isinstance(data, Run) or root is None or not root.folder.is_dir():
+        return ()
+    tokenizer = tokenizer_of(run)
+    files = [root.folder / source.file for source in data.config.expert.sources.values()]
+    found = [length for file in files if file.suffix == ".jsonl" for length in sampled(file, (), tokenizer)]
+    return tuple(sorted(found))
+
+
+def mean_row(run: Run[TrainStage], otherwise: float) -> float:
+    lengths = row_lengths(run)
+    return statistics.fmean(lengths) if lengths else otherwise
+
+
+def padded_row(run: Run[TrainStage]) -> float | None:
+    """Tokens that a row takes in a step, padding included; of a set on the Hub its assumed mean; None where nothing
+    tells."""
+    sft, name = run.config.sft, run.config.expert.name
+    if sft.packing:
+        return sft.seq_length
+    if lengths := row_lengths(run):
+        return longest_of(lengths, micro_batches(sft)[0], sft.seq_length)
+    if any(isinstance(one.config, DataStage) and one.config.expert.world for one in behind_data(run)):
+        return min(WORLD_ROW / BYTES, sft.seq_length)
+    names = [name] if name in ROW else name.split("_")
+    return min(statistics.fmean(ROW[one] for one in names), sft.seq_length) if set(names) <= ROW.keys() else None
+
+
+def behind_data(run: Run) -> list[Run]:
+    """The data runs that a training's rows come from."""
+    data = run.parents["data"]
+    return [one for found in runs_behind({"data": data}) for one in [found, *runs_behind(found.parents)]]
+
+
+def memory_here(run: Run) -> float | None:
+    """Bytes that a training or a score takes of this machine's memory on a CPU; None where its model is not known."""
+    try:
+        shape = shape_here(run)
+        if isinstance(run.config, TrainStage):
+            sft, row = run.config.sft, padded_row(run) or run.config.sft.seq_length
+            held = training_memory(shape, moved(run, shape), row, sft)
+            held["activations"] *= cpu.WIDER if sft.precision == "fp32" else 1
+            logits = 4 * micro_batches(sft)[0] * row * shape.vocabulary  # of all tokens, in fp32
+            return sum(held.values()) - held["context"] + logits + cpu.LIBRARIES
+        kind = Asked(1, 0, 0)
+        return scoring_memory(shape, kind, dtype_of(run), 1)["weights"] + cpu.LIBRARIES
+    except (PipelineError, KeyError, OSError, ValueError):
+        return None
+
+
+# ---------------------------------------------------------------------------------------------------- scores
+
+
+def evaluation_seconds(run: Run[EvalStage], on_gpu: bool) -> float | None:
+    """Of one task in one language; averages of several take none. Tokens by a sample of local files, else as in MGSM's
+    languages, else as in English."""
+    if is_bundle(run):
+        return 0.2
+    config, shape, dtype = run.config, shape_here(run), dtype_of(run)
+    seconds = 0.3 + (0.0 if on_gpu else FILES * shape.parameters)
+    for task in config.eval.tasks:
+        for language in config.languages:
+            kinds = kinds_of(run, task, language)
+            if on_gpu:
+                seconds += sum(scoring_seconds(shape, kinds, ON_GPU, dtype, config.eval.batch_size))
+                written = sum(one.questions * min(one.room, LONGEST * one.answer) for one in kinds)
+                seconds += 2 * shape.parameters * written / ON_GPU.rate(dtype)
+            else:
+                how = threads_of(config), dtype, config.eval.batch_size, config.eval.share_prefix
+                seconds += sum(cpu.scoring_seconds(shape, kinds, *how))
+    return seconds
+
+
+def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[Asked]:
+    """What a task puts to the model, with the questions and lengths of its local files where they are here."""
+    config, benchmark = run.config, benchmark_of(task.task)
+    count, room = questions(run, task, language), config.eval.max_gen_toks_of.get(language, config.eval.max_gen_toks)
+    found = asked(task.task, task.num_fewshot, language if language in MGSM else "en")
+    file = scored_file(run, task, language)
+    columns, worked = benchmark.columns, benchmark.kind == "number"
+    if file and columns and (lengths := sampled(file, columns, tokenizer := tokenizer_of(run))):
+        question = statistics.fmean(lengths)
+        exemplars = file.with_name(benchmark.exemplar_file) if worked and benchmark.exemplar_file else file
+        columns = (*columns, "answer") if worked else columns
+        shot = statistics.fmean(sampled(exemplars, columns, tokenizer)) if exemplars.is_file() else question
+        found = [replace(one, question=question, prefix=task.num_fewshot * shot) for one in found]
+    return [
+        replace(one, questions=min(one.questions, count), room=room or one.room, prefixes=min(one.prefixes, count))
+        for one in found
+    ]
+
+
+def scored_file(run: Run[EvalStage], task: EvalTask, language: str) -> Path | None:
+    """The local file of a task's questions, if it is here."""
+    root = run.parents.get("data_root")
+    if root is None or (isinstance(root, Run) and not root.folder.is_dir()):
+        return None
+    names = {"test": ("test", "devtest"), "dev": ("development", "dev")}[run.config.eval.split]
+    files = {path.stem: path for path in benchmark_of(task.task).files(root.folder, language)}
+    return next((files[one] for one in names if one in files), None)
+
+
+def questions(run: Run[EvalStage], task: EvalTask, language: str) -> int:
+    """Number of questions: those of the local file if it is here or is planned, else the benchmark's published size."""
+    config, root = run.config, run.parents.get("data_root")
+    most = config.eval.limit or benchmark_of(task.task).questions
+    if isinstance(root, Run) and not root.folder.is_dir():
+        return min(most, root.config.expert.questions(config.eval.split) or most)
+    found = scored_file(run, task, language)
+    return min(most, lines(found)) if found else most
+
+
+def data_seconds(run: Run[DataStage]) -> float | None:
+    """By the rows of a small world that are written, or the bytes of the files that are read."""
+    expert, root = run.config.expert, run.parents.get("data_root")
+    if world := expert.world:
+        return 1.5 + (world.math_rows + 3 * world.language_rows + world.documents + world.last_documents) / WORLD_ROWS
+    if expert.items or expert.union:
+        return 1.0
+    if isinstance(root, Run) and not root.folder.is_dir() and root.config.expert.world:
+        return 0.7 + WORLD_ROW * (root.config.expert.world.math_rows + root.config.expert.world.language_rows) / READ
+    if root is None or not root.folder.is_dir():
+        return None
+    read = sum((root.folder / source.file).stat().st_size for source in expert.sources.values())
+    return 0.7 + read / READ
+
+
+def tokenizer_of(run: Run) -> Path | None:
+    """The tokenizer.json of the model that a run trains or scores, if it is on this disk."""
+    return next((file for one in behind(run) if (file := one.folder / "tokenizer.json").is_file()), None)
+
+
+def shape_here(run: Run) -> Shape:
+    """Of the model that a run trains or scores, one that is made from nothing included."""
+    if isinstance(run.config, TrainStage) and run.config.model.init == "random":
+        model = run.config.model
+        return shape_of({"vocab_size": model.vocab_size, **model.architecture})
+    for one in runs_behind(run.parents):
+        if isinstance(one.config, TrainStage | EvalStage) or one.config.stage in ("merge", "select"):
+            return shape_here(one)
+    return shape_for(run)
+
+
+# ---------------------------------------------------------------------------------------------------- this machine
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@lru_cache(maxsize=1)
+def listed_gpus() -> int:
+    """How many GPUs nvidia-smi lists."""
+    try:
+        found = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in found.stdout.splitlines())
+
+
+def visible_gpus() -> list[str]:
+    """The ids of the GPUs that this process may use, without importing torch."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [one for one in named.split(",") if one]
+    return [str(index) for index in range(listed_gpus())]

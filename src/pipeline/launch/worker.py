@@ -1,0 +1,210 @@
+"""A process that makes runs one after the other, and keeps libraries and models in memory between them.
+
+`python -m pipeline.launch.worker` reads elements (launch/run_json.py), a line of JSON each, from standard input, and
+answers each with a line `{hash, ended, reason, seconds}` on standard output; ended: finished, failed, held or stopped.
+With a file, it makes those of one line, `{requeues, elements}`: that of its task in a Slurm array. What is printed
+while a run is made goes to its log, `runs_dir/.logs/<label>-<hash8>.log`.
+"""
+
+from __future__ import annotations
+
+from pipeline.runs.stop import UNFINISHED, answer_early, as_asked, listening
+
+if __name__ == "__main__":
+    answer_early()
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import Held, PipelineError
+from pipeline.hub.addresses import masked_output
+from pipeline.launch.in_process import make_run, reason_of
+from pipeline.launch.run_json import Element, run_of
+from pipeline.launch.slurm_commands import in_queue, run
+from pipeline.progress import quiet
+from pipeline.runs import state
+from pipeline.runs.folders import folder_name, folder_of
+from pipeline.runs.lease import holder, job
+
+LOGS = ".logs"
+
+
+def log_of(element: Element) -> Path:
+    return Path(element["config"]["runs_dir"]) / LOGS / f"{folder_name(element['label'], element['hash'])}.log"
+
+
+@contextmanager
+def logged(file: Path) -> Iterator[None]:
+    """Whatever this process and those that it starts print goes to the end of a file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    kept = os.dup(1), os.dup(2)
+    try:
+        for number in (1, 2):
+            os.dup2(opened, number)
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):  # a full disk has no room for the log either
+                stream.flush()
+        for number, before in zip((1, 2), kept, strict=True):
+            os.dup2(before, number)
+            os.close(before)
+        os.close(opened)
+
+
+def made(element: Element) -> dict[str, Any]:
+    """Make the run of an element: how that ended."""
+    begun = time.perf_counter()
+    ended, reason = "finished", None
+    try:
+        with as_asked():
+            make_run(run_of(element), element.get("predicted_seconds"))
+    except Held as error:
+        ended, reason = "held", str(error)
+    except Exception as error:
+        ended, reason = "failed", reason_of(error)
+    except SystemExit as error:
+        if error.code != UNFINISHED:
+            raise
+        ended = "stopped"
+    if reason:
+        with suppress(OSError):
+            print(f"{ended}: {reason}", file=sys.stderr)
+    return {"hash": element["hash"], "ended": ended, "reason": reason, "seconds": time.perf_counter() - begun}
+
+
+def answer_of(element: Element) -> dict[str, Any]:
+    """As made, with a log; a log that cannot be written, of another user's or on a full disk, is a failure too."""
+    try:
+        with logged(log_of(element)):
+            return made(element)
+    except OSError as error:
+        return {"hash": element["hash"], "ended": "failed", "reason": reason_of(error), "seconds": 0.0}
+
+
+def end_with_the_parent() -> None:
+    """A worker whose parent was killed stops in good order (Linux: PR_SET_PDEATHSIG)."""
+    parent = os.getppid()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+    if os.getppid() != parent:
+        raise SystemExit(UNFINISHED)
+
+
+@masked_output()
+def main() -> int:
+    quiet()
+    if len(sys.argv) > 1:
+        return of_array(Path(sys.argv[1]))
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C, and says what to do
+    end_with_the_parent()
+    with listening():
+        from pipeline.merge.resident import resident
+
+        with resident():
+            for line in iter(sys.stdin.readline, ""):
+                answer = answer_of(json.loads(line))
+                answers.write(json.dumps(answer) + "\n")
+                if answer["ended"] == "stopped":
+                    return UNFINISHED
+    return 0
+
+
+# ---------------------------------------------------------------------------------------------------- a task of Slurm
+
+
+def of_array(file: Path) -> int:
+    """Make the runs of this task: 0 all are finished, 75 ask for this task again, 1 some failed, or it is of no use."""
+    with open(file, encoding="utf-8") as lines:
+        task = next(line for number, line in enumerate(lines) if number == int(os.environ["SLURM_ARRAY_TASK_ID"]))
+    told = json.loads(task)
+    ended: list[str] = []
+    with listening():
+        from pipeline.merge.resident import resident
+
+        with resident():
+            for element in told["elements"]:
+                ended.append(of_task(element))
+                if ended[-1] == "stopped":
+                    break
+    counts = ", ".join(f"{count} {how}" for how, count in Counter(ended).items())
+    print(f"{len(told['elements'])} runs: {counts}", file=sys.stderr)
+    if not {"stopped", "held"} & set(ended):
+        return int("failed" in ended)
+    if int(os.environ.get("SLURM_RESTART_COUNT", 0)) >= told["requeues"]:
+        print(f"not requeued: launcher.requeues={told['requeues']} are used up", file=sys.stderr)
+        return 1
+    return UNFINISHED
+
+
+def of_task(element: Element) -> str:
+    """How the run of an element ended; held also where a parent is in work or in the queue."""
+    workplace, restarts = workplace_of(element), int(os.environ.get("SLURM_RESTART_COUNT", 0))
+    before = state.read(workplace)
+    if restarts and before.get("state") == "failed" and before.get("job") == job():
+        return "failed"  # in an earlier turn of this task
+    with suppress(OSError, subprocess.TimeoutExpired):  # job names are run names
+        run(["scontrol", "update", f"JobId={job()}", f"JobName={element['label']}"])
+    waits = [parent for parent in element["parents"].values() if not_finished(parent, element)]
+    failed = [one for one in waits if not to_come(parent_place(element, one))]
+    if waits:
+        ended = "failed" if failed else "held"
+        told = f"its parent {(failed or waits)[0]['name']} {'was not made' if failed else 'is not finished yet'}"
+        with suppress(OSError), logged(log_of(element)):
+            print(told, file=sys.stderr)
+    else:
+        answer = answer_of(element)
+        ended, told = str(answer["ended"]), answer["reason"]
+    if told:
+        print(f"{element['label']} {ended}: {told}", file=sys.stderr)  # in the log of the job
+    if ended == "failed" or waits:
+        now = "waiting" if ended == "held" else "blocked" if waits else "failed"
+        with suppress(OSError):
+            workplace.mkdir(parents=True, exist_ok=True)
+        state.write(workplace, state=now, last_line=told, job=job())
+    return ended
+
+
+def to_come(workplace: Path) -> bool:
+    """Whether a run that is not finished may still be: somebody makes it, or its job is in the queue."""
+    told = state.read(workplace)
+    if holder(workplace):
+        return True
+    try:
+        return told.get("state") not in ("failed", "blocked") and told.get("job") in in_queue()
+    except PipelineError:  # squeue does not answer here: the number of requeues is the bound
+        return told.get("state") in ("running", "waiting", "stopped")
+
+
+def not_finished(parent: dict[str, Any], element: Element) -> bool:
+    return "folder" not in parent and folder_of(hash_of(parent), Path(element["config"]["runs_dir"])) is None
+
+
+def hash_of(parent: dict[str, Any]) -> str:
+    """Of a snapshot that of its training."""
+    return str(parent.get("of", parent["hash"]))
+
+
+def parent_place(element: Element, parent: dict[str, Any]) -> Path:
+    return workplace_of(element).parent / hash_of(parent)
+
+
+def workplace_of(element: Element) -> Path:
+    return Path(element["config"]["runs_dir"]) / ".work" / str(element["hash"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Checks of the answers behind math scores: equations that hold, right plans, answers in the requested language."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.benchmarks import kind_of
+from pipeline.errors import PipelineError
+from pipeline.evaluate.metrics import mean
+from pipeline.evaluate.reasoning import alike
+from pipeline.evaluate.records import ScoreRow
+from pipeline.report.load.contents import Results
+from pipeline.report.load.scores import Written
+
+SHARES = {
+    "no_equation": "no equation",
+    "equations_true": "equations that hold",
+    "plan": "right plans",
+    "other_language": "in another language",
+    "cut_off": "cut off",
+    "unparsed": "unparsed",
+}
+
+
+@dataclass(frozen=True)
+class AnswerChecks:
+    """One column of the table: rows -> the shares of its answers in percent, None where there is none.
+
+    detected_by: how the language was detected (evaluate/reasoning.py).
+    """
+
+    title: str
+    detected_by: str
+    rows: dict[str, list[float | None]]
+
+
+def answer_checks(results: Results, read: Written) -> list[AnswerChecks]:
+    """A block for each math column that has such shares, means over its evaluations."""
+    found = []
+    for column in results.columns:
+        rows_of: dict[str, list[ScoreRow]] = {}
+        for cell in results.cells:
+            if cell.column == column and kind_of(cell.task) == "number":
+                scored = [row for score in cell.scores if score.run in read for row in read[score.run][0]]
+                rows_of[cell.row] = [row for row in scored if row.task == cell.task and row.metric in SHARES]
+        every = [row for rows in rows_of.values() for row in rows]
+        if not any(row.metric in ("no_equation", "equations_true") for row in every):
+            continue
+        methods = {row.filter for row in every if row.metric == "other_language"}
+        unseen = methods == {"script"} and any(shares_script(row.language) for row in every)
+        shares = {row: [share(rows_of.get(row, []), metric) for metric in SHARES] for row in results.rows}
+        if unseen:  # English answers to Nyankole questions: no other script is no evidence of the right language
+            at = list(SHARES).index("other_language")
+            shares = {row: [*each[:at], each[at] or None, *each[at + 1 :]] for row, each in shares.items()}
+        found.append(AnswerChecks(column, " or ".join(sorted(methods)), shares))
+    return found
+
+
+def shares_script(language: str) -> bool:
+    """Whether MGSM has another language of this script; also of a language that is not known here, of an archive."""
+    try:
+        return bool(alike(language))
+    except PipelineError:
+        return True
+
+
+def share(rows: Sequence[ScoreRow], metric: str) -> float | None:
+    values = [100 * row.value for row in rows if row.metric == metric and row.value is not None
+              and row.filter != "last-number"]  # fmt: skip
+    return mean(values) if values else None

@@ -1,0 +1,112 @@
+"""The runs behind a page: a line each, and what the page opens of one (configuration, parents, data card, curve)."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pipeline.data.rows import read_jsonl
+from pipeline.report.load.contents import TRAININGS, Results, RunResult
+from pipeline.report.render.plots import Curve, thinned
+
+KINDS = {"sft": "training", "cpt": "training", "eval": "evaluation", "select": "selection", "analyze": "analysis"}
+LONGEST_CARD = 20_000  # characters
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """A run behind the table; `serves`: the cells that it scores; `href`: its folder as seen from the page."""
+
+    kind: str
+    name: str
+    href: str
+    serves: str
+    model: str
+    seconds: float | None
+    finished: bool
+
+
+def lines(results: Results, folder: Path) -> list[RunLine]:
+    """Every run behind the table once: trainings, then evaluations, then the rest."""
+    serves: dict[str, dict[str, None]] = {}
+    for cell in results.cells:
+        for score in cell.scores:
+            serves.setdefault(score.run, {})[f"{cell.row}, {cell.column}"] = None
+    order = [*TRAININGS, "eval"]
+    runs = sorted(results.runs, key=lambda run: order.index(run.stage) if run.stage in order else 9)
+    return [
+        RunLine(
+            KINDS.get(run.stage, run.stage),
+            run.name,
+            address(run.folder, folder) if results.linked else "",
+            "; ".join(serves.get(run.name, {})) or (run.label if run.stage in TRAININGS else ""),
+            run.model,
+            run.seconds,
+            run.finished,
+        )
+        for run in runs
+    ]
+
+
+def described(results: Results, folder: Path, curves: Mapping[str, Curve]) -> dict[str, Any]:
+    """Name -> what the page opens of a run."""
+    return {
+        run.name: {
+            "stage": run.stage, "model": run.model, "time": "" if run.seconds is None else duration(run.seconds),
+            "made": ", ".join(filter(None, [run.started, told(run.machine, run.versions)])),
+            "attempt": run.attempt, "root": run.weights_root, "parents": dict(run.parents), "config": dict(run.config),
+            "card": run.card, "href": address(run.folder, folder) if results.linked else "",
+            "note": "; ".join(filter(None, [run.stale and f"stale: {run.stale}", *run.unlike, run.reason])),
+            "text": card(run.folder) if run.stage == "data" else "",
+            "curve": points(curves[run.name]) if run.name in curves else [],
+        }
+        for run in results.runs
+    }  # fmt: skip
+
+
+def told(machine: Mapping[str, Any], versions: Mapping[str, str]) -> str:
+    parts = [machine.get("device"), f"{machine['threads']} threads" if "threads" in machine else None]
+    parts += [f"torch {versions['torch']}" if "torch" in versions else None]
+    return ", ".join(str(part) for part in parts if part)
+
+
+def card(folder: Path) -> str:
+    path = folder / "data_card.md"
+    return path.read_text(encoding="utf-8", errors="replace")[:LONGEST_CARD] if path.is_file() else ""
+
+
+def curves_of(trainings: Sequence[RunResult]) -> dict[str, Curve]:
+    """Name -> the training's log; of one that logged nothing an empty curve."""
+    found = {}
+    for training in trainings:
+        path = training.folder / "log.jsonl"
+        rows = read_jsonl(path) if path.is_file() else []
+        found[training.name] = Curve(
+            loss=[(row["step"], row["loss"]) for row in rows if "loss" in row],
+            validation=[(row["step"], row["validation_loss"]) for row in rows if "validation_loss" in row],
+        )
+    return found
+
+
+def points(curve: Curve) -> list[list[float]]:
+    return [[round(x, 1), float(f"{y:.4g}")] for x, y in thinned(curve.loss, 120) if math.isfinite(y)]
+
+
+def address(target: Path, folder: Path) -> str:
+    """The address of a folder as seen from the page's; empty where there is none."""
+    return quote(Path(os.path.relpath(target, folder)).as_posix()) + "/" if target.is_dir() else ""
+
+
+def duration(seconds: float) -> str:
+    """42 -> 42 s, 412 -> 6 min 52 s, 7260 -> 2 h 1 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

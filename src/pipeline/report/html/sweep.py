@@ -1,0 +1,136 @@
+"""The page of a sweep: a map of score over configuration, and what the best is worth on questions not chosen on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.analyze.heatmaps import Map, svg_and_png_of_maps
+from pipeline.benchmarks import primary_metric
+from pipeline.config.stages import SweepStage
+from pipeline.evaluate.metrics import mean
+from pipeline.files import write_atomically
+from pipeline.report.html.page import environment
+from pipeline.report.render.sheets import comma_separated
+from pipeline.report.stats.statistics import split_half
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import Run
+
+
+def sweeps_of(reports: Path, hashes: Collection[str]) -> list[tuple[str, str]]:
+    """(title, address below `reports`) of the sweeps over experts that are all among these runs."""
+    found = []
+    for path in sorted(reports.glob("sweep-*/about.json")):
+        try:
+            about = json.loads(path.read_text(encoding="utf-8"))
+            if about["experts"] and set(about["experts"]) <= set(hashes):
+                found.append((str(about["title"]), f"{path.parent.name}/index.html"))
+        except (ValueError, KeyError, TypeError):
+            continue  # another program's
+    return found
+
+
+def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> Path:
+    """index.html, scores.csv and map.png of the finished points; those of other shards count as they finish."""
+    found = {index: score for index, run in enumerate(runs) if (score := scored(run)) is not None}
+    folder.mkdir(parents=True, exist_ok=True)
+    title = f"{config.merge.method} · {config.eval.name} · {', '.join(config.languages)}"
+    shown: dict[str, Any] = {"title": title, "finished": len(found), "points": len(points), "map": "", "told": []}
+    means = {index: mean([mean(each) for each in score]) for index, score in found.items()}
+    if found:
+        best = max(means, key=lambda index: means[index])
+        maps = maps_of(points, means, best)
+        scale = (min(means.values()), max(means.values()))
+        sizes = [len(each) for each in next(iter(found.values()))]
+        tasks = f" in {len(sizes)} tasks, the score is the mean of theirs" if len(sizes) > 1 else ""
+        shown["note"] = f"In percent, on {sum(sizes)} questions{tasks}. The frame is the best point."
+        shown["map"], picture = svg_and_png_of_maps(maps, "sweep", f"score over configuration: {title}", scale)
+        shown["told"] = told(points, found, means, best)
+        (folder / "map.png").write_bytes(picture)
+        write_atomically(folder / "scores.csv", as_csv(points, runs, means))
+    lines = [
+        ([str(value) for value in point.values()], means.get(index), runs[index].name)
+        for index, point in enumerate(points)
+    ]
+    html = environment().get_template("sweep.html.j2").render(knobs=list(points[0]), lines=lines, **shown)
+    write_atomically(folder / "index.html", html)
+    experts = sorted({run.parents[role].hash for run in runs for role in run.config.merge.references()})
+    write_atomically(folder / "about.json", json.dumps({"title": title, "experts": experts}, indent=1) + "\n")
+    return folder / "index.html"
+
+
+def scored(run: Run) -> list[list[float]] | None:
+    """The scores of a finished point in percent, a list of questions for each task and language; None of others."""
+    if read_manifest(run.folder) is None:
+        return None
+    found = []
+    for path in sorted((run.folder / "samples").glob("*.jsonl")):
+        samples = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        samples.sort(key=lambda sample: sample["doc_id"])
+        metric, _ = primary_metric(path.name.partition(".")[0])
+        found.append([_percent(sample, metric) for sample in samples])
+    return found
+
+
+def _percent(sample: Mapping[str, Any], metric: str | None) -> float:
+    """One question's: right or wrong, else its own score of the task's metric, which is in percent already."""
+    if sample.get("correct") is not None:
+        return 100.0 * sample["correct"]
+    return float(sample["scores"].get(metric, next(iter(sample["scores"].values()))))
+
+
+def maps_of(points: Sequence[Mapping[str, Any]], means: Mapping[int, float], best: int) -> list[Map]:
+    """A map for the first two knobs that vary, one a combination of the others."""
+    knobs = [key for key in points[0] if len({repr(point[key]) for point in points}) > 1] or list(points[0])[:1]
+    down, across = ["", knobs[0]] if len(knobs) == 1 else knobs[:2]
+    values = {key: list({repr(point[key]): point[key] for point in points}.values()) for key in points[0]}
+    rows = values[down] if down else [""]
+    panels: dict[str, dict[tuple[int, int], int]] = {}
+    for index, point in enumerate(points):
+        rest = ", ".join(f"{key} = {point[key]}" for key in knobs[2:])
+        place = (rows.index(point[down]) if down else 0, values[across].index(point[across]))
+        panels.setdefault(rest, {})[place] = index
+    return [
+        Map(
+            rest or "mean score",
+            [str(value) for value in rows],
+            [str(value) for value in values[across]],
+            [[means.get(cells.get((y, x), -1)) for x in range(len(values[across]))] for y in range(len(rows))],
+            down,
+            across,
+            next((place for place, index in cells.items() if index == best), None),
+        )
+        for rest, cells in panels.items()
+    ]
+
+
+def told(
+    points: Sequence[Mapping[str, Any]],
+    found: Mapping[int, list[list[float]]],
+    means: Mapping[int, float],
+    best: int,
+) -> list[str]:
+    """The best point, and what choosing on one half of the questions is worth on the other."""
+    indices = list(found)
+    halves = split_half([found[index] for index in indices])
+    named = [("odd", "even"), ("even", "odd")]
+    lines = [
+        f"Chosen on {on} questions: {point_name(points[indices[chosen]])}, {score:.1f} on the {off} ones."
+        for (on, off), (chosen, score) in zip(named, halves, strict=True)
+    ]
+    lines += [f"Split-half score, the mean of both: {mean([score for _, score in halves]):.1f}."] if halves else []
+    first = (
+        f"Best of {len(found)}: {point_name(points[best])}, {means[best]:.1f}, chosen on the questions that score it."
+    )
+    return [first, *lines]
+
+
+def point_name(point: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in point.items())
+
+
+def as_csv(points: Sequence[Mapping[str, Any]], runs: Sequence[Run], means: Mapping[int, float]) -> str:
+    rows = [[*point.values(), means.get(index, ""), runs[index].name] for index, point in enumerate(points)]
+    return comma_separated([[*points[0], "score", "run"], *rows])

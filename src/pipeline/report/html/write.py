@@ -1,0 +1,64 @@
+"""The report of a table, from what is on the disk alone: its page, its tables, its answers, and its plots as SVG.
+
+    index.html               one self-contained page
+    cells.md, cells.csv      the table, with what the paper prints; choices.json: what its `best` chose
+    claims.csv               the verdicts on what is claimed of the table; contrasts.csv: what it compares
+    results.csv              a row a run, task, language and metric
+    answers.parquet          a row an answer
+
+The same results give the same bytes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.files import write_atomically
+from pipeline.report.html.page import page
+from pipeline.report.load.answers import read_answers
+from pipeline.report.load.contents import Results
+from pipeline.report.load.scores import notes_of, primary_rows, read_all, refuse_unlike
+from pipeline.report.render.cells import cells_csv, cells_markdown, choices_json, contrasts_csv
+from pipeline.report.render.tidy import tidy
+from pipeline.report.stats.claims import claims_csv
+from pipeline.report.stats.compare import corrected, headline
+
+MOST_ANSWERS, MOST_QUESTIONS = 6_000, 250  # that the page carries: in all, and of one model in one task and language
+
+
+def write_report(results: Results, folder: Path) -> Path:
+    """Write the report of one table into `folder` and return the path of its index.html.
+
+    Raises PipelineError where evaluations were scored in different ways, or a file is cut off.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    read = read_all(results)
+    refuse_unlike(results, read)
+    shown = {(score.run, row.task, row.where) for cell in results.cells for score, row in primary_rows(cell, read)}
+    keep = min(MOST_QUESTIONS, max(1, MOST_ANSWERS // max(1, len(shown))))
+    evaluations = {name: run.folder for name, run in sorted(results.evaluations.items())}
+    answers = read_answers(evaluations, read, shown, keep, folder / "answers.parquet")
+    notes = notes_of(results, read)
+    html, pictures = page(results, read, answers, notes, folder)
+    written = {
+        "results.csv": tidy(results, read),
+        "cells.csv": cells_csv(results),
+        "cells.md": cells_markdown(results, headline(corrected(results.contrasts)), notes),
+        "choices.json": choices_json(results),
+        "index.html": html,
+    }
+    if results.verdicts:
+        written["claims.csv"] = claims_csv(results.verdicts)
+    if results.contrasts:
+        written["contrasts.csv"] = contrasts_csv(results.contrasts)
+    for name in ("claims.csv", "contrasts.csv", "table.csv", "table.md", "scores.json"):  # of an earlier build
+        if name not in written:
+            (folder / name).unlink(missing_ok=True)
+    for name, text in written.items():
+        write_atomically(folder / name, text)
+    (folder / "plots").mkdir(exist_ok=True)
+    for old in (folder / "plots").glob("*.*"):
+        old.unlink()  # of an earlier build with other languages
+    for name, picture in pictures.items():
+        (folder / "plots" / name).write_text(picture, encoding="utf-8")
+    return folder / "index.html"

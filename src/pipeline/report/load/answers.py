@@ -1,0 +1,193 @@
+"""The answers behind a table: each samples file is read once, into answers.parquet and into what the page needs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.benchmarks import answer_language, kind_of, primary_metric
+from pipeline.data.rows import read_jsonl
+from pipeline.errors import PipelineError
+from pipeline.evaluate.metrics import INVALID, share_in
+from pipeline.evaluate.records import Sample
+from pipeline.languages import language
+from pipeline.report.load.scores import Written
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetWriter
+
+LONGEST = 4000  # characters of a prompt's end or an answer's beginning that the page carries
+AT_ONCE = 20_000  # rows of a group of answers.parquet
+TEXTS = ("prompt", "target", "response", "extracted")
+
+Place = tuple[str, str, str]  # an evaluation, a task, a language or pair
+
+
+@dataclass
+class Answers:
+    """What the page needs of one model's answers to one task in one language (or pair).
+
+    `scores`: doc_id -> 1 or 0, of a task without right and wrong the question's own score in percent, of one. `text`: a
+    digest of all responses, empty where there is none. `translations`: doc_id -> (reference, response). `first`: the
+    first questions, as the page shows them.
+    """
+
+    n: int = 0
+    scores: dict[Any, float] = field(default_factory=dict)
+    unparsed: int = 0
+    cut_off: int = 0
+    strange: int = 0  # mostly in letters of another script, where most answers are
+    text: str = ""
+    translations: dict[Any, tuple[str, str]] = field(default_factory=dict)
+    first: list[list[Any]] = field(default_factory=list)
+
+
+def read_answers(
+    evaluations: Mapping[str, Path], read: Written, shown: Collection[Place], keep: int, parquet: Path
+) -> dict[Place, Answers]:
+    """All answers of `evaluations` (name -> folder) into `parquet`, and what the page needs of those in `shown`: of
+    each the first `keep` questions.
+
+    Raises PipelineError for a samples file that is cut off, or holds something else than answers.
+    """
+    import pyarrow.parquet as pq
+
+    found: dict[Place, Answers] = {}
+    with pq.ParquetWriter(parquet, schema(), compression="zstd") as writer:
+        rows = AnswerRows(writer)
+        for name, folder in evaluations.items():
+            shots = {(row.task, row.where): row.num_fewshot for row in read[name][0]}
+            for path in sorted((folder / "samples").glob("*.jsonl")):
+                task, _, where = path.name.removesuffix(".jsonl").partition(".")
+                try:
+                    samples = sorted(read_samples(path), key=lambda sample: sample["doc_id"])
+                    rows.add(name, task, where, shots.get((task, where)), samples)
+                    if (name, task, where) in shown:
+                        found[name, task, where] = needed(task, where, samples, keep)
+                except PipelineError:
+                    raise
+                except (TypeError, KeyError, AttributeError, ValueError) as error:
+                    problem = f"samples/{path.name} of {name} holds something else than answers"
+                    raise PipelineError(f"{problem}: make it again with redo=true") from error
+        rows.flush()
+    return found
+
+
+def read_samples(path: Path) -> list[Sample]:
+    """As `read_jsonl`, in one parse: twice as fast. Which line is broken is asked only where one is."""
+    lines = path.read_bytes().splitlines()  # of bytes: at \n and \r alone, which JSON escapes
+    with suppress(ValueError):
+        rows = json.loads(b"[" + b",".join(lines) + b"]")
+        if len(rows) == len(lines):
+            return rows
+    return read_jsonl(path)
+
+
+def needed(task: str, where: str, samples: Sequence[Sample], keep: int) -> Answers:
+    kind, responses = kind_of(task), [str(sample.get("response") or "") for sample in samples]
+    told = json.dumps([[sample["doc_id"], text] for sample, text in zip(samples, responses, strict=True)])
+    return Answers(
+        n=len(samples),
+        scores={sample["doc_id"]: score for sample in samples if (score := score_of(task, sample)) is not None},
+        unparsed=0 if kind == "choice" else sum(one.get("extracted") in (None, "", INVALID) for one in samples),
+        cut_off=sum(bool(sample.get("cut_off")) for sample in samples),
+        strange=in_another_script(task, where, responses),
+        text=hashlib.sha256(told.encode()).hexdigest() if any(responses) else "",
+        translations={one["doc_id"]: (text_of(one.get("target")), text_of(one.get("extracted"))) for one in samples}
+        if kind == "translation"
+        else {},
+        first=[item(sample) for sample in samples[:keep]],
+    )
+
+
+def score_of(task: str, sample: Sample) -> float | None:
+    """One question's score as a part of one: right or wrong, else the task's own metric, which is in percent."""
+    if sample.get("correct") is not None:
+        return float(sample["correct"])
+    metric, _ = primary_metric(task)
+    value = (sample.get("scores") or {}).get(metric)
+    return value / 100 if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def in_another_script(task: str, where: str, responses: Sequence[str]) -> int:
+    """How many answers are mostly not in the letters of their language, where these are more than half; else 0.
+
+    Seen between scripts only: English where Swahili is asked for is not.
+    """
+    if kind_of(task) in ("program", "choice") or not responses:
+        return 0
+    scripts = language(answer_language(task, where)).scripts
+    if "LATIN" in scripts and all(map(str.isascii, responses)):
+        return 0
+    strange = sum(share is not None and share < 0.5 for share in (share_in(scripts, text) for text in responses))
+    return strange if strange > len(responses) / 2 else 0
+
+
+def item(sample: Sample) -> list[Any]:
+    """[doc_id, prompt, target, response, extracted, correct, further scores] of the page."""
+    scores = {k: v for k, v in (sample.get("scores") or {}).items() if isinstance(v, int | float) and math.isfinite(v)}
+    told = ", ".join(f"{name} {value:.4g}" for name, value in sorted(scores.items()))
+    prompt, response = text_of(sample.get("prompt")), text_of(sample.get("response"))
+    over = len(prompt) - LONGEST
+    return [
+        sample["doc_id"],
+        prompt if over <= 0 else f"[{over} characters cut] …{prompt[-LONGEST:]}",
+        text_of(sample.get("target")),
+        response if len(response) <= LONGEST else f"{response[:LONGEST]}… [{len(response) - LONGEST} characters cut]",
+        text_of(sample.get("extracted")),
+        sample.get("correct"),
+        told + (", cut off" if sample.get("cut_off") else ""),
+    ]
+
+
+def text_of(value: Any) -> str:
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+# ------------------------------------------------------------------------------------------------ answers.parquet
+
+
+def schema() -> Any:
+    import pyarrow as pa
+
+    named = pa.dictionary(pa.int32(), pa.string())
+    columns: list[tuple[str, Any]] = [("run", named), ("task", named), ("language", named), ("num_fewshot", pa.int32())]
+    columns += [("doc_id", pa.string()), ("correct", pa.bool_()), ("score", pa.float64()), ("cut_off", pa.bool_())]
+    return pa.schema([*columns, *((name, pa.string()) for name in TEXTS)])
+
+
+@dataclass
+class AnswerRows:
+    """Rows on their way to the file, a column each. `language` is the pair where there is one."""
+
+    writer: ParquetWriter
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+
+    def add(self, run: str, task: str, where: str, shots: int | None, samples: Sequence[Sample]) -> None:
+        alike = {"run": run, "task": task, "language": where, "num_fewshot": shots}
+        for name, value in alike.items():
+            self.columns.setdefault(name, []).extend([value] * len(samples))
+        made: dict[str, list[Any]] = {
+            "doc_id": [str(sample["doc_id"]) for sample in samples],
+            "correct": [None if one.get("correct") is None else bool(one["correct"]) for one in samples],
+            "score": [score_of(task, sample) for sample in samples],
+            "cut_off": [None if one.get("cut_off") is None else bool(one["cut_off"]) for one in samples],
+        }
+        made |= {name: [text_of(sample.get(name)) for sample in samples] for name in TEXTS}
+        for name, values in made.items():
+            self.columns.setdefault(name, []).extend(values)
+        if len(self.columns["run"]) >= AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        import pyarrow as pa
+
+        if self.columns:
+            self.writer.write_table(pa.Table.from_pydict(self.columns, schema=schema()))
+            self.columns = {}

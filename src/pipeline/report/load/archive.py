@@ -1,0 +1,206 @@
+"""A table's results in one file: configuration, manifests, scores and answers, without weights, local paths or secrets.
+
+A zip whose bytes depend on the results alone. What comes out of one is untrusted: members have known names, sizes have
+limits, everything is plain data, and nothing of it becomes an address or markup of the page.
+
+    archive.json                {"format": 2, "results": ...}, as report/load/contents.py has them, folders left out
+    table.yaml                  the table as it was asked for
+    runs/NAME/manifest.json     and scores.json, samples/*.jsonl, log.jsonl, data_card.md, delta.csv, facts.json
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import types
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from pipeline.errors import PipelineError
+from pipeline.files import replacing
+from pipeline.hub.addresses import without_credentials
+from pipeline.report.load.contents import Results
+
+FORMAT = 2  # raised when an older program would misread what is in one
+NAME = r"[\w+=@][\w.+=@-]{0,250}"
+MEMBER = re.compile(
+    rf"archive\.json|table\.yaml|runs/{NAME}/(manifest\.json|scores\.json|log\.jsonl|data_card\.md|delta\.csv"
+    rf"|facts\.json|samples/{NAME}\.jsonl)"
+)
+PACKED = ("manifest.json", "scores.json", "samples/*.jsonl", "log.jsonl", "data_card.md", "delta.csv", "facts.json")
+LARGEST_BYTES, ALL_BYTES, MOST_MEMBERS = 2**28, 2**33, 300_000
+PRIVATE = ("environment", "runs_dir", "tracking", "launcher")  # of a manifest and its configuration
+ABSOLUTE = re.compile(r"(?<![\w.:/-])(?:~|[A-Za-z]:)?/(?:[^\s/:,;\"'()\[\]<>|]+/)*([^\s/:,;\"'()\[\]<>|]+)")
+
+
+def shared(value: Any, roots: Sequence[str] = ()) -> Any:
+    """The same structure as it may leave this machine: of an absolute path its last part, no credentials.
+
+    roots: folders whose names say too much even where they hold spaces.
+    """
+    if isinstance(value, Mapping):
+        return {key: shared(inner, roots) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [shared(inner, roots) for inner in value]
+    if not isinstance(value, str):
+        return value
+    for root in roots:
+        value = value.replace(root, "…")
+    return ABSOLUTE.sub(r"…/\1", str(without_credentials(value)))
+
+
+# ------------------------------------------------------------------------------------------------ out
+
+
+def pack(results: Results, table: str, file: Path, roots: Sequence[str] = ()) -> Path:
+    """Write the archive. table: the text of its YAML; roots: local folders that no text of it may name."""
+    with replacing(file) as beside, zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED) as archive:
+        told = {"format": FORMAT, "results": shared(plain(results), roots)}
+        add(archive, "archive.json", json.dumps(told, ensure_ascii=False, indent=1))
+        add(archive, "table.yaml", shared(table, roots))
+        for run in sorted(results.runs, key=lambda run: run.name):
+            paths = sorted(path for pattern in PACKED for path in run.folder.glob(pattern)) if run.finished else []
+            for path in paths:
+                name = f"runs/{run.name}/{path.relative_to(run.folder).as_posix()}"
+                if not MEMBER.fullmatch(name):
+                    raise PipelineError(f"{path.name} of {run.name} cannot be packed: its name is not one of ours")
+                add(archive, name, packed(path, roots))
+    return file
+
+
+def add(archive: zipfile.ZipFile, name: str, content: str | bytes) -> None:
+    member = zipfile.ZipInfo(name)  # of 1980: the time of packing is no result
+    member.compress_type, member.create_system, member.external_attr = zipfile.ZIP_DEFLATED, 3, 0o644 << 16
+    archive.writestr(member, content)
+
+
+def packed(path: Path, roots: Sequence[str]) -> str | bytes:
+    """A file as it goes in: answers and logs as they are, the rest without what is private."""
+    if path.suffix in (".jsonl", ".csv"):
+        return path.read_bytes()
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".json":
+        return str(shared(text, roots))
+    kept = json.loads(text)
+    if path.name == "manifest.json":
+        kept = {key: value for key, value in kept.items() if key not in PRIVATE}
+        kept["config"] = {key: value for key, value in kept.get("config", {}).items() if key not in PRIVATE}
+    return json.dumps(shared(kept, roots), ensure_ascii=False, indent=1) + "\n"
+
+
+def plain(value: Any) -> Any:
+    """A dataclass as JSON has it, folders left out."""
+    if is_dataclass(value):
+        return {one.name: plain(getattr(value, one.name)) for one in fields(value) if one.name != "folder"}
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+# ------------------------------------------------------------------------------------------------ in
+
+
+def is_archive(file: Path) -> bool:
+    """By its name or its first bytes, as one that is cut off still has them."""
+    if not file.is_file():
+        return False
+    with open(file, "rb") as stream:
+        return file.suffix == ".zip" or stream.read(4) == b"PK\x03\x04"
+
+
+def unpack(file: Path, folder: Path) -> Results:
+    """The results in an archive, its files below `folder`, which is empty.
+
+    Raises PipelineError for what is cut off, made by a newer version, or made by no export of this program.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            refuse_strange(file, archive.infolist())
+            told = json.loads(archive.read("archive.json"))
+            if told["format"] > FORMAT:
+                newer = f"format {told['format']}, this one reads {FORMAT}"
+                raise PipelineError(f"{file} was made by a newer version of this program ({newer}): update this one")
+            plainly = of_format_1(told["results"]) if told["format"] == 1 else told["results"]
+            results = decoded(Results, plainly, folder)
+            for member in archive.infolist():
+                target = folder / member.filename
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(archive.read(member))
+    except PipelineError:
+        raise
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
+        raise PipelineError(f"{file} is cut off or damaged ({error}): copy it again") from error
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise PipelineError(f"{file} was made by no export of this program: give what stage=export wrote") from error
+    if not re.fullmatch(NAME, results.table):
+        raise PipelineError(f"{file} holds a table of no name: give what stage=export wrote")
+    return results
+
+
+def refuse_strange(file: Path, members: Sequence[zipfile.ZipInfo]) -> None:
+    names = [member.filename for member in members]
+    strange = [name for name in names if not MEMBER.fullmatch(name)]
+    if strange or len(set(names)) < len(names):
+        told = repr(strange[0][:80]) if strange else "a file twice"
+        raise PipelineError(f"{file} holds {told}, which no export of this program writes")
+    sizes = [member.file_size for member in members]
+    if max(sizes, default=0) > LARGEST_BYTES or sum(sizes) > ALL_BYTES or len(names) > MOST_MEMBERS:
+        raise PipelineError(f"{file} unpacks to {sum(sizes) / 2**20:.0f} MB, more than a table's results are")
+
+
+def of_format_1(kept: dict[str, Any]) -> dict[str, Any]:
+    """The results of an archive of format 1, which had its cells beside a second table, a row a model."""
+    evaluations: dict[str, list[dict[str, Any]]] = {}
+    for one in kept["cells"]:
+        score = {"run": one["name"], "at": {"seed": str(one["seed"])}}
+        evaluations.setdefault(one["name"], []).append(score)
+    cells = []
+    for cell in kept["table_cells"]:
+        scores = [evaluations[name][0] for name in cell["runs"] if name in evaluations]
+        tasks = {task_in(one["run"]) for one in scores}
+        roles = {kept["roles"].get(one["row"], "") for one in kept["cells"] if one["name"] in cell["runs"]}
+        cells.append({**cell, "scores": scores, "task": "".join(tasks) if len(tasks) == 1 else "",
+                      "role": "".join(roles) if len(roles) == 1 else ""})  # fmt: skip
+    return {**kept, "rows": kept["table_rows"], "columns": kept["table_columns"], "cells": cells}
+
+
+def task_in(name: str) -> str:
+    """The task in the name of an evaluation: mgsm of eval-mgsm_2shot-base-1234abcd."""
+    found = re.match(r"eval-(\w+?)_\d+shot-", name)
+    return found[1] if found else ""
+
+
+@lru_cache(maxsize=32)
+def hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def decoded(kind: Any, value: Any, folder: Path) -> Any:
+    """Plain data as `kind` wants it, checked all the way down. Raises TypeError, ValueError or KeyError."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if isinstance(kind, type) and is_dataclass(kind):
+        known = {key: decoded(hints(kind)[key], one, folder) for key, one in value.items() if key in hints(kind)}
+        if "folder" in hints(kind):
+            if not re.fullmatch(NAME, known["name"]):
+                raise ValueError("a run of no name")
+            known["folder"] = folder / "runs" / known["name"]
+        return kind(**(known | ({"linked": False} if kind is Results else {})))
+    if origin in (Union, types.UnionType):
+        return None if value is None else decoded(next(one for one in inner if one is not type(None)), value, folder)
+    if origin is not None and issubclass(origin, Mapping):
+        return {str(key): decoded(inner[1], one, folder) for key, one in value.items()}
+    if origin is not None and issubclass(origin, Sequence):
+        if not isinstance(value, list):
+            raise TypeError("a list is wanted")
+        return tuple(decoded(inner[0], one, folder) for one in value)
+    wanted = (int, float) if kind is float else kind
+    if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"{value!r} is no {kind}")
+    return value

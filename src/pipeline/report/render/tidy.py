@@ -1,0 +1,64 @@
+"""results.csv: one tidy row a run, task, language and metric, with where it stands in the table and how it was made."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pipeline.evaluate.records import ScoreRow
+from pipeline.report.load.contents import Results
+from pipeline.report.load.scores import Written, interval, percent
+from pipeline.report.render.sheets import comma_separated
+
+COLUMNS = (
+    "table run row column role seed task language pair subject metric filter num_fewshot split dtype value stderr "
+    "low high n reason model knobs weights_root device threads torch transformers lm_eval attempt started seconds "
+    "stale unlike"
+).split()
+NOT_KNOBS = ("eval.", "languages", "seed", "stage")  # columns of their own, or the same for all rows
+
+
+def tidy(results: Results, read: Written) -> str:
+    """results.csv, sorted by run, task and language. Values in percent; BLEU and chrF++ as they are.
+    low and high: `scores.interval`.
+
+    A run that serves several rows, columns or seeds of the table names them all.
+    """
+    places: dict[str, dict[str, dict[Any, None]]] = {}
+    for cell in results.cells:
+        for one in cell.scores:
+            of = places.setdefault(one.run, {"row": {}, "column": {}, "role": {}, "seed": {}})
+            of["row"][cell.row], of["column"][f"{cell.row} | {cell.column}"], of["role"][cell.role] = None, None, None
+            of["seed"] |= {one.at["seed"]: None} if "seed" in one.at else {}
+    lines: list[list[Any]] = []
+    for name, run in sorted(results.evaluations.items()):
+        named = {key: "; ".join(map(str, values)) for key, values in places.get(name, {}).items()}
+        knobs = {key: value for key, value in run.config.items() if not key.startswith(NOT_KNOBS)}
+        made = named | {
+            "table": results.table, "run": name, "model": run.model, "split": run.config.get("eval.split", "test"),
+            "dtype": read[name][1].get("dtype"),
+            "knobs": "; ".join(f"{key}={value}" for key, value in knobs.items()), "weights_root": run.weights_root,
+            "device": run.machine.get("device"), "threads": run.machine.get("threads"),
+            "torch": run.versions.get("torch"), "transformers": run.versions.get("transformers"),
+            "lm_eval": run.versions.get("lm-eval"), "attempt": run.attempt, "started": run.started,
+            "seconds": run.seconds, "stale": run.stale, "unlike": "; ".join(run.unlike),
+        }  # fmt: skip
+        fixed = {column: made.get(column) for column in COLUMNS}
+        for score in sorted(read[name][0], key=order):
+            scale = percent(score.metric)
+            row = fixed | {key: value for key, value in vars(score).items() if key in fixed}
+            row["low"], row["high"] = interval(score) or (None, None)
+            for key in ("value", "stderr", "low", "high"):
+                row[key] = scaled(row[key], scale)
+            lines.append(list(row.values()))
+    return comma_separated([list(COLUMNS), *lines])
+
+
+def order(score: ScoreRow) -> tuple[str, ...]:
+    return score.task, score.where, score.subject or "", score.metric, score.filter
+
+
+def scaled(number: Any, scale: int) -> float | None:
+    """As it is printed: ten digits, so that 100 * 0.07 is 7."""
+    found = isinstance(number, int | float) and math.isfinite(number)
+    return float(f"{scale * number:.10g}") if found else None

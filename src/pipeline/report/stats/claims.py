@@ -1,0 +1,398 @@
+"""Claims about a table, and what results make of them: shown, contradicted, or undecided at what detectable difference.
+
+A claim file is YAML: table -> its claims, each with exactly the keys of KEYS; conf/claims/layer_swapping.yaml says what
+they mean. Code alone decides: a claim is shown where an interval (or a test at 5 %) lies on its side of the threshold,
+contradicted where it lies on the other, else undecided. Nothing here looks at a file or a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import yaml
+
+from pipeline.errors import PipelineError, meant
+from pipeline.files import check_yaml_size
+from pipeline.report.render.sheets import comma_separated
+from pipeline.report.stats.ranks import Alike, Correlations, Friedman, holm
+from pipeline.report.stats.statistics import LEVEL, Contrast, McNemar
+
+OPTIONAL = ("family", "than")
+KEYS = ("id", "text", "section", "left", "right", "metric", "over", "test", "threshold", "direction")
+TESTS = ("difference", "gain", "alike", "every", "wins", "mcnemar", "friedman", "wilcoxon", "spearman")
+FACT = "fact"  # a metric: what runs recorded, in place of answers
+DIRECTIONS = ("higher", "lower", "within", "differ")
+SHOWN, CONTRADICTED, UNDECIDED, NOT_MADE = "shown", "contradicted", "undecided", "not made"
+NOT_TESTABLE = "cannot be tested"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """left, right: columns or rows of the table; of several the best counts. threshold: points, where `relative`
+    percent of the right side, of friedman a level. than: the places whose difference `gain` takes away. family: claims
+    of a table that name the same one are corrected together by Holm; "" for a claim on its own."""
+
+    file: str
+    table: str
+    id: str
+    text: str
+    section: str
+    left: tuple[str, ...]
+    right: tuple[str, ...]
+    metric: str
+    over: tuple[str, ...]
+    test: str
+    threshold: float
+    relative: bool
+    direction: str
+    family: str = ""
+    than: tuple[str, ...] = ()
+
+    @classmethod
+    def plain(cls, table: str, left: str, right: str, metric: str, place: str) -> Claim:
+        """That left is higher than right at one place: what a table's own comparisons ask."""
+        return cls("", table, f"{left} against {right}", "", "", (left,), (right,), metric, (place,), "difference", 0,
+                   False, "higher")  # fmt: skip
+
+    def refuse(self, problem: str) -> PipelineError:
+        return PipelineError(f"{self.file}, claim {self.id}: {problem}")
+
+    @property
+    def margin(self) -> float:
+        """What left minus right is held against, as a share; a lower left side has it below 0."""
+        points = 0.0 if self.relative else self.threshold / 100
+        return -points if self.direction == "lower" else points
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What results make of a claim, a line of claims.csv. Values, difference, interval and could_see in points.
+
+    p: two-sided, of the claim's threshold; could_see: the minimum detectable difference at power 80 %; detail: what
+    else was computed.
+    """
+
+    id: str
+    text: str
+    table: str
+    section: str
+    left: str
+    right: str
+    test: str
+    direction: str
+    threshold: str
+    verdict: str
+    left_value: float | None = None
+    right_value: float | None = None
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    n: int | None = None
+    could_see: float | None = None
+    detail: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """The verdict; undecided (minimum detectable difference 4.6 points); not made, or cannot be tested: why."""
+        if self.verdict == UNDECIDED and self.could_see is not None:
+            return f"{UNDECIDED} (minimum detectable difference {decimals(self.could_see)} points)"
+        why = {NOT_MADE: self.detail, NOT_TESTABLE: self.detail.partition(";")[0]}.get(self.verdict)
+        return f"{self.verdict}: {why}" if why else self.verdict
+
+
+# ---------------------------------------------------------------------------------------------------- files
+
+
+def read_claims(text: str, file: str) -> list[Claim]:
+    """The claims of one file. Raises PipelineError, in one sentence, for what is no claim."""
+    check_yaml_size(text, file)
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise PipelineError(f"{file} is no YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(found, dict) or not all(isinstance(one, list) for one in found.values()):
+        raise PipelineError(f"{file}: a claim file gives each table a list of claims")
+    claims = [claim_of(words, table, file) for table, listed in found.items() for words in listed]
+    names = [claim.id for claim in claims]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise PipelineError(f"{file}: two claims have the id {twice[0]}")
+    return claims
+
+
+def claim_of(words: Any, table: str, file: str) -> Claim:
+    where = f"{file}, claim {words.get('id', '?') if isinstance(words, dict) else words}"
+    if not isinstance(words, dict):
+        raise PipelineError(f"{where}: a claim is a mapping with {', '.join(KEYS)}")
+    for key in words:
+        if key not in KEYS + OPTIONAL:
+            raise PipelineError(f"{where}: unknown key {key}: {meant(key, KEYS + OPTIONAL)}")
+    if missing := [key for key in KEYS if key not in words]:
+        raise PipelineError(f"{where}: {missing[0]} is missing")
+    for key, known in (("test", TESTS), ("direction", DIRECTIONS)):
+        if words[key] not in known:
+            raise PipelineError(f"{where}: {key} {words[key]!r}: {meant(words[key], known)}")
+    threshold, relative = str(words["threshold"]), str(words["threshold"]).endswith("%")
+    try:
+        number = float(threshold.removesuffix("%"))
+    except ValueError:
+        raise PipelineError(f"{where}: threshold {threshold} is neither points nor N%") from None
+    left, right, over, than = (_names(words.get(key)) for key in ("left", "right", "over", "than"))
+    test, direction = words["test"], words["direction"]
+    problem = (
+        "left is empty"
+        if not left
+        else "over names no row or column"
+        if not over
+        else "friedman ranks the columns of left, right is null and direction differ"
+        if test == "friedman" and (right or direction != "differ")
+        else "only friedman goes without a right side, and with direction differ"
+        if test != "friedman" and (not right or direction == "differ")
+        else f"{test} is about higher and lower"
+        if test in ("alike", "every", "wins", "mcnemar", "wilcoxon", "spearman") and direction == "within"
+        else f"{test} knows no threshold but 0"
+        if test in ("wins", "mcnemar", "wilcoxon", "spearman") and number
+        else "gain compares one left and one right side at `over` and at `than`, in points"
+        if test == "gain" and (relative or not than or len(left) + len(right) > 2)
+        else "than is a key of test gain"
+        if than and test != "gain"
+        else "a fact is of one left and one right side, by test difference or alike"
+        if words["metric"] == FACT and (test not in ("difference", "alike") or len(left) + len(right) > 2)
+        else "alike is of facts, without a threshold"
+        if test == "alike" and (words["metric"] != FACT or number)
+        else "within needs a threshold above 0, in points"
+        if direction == "within" and (relative or number <= 0)
+        else ""
+    )
+    if problem:
+        raise PipelineError(f"{where}: {problem}")
+    named = {key: str(words[key]) for key in ("id", "text", "section", "metric", "test", "direction")}
+    return Claim(
+        file=file, table=str(table), left=left, right=right, over=over, threshold=number, relative=relative,
+        family=str(words.get("family") or ""), than=than, **named,
+    )  # fmt: skip
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    return tuple(str(one) for one in (value if isinstance(value, list) else [] if value is None else [value]))
+
+
+def decimals(value: float, sign: str = "") -> str:
+    """A number in points with one decimal; one that this would make 0, as losses differ, with its first digit."""
+    return f"{value:{sign}.{'1g' if 0 < abs(value) < 0.05 else '1f'}}"
+
+
+def claims_csv(verdicts: Sequence[Verdict]) -> str:
+    """claims.csv: a line a claim, in the files' order; numbers with three decimals of a point."""
+    lines: list[list[Any]] = [[*(item.name for item in fields(Verdict)), "sentence"]]
+    for verdict in verdicts:
+        values = [
+            round(one, 5 if name == "p" else 3) if isinstance(one, float) else one
+            for name, one in asdict(verdict).items()
+        ]
+        lines.append([*values, verdict.sentence])
+    return comma_separated(lines)
+
+
+# ---------------------------------------------------------------------------------------------------- verdicts
+
+
+def verdict(claim: Claim, word: str = UNDECIDED, **numbers: Any) -> Verdict:
+    """The line of a claim. Values and differences are given as shares, and told in points."""
+    points = ("left_value", "right_value", "difference", "low", "high", "could_see")
+    told = {name: 100 * one if name in points and one is not None else one for name, one in numbers.items()}
+    threshold = f"{claim.threshold:g}{'%' if claim.relative else ''}"
+    return Verdict(
+        id=claim.id, text=claim.text, table=claim.table, section=claim.section, left=" or ".join(claim.left),
+        right=" or ".join(claim.right), test=claim.test, direction=claim.direction, threshold=threshold, verdict=word,
+        **told,
+    )  # fmt: skip
+
+
+def not_made(claim: Claim, reason: str) -> Verdict:
+    return verdict(claim, NOT_MADE, detail=reason)
+
+
+def not_testable(claim: Claim, reason: str) -> Verdict:
+    return verdict(claim, NOT_TESTABLE, detail=reason)
+
+
+def word_of(claim: Claim, low: float, high: float) -> str:
+    """Where the interval of left minus right (of a relative claim, left minus so much of right) lies, as shares."""
+    if claim.direction == "within":
+        reach = claim.threshold / 100
+        return SHOWN if -reach < low and high < reach else CONTRADICTED if low > reach or high < -reach else UNDECIDED
+    above, below = low > claim.margin, high < claim.margin
+    shown, contradicted = (above, below) if claim.direction == "higher" else (below, above)
+    return SHOWN if shown else CONTRADICTED if contradicted else UNDECIDED
+
+
+def p_of(claim: Claim, found: Contrast) -> float:
+    """Two-sided p of the claim's threshold: below 5 % where the interval lies on one side of it; for `within`, of the
+    nearer one of its two thresholds."""
+    if claim.direction == "within":
+        return max(found.p_of(-claim.threshold / 100), found.p_of(claim.threshold / 100))
+    return found.p_of(claim.margin)
+
+
+def judge_difference(claim: Claim, found: Contrast, left: float, right: float, detail: str = "") -> Verdict:
+    return verdict(
+        claim, word_of(claim, found.low, found.high), left_value=left, right_value=right, difference=found.difference,
+        low=found.low, high=found.high, p=p_of(claim, found), n=found.n, could_see=found.could_see, detail=detail,
+    )  # fmt: skip
+
+
+def judge_every(claim: Claim, found: Sequence[tuple[str, Contrast]], left: float, right: float) -> Verdict:
+    """Each unit on its own (name, contrast): shown where all are, which needs no correction; contradicted where one
+    lies on the other side, at 5 % by Holm over all units."""
+    words = [word_of(claim, one.low, one.high) for _, one in found]
+    sign = 1 if claim.direction == "higher" else -1
+    beyond = [sign * (one.difference - claim.margin) for _, one in found]
+    corrected = holm([p_of(claim, one) for _, one in found])
+    opposed = [p < LEVEL and apart < 0 for p, apart in zip(corrected, beyond, strict=True)]
+    word = SHOWN if all(one == SHOWN for one in words) else CONTRADICTED if any(opposed) else UNDECIDED
+    worst = min((one for _, one in found), key=lambda one: sign * one.difference)
+    told = ", ".join(f"{name} {100 * one.difference:+.1f}" for name, one in found)
+    return verdict(
+        claim, word, left_value=left, right_value=right, difference=worst.difference, low=worst.low, high=worst.high,
+        p=p_of(claim, worst), n=worst.n, could_see=max(one.could_see for _, one in found),
+        detail=f"{sum(apart > 0 for apart in beyond)} of {len(found)} on its side, {words.count(SHOWN)} shown; "
+        f"here the least of them: {told}",
+    )  # fmt: skip
+
+
+def judge_wins(
+    claim: Claim, found: Sequence[tuple[str, Contrast]], mean: Contrast, left: float, right: float
+) -> Verdict:
+    """As the papers count: shown where every unit lies on its side and the mean over all of them significantly so (a
+    count alone proves nothing, as units share experts and questions); contradicted where `every` is, or the mean lies
+    significantly on the other side."""
+    whole, each = judge_difference(claim, mean, left, right), judge_every(claim, found, left, right)
+    sign = 1 if claim.direction == "higher" else -1
+    wins = sum(sign * one.difference > 0 for _, one in found)
+    word = whole.verdict if wins == len(found) or whole.verdict == CONTRADICTED else UNDECIDED
+    told = ", ".join(f"{name} {100 * one.difference:+.1f}" for name, one in found)
+    word = CONTRADICTED if each.verdict == CONTRADICTED else word
+    return replace(whole, verdict=word, detail=f"{wins} of {len(found)} on its side: {told}")
+
+
+def judge_alike(claim: Claim, found: Alike) -> Verdict:
+    told = f"mean correlation {found.within:+.2f} within a kind, {found.between:+.2f} between, "
+    told += f"{found.labellings} labellings"
+    if not found.least_p < LEVEL:
+        return not_testable(claim, f"trainings too few or without a profile, for any p below {LEVEL}; {told}")
+    p = found.p if claim.direction == "higher" else found.opposed
+    word = SHOWN if p < LEVEL else CONTRADICTED if min(found.p, found.opposed) < LEVEL else UNDECIDED
+    return verdict(claim, word, p=p, n=found.n, detail=told)
+
+
+def judge_mcnemar(claim: Claim, test: McNemar, found: Contrast, left: float, right: float) -> Verdict:
+    """By the score test of the interval, which at a threshold of 0 is McNemar's; its mid-p is shown next to it."""
+    told = f"{test.first} answers right for the left alone, {test.second} for the right alone; mid-p {test.p:.4f}"
+    return judge_difference(claim, found, left, right, told)
+
+
+def judge_friedman(claim: Claim, found: Friedman, blocks: int) -> Verdict:
+    """Shown where both p are small: blocks of one model share a math expert, so the permuted one has to agree."""
+    word = SHOWN if max(found.p, found.permuted) < claim.threshold else UNDECIDED
+    ranks = ", ".join(f"{name} {rank:.2f}" for name, rank in zip(claim.left, found.mean_ranks, strict=True))
+    names = claim.left
+
+    def pairs(p: Any) -> str:
+        apart = [f"{names[i]} and {names[j]}" for i in range(len(names)) for j in range(i) if p[i, j] < LEVEL]
+        return ", ".join(apart) or "none"
+
+    told = (
+        f"chi-squared {found.statistic:.2f}, p {found.p:.4f}, permuted within models {found.permuted:.4f}; mean ranks: "
+        f"{ranks}; critical difference {found.critical_difference:.2f}; apart by Nemenyi: {pairs(found.nemenyi)}; "
+        f"by Conover with Holm: {pairs(found.conover)}"
+    )
+    return verdict(claim, word, p=max(found.p, found.permuted), n=blocks, detail=told)
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A pair of columns over blocks: mean difference (a share), p of the signed-rank test whose signs flip by cluster,
+    and how many blocks and clusters of them (models, whose blocks share experts) there are."""
+
+    left: str
+    right: str
+    difference: float
+    p: float
+    blocks: int
+    clusters: int
+
+    @property
+    def least_p(self) -> float:
+        """Of any result: all clusters on one side."""
+        return 2 / 2**self.clusters
+
+
+def judge_wilcoxon(claims: Sequence[tuple[Claim, Sequence[Ranked]]]) -> list[Verdict]:
+    """Claims with their pairs; p by Holm over all pairs of a family. A family whose clusters are too few for any result
+    to be significant cannot be tested."""
+    families: dict[str, list[tuple[str, int]]] = {}
+    for claim, pairs in claims:
+        families.setdefault(family_of(claim), []).extend((claim.id, at) for at in range(len(pairs)))
+    of_claim = {claim.id: pairs for claim, pairs in claims}
+    adjusted: dict[tuple[str, int], float] = {}
+    for members in families.values():
+        adjusted |= zip(members, holm([of_claim[name][at].p for name, at in members]), strict=True)
+    found = []
+    for claim, pairs in claims:
+        sign = 1 if claim.direction == "higher" else -1
+        count = len(families[family_of(claim)])
+        holms = [adjusted[claim.id, place] for place in range(len(pairs))]
+        small = [p < LEVEL for p in holms]
+        on_side = [sign * pair.difference > 0 for pair in pairs]
+        shown = all(one and side for one, side in zip(small, on_side, strict=True))
+        opposed = any(one and not side for one, side in zip(small, on_side, strict=True))
+        word = SHOWN if shown else CONTRADICTED if opposed else UNDECIDED
+        told = "; ".join(
+            f"{pair.left} less {pair.right} {100 * pair.difference:+.1f}, p {pair.p:.4f}, {p:.4f} by Holm over {count}"
+            for pair, p in zip(pairs, holms, strict=True)
+        )
+        if (least := count * max(pair.least_p for pair in pairs)) >= LEVEL:
+            word = NOT_TESTABLE
+            told = (
+                f"{pairs[0].clusters} clusters give p {min(1.0, least):.3g} by Holm over {count} at the least; {told}"
+            )
+        worst = max(range(len(pairs)), key=lambda at: (-sign * pairs[at].difference, holms[at]))
+        found.append(verdict(
+            claim, word, difference=pairs[worst].difference, p=holms[worst], n=pairs[worst].blocks, detail=told,
+        ))  # fmt: skip
+    return found
+
+
+def family_of(claim: Claim) -> str:
+    return claim.family or f"claim {claim.id}"
+
+
+def corrected(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Verdicts by Holm over each family that claims name; those on signed ranks are corrected already."""
+    found = list(verdicts)
+    for family in dict.fromkeys(claim.family for claim in claims if claim.family):
+        members = [
+            at
+            for at, claim in enumerate(claims)
+            if claim.family == family and claim.test != "wilcoxon" and found[at].p is not None
+        ]
+        for at, p in zip(members, holm([found[at].p or 0.0 for at in members]), strict=True):
+            one = found[at]
+            told = f"p {one.p:.4f} before Holm's correction over {len(members)}"
+            word = one.verdict if p < LEVEL else UNDECIDED
+            found[at] = replace(one, p=p, verdict=word, detail="; ".join(filter(None, [one.detail, told])))
+    return found
+
+
+def judge_spearman(claim: Claim, found: Correlations, n: int) -> Verdict:
+    if math.isnan(found.low):
+        return not_testable(claim, "fewer than four pairs a group, or all alike, show no correlation")
+    low, high = (found.low, found.high) if claim.direction == "higher" else (-found.high, -found.low)
+    word = SHOWN if low > 0 else CONTRADICTED if high < 0 else UNDECIDED
+    told = f"rho {found.left:+.2f} against {found.right:+.2f}; Fisher's z {found.difference:+.2f}"
+    told += f" ({found.low:+.2f} to {found.high:+.2f})"
+    return verdict(claim, word, p=found.p, n=n, detail=told)

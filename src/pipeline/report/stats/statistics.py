@@ -1,0 +1,473 @@
+"""The statistics under a table. Pure functions on arrays of scores; NumPy and SciPy are imported where they are needed.
+
+Scores are shares of 1, a score a problem (0 or 1, or a mean over what is fixed: languages, models). What is drawn from
+a population is resampled: problems always, experts where a claim is about any expert and not these. MGSM asks the same
+problems in every language, so a draw of problem ids serves all languages, seeds and models at once.
+
+Tests on ranks (Friedman, Wilcoxon, Spearman) are in ranks.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from pipeline.evaluate.metrics import mean
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike
+
+DRAWS = 2_000
+LEVEL = 0.05
+POWER = 0.8
+
+
+def standard_error(fraction: float, n: int) -> float:
+    """Binomial standard error of a fraction in [0, 1] over n questions."""
+    return math.sqrt(fraction * (1 - fraction) / n)
+
+
+def smallest_difference(questions: int, discordant: float) -> float:
+    """The minimum detectable difference (as a share) of a test on the same questions, at LEVEL and with POWER.
+
+    McNemar's statistic in its normal approximation: of n questions a share b is right for one model alone, c for the
+    other alone; b - c has the variance (d - (b - c)^2) / n <= d / n with d = b + c, the share of discordant answers. A
+    two-sided test at 5 % shows it with power 80 % from (z of 0.975, plus z of 0.8) sqrt(d / n) = 2.80 sqrt(d / n) on.
+    `discordant` is measured, or assumed before anything is.
+    """
+    return detectable(quantiles(math.inf) * math.sqrt(discordant / questions), questions)
+
+
+def detectable(difference: float, questions: int, reach: float = 1.0) -> float:
+    """A minimum detectable difference within what n questions can show at all: not below the rule of three (0 of n
+    observed is compatible with 3 / n, Hanley and Lippman-Hand 1983), nor above the largest possible difference."""
+    return min(reach, max(difference, 3 / questions))
+
+
+# ------------------------------------------------------------------------------------------- two models
+
+
+@dataclass(frozen=True)
+class McNemar:
+    """n: problems; first, second: how many that one alone gets right; p: two-sided, mid-p."""
+
+    n: int
+    first: int
+    second: int
+    p: float
+
+
+def mcnemar(first: ArrayLike, second: ArrayLike) -> McNemar:
+    """Exact McNemar test with mid-p of two models' answers, right or wrong, to the same N problems in the same order.
+
+    Of b + c discordant answers the smaller count is binomial (b + c, 1/2) where the models are alike. The mid-p counts
+    half of the observed outcome's probability: the plain exact test rejects in about 3 % of cases instead of 5
+    (Fagerland, Lydersen and Laake 2013, equation 6).
+    """
+    import numpy as np
+    from scipy.stats import binom
+
+    one, other = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
+    b, c = int((one & ~other).sum()), int((other & ~one).sum())
+    p = 2 * binom.cdf(min(b, c), b + c, 0.5) - binom.pmf(min(b, c), b + c, 0.5)
+    return McNemar(len(one), b, c, min(1.0, float(p)))
+
+
+@dataclass(frozen=True)
+class PairedScore:
+    """Tango's score test of a mean of n differences, each from -1 to 1, as an equation in the true difference.
+
+    won, lost: how many of n questions the left and the right side alone gets right; of means over languages or seeds,
+    sums of their parts. dependence: the variance of a question's difference, as a share of the variance of a single
+    answer's; experts: variance added by experts, with df degrees of freedom; reach: the largest possible difference,
+    above 1 where the right side is weighed by more than 1.
+
+    Of single answers (dependence 1, no experts) it is the score test and interval of Tango (1998, Statistics in
+    Medicine 17, 891-908): the variance is that of the difference tested, so that it is not zero where no answers
+    differ. At a difference of 0 it is McNemar's test. p and interval solve the same equation and never disagree.
+    """
+
+    won: float
+    lost: float
+    n: int
+    dependence: float = 1.0
+    experts: float = 0.0
+    df: float = math.inf
+    reach: float = 1.0
+
+    @property
+    def difference(self) -> float:
+        return self.reach * (self.won - self.lost) / self.n
+
+    def variance(self, difference: float) -> float:
+        """Of the mean, were this the true difference: the share lost is the likeliest one given the difference."""
+        apart = min(1.0, max(-1.0, difference / self.reach))
+        linear = (2 * self.n - self.won + self.lost) * apart - self.won - self.lost
+        root = math.sqrt(max(0.0, linear**2 + 8 * self.n * self.lost * apart * (1 - apart)))
+        one_answer = max(0.0, (root - linear) / (2 * self.n) + apart * (1 - apart))
+        return self.reach**2 * self.dependence * one_answer / self.n + self.experts
+
+    def statistic(self, difference: float) -> float:
+        apart, variance = self.difference - difference, self.variance(difference)
+        if abs(apart) < 1e-12:
+            return 0.0
+        return apart / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, apart)
+
+    def p(self, difference: float) -> float:
+        """Two-sided, of a true difference: below 0.05 where that lies outside the 95 % interval."""
+        return 2 * tail(abs(self.statistic(difference)), self.df)
+
+    def interval(self) -> tuple[float, float]:
+        """The differences whose p is at least LEVEL: 95 %."""
+
+        def limit(outside: float) -> float:
+            inside = self.difference
+            if self.p(outside) >= LEVEL:
+                return outside
+            while abs(outside - inside) > 1e-9:
+                middle = (inside + outside) / 2
+                inside, outside = (middle, outside) if self.p(middle) >= LEVEL else (inside, middle)
+            return inside
+
+        return limit(-self.reach), limit(self.reach)
+
+
+@dataclass(frozen=True)
+class NormalTest:
+    """The same of a difference whose standard error is known from draws: of corpus metrics. reach: as above."""
+
+    difference: float
+    error: float
+    df: float = math.inf
+    reach: float = 1.0
+
+    def p(self, difference: float) -> float:
+        return 2 * tail(abs(self.difference - difference) / self.error, self.df)
+
+    def interval(self) -> tuple[float, float]:
+        half = quantile(1 - LEVEL / 2, self.df) * self.error
+        return max(-self.reach, self.difference - half), min(self.reach, self.difference + half)
+
+
+def tail(statistic: float, df: float) -> float:
+    """P(T > statistic) of Student's t; of the normal distribution where df is infinite."""
+    from scipy.special import ndtr, stdtr  # scipy.stats takes a second to import
+
+    return float(ndtr(-statistic) if math.isinf(df) else stdtr(df, -statistic))
+
+
+def quantile(share: float, df: float) -> float:
+    from scipy.special import ndtri, stdtrit
+
+    return float(ndtri(share) if math.isinf(df) else stdtrit(df, share))
+
+
+# ------------------------------------------------------------------------------------------- draws
+
+
+def resampled(n: int, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
+    """(draws, n) weights of n problems (or experts) in each draw with replacement; a row sums to 1.
+
+    The same n and seed give the same draws, so that one draw goes through all that was asked these problems; the last
+    few are kept, and are not to be written to.
+    """
+    return _resampled(n, draws, seed)
+
+
+@lru_cache(maxsize=8)  # of 32 MB at most in `resampled_means`
+def _resampled(n: int, draws: int, seed: int) -> np.ndarray:
+    import numpy as np
+
+    picked = np.random.default_rng(seed).integers(0, n, size=(draws, n))
+    picked += n * np.arange(draws)[:, None]
+    return np.bincount(picked.ravel(), minlength=draws * n).reshape(draws, n) / n
+
+
+def resampled_means(scores: ArrayLike, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
+    """(draws, ...): the means over problems of scores (..., N) in each draw, all of them in the same draws.
+
+    In blocks of draws where N is large; another seed a block, the same for equal N.
+    """
+    import numpy as np
+
+    array = np.asarray(scores, dtype=float)
+    n = array.shape[-1]
+    flat = array.reshape(-1, n).T  # (N, S)
+    size = max(1, min(draws, 4_000_000 // n))
+    parts = [resampled(n, min(size, draws - at), seed + at) @ flat for at in range(0, draws, size)]
+    return np.concatenate(parts).reshape(draws, *array.shape[:-1])
+
+
+def halves(n: int) -> np.ndarray:
+    """(2, n) weights of the first, third, ... problem and of the second, fourth, ...: draws to choose and score on."""
+    import numpy as np
+
+    weights = np.zeros((2, n))
+    weights[0, 0::2], weights[1, 1::2] = 1 / math.ceil(n / 2), 1 / max(1, n // 2)
+    return weights
+
+
+def halved_means(scores: ArrayLike, draws: int = DRAWS, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """(draws, ...) means of the odd and of the even problems of scores (..., N), each half drawn from by itself.
+
+    Choose on one and score on the other, both ways, and the mean is what a choice is worth, with its spread over
+    problems. Chosen and scored on the same problems it is too high, in each draw as in the table: a mean of four cells,
+    each the best of three equal candidates, then beats a single one (24 % false positives; by halves 1 to 3 %).
+    """
+    import numpy as np
+
+    array = np.asarray(scores, dtype=float)
+    return resampled_means(array[..., 0::2], draws, seed), resampled_means(array[..., 1::2], draws, seed + draws)
+
+
+def split_half(scores: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, float]]:
+    """What choosing the best configuration is worth on questions that it was not chosen on.
+
+    scores: a list of tasks a configuration, a list of questions a task; the same questions in the same order for each
+    configuration. The score of a half is the mean over tasks of the mean over its questions, so each task needs two.
+    Gives (chosen configuration, its score on the other half), chosen on the first, third, ... question and scored on
+    the second, fourth, ..., then the other way round. The first of several equally good ones is chosen.
+    """
+    if any(len(questions) < 2 for tasks in scores for questions in tasks):
+        return []
+    halves = [[mean([mean(questions[half::2]) for questions in tasks]) for tasks in scores] for half in (0, 1)]
+    chosen = [max(range(len(scores)), key=half.__getitem__) for half in halves]
+    return [(chosen[0], halves[1][chosen[0]]), (chosen[1], halves[0][chosen[1]])]
+
+
+def wilson(share: float, questions: float) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of right answers; it has a width where all are right, or all wrong."""
+    z2 = 1.96**2
+    centre = (share + z2 / (2 * questions)) / (1 + z2 / questions)
+    half = math.sqrt(z2 * (share * (1 - share) / questions + z2 / (4 * questions**2))) / (1 + z2 / questions)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def share_interval(share: float, questions: int, variance: float) -> tuple[float, float]:
+    """Wilson's interval of a score whose sampling variance is not that of single answers: of a mean over languages or
+    models, or of what is chosen. As many questions are counted as have this variance, less one question's worth."""
+    answers = questions * share * (1 - share)
+    return wilson(share, questions * (answers + 1) / (questions**2 * variance + 1))
+
+
+# ------------------------------------------------------------------------------------------- contrasts
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A difference of two scores, as shares.
+
+    difference: left minus right; error: its standard error, with df degrees of freedom (infinite without experts); low,
+    high: its 95 % interval; p: two-sided, of no difference; problems, experts: the parts of the error by what is
+    sampled; n: problems; discordant: the measured share of discordant answers, None for translations; could_see: the
+    minimum detectable difference of this test at power 80 %, never below the rule of three; test: the equation that
+    gives p and interval.
+    """
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    error: float
+    df: float
+    problems: float
+    experts: float
+    n: int
+    discordant: float | None
+    could_see: float
+    test: PairedScore | NormalTest
+
+    def p_of(self, threshold: float) -> float:
+        """Two-sided p of a true difference of `threshold`: what a claim that names one is tested by."""
+        return self.test.p(threshold)
+
+
+def contrast(
+    differences: ArrayLike,
+    estimate: float | None = None,
+    drawn: ArrayLike | None = None,
+    reach: float = 1.0,
+) -> Contrast:
+    """The mean of differences (A1, ..., Ak, N): k axes of crossed experts (none for two single models) and N problems.
+
+    Differences lie between -reach and reach. For paired right and wrong answers this is Tango's score interval
+    (`PairedScore`). Of means over languages, seeds or experts the answers to one problem are as dependent as measured,
+    with one problem's worth of full dependence added: without any spread their number proves nothing, and no
+    interval has width zero.
+
+    A run that lacks an axis is repeated along it: swap (M, L, N) against the math expert (M, 1, N). Each axis adds to
+    the variance what its experts' means differ by beyond what the problems explain: mean squares of expert less those
+    of expert x problem, in the analysis of variance of a crossed random design (Cornfield and Tukey 1956), 0 where
+    that is negative. The quantiles are then Student's t with Satterthwaite's degrees of freedom, which fall to 2 where
+    three experts decide. Under no effect it rejects in 3 to 7 % of cases where experts matter, with three a side; in
+    2 % where they do not, as three experts cannot show that.
+
+    Why not a percentile interval of a bootstrap over experts and problems: see `two_way_bootstrap`, which gives both.
+
+    estimate, drawn: the difference, and (draws,) of it over draws of problems, where it is no plain mean: with the
+    choice of the best redone inside each draw (`halved_means`). `differences` are then those of the candidate that won.
+
+    Raises ValueError without a problem, or for an axis of one level, which shows nothing about others.
+    """
+    import numpy as np
+
+    array = np.asarray(differences, dtype=float)
+    n = array.shape[-1]
+    if not n or min(array.shape[:-1], default=2) < 2:
+        raise ValueError(f"differences {array.shape}: an interval needs a problem, and two experts on each axis")
+    scaled = array / reach
+    by_problem = scaled.reshape(-1, n).mean(axis=0)  # (N,)
+    value = float(by_problem.mean()) if estimate is None else float(estimate) / reach
+    discordant = max(float(np.abs(scaled).mean()), abs(value))
+    of_problems, of_answers = float(np.sum((by_problem - value) ** 2)), n * (discordant - value**2)
+    if drawn is not None:
+        of_problems = n**2 * float(np.var(np.asarray(drawn, dtype=float) / reach, ddof=1))
+    experts, noise = of_experts([(*expert_variance(means), len(means)) for means in by_axis(array, array.ndim - 1)])
+    test = PairedScore(
+        n * (discordant + value) / 2, n * (discordant - value) / 2, n, (of_problems + 1) / (of_answers + 1), reach=reach
+    )
+    problems = test.variance(test.difference)
+    test = replace(test, experts=experts, df=freedom(problems + experts, noise))
+    unlike = float(np.mean((reach * by_problem) ** 2))
+    seen = quantiles(test.df) * math.sqrt(max(problems, unlike / n) + experts)
+    return tested(test, problems, experts, n, unlike, detectable(seen, n, reach))
+
+
+def corpus_contrast(
+    observed: ArrayLike, drawn: ArrayLike, n: int, estimate: float | None = None, draws: ArrayLike | None = None
+) -> Contrast:
+    """A difference of corpus metrics (A1, ..., Ak), and (A1, ..., Ak, draws) of it over draws of n sentences.
+
+    As `contrast`, with the variances of draws in the place of means over problems. Two systems that translate alike
+    differ by less than one sentence: the standard error is 1 / n at least. estimate, draws: as in `contrast`.
+    """
+    import numpy as np
+
+    found, array = np.asarray(observed, dtype=float), np.asarray(drawn, dtype=float)
+    joint = array.reshape(-1, array.shape[-1]).mean(axis=0) if draws is None else np.asarray(draws, dtype=float)
+    problems = max(float(np.var(joint, ddof=1)), 1 / n**2)
+    parts = []
+    for values, means in zip(by_axis(found, found.ndim), by_axis(array, found.ndim), strict=True):
+        count = len(values)
+        rest = means - means.mean(axis=1, keepdims=True) - means.mean(axis=0) + means.mean()
+        between = float(np.var(values, ddof=1)) / count
+        parts.append((between, float(np.sum(rest**2)) / ((count - 1) * (means.shape[1] - 1)) / count, count))
+    experts, noise = of_experts(parts)
+    value = float(found.mean()) if estimate is None else estimate
+    test = NormalTest(value, math.sqrt(problems + experts), freedom(problems + experts, noise))
+    return tested(test, problems, experts, n, None, detectable(quantiles(test.df) * test.error, n))
+
+
+def contrast_of_trainings(differences: ArrayLike) -> Contrast:
+    """A mean of differences (A1, ..., Ak) of what trainings recorded (losses, shares of rows): no questions, the
+    trainings alone are sampled. Each axis adds the variance of its levels' means; with one axis it is Student's t test,
+    of trainings of two kinds (A, 1) - (1, B) Welch's.
+
+    Raises ValueError for an axis of one level, and where no training differs from another, which shows no variance.
+    """
+    import numpy as np
+
+    array = np.asarray(differences, dtype=float)
+    if min(array.shape, default=1) < 2 or not np.ptp(array):
+        raise ValueError(f"differences {array.shape} of one training, or all alike: they show no variance")
+    means = by_axis(array, array.ndim)
+    experts, noise = of_experts([(float(np.var(one, ddof=1)) / len(one), 0.0, len(one)) for one in means])
+    test = NormalTest(float(array.mean()), math.sqrt(experts), freedom(experts, noise), reach=math.inf)
+    return tested(test, 0.0, experts, array.size, None, quantiles(test.df) * test.error)
+
+
+def by_axis(array: np.ndarray, axes: int) -> list[np.ndarray]:
+    """The means (A, ...) over the other ones of each of the first axes."""
+    return [array.mean(axis=tuple(other for other in range(axes) if other != axis)) for axis in range(axes)]
+
+
+def of_experts(parts: Sequence[tuple[float, float, int]]) -> tuple[float, float]:
+    """(variance that experts add, that variance's own noise) of (between experts, within, experts) of each axis."""
+    above = [(between, within, count) for between, within, count in parts if between > within]
+    return (
+        math.fsum(between - within for between, within, _ in above),
+        math.fsum(between**2 / (count - 1) for between, _, count in above),
+    )
+
+
+def freedom(variance: float, noise: float) -> float:
+    """Satterthwaite's degrees of freedom; infinite where experts add nothing."""
+    return variance**2 / noise if noise > 0 else math.inf
+
+
+def quantiles(df: float) -> float:
+    """The minimum detectable difference at LEVEL and POWER, in standard errors."""
+    return quantile(1 - LEVEL / 2, df) + quantile(POWER, df)
+
+
+def tested(
+    test: PairedScore | NormalTest, problems: float, experts: float, n: int, discordant: float | None, seen: float,
+) -> Contrast:  # fmt: skip
+    """The contrast of a test, with the variances of its parts and its minimum detectable difference."""
+    low, high = test.interval()
+    return Contrast(
+        difference=test.difference, low=low, high=high, p=test.p(0), error=math.sqrt(problems + experts), df=test.df,
+        problems=math.sqrt(problems), experts=math.sqrt(experts), n=n, discordant=discordant, could_see=seen, test=test,
+    )  # fmt: skip
+
+
+def expert_variance(means: np.ndarray) -> tuple[float, float]:
+    """(of the experts' means, of what problems add to them): variances of the mean over A experts. means: (A, N).
+
+    The first is s^2 / A of the A means; the second the residual mean square of expert x problem, over A N.
+    """
+    import numpy as np
+
+    experts, n = means.shape
+    by_expert = means.mean(axis=1)
+    rest = means - by_expert[:, None] - means.mean(axis=0) + means.mean()
+    within = float(np.sum(rest**2)) / max(1, (experts - 1) * (n - 1))
+    return float(np.var(by_expert, ddof=1)) / experts, within / (experts * n)
+
+
+def replication_reach(levels: Sequence[tuple[Sequence[float], bool]]) -> float:
+    """How far a cell of another set of experts may lie from ours: half the width of its 95 % prediction interval.
+
+    levels: for each axis of experts, the cell's value at each of its A >= 2 levels, and whether the cell is a mean over
+    the axis. Both sets answer the same questions, so that only experts differ: the variance of a difference of two
+    sets' means is 2 s^2 / A an axis, with s^2 the variance over its levels; of a maximum or minimum at most 2 s^2, that
+    of single experts. Student's t with Satterthwaite's degrees of freedom. In the unit of the values.
+    """
+    import numpy as np
+
+    parts = [
+        (2 * float(np.var(values, ddof=1)) / (len(values) if averaged else 1), len(values) - 1)
+        for values, averaged in levels
+    ]
+    variance = sum(part for part, _ in parts)
+    df = freedom(variance, sum(part**2 / free for part, free in parts))
+    return quantile(1 - LEVEL / 2, df) * math.sqrt(variance)
+
+
+# ------------------------------------------------------------------------------------------- crossed pairs
+
+
+def two_way_bootstrap(differences: ArrayLike, draws: int = DRAWS, seed: int = 0) -> list[tuple[float, float]]:
+    """95 % percentile intervals of math experts x language experts x problems (M, L, N): of draws of math experts
+    alone, of language experts alone, of problems alone, and of all three jointly.
+
+    They are wrong as tests, in both directions. Over problems alone, experts count as fixed: where they matter, chance
+    between experts is taken for an effect. Over three experts a side, a draw's variance is 2/3 of the right one and its
+    quantiles are the normal's where Student's t with 2 degrees of freedom is needed (4.3, not 2.0). And jointly, the
+    noise of single answers is counted once a factor, three times over (Owen 2007): an interval too wide where experts
+    do not matter. `contrast` takes the noise out once, and holds its level in all of these.
+    """
+    import numpy as np
+
+    array = np.asarray(differences, dtype=float)
+    of_math, of_language = (resampled(array.shape[axis], draws, seed + axis + 1) for axis in (0, 1))  # (B, M), (B, L)
+    by_draw, pairs = resampled_means(array, draws, seed), array.mean(axis=2)  # (B, M, L), (M, L)
+    found = (
+        of_math @ pairs.mean(axis=1), of_language @ pairs.mean(axis=0), by_draw.mean(axis=(1, 2)),
+        np.einsum("bm,bl,bml->b", of_math, of_language, by_draw),
+    )  # fmt: skip
+    return [(float(low), float(high)) for low, high in (np.quantile(one, [LEVEL / 2, 1 - LEVEL / 2]) for one in found)]

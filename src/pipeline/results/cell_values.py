@@ -1,0 +1,188 @@
+"""What a table came to: the number of each cell, read from finished runs, and the choices that were made.
+
+Nothing is scored here, and nothing is left out: a cell that cannot be filled says why. Numbers are percent; BLEU,
+chrF++ and facts of trainings are as they are.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.data.rows import read_jsonl
+from pipeline.errors import PipelineError
+from pipeline.papers import published as papers
+from pipeline.report.load.scores import percent
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import Run
+from pipeline.tables.bound import BoundTable
+from pipeline.tables.plan import REDUCERS, ROWS_CHANGED, Candidate, Cell, ScoreRef, Values, item_value, levels, value
+from pipeline.tables.planned_runs import primary, readings
+
+SPM_MODEL = (
+    "every.eval.spm_model=FILE, what sacrebleu -tok flores200 fetches to ~/.sacrebleu/models/flores200sacrebleuspm"
+)
+VALIDATIONS = ("starting_validation_loss", "ending_validation_loss")
+
+
+class NoScore(PipelineError):
+    """A number that is not there, and why."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """What stands in a cell. n: the numbers that it was reduced from; runs: those that these were read from."""
+
+    value: float | None = None
+    n: int = 0
+    published: float | None = None
+    suspect: str | None = None  # why the published number is not to be trusted
+    missing: str = ""
+    runs: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Made:
+    """A choice: the mean of each candidate, and who won; None while scores are missing."""
+
+    means: dict[Candidate, float | None]
+    winner: Candidate | None
+
+
+@dataclass
+class Outcome:
+    """failed: name of a run -> why it could not be made."""
+
+    table: BoundTable
+    failed: Mapping[str, str] = field(default_factory=dict)
+    cells: dict[tuple[str, str], Number] = field(default_factory=dict)
+    choices: dict[str, Made] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, table: BoundTable, failed: Mapping[str, str]) -> Outcome:
+        """What is finished of a table."""
+        found = cls(table, failed)
+        for place, cell in table.plan.cells.items():
+            found.cells[place] = found.number(cell)
+        for key, choice in table.plan.choices.items():
+            means: dict[Candidate, float | None] = {}
+            for one, scores in choice.candidates.items():
+                runs = [table.evaluations.get(score) for score in scores]
+                numbers = [primary(run) if run else None for run in runs]
+                known = [number for number in numbers if number is not None]
+                means[one] = statistics.fmean(known) if len(known) == len(numbers) else None
+            found.choices[key] = Made(means, table.winners[key])
+        return found
+
+    # ------------------------------------------------------------------------------------------ cells
+
+    def number(self, cell: Cell) -> Number:
+        printed, suspect = None, None
+        if cell.published:
+            printed, suspect = papers.value(*cell.published), papers.suspect(*cell.published)
+        runs: dict[Path, None] = {}
+        if any(item.model is not None for item in cell.items) and cell.fact is None:  # a figure
+            models = [self.table.training(item.model) for item in cell.items if item.model is not None]
+            folders = tuple(run.folder for run in models if run)
+            return Number(None, len(folders), printed, suspect, "a figure, in its run's folder", folders)
+        try:
+            found, n = self.reduced(cell, runs)
+            return Number(found, n, printed, suspect, "", tuple(runs))
+        except NoScore as error:
+            return Number(None, 0, printed, suspect, str(error), tuple(runs))
+
+    def reduced(self, cell: Cell, runs: dict[Path, None]) -> tuple[float, int]:
+        """The number of a cell and how many it was made of; `runs` takes the folders that they were read from."""
+        plan = self.table.plan
+        if cell.of:
+            parts = [self.reduced(plan.cells[row, cell.column], runs) for row in cell.of]
+            return REDUCERS[cell.reduce[0][0]]([number for number, _ in parts]), sum(n for _, n in parts)
+        values = self.values(cell, runs)
+        for item in cell.items:  # the one that is missing first says why
+            item_value(plan, item, values)
+        return value(plan, cell, values), sum(max(1, len(item.readings)) for item in cell.items)
+
+    def levels(self, cell: Cell, axis: str) -> list[float]:
+        """The number of a cell at each value of an axis that it is reduced over, all else reduced as it is."""
+        plan = self.table.plan
+        if cell.of:
+            rows = [self.levels(plan.cells[row, cell.column], axis) for row in cell.of]
+            return [REDUCERS[cell.reduce[0][0]](parts) for parts in zip(*rows, strict=True)]
+        values = self.values(cell, {})
+        left = levels(
+            cell, lambda _, item: item_value(plan, item, values), lambda how, parts: REDUCERS[how](parts), [axis]
+        )
+        return [number for at, number in left if axis in at]
+
+    def values(self, cell: Cell, runs: dict[Path, None]) -> Values:
+        """The number of each score (or fact) under a cell; `runs` takes the folders that they were read from."""
+        own = {score for item in cell.items for reading in item.readings for score in reading.values()}
+
+        def values(of: ScoreRef | str) -> float:
+            if isinstance(of, str):
+                return self.fact(of, self.table.training(of), cell.fact or "", runs)
+            if cell.fact is not None and of in own:  # of a merge in memory
+                return self.fact(of, self.table.evaluations.get(of), cell.fact, runs)
+            metric, pair = (cell.metric, cell.pair) if of in own else (None, None)
+            return self.score(of, metric, pair, runs if of in own else {})
+
+        return values
+
+    def score(self, score: ScoreRef, metric: str | None, pair: str | None, runs: dict[Path, None]) -> float:
+        """One score, of a choice's candidate or of a cell."""
+        table = self.table
+        run = table.evaluations.get(score)
+        if run is None:
+            if score in table.problems:
+                raise NoScore(table.problems[score])
+            raise NoScore(f"{table.plan.chosen[score.model].choice} waits for its candidates' scores")
+        runs[run.folder] = None
+        if read_manifest(run.folder) is None:
+            raise NoScore(f"{run.name} {self.failed.get(run.name, 'is not made yet')}")
+        found = primary(run) if metric is None and pair is None else None
+        rows = readings(run, metric, pair)
+        if found is None and not rows:
+            remedy = f": give {SPM_MODEL}" if metric == "spbleu" else ""
+            raise NoScore(f"{run.name} has no {metric or 'score'}{f' of {pair}' if pair else ''}{remedy}")
+        number = statistics.fmean(row["value"] for row in rows) if found is None else found
+        return number * (percent(rows[0]["metric"]) if rows else 100)
+
+    def fact(self, key: str | ScoreRef, run: Run | None, fact: str, runs: dict[Path, None]) -> float:
+        """A number that a run recorded: a training, or the evaluation of a merge in memory."""
+        if run is None:
+            raise NoScore(self.table.problems.get(key, "its run cannot be planned, or is still to be chosen"))
+        runs[run.folder] = None
+        manifest = read_manifest(run.folder)
+        if manifest is None:
+            raise NoScore(f"{run.name} {self.failed.get(run.name, 'is not made yet')}")
+        read = validation if fact in VALIDATIONS else rows_changed if ROWS_CHANGED.fullmatch(fact) else None
+        found = read(run, fact) if read else manifest.facts.get(fact)
+        if not isinstance(found, int | float):
+            raise NoScore(f"{run.name} records no {fact}")
+        return float(found)
+
+
+def validation(run: Run, fact: str) -> float | None:
+    """The validation loss of a training before its first step or the last one; of a joint set, of both sides."""
+    log = run.folder / "log.jsonl"
+    rows = read_jsonl(log) if log.is_file() else []
+    losses = [(row["step"], row["validation_loss"]) for row in rows if "validation_loss" in row]
+    if fact == "starting_validation_loss":
+        losses = [one for one in losses if one[0] == 0]
+    return losses[-1][1] if losses else None
+
+
+def rows_changed(run: Run, fact: str) -> float | None:
+    """Of an analysis, as the published maps show it: percent of rows whose change is above the threshold, the mean over
+    the two-dimensional parameters of some columns and layers (rows_changed.attention.0-1,30-31)."""
+    _, columns, layers = fact.split(".")
+    ends = [map(int, span.split("-")) for span in layers.split(",")]
+    wanted = {str(layer) for first, last in ends for layer in range(first, last + 1)}
+    kinds = ("attention", "feed_forward") if columns == "all" else (columns,)
+    with open(run.folder / "delta.csv", encoding="utf-8", newline="") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["column"].startswith(kinds) and row["layer"] in wanted]
+    shares = [float(row["share"]) for row in rows]
+    return 100 * statistics.fmean(shares) if {row["layer"] for row in rows} == wanted else None

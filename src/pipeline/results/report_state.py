@@ -1,0 +1,68 @@
+"""What a report's folder remembers: how its table was asked for, what failed, and how much of it was finished."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pipeline.config.stages import TableStage
+from pipeline.errors import PipelineError
+from pipeline.files import write_atomically
+from pipeline.report.load.contents import Results
+
+FILE = "report.json"
+Asking = TypeVar("Asking", bound=TableStage)
+
+
+@dataclass
+class Reported:
+    """data_root, every: as stage=table was last asked; failed: run -> why; finished: cells that the page shows."""
+
+    data_root: str | None = None
+    every: dict[str, Any] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    finished: int = 0
+
+    @classmethod
+    def read(cls, folder: Path) -> Reported:
+        """What was written there; of a folder without it, or with another program's, nothing."""
+        try:
+            kept = json.loads((folder / FILE).read_text(encoding="utf-8"))
+            return cls(kept["data_root"], dict(kept["every"]), dict(kept["failed"]), int(kept["finished"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return cls()
+
+    @classmethod
+    def of(cls, config: TableStage) -> Reported:
+        from pipeline.tables.planned_runs import load
+
+        return cls.read(Path(config.runs_dir) / "reports" / load(config).name)
+
+    def asked_again(self, config: Asking) -> Asking:
+        """A table is reported as it was made, where the command says nothing else."""
+        if config.data_root is not None or config.every or not (self.data_root or self.every):
+            return config
+        told = [f"data_root={self.data_root}"] if self.data_root else []
+        told += [f"every.{key}={value}" for key, value in self.every.items()]
+        print(f"as stage=table was asked: {' '.join(told)}", file=sys.stderr)
+        return replace(config, data_root=self.data_root, every=dict(self.every))
+
+    def refuse_fewer(self, folder: Path, results: Results, fewer: bool) -> None:
+        """A page is not replaced by a poorer one unless that is asked for."""
+        if (folder / "index.html").is_file() and results.finished < self.finished and not fewer:
+            raise PipelineError(
+                f"{folder / 'index.html'} shows {self.finished} finished cells and this one would show "
+                f"{results.finished}: give report.fewer=true to replace it"
+            )
+
+    def write(self, folder: Path, **changed: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / FILE, json.dumps(asdict(replace(self, **changed)), indent=1) + "\n")
+
+    def still_failed(self, names: Mapping[str, Any]) -> dict[str, str]:
+        """What failed when it was last tried, of the runs that are still not there."""
+        return {name: why for name, why in self.failed.items() if name in names}

@@ -1,0 +1,20 @@
+"""The builder of analyses: the experts, by number, and the base that all of them have."""
+
+from __future__ import annotations
+
+from pipeline.config.stages import AnalyzeStage
+from pipeline.errors import PipelineError
+from pipeline.runs.lineage import base_of, one_base
+from pipeline.stages.resolver import Draft, Resolver, label_of
+
+
+def build(config: AnalyzeStage, resolver: Resolver) -> Draft:
+    listed = config.checkpoint if isinstance(config.checkpoint, list) else [config.checkpoint]
+    if not listed or not all(isinstance(one, str) for one in listed):
+        raise PipelineError(f"checkpoint={config.checkpoint} is no RUN: give checkpoint=RUN, or checkpoint=[RUN,RUN]")
+    parents = {str(index): resolver.model(one, "checkpoint") for index, one in enumerate(listed)}
+    label = "analyze-" + "-".join(label_of(one) for one in parents.values())
+    if config.base is not None:
+        return config, label, {**parents, "base": resolver.model(config.base, "base")}
+    bases = [(expert.name, base_of(expert, config, "checkpoint")) for expert in parents.values()]
+    return config, label, {**parents, "base": one_base(bases, "checkpoint: the experts")}

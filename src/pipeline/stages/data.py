@@ -1,0 +1,119 @@
+"""The builder of data runs: the sources at their locked revisions, and what below data_root they are read from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline import languages
+from pipeline.benchmarks import scored_files
+from pipeline.config import conf
+from pipeline.config.stages import Data, DataStage, EvalStage
+from pipeline.data.mixture import check_sources, files_read
+from pipeline.errors import PipelineError
+from pipeline.files import content_hash
+from pipeline.hub.lock import digest_of, read_lock
+from pipeline.runs.run import External, Parent
+from pipeline.stages.hub_inputs import benchmark_sources
+from pipeline.stages.resolver import Draft, Resolver
+from pipeline.stages.world import refuse_items, small_world
+
+
+def build(config: DataStage, resolver: Resolver) -> Draft:
+    label = f"data-{config.expert.name}"
+    if config.expert.union:
+        config, parents = joint(config, resolver)
+        return config, label, parents
+    config = at_locked_revisions(without_left_out(config))
+    if config.expert.world is None and config.expert.items is None:
+        check_sources(config.expert)
+    spoken = [one.language for one in config.expert.sources.values() if one.language is not None]
+    return config, label, parents_of(config, resolver) | own_languages(spoken)
+
+
+def own_languages(codes: Iterable[str]) -> dict[str, Parent]:
+    """A language that is not shipped decides a run by its fields: a parent of its own."""
+    found = {code: languages.own(code) for code in codes}
+    return {f"language {code}": External(code, one[1], one[0]) for code, one in found.items() if one is not None}
+
+
+def joint(config: DataStage, resolver: Resolver) -> tuple[DataStage, dict[str, Parent]]:
+    """A joint set is decided by the two experts' data runs, and by how it is shuffled."""
+    experts = config.expert.union
+    if sorted(one.side for one in experts.values()) != ["language", "math"]:
+        told = ", ".join(f"{name} {one.side}" for name, one in experts.items())
+        raise PipelineError(
+            f"expert.union of expert={config.expert.name} is of sides {told}: give a math and a language expert"
+        )
+    parents: dict[str, Parent] = {
+        name: resolver.run(replace(config, expert=one, redo=False)) for name, one in experts.items()
+    }
+    return replace(config, data=Data(shuffle=config.data.shuffle)), parents
+
+
+def without_left_out(config: DataStage) -> DataStage:
+    """The expert without the sources that data.leave_out names; they may be another expert's."""
+    left_out = config.data.leave_out or []
+    known = {*config.expert.sources, *conf.options("data")}
+    if odd := [name for name in left_out if name not in known]:
+        raise PipelineError(f"data.leave_out={odd[0]} is no source: name of {', '.join(config.expert.sources)}")
+    sources = {name: source for name, source in config.expert.sources.items() if name not in left_out}
+    return replace(config, expert=replace(config.expert, sources=sources))
+
+
+def at_locked_revisions(config: DataStage) -> DataStage:
+    """The sources on the Hub at the revisions that stage=prefetch locked, so that these enter the hash."""
+    if config.data_root is not None or config.expert.world is not None:
+        return config
+    lock = read_lock(Path(config.runs_dir))
+    sources = {name: lock.pinned(source) for name, source in config.expert.sources.items()}
+    return replace(config, expert=replace(config.expert, sources=sources))
+
+
+def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
+    """A finished data run or a folder; of a folder, the files that are read make its identity.
+
+    `benchmarks`, what rows are compared with, is a parent of its own where a folder is named or the Hub's are locked.
+    """
+    if config.expert.world is not None:
+        return {}
+    if config.expert.items is not None and config.data_root is None:
+        small_world(None)
+    parents: dict[str, Parent] = {}
+    if config.data.benchmarks is not None:
+        folder = Path(config.data.benchmarks)
+        files = [path for paths in scored_files(folder).values() for path in paths]
+        if not files:
+            raise PipelineError(
+                f"data.benchmarks={folder} holds no file like mgsm/sw/test.jsonl: name a folder with some"
+            )
+        parents["benchmarks"] = External(folder.name, content_hash(files, folder), folder)
+    elif config.data_root is None:
+        parents |= locked_benchmarks(config)
+    if config.data_root is None:
+        return parents
+    found = resolver.data_root(config.data_root)
+    refuse_items(found or Path(config.data_root))
+    if config.expert.items is not None:
+        return {"data_root": small_world(found)}
+    if found is None:
+        folder = Path(config.data_root)
+        files = files_read(config.expert.sources, folder)
+        if config.data.benchmarks is None:
+            files += [path for paths in scored_files(folder).values() for path in paths]
+        found = External(folder.name, content_hash(files, folder), folder)
+    return {"data_root": found, **parents}
+
+
+def locked_benchmarks(config: DataStage | EvalStage) -> dict[str, Parent]:
+    """The benchmark sets on the Hub that a run reads, as a parent known by its locked revisions; none until then."""
+    lock = read_lock(Path(config.runs_dir))
+    if not lock.datasets:
+        return {}
+    try:
+        entries = [(source.hub, lock.entry(source)) for source in benchmark_sources(config)]
+    except PipelineError:  # a task that the Hub has no data for: the evaluation itself refuses it
+        return {}
+    pins = sorted({f"{hub}@{entry['revision']}" for hub, entry in entries if entry})
+    return {"benchmarks": External("benchmarks on the Hub", digest_of(pins), Path("hub"))} if pins else {}

@@ -1,0 +1,127 @@
+"""The stages, a row each: what a stage reads, what makes it, who its parents are, and when its results changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.compose import register
+from pipeline.config.knob import part
+from pipeline.config.stages import (
+    AnalyzeStage,
+    CleanStage,
+    DataStage,
+    EvalStage,
+    ExportStage,
+    MergeStage,
+    PlanStage,
+    PrefetchStage,
+    ReportStage,
+    RunStage,
+    SelectStage,
+    ShowStage,
+    Stage,
+    StatusStage,
+    SweepStage,
+    TableStage,
+    TrainStage,
+)
+from pipeline.merge.methods import METHODS, sweep_of
+from pipeline.runs.run import Parent, Run
+from pipeline.stages import analysis, data, evaluation, merge, selection, training
+from pipeline.stages.resolver import Draft, Resolver
+from pipeline.train.disk import bytes_of_training
+
+
+def nothing(run: Run) -> dict[str, int]:
+    """What a stage writes is too small to ask the disk for."""
+    return {}
+
+
+def bytes_of_merge(run: Run) -> dict[str, int]:
+    """A merge weighs what its heaviest parent does."""
+    files = (parent.folder.glob("*.safetensors") for parent in run.parents.values())
+    return {"weights": max((sum(path.stat().st_size for path in found) for found in files), default=0)}
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A stage that makes a run.
+
+    version: raised when the code changes the stage's results; it enters the hash. make: the module of
+    `make(run, work, tracker)`, imported when it runs. torch: false for stages that compute with NumPy in threads of
+    their own. bytes_needed: what for -> bytes that a run will write.
+    """
+
+    config: type[RunStage]
+    version: int
+    make: str
+    build: Callable[[Any, Resolver], Draft]
+    torch: bool = True
+    bytes_needed: Callable[[Run], dict[str, int]] = nothing
+
+    def maker(self) -> Callable[[Run, Path, Any], dict[str, Any]]:
+        return import_module(self.make).make
+
+
+@dataclass(frozen=True)
+class Row:
+    """A stage over many runs: `call` is module:function, of its config, and gives what is printed."""
+
+    config: type[Stage]
+    call: str
+
+    def answer(self, config: Stage) -> str:
+        module, _, function = self.call.partition(":")
+        return str(getattr(import_module(module), function)(config))
+
+
+Sweep: Any = sweep_of(METHODS)
+
+
+@dataclass
+class MergeSweepStage(SweepStage):
+    """stage=sweep, with the knobs of all methods."""
+
+    sweep: Sweep = part(Sweep)
+
+
+RUN_STAGES = {
+    "data": RunRow(DataStage, 4, "pipeline.data.stage", data.build, torch=False),
+    "cpt": RunRow(TrainStage, 2, "pipeline.train.stage", training.build, bytes_needed=bytes_of_training),
+    "sft": RunRow(TrainStage, 3, "pipeline.train.stage", training.build, bytes_needed=bytes_of_training),
+    "merge": RunRow(MergeStage, 1, "pipeline.merge.stage", merge.build, torch=False, bytes_needed=bytes_of_merge),
+    "eval": RunRow(EvalStage, 4, "pipeline.evaluate.stage", evaluation.build),
+    "select": RunRow(SelectStage, 1, "pipeline.evaluate.selection", selection.build),
+    "analyze": RunRow(AnalyzeStage, 1, "pipeline.analyze.stage", analysis.build, torch=False),
+}
+STUDY_STAGES = {
+    "sweep": Row(MergeSweepStage, "pipeline.commands.sweep:make_sweep"),
+    "plan": Row(PlanStage, "pipeline.commands.table:show_plan"),
+    "table": Row(TableStage, "pipeline.commands.table:make_table"),
+    "report": Row(ReportStage, "pipeline.commands.table:report_table"),
+    "export": Row(ExportStage, "pipeline.commands.export:export"),
+    "status": Row(StatusStage, "pipeline.commands.status:show_status"),
+    "show": Row(ShowStage, "pipeline.commands.show:show_run"),
+    "prefetch": Row(PrefetchStage, "pipeline.commands.prefetch:prefetch"),
+    "clean": Row(CleanStage, "pipeline.commands.clean:clean_up"),
+}
+
+
+def build(config: RunStage, known: Mapping[str, Parent] | None = None) -> Run:
+    """The run that a stage asks for, with its parents, made or not. `known`: runs that a RUN may name before they are.
+
+    Raises:
+        PipelineError: a RUN that is nothing, or a data file that is not there.
+    """
+    row = RUN_STAGES[config.stage]
+    decided, label, parents = row.build(config, Resolver(Path(config.runs_dir), build, known or {}))
+    return Run(decided, label, parents, version=row.version)
+
+
+CONFIGS: dict[str, type[Stage]] = {name: row.config for name, row in RUN_STAGES.items()}
+CONFIGS |= {name: row.config for name, row in STUDY_STAGES.items()}
+register(CONFIGS, METHODS)

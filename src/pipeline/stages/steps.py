@@ -1,0 +1,100 @@
+"""How many steps a training will take, from the sizes of its set, before either is made.
+
+`planned` numbers are certain, and decide where snapshots lie; `expected` ones are for estimates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pipeline.config.data import World
+from pipeline.config.stages import DataStage, TrainStage
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import Run
+from pipeline.stages.lengths import rows_of
+from pipeline.train.steps import steps_of_turns, whole_batches
+
+
+def planned_rows(data: Run[DataStage]) -> int | None:
+    """Training rows of a data run: those it has, else those it is asked for; None where nothing asks for a number.
+
+    A set with fewer rows than it is asked for is refused when it is made, unless data.allow_fewer says otherwise: of
+    such a one nothing is known before.
+    """
+    manifest = read_manifest(data.folder)
+    if manifest is not None:
+        return int(manifest.facts["counts"]["train"])
+    if data.config.expert.union:
+        rows = [planned_rows(one) for one in data.parents.values() if isinstance(one, Run)]
+        return None if None in rows else sum(count or 0 for count in rows)
+    config = data.config
+    return None if config.data.allow_fewer else config.data.size or config.expert.size
+
+
+def planned_steps(training: Run[TrainStage]) -> int | None:
+    """Optimizer steps, as training counts them: whole batches of all passes; None where the rows are not known.
+
+    Simultaneous training takes as many of each side as the shorter gives, in whole turns. Of rows that are packed the
+    number is not known before.
+    """
+    sft, data = training.config.sft, training.parents["data"]
+    if sft.steps is not None:
+        return sft.steps
+    return None if sft.packing or not isinstance(data, Run) else steps_over(training, data, planned_rows)
+
+
+def steps_over(training: Run[TrainStage], data: Run[DataStage], count: Callable[[Run], int | None]) -> int | None:
+    """Steps over as many rows as `count` gives of a data run."""
+    sft, rows = training.config.sft, count(data)
+    if rows is None:
+        return None
+    if sft.method != "simultaneous":
+        return whole_batches(sft, rows)
+    return steps_of_turns(sft, min(count(one) or 0 for one in data.parents.values() if isinstance(one, Run)))
+
+
+# ---------------------------------------------------------------------------------------------------- expected
+
+
+def expected_rows(data: Run[DataStage]) -> int | None:
+    """Training rows of a data run: those planned, else what its files hold, no more than the size that is asked for;
+    where no file is here, that size. None where none of these is known."""
+    if (planned := planned_rows(data)) is not None:
+        return planned
+    if data.config.expert.union:
+        rows = [expected_rows(one) for one in data.parents.values() if isinstance(one, Run)]
+        return None if None in rows else sum(count or 0 for count in rows)
+    wanted, there = data.config.data.size or data.config.expert.size, rows_there(data)
+    if there is None:
+        return wanted
+    return max(0, min(there - data.config.data.validation, wanted or there))
+
+
+def rows_there(data: Run[DataStage]) -> int | None:
+    """Rows of the sources of a data run, as their files below data_root hold them, or will; None where one is not
+    known, as on the Hub."""
+    root, sources = data.parents.get("data_root"), data.config.expert.sources.values()
+    if root is None or not sources:
+        return None
+    if isinstance(root, Run) and not root.folder.is_dir():
+        world = root.config.expert.world
+        counts = [world_rows(world).get(source.file) for source in sources] if world else [None]
+    else:
+        counts = [rows_of(root.folder / source.file, source) for source in sources]
+    return None if None in counts else sum(count or 0 for count in counts)
+
+
+def world_rows(world: World) -> dict[str, int]:
+    """The rows of each file of a small world that a source reads, of one language."""
+    return {
+        "orca_math/train.jsonl": world.math_rows, "aya/train.jsonl": world.language_rows,
+        "text/train.jsonl": world.documents, "text/last.jsonl": world.last_documents,
+    }  # fmt: skip
+
+
+def expected_steps(training: Run[TrainStage]) -> int | None:
+    """Optimizer steps; of packed rows as if each document filled one."""
+    data = training.parents["data"]
+    if training.config.sft.steps is not None:
+        return training.config.sft.steps
+    return steps_over(training, data, expected_rows) if isinstance(data, Run) else None

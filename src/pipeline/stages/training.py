@@ -1,0 +1,176 @@
+"""The builder of trainings: what decides one stands in its config by value, and its data set is a run of its own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.stages import DataStage, Expert, TrainStage
+from pipeline.errors import PipelineError
+from pipeline.files import content_hash
+from pipeline.models.load import date_of_templates
+from pipeline.models.partition import resolved
+from pipeline.runs.lineage import base_of
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.run import External, Parent, Run
+from pipeline.stages.resolver import Draft, Resolver
+from pipeline.stages.world import refuse_another_world
+from pipeline.train.memory import MOST_BETA2, bytes_per_parameter, micro_batches
+
+
+def build(config: TrainStage, resolver: Resolver) -> Draft:
+    """What decides a training stands in its config by value: the side that partial trains, a partition's counts."""
+    check_method(config)
+    parents = parents_of(config, resolver)
+    if config.sft.method == "partial" and config.sft.side is None:
+        config = replace(config, sft=replace(config.sft, side=config.expert.side))
+    base = parents.get("model")
+    told = not isinstance(base, External) or base.folder.is_dir()  # a model on the Hub is asked only where it must be
+    if config.partition is not None and (config.partition.scale_to_depth or told):
+        config = replace(config, partition=resolved(config.partition, depth(config, parents)))  # or refused
+    if told:
+        check_length(config, parents)
+    way = {"sft": config.sft.name, "cpt": f"cpt-{config.sft.name}".removesuffix("-full")}[config.stage]
+    way += f"-{config.partition.name}" if config.partition else ""
+    return config, f"{config.expert.name}-{way}-s{config.seed}", parents
+
+
+def check_method(config: TrainStage) -> None:
+    """Refuse a way to train that does not fit its expert or its partition."""
+    sft, expert = config.sft, config.expert
+    two, joint = sft.method in ("mixed", "simultaneous"), expert.side == "both"
+    if two and not joint:
+        raise PipelineError(
+            f"sft={sft.name} trains on two sets, expert={expert.name} is one: give a joint set, such as expert=math_sw"
+        )
+    if joint and not two:
+        raise PipelineError(
+            f"sft={sft.name} trains on one set, expert={expert.name} is two: use sft=mixed or sft=simultaneous"
+        )
+    needs = sft.method in ("partial", "simultaneous")
+    if needs and config.partition is None:
+        raise PipelineError(f"sft={sft.name} needs a partition: give partition=A, B, C, Z, or own with counts of yours")
+    if config.partition is not None and not needs:
+        raise PipelineError(
+            f"sft={sft.name} reads no partition: leave partition={config.partition.name} out, or use sft=partial"
+        )
+    if sft.side is not None and sft.method != "partial":
+        raise PipelineError(f"sft.side={sft.side} is read by sft=partial alone: leave it out with sft={sft.name}")
+    if sft.method == "partial" and sft.side is None and expert.side == "none":
+        raise PipelineError(f"expert={expert.name} is of no side: say which one sft={sft.name} trains, sft.side=math")
+    if sft.method == "simultaneous" and sft.steps is not None and sft.steps <= sft.steps_per_switch:
+        raise PipelineError(
+            f"sft.steps={sft.steps} with sft.steps_per_switch={sft.steps_per_switch} ends before the language side's "
+            f"first turn: give sft.steps={2 * sft.steps_per_switch} or more, or fewer steps per switch"
+        )
+    if sft.validate_at_start and not config.data.validation:
+        raise PipelineError("sft.validate_at_start=true needs validation rows: give data.validation=N, or leave it out")
+    if sft.loss_on == "assistant_turns" and sft.template != "chat":
+        raise PipelineError("sft.loss_on=assistant_turns needs turns: give sft.template=chat, or sft.loss_on=response")
+    if sft.template == "chat":
+        date_of_templates(sft.template_date, "sft.template_date")
+    bytes_per_parameter(sft)
+    if sft.optimizer == "adamw_bf16" and sft.adam_beta2 > MOST_BETA2:
+        raise PipelineError(
+            f"sft.adam_beta2={sft.adam_beta2}: the bfloat16 moments of sft.optimizer=adamw_bf16 stand still above "
+            f"{MOST_BETA2}; use sft.optimizer=adamw_8bit, or lower it"
+        )
+    micro_batches(sft)
+    if sft.adapter == "lora" and config.partition is not None and config.partition.outside != "frozen":
+        raise PipelineError(
+            f"partition.outside={config.partition.outside}: adapters sit on attention and MLP alone; leave it frozen"
+        )
+    if sft.adapter == "lora" and sft.optimizer == "muon_adamw":
+        raise PipelineError("sft.optimizer=muon_adamw makes bases from nothing: use sft.optimizer=adamw with adapters")
+
+
+def check_length(config: TrainStage, parents: dict[str, Parent]) -> None:
+    """Refuse rows that are longer than what the base was made for: its positions there mean nothing."""
+    longest = architecture(config, parents).get("max_position_embeddings")
+    if longest is not None and config.sft.seq_length > int(longest):
+        raise PipelineError(
+            f"sft.seq_length={config.sft.seq_length} is above the {longest} positions of model={config.model.name}: "
+            f"give sft.seq_length={longest} or less"
+        )
+
+
+def depth(config: TrainStage, parents: dict[str, Parent]) -> int:
+    """The number of layers of the base, made or not. PipelineError where nothing on this machine tells it."""
+    return int(architecture(config, parents)["num_hidden_layers"])
+
+
+def architecture(config: TrainStage, parents: dict[str, Parent]) -> dict[str, Any]:
+    """The config.json of the base, made or not. PipelineError where nothing on this machine tells it."""
+    if config.model.init == "random":
+        return config.model.architecture
+    base = parents["model"]
+    if isinstance(base, Run) and isinstance(base.config, TrainStage):
+        return architecture(base.config, base.parents)
+    if isinstance(base, Run):  # a merge has the shape of what it merges
+        merged = (one for role, one in base.parents.items() if role != "data_root")
+        return next(architecture(config, {"model": one}) for one in merged)
+    path = base.folder / "config.json"
+    if not base.folder.is_dir():
+        path = Path(hub_file(str(base.folder), config.model.revision))
+    elif not path.is_file():  # an expert that is adapters: its base is in its manifest
+        manifest = read_manifest(base.folder)
+        if manifest is None or "model" not in manifest.parents:
+            raise PipelineError(f"model.path={base.folder} has no config.json: name a folder with a model")
+        return architecture(config, {"model": base_of(base, config)})
+    return json.loads(path.read_bytes())
+
+
+def hub_file(name: str, revision: str | None) -> str:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return hf_hub_download(name, "config.json", revision=revision)
+    except Exception as error:
+        raise PipelineError(
+            f"partition.scale_to_depth=true needs the depth of {name}, which could not be read from the Hub: "
+            "give the counts themselves"
+        ) from error
+
+
+def parents_of(config: TrainStage, resolver: Resolver) -> dict[str, Parent]:
+    expert = plain_text(config.expert) if config.stage == "cpt" else config.expert
+    data = DataStage(
+        stage="data", runs_dir=config.runs_dir, tracking=config.tracking, seed=config.seed, group=config.group,
+        expert=expert, data=config.data, data_root=config.data_root,
+    )  # fmt: skip
+    parents: dict[str, Parent] = {"data": resolver.run(data)}
+    if config.model.init == "pretrained":
+        if config.model.path is None:
+            raise PipelineError(f"model={config.model.name} has no path: give model.path=RUN, or model.init=random")
+        parents["model"] = resolver.model(config.model.path, "model.path", config.model.revision)
+        if config.data_root is not None:
+            refuse_another_world(parents["model"], resolver.data_root(config.data_root), config)
+    if config.model.tokenizer == "data_root":
+        if config.data_root is None:
+            raise PipelineError(
+                "model.tokenizer=data_root needs data_root: give data_root=RUN of stage=data expert=sandbox"
+            )
+        parents["data_root"] = resolver.data_root(config.data_root) or with_tokenizer(Path(config.data_root))
+    return parents
+
+
+def plain_text(expert: Expert) -> Expert:
+    """What stage=cpt reads of an expert: its set of plain text, where it has one; a joint set, where both have."""
+    if expert.union and all(one.text for one in expert.union.values()):
+        union = {name: plain_text(one) for name, one in expert.union.items()}
+        return replace(expert, name=f"{expert.name}_text", union=union)
+    if not expert.text:
+        return expert
+    return replace(expert, name=f"{expert.name}_text", sources=expert.text, text={}, size=None)
+
+
+def with_tokenizer(folder: Path) -> External:
+    """A plain data_root of which only tokenizer/ is read."""
+    files = list((folder / "tokenizer").glob("*.json"))
+    if not files:
+        raise PipelineError(
+            f"model.tokenizer=data_root: data_root={folder} has no tokenizer/tokenizer.json; put it there"
+        )
+    return External(folder.name, content_hash(files, folder), folder)

@@ -1,0 +1,37 @@
+"""A table's plan bound to its runs: what each cell is read from, as far as choices are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeline.config.stages import EvalStage
+from pipeline.runs.run import Parent, Run
+from pipeline.tables.plan import Candidate, ScoreRef, TablePlan
+from pipeline.tables.run_specs import Spec
+
+
+@dataclass(frozen=True)
+class BoundTable:
+    """evaluations: the run that computes each score, finished or not; none where its model is still to be chosen or
+    cannot be built, which `problems` explains, by score or spec. models: the run or model of each spec that was built.
+    winners: the candidate that each choice chose; None until all its candidates are scored."""
+
+    plan: TablePlan
+    evaluations: Mapping[ScoreRef, Run[EvalStage]]
+    models: Mapping[str, Parent]
+    winners: Mapping[str, Candidate | None]
+    problems: Mapping[str | ScoreRef, str]
+
+    def training(self, key: str) -> Run | None:
+        """The run of a spec; None where it cannot be built, or is a model that no run of the table makes."""
+        model = self.models.get(key)
+        return model if isinstance(model, Run) else None
+
+    def spec_of(self, score: ScoreRef) -> Spec | None:
+        """The spec of the scored model; None while a choice is to name it."""
+        if score.model in self.plan.specs:
+            return self.plan.specs[score.model]
+        chosen = self.plan.chosen[score.model]
+        winner = self.winners[chosen.choice]
+        return None if winner is None else self.plan.specs[chosen.models[winner]]

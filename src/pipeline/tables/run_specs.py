@@ -1,0 +1,264 @@
+"""The runs of a table: `every` and `trials` given to them, their axes, their words filled at one value of each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.errors import PipelineError, meant
+from pipeline.tables.schema import PLACEHOLDER, Names, Reference, Table, TableRun, Words
+
+Reads = Callable[[str], Collection[str]]  # stage -> the groups and the keys outside groups that it reads
+At = dict[str, Any]  # axis -> value
+
+TRAININGS = ("sft", "cpt")
+TRIAL_CHOICE = {"stage": "select", "select": "unreasonable"}  # the lowest validation loss
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A spec that another one, or a score, names as a RUN."""
+
+    spec: str
+    step: int | None = None  # a snapshot of it
+
+    def __str__(self) -> str:
+        return self.spec if self.step is None else f"{self.spec}@{self.step}"
+
+
+@dataclass
+class Spec:
+    """One run: a row of `runs` at one value of each of its axes. kind: stage, merge (live), checkpoint or base."""
+
+    key: str
+    run: str
+    kind: str
+    at: At
+    words: Words  # what to compose; under RUN keys a Ref, text for a model made elsewhere, or a list of these
+
+    def refs(self) -> Iterator[Ref]:
+        for value in self.words.values():
+            yield from (one for one in (value if isinstance(value, list) else [value]) if isinstance(one, Ref))
+
+
+class Specs:
+    """The runs of one table, made when asked for: what nothing asks for is not planned."""
+
+    def __init__(self, table: Table, reads: Reads) -> None:
+        self.table, self.reads = table, reads
+        self.axes = dict(table.axes)
+        self.used: set[str] = set()  # the axes that something names
+        self.made: dict[str, Spec] = {}  # parents first
+        self._axes_of: dict[str, tuple[str, ...]] = {}
+        self.given: dict[str, set[str]] = {key: set() for key in table.every}  # key of every -> the runs that it is of
+        self.own: dict[str, list[str]] = {key: [] for key in table.every}  # those that read it and say their own
+        for row in table.runs.values():
+            self.refuse_unread(row)
+        self.runs = self._with_every(self._with_trials(table.runs))
+        for name in self.runs:
+            self.axes_of(name)
+
+    # ------------------------------------------------------------------------------------------ every and trials
+
+    def _with_every(self, runs: Mapping[str, TableRun]) -> dict[str, TableRun]:
+        """The words of `every` given to the runs whose stage reads them, where these do not say otherwise.
+
+        A RUN in `every` is not given to the run that it names, nor to what that one is made of. A key that no run reads
+        is an error, unless it is inherited: a derived table may have replaced the runs that read it.
+        """
+        every, found = self.table.every, dict(runs)
+        behind = {
+            key: made_of(runs, [one.run for one in value.items if isinstance(one, Reference)])
+            for key, value in every.items()
+            if isinstance(value, Names)
+        }
+        unread = {key for key in every if not self.read_by_eval(key)} - self.table.inherited
+        for name, row in runs.items():
+            words = {key: value for key, value in every.items() if self.reads_key(row, key)}
+            unread -= words.keys()
+            words = {key: value for key, value in words.items() if name not in behind.get(key, ())}
+            found[name] = TableRun(name, row.kind, {**words, **row.words})
+            for key in words:
+                if key in row.words:
+                    self.own[key].append(name)
+                else:
+                    self.given[key].add(name)
+            if row.kind == "base" and "model" not in words:
+                raise self.table.refuse(f"run {name!r}", "it is empty, the model of every, and every names no model")
+        if unread:
+            raise self.table.refuse("every", f"no run of this table reads {', '.join(sorted(unread))}: leave it out")
+        return found
+
+    def reads_key(self, row: TableRun, key: str) -> bool:
+        group = key.partition(".")[0]
+        if row.kind in ("base", "checkpoint"):
+            return row.kind == "base" and group == "model"
+        known = self.read_by(row)
+        return key in known or group in known
+
+    def read_by(self, row: TableRun) -> Collection[str]:
+        try:
+            return self.reads(row.stage)
+        except PipelineError as error:
+            raise self.table.refuse(f"run {row.name!r}", str(error)) from error
+
+    def refuse_unread(self, row: TableRun) -> None:
+        """Refuse a run's word that its stage does not read, whether a cell needs the run or not."""
+        for key in row.words if row.kind in ("stage", "merge") else ():
+            if key != "stage" and not self.reads_key(row, key.lstrip("+")):
+                near = meant(key.lstrip("+").partition(".")[0], sorted(self.read_by(row)))
+                raise self.table.refuse(f"run {row.name!r}", f"stage={row.stage} does not read {key}: {near}")
+
+    def read_by_eval(self, key: str) -> bool:
+        """What `every` says of evaluations."""
+        group = key.partition(".")[0]
+        known = self.reads("eval")
+        said = ("checkpoint", "merge", "partition", "languages")  # by the runs, and by `in`
+        return group not in said and (key in known or group in known)
+
+    def _with_trials(self, runs: Mapping[str, TableRun]) -> dict[str, TableRun]:
+        """A training that reads a key of `trials` becomes one for each of its values, and a run that chooses of them.
+
+        One value alone is a word like others; "recipe" leaves what the recipe says.
+        """
+        found, tried = dict(runs), {}
+        for name, row in runs.items():
+            trains = row.kind == "stage" and row.stage in TRAININGS
+            mine = {key: of for key, of in self.table.trials.items() if trains and self.reads_key(row, key)}
+            several = {key: key.replace(".", " ") for key, values in mine.items() if len(values) > 1}  # key -> its axis
+            words = {**row.words, **{key: values[0] for key, values in mine.items() if values != ["recipe"]}}
+            words |= {key: f"{{{axis}}}" for key, axis in several.items()}
+            found[name] = TableRun(name, row.kind, words)
+            if several:
+                self.axes |= {axis: {value: {} for value in mine[key]} for key, axis in several.items()}
+                tried[name] = Reference(f"{name} trial", (), tuple(several.values()))
+                found[f"{name} trial"] = TableRun(f"{name} trial", row.kind, words)
+                found[name] = TableRun(name, "stage", {**TRIAL_CHOICE, "checkpoints": Names((tried[name],), True)})
+        for name, row in runs.items():  # what chooses of a training's snapshots chooses of those of all trials
+            listed = row.words.get("checkpoints")
+            if isinstance(listed, Names):
+                items = tuple(
+                    Reference(tried[one.run].run, one.at, (*one.over, *tried[one.run].over))
+                    if isinstance(one, Reference) and one.run in tried
+                    else one
+                    for one in listed.items
+                )
+                found[name] = TableRun(name, row.kind, {**row.words, "checkpoints": Names(items, True)})
+        return found
+
+    # ------------------------------------------------------------------------------------------ axes
+
+    def names(self, where: str, value: Any, above: tuple[str, ...] = ()) -> list[str]:
+        """The axes that a value names: by placeholders, those in the words of their values included, and by runs."""
+        found: list[str] = []
+        for one in value.items if isinstance(value, Names) else ():
+            if isinstance(one, Reference):
+                theirs, fixed = self.axes_of(one.run, above), dict(one.at)
+                for axis in (*one.over, *fixed):
+                    if axis not in theirs:
+                        raise self.table.refuse(where, f"run {one.run!r} has no axis {axis}: {meant(axis, theirs)}")
+                found += [axis for axis in theirs if axis not in one.over and axis not in fixed]
+            else:
+                found += self.names(where, one)
+        for axis, word in placeholders(value):
+            if axis not in self.axes:
+                raise self.table.refuse(where, f"{{{axis}}} is no axis: {meant(axis, self.table.axes)}")
+            found.append(axis)
+            for one, words in self.axes[axis].items() if word is not None else ():
+                if word not in words:
+                    problem = f"{{{axis}.{word}}}: {axis}={one} has no such word: {meant(word, words)}"
+                    raise self.table.refuse(where, problem)
+                found += self.names(where, words[word])
+        self.used.update(found)
+        return found
+
+    def axes_of(self, name: str, above: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """The axes that a run names, itself or through the runs it is made of, in the table's order."""
+        where = f"run {name!r}"
+        if name in above:
+            circle = " -> ".join([*above[above.index(name) :], name])
+            raise self.table.refuse(where, f"it is made of itself: {circle}")
+        if name not in self._axes_of:
+            words = self.runs[name].words.values()
+            mine = {axis for value in words for axis in self.names(where, value, (*above, name))}
+            self._axes_of[name] = tuple(axis for axis in self.axes if axis in mine)
+        return self._axes_of[name]
+
+    def product(self, axes: Iterable[str]) -> Iterator[At]:
+        names = list(axes)
+        for values in itertools.product(*(self.axes[name] for name in names)):
+            yield dict(zip(names, values, strict=True))
+
+    # ------------------------------------------------------------------------------------------ filling
+
+    def fill(self, value: Any, at: At) -> Any:
+        """A value with its placeholders filled; one that is a placeholder alone keeps the type of what fills it."""
+        if isinstance(value, dict):
+            return {self.fill(key, at): self.fill(inner, at) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [self.fill(inner, at) for inner in value]
+        if isinstance(value, Names):
+            return self._refs(value, at)
+        if not isinstance(value, str):
+            return value
+        if match := PLACEHOLDER.fullmatch(value):
+            return self._filled(match.group(1), match.group(2), at)
+        return PLACEHOLDER.sub(lambda found: str(self._filled(found.group(1), found.group(2), at)), value)
+
+    def _filled(self, axis: str, word: str | None, at: At) -> Any:
+        return at[axis] if word is None else self.fill(self.axes[axis][at[axis]][word], at)
+
+    def _refs(self, names: Names, at: At) -> Any:
+        found: list[Ref | str] = []
+        for one in names.items:
+            if isinstance(one, str):
+                found.append(self.fill(one, at))
+                continue
+            for over in self.product(one.over):
+                found.append(Ref(self.spec(one.run, {**at, **dict(one.at), **over}), one.step))
+        return found if names.many else found[0]
+
+    def spec(self, run: str, at: At) -> str:
+        """The key of a run at `at`, which holds a value of each of its axes; it and its parents are planned."""
+        mine = {axis: at[axis] for axis in self.axes_of(run)}
+        key = " ".join([run, *(f"{axis}={value}" for axis, value in mine.items())])
+        if key not in self.made:
+            filled = {name: self.fill(value, mine) for name, value in self.runs[run].words.items()}
+            kept = {name: value for name, value in filled.items() if not self._left_to_recipe(name, value)}
+            self.made[key] = Spec(key, run, self.runs[run].kind, mine, kept)
+        return key
+
+    def _left_to_recipe(self, key: str, value: Any) -> bool:
+        return key in self.table.trials and value == "recipe"
+
+
+def placeholders(value: Any) -> Iterator[tuple[str, str | None]]:
+    """(axis, word or None) of each {axis} and {axis.word} in a value."""
+    if isinstance(value, str):
+        for match in PLACEHOLDER.finditer(value):
+            yield match.group(1), match.group(2)
+    elif isinstance(value, dict):
+        yield from placeholders([*value, *value.values()])
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from placeholders(inner)
+
+
+def references(words: Mapping[str, Any]) -> Iterator[Reference]:
+    for value in words.values():
+        if isinstance(value, Names):
+            yield from (one for one in value.items if isinstance(one, Reference))
+
+
+def made_of(runs: Mapping[str, TableRun], names: Iterable[str]) -> set[str]:
+    """These runs and all that they are made of."""
+    found: set[str] = set()
+    left = list(names)
+    while left:
+        one = left.pop()
+        if one not in found:
+            found.add(one)
+            left += [ref.run for ref in references(runs[one].words)]
+    return found

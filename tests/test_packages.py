@@ -1,0 +1,101 @@
+"""The packages of src/pipeline: each imports only from those above it, and no two files import each other.
+
+Reads every import, those inside functions and under TYPE_CHECKING included: an import that runs later is an import.
+"""
+
+from __future__ import annotations
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import pipeline
+
+SOURCE = Path(pipeline.__file__).parent
+PACKAGES = (  # in the order of imports: errors is above all, __main__ below all
+    "errors files languages progress papers config benchmarks models hub runs data merge train evaluate analyze report "
+    "stages tables estimate launch results commands __main__"
+).split()
+
+
+def imports(source: str, module: str) -> set[str]:
+    """The modules of this package that a source text imports, as dotted names without `pipeline.`."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module}: imports are absolute here"
+            found |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    ours = {name.removeprefix("pipeline.") for name in found if name.startswith("pipeline.")}
+    return {name for name in ours if is_module(name)} - {module}
+
+
+def is_module(name: str) -> bool:
+    path = SOURCE.joinpath(*name.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def modules() -> dict[str, str]:
+    """Dotted name -> source text of every file of the package; a package's __init__ has the package's name."""
+    names = {
+        path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", "."): path for path in SOURCE.rglob("*.py")
+    }
+    return {name.removesuffix(".__init__"): path.read_text(encoding="utf-8") for name, path in names.items()}
+
+
+def upward_imports(sources: dict[str, str]) -> list[str]:
+    """`file -> file` for each import from a package that is not above the importing one."""
+    found = []
+    for module, source in sources.items():
+        for other in imports(source, module):
+            here, there = (PACKAGES.index(name.partition(".")[0]) for name in (module, other))
+            if there > here:
+                found.append(f"{module} -> {other}")
+    return sorted(found)
+
+
+def cycle(sources: dict[str, str]) -> list[str]:
+    """The files of one cycle of imports; empty where there is none. A package is not its own modules' parent here."""
+    graph = {module: imports(source, module) for module, source in sources.items()}
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_every_file_is_in_a_package() -> None:
+    assert {name.partition(".")[0] for name in modules() if name != "__init__"} <= set(PACKAGES)
+
+
+def test_imports_point_one_way() -> None:
+    sources = {name: text for name, text in modules().items() if name != "__init__"}
+    assert upward_imports(sources) == []
+
+
+def test_no_cycle() -> None:
+    sources = {name: text for name, text in modules().items() if name != "__init__"}
+    assert cycle(sources) == []
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        "def f():\n    from pipeline.launch.in_process import one\n",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pipeline.report import page\n",
+        "import pipeline.train.stage\n",
+    ],
+)
+def test_an_upward_import_is_found_anywhere(hidden: str) -> None:
+    assert upward_imports({"data.load": hidden})
+
+
+def test_a_cycle_is_found() -> None:
+    both = {
+        "runs.make": "from pipeline.runs import resume\n",
+        "runs.resume": "def f():\n    import pipeline.runs.make\n",
+    }
+    assert set(cycle(both)) == set(both)
