@@ -30,10 +30,10 @@ def benchmark_of(task: str) -> Benchmark:
     """The benchmark of a task. Raises PipelineError, naming a near one, for an unknown task."""
     if benchmark := find_benchmark(task):
         return benchmark
-    known = [name for item in BENCHMARKS.values() for name in item.tasks]
-    near = difflib.get_close_matches(task, known, n=1)
+    tasks = [name for item in BENCHMARKS.values() for name in item.tasks]
+    near = difflib.get_close_matches(task, tasks, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise PipelineError(f"unknown task {task!r}: {hint}Known are {', '.join(known)}")
+    raise PipelineError(f"unknown task {task!r}: {hint}Known are {', '.join(tasks)}")
 
 
 def kind_of(task: str) -> Kind | None:

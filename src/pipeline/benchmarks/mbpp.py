@@ -35,5 +35,5 @@ BENCHMARK = Benchmark(
     name="mbpp", title="MBPP", kind="program", metric="pass_at_1", filter="tests", questions=500, tokens=45,
     define=define,
     texts=lambda row: [row.get("text") or row.get("prompt") or "", row["code"]],
-    sources=lambda spoken: [on_hub("google-research-datasets/mbpp", "full")] if spoken.code == "en" else [],  # alone
+    sources=lambda spoken: [on_hub("google-research-datasets/mbpp", "full")],  # one set, whatever the language
 )  # fmt: skip

@@ -112,14 +112,14 @@ def with_all_columns(ask: Ask, splits: Mapping[Path, Sequence[Row]]) -> dict[str
 
 def check_worked(file: Path, exemplars: list[Row], stock: Row) -> None:
     """The stock task cuts a fixed count of characters off an exemplar's answer: its first words must stand there."""
-    found = re.search(r'question\+"\\n(.+?)"', stock["doc_to_text"])
-    if not found:
+    match = re.search(r'question\+"\\n(.+?)"', stock["doc_to_text"])
+    if not match:
         return
     # Some of the harness' phrases differ from MGSM's own in spaces and in the width of the colon.
-    plain = [re.sub(r"\s", "", text).replace("：", ":") for text in (found[1], *(row["answer"] for row in exemplars))]
+    plain = [re.sub(r"\s", "", text).replace("：", ":") for text in (match[1], *(row["answer"] for row in exemplars))]
     for number, answer in enumerate(plain[1:], start=1):
         if not answer.startswith(plain[0]):
-            raise PipelineError(f"{file}: the answer of exemplar {number} must begin with {found[1]!r}, as MGSM's do")
+            raise PipelineError(f"{file}: the answer of exemplar {number} must begin with {match[1]!r}, as MGSM's do")
 
 
 BENCHMARK = Benchmark(

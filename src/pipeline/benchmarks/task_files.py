@@ -88,10 +88,10 @@ def by_text(ask: Ask) -> list[str]:
 
 def generation_kwargs(ask: Ask, *files: Path) -> Row:
     """The files' settings joined, and eval.max_gen_toks over them; whole, since the harness replaces nested keys."""
-    found: Row = {}
+    kwargs: Row = {}
     for file in files:
-        found |= yaml.load(file.read_text(encoding="utf-8"), _Plain)["generation_kwargs"]
-    return {"generation_kwargs": found | ({"max_gen_toks": ask.max_gen_toks} if ask.max_gen_toks else {})}
+        kwargs |= yaml.load(file.read_text(encoding="utf-8"), _Plain)["generation_kwargs"]
+    return {"generation_kwargs": kwargs | ({"max_gen_toks": ask.max_gen_toks} if ask.max_gen_toks else {})}
 
 
 class _Plain(yaml.SafeLoader):
@@ -104,11 +104,11 @@ _Plain.add_constructor("!function", lambda loader, node: node.value.rpartition("
 def whole(file: Path) -> Row:
     """A task file with what it includes, its own words before those. A !function is the name of the function."""
     body = yaml.load(file.read_text(encoding="utf-8"), _Plain)
-    found: Row = {}
+    definition: Row = {}
     includes = body.pop("include", [])
     for include in [includes] if isinstance(includes, str) else includes:
-        found |= whole(file.parent / include)
-    return found | body
+        definition |= whole(file.parent / include)
+    return definition | body
 
 
 def local_files(ask: Ask, folder: str, *splits: str) -> list[Path]:

@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 
 
 def hub_sources() -> Iterator[tuple[str, Source]]:
-    """(benchmark, where it is) of each language and split on the Hub."""
+    """(benchmark, where it is) of each language and split on the Hub, each set once."""
+    sets: dict[tuple[str, str], tuple[str, Source]] = {}
     for spoken in map(language, MGSM):
         for name, benchmark in BENCHMARKS.items():
-            yield from ((name, source) for source in benchmark.sources(spoken))
+            for source in benchmark.sources(spoken):
+                sets.setdefault((name, repr(source)), (name, source))
+    yield from sets.values()
 
 
 @dataclass
@@ -49,10 +52,10 @@ class Known:
 
         exact = self.ngrams.marks_of(*ngrams(texts, self.n), len(texts))
         variants = np.zeros_like(exact)
-        others = [index for index in np.flatnonzero(exact == 0) if NUMBER.search(texts[index])]
-        if others:
-            bare = [NUMBER.sub(" ", texts[index]) for index in others]
-            variants[others] = self.without_numbers.marks_of(*ngrams(bare, self.n), len(bare))
+        unmatched = [index for index in np.flatnonzero(exact == 0) if NUMBER.search(texts[index])]
+        if unmatched:
+            bare = [NUMBER.sub(" ", texts[index]) for index in unmatched]
+            variants[unmatched] = self.without_numbers.marks_of(*ngrams(bare, self.n), len(bare))
         return exact, variants
 
 
@@ -66,24 +69,24 @@ def known(n: int, root: Path | None, lock: Lock | None) -> Known:
 
     from pipeline.data.ngrams import NUMBER, NgramSet, ngrams
 
-    found: dict[str, list[str]] = {name: [] for name in BENCHMARKS}
+    texts_by_name: dict[str, list[str]] = {name: [] for name in BENCHMARKS}
     for name, text in of_folder(root) if root is not None else of_hub(lock):
-        found[name].append(text)
+        texts_by_name[name].append(text)
     short = 0
     levels: list[list[Any]] = []
     for bare in (False, True):
         levels.append([])
-        for texts in found.values():
+        for texts in texts_by_name.values():
             parts = [np.empty(0, dtype=np.uint64)]
             for at in range(0, len(texts), 1000):
-                some = texts[at : at + 1000]
-                batch, owner = ngrams([NUMBER.sub(" ", text) for text in some] if bare else some, n)
-                short += 0 if bare else len(some) - len(np.unique(owner))
+                chunk = texts[at : at + 1000]
+                batch, owner = ngrams([NUMBER.sub(" ", text) for text in chunk] if bare else chunk, n)
+                short += 0 if bare else len(chunk) - len(np.unique(owner))
                 parts.append(np.unique(batch))
             levels[-1].append(np.concatenate(parts))
     bits = [1 << bit for bit in range(len(BENCHMARKS))]
     exact, without_numbers = (NgramSet(numbers, bits) for numbers in levels)
-    return Known(n, exact, without_numbers, {name: len(texts) for name, texts in found.items() if texts}, short)
+    return Known(n, exact, without_numbers, {name: len(texts) for name, texts in texts_by_name.items() if texts}, short)
 
 
 def texts_of(name: str, row: Row) -> Iterator[tuple[str, str]]:

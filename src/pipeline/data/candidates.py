@@ -81,9 +81,9 @@ class Candidates:
 
     def arrays(self) -> tuple[Any, Any, Any, Any]:
         """Source, benchmarks' bits, those of number variants, and whether it is a word problem, of each row."""
-        none = np.zeros(len(self), dtype=np.uint16)
+        zeros = np.zeros(len(self), dtype=np.uint16)
         marks, variants = (
-            np.frombuffer(bits, dtype=np.uint16) if bits else none for bits in (self.marks, self.variants)
+            np.frombuffer(bits, dtype=np.uint16) if bits else zeros for bits in (self.marks, self.variants)
         )
         return (
             np.frombuffer(self.sources, dtype=np.uint8),

@@ -12,22 +12,17 @@ from pipeline.hub.addresses import without_credentials
 if TYPE_CHECKING:
     from pipeline.data.benchmarks import Known
 
-ALWAYS = (
-    "empty",
-    "duplicates",
-    "contaminated",
-    "number_variants",
-    "word_problems",
-)  # reasons that are stated where they are none, too
-DONE = {"drop": "dropped", "count": "counted and kept"}
+# reasons that are stated where they are none, too
+ALWAYS = ("empty", "duplicates", "contaminated", "number_variants", "word_problems")
+OUTCOME = {"drop": "dropped", "count": "counted and kept"}
 
 
-def card(config: DataStage, counts: dict[str, Any], known: Known, vouched: bool) -> str:
+def card(config: DataStage, counts: dict[str, Any], benchmarks: Known, vouched: bool) -> str:
     """Markdown. counts: of each source its rows, each reason, and what is left and taken; then train, validation."""
     sources = config.expert.sources
     left_out = reasons(config, counts)
-    told = ("rows", *left_out, "left", "taken")
-    head = ("source", "hub id", "revision", "licence", "paper", *(key.replace("_", " ") for key in told))
+    keys = ("rows", *left_out, "left", "taken")
+    head = ("source", "hub id", "revision", "licence", "paper", *(key.replace("_", " ") for key in keys))
     lines = [
         f"# Training set of expert {config.expert.name}",
         "",
@@ -37,13 +32,13 @@ def card(config: DataStage, counts: dict[str, Any], known: Known, vouched: bool)
         "|" + "---|" * len(head),
     ]
     for name, source in sources.items():
-        found = counts[name]
-        where = without_credentials(source.hub or source.url or "local")
-        cells = [name, where, source.revision or "not pinned", source.licence, source.paper]
-        lines.append(f"| {' | '.join([*cells, *(str(found.get(key, 0)) for key in told)])} |")
-    lines += ["", *_compared(config, counts, known, vouched), *_further(config, counts)]
-    if meant := [f"{key.replace('_', ' ')} is {UNUSABLE[key]}" for key in UNUSABLE if key in left_out]:
-        lines += ["", f"Of the rows that cannot be used, {'; '.join(meant)}."]
+        source_counts = counts[name]
+        address = without_credentials(source.hub or source.url or "local")
+        cells = [name, address, source.revision or "not pinned", source.licence, source.paper]
+        lines.append(f"| {' | '.join([*cells, *(str(source_counts.get(key, 0)) for key in keys)])} |")
+    lines += ["", *_compared(config, counts, benchmarks, vouched), *_further(config, counts)]
+    if explained := [f"{key.replace('_', ' ')} is {UNUSABLE[key]}" for key in UNUSABLE if key in left_out]:
+        lines += ["", f"Of the rows that cannot be used, {'; '.join(explained)}."]
     return "\n".join(lines) + "\n"
 
 
@@ -60,34 +55,34 @@ def fate_of_number_variants(config: DataStage, source: Source) -> str:
     return config.data.number_variants or ("count" if language_set else config.data.decontaminate)
 
 
-def _compared(config: DataStage, counts: dict[str, Any], known: Known, vouched: bool) -> list[str]:
-    fate = DONE[config.data.decontaminate]
+def _compared(config: DataStage, counts: dict[str, Any], benchmarks: Known, vouched: bool) -> list[str]:
+    fate = OUTCOME[config.data.decontaminate]
     by_fate: dict[str, list[str]] = {}
     for name, source in config.expert.sources.items():
-        by_fate.setdefault(DONE[fate_of_number_variants(config, source)], []).append(name)
-    variants = " and ".join(f"{done} in {', '.join(names)}" for done, names in by_fate.items())
+        by_fate.setdefault(OUTCOME[fate_of_number_variants(config, source)], []).append(name)
+    variants = " and ".join(f"{outcome} in {', '.join(names)}" for outcome, names in by_fate.items())
     if vouched:
         fate = variants = "counted and kept, as data_root is a data run, which keeps its items apart"
-    texts = _listed(known.texts) or "none was found"
+    texts = _listed(benchmarks.texts) or "none was found"
     shared = {name: counts[name]["shared"] for name in config.expert.sources if counts[name]["shared"]}
-    told = [f"{name}: {_listed(found)}" for name, found in shared.items()]
+    shared_texts = [f"{name}: {_listed(by_benchmark)}" for name, by_benchmark in shared.items()]
     return [
-        f"Contaminated rows share {known.n} words in a row (twice as many characters where a script has no spaces) "
-        f"with a benchmark, in any language. They are {fate}. Benchmark texts: {texts}; too short to compare: "
-        f"{known.short}. Rows that share with each: {'; '.join(told) or 'none'}.",
+        f"Contaminated rows share {benchmarks.n} words in a row (twice as many characters where a script has no "
+        f"spaces) with a benchmark, in any language. They are {fate}. Benchmark texts: {texts}; too short to compare: "
+        f"{benchmarks.short}. Rows that share with each: {'; '.join(shared_texts) or 'none'}.",
         "",
         f"Number variants share as many words only where numbers are left out of both. They are {variants}.",
         "",
         "Not detected: paraphrases, translations, and copies in which other words are changed, numbers in words among "
         "them, more often than that.",
         "",
-        f"Word problems in language sets are {DONE[config.data.word_problems]}. Dropping either departs from the "
+        f"Word problems in language sets are {OUTCOME[config.data.word_problems]}. Dropping either departs from the "
         "papers' letter.",
     ]
 
 
 def _listed(counts: dict[str, int]) -> str:
-    return ", ".join(f"{what} {count}" for what, count in counts.items())
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
 def _further(config: DataStage, counts: dict[str, Any]) -> list[str]:
@@ -112,5 +107,5 @@ def _further(config: DataStage, counts: dict[str, Any]) -> list[str]:
 def summary(config: DataStage, counts: dict[str, Any]) -> str:
     """The same in a line, for the log."""
     rows = sum(counts[name]["rows"] for name in config.expert.sources)
-    told = ", ".join([f"{rows} rows", *reasons(config, counts).values()])
-    return f"data of {config.expert.name}: {counts['train']} rows taken of {told}; see data_card.md"
+    parts = ", ".join([f"{rows} rows", *reasons(config, counts).values()])
+    return f"data of {config.expert.name}: {counts['train']} rows taken of {parts}; see data_card.md"

@@ -9,23 +9,23 @@ from pipeline.config.stages import DataStage
 from pipeline.errors import PipelineError
 
 
-def draw(config: DataStage, kept: dict[str, list[int]]) -> dict[str, list[int]]:
+def draw(config: DataStage, usable: dict[str, list[int]]) -> dict[str, list[int]]:
     """The rows of train and of validation, drawn by the seed: from one pool where no source has a count or a share.
 
     Raises:
         PipelineError: too few rows.
     """
-    counted = any(source.count or source.share for source in config.expert.sources.values())
-    return draw_by_quotas(config, kept) if counted else draw_from_one_pool(config, kept)
+    has_quotas = any(source.count or source.share for source in config.expert.sources.values())
+    return draw_by_quotas(config, usable) if has_quotas else draw_from_one_pool(config, usable)
 
 
-def draw_from_one_pool(config: DataStage, kept: dict[str, list[int]]) -> dict[str, list[int]]:
+def draw_from_one_pool(config: DataStage, usable: dict[str, list[int]]) -> dict[str, list[int]]:
     data, size = config.data, config.data.size or config.expert.size
-    pool = [row for rows in kept.values() for row in rows]
-    wanted = (size or 1) + data.validation
-    if len(pool) < wanted and not data.allow_fewer:
+    pool = [row for rows in usable.values() for row in rows]
+    needed_rows = (size or 1) + data.validation
+    if len(pool) < needed_rows and not data.allow_fewer:
         raise PipelineError(
-            f"data.size={size} and data.validation={data.validation} ask for {wanted} rows, "
+            f"data.size={size} and data.validation={data.validation} ask for {needed_rows} rows, "
             f"expert={config.expert.name} has {len(pool)}: ask for fewer, or take those with data.allow_fewer=true"
         )
     if data.shuffle:
@@ -33,11 +33,11 @@ def draw_from_one_pool(config: DataStage, kept: dict[str, list[int]]) -> dict[st
     return {"train": pool[data.validation :][:size], "validation": pool[: data.validation]}
 
 
-def draw_by_quotas(config: DataStage, kept: dict[str, list[int]]) -> dict[str, list[int]]:
+def draw_by_quotas(config: DataStage, usable: dict[str, list[int]]) -> dict[str, list[int]]:
     data, seed = config.data, config.seed
-    parts = quotas(config, {name: len(rows) for name, rows in kept.items()})
+    parts = quotas(config, {name: len(rows) for name, rows in usable.items()})
     drawn: list[int] = []
-    for name, rows in kept.items():
+    for name, rows in usable.items():
         sample = random.Random(f"{seed} {name}").sample(rows, parts[name])
         drawn += sample if data.shuffle else sorted(sample)
     if data.shuffle:
@@ -48,7 +48,7 @@ def draw_by_quotas(config: DataStage, kept: dict[str, list[int]]) -> dict[str, l
     return {"train": train, "validation": drawn[: data.validation]}
 
 
-def quotas(config: DataStage, there: dict[str, int]) -> dict[str, int]:
+def quotas(config: DataStage, available: dict[str, int]) -> dict[str, int]:
     """Rows to take of each source, training and validation together.
 
     `count` is taken as it is, a source with neither count nor share gives all it has, and the shares divide what is
@@ -59,39 +59,41 @@ def quotas(config: DataStage, there: dict[str, int]) -> dict[str, int]:
     """
     sources, data = config.expert.sources, config.data
     size = data.size or config.expert.size
-    asked = {name: source.count or there[name] for name, source in sources.items() if source.share is None}
+    quota = {name: source.count or available[name] for name, source in sources.items() if source.share is None}
     shares = {name: source.share for name, source in sources.items() if source.share is not None}
     if shares and size is None:
         raise PipelineError(
             f"expert={config.expert.name} has shares ({', '.join(shares)}) of no size: give data.size, "
             "or mixture=layer_swapping"
         )
-    wanted, fixed = (size or 0) + data.validation, sum(asked.values())
-    if size is not None and wanted < fixed:
+    total, fixed = (size or 0) + data.validation, sum(quota.values())
+    if size is not None and total < fixed:
         raise PipelineError(
-            f"data.size={size}: the sources without a share ({', '.join(asked)}) give {fixed} rows, "
-            f"more than {wanted}; raise the size or give expert.sources.{next(iter(asked))}.share"
+            f"data.size={size}: the sources without a share ({', '.join(quota)}) give {fixed} rows, "
+            f"more than {total}; raise the size or give expert.sources.{next(iter(quota))}.share"
         )
-    if size is not None and not shares and wanted > fixed and not data.allow_fewer:
+    if size is not None and not shares and total > fixed and not data.allow_fewer:
         raise PipelineError(
-            f"data.size={size} and data.validation={data.validation} ask for {wanted} rows of "
+            f"data.size={size} and data.validation={data.validation} ask for {total} rows of "
             f"{', '.join(sources)}, which give {fixed}: ask for fewer, or take those with data.allow_fewer=true"
         )
-    asked |= apportioned(wanted - fixed, shares)
-    short = [f"{name} has {there[name]} rows of {want} asked" for name, want in asked.items() if want > there[name]]
+    quota |= apportioned(total - fixed, shares)
+    short = [
+        f"{name} has {available[name]} rows of {want} asked" for name, want in quota.items() if want > available[name]
+    ]
     if short and not data.allow_fewer:
         raise PipelineError(
             f"expert={config.expert.name}: {'; '.join(short)}: ask for fewer, or take those with data.allow_fewer=true"
         )
-    for told in short:
-        print(f"expert={config.expert.name}: {told}; taken as they are (data.allow_fewer)", file=sys.stderr)
-    return {name: min(want, there[name]) for name, want in asked.items()}
+    for message in short:
+        print(f"expert={config.expert.name}: {message}; taken as they are (data.allow_fewer)", file=sys.stderr)
+    return {name: min(want, available[name]) for name, want in quota.items()}
 
 
 def apportioned(total: int, shares: dict[str, float]) -> dict[str, int]:
     """Whole rows by shares; the largest remainders get what rounding down leaves."""
     exact = {name: total * share / sum(shares.values()) for name, share in shares.items()}
-    whole = {name: int(value) for name, value in exact.items()}
-    for name in sorted(exact, key=lambda name: whole[name] - exact[name])[: total - sum(whole.values())]:
-        whole[name] += 1
-    return whole
+    rows = {name: int(value) for name, value in exact.items()}
+    for name in sorted(exact, key=lambda name: rows[name] - exact[name])[: total - sum(rows.values())]:
+        rows[name] += 1
+    return rows

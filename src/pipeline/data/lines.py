@@ -112,8 +112,8 @@ def cells(text: TextIO, separator: str, path: str) -> Iterator[dict[str, str]]:
             row = [cell.replace(STRAY, "\r") for cell in row]
             if not names:
                 names = row
-                if twice := [name for name, count in Counter(names).items() if name and count > 1]:
-                    raise PipelineError(f"{path} has two columns {twice[0]!r}: name each once")
+                if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
+                    raise PipelineError(f"{path} has two columns {repeated[0]!r}: name each once")
             elif row and len(row) != len(names):
                 raise PipelineError(
                     f"{path}, line {line} has {len(row)} cells, and the header has {len(names)}: write as many, and "

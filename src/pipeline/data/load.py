@@ -48,7 +48,7 @@ def read(
     seed: int = 0,
     locked: list[Path] | None = None,
     counts: dict[str, int] | None = None,
-    there: list[int | None] | None = None,
+    row_counts: list[int | None] | None = None,
     bar: Bar | None = None,
 ) -> Iterator[Example | Unusable]:
     """The examples of a source, in its order (a stream's is shuffled by the seed); the reason for a row without any.
@@ -59,60 +59,62 @@ def read(
     Raises:
         PipelineError: what is asked for is not there, unreadable or empty, or lacks a column.
     """
-    needed = columns(name, source)
+    required = columns(name, source)
     with readable_errors(name, source):
-        found = open_rows(name, source, data_root, seed, locked)
-        missing = [column for column in needed if column not in found.columns]
-        if missing and found.columns:
+        opened = open_rows(name, source, data_root, seed, locked)
+        missing = [column for column in required if column not in opened.columns]
+        if missing and opened.columns:
             raise PipelineError(
-                f"source {name} has no column {', '.join(missing)}: it has {', '.join(found.columns)}; "
+                f"source {name} has no column {', '.join(missing)}: it has {', '.join(opened.columns)}; "
                 + (f"it must look like {source.hub}" if source.hub else "change the file, or what reads it")
             )
-        if found.sampled_from and counts is not None:
-            counts["sampled_from"] = found.sampled_from
-        if there is not None:
-            there.append(found.count)
+        if opened.sampled_from and counts is not None:
+            counts["sampled_from"] = opened.sampled_from
+        if row_counts is not None:
+            row_counts.append(opened.count)
         any_row = False
-        for row in bar.over(found.rows) if bar else found.rows:
+        for row in bar.over(opened.rows) if bar else opened.rows:
             if wanted(row, source):
                 any_row = True
-                yield example(row, source, needed, counts)
+                yield example(row, source, required, counts)
     if not any_row:
-        where = f" in language {source.language}" if source.language else ""
-        raise PipelineError(f"source {name} has no rows{where}: give another file under data_root, or another expert")
+        in_language = f" in language {source.language}" if source.language else ""
+        raise PipelineError(
+            f"source {name} has no rows{in_language}: give another file under data_root, or another expert"
+        )
 
 
-def example(row: Row, source: Source, needed: list[str], counts: dict[str, Any] | None) -> Example | Unusable:
+def example(row: Row, source: Source, required: list[str], counts: dict[str, Any] | None) -> Example | Unusable:
     """What a row teaches: nothing where a column that its text is made of is blank, which `counts` has by column."""
-    if source.rows != "conversation" and not all(is_text(row[column]) for column in needed):
+    if source.rows != "conversation" and not all(is_text(row[column]) for column in required):
         return "not_text"
-    blank = [column for column in needed if is_blank(row[column]) and column not in MAY_BE_BLANK.get(source.rows, ())]
+    blank = [column for column in required if is_blank(row[column]) and column not in MAY_BE_BLANK.get(source.rows, ())]
     if blank and counts is not None:
-        found = counts.setdefault("blank", {})
-        found |= {column: found.get(column, 0) + 1 for column in blank}
+        blanks = counts.setdefault("blank", {})
+        blanks |= {column: blanks.get(column, 0) + 1 for column in blank}
     if blank:
         return "empty"
-    taught = READERS[source.rows](row, source)
-    if isinstance(taught, dict) and (left_out := taught.pop("left_out", 0)) and counts is not None:
+    reading = READERS[source.rows](row, source)
+    if isinstance(reading, dict) and (left_out := reading.pop("left_out", 0)) and counts is not None:
         counts["messages_left_out"] = counts.get("messages_left_out", 0) + left_out
-    return taught
+    return reading
 
 
 def open_rows(name: str, source: Source, data_root: Path | None, seed: int, locked: list[Path] | None) -> Rows:
-    most = min(source.candidates or MOST_CANDIDATES, MOST_CANDIDATES)
+    limit = min(source.candidates or MOST_CANDIDATES, MOST_CANDIDATES)
     if data_root is not None:
         path = local_file(source, data_root)
         if path.suffix == ".jsonl":
-            return json_lines(path, most, seed)
-        return of_dataset(packaged(source, [str(path)]), most, seed)
+            return json_lines(path, limit, seed)
+        return of_dataset(packaged(source, [str(path)]), limit, seed)
     if locked is not None:
-        return of_dataset(packaged(source, [str(path) for path in locked]), most, seed)
+        return of_dataset(packaged(source, [str(path) for path in locked]), limit, seed)
     if source.url is not None:
-        return of_dataset(packaged(source, [source.url]), most, seed)
+        return of_dataset(packaged(source, [source.url]), limit, seed)
     if source.hub is None:
         raise PipelineError(f"source {name} is on no hub: give data_root, a folder that holds {source.file}")
     with nullcontext() if Path(source.hub).is_dir() else reaching(source.hub):
-        return of_dataset(of_repository(source), most, seed)
+        return of_dataset(of_repository(source), limit, seed)
 
 
 def of_repository(source: Source) -> Any:
@@ -124,11 +126,12 @@ def of_repository(source: Source) -> Any:
     return built(load_dataset_builder(source.hub, source.hub_config, revision=source.revision), source, ("Csv",))
 
 
-def built(builder: Any, source: Source, ours: Container[str]) -> Any:
+def built(builder: Any, source: Source, replaced: Container[str]) -> Any:
     """The dataset of a builder; of those of the names in `ours`, as data/lines.py reads the same files."""
     from pipeline.data.lines import Cells, Lines, Objects
 
-    kind = next((one.__name__ for one in type(builder).__mro__ if one.__name__ in ours), None)  # they are subclassed
+    names = (base.__name__ for base in type(builder).__mro__)  # they are subclassed
+    kind = next((name for name in names if name in replaced), None)
     if kind == "Csv":
         builder = Cells(data_files=builder.config.data_files, delimiter=builder.config.sep, hash=BUILDERS)
     elif kind:
@@ -161,43 +164,43 @@ def packaged(source: Source, files: list[str]) -> Any:
 
 def format_of(file: str) -> str:
     suffixes = Path(plain_addresses(file)).suffixes
-    found = [FORMATS[suffix] for suffix in suffixes if suffix in FORMATS]
-    if not found:
+    formats = [FORMATS[suffix] for suffix in suffixes if suffix in FORMATS]
+    if not formats:
         raise PipelineError(f"{file} says no format by its name: give format=json, csv, parquet or text of its source")
-    return found[-1]
+    return formats[-1]
 
 
-def of_dataset(loaded: Any, most: int, seed: int) -> Rows:
+def of_dataset(loaded: Any, limit: int, seed: int) -> Rows:
     """Rows of a `datasets` object: a stream is shuffled and cut, a set at hand is sampled without order lost."""
     import datasets
 
-    there: int | None = None
+    available: int | None = None
     rows: Iterator[Row]
     if isinstance(loaded, datasets.IterableDataset):
-        names, count = column_names(loaded), streamed(loaded, most)
-        rows = islice(unbatched(loaded.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)), most)
+        names, count = column_names(loaded), streamed(loaded, limit)
+        rows = islice(unbatched(loaded.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)), limit)
     else:
-        if len(loaded) > most:
-            there = len(loaded)
-            loaded = loaded.select(drawn(there, most, seed))
+        if len(loaded) > limit:
+            available = len(loaded)
+            loaded = loaded.select(drawn(available, limit, seed))
         names, count, rows = loaded.column_names, len(loaded), unbatched(loaded)
     if names == ["line", "json"]:  # as data/lines.py reads JSON
-        return of_objects(rows, count, there)
-    return Rows(rows, names, count, there)
+        return of_objects(rows, count, available)
+    return Rows(rows, names, count, available)
 
 
-def of_objects(rows: Iterator[Row], count: int | None, there: int | None) -> Rows:
+def of_objects(rows: Iterator[Row], count: int | None, available: int | None) -> Rows:
     """Rows of lines of JSON. A column that a row lacks is null; the first row says which there are."""
-    found = (parsed(row["json"], row["line"], "the file") for row in rows)
-    first = next(found, {})
+    objects = (parsed(row["json"], row["line"], "the file") for row in rows)
+    first = next(objects, {})
     names = dict.fromkeys(first)
-    return Rows(({**names, **row} for row in chain([first], found)), list(first), count, there)
+    return Rows(({**names, **row} for row in chain([first], objects)), list(first), count, available)
 
 
-def streamed(loaded: Any, most: int) -> int | None:
+def streamed(loaded: Any, limit: int) -> int | None:
     """The rows that are read of a stream; None where its repository does not say how many it has."""
     split = (loaded.info.splits or {}).get(str(loaded.split))
-    return min(most, split.num_examples) if split is not None and split.num_examples else None
+    return min(limit, split.num_examples) if split is not None and split.num_examples else None
 
 
 def column_names(loaded: Any) -> list[str]:
@@ -211,19 +214,19 @@ def unbatched(loaded: Any) -> Iterator[Row]:
         yield from (dict(zip(names, values, strict=True)) for values in zip(*batch.values(), strict=True))
 
 
-def drawn(there: int, most: int, seed: int) -> Any:
+def drawn(available: int, count: int, seed: int) -> Any:
     """`most` of `there` indices, each as likely, in order."""
     import numpy as np
 
-    return np.sort(np.random.default_rng(seed).choice(there, size=most, replace=False))
+    return np.sort(np.random.default_rng(seed).choice(available, size=count, replace=False))
 
 
-def json_lines(path: Path, most: int, seed: int) -> Rows:
+def json_lines(path: Path, limit: int, seed: int) -> Rows:
     with open(path, "rb") as file:
-        there = sum(1 for line in file if line.strip())
-    keep = iter(drawn(there, most, seed).tolist()) if there > most else None
+        available = sum(1 for line in file if line.strip())
+    keep = iter(drawn(available, limit, seed).tolist()) if available > limit else None
     first = next(_json_rows(path, None), {})
-    return Rows(_json_rows(path, keep), list(first), min(there, most), there if keep is not None else None)
+    return Rows(_json_rows(path, keep), list(first), min(available, limit), available if keep is not None else None)
 
 
 def _json_rows(path: Path, keep: Iterator[int] | None) -> Iterator[Row]:
@@ -286,59 +289,61 @@ def readable_errors(name: str, source: Source) -> Iterator[None]:
     except PipelineError:
         raise
     except Exception as error:
-        ours = next((one for one in causes(error) if isinstance(one, PipelineError)), None)  # from inside a builder
-        if ours:
-            raise ours from error
-        theirs = type(error).__module__.partition(".")[0] in THEIRS
-        if not theirs and not isinstance(error, KNOWN):
+        inner_error = next(
+            (cause for cause in causes(error) if isinstance(cause, PipelineError)), None
+        )  # from inside a builder
+        if inner_error:
+            raise inner_error from error
+        from_library = type(error).__module__.partition(".")[0] in THEIRS
+        if not from_library and not isinstance(error, KNOWN):
             raise
         raise PipelineError(why_unreadable(name, source, error)) from error
 
 
 def causes(error: BaseException) -> list[BaseException]:
     """An error and those that it was raised from, eight at most."""
-    found = [error]
-    while (inner := found[-1].__cause__ or found[-1].__context__) is not None and len(found) < 8:
-        found.append(inner)
-    return found
+    errors = [error]
+    while (inner := errors[-1].__cause__ or errors[-1].__context__) is not None and len(errors) < 8:
+        errors.append(inner)
+    return errors
 
 
 def why_unreadable(name: str, source: Source, error: BaseException) -> str:
     """Why a source could not be read, and the remedy."""
     address = without_credentials(source.hub or source.url or source.file)
-    what, where = f"source {name} ({address})", f"expert.sources.{name}"
+    place, knob = f"source {name} ({address})", f"expert.sources.{name}"
     errors = causes(error)
     words = " ".join(without_credentials(" ".join(map(str, errors))).split())
-    kinds = {type(one).__name__ for one in errors}
+    kinds = {type(cause).__name__ for cause in errors}
     if "Dataset scripts are no longer supported" in words:
         return (
-            f"{what} holds a loading script, which datasets refuses: give {where}.files, a pattern of its raw files, "
-            f"or {where}.revision=refs/convert/parquet"
+            f"{place} holds a loading script, which datasets refuses: give {knob}.files, a pattern of its raw files, "
+            f"or {knob}.revision=refs/convert/parquet"
         )
     if "gated dataset" in words or "GatedRepoError" in kinds:
-        return f"{what} is gated: accept its terms on its page and log in (hf auth login, or HF_TOKEN), then again"
+        return f"{place} is gated: accept its terms on its page and log in (hf auth login, or HF_TOKEN), then again"
     if match := re.search(r"BuilderConfig '([^']*)' not found. Available: (\[[^\]]*\])", words):
-        hint = f"; if {match[1]} is a split, give {where}.split={match[1]}"
-        return f"{what} has no configuration {match[1]}: there are {match[2]}{hint}"
+        hint = f"; if {match[1]} is a split, give {knob}.split={match[1]}"
+        return f"{place} has no configuration {match[1]}: there are {match[2]}{hint}"
     if "Config name is missing" in words:
-        return f"{what} has several configurations: give {where}.hub_config ({words[:200]})"
+        return f"{place} has several configurations: give {knob}.hub_config ({words[:200]})"
     if match := re.search(r"Unknown split \"([^\"]*)\"\. Should be one of (\[[^\]]*\])", words):
-        return f"{what} has no split {match[1]}: there are {match[2]}; give {where}.split"
+        return f"{place} has no split {match[1]}: there are {match[2]}; give {knob}.split"
     if "Bad split" in words:
-        return f"{what} has no split {source.split}: {words[:200]}; give {where}.split"
+        return f"{place} has no split {source.split}: {words[:200]}; give {knob}.split"
     if match := re.search(r"Revision '([^']*)' doesn't exist", words):
-        return f"{what} has no revision {match[1]} any more: run stage=prefetch again with prefetch.update=true"
+        return f"{place} has no revision {match[1]} any more: run stage=prefetch again with prefetch.update=true"
     if kinds & {"OfflineModeIsEnabled", "ConnectionError", "ConnectError"} or "OfflineMode" in words:
         return (
-            f"{what} cannot be reached: run stage=prefetch on a node with it; data_root=FOLDER reads local files "
+            f"{place} cannot be reached: run stage=prefetch on a node with it; data_root=FOLDER reads local files "
             f"({without_credentials(' '.join(str(error).split()))[:200]})"
         )
     if "UnicodeDecodeError" in kinds or "codec can't decode" in words or "invalid UTF" in words.lower():
-        return f"{what} is not UTF-8 text: convert the file, or leave the source out"
+        return f"{place} is not UTF-8 text: convert the file, or leave the source out"
     if "DatasetNotFoundError" in kinds:
-        return f"{what} is not on the Hub, or hidden from you: {words[:200]}"
+        return f"{place} is not on the Hub, or hidden from you: {words[:200]}"
     if kinds & {"FileNotFoundError", "DataFilesNotFoundError", "EmptyDatasetError", "StopIteration"}:
-        return f"{what} has no such files: check {where}.hub, {where}.files and {where}.file ({words[:200]})"
+        return f"{place} has no such files: check {knob}.hub, {knob}.files and {knob}.file ({words[:200]})"
     if kinds & {"ArrowInvalid", "DatasetGenerationError", "BadGzipFile", "EOFError", "CastError"}:
-        return f"{what} could not be read, as a half-written file cannot: fetch it again ({words[:200]})"
-    return f"{what} could not be loaded: {words[:300]}; data_root=FOLDER reads local files"
+        return f"{place} could not be read, as a half-written file cannot: fetch it again ({words[:200]})"
+    return f"{place} could not be loaded: {words[:300]}; data_root=FOLDER reads local files"

@@ -43,10 +43,10 @@ def check_readable(config: DataStage, data_root: Path | None, lock: Lock | None)
     Gives the rows that will be read of all sources; None where one does not say before its end.
     """
     check_sources(config.expert)
-    there: list[int | None] = []
+    row_counts: list[int | None] = []
     for name, source in config.expert.sources.items():
-        next(opened(name, source, data_root, config.seed, lock, there=there), None)
-    return None if None in there else sum(count or 0 for count in there)
+        next(opened(name, source, data_root, config.seed, lock, row_counts=row_counts), None)
+    return None if None in row_counts else sum(count or 0 for count in row_counts)
 
 
 def check_sources(expert: Expert) -> None:
@@ -55,9 +55,9 @@ def check_sources(expert: Expert) -> None:
         if name in ("train", "validation"):
             raise PipelineError(f"expert.sources.{name} has the name of what is written: give the source another")
         columns(name, source)
-        if odd := [told for told in source.without or () if told not in BENCHMARKS]:
-            known = ", ".join(BENCHMARKS)
-            raise PipelineError(f"expert.sources.{name}.without={odd[0]} is no benchmark: name of {known}")
+        if odd := [benchmark for benchmark in source.without or () if benchmark not in BENCHMARKS]:
+            names = ", ".join(BENCHMARKS)
+            raise PipelineError(f"expert.sources.{name}.without={odd[0]} is no benchmark: name of {names}")
     kinds = {"text" if source.rows in ("text", "gsm8k_text") else "pairs" for source in expert.sources.values()}
     if len(kinds) > 1:
         raise PipelineError(
@@ -69,11 +69,11 @@ def check_sources(expert: Expert) -> None:
 
 def opened(
     name: str, source: Source, data_root: Path | None, seed: int, lock: Lock | None, counts: Any = None,
-    there: list[int | None] | None = None, bar: Bar | None = None,
+    row_counts: list[int | None] | None = None, bar: Bar | None = None,
 ) -> Iterator[Example | Unusable]:  # fmt: skip
     """The rows of a source: below data_root, else locked in the Hub's cache, else from the Hub."""
     source, files = lock.source(source) if lock and data_root is None else (source, None)
-    return read(name, source, data_root, seed, files, counts, there, bar)
+    return read(name, source, data_root, seed, files, counts, row_counts, bar)
 
 
 def examples_of(
@@ -95,7 +95,7 @@ def examples_of(
         written += script is not None and script.search(words_of(example)) is not None
         yield example
     if not usable and counts["empty"] < counts["rows"]:
-        why = "; ".join(f"{counts[reason]} {what}" for reason, what in UNUSABLE.items() if counts.get(reason))
+        why = "; ".join(f"{counts[reason]} {meaning}" for reason, meaning in UNUSABLE.items() if counts.get(reason))
         raise PipelineError(
             f"source {name}: none of its {counts['rows']} rows can be used ({why}): change the file, or "
             f"expert.sources.{name}"
@@ -117,38 +117,35 @@ def judge(config: DataStage, candidates: Candidates, counts: dict[str, Any], vou
     sources, marks, variants, maths = candidates.arrays()
     first = candidates.first_of_each()
     bits = {name: 1 << bit for bit, name in enumerate(BENCHMARKS)}
-    kept = {}
+    rows_by_source = {}
     for index, (name, source) in enumerate(config.expert.sources.items()):
-        here = sources == index
-        counts[name]["duplicates"] = int((here & ~first).sum())
-        here &= first
+        usable = sources == index
+        counts[name]["duplicates"] = int((usable & ~first).sum())
+        usable &= first
         counts[name] |= {
-            "contaminated": int((here & (marks > 0)).sum()),
-            "number_variants": int((here & (variants > 0)).sum()),
-            "word_problems": int((here & maths).sum()),
+            "contaminated": int((usable & (marks > 0)).sum()),
+            "number_variants": int((usable & (variants > 0)).sum()),
+            "word_problems": int((usable & maths).sum()),
         }
-        shared = {told: int((here & (marks & bit > 0)).sum()) for told, bit in bits.items()}
-        counts[name]["shared"] = {told: count for told, count in shared.items() if count}
-        fatal = (
-            0xFF
-            if config.data.decontaminate == "drop" and not vouched
-            else sum(bits[told] for told in source.without or ())
-        )
-        here &= marks & np.uint16(fatal) == 0
+        shared = {benchmark: int((usable & (marks & bit > 0)).sum()) for benchmark, bit in bits.items()}
+        counts[name]["shared"] = {benchmark: count for benchmark, count in shared.items() if count}
+        drops_all = config.data.decontaminate == "drop" and not vouched
+        fatal = sum(bits.values() if drops_all else (bits[benchmark] for benchmark in source.without or ()))
+        usable &= marks & np.uint16(fatal) == 0
         if fate_of_number_variants(config, source) == "drop" and not vouched:
-            here &= variants == 0
+            usable &= variants == 0
         if config.data.word_problems == "drop":
-            here &= ~maths
-        kept[name] = np.flatnonzero(here).tolist()
-        counts[name]["left"] = len(kept[name])
-    if not any(kept.values()):
+            usable &= ~maths
+        rows_by_source[name] = np.flatnonzero(usable).tolist()
+        counts[name]["left"] = len(rows_by_source[name])
+    if not any(rows_by_source.values()):
         why = reasons(config, counts).values()
-        rows = sum(counts[name]["rows"] for name in kept)
+        rows = sum(counts[name]["rows"] for name in rows_by_source)
         raise PipelineError(
             f"expert={config.expert.name}: nothing is left of {rows} rows ({', '.join(why)}): ask for other sources, "
             "or data.decontaminate=count, data.word_problems=count"
         )
-    return kept
+    return rows_by_source
 
 
 def files_read(sources: dict[str, Source], data_root: Path) -> list[Path]:

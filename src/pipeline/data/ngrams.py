@@ -146,8 +146,8 @@ def ngrams(texts: list[str], n: int) -> tuple[Numbers, Any]:
     np.cumsum(np.where(single[starts], 1, 2), out=weight[1:])
     first = np.arange(len(words))
     after = np.searchsorted(weight, weight[:-1] + 2 * n) if single.any() else first + n
-    whole = after <= len(words)
-    first, after = first[whole], after[whole]
+    complete = after <= len(words)
+    first, after = first[complete], after[complete]
     same = owner[first] == owner[after - 1]
     first, after = first[same], after[same]
     sums = prefix_sums(words * power[: len(words)])
@@ -159,20 +159,19 @@ class NgramSet:
 
     def __init__(self, numbers: list[Numbers], bits: list[int]) -> None:
         """numbers: an array for each set; bits: the bit of each set."""
-        every = np.concatenate(numbers) if numbers else np.empty(0, dtype=np.uint64)
-        marks = np.concatenate([np.full(len(one), bit, np.uint16) for one, bit in zip(numbers, bits, strict=True)] or [
-            np.empty(0, np.uint16)
-        ])  # fmt: skip
-        order = np.argsort(every, kind="stable")
-        every, marks = every[order], marks[order]
-        if len(every):
-            begins = np.flatnonzero(np.concatenate(([True], every[1:] != every[:-1])))
-            every, marks = every[begins], np.bitwise_or.reduceat(marks, begins)
-        self.numbers, self.marks = every, marks
+        joined = np.concatenate(numbers) if numbers else np.empty(0, dtype=np.uint64)
+        sets = [np.full(len(array), bit, np.uint16) for array, bit in zip(numbers, bits, strict=True)]
+        marks = np.concatenate(sets or [np.empty(0, np.uint16)])
+        order = np.argsort(joined, kind="stable")
+        joined, marks = joined[order], marks[order]
+        if len(joined):
+            begins = np.flatnonzero(np.concatenate(([True], joined[1:] != joined[:-1])))
+            joined, marks = joined[begins], np.bitwise_or.reduceat(marks, begins)
+        self.numbers, self.marks = joined, marks
         # A bit a number in a table 16 times as large says of most others that they are none, without a search.
-        self.shift = np.uint64(64 - max(16, (16 * max(len(every), 1)).bit_length()))
+        self.shift = np.uint64(64 - max(16, (16 * max(len(joined), 1)).bit_length()))
         self.table = np.zeros(1 << (64 - int(self.shift) - 3), dtype=np.uint8)
-        places = every >> self.shift
+        places = joined >> self.shift
         np.bitwise_or.at(self.table, places >> np.uint64(3), bit_in_byte(places))
 
     def __len__(self) -> int:
@@ -180,15 +179,15 @@ class NgramSet:
 
     def marks_of(self, numbers: Numbers, owner: Any, texts: int) -> Any:
         """The bits of the sets that each of `texts` texts shares an n-gram with: uint16, one a text."""
-        found = np.zeros(texts, dtype=np.uint16)
+        bits = np.zeros(texts, dtype=np.uint16)
         if len(self) == 0 or len(numbers) == 0:
-            return found
+            return bits
         places = numbers >> self.shift
         likely = np.flatnonzero(self.table[places >> np.uint64(3)] & bit_in_byte(places))
         at = np.minimum(np.searchsorted(self.numbers, numbers[likely]), len(self) - 1)
-        there = self.numbers[at] == numbers[likely]
-        np.bitwise_or.at(found, owner[likely[there]], self.marks[at[there]])
-        return found
+        present = self.numbers[at] == numbers[likely]
+        np.bitwise_or.at(bits, owner[likely[present]], self.marks[at[present]])
+        return bits
 
 
 def bit_in_byte(places: Numbers) -> Any:

@@ -24,6 +24,6 @@ def read_jsonl(path: Path) -> list[Any]:
             try:
                 rows.append(json.loads(line))
             except json.JSONDecodeError:
-                where = f"{path.parent.name}/{path.name}, line {number}"
-                raise PipelineError(f"{where} is not JSON: make the run again with redo=true") from None
+                place = f"{path.parent.name}/{path.name}, line {number}"
+                raise PipelineError(f"{place} is not JSON: make the run again with redo=true") from None
     return rows

@@ -117,27 +117,27 @@ def conversation(row: Row, source: Source) -> Example | Unusable:
     One example a conversation, up to the last answer that is kept: `prompt` and `completion` in plain text, without
     system messages, and `messages` as a chat template takes them, where that is more than one question and its answer.
     """
-    said = messages_of(row[source.column or language(source.language or "").flores], source.tool_turns == "keep")
-    if isinstance(said, str):
-        return said
-    kept = whole_turns(said, source.turns)
-    if not kept:
+    messages = messages_of(row[source.column or language(source.language or "").flores], source.tool_turns == "keep")
+    if isinstance(messages, str):
+        return messages
+    turns = whole_turns(messages, source.turns)
+    if not turns:
         return "empty"
-    texts = [one["content"] for one in kept if one["role"] in ("user", "assistant") and one["content"]]
-    found: Example = pair("\n\n".join(texts[:-1]), texts[-1])
-    if [one["role"] for one in kept] != ["user", "assistant"]:
-        found["messages"] = kept
-    if len(said) > len(kept):
-        found["left_out"] = len(said) - len(kept)  # counted, and taken away again
-    return found
+    texts = [turn["content"] for turn in turns if turn["role"] in ("user", "assistant") and turn["content"]]
+    example: Example = pair("\n\n".join(texts[:-1]), texts[-1])
+    if [turn["role"] for turn in turns] != ["user", "assistant"]:
+        example["messages"] = turns
+    if len(messages) > len(turns):
+        example["left_out"] = len(messages) - len(turns)  # counted, and taken away again
+    return example
 
 
 def pairs(row: Row, _: Source) -> Example | Unusable:
     """Prompts and completions as they are. An empty prompt is plain text: the loss is on all of it; null is none."""
     if row["prompt"] is None:
         return "empty"
-    kept = {"messages": row["messages"]} if row.get("messages") else {}  # of another data run
-    return pair(row["prompt"], row["completion"]) | kept
+    conversation = {"messages": row["messages"]} if row.get("messages") else {}  # of another data run
+    return pair(row["prompt"], row["completion"]) | conversation
 
 
 def text(row: Row, source: Source) -> Example | Unusable:
@@ -179,7 +179,7 @@ MAY_BE_BLANK = {  # columns that a row may leave blank: further input, the promp
 def words_of(example: Example) -> str:
     """All text of an example, as it is compared with benchmarks."""
     if "messages" in example:
-        return "\n".join(one["content"] for one in example["messages"])
+        return "\n".join(message["content"] for message in example["messages"])
     return "\n".join(example.values())
 
 
@@ -231,18 +231,18 @@ def messages_of(cell: Any, tools: bool = False) -> list[Message] | Unusable:
     """
     if not isinstance(cell, list):
         return [] if not cell else "not_text"
-    if all(isinstance(said, dict) for said in cell):
+    if all(isinstance(messages, dict) for messages in cell):
         return by_speaker(cell, tools)
     if cell and all(isinstance(turn, list) for turn in cell):
-        cell = [said for turn in cell for said in (*turn[:2], *[None] * (2 - len(turn)))]
-    if any(isinstance(said, dict | list) for said in cell):
+        cell = [messages for turn in cell for messages in (*turn[:2], *[None] * (2 - len(turn)))]
+    if any(isinstance(messages, dict | list) for messages in cell):
         return "not_text"
-    texts = [said if isinstance(said, str) else "" for said in cell]
+    texts = [messages if isinstance(messages, str) else "" for messages in cell]
     return [{"role": "user" if at % 2 == 0 else "assistant", "content": text} for at, text in enumerate(texts)]
 
 
 def by_speaker(cell: list[Row], tools: bool) -> list[Message] | Unusable:
-    found: list[Message] = []
+    merged: list[Message] = []
     for message in cell:
         name = message.get("role") or message.get("from")
         if name is None:
@@ -260,30 +260,30 @@ def by_speaker(cell: list[Row], tools: bool) -> list[Message] | Unusable:
         words = plain(message.get("content") if message.get("content") is not None else message.get("value"))
         if words is None:
             return "not_text"
-        if found and found[-1]["role"] == role and not with_tool and "tool_calls" not in found[-1]:
-            found[-1] = found[-1] | {"content": f"{found[-1]['content']}\n\n{words}"}
+        if merged and merged[-1]["role"] == role and not with_tool and "tool_calls" not in merged[-1]:
+            merged[-1] = merged[-1] | {"content": f"{merged[-1]['content']}\n\n{words}"}
         else:
-            found.append({"role": role, "content": words} | (calls if with_tool else {}))
-    return found
+            merged.append({"role": role, "content": words} | (calls if with_tool else {}))
+    return merged
 
 
-def whole_turns(said: list[Message], most: int | None) -> list[Message]:
+def whole_turns(messages: list[Message], most: int | None) -> list[Message]:
     """The messages from the first of a user, system messages before it included, to the last answer of whole turns:
     up to the first message without words, or answer that no user asked for; `most` answers."""
-    start = next((at for at, one in enumerate(said) if one["role"] == "user"), len(said))
-    kept = [one for one in said[:start] if one["role"] == "system" and one["content"].strip()]
+    start = next((at for at, message in enumerate(messages) if message["role"] == "user"), len(messages))
+    turns = [message for message in messages[:start] if message["role"] == "system" and message["content"].strip()]
     answers, end, before = 0, 0, ""
-    for one in said[start:]:
-        blank = not one["content"].strip() and "tool_calls" not in one and one["role"] != "tool"
-        if blank or (one["role"] == "assistant" and before not in ("user", "tool", "system")):
+    for message in messages[start:]:
+        blank = not message["content"].strip() and "tool_calls" not in message and message["role"] != "tool"
+        if blank or (message["role"] == "assistant" and before not in ("user", "tool", "system")):
             break
-        kept.append(one)
-        before = one["role"]
-        if one["role"] == "assistant" and "tool_calls" not in one:
-            answers, end = answers + 1, len(kept)
+        turns.append(message)
+        before = message["role"]
+        if message["role"] == "assistant" and "tool_calls" not in message:
+            answers, end = answers + 1, len(turns)
             if answers == most:
                 break
-    return kept[:end]
+    return turns[:end]
 
 
 def plain(content: Any) -> str | None:
@@ -293,7 +293,7 @@ def plain(content: Any) -> str | None:
     kinds = (None, "text", "input_text", "output_text")
     parts = content if isinstance(content, list) else [content]
     texts = [part["text"] for part in parts if isinstance(part, dict) and part.get("type") in kinds and "text" in part]
-    return "\n".join(texts) if len(texts) == len(parts) and all(isinstance(one, str) for one in texts) else None
+    return "\n".join(texts) if len(texts) == len(parts) and all(isinstance(message, str) for message in texts) else None
 
 
 def fill(words: str, row: Row) -> str:

@@ -60,23 +60,23 @@ def make_training_set(
     vouched: data_root keeps its benchmarks apart itself, so that what is shared with them is counted and kept.
     """
     count = check_readable(config, data_root, lock)
-    beside = Path(config.data.benchmarks) if config.data.benchmarks else data_root
-    known = benchmarks.known(config.data.ngram, beside, lock)
-    with gathering(work, known) as candidates:
+    benchmark_root = Path(config.data.benchmarks) if config.data.benchmarks else data_root
+    known_ngrams = benchmarks.known(config.data.ngram, benchmark_root, lock)
+    with gathering(work, known_ngrams) as candidates:
         counts = gather(config, candidates, data_root, lock, count)
-        kept = judge(config, candidates, counts, vouched)
-        taken = draw(config, kept)
-        if not taken["train"]:
+        usable = judge(config, candidates, counts, vouched)
+        drawn = draw(config, usable)
+        if not drawn["train"]:
             raise PipelineError(f"data.validation={config.data.validation} leaves no row for training: ask for fewer")
         owners = candidates.arrays()[0]
         for index, name in enumerate(config.expert.sources):
-            counts[name]["taken"] = sum(int((owners[rows] == index).sum()) for rows in taken.values())
-        for name, rows in taken.items():
+            counts[name]["taken"] = sum(int((owners[rows] == index).sum()) for rows in drawn.values())
+        for name, rows in drawn.items():
             with open(work / f"{name}.jsonl", "wb") as file:
                 file.writelines(candidates.lines(rows))
-    counts |= {name: len(rows) for name, rows in taken.items()}
-    (work / "data_card.md").write_text(card(config, counts, known, vouched), encoding="utf-8")
+    counts |= {name: len(rows) for name, rows in drawn.items()}
+    (work / "data_card.md").write_text(card(config, counts, known_ngrams, vouched), encoding="utf-8")
     print(summary(config, counts), file=sys.stderr)
-    if not known.texts:
+    if not known_ngrams.texts:
         print("no benchmark files were found to compare with: give data.benchmarks=FOLDER", file=sys.stderr)
     return counts

@@ -26,14 +26,16 @@ def unite(
     Raises:
         PipelineError: one set is plain text and the other is not.
     """
-    rows = {part: {one: read_jsonl(folder / f"{part}.jsonl") for one, folder in sets.items()} for part in PARTS}
-    if len({"text" in one[0] for one in rows["train"].values()}) > 1:
+    rows = {part: {expert: read_jsonl(folder / f"{part}.jsonl") for expert, folder in sets.items()} for part in PARTS}
+    if len({"text" in expert[0] for expert in rows["train"].values()}) > 1:
         raise PipelineError(f"{' and '.join(sets)} are plain text and prompts with completions: join sets of one kind")
-    held_out = {content(row) for found in rows["validation"].values() for row in found}
-    left_out = {one: sum(content(row) in held_out for row in found) for one, found in rows["train"].items()}
+    held_out = {content(row) for part_rows in rows["validation"].values() for row in part_rows}
+    left_out = {
+        expert: sum(content(row) in held_out for row in part_rows) for expert, part_rows in rows["train"].items()
+    }
     united = {
-        part: [row | {"side": sides[one]} for one, found in each.items() for row in found]
-        for part, each in rows.items()
+        part: [row | {"side": sides[expert]} for expert, part_rows in by_expert.items() for row in part_rows]
+        for part, by_expert in rows.items()
     }
     united["train"] = [row for row in united["train"] if content(row) not in held_out]
     if seed is not None:
@@ -61,10 +63,10 @@ def write(work: Path, sets: Mapping[str, Path], sides: Mapping[str, str], seed: 
         "| expert | data run | side | training rows | for validation | left out: the other's validation rows |",
         "|---|---|---|---|---|---|",
     ]  # fmt: skip
-    for one, folder in sets.items():
-        mine = {part: sum(row["side"] == sides[one] for row in rows) for part, rows in united.items()}
-        counts[one] = {"taken": sum(mine.values()), "left_out": left_out[one]}
-        cells = (one, folder.name, sides[one], mine["train"], mine["validation"], left_out[one])
+    for expert, folder in sets.items():
+        own_counts = {part: sum(row["side"] == sides[expert] for row in rows) for part, rows in united.items()}
+        counts[expert] = {"taken": sum(own_counts.values()), "left_out": left_out[expert]}
+        cells = (expert, folder.name, sides[expert], own_counts["train"], own_counts["validation"], left_out[expert])
         lines.append(f"| {' | '.join(map(str, cells))} |")
     for part, rows in united.items():
         with open(work / f"{part}.jsonl", "w", encoding="utf-8") as file:

@@ -25,10 +25,10 @@ def is_word_problem(example: Example) -> bool:
     was not told ends the answer.
     """
     prompt, answer = example.get("prompt", ""), example.get("completion", "")
-    told = NUMBER.findall(prompt)
-    if len(told) < 2:
+    text = NUMBER.findall(prompt)
+    if len(text) < 2:
         return False
     if EQUATION.search(answer):
         return True
     last = NUMBER.findall(answer[-60:])
-    return bool(last) and last[-1] not in told and HOW_MANY.search(prompt) is not None
+    return bool(last) and last[-1] not in text and HOW_MANY.search(prompt) is not None
