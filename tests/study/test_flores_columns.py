@@ -30,7 +30,7 @@ def table(folder: Path, world: Path) -> str:
 
 def made(*words: str) -> Outcome:
     make_table(compose(["stage=table", *words, "tracking.mode=disabled"]))  # type: ignore[arg-type]
-    return Outcome.of(Planning.of(compose(["stage=table", *words])), {})  # type: ignore[arg-type]
+    return Outcome.of(Planning.of(compose(["stage=table", *words])).bind(), {})  # type: ignore[arg-type]
 
 
 def sides(outcome: Outcome, pair: str, folder: Path) -> tuple[Path, Path]:
