@@ -59,7 +59,7 @@ def test_what_failed_is_told_apart_from_what_depends_on_it(tmp_path: Path) -> No
     runs = [*parents, *children]
     assert what_failed(one, runs) == f"1 run failed ({parents[0].name}: no room)"
     blocked = {child.name: "its parent failed" for child in children}
-    told = f"1 run failed ({parents[0].name}: no room), so 2 that depend on them were not made"
+    told = f"1 run failed ({parents[0].name}: no room), so 2 that depend on them were not computed"
     assert what_failed({**one, **blocked}, runs) == told
     told = what_failed({parent.name: "no room" for parent in parents}, runs)
     assert told.startswith("4 runs failed (") and told.count("no room") == 3 and told.endswith("; 1 more)")

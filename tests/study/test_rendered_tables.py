@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from planned import TABLES
 
-from pipeline.commands.table import write
+from pipeline.commands.table import write_results
 from pipeline.config.compose import compose
 from pipeline.config.stages import Report
 from pipeline.evaluate.metrics import PRIMARY
@@ -139,7 +139,7 @@ def cells_of(page: Path) -> list[dict[str, str]]:
 
 
 def render(planning: Planning) -> Path:
-    return write(planning, Reported(), Report(fewer=True))
+    return write_results(planning, Reported(), Report(fewer=True))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from planned import CONF, TABLES, plan, plan_of
 
-from pipeline.commands.table import published as published_lines
+from pipeline.commands.table import published_lines
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.tables.plan import TablePlan
