@@ -81,9 +81,7 @@ def test_what_is_ranked_is_freed_as_the_table_goes_on(
     assert "\n0 of " in call("stage=plan", "table=./freeing.yaml", *table).out
 
     refused = call("stage=table", "table=./late.yaml", *table)
-    assert (
-        refused.status == 1 and f"late.yaml needs {math.name}@3, which was deleted: train again" in refused.err
-    )
+    assert refused.status == 1 and f"late.yaml needs {math.name}@3, which was deleted: train again" in refused.err
     assert "done in" not in refused.err
     assert f"cannot be computed: {math.name}@3 was deleted" in call("stage=plan", "table=./late.yaml", *table).out
 

@@ -12,7 +12,7 @@ from pipeline.commands.clean import free_ranked, missing_snapshots
 from pipeline.config.stages import EvalStage, PlanStage, Report, ReportStage, SelectStage, TableStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import History, memory_here, visible_gpus
-from pipeline.estimate.gpu_budget import bill
+from pipeline.estimate.gpu_budget import estimate_costs
 from pipeline.hub.lock import read_lock
 from pipeline.launch.launchers import Execute, executor_for
 from pipeline.launch.preflight import evaluation_problems
@@ -46,7 +46,7 @@ def show_plan(config: PlanStage) -> str:
     runs = ordered(planning.targets())
     lines = [show_runs(runs, config.plan.lines), *count_kinds(planning, runs)]
     waiting = [run for score in planning.waiting() if (run := planning.like(score))]
-    cost = bill(runs, config.plan, planning.plan.table.free_snapshots, waiting) if config.plan.gpu else None
+    cost = estimate_costs(runs, config.plan, planning.plan.table.free_snapshots, waiting) if config.plan.gpu else None
     lines += [
         *(cost.lines() if cost else []),
         *told_every(planning),
@@ -85,7 +85,7 @@ def show_runs(runs: list[Run], max_lines: int = 10**9) -> str:
     rows, reasons = [("run", "stage", "seconds", "state")], unfinished(runs)
     for run in runs:
         if run.hash in reasons:
-            rows.append((run.name, run.config.stage, history.told(run), reasons[run.hash]))
+            rows.append((run.name, run.config.stage, history.seconds_text(run), reasons[run.hash]))
         else:
             manifest = read_manifest(run.folder)
             assert manifest is not None

@@ -67,7 +67,9 @@ def of_score(planning: Planning, score: ScoreRef) -> tuple[str, int] | None:
         return None
     task, language, root = run.config.eval.tasks[0], run.config.languages[0], run.parents.get("data_root")
     unknown = root is not None and root.folder.is_dir() and durations.scored_file(run, task, language) is None
-    return (task.task, durations.questions(run, task, language)) if task.task in QUESTIONS and not unknown else None
+    return (
+        (task.task, durations.count_questions(run, task, language)) if task.task in QUESTIONS and not unknown else None
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- measured
