@@ -228,6 +228,6 @@ def batch_that_fits(shape: Shape, kind: QuestionSet, gpu: Gpu, dtype: str = "flo
 
 
 def merge_seconds(read: float, written: float, disk: float = 1e9, copy: float = 10e9) -> float:
-    """Of a merge: bytes read at the rate of memory (`copy`, bytes a second: sources lie in the page cache, or are cast
+    """Seconds of a merge: bytes read at the rate of memory (`copy`, bytes/s: sources lie in the page cache, or are cast
     and added as fast), bytes written at the disk's. A live merge writes none. Both rates are assumed."""
     return read / copy + written / disk
