@@ -290,7 +290,7 @@ def scoring(size: str, card: dict[str, Any]) -> Iterator[dict[str, Any]]:
             new = given["new"] if method == "generate_until" else 0
             for way, lm in ways.items():
                 shared = (few * EXEMPLAR, QUESTION) if way == "shared" else (0, few * EXEMPLAR + QUESTION)
-                kind = flops.Asked(given["questions"], *shared, new / flops.LONGEST, room=new)
+                kind = flops.QuestionSet(given["questions"], *shared, new / flops.LONGEST, room=new)
                 prefill, decode = flops.scoring_seconds(shape, [kind], gpu, dtype, batch)
                 _, spent = bench.timed(lm, method, requests)
                 compared = {"prefill seconds": both(prefill, spent["prefill_seconds"])}

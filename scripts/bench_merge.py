@@ -191,7 +191,7 @@ def foreign(name: str, folder: Path, threads: int | None) -> dict[str, float]:
     import pipeline.runs.resume
     import pipeline.runs.tracking  # noqa: F401  # what importing takes is timed with the process
     from pipeline.config.compose import compose
-    from pipeline.launch.in_process import one as make
+    from pipeline.launch.in_process import make_single_run as make
     from pipeline.models.identity import folder_digest
 
     words = ["stage=merge", "merge=layer_swap", "merge.embeddings=math", "merge.final_norm=math", "merge.head=math"]

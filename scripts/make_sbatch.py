@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.launch.job_script import job_script, requeue
+from pipeline.launch.job_script import job_script, requeue_lines
 
 FOLDER = Path(__file__).parents[1] / "slurm"
 SHARED = """#SBATCH --requeue
@@ -20,7 +20,7 @@ SHARED = """#SBATCH --requeue
 """
 SETUP = ["", "# module load cuda; source .venv/bin/activate"]
 PYTHON = '"${PIPELINE_PYTHON:-python}" -m pipeline "$@"'
-AGAIN = requeue('"$SLURM_JOB_ID"', ' && [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ]')
+AGAIN = requeue_lines('"$SLURM_JOB_ID"', ' && [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ]')
 
 
 def head(title: str, command: str, **options: object) -> list[str]:

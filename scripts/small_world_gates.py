@@ -28,7 +28,7 @@ from scipy.stats import binomtest
 from pipeline.config.compose import compose
 from pipeline.data.sandbox.text import lookup, lookup_text
 from pipeline.data.sandbox.world import POOL, ConstructedWorld, problem, reading
-from pipeline.launch.in_process import one
+from pipeline.launch.in_process import make_single_run
 from pipeline.runs.find import find
 from pipeline.runs.manifest import read_manifest
 from pipeline.stages.rows import RUN_STAGES
@@ -50,7 +50,7 @@ def main() -> None:
     asked = parser.parse_args()
 
     def made(*words: str) -> Path:
-        return one(compose([f"runs_dir={asked.runs}", "tracking.mode=disabled", *words]))  # type: ignore[arg-type]
+        return make_single_run(compose([f"runs_dir={asked.runs}", "tracking.mode=disabled", *words]))  # type: ignore[arg-type]
 
     world = made("stage=data", "expert=sandbox", f"expert.world.dev_items={ITEMS}")
     base = find(asked.base, Path(asked.runs), "--base").folder

@@ -84,7 +84,7 @@ def test_no_cycle() -> None:
 @pytest.mark.parametrize(
     "hidden",
     [
-        "def f():\n    from pipeline.launch.in_process import one\n",
+        "def f():\n    from pipeline.launch.in_process import make_single_run\n",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pipeline.report import page\n",
         "import pipeline.train.stage\n",
     ],

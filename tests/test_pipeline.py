@@ -64,7 +64,7 @@ def test_what_failed_is_told_apart_from_what_depends_on_it(tmp_path: Path) -> No
     runs = [*parents, *children]
     assert what_failed(one, runs) == f"1 run failed ({parents[0].name}: no room)"
     blocked = {child.name: "its parent failed" for child in children}
-    told = f"1 run failed ({parents[0].name}: no room), so 2 that depend on them were not made"
+    told = f"1 run failed ({parents[0].name}: no room), so 2 that depend on them were not computed"
     assert what_failed({**one, **blocked}, runs) == told
     told = what_failed({parent.name: "no room" for parent in parents}, runs)
     assert told.startswith("4 runs failed (") and told.count("no room") == 3 and told.endswith("; 1 more)")
@@ -190,7 +190,7 @@ def test_a_table_from_nothing_with_a_failure_and_again(
 def test_no_score_is_made_twice(
     table: list[str], call: Callable[..., SimpleNamespace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another table asks for scores of the first, and for swaps whose zones nothing reads: new runs, old weights.
+    """Another table asks for scores of the first, and for swaps by other words: new runs, old weights.
     Each (weights, task, questions) is put to a model once."""
     made: list[str] = []
     score_one = evaluation.score_one

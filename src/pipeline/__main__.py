@@ -40,8 +40,8 @@ from pipeline.config.words import stage_of
 from pipeline.errors import Held, PipelineError
 from pipeline.files import ADDED_CONF
 from pipeline.hub.addresses import masked_output, without_credentials
-from pipeline.launch.in_process import one, sentence
-from pipeline.launch.launchers import makers_for
+from pipeline.launch.in_process import error_sentence, make_single_run
+from pipeline.launch.launchers import executor_for
 from pipeline.progress import quiet
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.provenance import DISTRIBUTION, version
@@ -57,13 +57,13 @@ def answer(config: Stage) -> str:
     if row:
         return row.answer(config)
     assert isinstance(config, RunStage)
-    return str(by_jobs(config) if config.launcher.name == "slurm" else one(config))
+    return str(by_jobs(config) if config.launcher.name == "slurm" else make_single_run(config))
 
 
 def by_jobs(config: RunStage) -> Path:
     """The folder of a run that jobs have made; Held, with what was submitted, where they have not yet."""
     run = build(config)
-    with makers_for(config.launcher, [run]) as execute:
+    with executor_for(config.launcher, [run]) as execute:
         failed = execute([run])
     if failed:
         raise PipelineError(next(iter(failed.values())))
@@ -112,7 +112,7 @@ def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None] = print
     except Exception as error:
         if name := asked():  # libraries turn what ends them into errors of their own
             return stopped_by(name)
-        refusal = sentence(error)
+        refusal = error_sentence(error)
         if refusal is None:
             raise
         if shown := getattr(error, "shown", ""):
@@ -148,7 +148,7 @@ def multirun(words: list[str]) -> int:
         first, *others = jobs(words)
         configs: list[Any] = [with_every(config, every) for config in (compose(first), *map(composed, others))]
     except PipelineError as error:
-        print(f"error: {sentence(error)}", file=sys.stderr)
+        print(f"error: {error_sentence(error)}", file=sys.stderr)
         return 1
     if not all(isinstance(config, RunStage) for config in configs):
         return worst([run_stage(partial(replace, config)) for config in configs])
@@ -157,7 +157,7 @@ def multirun(words: list[str]) -> int:
     def make_all(_: Stage, result: Callable[[str], None]) -> None:
         runs, held = [build(config) for config in configs], None
         try:
-            with makers_for(configs[0].launcher, runs) as execute:
+            with executor_for(configs[0].launcher, runs) as execute:
                 failed = execute(runs)
         except Held as error:
             held, failed = error, error.failed
@@ -249,7 +249,7 @@ def hydra_flags(words: list[str]) -> int:
     except Incomplete:
         pass
     except PipelineError as error:
-        print(f"error: {sentence(error)}", file=sys.stderr)
+        print(f"error: {error_sentence(error)}", file=sys.stderr)
         return 1
     sys.argv = [sys.argv[0], *flags, *words, *conf.searchpath()]
     with redirect_stdout(StringIO()) as shown:

@@ -24,7 +24,7 @@ from pipeline.config.stages import Plan
 from pipeline.errors import PipelineError
 from pipeline.estimate import flops
 from pipeline.estimate import gpu_budget as module
-from pipeline.estimate.gpu_budget import Bill, bill
+from pipeline.estimate.gpu_budget import Bill, estimate_costs
 from pipeline.models.shape import LLAMA_8B
 from pipeline.runs.graph import ordered
 from pipeline.runs.run import Run
@@ -58,7 +58,7 @@ def runs_of(*tables: str) -> list[Run]:
 
 
 def billed(*tables: str, gpu: str = "h100_80") -> Bill:
-    return bill(runs_of(*tables), Plan(gpu=gpu))
+    return estimate_costs(runs_of(*tables), Plan(gpu=gpu))
 
 
 def trainings(found: Bill) -> dict[tuple[str, str, str], list[float]]:
@@ -131,7 +131,7 @@ def test_layer_swapping_trains_as_long_as_by_hand(gpu: str, expected: float) -> 
 def test_without_checkpointing_three_quarters() -> None:
     """What the recipes say, and what does not fit: products take 6 N a token instead of 8 N, the optimizer as long."""
     products, steps = 6 * 8.03e9 * 40_000 * 320 / 3.96e14, 10_000 * 28 * 8.03e9 / 3.35e12
-    plain = bill(planned("layer_swapping_table1", every=())[1], Plan(gpu="h100_80"))
+    plain = estimate_costs(planned("layer_swapping_table1", every=())[1], Plan(gpu="h100_80"))
     assert trainings(plain)["full", "math", ""] == [near((products + steps) / 3600)] * 3
 
 
@@ -142,7 +142,7 @@ def test_the_disk_holds_144_snapshots() -> None:
     each of the selections chose.
     """
     runs = runs_of(*LAYER_SWAPPING)
-    found = bill(runs, Plan(gpu="h100_80"))
+    found = estimate_costs(runs, Plan(gpu="h100_80"))
     each = 4 * LLAMA_8B.parameters
     counts = {one.run.name: one.snapshots // one.weights for one in found.kinds["sft"]}
     assert each == near(32.1e9) and {one.weights for one in found.kinds["sft"]} == {each}
@@ -150,7 +150,7 @@ def test_the_disk_holds_144_snapshots() -> None:
     assert found.disk == each * (18 + 144)
     selections = [run for run in runs if run.config.stage == "select"]
     most = max(sum(counts[name] for name in trained) for trained in map(ranked, selections))
-    assert bill(runs, Plan(gpu="h100_80"), free_snapshots=True).disk == each * (18 + most + len(selections))
+    assert estimate_costs(runs, Plan(gpu="h100_80"), free_snapshots=True).disk == each * (18 + most + len(selections))
 
 
 def ranked(selection: Run) -> set[str]:
@@ -162,10 +162,10 @@ def ranked(selection: Run) -> set[str]:
 # ---------------------------------------------------------------------------------------------------- scores
 
 
-def same_length(task: str, shots: int, language: str) -> list[flops.Asked]:
+def same_length(task: str, shots: int, language: str) -> list[flops.QuestionSet]:
     """`flops.asked` with one count of tokens for all languages, the mean of the ten, as by hand."""
     mean = tuple(sum(flops.MGSM[one][place] for one in TEN) / 10 for place in range(3))
-    return flops.asked(task, shots, language, dict.fromkeys(flops.MGSM, mean))  # type: ignore[arg-type]
+    return flops.question_sets(task, shots, language, dict.fromkeys(flops.MGSM, mean))  # type: ignore[arg-type]
 
 
 def selection(kind: str) -> tuple[int, float]:
@@ -187,9 +187,9 @@ def test_selection_of_layer_swapping(monkeypatch: pytest.MonkeyPatch) -> None:
     """24 math snapshots in ten languages of 75 s: 5 h. 96 language snapshots of 17 minutes, which is Swahili's length:
     27 h. The plan itself counts Telugu's 4.2 and Bengali's 2.7 times as long questions: 63 h."""
     assert selection("language") == (96, near(63))
-    monkeypatch.setattr(module, "asked", same_length)
+    monkeypatch.setattr(module, "question_sets", same_length)
     assert selection("math") == (24, near(5))
-    monkeypatch.setattr(module, "asked", lambda task, shots, language: flops.asked(task, shots, "sw"))
+    monkeypatch.setattr(module, "question_sets", lambda task, shots, language: flops.question_sets(task, shots, "sw"))
     assert selection("language") == (96, near(27))
 
 
@@ -198,12 +198,12 @@ def test_scores_of_mgsm(monkeypatch: pytest.MonkeyPatch) -> None:
     swaps of the shipped grid 1,548 and 32 h; two of them, the base in te and bn, are compared by selections too and
     stand there. 17.7 h for 848 of unreasonable; printed are 788, and 16 with chat templates: 16.8 h.
     """
-    monkeypatch.setattr(module, "asked", same_length)
+    monkeypatch.setattr(module, "question_sets", same_length)
     for tables, count, expected in ((LAYER_SWAPPING, 1_548, 32.3), (UNREASONABLE, 788 + 16, 17.7 * (788 + 16) / 848)):
         waiting = {}
         for planning, _ in map(planned, tables):
             waiting |= {score: planning.like(score) for score in planning.waiting()}
-        found = bill(runs_of(*tables), Plan(gpu="h100_80"), waiting=list(waiting.values()))  # type: ignore[arg-type]
+        found = estimate_costs(runs_of(*tables), Plan(gpu="h100_80"), waiting=list(waiting.values()))  # type: ignore[arg-type]
         scores = [*found.kinds["eval"], *(one for one in found.kinds["selection"] if not is_snapshot(one.run))]
         mgsm = [one for one in scores if one.run.label.startswith("eval-mgsm")]  # a selection asks the base for some
         hours = sum(one.hours for one in mgsm)
@@ -266,7 +266,7 @@ def test_scores_that_cannot_fit() -> None:
     small = flops.Gpu(1e12, 1e12, 1e12, 20 * 10**9)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(module.GPUS, "a100_80", small)
-        told = bill(runs_of(tables), Plan(gpu="a100_80")).causes
+        told = estimate_costs(runs_of(tables), Plan(gpu="a100_80")).causes
     assert any(re.match(r"\d+ runs of eval need .* and a100_80 has 20: every.eval.dtype=bfloat16", one) for one in told)
     assert any(
         re.match(r"\d+ runs of selection .* every.select.eval.dtype=bfloat16 for all rows, or", one) for one in told

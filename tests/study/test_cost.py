@@ -10,7 +10,7 @@ import torch
 
 from pipeline.config.training import Partition, Sft
 from pipeline.estimate import flops
-from pipeline.estimate.flops import GPUS, MGSM, ROW, Asked, asked, scoring_seconds
+from pipeline.estimate.flops import GPUS, MGSM, ROW, QuestionSet, question_sets, scoring_seconds
 from pipeline.models.shape import LLAMA_8B, SHAPES, Shape, shape_of
 from pipeline.train.disk import written
 from pipeline.train.memory import (
@@ -232,11 +232,14 @@ def test_what_makes_it_fit_is_tried_in_order() -> None:
 
 def test_disk_of_a_training() -> None:
     """layer_swapping A.2: a snapshot each 5,000 of 40,000 samples; 144 of 32.1 GB are 4.6 TB."""
-    asked = {"batch_size": 8, "snapshot_every": 5000}
-    kept = [snapshots_at_once(recipe(**asked), 5000), snapshots_at_once(recipe(**asked, snapshot_keep=2), 5000)]
+    options = {"batch_size": 8, "snapshot_every": 5000}
+    kept = [
+        snapshots_at_once(recipe(**options), 5000),
+        snapshots_at_once(recipe(**options, snapshot_keep=2), 5000),
+    ]
     assert kept == [8, 3] and snapshots_at_once(recipe(batch_size=8), 5000) == 0
     whole = LLAMA_8B.parameters
-    needs = written(recipe(**asked), whole, whole, snapshots=8, points=2)
+    needs = written(recipe(**options), whole, whole, snapshots=8, points=2)
     assert needs["weights"] == pytest.approx(32.1e9, rel=0.01) and needs["resume points"] == 2 * 12 * whole
     assert 18 * needs["snapshots"] == pytest.approx(4.6e12, rel=0.1)
 
@@ -263,9 +266,9 @@ def uniform(language: str | None = None) -> dict[str, tuple[float, float, float]
 
 def test_scores_of_mgsm_take_as_long_as_by_hand() -> None:
     """75 s each on an H100 in fp32: 612 scores of layer_swapping 12.8 h, 848 of unreasonable 17.7 h."""
-    eight = sum(scoring_seconds(LLAMA_8B, asked("mgsm", 8, "en", uniform()), H100))
+    eight = sum(scoring_seconds(LLAMA_8B, question_sets("mgsm", 8, "en", uniform()), H100))
     assert eight * 612 / 3600 == pytest.approx(12.8, rel=0.1)
-    each = [sum(scoring_seconds(SHAPES[model], asked("mgsm", 2, "en", uniform()), H100)) for model in INSTRUCT]
+    each = [sum(scoring_seconds(SHAPES[model], question_sets("mgsm", 2, "en", uniform()), H100)) for model in INSTRUCT]
     assert sum(each) / 4 * 848 / 3600 == pytest.approx(17.7, rel=0.1)
 
 
@@ -277,27 +280,27 @@ def test_scoring_by_hand() -> None:
     shape = Shape(layers=1, width=2, inner=4, heads=1, kv_heads=1, head_width=2, vocabulary=8)
     card = flops.Gpu(bf16=100, fp32=100, bandwidth=100, memory=10**10, bf16_share=1.0, fp32_share=1.0)
     matrices = 4 * 2 * 2 + 3 * 2 * 4  # 40
-    kind = Asked(questions=6, prefix=10, question=3, answer=2, room=100)
+    kind = QuestionSet(questions=6, prefix=10, question=3, answer=2, room=100)
     prefill, decode = scoring_seconds(shape, [kind], card, "float32", batch_size=4)
     operations = 10 * (2 * matrices + 4 * 2 * 10) + 6 * 3 * (2 * matrices + 4 * 2 * 13) + 6 * 2 * 16
     assert prefill == pytest.approx(operations / 100)
     weights, steps = (40 + 2 * 2 + 16) * 4, 4 * 2
     cached = 4 * (10 + 3 + 4) * (2 * 2) * 4
     assert decode == pytest.approx(2 * steps * (weights + cached) / 100)
-    letters = scoring_seconds(shape, [Asked(6, 10, 3)], card, "bfloat16", batch_size=4)
+    letters = scoring_seconds(shape, [QuestionSet(6, 10, 3)], card, "bfloat16", batch_size=4)
     assert letters == (pytest.approx(operations / 100), 0.0)
-    short = Asked(questions=6, prefix=10, question=3, answer=2, room=5)
+    short = QuestionSet(questions=6, prefix=10, question=3, answer=2, room=5)
     assert scoring_seconds(shape, [short], card, "float32", 4)[1] == pytest.approx(2 * 5 * (240 + 4 * 15.5 * 16) / 100)
 
 
 def test_nothing_is_faster_than_its_launches() -> None:
-    _, decode = scoring_seconds(LLAMA_8B, [Asked(32, 0, 10, 10)], H100, "bfloat16")
+    _, decode = scoring_seconds(LLAMA_8B, [QuestionSet(32, 0, 10, 10)], H100, "bfloat16")
     assert decode == pytest.approx(40 * 32 * flops.LAUNCH)
 
 
 def test_a_batch_is_halved_until_it_fits() -> None:
     """Telugu, 8-shot, in fp32: 32.1 GB of weights, 1.8 GB of keys and values a row. 32 rows fit an H200 alone."""
-    (math,) = asked("mgsm", 8, "te")
+    (math,) = question_sets("mgsm", 8, "te")
     assert flops.batch_that_fits(LLAMA_8B, math, H100) == 16
     assert flops.batch_that_fits(LLAMA_8B, math, GPUS["h200_141"]) == 32
     assert flops.batch_that_fits(LLAMA_8B, math, H100, "bfloat16") == 32
@@ -306,10 +309,10 @@ def test_a_batch_is_halved_until_it_fits() -> None:
 
 
 def test_counts_of_tokens_follow_the_language() -> None:
-    (math,) = asked("mgsm", 8, "te")
+    (math,) = question_sets("mgsm", 8, "te")
     assert (math.prefix, math.question, math.room) == (4800, 452, 1024)
-    (mmlu,) = asked("global_mmlu", 5, "sw")
+    (mmlu,) = question_sets("global_mmlu", 5, "sw")
     assert (mmlu.questions, mmlu.prefixes, mmlu.prefix) == (14042, 57, 5 * mmlu.question)
-    there, back = asked("flores", 0, "ja")
+    there, back = question_sets("flores", 0, "ja")
     assert there.answer == 28 * 88 / 64 and back.answer == 28 and there.prefix == 0
     assert flops.scoring_memory(LLAMA_8B, math)["cache"] == 32 * (4800 + 2.5 * 452 + 1024) * 2 * 8 * 128 * 32 * 4

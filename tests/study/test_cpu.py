@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.estimate import cpu
-from pipeline.estimate.flops import Asked, training_seconds
+from pipeline.estimate.flops import QuestionSet, training_seconds
 from pipeline.models.shape import Shape, shape_of
 from pipeline.stages.lengths import longest_of
 from pipeline.train.memory import everything
@@ -22,12 +22,12 @@ GEMMA = Shape(18, 640, 2048, 4, 1, 256, 262144, tied=True, norms=4, qk_norm=True
 @pytest.mark.parametrize(
     ("shape", "kind", "measured"),
     [
-        (SMOL, Asked(32, 8 * 96, 62, 55), 297.4),
-        (SMOL, Asked(59, 5 * 150, 150), 69.2),
-        (GEMMA, Asked(8, 8 * 96, 62, 55), 188.5),
+        (SMOL, QuestionSet(32, 8 * 96, 62, 55), 297.4),
+        (SMOL, QuestionSet(59, 5 * 150, 150), 69.2),
+        (GEMMA, QuestionSet(8, 8 * 96, 62, 55), 188.5),
     ],
 )
-def test_scores_take_as_long_as_was_measured(shape: Shape, kind: Asked, measured: float) -> None:
+def test_scores_take_as_long_as_was_measured(shape: Shape, kind: QuestionSet, measured: float) -> None:
     found = sum(cpu.scoring_seconds(shape, [kind], 1, "float32", 32, share_prefix=True))
     assert measured / 2 < found < 2 * measured
 
@@ -45,15 +45,15 @@ def test_prefill_and_decoding_by_hand() -> None:
     shape = Shape(layers=1, width=2, inner=2, heads=1, kv_heads=1, head_width=2, vocabulary=8)
     assert shape.attention + shape.mlp == 28 and shape.embedding == 16
     rate = cpu.PEAK * 2 / (2 + cpu.HALF)
-    prefill, decode = cpu.scoring_seconds(shape, [Asked(3, 10, 5, 1, room=4)], 1, "float32", 2, share_prefix=True)
+    prefill, decode = cpu.scoring_seconds(shape, [QuestionSet(3, 10, 5, 1, room=4)], 1, "float32", 2, share_prefix=True)
     flops = 10 * (56 + 8 * 10) + 15 * (56 + 8 * 15) + 3 * 32  # the exemplars once, each question, its last token's head
     assert prefill == pytest.approx(flops / rate)
     each_step = cpu.LAUNCH + 4 * (shape.layer + 16) / cpu.BANDWIDTH
     each_token = (56 + 32) / rate + 8 * (15 + 2) / cpu.ATTENTION["float32"]
     assert decode == pytest.approx(2 * 4 * each_step + 3 * 4 * each_token)  # two batches of four steps
-    alone, _ = cpu.scoring_seconds(shape, [Asked(3, 10, 5, 1, room=4)], 1, "float32", 2, share_prefix=False)
+    alone, _ = cpu.scoring_seconds(shape, [QuestionSet(3, 10, 5, 1, room=4)], 1, "float32", 2, share_prefix=False)
     assert alone == pytest.approx((flops + 2 * 10 * (56 + 8 * 10)) / rate)
-    letters, none = cpu.scoring_seconds(shape, [Asked(3, 10, 5)], 1, "float32", 2, share_prefix=False)
+    letters, none = cpu.scoring_seconds(shape, [QuestionSet(3, 10, 5)], 1, "float32", 2, share_prefix=False)
     assert none == 0 and letters == pytest.approx(alone + 32 * (45 - 3) / rate)  # the logits of all 45 tokens
 
 

@@ -285,7 +285,7 @@ def test_a_snapshot_and_a_selection_are_their_trainings(
     [
         ("full", "is not empty: name a new folder"),
         ("file", "is a file: name a new folder"),
-        ("nowhere", "is no place for a folder: name one in a folder that is there"),
+        ("nowhere", "is not a place for a folder: name one in an existing folder"),
         ("run", "is inside the run"),
     ],
 )
@@ -343,8 +343,8 @@ def test_an_empty_folder_is_a_place(export: Callable[..., SimpleNamespace], swap
             "export.dtype must be one of float32, bfloat16, float16",
         ),
         (["checkpoint=x", "export.to=y"], "checkpoint=x is no finished run"),
-        (["checkpoint=x", "export.to=y", "data_root=z"], "every, data_root and table.free_snapshots are of table=T"),
-        (["checkpoint=x", "export.to=y", "every.seed=1"], "every, data_root and table.free_snapshots are of table=T"),
+        (["checkpoint=x", "export.to=y", "data_root=z"], "every, data_root and table.free_snapshots apply to table=T"),
+        (["checkpoint=x", "export.to=y", "every.seed=1"], "every, data_root and table.free_snapshots apply to table=T"),
         (["checkpoint=./gone", "export.to=y"], "checkpoint=gone is not a folder"),
         (["checkpoint=x", "export.to=hub:name"], "export.to=hub:name is no place on the Hub: write hub:org/name"),
         (["checkpoint=x", "export.to=hub:me/name"], "export.to=hub:me/name needs a token of the Hub: log in (hf auth"),

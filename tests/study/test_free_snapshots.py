@@ -81,9 +81,9 @@ def test_what_is_ranked_is_freed_as_the_table_goes_on(
     assert "\n0 of " in call("stage=plan", "table=./freeing.yaml", *table).out
 
     refused = call("stage=table", "table=./late.yaml", *table)
-    assert refused.status == 1 and f"table=./late.yaml needs {math.name}@3, which was freed: train again" in refused.err
+    assert refused.status == 1 and f"late.yaml needs {math.name}@3, which was deleted: train again" in refused.err
     assert "done in" not in refused.err
-    assert f"cannot be made: {math.name}@3 was freed" in call("stage=plan", "table=./late.yaml", *table).out
+    assert f"cannot be computed: {math.name}@3 was deleted" in call("stage=plan", "table=./late.yaml", *table).out
 
 
 def test_nothing_is_freed_unless_asked_for(

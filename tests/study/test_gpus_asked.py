@@ -59,5 +59,5 @@ def test_several_workers_have_a_gpu_each(two_gpus: None, world: Path, base: Path
     words = ["stage=eval", f"checkpoint={base}", "eval=mgsm_0shot", f"data_root={world}", f"runs_dir={tmp_path}"]
     run = build(compose([*words, "eval.shards=2"]))  # type: ignore[arg-type]
     with pytest.raises(PipelineError, match="launcher.workers=2 gives a run one GPU: give launcher.workers=1"):
-        with local_pool.makers(Launcher(workers=2), [run]):
+        with local_pool.local_executor(Launcher(workers=2), [run]):
             pass

@@ -23,10 +23,10 @@ from pipeline.estimate.durations import (
     STEP,
     WORLD_ROWS,
     History,
+    count_questions,
     guess,
     kinds_of,
     memory_here,
-    questions,
 )
 from pipeline.estimate.flops import training_seconds
 from pipeline.models.checkpoint import read_json
@@ -96,11 +96,11 @@ def test_what_took_two_steps_is_not_guessed_at_minutes(training: Callable[..., R
 def test_an_evaluation_by_its_questions(world: Path, base: Path, runs_dir: Path, tmp_path: Path) -> None:
     start = ["stage=eval", f"checkpoint={base}", "eval=mgsm_2shot", "threads=1", f"runs_dir={runs_dir}"]
     run: Any = of(*start, f"data_root={world}", "languages=[qac]")
-    assert questions(run, run.config.eval.tasks[0], "qac") == 4  # as the world holds
+    assert count_questions(run, run.config.eval.tasks[0], "qac") == 4  # as the world holds
     limited: Any = of(*start, f"data_root={world}", "languages=[qac]", "eval.limit=2")
-    assert questions(limited, limited.config.eval.tasks[0], "qac") == 2
+    assert count_questions(limited, limited.config.eval.tasks[0], "qac") == 2
     hub: Any = of(*start, "languages=[sw]")
-    assert questions(hub, hub.config.eval.tasks[0], "sw") == 250
+    assert count_questions(hub, hub.config.eval.tasks[0], "sw") == 250
     assert seconds(limited) < seconds(run) < seconds(hub) / 3
     short: Any = of(*start, f"data_root={world}", "languages=[qac]", "eval.max_gen_toks=4")
     assert seconds(short) < seconds(run)
@@ -112,7 +112,7 @@ def test_questions_of_a_world_that_is_still_to_be_made(world: Path, base: Path, 
     run: Any = of("stage=eval", *words)
     to_come = of("stage=data", *WORLD, f"runs_dir={tmp_path}")
     run = replace(run, parents={**run.parents, "data_root": to_come})
-    assert questions(run, run.config.eval.tasks[0], "qac") == 4
+    assert count_questions(run, run.config.eval.tasks[0], "qac") == 4
 
 
 def test_a_world_by_its_rows(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_what_cannot_be_estimated_is_no_number(tmp_path: Path, base: Path) -> No
     unknown = of("stage=eval", "checkpoint=hub:who/ever", "eval=mgsm_2shot", "languages=[en]", f"runs_dir={tmp_path}")
     known = of("stage=data", *WORLD, f"runs_dir={tmp_path}")
     history = History()
-    assert [history.told(run) for run in (unsized, unknown)] == ["?", "?"]
+    assert [history.seconds_text(run) for run in (unsized, unknown)] == ["?", "?"]
     assert history.sum([unsized, unknown]) == "?, not including 2 runs that cannot be estimated"
     assert history.sum([known, unknown]) == "about 2 s, not including 1 run that cannot be estimated"
     assert history.sum([known]) == history.sum([known, known]).replace("3 s", "2 s") == "about 2 s"
@@ -147,17 +147,17 @@ def test_what_cannot_be_estimated_is_no_number(tmp_path: Path, base: Path) -> No
 def test_eight_billion_parameters_need_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["model=llama3.1_8b", f"runs_dir={tmp_path}", "mixture=layer_swapping"]
     run = of("stage=sft", "expert=math", *words)
-    assert History(on_gpu=False).told(run) == NEEDS_GPU
+    assert History(on_gpu=False).seconds_text(run) == NEEDS_GPU
     assert History(on_gpu=False).sum([run, run]) == "?, not including 2 runs that need a GPU"
-    assert History(on_gpu=True).told(run).startswith("~")
+    assert History(on_gpu=True).seconds_text(run).startswith("~")
     score = of(
         "stage=eval", "checkpoint=hub:meta-llama/Llama-3.1-8B", "eval=mgsm_2shot", "languages=[en]", "threads=64"
     )
     monkeypatch.setattr(cpu, "memory", lambda: 12 * 10**9)
-    assert History(on_gpu=False).told(score) == NEEDS_GPU  # 16 GB in bfloat16, however fast
+    assert History(on_gpu=False).seconds_text(score) == NEEDS_GPU  # 16 GB in bfloat16, however fast
     monkeypatch.setattr(cpu, "memory", lambda: 10**12)
     score = replace(score, config=replace(score.config, threads=64))
-    assert History(on_gpu=False).told(score).startswith("~")
+    assert History(on_gpu=False).seconds_text(score).startswith("~")
 
 
 def test_rows_of_a_local_file_are_counted(tmp_path: Path, base: Path) -> None:

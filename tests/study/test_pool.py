@@ -19,7 +19,7 @@ from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher
 from pipeline.errors import PipelineError
 from pipeline.launch import local_pool
-from pipeline.launch.local_pool import Pool, default_workers, makers
+from pipeline.launch.local_pool import Pool, default_workers, local_executor
 from pipeline.launch.run_json import element_of, run_of
 from pipeline.runs.graph import ordered
 from pipeline.runs.make import make_once
@@ -120,7 +120,7 @@ def test_a_failure_costs_what_depends_on_it_and_nothing_else(
 def test_a_dead_worker_is_started_again_and_its_run_with_it(
     two: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    give, killed = local_pool.Worker.give, []
+    give, killed = local_pool.Worker.start_run, []
 
     def and_kill(worker: local_pool.Worker, run: Run, seconds: float) -> None:
         give(worker, run, seconds)
@@ -128,7 +128,7 @@ def test_a_dead_worker_is_started_again_and_its_run_with_it(
             killed.append(run.config.seed)
             worker.process.kill()
 
-    monkeypatch.setattr(local_pool.Worker, "give", and_kill)
+    monkeypatch.setattr(local_pool.Worker, "start_run", and_kill)
     once, always, never = (small(tmp_path, seed) for seed in (1, 2, 3))
     failed = two.execute([once, always, never])
     assert set(failed) == {always.name} and "its worker ended with SIGKILL, 2 times: see " in failed[always.name]
@@ -201,5 +201,5 @@ def test_as_many_workers_as_cores_have_threads_for(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     assert local_pool.visible_gpus() == ["4", "7"]
     monkeypatch.setattr(Pool, "close", lambda self, gently: None)
-    with makers(Launcher(workers=3), []) as execute:
+    with local_executor(Launcher(workers=3), []) as execute:
         assert execute.__self__.gpus == ["4", "7", "4"]

@@ -16,7 +16,7 @@ from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.evaluate import unloaded
 from pipeline.launch.in_process import make_run
-from pipeline.launch.preflight import LENGTHS, refusals
+from pipeline.launch.preflight import LENGTHS, evaluation_problems
 from pipeline.runs.graph import ordered
 from pipeline.stages.rows import build
 from pipeline.tables.planned_runs import Planning
@@ -137,7 +137,7 @@ def test_prompts_that_do_not_fit_are_what_the_stage_refuses(
 
 def test_data_that_a_run_will_write_is_no_problem(tmp_path: Path) -> None:
     planning = Planning.of(compose(["stage=table", "table=sandbox", f"runs_dir={tmp_path}"]))  # type: ignore[arg-type]
-    assert refusals(ordered(planning.targets()), prompts=True) == []
+    assert evaluation_problems(ordered(planning.targets()), prompts=True) == []
 
 
 def test_a_table_without_models_is_planned(mine: Command) -> None:
@@ -151,7 +151,9 @@ def test_the_job_that_continues_leaves_prompts_to_the_evaluations(
 ) -> None:
     """They check them, too; for that alone the job would load the harness. A command typed by hand measures them."""
     asked: list[bool] = []
-    monkeypatch.setattr("pipeline.commands.table.refusals", lambda _, prompts: asked.append(prompts) or ["enough"])
+    monkeypatch.setattr(
+        "pipeline.commands.table.evaluation_problems", lambda _, prompts: asked.append(prompts) or ["enough"]
+    )
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     continued = ("launcher=slurm", "launcher.retry_failed=false")
     for more in ((), continued):

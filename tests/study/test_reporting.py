@@ -461,7 +461,7 @@ def test_formulas_in_cells_are_text(tmp_path: Path) -> None:
     ("more", "sentence"),
     [
         ([], "stage=export needs export.to"),
-        (["export.to=nowhere/t.zip"], "export.to=nowhere/t.zip is no place for a file"),
+        (["export.to=nowhere/t.zip"], "export.to=nowhere/t.zip is not a place for a file"),
     ],
 )
 def test_bad_words_of_export_are_one_sentence(home: Path, call: Call, more: list[str], sentence: str) -> None:

@@ -20,7 +20,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 import pipeline.train.stage
 from pipeline.config.compose import compose
-from pipeline.launch.in_process import one
+from pipeline.launch.in_process import make_single_run
 from pipeline.models.checkpoint import read_header
 
 pytestmark = pytest.mark.rounding
@@ -39,7 +39,7 @@ def scores(runs: Path, way: str) -> Scores:
     its trainings have the hashes of those in float32."""
 
     def made(*words: str) -> Path:
-        return one(compose([f"runs_dir={runs}", "tracking.mode=disabled", *words]))  # type: ignore[arg-type]
+        return make_single_run(compose([f"runs_dir={runs}", "tracking.mode=disabled", *words]))  # type: ignore[arg-type]
 
     world = made("stage=data", "expert=sandbox")
     words = ["stage=sft", "model=sandbox", f"data_root={world}", f"threads={WAYS[way]}", "sft.save_dtype=float32"]

@@ -17,7 +17,7 @@ from pipeline.config.compose import compose
 from pipeline.config.evaluation import Measure
 from pipeline.errors import PipelineError
 from pipeline.evaluate.selection import choose, ranked, value
-from pipeline.launch.in_process import one
+from pipeline.launch.in_process import make_single_run
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.runs.find import find
 from pipeline.runs.graph import ordered
@@ -109,7 +109,7 @@ def trainings(runs_of_ours: list[str], base: Path, world: Path) -> list[Path]:
     """Two learning rates: snapshots after 2 and 3 of 4 steps of 4 rows, each with its validation loss."""
     start = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", *runs_of_ours]
     few = [*FEW, "sft.steps=4", "sft.snapshot_every=6", "sft.snapshot_keep=2", "data.size=24", "data.validation=4"]
-    return [one(compose([*start, *few, f"sft.learning_rate={rate}"])) for rate in ("1e-3", "1e-2")]  # type: ignore[arg-type]
+    return [make_single_run(compose([*start, *few, f"sft.learning_rate={rate}"])) for rate in ("1e-3", "1e-2")]  # type: ignore[arg-type]
 
 
 def names(trainings: list[Path]) -> str:
@@ -144,7 +144,7 @@ def test_a_snapshot_of_the_last_step_takes_no_room(
         f"data_root={world}",
         f"runs_dir={tmp_path}",
     ]
-    folder = one(compose([*start, *FEW, "sft.snapshot_every=4", "tracking.mode=disabled"]))  # type: ignore[arg-type]
+    folder = make_single_run(compose([*start, *FEW, "sft.snapshot_every=4", "tracking.mode=disabled"]))  # type: ignore[arg-type]
     first, last = (folder / f"snapshots/step-{step}/model.safetensors" for step in (1, 2))
     assert last.samefile(folder / "model.safetensors") and not first.samefile(last)
 
@@ -248,10 +248,10 @@ def test_losses_of_other_sets_are_not_compared(
     trainings: list[Path], runs_of_ours: list[str], base: Path, world: Path, call: Callable[..., SimpleNamespace]
 ) -> None:
     start = ["stage=sft", "expert=math", "model=trained", f"model.path={base}", f"data_root={world}", *runs_of_ours]
-    other = one(compose([*start, *FEW, "data.size=20", "data.validation=4"]))  # type: ignore[arg-type]
+    other = make_single_run(compose([*start, *FEW, "data.size=20", "data.validation=4"]))  # type: ignore[arg-type]
     told = call("stage=select", "select=unreasonable", names([trainings[0], other]), *runs_of_ours)
     assert told.status == 1 and "have different validation sets, whose losses cannot be compared" in told.err
-    none = one(compose([*start, *FEW]))  # type: ignore[arg-type]
+    none = make_single_run(compose([*start, *FEW]))  # type: ignore[arg-type]
     told = call("stage=select", "select=unreasonable", names([none]), *runs_of_ours)
     assert told.status == 1 and "has no validation loss: train it with data.validation=N" in told.err
 

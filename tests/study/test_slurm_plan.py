@@ -21,7 +21,7 @@ from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher
 from pipeline.errors import Held, PipelineError
 from pipeline.launch import attempts, in_process, slurm_arrays, slurm_commands, worker
-from pipeline.launch.in_process import sentence
+from pipeline.launch.in_process import error_sentence
 from pipeline.launch.run_json import element_of
 from pipeline.runs import state
 from pipeline.runs.make import make_once
@@ -78,7 +78,7 @@ def test_levels_and_batches_become_arrays_that_wait_for_those_before(tools: Path
     assert "--dependency" not in first and third[third.index("--dependency") + 1] == "afterany:1"
     assert {"--partition=gpu", "--mem=4G", "--constraint=a100", "--signal=B:USR1@60", "--requeue"} <= set(first)
     assert not any(word.startswith(("--gres", "--time", "--cpus")) for word in first)
-    held = json.loads((tmp_path / f"runs/.plans/{slurm_arrays.plan_files.name_of(targets)}.json").read_text())["runs"]
+    held = json.loads((tmp_path / f"runs/.plans/{slurm_arrays.plan_files.plan_name(targets)}.json").read_text())["runs"]
     assert held[targets[0].hash]["job"] == "3_0" and len({one["job"] for one in held.values()}) == 7
     lines = [path.read_text().splitlines() for path in sorted((tmp_path / "runs/.slurm").glob("*.jsonl"))]
     assert [len(one) for one in lines] == [3, 3, 1]
@@ -92,7 +92,7 @@ def test_submitting_again_adds_what_is_missing_and_nothing_else(tools: Path, tmp
     (tools / "most").write_text("0")
     told = (
         r"^sbatch refused: QOSMaxSubmitJobPerUserLimit; asked for: launcher.memory=4G, 0 GPUs, --comment=x "
-        r"\(0 of 3 arrays were submitted; the same command submits the rest once that is changed or, where"
+        r"\(0 of 3 arrays were submitted; rerun the same command to submit the rest"
     )
     with pytest.raises(PipelineError, match=told):
         slurm_arrays.execute(launcher, None, targets)
@@ -130,7 +130,7 @@ def test_an_array_beyond_the_sites_limit_is_halved_and_the_last_job_submits_the_
     arrays = [one[one.index("--array") + 1] for one in calls(tools)[:-1]]
     assert arrays == ["0-2", "0-0"] and "--dependency" in calls(tools)[-1]
     assert capfd.readouterr().err.endswith("job 2: the same command, when these are done\n")
-    held = json.loads((tmp_path / f"runs/.plans/{slurm_arrays.plan_files.name_of(targets)}.json").read_text())["runs"]
+    held = json.loads((tmp_path / f"runs/.plans/{slurm_arrays.plan_files.plan_name(targets)}.json").read_text())["runs"]
     assert sorted(str(one["job"]) for one in held.values()) == ["1_0", *["None"] * 6]
 
 
@@ -202,11 +202,12 @@ def test_what_a_submission_that_did_not_respond_left_in_the_queue_is_not_submitt
         (tools / "most").write_text("1")
         slurm_arrays.execute(launcher, None, targets)
     assert len(calls(tools)) == 1 + 2 and "3 runs submitted as 1 array" in str(held.value)
-    plans = json.loads((tmp_path / f"runs/.plans/{slurm_arrays.plan_files.name_of(targets)}.json").read_text())["runs"]
+    name = slurm_arrays.plan_files.plan_name(targets)
+    plans = json.loads((tmp_path / f"runs/.plans/{name}.json").read_text())["runs"]
     assert {one["job"] for one in plans.values()} == {"77_0", "77_1", "77_2", None}
     (tools / "sbatch").write_text(kept)
     (
-        tmp_path / f"runs/.plans/{slurm_arrays.plan_files.name_of(targets)}.json"
+        tmp_path / f"runs/.plans/{slurm_arrays.plan_files.plan_name(targets)}.json"
     ).unlink()  # as where squeue did not respond either
     (tools / "most").write_text("99")
     with pytest.raises(Held, match="^4 runs submitted as 2 arrays, 7 in the queue"):
@@ -299,9 +300,9 @@ def test_what_a_full_disk_cannot_write_down_is_not_left_in_the_queue(
         raise OSError(number, os.strerror(number), "runs/.plans/x.json")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match=os.strerror(number)) as refused:
-        patch.setattr(slurm_arrays.plans, "leave", full)
+        patch.setattr(slurm_arrays.plan_files, "write_plan", full)
         slurm_arrays.execute(launcher, None, targets)
-    assert sentence(refused.value) == f"{os.strerror(number)}: runs/.plans/x.json; nothing was published"
+    assert error_sentence(refused.value) == f"{os.strerror(number)}: runs/.plans/x.json; nothing was published"
     assert len(calls(tools)) == 1 and calls(tools, "scancel") == [["1"]]
     with pytest.raises(Held, match="^7 runs submitted as 3 arrays, 7 in the queue"):
         slurm_arrays.execute(launcher, None, targets)
@@ -381,7 +382,7 @@ def test_a_setup_line_that_fails_ends_the_job_and_is_its_last_word(line: str, to
     log = tmp_path / "log"
     with open(log, "w") as opened:
         assert subprocess.run(["bash", "-c", script], stdout=opened, stderr=opened).returncode == 1
-    assert slurm_arrays.last_words(log) == f"launcher.setup ended the job at: {line}"
+    assert slurm_arrays.last_log_line(log) == f"launcher.setup ended the job at: {line}"
 
 
 @pytest.mark.parametrize(
@@ -404,7 +405,7 @@ def test_a_job_that_was_cancelled_did_not_fail(
     (tmp_path / "runs/.logs/slurm-2_0.log").write_text(log)
     told = json.loads(call("stage=status", f"runs_dir={tmp_path}/runs", "status.json=true").out)
     (one,) = [one for one in told if one["run"] == run.name]
-    gone = f"{slurm_arrays.GONE} (job 2_0); the same command submits it again"
+    gone = f"{slurm_arrays.JOB_LOST} (job 2_0); rerun the same command to submit it again"
     assert one["state"] == ("failed" if failed else "stopped") and (failed or one["detail"] == gone)
 
 
@@ -473,7 +474,7 @@ def test_without_slurm_it_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mo
     [("30", 1800), ("2:30", 150), ("01:00:00", 3600), ("2-0", 172800), ("1-02:30", 95400), ("1-00:00:05", 86405)],
 )
 def test_time_limits_are_read_as_sbatch_does(limit: str, seconds: float) -> None:
-    assert slurm_arrays.seconds_of(limit) == seconds
+    assert slurm_arrays.parse_time_limit(limit) == seconds
 
 
 @pytest.mark.parametrize("limit", ["", "soon", "1:x", "a-1", "1:00:00:00"])
@@ -481,7 +482,7 @@ def test_what_is_no_time_limit_is_refused(limit: str) -> None:
     with pytest.raises(
         PipelineError, match="is not a time limit: write hours:minutes:seconds or days-hours, 24:00:00 or 2-12"
     ):
-        slurm_arrays.seconds_of(limit)
+        slurm_arrays.parse_time_limit(limit)
 
 
 # ---------------------------------------------------------------------------------------------------- a task
@@ -498,7 +499,7 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         )
         for key, value in (("ARRAY_JOB_ID", 7), ("ARRAY_TASK_ID", 1), ("JOB_ID", 8), ("RESTART_COUNT", restarts)):
             monkeypatch.setenv(f"SLURM_{key}", str(value))
-        return worker.of_array(file)
+        return worker.run_array_task(file)
 
     return make
 
@@ -634,7 +635,7 @@ def test_status_tells_of_each_run(tools: Path, tmp_path: Path, call: Callable[..
     make_once(done, writes())
     with pytest.raises(RuntimeError):
         make_once(failing, lambda *_: (_ for _ in ()).throw(RuntimeError("no room")))
-    slurm_arrays.plan_files.leave("mine", [done, failing, waits, blocked], {waits.hash: "5_1"})
+    slurm_arrays.plan_files.write_plan("mine", [done, failing, waits, blocked], {waits.hash: "5_1"})
     (tools / "queue").write_text("5_1\n")
 
     def stage(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
@@ -654,17 +655,20 @@ def test_status_tells_of_each_run(tools: Path, tmp_path: Path, call: Callable[..
     assert (one["step"], one["steps"]) == (30, 90) and one["seconds_left"] == 150
     (tmp_path / "empty").mkdir()
     none = call("stage=status", f"runs_dir={tmp_path}/empty")
-    assert none.out == f"no run was made or submitted in runs_dir={tmp_path}/empty yet\n"
+    assert none.out == f"no run was computed or submitted in runs_dir={tmp_path}/empty yet\n"
     shown = call("stage=status", f"runs_dir={runs_dir}").out
     assert "2 finished, 1 failed, 1 waiting, 1 blocked" in shown
     with pytest.raises(SystemExit):
         make_once(waits, lambda *_: (_ for _ in ()).throw(SystemExit(75)))
     (tools / "queue").write_text("")
     shown = call("stage=status", f"runs_dir={runs_dir}").out
-    assert f"stopped: it was asked to stop; the same command goes on, stage=clean frees {waits.workplace}" in shown
+    assert (
+        f"stopped: it received a signal; rerun the same command to resume, or stage=clean to delete {waits.workplace}"
+        in shown
+    )
     state.write(waits.workplace, state="waiting", job="5_1")
     (tools / "squeue").write_text("#!/bin/sh\nexit 1\n")
-    assert "waiting: job 5_1 by what was submitted; squeue does" in call("stage=status", f"runs_dir={runs_dir}").out
+    assert "waiting: job 5_1 as submitted; squeue does" in call("stage=status", f"runs_dir={runs_dir}").out
 
 
 @pytest.mark.parametrize(
@@ -687,9 +691,9 @@ def test_a_plan_that_cannot_be_read_is_an_error(
 
 def test_a_plan_made_here_replaces_one_that_cannot_be_read(tmp_path: Path) -> None:
     run = a_run(tmp_path / "runs")
-    slurm_arrays.plan_files.leave("mine", [run], {})
+    slurm_arrays.plan_files.write_plan("mine", [run], {})
     file = tmp_path / "runs/.plans/mine.json"
     whole = file.read_bytes()
     file.write_bytes(b"\xff")
-    slurm_arrays.plan_files.leave("mine", [run], {})
+    slurm_arrays.plan_files.write_plan("mine", [run], {})
     assert file.read_bytes() == whole

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tiny_words import FEW
 
-from pipeline.commands.sweep import evaluation_at, grid, shard, with_values
+from pipeline.commands.sweep import evaluation_at, grid_points, parse_shard, with_values
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.evaluate import stage
@@ -260,11 +260,11 @@ def test_sweeps_that_are_refused_before_anything_is_scored(
 
 def test_shards_cover_the_grid_once() -> None:
     points = list(range(7))
-    parts = [points[i::n] for i, n in (shard(f"{i}/3") for i in (1, 2, 3))]
+    parts = [points[i::n] for i, n in (parse_shard(f"{i}/3") for i in (1, 2, 3))]
     assert sorted(sum(parts, [])) == points
     for text in ("0/3", "4/3", "1", "a/b", "1/0"):
         with pytest.raises(PipelineError, match="write i/n"):
-            shard(text)
+            parse_shard(text)
 
 
 def test_values_are_checked_as_on_the_command_line() -> None:
@@ -274,7 +274,7 @@ def test_values_are_checked_as_on_the_command_line() -> None:
     assert swap.bottom_layers == 5
     config = compose("stage=sweep merge=soup merge.experts=[a,b] eval=mgsm_2shot".split())
     config.sweep.weights = [None, "magnitude", [0.3, 0.7]]  # type: ignore[attr-defined]
-    assert [point["weights"] for point in grid(config)] == [None, "magnitude", [0.3, 0.7]]  # type: ignore[arg-type]
+    assert [point["weights"] for point in grid_points(config)] == [None, "magnitude", [0.3, 0.7]]  # type: ignore[arg-type]
 
 
 def test_split_halves_by_hand() -> None:

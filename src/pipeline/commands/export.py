@@ -1,4 +1,4 @@
-"""Stage export: a table's results in one file, and the page of such a file; a checkpoint is export_model's."""
+"""Stage export: packs a table's results in one file, and renders the page of such a file; see also export_model."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from pipeline.tables.planned_runs import Planning
 
 
 def export(config: ExportStage) -> str:
-    """Pack what is finished of a table into the file export.to, or write a checkpoint to the folder or the Hub."""
+    """Pack the finished results of a table into the file export.to, or write a checkpoint to a folder or the Hub."""
     if config.export.to is None:
         place = "./DIR or export.to=hub:org/name" if config.checkpoint else f"./{Path(config.table).stem}.zip"
         raise PipelineError(f"stage=export needs export.to: give export.to={place}")
     if config.checkpoint is not None:
         if config.every or config.data_root or config.free_snapshots is not None:
-            raise PipelineError("every, data_root and table.free_snapshots are of table=T: leave them out")
+            raise PipelineError("every, data_root and table.free_snapshots apply to table=T only: remove them")
         from pipeline.commands.export_model import export_model
 
         return export_model(config)
     if config.export != Export(to=config.export.to):
-        raise PipelineError("export.dtype, export.licence and export.private are of checkpoint=RUN: leave them out")
+        raise PipelineError("export.dtype, export.licence and export.private apply to checkpoint=RUN only: remove them")
     return str(export_table(config, config.export.to))
 
 
 def export_table(config: ExportStage, to: str) -> Path:
     file = Path(to)
     if file.is_dir() or not file.parent.is_dir():
-        raise PipelineError(f"export.to={file} is no place for a file: name one in a folder that is there")
+        raise PipelineError(f"export.to={file} is not a place for a file: name one in an existing folder")
     remembered = Reported.of(config)
     planning = Planning.of(remembered.asked_again(config))
     results = gather(planning, remembered.failed)
     if not results.evaluations:
         raise PipelineError(f"table={config.table} has no finished evaluation in {config.runs_dir}: nothing to export")
-    roots = [str(Path(one).resolve()) for one in (config.runs_dir, planning.config.data_root, ".") if one]
+    roots = [str(Path(root).resolve()) for root in (config.runs_dir, planning.config.data_root, ".") if root]
     return pack(results, conf.table(config.table).read_text(encoding="utf-8"), file, [*roots, str(Path.home())])
 
 
 def report_archive(config: ReportStage) -> Path:
-    """The page of an archive, in runs_dir/reports as that of a table made here."""
+    """Write the page of an archive to runs_dir/reports, like that of a table computed here. Returns its path."""
     with tempfile.TemporaryDirectory() as folder:
         results = replace(unpack(Path(config.table), Path(folder)), base_tolerance=config.report.base_tolerance)
         report = Path(config.runs_dir) / "reports" / results.table

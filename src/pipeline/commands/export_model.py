@@ -1,6 +1,6 @@
-"""Stage export of a checkpoint: a folder that plain transformers loads, with a model card, here or on the Hub.
+"""Stage export of a checkpoint: writes a folder that transformers loads, with a model card, locally or to the Hub.
 
-Weights of an adapter are added to its base's. Nothing of this machine goes along: no manifest, log or local path.
+An adapter is merged into its base. The export has nothing of this machine: no manifest, log or local path.
 """
 
 from __future__ import annotations
@@ -45,41 +45,43 @@ if TYPE_CHECKING:
 HUB = "hub:"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json")
-LOCAL_KEYS = ("name_or_path", "_file")  # how the keys end under which libraries keep paths
+LOCAL_KEYS = ("name_or_path", "_file")  # suffixes of the keys in which libraries store paths
 
 
 def export_model(config: ExportStage) -> str:
-    """Write the checkpoint to export.to, and give the folder or the address of its page.
+    """Write the checkpoint to export.to. Returns the folder or the address of its page.
 
     Raises:
-        PipelineError: a place that is taken or cannot be written, models of different licences, a run that was changed.
+        PipelineError: the target exists or cannot be written, licences of the models differ, the run was changed.
     """
     target = str(config.export.to)
     assert config.checkpoint is not None
     api = ready_for(target.removeprefix(HUB), "export.to") if target.startswith(HUB) else None
     if api is None:
-        refuse_place(Path(target))
+        check_target(Path(target))
     model = Resolver(Path(config.runs_dir), build).model(config.checkpoint, "checkpoint")
-    made_of = origin_of(model, Path(config.runs_dir), ask=True)
-    licence = licence_of(made_of, config)
+    origin = origin_of(model, Path(config.runs_dir), ask=True)
+    licence = licence_of(origin, config)
     check_unchanged(model.folder)
-    merge = whole(model, config)
+    merge = open_as_merge(model, config)
     name = target.removeprefix(HUB) if api else Path(target).resolve().name
-    with TemporaryDirectory(dir=room(config, api is not None), prefix=f".{name.replace('/', '-')}.") as beside:
-        folder = Path(beside) / "model"
+    with TemporaryDirectory(
+        dir=staging_folder(config, api is not None), prefix=f".{name.replace('/', '-')}."
+    ) as temporary:
+        folder = Path(temporary) / "model"
         folder.mkdir()
-        write(merge, folder, config, model)
-        text = card_text(name, model, made_of, licence, merge, folder, config)
+        write_model(merge, folder, config, model)
+        text = card_text(name, model, origin, licence, merge, folder, config)
         (folder / CARD).write_text(text, encoding="utf-8")
         (folder / CARD).chmod(0o644)
         if api is not None:
             return publish(api, name, folder, config.export.private, "export.to")
-        place(folder, Path(target))
+        move_export(folder, Path(target))
     return target
 
 
-def place(folder: Path, target: Path) -> None:
-    """Move the export to its place. Over a finished export of the same model only the card, which has its scores, is
+def move_export(folder: Path, target: Path) -> None:
+    """Move the export to its target. In an existing export of the same model only the card, which has the scores, is
     replaced.
 
     Raises:
@@ -88,62 +90,68 @@ def place(folder: Path, target: Path) -> None:
     if not (target / CARD).is_file():
         os.rename(folder, target.resolve())  # over an empty folder, too
         return
-    new, there = (fingerprints(one) for one in (folder, target))
-    if {name: one["sha256"] for name, one in new.items() if name != CARD} != {
-        name: one["sha256"] for name, one in there.items() if name != CARD
+    new, old = (fingerprints(files) for files in (folder, target))
+    if {name: files["sha256"] for name, files in new.items() if name != CARD} != {
+        name: files["sha256"] for name, files in old.items() if name != CARD
     }:
         raise PipelineError(f"export.to={target} holds the export of another model: name a new folder")
     os.replace(folder / CARD, target / CARD)
 
 
-def refuse_place(target: Path) -> None:
-    """Refuse a folder that is neither new, empty nor an export, is in none that is there, or is part of a run."""
+def check_target(target: Path) -> None:
+    """Raise PipelineError if the target exists and is not an empty folder or an export, if its parent folder does not
+    exist, or if it is inside a run."""
     if target.is_dir() and any(target.iterdir()) and not all((target / name).is_file() for name in (CARD, CONFIGS[0])):
         raise PipelineError(f"export.to={target} is not empty: name a new folder")
     if target.exists() and not target.is_dir():
         raise PipelineError(f"export.to={target} is a file: name a new folder")
     if not target.resolve().parent.is_dir():
-        raise PipelineError(f"export.to={target} is no place for a folder: name one in a folder that is there")
+        raise PipelineError(f"export.to={target} is not a place for a folder: name one in an existing folder")
     for above in target.resolve().parents:
         if (above / MANIFEST).is_file():
             raise PipelineError(f"export.to={target} is inside the run {above.name}: name a folder outside of it")
 
 
-def room(config: ExportStage, on_hub: bool) -> Path:
-    """Where the folder is made: beside its place, that one rename publishes it; for the Hub, in runs_dir."""
-    place = Path(config.runs_dir) if on_hub else Path(str(config.export.to)).resolve().parent
-    place.mkdir(parents=True, exist_ok=True)
-    return place
+def staging_folder(config: ExportStage, on_hub: bool) -> Path:
+    """Folder for the unfinished export: next to the target, so that a rename publishes it; for the Hub, runs_dir."""
+    parent = Path(config.runs_dir) if on_hub else Path(str(config.export.to)).resolve().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    return parent
 
 
-def licence_of(made_of: Origin, config: ExportStage) -> str | None:
-    """That of the card. PipelineError where the models that went in have different ones, and none is given."""
+def licence_of(origin: Origin, config: ExportStage) -> str | None:
+    """Licence for the card; None if unknown. Raises PipelineError if those of the source models differ and
+    export.licence is not given."""
     if config.export.licence is not None:
         return config.export.licence
-    if len(set(made_of.licences.values())) > 1:
-        told = ", ".join(f"{name}: {licence}" for name, licence in made_of.licences.items())
+    if len(set(origin.licences.values())) > 1:
+        licences = ", ".join(f"{name}: {licence}" for name, licence in origin.licences.items())
         raise PipelineError(
-            f"checkpoint={config.checkpoint} was made of models of different licences ({told}): say which the result "
-            "has, export.licence=NAME"
+            f"checkpoint={config.checkpoint} is derived from models of different licences ({licences}): give that of "
+            "the result, export.licence=NAME"
         )
-    if not made_of.licences:
+    if not origin.licences:
         print("warning: no licence is known, so the card has none: export.licence=NAME", file=sys.stderr)
         return None
-    return next(iter(made_of.licences.values()))
+    return next(iter(origin.licences.values()))
 
 
 # ------------------------------------------------------------------------------------------------ what is written
 
 
-def whole(model: Parent, config: ExportStage) -> Merging:
-    """The model as a merge of it alone, in the dtype asked for: copied where that is its own, else cast once."""
+def open_as_merge(model: Parent, config: ExportStage) -> Merging:
+    """The model as a merge of one source, in the requested dtype: copied if it is the model's own, else cast once.
+
+    Raises:
+        PipelineError: no tokenizer, or not enough disk space.
+    """
     source = open_source(model.folder)
     check_sources({"0": source}, None, lambda _: "checkpoint")
-    if not any((one / name).is_file() for one in folders_of(source) for name in TOKENIZERS):
+    if not any((directory / name).is_file() for directory in folders_of(source) for name in TOKENIZERS):
         raise PipelineError(f"checkpoint={config.checkpoint} has no tokenizer: copy that of its base into {model.name}")
     merge = open_merge(Soup(experts=[model.name], dtype=config.export.dtype, form="dense"), {"0": source})
-    size, there = merge.bytes()["written"], room(config, str(config.export.to).startswith(HUB))
-    if shutil.disk_usage(there).free < size:
+    size, staging = merge.bytes()["written"], staging_folder(config, str(config.export.to).startswith(HUB))
+    if shutil.disk_usage(staging).free < size:
         raise PipelineError(
             f"export.to={config.export.to}: {size:,} bytes do not fit where they are written: free some"
         )
@@ -154,8 +162,8 @@ def folders_of(source: Source) -> list[Path]:
     return [source.folder, *([source.base.folder] if hasattr(source, "base") else [])]
 
 
-def write(merge: Merging, folder: Path, config: ExportStage, model: Parent) -> None:
-    """Weights, configs and tokenizer as a merge writes them, and what mergekit would be asked for."""
+def write_model(merge: Merging, folder: Path, config: ExportStage, model: Parent) -> None:
+    """Write weights, configs and tokenizer as a merge does, and copy the run's mergekit configuration."""
     try:
         merge.write(folder, threads=config.threads)
     except PipelineError as error:
@@ -175,42 +183,42 @@ def write(merge: Merging, folder: Path, config: ExportStage, model: Parent) -> N
 
 
 def without_paths(value: Any) -> Any:
-    """The same JSON without the entries in which libraries keep where a file was."""
+    """The same JSON without the entries in which libraries store local paths."""
     if isinstance(value, list):
-        return [without_paths(one) for one in value]
+        return [without_paths(item) for item in value]
     if not isinstance(value, dict):
         return value
     return {
-        key: without_paths(one)
-        for key, one in value.items()
-        if not (str(key).endswith(LOCAL_KEYS) and isinstance(one, str | None))
+        key: without_paths(item)
+        for key, item in value.items()
+        if not (str(key).endswith(LOCAL_KEYS) and isinstance(item, str | None))
     }
 
 
-# ------------------------------------------------------------------------------------------------ what is said of it
+# ---------------------------------------------------------------------------------------------------- the model card
 
 
 def card_text(
-    name: str, model: Parent, made_of: Origin, licence: str | None, merge: Merging, folder: Path, config: ExportStage
+    name: str, model: Parent, origin: Origin, licence: str | None, merge: Merging, folder: Path, config: ExportStage
 ) -> str:
-    """The card of the run, with what the cast cost and how the model scored."""
+    """The run's model card, with the rounding error of the cast and the model's scores."""
     runs_dir, manifest = Path(config.runs_dir), read_manifest(model.folder)
-    ours = body_of(model, runs_dir) if manifest else None
-    sections = [ours or f"# {name}\n\nThe weights of {model.name}.\n\n{data_section(made_of)}"]
-    if told := cast(merge, folder, model, config):
-        print(told, file=sys.stderr)
-        sections.append(f"## Weights\n\nThey were {told}.\n")
+    body = body_of(model, runs_dir) if manifest else None
+    sections = [body or f"# {name}\n\nThe weights of {model.name}.\n\n{data_section(origin)}"]
+    if rounding := describe_cast(merge, folder, model, config):
+        print(rounding, file=sys.stderr)
+        sections.append(f"## Weights\n\nThey were {rounding}.\n")
     scored = scores_of(manifest, runs_dir) if manifest else []
     if scored:
-        before = "the weights before they were cast" if told else "these weights"
+        weights = "the weights before they were cast" if rounding else "these weights"
         rows = [f"| {' | '.join(cell.strip() for cell in score_line(row))} |" for row, _ in scored]
-        head = [f"Scores of {before}, by lm-evaluation-harness, out of 100 with standard errors.", ""]
+        head = [f"Scores of {weights}, by lm-evaluation-harness, out of 100 with standard errors.", ""]
         head += ["| task | language | metric | score | questions |", "|---|---|---|---|---|"]
         sections.append("\n".join(["## Results", "", *head, *rows]) + "\n")
     merged = manifest is not None and manifest.stage == "merge"
-    results = [result(row, asked) for row, asked in scored]
+    results = [to_eval_result(row, request) for row, request in scored]
     return card(
-        name, "\n".join(sections), made_of, tags=tags_of(manifest), relation=relation_of(made_of, merged),
+        name, "\n".join(sections), origin, tags=tags_of(manifest), relation=relation_of(origin, merged),
         licence=licence, results=results,
     )  # fmt: skip
 
@@ -219,50 +227,50 @@ def tags_of(manifest: Manifest | None) -> list[str]:
     if manifest is None:
         return []
     merge, sft = manifest.config.get("merge") or {}, manifest.config.get("sft") or {}
-    return [str(one) for one in (manifest.stage, merge.get("method"), sft.get("name")) if one]
+    return [str(tag) for tag in (manifest.stage, merge.get("method"), sft.get("name")) if tag]
 
 
-def cast(merge: Merging, folder: Path, model: Parent, config: ExportStage) -> str | None:
-    """What the cast cost, in words; None where no value was rounded."""
+def describe_cast(merge: Merging, folder: Path, model: Parent, config: ExportStage) -> str | None:
+    """Text on the rounding error of the cast; None if no value was rounded."""
     source = merge.layout
     if all(merge.stored_dtype(name) in ("F32", source.info(name).dtype) for name in merge.names):
         return None
     base = None
-    with suppress(PipelineError):  # one that is not known, or not here, leaves a number out
-        there = base_of(model, config, "checkpoint").folder
-        found = open_source(there) if there.is_dir() else None
-        if found:
-            same_architecture(source, found, dtypes=False)
-        base = found
+    with suppress(PipelineError):  # without a local base one number is omitted
+        base_folder = base_of(model, config, "checkpoint").folder
+        checkpoint = open_source(base_folder) if base_folder.is_dir() else None
+        if checkpoint:
+            same_architecture(source, checkpoint, dtypes=False)
+        base = checkpoint
     stored = "+".join(sorted({source.info(name).dtype for name in merge.names}))
     cost = cost_of_cast(source, Checkpoint.open(folder), base, config.threads)
     return f"cast from {stored} to {DTYPES[str(config.export.dtype)]}: {cost}"
 
 
 def scores_of(manifest: Manifest, runs_dir: Path) -> list[tuple[ScoreRow, dict[str, Any]]]:
-    """The main score of each task and language that was scored on exactly these weights, with what was asked."""
-    found = []
+    """Main score of each task and language evaluated on exactly these weights, with the evaluation's configuration."""
+    scores = []
     for name in finished_names(runs_dir, "eval-"):
-        one = read_manifest(runs_dir / name)
-        if one and manifest.weights_root and one.facts.get("weights_root") == manifest.weights_root:
+        evaluation = read_manifest(runs_dir / name)
+        if evaluation and manifest.weights_root and evaluation.facts.get("weights_root") == manifest.weights_root:
             rows, _ = read_scores(runs_dir / name / "scores.json")
-            found += [(row, one.config) for row in primary_of(rows) if row.value is not None]
-    return found
+            scores += [(row, evaluation.config) for row in primary_of(rows) if row.value is not None]
+    return scores
 
 
-def result(row: ScoreRow, asked: dict[str, Any]) -> EvalResult:
-    """A score as the Hub's model-index has it. Questions that were local files are of no repository."""
+def to_eval_result(row: ScoreRow, request: dict[str, Any]) -> EvalResult:
+    """A score as an entry of the Hub's model-index; without a repository where the questions were local files."""
     from huggingface_hub import EvalResult
 
-    known = {name: source.hub for name, source in hub_sources()}
+    hub_names = {name: source.hub for name, source in hub_sources()}
     benchmark = find_benchmark(row.task)
     task, title = (benchmark.name, benchmark.title) if benchmark else (row.task, row.task)
     assert row.value is not None
-    limit = asked["eval"].get("limit")
+    limit = request["eval"].get("limit")
     return EvalResult(
         task_type="text-generation", dataset_name=f"{title} ({row.where})",
-        dataset_type=(None if asked.get("data_root") else known.get(task)) or task, dataset_config=row.where,
-        dataset_split=asked["eval"].get("split", "test"),
+        dataset_type=(None if request.get("data_root") else hub_names.get(task)) or task, dataset_config=row.where,
+        dataset_split=request["eval"].get("split", "test"),
         dataset_args={"num_fewshot": row.num_fewshot} | ({"limit": limit} if limit else {}),
         metric_type=row.metric, metric_name=f"{row.task} {row.num_fewshot}-shot {row.metric}",
         metric_value=round(row.value * percent(row.metric), 2),

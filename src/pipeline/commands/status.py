@@ -1,6 +1,6 @@
-"""Stage status: every run that is finished, in work, or in a plan that a launcher left, by the files that they leave.
+"""Stage status: lists all runs that are finished, running, or in a plan that a launcher wrote, from their files.
 
-Slurm's queue is asked where it answers; its accounting never is.
+Slurm's queue is queried if it responds; its accounting is not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.benchmarks import primary_metric
 from pipeline.config.stages import StatusStage, TableStage
 from pipeline.errors import PipelineError
 from pipeline.launch import plan_files
-from pipeline.launch.slurm_commands import GONE, in_queue, last_words
+from pipeline.launch.slurm_commands import JOB_LOST, last_log_line, queued_jobs
 from pipeline.launch.worker import LOGS
 from pipeline.report.load.scores import percent
 from pipeline.report.render.text import aligned
@@ -31,7 +31,7 @@ from pipeline.stages.rows import RUN_STAGES
 
 @dataclass
 class RunStatus:
-    """state: finished, running, waiting, blocked, failed, stopped, or planned. detail: what is to be known of it."""
+    """Status of a run; state: finished, running, waiting, blocked, failed, stopped, or planned."""
 
     run: str
     stage: str
@@ -44,69 +44,70 @@ class RunStatus:
     steps: int | None = None
     seconds_left: float | None = None
     log: str | None = None
-    score: str | None = None  # of an evaluation: the main one, in percent or on its own scale 0-100
+    score: str | None = None  # main score of an evaluation, in percent or on its own scale 0-100
 
 
 def show_status(config: StatusStage) -> str:
-    """All of them, or those of a table, as a table in text, or as JSON."""
+    """Status of all runs, or those of a table, as a text table or as JSON."""
     runs_dir = Path(config.runs_dir)
     if not runs_dir.is_dir():
-        raise PipelineError(f"runs_dir={runs_dir} is not there: no run was made in it yet, or give another")
-    found = statuses(runs_dir)
+        raise PipelineError(f"runs_dir={runs_dir} does not exist: it has no runs yet, or give another")
+    statuses = all_statuses(runs_dir)
     of_table = f" of table={config.table}" if config.table is not None else ""
     if config.table is not None:
-        wanted = hashes_of(config.table, config.runs_dir)
-        found = [one for one in found if one.hash in wanted]
+        hashes = hashes_of(config.table, config.runs_dir)
+        statuses = [status for status in statuses if status.hash in hashes]
     if config.status.json:
-        return json.dumps([asdict(one) for one in found], indent=1)
+        return json.dumps([asdict(status) for status in statuses], indent=1)
     rows = [("run", "stage", "seconds", "attempt", "score", "state")]
-    for one in found:
-        seconds, attempt = (str(round(value)) if value is not None else "" for value in (one.seconds, one.attempt))
-        standing = f"{one.state}{': ' if one.detail else ''}{one.detail}"
-        rows.append((one.run, one.stage, seconds, attempt, one.score or "", standing))
-    counts = [f"{sum(one.state == kind for one in found)} {kind}" for kind in dict.fromkeys(one.state for one in found)]
-    if not found:
-        return f"no run{of_table} was made or submitted in runs_dir={runs_dir} yet"
+    for status in statuses:
+        numbers = (status.seconds, status.attempt)
+        seconds, attempt = (str(round(value)) if value is not None else "" for value in numbers)
+        text = f"{status.state}{': ' if status.detail else ''}{status.detail}"
+        rows.append((status.run, status.stage, seconds, attempt, status.score or "", text))
+    if not statuses:
+        return f"no run{of_table} was computed or submitted in runs_dir={runs_dir} yet"
+    counts = [f"{count} {state}" for state, count in Counter(status.state for status in statuses).items()]
     return "\n".join([*aligned(rows, right={2, 3}), ", ".join(counts)])
 
 
 def hashes_of(table: str, runs_dir: str) -> set[str]:
-    """The runs of a table, as stage=table was last asked for it."""
+    """Hashes of a table's runs, with the settings of the last stage=table."""
     from pipeline.results.report_state import Reported
     from pipeline.runs.graph import ordered
     from pipeline.tables.planned_runs import Planning
 
-    asked = TableStage(stage="table", runs_dir=runs_dir, table=table)
-    return {run.hash for run in ordered(Planning.of(Reported.of(asked).asked_again(asked)).targets())}
+    config = TableStage(stage="table", runs_dir=runs_dir, table=table)
+    return {run.hash for run in ordered(Planning.of(Reported.of(config).asked_again(config)).targets())}
 
 
-def statuses(runs_dir: Path) -> list[RunStatus]:
+def all_statuses(runs_dir: Path) -> list[RunStatus]:
     """Finished runs, oldest first, then the others in the order of their plans."""
-    done = {one.hash: one for one in sorted(finished(runs_dir), key=lambda one: one.started)}
-    found = [of_finished(one) for one in done.values()]
-    planned = {run_hash: run for plan in plan_files.plans(runs_dir) for run_hash, run in plan["runs"].items()}
+    manifests = {entry.hash: entry for entry in sorted(finished(runs_dir), key=lambda entry: entry.started)}
+    statuses = [of_finished(manifest) for manifest in manifests.values()]
+    planned = {run_hash: run for plan in plan_files.read_plans(runs_dir) for run_hash, run in plan["runs"].items()}
     work = {path.name: path for path in sorted((runs_dir / ".work").glob("*")) if path.is_dir() and not path.suffix}
-    queue = answered()
+    queue = queued_job_ids()
     failed: dict[str, str] = {}
-    later = {(label_in(one.name), one.stage): one.started for one in done.values()}
-    for run_hash in [*planned, *(one for one in work if one not in planned)]:
-        if run_hash not in done:
-            one = of_unfinished(run_hash, planned.get(run_hash, {}), runs_dir, queue, failed)
-            if one.state != "failed" or not repaired(runs_dir / ".work" / run_hash, later.get(key_of(one))):
-                found.append(one)
-    names = Counter(one.run for one in found)
-    for one in found:
-        if names[one.run] > 1 and one.state != "finished":  # whose hashes share eight digits
-            one.run = folder_name(label_in(one.run), one.hash, DIGITS[1])
-    return found
+    later = {(label_in(entry.name), entry.stage): entry.started for entry in manifests.values()}
+    for run_hash in [*planned, *(key for key in work if key not in planned)]:
+        if run_hash not in manifests:
+            status = of_unfinished(run_hash, planned.get(run_hash, {}), runs_dir, queue, failed)
+            if status.state != "failed" or not was_rerun(runs_dir / ".work" / run_hash, later.get(key_of(status))):
+                statuses.append(status)
+    names = Counter(status.run for status in statuses)
+    for status in statuses:
+        if names[status.run] > 1 and status.state != "finished":  # whose hashes share eight digits
+            status.run = folder_name(label_in(status.run), status.hash, DIGITS[1])
+    return statuses
 
 
-def key_of(one: RunStatus) -> tuple[str, str]:
-    return label_in(one.run), one.stage
+def key_of(status: RunStatus) -> tuple[str, str]:
+    return label_in(status.run), status.stage
 
 
-def repaired(workplace: Path, later: str | None) -> bool:
-    """Whether what failed here was changed and finished since under the same label; later: when that began."""
+def was_rerun(workplace: Path, later: str | None) -> bool:
+    """Whether a changed run of the same label finished after this one failed; later: when that run started."""
     since = state.read(workplace).get("since")
     return bool(since and later) and datetime.fromisoformat(str(since)) <= datetime.fromisoformat(str(later))
 
@@ -117,15 +118,15 @@ def of_finished(manifest: Manifest) -> RunStatus:
     stale = row is not None and version != row.version
     begun = manifest.started[: len("2026-01-01T00:00")].replace("T", " ")
     detail = f"by version {version} of the stage, now {row.version}" if row and stale else f"began {begun}"
-    made = manifest.seconds, manifest.attempt
+    cost = manifest.seconds, manifest.attempt
     score = main_score(manifest.facts.get("scores") or {})
     if score and (split := manifest.config.get("eval", {}).get("split", "test")) != "test":
         score += f" ({split})"
-    return RunStatus(manifest.name, manifest.stage, "finished", detail, manifest.hash, *made, score=score)
+    return RunStatus(manifest.name, manifest.stage, "finished", detail, manifest.hash, *cost, score=score)
 
 
 def main_score(scores: Mapping[str, float]) -> str | None:
-    """`mgsm sw 16.0`: the primary metric of an evaluation's first task; of several languages their mean."""
+    """`mgsm sw 16.0`: the primary metric of an evaluation's first task; for several languages their mean."""
     for task in dict.fromkeys(name.partition("/")[0] for name in scores):
         metric = primary_metric(task)[0]
         places = [name.split("/")[1] for name in scores if re.fullmatch(rf"{task}/[^/]+/{re.escape(metric)}", name)]
@@ -135,10 +136,10 @@ def main_score(scores: Mapping[str, float]) -> str | None:
     return None
 
 
-def answered() -> set[str] | None:
-    """The jobs of this user in Slurm's queue; None where it does not answer."""
+def queued_job_ids() -> set[str] | None:
+    """Ids of this user's jobs in Slurm's queue; None if squeue does not respond."""
     try:
-        return set(in_queue())
+        return set(queued_jobs())
     except PipelineError:
         return None
 
@@ -146,56 +147,59 @@ def answered() -> set[str] | None:
 def of_unfinished(
     run_hash: str, plan: dict[str, Any], runs_dir: Path, queue: set[str] | None, failed: dict[str, str]
 ) -> RunStatus:
-    """`failed`: those met so far, run hash -> name, which are added to."""
+    """Status of an unfinished run. failed: run hash -> name of the failed runs so far, updated here."""
     workplace = runs_dir / ".work" / run_hash
-    told, owner = state.read(workplace), holder(workplace)
-    name, stage = plan.get("name") or told.get("name") or run_hash[:12], plan.get("stage") or told.get("stage") or ""
+    record, owner = state.read(workplace), holder(workplace)
+    name, stage = (
+        plan.get("name") or record.get("name") or run_hash[:12],
+        plan.get("stage") or record.get("stage") or "",
+    )
     log = runs_dir / LOGS / f"{name}.log"
-    one = RunStatus(name, stage, "planned", "", run_hash, step=told.get("step"), steps=told.get("steps"))
-    one.log = str(log) if log.is_file() else None
+    status = RunStatus(name, stage, "planned", "", run_hash, step=record.get("step"), steps=record.get("steps"))
+    status.log = str(log) if log.is_file() else None
     blocked = next((failed[parent] for parent in plan.get("parents", ()) if parent in failed), None)
-    job = plan.get("job") or told.get("job")
+    job = plan.get("job") or record.get("job")
     if owner:
-        one.state, one.detail = "running", f"{owner}{progress(one, told)}"
+        status.state, status.detail = "running", f"{owner}{step_progress(status, record)}"
     elif blocked:
-        one.state, one.detail = "blocked", f"by {blocked}"
+        status.state, status.detail = "blocked", f"by {blocked}"
         failed[run_hash] = blocked
-    elif told.get("state") == "blocked":
-        one.state, one.detail = "blocked", str(told.get("last_line"))
-    elif told.get("state") == "failed":
-        one.state, one.detail = "failed", f"{told.get('last_line')}{f'; {log}' if one.log else ''}"
+    elif record.get("state") == "blocked":
+        status.state, status.detail = "blocked", str(record.get("last_line"))
+    elif record.get("state") == "failed":
+        status.state, status.detail = "failed", f"{record.get('last_line')}{f'; {log}' if status.log else ''}"
         failed[run_hash] = name
     elif queue and job in queue:
-        one.state, one.detail = "waiting", f"job {job}"
-    elif queue is None and told.get("state") == "waiting":
-        one.state, one.detail = "waiting", f"job {job} by what was submitted; squeue does not answer here"
-    elif told.get("state") == "waiting" and (words := last_words(own := runs_dir / LOGS / f"slurm-{job}.log")):
-        one.state, one.detail = "failed", f"job {job} ended before it began: {words}; {own}"
+        status.state, status.detail = "waiting", f"job {job}"
+    elif queue is None and record.get("state") == "waiting":
+        status.state, status.detail = "waiting", f"job {job} as submitted; squeue does not respond here"
+    elif record.get("state") == "waiting" and (words := last_log_line(job_log := runs_dir / LOGS / f"slurm-{job}.log")):
+        status.state, status.detail = "failed", f"job {job} ended before it began: {words}; {job_log}"
         failed[run_hash] = name
-    elif told.get("state") == "waiting":
-        one.state, one.detail = "stopped", f"{GONE} (job {job}); the same command submits it again"
+    elif record.get("state") == "waiting":
+        status.state, status.detail = "stopped", f"{JOB_LOST} (job {job}); rerun the same command to submit it again"
     elif workplace.is_dir():
-        one.state, one.detail = "stopped", unpublished(workplace, told)
+        status.state, status.detail = "stopped", unpublished_reason(workplace, record)
     if (row := RUN_STAGES.get(stage)) and plan.get("version") not in (None, row.version):
-        one.detail = f"planned for version {plan['version']} of the stage, now {row.version}; {one.detail}"
-    return one
+        status.detail = f"planned for version {plan['version']} of the stage, now {row.version}; {status.detail}"
+    return status
 
 
-def progress(one: RunStatus, told: dict[str, Any]) -> str:
-    """Step and time left, by the time that the steps of this attempt took."""
-    if not one.step or not one.steps:
+def step_progress(status: RunStatus, record: dict[str, Any]) -> str:
+    """Text with the step and the time left, from the seconds per step of this attempt."""
+    if not status.step or not status.steps:
         return ""
-    standing = f", step {one.step} of {one.steps}"
-    if not (took := told.get("seconds_a_step")):
-        return standing
-    one.seconds_left = round(took * (one.steps - one.step), 1)
-    return f"{standing}, about {one.seconds_left:.0f} s left"
+    text = f", step {status.step} of {status.steps}"
+    if not (step_seconds := record.get("seconds_a_step")):
+        return text
+    status.seconds_left = round(step_seconds * (status.steps - status.step), 1)
+    return f"{text}, about {status.seconds_left:.0f} s left"
 
 
-def unpublished(workplace: Path, told: dict[str, Any]) -> str:
-    """Why work was not published, and what to do."""
-    record = resume.read(left(workplace))
-    ended = {"running": "its job or process ended", "stopped": "it was asked to stop"}
-    why = ended.get(told.get("state", ""), "it was left behind")
-    where = f", resume point after step {record['step']}" if record else ""
-    return f"{why}{where}; the same command goes on, stage=clean frees {workplace}"
+def unpublished_reason(workplace: Path, record: dict[str, Any]) -> str:
+    """Why a run was not published, and how to resume or delete it."""
+    resume_point = resume.read(left(workplace))
+    ended = {"running": "its job or process ended", "stopped": "it received a signal"}
+    reason = ended.get(record.get("state", ""), "it was abandoned")
+    place = f", resume point after step {resume_point['step']}" if resume_point else ""
+    return f"{reason}{place}; rerun the same command to resume, or stage=clean to delete {workplace}"

@@ -1,6 +1,6 @@
-"""The sweep stage: one merge over a grid of its knobs, scored on one model in memory.
+"""Stage sweep: evaluates one merge over a grid of its knobs, with one model in memory.
 
-Each point is the run that stage=eval merge=... would make, by the same hash, so that either finds the other's.
+Each point is the run that stage=eval merge=... would compute, with the same hash, so that either reuses the other's.
 """
 
 from __future__ import annotations
@@ -24,58 +24,59 @@ Point = dict[str, Any]  # swept knob -> its value
 
 
 def make_sweep(config: SweepStage) -> Path:
-    """Score this shard's points, then draw all that are finished. Gives the page.
+    """Evaluate this shard's points, then draw all finished ones. Returns the page.
 
     Raises:
-        PipelineError: a point that is no merge (before any is scored), or points that failed (after the page is there).
+        PipelineError: a point is not a valid merge (before any is evaluated), or points failed (after the page is
+            written).
     """
     from pipeline.launch.in_process import execute
     from pipeline.merge.resident import resident
     from pipeline.merge.stage import merge_of
     from pipeline.report.html.sweep import write_page
 
-    points = grid(config)
+    points = grid_points(config)
     runs = [build(evaluation_at(config, point)) for point in points]
     refuse_dtypes(runs, "eval.dtype")
     for run in runs:
         refuse_unfinished(run)
     for run in runs:  # by headers; weights by magnitude are measured once
         merge_of(run)
-    first, count = shard(config.sweep.shard)
-    mine = runs[first::count]
-    print(f"sweep of {len(points)} points, {len(mine)} in shard {config.sweep.shard}", file=sys.stderr)
+    first, count = parse_shard(config.sweep.shard)
+    shard_runs = runs[first::count]
+    print(f"sweep of {len(points)} points, {len(shard_runs)} in shard {config.sweep.shard}", file=sys.stderr)
     with resident():
-        failed = execute(mine)
+        failed = execute(shard_runs)
     name = hashlib.sha256("".join(run.hash for run in runs).encode()).hexdigest()[:8]
     label = f"{config.merge.method}-{config.eval.name}"
     folder = Path(config.runs_dir) / "reports" / f"sweep-{label}-{name}"
     page = write_page(folder, config, points, runs)
-    track(config, folder)
+    track_sweep(config, folder)
     if failed:
-        told, reason = next(iter(failed.items()))
-        raise PipelineError(f"{len(failed)} points failed, the first {told} ({reason}); the rest is in {page}")
+        name_failed, reason = next(iter(failed.items()))
+        raise PipelineError(f"{len(failed)} points failed, the first {name_failed} ({reason}); the rest is in {page}")
     return page
 
 
-def track(config: SweepStage, folder: Path) -> None:
-    """The sweep as a W&B run of its own: the scores and the map."""
+def track_sweep(config: SweepStage, folder: Path) -> None:
+    """Log the sweep's scores and map as a W&B run."""
     from pipeline.runs.tracking import open_run
 
     if not (folder / "scores.csv").is_file():
         return
-    described = {
+    description = {
         "name": folder.name,
         "group": folder.name,
         "job_type": "sweep",
         "config": {"merge": config.merge.method},
     }
-    with open_run(folder, config.tracking, **described) as tracker:
+    with open_run(folder, config.tracking, **description) as tracker:
         head, *rows = list(csv.reader((folder / "scores.csv").read_text(encoding="utf-8").splitlines()))
         tracker.table("scores", head, rows)
         tracker.image("map", folder / "map.png")
 
 
-def shard(text: str) -> tuple[int, int]:
+def parse_shard(text: str) -> tuple[int, int]:
     """`i/n`, counted from 1, as (index from 0, n)."""
     part, _, count = text.partition("/")
     if not (part.isdigit() and count.isdigit() and 1 <= int(part) <= int(count)):
@@ -83,15 +84,21 @@ def shard(text: str) -> tuple[int, int]:
     return int(part) - 1, int(count)
 
 
-def grid(config: SweepStage) -> list[Point]:
-    """All combinations of the swept values, the last knob changing fastest. Refuses knobs that the merge has not."""
+def grid_points(config: SweepStage) -> list[Point]:
+    """All combinations of the swept values, the last knob changing fastest.
+
+    Raises:
+        PipelineError: no values, a value twice, or a knob that the merge does not have.
+    """
     swept = {item.name: getattr(config.sweep, item.name) for item in fields(config.sweep) if item.name != "shard"}
     swept = {key: values for key, values in swept.items() if values is not None}
-    known = {item.name for item in fields(config.merge)}
+    merge_knobs = {item.name for item in fields(config.merge)}
     for key, values in swept.items():
-        if key not in known:
-            knobs = sorted(known & {item.name for item in fields(config.sweep)})
-            raise PipelineError(f"sweep.{key}: merge={config.merge.method} has no such knob; it has {', '.join(knobs)}")
+        if key not in merge_knobs:
+            sweepable = sorted(merge_knobs & {item.name for item in fields(config.sweep)})
+            raise PipelineError(
+                f"sweep.{key}: merge={config.merge.method} has no such knob; it has {', '.join(sweepable)}"
+            )
         if len(values) != len({repr(value) for value in values}):
             raise PipelineError(f"sweep.{key}={values} names a value twice: name each once")
     if not swept:
@@ -112,7 +119,7 @@ def evaluation_at(config: SweepStage, point: Point) -> EvalStage:
 
 
 def refuse_unfinished(run: Run) -> None:
-    """A sweep starts from experts that are there."""
-    for role, one in run.parents.items():
-        if isinstance(one, Run) and not isinstance(one.config, EvalStage):
-            raise PipelineError(f"{role} {one.name} is not finished: make it first")
+    """Raise PipelineError if an expert of the sweep is not finished."""
+    for role, parent in run.parents.items():
+        if isinstance(parent, Run) and not isinstance(parent.config, EvalStage):
+            raise PipelineError(f"{role} {parent.name} is not finished: run it first")

@@ -1,4 +1,4 @@
-"""Stages plan, table and report: what a table needs, made, and what it came to."""
+"""Stages plan, table and report: show the runs of a table, compute them, and write its report."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.commands.clean import free_ranked, freed_needed
+from pipeline.commands.clean import free_ranked, missing_snapshots
 from pipeline.config.stages import EvalStage, PlanStage, Report, ReportStage, SelectStage, TableStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import History, memory_here, visible_gpus
-from pipeline.estimate.gpu_budget import bill
+from pipeline.estimate.gpu_budget import estimate_costs
 from pipeline.hub.lock import read_lock
-from pipeline.launch.launchers import Execute, makers_for
-from pipeline.launch.preflight import refusals
+from pipeline.launch.launchers import Execute, executor_for
+from pipeline.launch.preflight import evaluation_problems
 from pipeline.report.load.archive import is_archive
 from pipeline.report.render.text import aligned, some
 from pipeline.results.contrasts import contrasts
@@ -39,148 +39,175 @@ def show_plan(config: PlanStage) -> str:
     """The runs of a table by kind, what they cost, what is missing, and what its contrasts could detect.
 
     Raises:
-        PipelineError: what cannot be planned, evaluated, or fit plan.gpu and plan.gpus, a sentence for each cause,
-            with all that is shown.
+        PipelineError: some runs cannot be planned, evaluated, or fit plan.gpu and plan.gpus; one sentence per cause,
+            with the shown text.
     """
     planning = Planning.of(config)
     check_claims(planning)
     runs = ordered(planning.targets())
-    lines = [show(runs, config.plan.lines), *kinds(planning, runs)]
+    lines = [show_runs(runs, config.plan.lines), *count_kinds(planning, runs)]
     waiting = [run for score in planning.waiting() if (run := planning.like(score))]
-    cost = bill(runs, config.plan, planning.plan.table.free_snapshots, waiting) if config.plan.gpu else None
-    lines += [*(cost.lines() if cost else []), *told_every(planning), *published(planning.plan), *contrasts(planning)]
+    cost = estimate_costs(runs, config.plan, planning.plan.table.free_snapshots, waiting) if config.plan.gpu else None
+    lines += [
+        *(cost.lines() if cost else []),
+        *told_every(planning),
+        *published_lines(planning.plan),
+        *contrasts(planning),
+    ]
     lines += claim_odds(planning, config.plan.worlds)
-    lines += [f"cannot be made: {name} was freed, train it again with redo=true" for name in freed_needed(runs)]
-    causes = [*not_planned(planning), *refusals([*runs, *waiting], config.plan.prompts), *(cost.causes if cost else [])]
+    lines += [
+        f"cannot be computed: {name} was deleted, train it again with redo=true" for name in missing_snapshots(runs)
+    ]
+    causes = [
+        *not_planned(planning),
+        *evaluation_problems([*runs, *waiting], config.plan.prompts),
+        *(cost.causes if cost else []),
+    ]
     if causes:
         raise PipelineError("\nerror: ".join(causes), shown="\n".join(lines))
     return "\n".join(lines)
 
 
 def not_planned(planning: Planning) -> list[str]:
-    """A sentence for each cause why parts of a table cannot be built, and how many parts lack it."""
+    """One sentence per cause why parts of a table cannot be planned, with the number of parts."""
     missing = {f"{key} is missing" for key in planning.problems}
-    causes = Counter(told for told in planning.problems.values() if told not in missing)
-    others = len(planning.problems) - sum(causes.values())
-    found = [f"cannot be planned: {told}{f' ({count} times)' if count > 1 else ''}" for told, count in causes.items()]
-    return [*found[:-1], f"{found[-1]}, and {others} parts that depend on these"] if found and others else found
+    causes = Counter(problem for problem in planning.problems.values() if problem not in missing)
+    dependents = len(planning.problems) - sum(causes.values())
+    lines = [
+        f"cannot be planned: {problem}{f' ({count} times)' if count > 1 else ''}" for problem, count in causes.items()
+    ]
+    return [*lines[:-1], f"{lines[-1]}, and {dependents} parts that depend on these"] if lines and dependents else lines
 
 
-def show(runs: list[Run], most: int = 10**9) -> str:
-    """What would run, what is done, and why not, as a table in text; where there are many runs, of the first ones."""
+def show_runs(runs: list[Run], max_lines: int = 10**9) -> str:
+    """Text table of the runs with their estimated seconds and states, at most `max_lines`; then missing inputs, memory
+    and the total time."""
     history = History(finished(runs[0].runs_dir) if runs else ())
     rows, reasons = [("run", "stage", "seconds", "state")], unfinished(runs)
     for run in runs:
         if run.hash in reasons:
-            rows.append((run.name, run.config.stage, history.told(run), reasons[run.hash]))
+            rows.append((run.name, run.config.stage, history.seconds_text(run), reasons[run.hash]))
         else:
             manifest = read_manifest(run.folder)
             assert manifest is not None
             rows.append((run.name, run.config.stage, f"{manifest.seconds:.0f}", "finished"))
-    more = len(rows) - 1 - most
-    lines = aligned(rows[: most + 1])
-    lines += [f"and {more} more; plan.lines={len(runs)} lists all"] if more > 0 else []
+    omitted = len(rows) - 1 - max_lines
+    lines = aligned(rows[: max_lines + 1])
+    lines += [f"and {omitted} more; plan.lines={len(runs)} lists all"] if omitted > 0 else []
     if runs:
-        wanted = needs(runs)
-        missing = wanted.not_pinned(read_lock(runs[0].runs_dir))
+        inputs = needs(runs)
+        missing = inputs.not_pinned(read_lock(runs[0].runs_dir))
         lines += [f"not pinned: {', '.join(missing)}; stage=prefetch locks their revisions"] if missing else []
-        lines += wanted.problems
-    left = [run for run in runs if run.hash in reasons]
-    lines += memory_lines(left) if not visible_gpus() else []
-    return "\n".join([*lines, f"{len(left)} of {len(runs)} runs to make here: {history.sum(left)}"])
+        lines += inputs.problems
+    remaining = [run for run in runs if run.hash in reasons]
+    lines += memory_lines(remaining) if not visible_gpus() else []
+    return "\n".join([*lines, f"{len(remaining)} of {len(runs)} runs to compute here: {history.sum(remaining)}"])
 
 
 def memory_lines(runs: Sequence[Run]) -> list[str]:
-    """Of the trainings without a GPU, the one that takes the most memory."""
+    """One line with the largest memory of the trainings on a CPU; none if it is not known."""
     trainings = [run for run in runs if isinstance(run.config, TrainStage)]
-    known = [(bytes_needed, run.name) for run in trainings if (bytes_needed := memory_here(run)) is not None]
-    return [f"memory of trainings: up to {max(known)[0] / 1e9:.1f} GB on a CPU ({max(known)[1]})"] if known else []
+    estimates = [(bytes_needed, run.name) for run in trainings if (bytes_needed := memory_here(run)) is not None]
+    return (
+        [f"memory of trainings: up to {max(estimates)[0] / 1e9:.1f} GB on a CPU ({max(estimates)[1]})"]
+        if estimates
+        else []
+    )
 
 
-def kinds(planning: Planning, runs: Sequence[Run]) -> list[str]:
-    """Runs by kind, distinct and finished; scores of merges are told apart, as they are made in memory."""
-    there: dict[str, list[Run]] = {}
+def count_kinds(planning: Planning, runs: Sequence[Run]) -> list[str]:
+    """Lines with the number of runs and finished runs per kind; evaluations of merges in memory are a kind of their
+    own."""
+    by_kind: dict[str, list[Run]] = {}
     for run in runs:
-        live = isinstance(run.config, EvalStage) and run.config.merge is not None
-        kind = "averages of evals" if is_bundle(run) else "eval of a merge in memory" if live else run.config.stage
-        there.setdefault(kind, []).append(run)
-    left = unfinished(list(runs))
-    lines = [f"{kind}: {len(of)}, {sum(run.hash not in left for run in of)} finished" for kind, of in there.items()]
+        in_memory = isinstance(run.config, EvalStage) and run.config.merge is not None
+        kind = "averages of evals" if is_bundle(run) else "eval of a merge in memory" if in_memory else run.config.stage
+        by_kind.setdefault(kind, []).append(run)
+    remaining = unfinished(list(runs))
+    lines = [
+        f"{kind}: {len(members)}, {sum(run.hash not in remaining for run in members)} finished"
+        for kind, members in by_kind.items()
+    ]
     plan, waiting = planning.plan, len(planning.waiting())
-    asked = len(plan.scores)
+    count = len(plan.scores)
     distinct = len({run.hash for run in map(planning.evaluation, plan.scores) if run})
-    cells = f"{len(plan.cells)} cells of {asked} scores, {distinct} distinct"
+    cells = f"{len(plan.cells)} cells of {count} scores, {distinct} distinct"
     lines += [f"{cells}; {len(plan.choices)} choices" + (f", {waiting} scores wait for theirs" if waiting else "")]
     return lines
 
 
-def published(plan: TablePlan) -> list[str]:
-    """How many cells have a published number, a line a published table, and the rows and columns without one."""
-    there = Counter(cell.published[0] for cell in plan.cells.values() if cell.published)
+def published_lines(plan: TablePlan) -> list[str]:
+    """One line per published table: how many cells have a number in it, and the rows and columns without one."""
+    counts = Counter(cell.published[0] for cell in plan.cells.values() if cell.published)
     lines = []
-    for key, count in there.items():
+    for key, count in counts.items():
         absent = dict.fromkeys(f"{row} {column}" for table, row, column in plan.unprinted if table == key)
-        told = f"; not printed there, so left empty: {', '.join(absent)}" if absent else ""
-        lines.append(f"published: {key} for {some(count, 'cell')}{told}")
+        suffix = f"; not printed there, so left empty: {', '.join(absent)}" if absent else ""
+        lines.append(f"published: {key} for {some(count, 'cell')}{suffix}")
     return lines
 
 
 def make_table(config: TableStage) -> Path:
-    """Make what a table needs: all that is known, then what choices among it ask for, until nothing is.
+    """Compute the runs of a table, then those that its selections add, until none is left. Returns the report's page.
 
-    Failed runs stand in what is written, and the stage fails after it.
+    Raises:
+        PipelineError: the plan has problems (before anything is computed), or runs failed (after the report, which
+            lists them).
     """
     planning = Planning.of(config)
     check_claims(planning)
     targets = planning.targets()
-    if gone := freed_needed(ordered(targets)):
-        problem = f"table={config.table} needs {', '.join(gone)}, which {'was' if len(gone) == 1 else 'were'} freed"
-        raise PipelineError(f"{problem}: train again with redo=true, or leave out what is made from it")
+    if missing := missing_snapshots(ordered(targets)):
+        problem = (
+            f"table={config.table} needs {', '.join(missing)}, which {'was' if len(missing) == 1 else 'were'} deleted"
+        )
+        raise PipelineError(f"{problem}: train again with redo=true, or remove the runs that need it")
     waiting = [run for score in planning.waiting() if (run := planning.like(score))]
     # the job that continues a table leaves prompts to the evaluations, which check them, too
     prompts = config.launcher.retry_failed or job() is None
-    if causes := not_planned(planning) or refusals([*ordered(targets), *waiting], prompts):
+    if causes := not_planned(planning) or evaluation_problems([*ordered(targets), *waiting], prompts):
         raise PipelineError("\nerror: ".join(causes))
     reported = replace(Reported.of(config), data_root=config.data_root, every=dict(config.every))
     check_writable(Path(config.runs_dir))
     reported.write(report_folder(planning))
     failed: dict[str, str] = {}
-    made: set[str] = set()
-    with makers_for(config.launcher, targets, again=sys.argv[1:]) as execute:
-        while targets := [run for run in targets if run.hash not in made]:
-            failed = make_all(execute, planning, targets, failed)
-            made |= {run.hash for run in targets}
+    executed: set[str] = set()
+    with executor_for(config.launcher, targets, again=sys.argv[1:]) as execute:
+        while targets := [run for run in targets if run.hash not in executed]:
+            failed = execute_targets(execute, planning, targets, failed)
+            executed |= {run.hash for run in targets}
             targets = planning.targets()
-    page = write(planning, replace(reported, failed=failed), Report(fewer=True))
+    page = write_results(planning, replace(reported, failed=failed), Report(fewer=True))
     if failed:
         raise PipelineError(f"{what_failed(failed, ordered(planning.targets()))}; {page} shows what there is")
     return page
 
 
 def what_failed(failed: Mapping[str, str], runs: Sequence[Run]) -> str:
-    """Those that failed by themselves and why, and how many were not made as they depend on them."""
+    """Text with the failed runs and reasons, and the number of runs that were not computed as they depend on them."""
     blocked = {run.name for run in runs if any(parent.name in failed for parent in runs_behind(run.parents))}
-    itself = [f"{name}: {reason}" for name, reason in failed.items() if name not in blocked]
-    more = f"; {len(itself) - 3} more" if len(itself) > 3 else ""
-    told = f"{some(len(itself), 'run')} failed ({'; '.join(itself[:3])}{more})"
-    others = len(failed) - len(itself)
-    return f"{told}, so {others} that depend on them were not made" if others else told
+    own_failures = [f"{name}: {reason}" for name, reason in failed.items() if name not in blocked]
+    suffix = f"; {len(own_failures) - 3} more" if len(own_failures) > 3 else ""
+    summary = f"{some(len(own_failures), 'run')} failed ({'; '.join(own_failures[:3])}{suffix})"
+    dependents = len(failed) - len(own_failures)
+    return f"{summary}, so {dependents} that depend on them were not computed" if dependents else summary
 
 
-def make_all(execute: Execute, planning: Planning, targets: list[Run], failed: dict[str, str]) -> dict[str, str]:
-    """Make runs; with free_snapshots selection by selection, and what one has ranked is freed before the next."""
+def execute_targets(execute: Execute, planning: Planning, targets: list[Run], failed: dict[str, str]) -> dict[str, str]:
+    """Compute runs and return the failures; with free_snapshots one selection at a time, deleting the snapshots that
+    it has ranked before the next."""
     if planning.plan.table.free_snapshots:
         runs = ordered(targets)
-        kept = planning.snapshots()
+        protected = planning.snapshots()
         for selection in (run for run in runs if isinstance(run.config, SelectStage)):
             failed = execute([selection], failed)
-            for name in free_ranked(runs, kept):
+            for name in free_ranked(runs, protected):
                 print(f"freed: {name}, which is ranked", file=sys.stderr)
     return execute(targets, failed)
 
 
 def report_table(config: ReportStage) -> Path:
-    """What is finished of a table, or what an archive holds; nothing is made."""
+    """Write the report of a table's finished runs, or of an archive, without computing any. Returns its page."""
     if is_archive(Path(config.table)):
         from pipeline.commands.export import report_archive
 
@@ -192,20 +219,22 @@ def report_table(config: ReportStage) -> Path:
     missing = {run.name: reasons[run.hash] for run in runs if run.hash in reasons}
     if len(missing) == len(runs):
         raise PipelineError(
-            f"table={config.table} has no finished run in {config.runs_dir}: make them with stage=table"
+            f"table={config.table} has no finished run in {config.runs_dir}: compute them with stage=table"
         )
     for name, reason in missing.items():
         print(f"missing: {name}: {reason}", file=sys.stderr)
     failed = reported.still_failed(missing)
-    return write(planning, replace(reported, failed=failed), config.report, reasons)
+    return write_results(planning, replace(reported, failed=failed), config.report, reasons)
 
 
 def report_folder(planning: Planning) -> Path:
     return Path(planning.config.runs_dir) / "reports" / planning.plan.table.name
 
 
-def write(planning: Planning, reported: Reported, report: Report, reasons: Mapping[str, str] | None = None) -> Path:
-    """The page of all scores, and beside it the cells that the table reduces them to, its contrasts and claims."""
+def write_results(
+    planning: Planning, reported: Reported, report: Report, reasons: Mapping[str, str] | None = None
+) -> Path:
+    """Write the report: page, cells, contrasts and claims. Returns the page."""
     from pipeline.report.html.page import by_message
     from pipeline.report.html.write import write_report
     from pipeline.results.collect import gather
@@ -217,12 +246,12 @@ def write(planning: Planning, reported: Reported, report: Report, reasons: Mappi
     for message, names in by_message(results, lambda run: run.warnings):
         print(f"warning: {message} ({names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)})", file=sys.stderr)
     reported.write(folder, finished=results.finished)
-    track(planning, folder)
+    track_table(planning, folder)
     return page
 
 
-def track(planning: Planning, folder: Path) -> None:
-    """The table as a W&B run of its own."""
+def track_table(planning: Planning, folder: Path) -> None:
+    """Log the table as a W&B run."""
     if planning.config.tracking.mode == "disabled":
         return
     import csv
@@ -230,8 +259,8 @@ def track(planning: Planning, folder: Path) -> None:
     from pipeline.runs.tracking import open_run
 
     name = planning.plan.table.name
-    described = {"name": f"table-{name}", "group": name, "job_type": "table", "config": {"table": name}}
-    with open_run(folder, planning.config.tracking, **described) as tracker:
+    description = {"name": f"table-{name}", "group": name, "job_type": "table", "config": {"table": name}}
+    with open_run(folder, planning.config.tracking, **description) as tracker:
         with open(folder / "cells.csv", encoding="utf-8", newline="") as file:
             head, *rows = list(csv.reader(file))
         tracker.table("cells", head, rows)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from pipeline.estimate.flops import LAUNCH, Asked, Gpu
+from pipeline.estimate.flops import LAUNCH, Gpu, QuestionSet
 from pipeline.models.shape import Shape
 from pipeline.train.memory import WIDTH
 
@@ -48,7 +48,7 @@ def cpu(shape: Shape, threads: int) -> Gpu:
 
 
 def scoring_seconds(
-    shape: Shape, kinds: Sequence[Asked], threads: int, dtype: str, batch_size: int, share_prefix: bool
+    shape: Shape, kinds: Sequence[QuestionSet], threads: int, dtype: str, batch_size: int, share_prefix: bool
 ) -> tuple[float, float]:
     """(prefill, decode) of one model.
 
@@ -57,17 +57,19 @@ def scoring_seconds(
     the answers of a batch one does not stop; each step reads the weights once, computes products for each answer, and
     attends to all that came before.
     """
-    here, prefill, decode = cpu(shape, threads), 0.0, 0.0
-    rate, attention, size = here.rate(dtype), ATTENTION[dtype] * threads, WIDTH[dtype]
-    each = 2.0 * shape.layers * (shape.attention + shape.mlp)
+    machine, prefill, decode = cpu(shape, threads), 0.0, 0.0
+    rate, attention, size = machine.rate(dtype), ATTENTION[dtype] * threads, WIDTH[dtype]
+    layer_flops = 2.0 * shape.layers * (shape.attention + shape.mlp)
     head, core = 2.0 * shape.embedding, 4.0 * shape.layers * shape.heads * shape.head_width
-    weights = (shape.layers * shape.layer + shape.embedding) * size / here.bandwidth
+    weights = (shape.layers * shape.layer + shape.embedding) * size / machine.bandwidth
     for kind in kinds:
         shared = share_prefix and shape.window is None
-        before = (kind.prefixes if shared else kind.questions) * kind.prefix  # tokens of exemplars
-        own = kind.questions * kind.question
-        flops = before * (each + core * kind.prefix) + own * (each + core * (kind.prefix + kind.question))
-        flops += head * (kind.questions if shared or kind.answer else before + own)
+        prefix_tokens = (kind.prefixes if shared else kind.questions) * kind.prefix  # tokens of exemplars
+        question_tokens = kind.questions * kind.question
+        flops = prefix_tokens * (layer_flops + core * kind.prefix) + question_tokens * (
+            layer_flops + core * (kind.prefix + kind.question)
+        )
+        flops += head * (kind.questions if shared or kind.answer else prefix_tokens + question_tokens)
         prefill += flops / rate
         if not kind.answer:
             continue
@@ -75,5 +77,5 @@ def scoring_seconds(
         context = kind.prefix + kind.question + kind.room / 2
         context = context if shape.window is None else min(context, shape.window)
         decode += batches * kind.room * (LAUNCH * shape.layers + weights)
-        decode += kind.questions * kind.room * ((each + head) / rate + core * context / attention)
+        decode += kind.questions * kind.room * ((layer_flops + head) / rate + core * context / attention)
     return prefill, decode

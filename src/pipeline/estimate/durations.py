@@ -25,14 +25,14 @@ from pipeline.estimate.flops import (
     LONGEST,
     MGSM,
     ROW,
-    Asked,
-    asked,
+    QuestionSet,
     merge_seconds,
+    question_sets,
     scoring_memory,
     scoring_seconds,
 )
 from pipeline.estimate.flops import training_seconds as seconds_of_training
-from pipeline.estimate.gpu_budget import behind, dtype_of, moved, shape_for, trained_parts
+from pipeline.estimate.gpu_budget import ancestors, dtype_of, moved, shape_for, trained_parts
 from pipeline.models.shape import Shape, shape_of
 from pipeline.progress import duration
 from pipeline.report.render.text import some
@@ -46,7 +46,7 @@ from pipeline.train.memory import WIDTH, micro_batches, training_memory
 
 ON_GPU = GPUS["a100_80"]  # where there are GPUs, none is asked which it is
 STEP = 0.04  # seconds of a step besides its products: Python, its log and the optimizer's launches
-READ, WORLD_ROWS = 3e6, 9000.0  # bytes of rows that are read and compared a second; rows of a small world written
+READ_RATE, WORLD_ROWS = 3e6, 9000.0  # bytes of rows that are read and compared a second; rows of a small world written
 WORLD_ROW = 200  # bytes of a row of the small world
 FILES = 12 / 1e9  # seconds a byte of the weights: read, saved and hashed after the first step and at the end, reloaded
 DAY = 86400.0
@@ -83,12 +83,12 @@ class History:
         stage; where nothing was guessed of them, what they took. None where neither is known."""
         kinds = ((run.config.stage, *run.label.split("-")[:2]), (run.config.stage,))
         guess = self.guess(run)
-        for known, times in ((self.ratios, guess), (self.seconds, 1.0)):
-            if times is not None and (kind := next((kind for kind in kinds if kind in known), None)):
-                return times * self.median(known, kind)
+        for values, times in ((self.ratios, guess), (self.seconds, 1.0)):
+            if times is not None and (kind := next((kind for kind in kinds if kind in values), None)):
+                return times * self.median(values, kind)
         return guess
 
-    def told(self, run: Run) -> str:
+    def seconds_text(self, run: Run) -> str:
         """The seconds of a run as a plan shows them."""
         seconds = self.predict(run)
         return NEEDS_GPU if self.needs_gpu(run) else "?" if seconds is None else f"~{seconds:.0f}"
@@ -105,24 +105,24 @@ class History:
         """What runs take together, as printed: the sum of what is known, and what is not in it."""
         runs = list(runs)
         needing = [run for run in runs if self.needs_gpu(run)]
-        known = [seconds for run in runs if run not in needing and (seconds := self.predict(run)) is not None]
-        unknown = len(runs) - len(needing) - len(known)
-        if sum(known) > 30 * DAY and not runs_on_gpu(self.on_gpu):
+        predictions = [seconds for run in runs if run not in needing and (seconds := self.predict(run)) is not None]
+        unknown = len(runs) - len(needing) - len(predictions)
+        if sum(predictions) > 30 * DAY and not runs_on_gpu(self.on_gpu):
             return NEEDS_GPU
         omitted = [f"{some(len(needing), 'run')} that need a GPU"] if needing else []
         omitted += [f"{some(unknown, 'run')} that cannot be estimated"] if unknown else []
-        told = f"about {duration(sum(known))}" if known or not omitted else "?"
-        return told + (f", not including {' and '.join(omitted)}" if omitted else "")
+        text = f"about {duration(sum(predictions))}" if predictions or not omitted else "?"
+        return text + (f", not including {' and '.join(omitted)}" if omitted else "")
 
-    def median(self, known: dict[Kind, list[float]], kind: Kind) -> float:
-        medians = self.medians.setdefault(id(known), {})
+    def median(self, values: dict[Kind, list[float]], kind: Kind) -> float:
+        medians = self.medians.setdefault(id(values), {})
         if kind not in medians:
-            medians[kind] = statistics.median(known[kind])
+            medians[kind] = statistics.median(values[kind])
         return medians[kind]
 
     def guess(self, run: Run) -> float | None:
         """Once its parents are made, more is known of it."""
-        key = f"{run.hash} {all(read_manifest(one.folder) for one in runs_behind(run.parents))}"
+        key = f"{run.hash} {all(read_manifest(parent.folder) for parent in runs_behind(run.parents))}"
         if key not in self.guesses:
             self.guesses[key] = guess(run, self.on_gpu)
         return self.guesses[key]
@@ -178,11 +178,11 @@ def training_seconds(run: Run[TrainStage], on_gpu: bool) -> float | None:
         return None
     if sft.packing and sft.steps is None:
         steps = max(1, round(steps * mean_row(run, sft.seq_length) / sft.seq_length))
-    here = ON_GPU if on_gpu else cpu.cpu(shape, threads_of(run.config))
+    machine = ON_GPU if on_gpu else cpu.cpu(shape, threads_of(run.config))
     parts = trained_parts(run, shape)
     seconds = sum(
         seconds_of_training(
-            shape, part, steps // len(parts) * sft.batch_size, padded, sft.batch_size, here,
+            shape, part, steps // len(parts) * sft.batch_size, padded, sft.batch_size, machine,
             gpus=sft.processes if on_gpu else 1, checkpointing=sft.gradient_checkpointing,
             lora_rank=sft.lora_rank if sft.adapter == "lora" else 0, weights=sft.weights, optimizer="adamw",
             precision=sft.precision,
@@ -196,15 +196,15 @@ def row_lengths(run: Run[TrainStage]) -> tuple[float, ...]:
     """Tokens of a sample of a training's rows: of its data run's file, or of the files that this will read; () where
     neither is here."""
     data = run.parents["data"]
-    if (made := data.folder / "train.jsonl").is_file():
-        return sampled(made, (), tokenizer_of(run))
+    if (data_file := data.folder / "train.jsonl").is_file():
+        return sampled(data_file, (), tokenizer_of(run))
     root = data.parents.get("data_root") if isinstance(data, Run) else None
     if not isinstance(data, Run) or root is None or not root.folder.is_dir():
         return ()
     tokenizer = tokenizer_of(run)
     files = [root.folder / source.file for source in data.config.expert.sources.values()]
-    found = [length for file in files if file.suffix == ".jsonl" for length in sampled(file, (), tokenizer)]
-    return tuple(sorted(found))
+    lengths = [length for file in files if file.suffix == ".jsonl" for length in sampled(file, (), tokenizer)]
+    return tuple(sorted(lengths))
 
 
 def mean_row(run: Run[TrainStage], otherwise: float) -> float:
@@ -220,16 +220,16 @@ def padded_row(run: Run[TrainStage]) -> float | None:
         return sft.seq_length
     if lengths := row_lengths(run):
         return longest_of(lengths, micro_batches(sft)[0], sft.seq_length)
-    if any(isinstance(one.config, DataStage) and one.config.expert.world for one in behind_data(run)):
+    if any(isinstance(source.config, DataStage) and source.config.expert.world for source in behind_data(run)):
         return min(WORLD_ROW / BYTES, sft.seq_length)
     names = [name] if name in ROW else name.split("_")
-    return min(statistics.fmean(ROW[one] for one in names), sft.seq_length) if set(names) <= ROW.keys() else None
+    return min(statistics.fmean(ROW[source] for source in names), sft.seq_length) if set(names) <= ROW.keys() else None
 
 
 def behind_data(run: Run) -> list[Run]:
     """The data runs that a training's rows come from."""
     data = run.parents["data"]
-    return [one for found in runs_behind({"data": data}) for one in [found, *runs_behind(found.parents)]]
+    return [ancestor for parent in runs_behind({"data": data}) for ancestor in [parent, *runs_behind(parent.parents)]]
 
 
 def memory_here(run: Run) -> float | None:
@@ -238,11 +238,11 @@ def memory_here(run: Run) -> float | None:
         shape = shape_here(run)
         if isinstance(run.config, TrainStage):
             sft, row = run.config.sft, padded_row(run) or run.config.sft.seq_length
-            held = training_memory(shape, moved(run, shape), row, sft)
-            held["activations"] *= cpu.WIDER if sft.precision == "fp32" else 1
+            parts = training_memory(shape, moved(run, shape), row, sft)
+            parts["activations"] *= cpu.WIDER if sft.precision == "fp32" else 1
             logits = 4 * micro_batches(sft)[0] * row * shape.vocabulary  # of all tokens, in fp32
-            return sum(held.values()) - held["context"] + logits + cpu.LIBRARIES
-        kind = Asked(1, 0, 0)
+            return sum(parts.values()) - parts["context"] + logits + cpu.LIBRARIES
+        kind = QuestionSet(1, 0, 0)
         return scoring_memory(shape, kind, dtype_of(run), 1)["weights"] + cpu.LIBRARIES
     except (PipelineError, KeyError, OSError, ValueError):
         return None
@@ -252,8 +252,8 @@ def memory_here(run: Run) -> float | None:
 
 
 def evaluation_seconds(run: Run[EvalStage], on_gpu: bool) -> float | None:
-    """Of one task in one language; averages of several take none. Tokens by a sample of local files, else as in MGSM's
-    languages, else as in English."""
+    """Seconds of an evaluation; averages of several take almost none. Tokens by a sample of local files, else as in
+    MGSM's languages, else as in English."""
     if is_bundle(run):
         return 0.2
     config, shape, dtype = run.config, shape_here(run), dtype_of(run)
@@ -263,7 +263,7 @@ def evaluation_seconds(run: Run[EvalStage], on_gpu: bool) -> float | None:
             kinds = kinds_of(run, task, language)
             if on_gpu:
                 seconds += sum(scoring_seconds(shape, kinds, ON_GPU, dtype, config.eval.batch_size))
-                written = sum(one.questions * min(one.room, LONGEST * one.answer) for one in kinds)
+                written = sum(kind.questions * min(kind.room, LONGEST * kind.answer) for kind in kinds)
                 seconds += 2 * shape.parameters * written / ON_GPU.rate(dtype)
             else:
                 how = threads_of(config), dtype, config.eval.batch_size, config.eval.share_prefix
@@ -271,11 +271,14 @@ def evaluation_seconds(run: Run[EvalStage], on_gpu: bool) -> float | None:
     return seconds
 
 
-def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[Asked]:
+def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[QuestionSet]:
     """What a task puts to the model, with the questions and lengths of its local files where they are here."""
     config, benchmark = run.config, benchmark_of(task.task)
-    count, room = questions(run, task, language), config.eval.max_gen_toks_of.get(language, config.eval.max_gen_toks)
-    found = asked(task.task, task.num_fewshot, language if language in MGSM else "en")
+    count, room = (
+        count_questions(run, task, language),
+        config.eval.max_gen_toks_of.get(language, config.eval.max_gen_toks),
+    )
+    kinds = question_sets(task.task, task.num_fewshot, language if language in MGSM else "en")
     file = scored_file(run, task, language)
     columns, worked = benchmark.columns, benchmark.kind == "number"
     if file and columns and (lengths := sampled(file, columns, tokenizer := tokenizer_of(run))):
@@ -283,10 +286,10 @@ def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[Asked]:
         exemplars = file.with_name(benchmark.exemplar_file) if worked and benchmark.exemplar_file else file
         columns = (*columns, "answer") if worked else columns
         shot = statistics.fmean(sampled(exemplars, columns, tokenizer)) if exemplars.is_file() else question
-        found = [replace(one, question=question, prefix=task.num_fewshot * shot) for one in found]
+        kinds = [replace(kind, question=question, prefix=task.num_fewshot * shot) for kind in kinds]
     return [
-        replace(one, questions=min(one.questions, count), room=room or one.room, prefixes=min(one.prefixes, count))
-        for one in found
+        replace(kind, questions=min(kind.questions, count), room=room or kind.room, prefixes=min(kind.prefixes, count))
+        for kind in kinds
     ]
 
 
@@ -297,17 +300,17 @@ def scored_file(run: Run[EvalStage], task: EvalTask, language: str) -> Path | No
         return None
     names = {"test": ("test", "devtest"), "dev": ("development", "dev")}[run.config.eval.split]
     files = {path.stem: path for path in benchmark_of(task.task).files(root.folder, language)}
-    return next((files[one] for one in names if one in files), None)
+    return next((files[stem] for stem in names if stem in files), None)
 
 
-def questions(run: Run[EvalStage], task: EvalTask, language: str) -> int:
+def count_questions(run: Run[EvalStage], task: EvalTask, language: str) -> int:
     """Number of questions: those of the local file if it is here or is planned, else the benchmark's published size."""
     config, root = run.config, run.parents.get("data_root")
-    most = config.eval.limit or benchmark_of(task.task).questions
+    limit = config.eval.limit or benchmark_of(task.task).questions
     if isinstance(root, Run) and not root.folder.is_dir():
-        return min(most, root.config.expert.questions(config.eval.split) or most)
-    found = scored_file(run, task, language)
-    return min(most, lines(found)) if found else most
+        return min(limit, root.config.expert.questions(config.eval.split) or limit)
+    local_file = scored_file(run, task, language)
+    return min(limit, lines(local_file)) if local_file else limit
 
 
 def data_seconds(run: Run[DataStage]) -> float | None:
@@ -318,26 +321,28 @@ def data_seconds(run: Run[DataStage]) -> float | None:
     if expert.items or expert.union:
         return 1.0
     if isinstance(root, Run) and not root.folder.is_dir() and root.config.expert.world:
-        return 0.7 + WORLD_ROW * (root.config.expert.world.math_rows + root.config.expert.world.language_rows) / READ
+        return (
+            0.7 + WORLD_ROW * (root.config.expert.world.math_rows + root.config.expert.world.language_rows) / READ_RATE
+        )
     if root is None or not root.folder.is_dir():
         return None
-    read = sum((root.folder / source.file).stat().st_size for source in expert.sources.values())
-    return 0.7 + read / READ
+    bytes_read = sum((root.folder / source.file).stat().st_size for source in expert.sources.values())
+    return 0.7 + bytes_read / READ_RATE
 
 
 def tokenizer_of(run: Run) -> Path | None:
     """The tokenizer.json of the model that a run trains or scores, if it is on this disk."""
-    return next((file for one in behind(run) if (file := one.folder / "tokenizer.json").is_file()), None)
+    return next((file for ancestor in ancestors(run) if (file := ancestor.folder / "tokenizer.json").is_file()), None)
 
 
 def shape_here(run: Run) -> Shape:
-    """Of the model that a run trains or scores, one that is made from nothing included."""
+    """Shape of the model that a run trains or scores, including a randomly initialised one."""
     if isinstance(run.config, TrainStage) and run.config.model.init == "random":
         model = run.config.model
         return shape_of({"vocab_size": model.vocab_size, **model.architecture})
-    for one in runs_behind(run.parents):
-        if isinstance(one.config, TrainStage | EvalStage) or one.config.stage in ("merge", "select"):
-            return shape_here(one)
+    for parent in runs_behind(run.parents):
+        if isinstance(parent.config, TrainStage | EvalStage) or parent.config.stage in ("merge", "select"):
+            return shape_here(parent)
     return shape_for(run)
 
 
@@ -352,15 +357,15 @@ def cores() -> int:
 def listed_gpus() -> int:
     """How many GPUs nvidia-smi lists."""
     try:
-        found = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60)
+        process = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    return sum(line.startswith("GPU ") for line in found.stdout.splitlines())
+    return sum(line.startswith("GPU ") for line in process.stdout.splitlines())
 
 
 def visible_gpus() -> list[str]:
     """The ids of the GPUs that this process may use, without importing torch."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [one for one in named.split(",") if one]
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return [gpu for gpu in listed.split(",") if gpu]
     return [str(index) for index in range(listed_gpus())]

@@ -68,14 +68,14 @@ def training_flops(
     total = 2.0 * shape.embedding * (4 if outside else 3)
     of_attention, of_mlp = adapters(shape, lora_rank)
     for layer in range(shape.layers):
-        own = of_attention * (layer in trained.attention) + of_mlp * (layer in trained.mlp)
-        there = shape.attention + shape.mlp + own
-        total += 2 * there + core
+        adapter = of_attention * (layer in trained.attention) + of_mlp * (layer in trained.mlp)
+        weights = shape.attention + shape.mlp + adapter
+        total += 2 * weights + core
         if layer < lowest:
             continue
-        total += 2 * there + 2 * core + (2 * there + core if checkpointing else 0)
+        total += 2 * weights + 2 * core + (2 * weights + core if checkpointing else 0)
         moved = shape.attention * (layer in trained.attention) + shape.mlp * (layer in trained.mlp)
-        total += 2 * (own if lora_rank else moved)
+        total += 2 * (adapter if lora_rank else moved)
         if layer == lowest and lora_rank:
             total -= 2 * shape.qkv  # the norm below is frozen too: nothing asks for the gradient of their input
     return total
@@ -106,7 +106,7 @@ def training_seconds(
     optimizer: str = "adamw",
     precision: str = "bf16",
 ) -> float:
-    """Of `rows` rows of `tokens` tokens on average: products at the card's rate, then the optimizer at its memory's.
+    """Seconds for `rows` rows of `tokens` mean tokens: products at the card's rate, then the optimizer at its memory's.
 
     Simultaneous training is the sum of its two sides. With several GPUs the products are shared, the optimizer's work
     is done on each (ddp).
@@ -114,9 +114,9 @@ def training_seconds(
     flops = rows * tokens * training_flops(shape, trained, tokens, checkpointing, lora_rank)
     steps = rows // batch_size
     moved = steps * trained_parameters(shape, trained, lora_rank)
-    each = optimizer_bytes("float32" if lora_rank else weights, optimizer)  # adapters stay fp32
+    step_bytes = optimizer_bytes("float32" if lora_rank else weights, optimizer)  # adapters stay fp32
     dtype = "float32" if weights == "float32" and precision == "fp32" else "bfloat16"
-    return flops / (gpu.rate(dtype) * gpus) + moved * each / gpu.bandwidth
+    return flops / (gpu.rate(dtype) * gpus) + moved * step_bytes / gpu.bandwidth
 
 
 def host_memory(parameters: int, dtype: str, processes: int = 1) -> float:
@@ -140,7 +140,7 @@ LONGEST = 4.0  # a batch is decoded until its longest answer ends: so many times
 
 
 @dataclass(frozen=True)
-class Asked:
+class QuestionSet:
     """Questions of one kind: tokens of the exemplars before them, of a question, and of an answer (0: letters weighed).
 
     `prefixes`: sets of exemplars, such as one a subject; `room`: most tokens of an answer.
@@ -154,7 +154,9 @@ class Asked:
     room: int = 512
 
 
-def asked(task: str, shots: int, language: str, tokens: Mapping[str, tuple[float, float, float]] = MGSM) -> list[Asked]:
+def question_sets(
+    task: str, shots: int, language: str, tokens: Mapping[str, tuple[float, float, float]] = MGSM
+) -> list[QuestionSet]:
     """What a task puts to a model in one language.
 
     MGSM, and what else ends in a number, by measured tokens. The others by English counts, times how much longer MGSM's
@@ -165,17 +167,17 @@ def asked(task: str, shots: int, language: str, tokens: Mapping[str, tuple[float
     benchmark = benchmark_of(task)
     questions, each = benchmark.questions, benchmark.tokens * question / tokens["en"][0]
     if benchmark.kind == "number":
-        return [Asked(questions, shots * exemplar, question, answer, room=ROOM.get(language, 512))]
+        return [QuestionSet(questions, shots * exemplar, question, answer, room=ROOM.get(language, 512))]
     if benchmark.kind == "translation":
         english, pair = benchmark.tokens, shots * (each + benchmark.tokens)
-        return [Asked(questions, pair, english + 10, each), Asked(questions, pair, each + 10, english)]
+        return [QuestionSet(questions, pair, english + 10, each), QuestionSet(questions, pair, each + 10, english)]
     if benchmark.kind == "program":
-        return [Asked(questions, shots * (each + 160), each + 90, 70)]
-    return [Asked(questions, shots * each, each, prefixes=benchmark.exemplar_sets)]
+        return [QuestionSet(questions, shots * (each + 160), each + 90, 70)]
+    return [QuestionSet(questions, shots * each, each, prefixes=benchmark.exemplar_sets)]
 
 
 def scoring_seconds(
-    shape: Shape, kinds: list[Asked], gpu: Gpu, dtype: str = "float32", batch_size: int = 32
+    shape: Shape, kinds: list[QuestionSet], gpu: Gpu, dtype: str = "float32", batch_size: int = 32
 ) -> tuple[float, float]:
     """(prefill, decode) of one model, exemplars computed once.
 
@@ -202,7 +204,7 @@ def scoring_seconds(
     return prefill, decode
 
 
-def scoring_memory(shape: Shape, kind: Asked, dtype: str = "float32", batch_size: int = 32) -> dict[str, float]:
+def scoring_memory(shape: Shape, kind: QuestionSet, dtype: str = "float32", batch_size: int = 32) -> dict[str, float]:
     """What for -> bytes: weights, keys and values of a batch with the exemplars in each row, a batch's widest layer."""
     size = WIDTH[dtype]
     longest = kind.prefix + 2.5 * kind.question + (kind.room if kind.answer else 0)  # MGSM: the longest is 2.4 means
@@ -213,7 +215,7 @@ def scoring_memory(shape: Shape, kind: Asked, dtype: str = "float32", batch_size
     }  # fmt: skip
 
 
-def batch_that_fits(shape: Shape, kind: Asked, gpu: Gpu, dtype: str = "float32", batch_size: int = 32) -> int:
+def batch_that_fits(shape: Shape, kind: QuestionSet, gpu: Gpu, dtype: str = "float32", batch_size: int = 32) -> int:
     """Halved until it fits the card, as scoring does when memory runs out; 1 at the least."""
     while batch_size > 1 and sum(scoring_memory(shape, kind, dtype, batch_size).values()) > gpu.memory:
         batch_size //= 2
@@ -221,6 +223,6 @@ def batch_that_fits(shape: Shape, kind: Asked, gpu: Gpu, dtype: str = "float32",
 
 
 def merge_seconds(read: float, written: float, disk: float = 1e9, copy: float = 10e9) -> float:
-    """Of a merge: bytes read at the rate of memory (`copy`, bytes a second: sources lie in the page cache, or are cast
+    """Seconds of a merge: bytes read at the rate of memory (`copy`, bytes/s: sources lie in the page cache, or are cast
     and added as fast), bytes written at the disk's. A live merge writes none. Both rates are assumed."""
     return read / copy + written / disk

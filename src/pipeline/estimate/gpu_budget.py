@@ -26,10 +26,10 @@ from pipeline.estimate.flops import (
     GPUS,
     MGSM,
     ROW,
-    Asked,
     Gpu,
-    asked,
+    QuestionSet,
     host_memory,
+    question_sets,
     scoring_memory,
     scoring_seconds,
     training_seconds,
@@ -57,7 +57,7 @@ from pipeline.train.steps import snapshots_at_once
 
 @dataclass
 class Cost:
-    """Of one run: hours of its GPUs together, bytes on each of them, of the host, and on the disk."""
+    """Cost of one run: total GPU-hours, peak bytes per GPU, bytes of host memory, bytes on disk."""
 
     run: Run
     shape: Shape
@@ -70,7 +70,7 @@ class Cost:
 
 @dataclass
 class Bill:
-    """What is not finished of a plan. unknown: why a run is not reckoned; causes: why one cannot be made."""
+    """Cost of the unfinished runs of a plan. unknown: why runs have no estimate; causes: why runs do not fit."""
 
     plan: Plan
     kinds: dict[str, list[Cost]] = field(default_factory=lambda: defaultdict(list))
@@ -79,68 +79,82 @@ class Bill:
     causes: list[str] = field(default_factory=list)
 
     def hours(self, kind: str) -> float:
-        return sum(one.hours for one in self.kinds[kind])
+        return sum(cost.hours for cost in self.kinds[kind])
 
     def lines(self) -> list[str]:
-        """GPU-hours by kind, days on so many cards, the most memory, the disk; what is not known."""
+        """Text: GPU-hours by kind, days on plan.gpus GPUs, largest memory, disk; number of runs without an estimate."""
         plan = self.plan
         if not self.kinds:
             return [f"{plan.gpu}: ? (no cost estimate for this plan: {self.unknown[0]})"] if self.unknown else []
         total = sum(map(self.hours, self.kinds))
-        told = ", ".join(f"{kind} {self.hours(kind):.1f}" for kind in self.kinds)
-        lines = [f"{plan.gpu}: {total:.1f} GPU-hours ({told}), {total / plan.gpus / 24:.1f} days on {plan.gpus}"]
+        hours = ", ".join(f"{kind} {self.hours(kind):.1f}" for kind in self.kinds)
+        lines = [f"{plan.gpu}: {total:.1f} GPU-hours ({hours}), {total / plan.gpus / 24:.1f} days on {plan.gpus}"]
         for kind, costs in self.kinds.items():
-            most = max(costs, key=lambda one: one.memory)
-            lines.append(f"memory of {kind}: up to {most.memory / 1e9:.0f} GB a GPU ({most.run.name})")
-        host = max(one.host for costs in self.kinds.values() for one in costs)
+            largest = max(costs, key=lambda cost: cost.memory)
+            lines.append(f"memory of {kind}: up to {largest.memory / 1e9:.0f} GB a GPU ({largest.run.name})")
+        host = max(cost.host for costs in self.kinds.values() for cost in costs)
         lines.append(f"host memory: up to {host / 1e9:.0f} GB; disk of trainings: {self.disk / 1e12:.2f} TB")
         return [*lines, f"not included: {len(self.unknown)} runs, ? ({self.unknown[0]})"] if self.unknown else lines
 
 
-def bill(runs: list[Run], plan: Plan, free_snapshots: bool = False, waiting: Sequence[Run] = ()) -> Bill:
+def estimate_costs(runs: list[Run], plan: Plan, free_snapshots: bool = False, waiting: Sequence[Run] = ()) -> Bill:
     """What those of these runs cost that are not finished, and scores like `waiting`, of models still to be chosen.
 
     What selections compare is a kind of its own, `selection`.
     """
     assert plan.gpu is not None
-    found, left, gpu = Bill(plan), unfinished(runs), GPUS[plan.gpu]
-    selections = [run for run in runs if run.hash in left and isinstance(run.config, SelectStage)]
-    behind = [one for run in selections for one in runs_behind(run.parents)]
-    scored = {one.hash for run in behind for one in [run, *runs_behind(run.parents)]}  # a bundle, and its scoring runs
-    asked_for = [run for run in runs if run.hash in left and isinstance(run.config, TrainStage | EvalStage)]
-    asked_for = [run for run in asked_for if not is_bundle(run)]  # whose scores are runs of their own
-    for run in [*asked_for, *waiting]:
+    total, reasons, gpu = Bill(plan), unfinished(runs), GPUS[plan.gpu]
+    selections = [run for run in runs if run.hash in reasons and isinstance(run.config, SelectStage)]
+    inputs = [member for run in selections for member in runs_behind(run.parents)]
+    scored = {
+        member.hash for run in inputs for member in [run, *runs_behind(run.parents)]
+    }  # a bundle, and its scoring runs
+    unfinished_runs = [run for run in runs if run.hash in reasons and isinstance(run.config, TrainStage | EvalStage)]
+    unfinished_runs = [run for run in unfinished_runs if not is_bundle(run)]  # whose scores are runs of their own
+    for run in [*unfinished_runs, *waiting]:
         try:
-            cost = training(run, gpu) if isinstance(run.config, TrainStage) else scoring(run, gpu)
+            cost = training_cost(run, gpu) if isinstance(run.config, TrainStage) else scoring_cost(run, gpu)
         except (PipelineError, KeyError) as error:
-            found.unknown.append(str(error).strip("'"))
+            total.unknown.append(str(error).strip("'"))
             continue
         kind = "selection" if isinstance(run.config, EvalStage) and run.hash in scored else run.config.stage
-        found.kinds[kind].append(cost)
-    found.disk = disk([one for kind in ("sft", "cpt") for one in found.kinds.get(kind, [])], selections, free_snapshots)
-    found.causes = [told for kind, costs in found.kinds.items() for told in cannot(kind, costs, plan)]
-    return found
+        total.kinds[kind].append(cost)
+    total.disk = disk_bytes(
+        [member for kind in ("sft", "cpt") for member in total.kinds.get(kind, [])], selections, free_snapshots
+    )
+    total.causes = [
+        message for kind, costs in total.kinds.items() for message in infeasibility_messages(kind, costs, plan)
+    ]
+    return total
 
 
-def disk(trainings: list[Cost], selections: list[Run], free_snapshots: bool) -> float:
+def disk_bytes(trainings: list[Cost], selections: list[Run], free_snapshots: bool) -> float:
     """Bytes of weights and snapshots. Where these are freed once they are ranked, those of one selection are there at a
     time, and of each selection the one that it chose."""
-    total = float(sum(one.weights + one.snapshots for one in trainings))
+    total = float(sum(cost.weights + cost.snapshots for cost in trainings))
     if not free_snapshots:
         return total
-    by_hash = {one.run.hash: one for one in trainings}
+    by_hash = {cost.run.hash: cost for cost in trainings}
     ranked = [
-        {one.run.hash: by_hash[one.run.hash] for one in compared(run) if one.run.hash in by_hash} for run in selections
+        {cost.run.hash: by_hash[cost.run.hash] for cost in compared(run) if cost.run.hash in by_hash}
+        for run in selections
     ]
-    gone = sum(one.snapshots for one in {key: one for costs in ranked for key, one in costs.items()}.values())
-    at_once = max((sum(one.snapshots for one in costs.values()) for costs in ranked), default=0)
-    return total - gone + at_once + sum(max((one.weights for one in costs.values()), default=0) for costs in ranked)
+    freed_bytes = sum(
+        cost.snapshots for cost in {key: cost for costs in ranked for key, cost in costs.items()}.values()
+    )
+    at_once = max((sum(cost.snapshots for cost in costs.values()) for costs in ranked), default=0)
+    return (
+        total
+        - freed_bytes
+        + at_once
+        + sum(max((cost.weights for cost in costs.values()), default=0) for costs in ranked)
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- trainings
 
 
-def training(run: Run[TrainStage], gpu: Gpu) -> Cost:
+def training_cost(run: Run[TrainStage], gpu: Gpu) -> Cost:
     """Simultaneous training is its two sides, half the steps each."""
     config, sft, shape = run.config, run.config.sft, shape_for(run)
     steps = expected_steps(run)
@@ -201,25 +215,25 @@ def row_tokens(expert: Expert, side: str, sft: Sft) -> float:
 # ---------------------------------------------------------------------------------------------------- scoring
 
 
-def scoring(run: Run[EvalStage], gpu: Gpu) -> Cost:
+def scoring_cost(run: Run[EvalStage], gpu: Gpu) -> Cost:
     """A batch is halved until it fits, so that one row is the least that must."""
     config, dtype, shape = run.config, dtype_of(run), shape_for(run)
-    seconds = sum(scoring_seconds(shape, questions(run), gpu, dtype, config.eval.batch_size))
+    seconds = sum(scoring_seconds(shape, question_sets_of(run), gpu, dtype, config.eval.batch_size))
     return Cost(run, shape, seconds / 3600, least_memory(run, shape, dtype), host_memory(shape.parameters, dtype))
 
 
-def questions(run: Run[EvalStage]) -> list[Asked]:
-    found: list[Asked] = []
+def question_sets_of(run: Run[EvalStage]) -> list[QuestionSet]:
+    sets: list[QuestionSet] = []
     for task in run.config.eval.tasks:
         for language in run.config.languages:
             if language not in MGSM:
                 raise PipelineError(f"tokens of {task.task} in {language} are not known")
-            found += asked(task.task, task.num_fewshot, language)
-    return found
+            sets += question_sets(task.task, task.num_fewshot, language)
+    return sets
 
 
 def least_memory(run: Run[EvalStage], shape: Shape, dtype: str) -> float:
-    return max(sum(scoring_memory(shape, kind, dtype, 1).values()) for kind in questions(run))
+    return max(sum(scoring_memory(shape, kind, dtype, 1).values()) for kind in question_sets_of(run))
 
 
 def dtype_of(run: Run[EvalStage]) -> str:
@@ -229,44 +243,48 @@ def dtype_of(run: Run[EvalStage]) -> str:
 # ---------------------------------------------------------------------------------------------------- what cannot fit
 
 
-def cannot(kind: str, costs: list[Cost], plan: Plan) -> Iterator[str]:
-    """A sentence for each cause why runs of a kind cannot be made there: which, what they need, what would do."""
-    trained = [one for one in costs if isinstance(one.run.config, TrainStage)]
-    most = max(trained, key=lambda one: one.run.config.sft.processes, default=None)
-    if most and (count := most.run.config.sft.processes) > plan.gpus:
-        many = sum(one.run.config.sft.processes > plan.gpus for one in trained)
-        yield f"{many} runs of {kind} need up to {count} GPUs ({most.run.name}), more than plan.gpus={plan.gpus}"
+def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan) -> Iterator[str]:
+    """One sentence per cause why runs of a kind do not fit: which, what they need, and overrides that would fit."""
+    trainings = [cost for cost in costs if isinstance(cost.run.config, TrainStage)]
+    largest = max(trainings, key=lambda cost: cost.run.config.sft.processes, default=None)
+    if largest and (count := largest.run.config.sft.processes) > plan.gpus:
+        above = sum(cost.run.config.sft.processes > plan.gpus for cost in trainings)
+        yield f"{above} runs of {kind} need up to {count} GPUs ({largest.run.name}), more than plan.gpus={plan.gpus}"
     room = GPUS[plan.gpu or ""].memory
-    large = [one for one in costs if one.memory > room]
+    large = [cost for cost in costs if cost.memory > room]
     if not large:
         return
-    most = max(large, key=lambda one: one.memory)
-    found = smaller(kind, large, room, plan)
-    for name, other in GPUS.items():
-        if other.memory > room:
-            found += [f"plan.gpu={name} {one}".strip() for one in smaller(kind, large, other.memory, plan)[:1]]
-    told = f"{len(large)} runs of {kind} need up to {most.memory / 1e9:.0f} GB a GPU ({most.run.name})"
-    remedy = f"{', or '.join(found)} makes them fit" if found else "no knob here makes them fit"
-    yield f"{told}, and {plan.gpu} has {room / 1e9:.0f}: {remedy}"
+    largest = max(large, key=lambda cost: cost.memory)
+    fitting = overrides_that_fit(kind, large, room, plan)
+    for name, card in GPUS.items():
+        if card.memory > room:
+            fitting += [
+                f"plan.gpu={name} {cost}".strip() for cost in overrides_that_fit(kind, large, card.memory, plan)[:1]
+            ]
+    problem = f"{len(large)} runs of {kind} need up to {largest.memory / 1e9:.0f} GB a GPU ({largest.run.name})"
+    remedy = f"{', or '.join(fitting)} makes them fit" if fitting else "no knob here makes them fit"
+    yield f"{problem}, and {plan.gpu} has {room / 1e9:.0f}: {remedy}"
 
 
-def smaller(kind: str, large: list[Cost], room: float, plan: Plan) -> list[str]:
-    """Words that make all of these runs fit into so many bytes a GPU, each tried; an empty one where they do."""
-    if all(one.memory <= room for one in large):
+def overrides_that_fit(kind: str, large: list[Cost], room: float, plan: Plan) -> list[str]:
+    """Overrides, each tested, that make all of these runs fit into `room` bytes per GPU; [""] if they already fit."""
+    if all(cost.memory <= room for cost in large):
         return [""]
     if not isinstance(large[0].run.config, TrainStage):
-        fit = all(least_memory(one.run, one.shape, "bfloat16") <= room for one in large)
+        fit = all(least_memory(cost.run, cost.shape, "bfloat16") <= room for cost in large)
         knob = "every.select.eval.dtype" if kind == "selection" else "every.eval.dtype"
         return [f"{knob}=bfloat16 for all rows"] if fit else []
-    alike = {repr((one.shape, one.memory, one.run.config.sft)): one for one in large}.values()
+    distinct = {repr((cost.shape, cost.memory, cost.run.config.sft)): cost for cost in large}.values()
 
     def fits(knobs: Mapping[str, Any]) -> bool:
         return possible(
-            lambda: all(memory_of(one.run, one.shape, changed(one.run.config.sft, knobs)) <= room for one in alike)
+            lambda: all(
+                memory_of(cost.run, cost.shape, changed(cost.run.config.sft, knobs)) <= room for cost in distinct
+            )
         )
 
-    more = [(knobs, int(knobs.get("processes", 1))) for knobs in remedies(fits)]
-    return [overrides(knobs, "every.") + (f" plan.gpus={gpus}" if gpus > plan.gpus else "") for knobs, gpus in more]
+    fitting = [(knobs, int(knobs.get("processes", 1))) for knobs in remedies(fits)]
+    return [overrides(knobs, "every.") + (f" plan.gpus={gpus}" if gpus > plan.gpus else "") for knobs, gpus in fitting]
 
 
 # ---------------------------------------------------------------------------------------------------- shapes
@@ -274,30 +292,32 @@ def smaller(kind: str, large: list[Cost], room: float, plan: Plan) -> list[str]:
 
 def shape_for(run: Run) -> Shape:
     """The shape of the model that a run trains or scores, by its base: a known one, or a folder that is here."""
-    for one in behind(run):
-        name = one.config.model.name if isinstance(one, Run) and isinstance(one.config, TrainStage) else ""
+    for ancestor in ancestors(run):
+        name = (
+            ancestor.config.model.name if isinstance(ancestor, Run) and isinstance(ancestor.config, TrainStage) else ""
+        )
         if name in SHAPES:
             return SHAPES[name]
-        if isinstance(one, External) and one.hub and by_hub(one.hub) in SHAPES:
-            return SHAPES[by_hub(one.hub)]
-        if (one.folder / "config.json").is_file():
-            return shape_in(one.folder)
+        if isinstance(ancestor, External) and ancestor.hub and by_hub(ancestor.hub) in SHAPES:
+            return SHAPES[by_hub(ancestor.hub)]
+        if (ancestor.folder / "config.json").is_file():
+            return shape_in(ancestor.folder)
     raise PipelineError(f"the shape of the model of {run.label} is not known before it is here")
 
 
-def behind(run: Parent, seen: set[str] | None = None) -> Iterator[Parent]:
-    """A run and what it was made from, models first, each once."""
-    seen = set() if seen is None else seen
-    if run.hash in seen:
+def ancestors(run: Parent, visited: set[str] | None = None) -> Iterator[Parent]:
+    """A run and the models that it is derived from, each once."""
+    visited = set() if visited is None else visited
+    if run.hash in visited:
         return
-    seen.add(run.hash)
+    visited.add(run.hash)
     yield run
     for parent in models_of(run):
-        yield from behind(parent, seen)
+        yield from ancestors(parent, visited)
 
 
 def models_of(run: Parent) -> list[Parent]:
-    """What a run was made from, its data aside."""
+    """The parents of a run except data."""
     if isinstance(run, Snapshot):
         return [run.run]
     roles = run.parents.items() if isinstance(run, Run) else ()

@@ -1,4 +1,4 @@
-"""Runs made here, one after the other; and what went wrong, in a sentence."""
+"""Computes runs in this process, one after the other, and turns errors into one-sentence reasons."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.config.stages import EvalStage, RunStage, SelectStage, TrainStage
 from pipeline.errors import Held, PipelineError
 from pipeline.estimate.durations import History, guess
 from pipeline.hub.addresses import without_credentials
-from pipeline.launch.attempts import counted
+from pipeline.launch.attempts import count_attempt
 from pipeline.report.load.scores import score_lines
 from pipeline.runs import stop
 from pipeline.runs.adopt import adoptable
@@ -34,7 +34,7 @@ from pipeline.train.processes import Relay, is_follower, launched
 
 
 def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
-    """The stage's `make`, imported when it is needed."""
+    """The stage's `make` function, imported on demand."""
     row = RUN_STAGES[run.config.stage]
     if row.torch:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads on shared cores cost twenty times
@@ -47,30 +47,33 @@ def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
 
 
 def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
-    """The run's folder, made unless it is finished."""
-    needed = RUN_STAGES[run.config.stage].bytes_needed
+    """The run's folder; the run is computed unless it is finished."""
+    bytes_needed = RUN_STAGES[run.config.stage].bytes_needed
     alone = launched() is None  # else other processes wait for this one to train with them
 
-    def stage(*given: Any) -> dict[str, Any]:
-        return stage_function(run)(*given)
+    def stage(*arguments: Any) -> dict[str, Any]:
+        return stage_function(run)(*arguments)
 
-    with counted(run):
+    with count_attempt(run):
         if not (alone and adoptable(run)):
             stage_function(run)  # imports, before the run's time is taken
-        return make_once(run, stage, needed, predicted_seconds, guess(run), adopts=alone)
+        return make_once(run, stage, bytes_needed, predicted_seconds, guess(run), adopts=alone)
 
 
-def gpus_asked(run: Run) -> tuple[str, int]:
-    """The knob and the number of processes that take a GPU each."""
+def gpus_requested(run: Run) -> tuple[str, int]:
+    """(knob, number of processes that use one GPU each)."""
     if isinstance(run.config, TrainStage):
         return "sft.processes", run.config.sft.processes
     return "eval.shards", run.config.eval.shards if isinstance(run.config, EvalStage) else 1
 
 
 def refuse_without_gpus(runs: Iterable[Run]) -> None:
-    """Refuse what asks for more GPUs than this machine has, before anything is made. Without any they share the CPU."""
+    """Raise PipelineError if a run requests more GPUs than are visible, before anything is computed.
+
+    On a machine without GPUs, processes share the CPU.
+    """
     for run in runs:
-        knob, count = gpus_asked(run)
+        knob, count = gpus_requested(run)
         if count == 1 or launched() is not None:  # a launcher's processes may be of several nodes
             continue
         import torch
@@ -79,36 +82,39 @@ def refuse_without_gpus(runs: Iterable[Run]) -> None:
             raise PipelineError(f"{knob}={count}, but {gpus} GPUs are visible here ({run.name}): give at most {gpus}")
 
 
-def execute(targets: list[Run], before: Mapping[str, str] | None = None, aloud: bool = True) -> dict[str, str]:
-    """Make what is not finished, in order; go on after a failure with what does not depend on it.
+def execute(
+    targets: list[Run], earlier_failures: Mapping[str, str] | None = None, aloud: bool = True
+) -> dict[str, str]:
+    """Compute the unfinished runs in order; after a failure, continue with the runs that do not depend on it.
 
-    Gives the failures: run name -> reason. A fault of the program is one of them, after its traceback. `before`: those
-    of an earlier call, which are not tried again; aloud: print each failure, where the caller does not.
+    Returns the failures: run name -> reason. An unexpected exception is a failure too, after its traceback.
+    earlier_failures: failures of an earlier call, which are not retried; aloud: print each failure, where the caller
+    does not.
 
     Raises:
-        Held: when all else is done, for a run that another process makes.
+        Held: when all else is done, for a run that another process holds.
     """
     runs = ordered(targets)
     history = History(finished(runs[0].runs_dir) if runs else ())
     reasons, names = unfinished(runs), {run.hash: run.name for run in runs}
-    left = [run for run in runs if run.hash in reasons]
-    if left:
+    remaining = [run for run in runs if run.hash in reasons]
+    if remaining:
         check_writable(runs[0].runs_dir)
-    refuse_without_gpus(left)
-    failed: dict[str, str] = dict(before or {})
-    held: dict[str, Held] = {}  # run hash -> who makes it
-    if stop.asked() and left:  # before the first run: of the attempt the training is told, as it is what takes long
-        with counted(next((run for run in left if isinstance(run.config, TrainStage)), left[0])):
+    refuse_without_gpus(remaining)
+    failed: dict[str, str] = dict(earlier_failures or {})
+    held_runs: dict[str, Held] = {}  # run hash -> who holds its lease
+    if stop.asked() and remaining:  # before the first run: the attempt is counted for the training, which takes longest
+        with count_attempt(next((run for run in remaining if isinstance(run.config, TrainStage)), remaining[0])):
             pass
     for number, run in enumerate(runs, start=1):
         stop.check()
         if run.name in failed:
             continue
-        waits_for = next((one.hash for one in runs_behind(run.parents) if one.hash in held), None)
+        waits_for = next((parent.hash for parent in runs_behind(run.parents) if parent.hash in held_runs), None)
         if waits_for:
-            held[run.hash] = held[waits_for]
+            held_runs[run.hash] = held_runs[waits_for]
             continue
-        blocked = [one.name for one in runs_behind(run.parents) if names.get(one.hash) in failed]
+        blocked = [parent.name for parent in runs_behind(run.parents) if names.get(parent.hash) in failed]
         if blocked:
             failed[run.name] = f"its parent {blocked[0]} failed"
             continue
@@ -118,14 +124,14 @@ def execute(targets: list[Run], before: Mapping[str, str] | None = None, aloud: 
                 continue
             begun, seconds = time.perf_counter(), history.predict(run)
             head = f"[{number}/{len(runs)}]"
-            told, comma, omitted = history.sum(left).partition(", ")
-            print(f"{head} {run.name} ({run.config.stage}), {told} left in all{comma}{omitted}", file=sys.stderr)
+            estimate, comma, omitted = history.sum(remaining).partition(", ")
+            print(f"{head} {run.name} ({run.config.stage}), {estimate} left in all{comma}{omitted}", file=sys.stderr)
             make_run(run, None if seconds is None else round(seconds, 1))
             print(f"{head} done in {time.perf_counter() - begun:.1f} s", file=sys.stderr)
             if manifest := read_manifest(run.folder):
                 history.add(manifest)
         except Held as error:
-            held[run.hash] = error
+            held_runs[run.hash] = error
             if aloud:
                 print(error, file=sys.stderr)
         except Exception as error:
@@ -133,31 +139,31 @@ def execute(targets: list[Run], before: Mapping[str, str] | None = None, aloud: 
             if aloud:
                 print(f"{run.name} failed: {failed[run.name]}", file=sys.stderr)
         finally:
-            left = [later for later in left if later.hash != run.hash]
-    if held:
-        first = next(iter(held.values()))
+            remaining = [later for later in remaining if later.hash != run.hash]
+    if held_runs:
+        first = next(iter(held_runs.values()))
         first.failed = failed
         raise first
     return failed
 
 
-def one(config: RunStage) -> Path:
-    """A stage that makes one run, with the parents that it needs. Gives its folder.
+def make_single_run(config: RunStage) -> Path:
+    """Compute the run of one stage and its unfinished parents. Returns its folder.
 
-    Where a launcher started several processes, the first does this, and the others train with it.
+    With several processes started by a launcher, the first does this, and the others train with it.
     """
     run = build(config)
-    found = not config.redo and why_not_finished(run) is None
+    was_finished = not config.redo and why_not_finished(run) is None
     if is_follower():
-        if not found:
+        if not was_finished:
             stage_function(run)(run, run.work, Relay(None))
         return run.folder
     with keeping_models(run):
         failed = execute([run], aloud=False)
     if failed:
-        name, reason = next(iter(failed.items()))  # what failed after it, failed because of it
+        name, reason = next(iter(failed.items()))  # later failures follow from the first
         raise PipelineError(reason if name == run.name else f"{name}, which {run.name} needs, failed: {reason}")
-    if found:
+    if was_finished:
         print(f"{run.name} was finished before", file=sys.stderr)
     for line in score_lines(run.folder):
         print(line, file=sys.stderr)
@@ -165,7 +171,7 @@ def one(config: RunStage) -> Path:
 
 
 def keeping_models(run: Run) -> AbstractContextManager[None]:
-    """The model of several scores stays in memory from one to the next."""
+    """Context that keeps a model in memory between several evaluations of it."""
     if not (is_bundle(run) or isinstance(run.config, SelectStage)):
         return nullcontext()
     from pipeline.merge.resident import resident
@@ -174,21 +180,21 @@ def keeping_models(run: Run) -> AbstractContextManager[None]:
 
 
 def reason_of(error: Exception) -> str:
-    """Why a run failed, in a sentence; where it is a fault of the program, after its traceback."""
-    told = sentence(error)
-    if told is None:
+    """Why a run failed, in one sentence; prints the traceback of an unexpected exception."""
+    text = error_sentence(error)
+    if text is None:
         traceback.print_exc()
-    return told or without_credentials(f"{type(error).__name__}: {error}")
+    return text or without_credentials(f"{type(error).__name__}: {error}")
 
 
-def sentence(error: BaseException) -> str | None:
-    """An error that the user can fix as one sentence; None where it is a fault of the program."""
+def error_sentence(error: BaseException) -> str | None:
+    """One sentence for an error that the user can fix; None for an unexpected exception."""
     if isinstance(error, PipelineError):
         return without_credentials(str(error))
     if isinstance(error, OSError) and error.errno is not None:
-        told = f"{error.strerror}: {error.filename or 'no file named'}; nothing was published"
+        text = f"{error.strerror}: {error.filename or 'no file named'}; nothing was published"
         shared = "; people who share a runs_dir need group rights: chmod -R g+rwsX, umask 002"
-        return told + (shared if error.errno in (errno.EACCES, errno.EPERM) else "")
+        return text + (shared if error.errno in (errno.EACCES, errno.EPERM) else "")
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out of memory: lower sft.micro_batch_size, sft.seq_length or eval.batch_size; nothing was published"
     return f"{reason}; nothing was published" if (reason := full(error)) else None

@@ -1,7 +1,7 @@
-"""The text of a job's script: of launcher=slurm, and of slurm/*.sbatch, which scripts/make_sbatch.py writes.
+"""The text of a job script, for launcher=slurm and for slurm/*.sbatch, which scripts/make_sbatch.py writes.
 
-It passes signals on to the program and acts on its exit status. USR1 (before the time limit) counts from the first line
-on. After status 75 the job is requeued, unless TERM ended it: then Slurm itself knows what is next.
+The script forwards signals to the program and acts on its exit status. USR1 (before the time limit) is handled from the
+first line on. After status 75 the job is requeued, unless TERM ended it: then Slurm itself decides what is next.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pipeline.runs.stop import EARLY
 
-REQUEUE = """if [ "$STATUS" = 75 ] && [ -z "$ENDED" ]{where}; then
+REQUEUE = """if [ "$STATUS" = 75 ] && [ -z "$ENDED" ]{condition}; then
   scontrol requeue {job} && sleep 60
 fi"""
 COMPLETED = '[ "$STATUS$ASKED$ENDED" != 75 ] || STATUS=0  # the jobs that it submitted continue'
@@ -24,14 +24,14 @@ def job_script(
     on_term: str = 'kill -TERM "$PID" 2>/dev/null',
     then: str = COMPLETED,
 ) -> str:
-    """The script.
+    """The script's text.
 
     Args:
         start: the command, as bash reads it.
         head: comments and #SBATCH lines.
         setup: lines of bash before the command.
-        on_usr1, on_term: how the running command ($PID) is told.
-        then: what follows its end, by $STATUS.
+        on_usr1, on_term: bash that notifies the running command ($PID).
+        then: bash that runs after it has ended, with its $STATUS.
     """
     lines = [
         "#!/bin/bash", *head,
@@ -52,13 +52,13 @@ def job_script(
     return "\n".join([*lines, ""])
 
 
-def requeue(job: str, where: str = "") -> str:
-    """What follows the end of a job that is requeued after status 75. where: a further condition, in bash."""
-    return REQUEUE.format(job=job, where=where)
+def requeue_lines(job: str, condition: str = "") -> str:
+    """Bash that requeues a job after status 75. condition: a further condition, in bash."""
+    return REQUEUE.format(job=job, condition=condition)
 
 
-def expanded(text: str) -> str:
-    """A word of bash in which $NAME and a leading ~/ mean what they do there, and every other character itself."""
+def quote_with_expansion(text: str) -> str:
+    """A quoted bash word in which $NAME and a leading ~/ are expanded and every other character is literal."""
     for special in ("\\", '"', "`"):
         text = text.replace(special, "\\" + special)
     text = text.replace("$(", "\\$(")

@@ -1,4 +1,4 @@
-"""Who makes the runs of a plan: this process, workers of this machine, or Slurm (launcher=)."""
+"""Where the runs of a plan are computed: in this process, by local workers, or on Slurm (launcher=)."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from functools import partial
 from pipeline.config.stages import Launcher
 from pipeline.runs.run import Run
 
-Execute = Callable[..., dict[str, str]]  # of targets, and of the failures of earlier calls: run name -> reason
+Execute = Callable[..., dict[str, str]]  # (targets, earlier failures) -> failures: run name -> reason
 
 
 @contextmanager
-def makers_for(launcher: Launcher, targets: Sequence[Run], again: Sequence[str] | None = None) -> Iterator[Execute]:
-    """A function of targets and of earlier failures that makes them, and gives the failures: run name -> reason.
+def executor_for(launcher: Launcher, targets: Sequence[Run], again: Sequence[str] | None = None) -> Iterator[Execute]:
+    """A function that computes targets, given earlier failures, and returns the failures: run name -> reason.
 
-    again: the words of the command, where it goes on by itself when jobs are done.
+    again: the arguments of the command that a last Slurm job runs when the others are done; None: no such job.
     """
     if launcher.name == "slurm":
         from pipeline.launch.slurm_arrays import execute
 
         yield partial(execute, launcher, again)
         return
-    from pipeline.launch.local_pool import makers
+    from pipeline.launch.local_pool import local_executor
 
-    with makers(launcher, targets) as make:
+    with local_executor(launcher, targets) as make:
         yield make

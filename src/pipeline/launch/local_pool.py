@@ -1,8 +1,8 @@
-"""launcher=local: the runs of a plan by several processes of this machine, each ready run to the next that is free.
+"""launcher=local: several processes of this machine compute the runs of a plan; each ready run goes to an idle worker.
 
-What lies on the longest way to the end begins first; scores of one model go to the worker that holds it. A run that
-fails costs what depends on it, a worker that dies is started again and its run tried once more. Workers are in a
-session of their own, so that Ctrl-C reaches this process alone, which ends them in good order.
+Runs on the longest path to the end start first; evaluations of one model go to the worker that has it in memory. A
+failed run fails what depends on it; a worker that dies is restarted and its run retried once. Workers are in their own
+session, so that Ctrl-C reaches this process alone, which shuts them down.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ TRIES = 2  # of a run whose worker died
 
 @dataclass(eq=False)
 class Worker:
-    """One process, and what it is at."""
+    """One worker process and the run that it computes."""
 
     gpu: str | None
     process: subprocess.Popen[str]
     run: Run | None = None
     begun: float = 0.0
-    log_from: int = 0  # bytes of the run's log that were there before
-    models: tuple[str, ...] = ()  # what it holds in memory: the sources of its last score
+    log_from: int = 0  # bytes of the run's log before this run
+    models: tuple[str, ...] = ()  # models in its memory: those of its last evaluation
 
     @classmethod
     def start(cls, gpu: str | None) -> Worker:
@@ -58,17 +58,17 @@ class Worker:
         )  # fmt: skip
         return cls(gpu, process)
 
-    def give(self, run: Run, seconds: float) -> None:
+    def start_run(self, run: Run, seconds: float) -> None:
         element = element_of(run)
-        self.run, self.begun, self.models = run, time.monotonic(), sources(run)
+        self.run, self.begun, self.models = run, time.monotonic(), source_models(run)
         log = log_of(element)
         self.log_from = log.stat().st_size if log.is_file() else 0
-        with suppress(BrokenPipeError):  # it died while idle: seen when its answer is read
+        with suppress(BrokenPipeError):  # it died while idle: noticed when its answer is read
             self.pipe(self.process.stdin).write(json.dumps({**element, "predicted_seconds": round(seconds, 1)}) + "\n")
             self.pipe(self.process.stdin).flush()
 
-    def answer(self) -> dict[str, Any] | None:
-        """Its next line; None where it died."""
+    def read_answer(self) -> dict[str, Any] | None:
+        """Its next answer; None if it died."""
         line = self.pipe(self.process.stdout).readline()
         return json.loads(line) if line.endswith("\n") else None
 
@@ -78,8 +78,8 @@ class Worker:
         return stream
 
 
-def sources(run: Run) -> tuple[str, ...]:
-    """The models that an evaluation reads; of another run none."""
+def source_models(run: Run) -> tuple[str, ...]:
+    """Hashes of the models that an evaluation reads; empty for other stages."""
     if not isinstance(run.config, EvalStage):
         return ()
     return tuple(sorted(parent.hash for role, parent in run.parents.items() if role != "data_root"))
@@ -87,30 +87,30 @@ def sources(run: Run) -> tuple[str, ...]:
 
 @dataclass
 class Pool:
-    """Workers that stay between calls, and the order in which they get their runs."""
+    """Workers, which are kept between calls."""
 
     gpus: Sequence[str | None]
     workers: list[Worker] = field(default_factory=list)
 
-    def execute(self, targets: list[Run], before: Mapping[str, str] | None = None) -> dict[str, str]:
-        """As study.execute.execute: makes what is not finished, and gives the failures, run name -> reason."""
-        return Round(self, targets, before or {}).finish()
+    def execute(self, targets: list[Run], earlier_failures: Mapping[str, str] | None = None) -> dict[str, str]:
+        """As in_process.execute: computes the unfinished runs and returns the failures, run name -> reason."""
+        return Round(self, targets, earlier_failures or {}).finish()
 
-    def free(self) -> Worker | None:
+    def idle_worker(self) -> Worker | None:
         idle = next((worker for worker in self.workers if worker.run is None), None)
         if idle is None and len(self.workers) < len(self.gpus):
             idle = Worker.start(self.gpus[len(self.workers)])
             self.workers.append(idle)
         return idle
 
-    def replace(self, dead: Worker) -> int:
-        """Start another in the place of one that died. Gives the status that it died with."""
+    def replace_dead(self, dead: Worker) -> int:
+        """Start a worker in place of one that died. Returns the exit status of the dead one."""
         status = dead.process.wait()
         self.workers[self.workers.index(dead)] = Worker.start(dead.gpu)
         return status
 
     def close(self, gently: bool) -> None:
-        """Idle workers end when nothing more can come; others are asked to, and write a resume point before."""
+        """Close the workers' input, which ends idle ones; if not gently, send SIGTERM, and the others checkpoint."""
         for worker in self.workers:
             with suppress(BrokenPipeError):
                 Worker.pipe(worker.process.stdin).close()
@@ -119,144 +119,146 @@ class Pool:
         try:
             for worker in self.workers:
                 worker.process.wait()
-        except BaseException:  # asked again
+        except BaseException:  # interrupted a second time
             for worker in self.workers:
                 worker.process.kill()
             raise
 
 
 class Round:
-    """The runs behind some targets, on their way to be made."""
+    """Computes the unfinished runs among some targets and their parents."""
 
-    def __init__(self, pool: Pool, targets: list[Run], before: Mapping[str, str]) -> None:
-        self.pool, self.failed, self.held = pool, dict(before), {}  # type: ignore[var-annotated]
+    def __init__(self, pool: Pool, targets: list[Run], earlier_failures: Mapping[str, str]) -> None:
+        self.pool, self.failed, self.held = pool, dict(earlier_failures), {}  # type: ignore[var-annotated]
         self.runs = ordered(targets)
         self.history = History(finished(self.runs[0].runs_dir) if self.runs else ())
         reasons = unfinished(self.runs)
-        self.left = {run.hash: run for run in self.runs if run.hash in reasons and run.name not in self.failed}
-        if self.left:
+        self.remaining = {run.hash: run for run in self.runs if run.hash in reasons and run.name not in self.failed}
+        if self.remaining:
             check_writable(self.runs[0].runs_dir)
-        self.waiting = dict(self.left)
+        self.waiting = dict(self.remaining)
         self.tries: dict[str, int] = {}
-        self.begun = len(self.runs) - len(self.left)
-        self.rest: dict[str, float] = {}  # seconds on the longest way from a run's start to the end
+        self.begun = len(self.runs) - len(self.remaining)
+        self.longest_path: dict[str, float] = {}  # seconds on the longest path from a run's start to the end
         for run in reversed(self.runs):
-            self.rest[run.hash] = self.rest.get(run.hash, 0.0) + self.seconds(run)
+            self.longest_path[run.hash] = self.longest_path.get(run.hash, 0.0) + self.expected_seconds(run)
             for parent in runs_behind(run.parents):
-                self.rest[parent.hash] = max(self.rest.get(parent.hash, 0.0), self.rest[run.hash])
+                self.longest_path[parent.hash] = max(
+                    self.longest_path.get(parent.hash, 0.0), self.longest_path[run.hash]
+                )
         for run in self.runs:
-            if run.hash not in self.left and run.name not in self.failed:
-                self.attempt(run)
+            if run.hash not in self.remaining and run.name not in self.failed:
+                self.check_finished(run)
 
-    def seconds(self, run: Run) -> float:
-        """What a run is expected to take; of one that cannot be estimated nothing is counted."""
+    def expected_seconds(self, run: Run) -> float:
+        """Expected seconds of a run; 0 if it cannot be estimated."""
         return self.history.predict(run) or 0.0
 
-    def attempt(self, run: Run) -> None:
-        """A finished run that was changed since is a failure as well."""
+    def check_finished(self, run: Run) -> None:
+        """Mark a finished run as failed if its files were changed since."""
         try:
             check_unchanged(run.folder)
         except Exception as error:
-            self.fail(run, in_process.reason_of(error))
+            self.mark_failed(run, in_process.reason_of(error))
 
-    def fail(self, run: Run, reason: str) -> None:
+    def mark_failed(self, run: Run, reason: str) -> None:
         self.failed[run.name] = reason
         print(f"{run.name} failed: {reason}", file=sys.stderr)
-        self.drop(run)
+        self.drop_run(run)
 
-    def drop(self, run: Run) -> None:
-        self.left.pop(run.hash, None)
+    def drop_run(self, run: Run) -> None:
+        self.remaining.pop(run.hash, None)
         self.waiting.pop(run.hash, None)
 
-    def ready(self) -> list[Run]:
-        """Those whose parents are finished, the longest way first; drops those whose parents never will be."""
-        failed, found = set(self.failed), []
+    def ready_runs(self) -> list[Run]:
+        """Runs whose parents are finished, longest path first; drops those whose parents failed or are held."""
+        failed, runs = set(self.failed), []
         for run in list(self.waiting.values()):
             parents = runs_behind(run.parents)
-            if blocked := next((one for one in parents if one.name in failed), None):
+            if blocked := next((parent for parent in parents if parent.name in failed), None):
                 self.failed[run.name] = f"its parent {blocked.name} failed"
                 failed.add(run.name)
-                self.drop(run)
-            elif held := next((one for one in parents if one.hash in self.held), None):
-                self.held[run.hash] = self.held[held.hash]
-                self.drop(run)
-            elif not any(one.hash in self.left for one in parents):
-                found.append(run)
-        return sorted(found, key=lambda run: -self.rest[run.hash])
+                self.drop_run(run)
+            elif held_parent := next((parent for parent in parents if parent.hash in self.held), None):
+                self.held[run.hash] = self.held[held_parent.hash]
+                self.drop_run(run)
+            elif not any(parent.hash in self.remaining for parent in parents):
+                runs.append(run)
+        return sorted(runs, key=lambda run: -self.longest_path[run.hash])
 
     def hand_out(self) -> None:
-        while (ready := self.ready()) and (worker := self.pool.free()):
+        while (ready := self.ready_runs()) and (worker := self.pool.idle_worker()):
             run = ready[0]
-            if sources(run):
-                run = next((one for one in ready if sources(one) == worker.models), run)
+            if source_models(run):
+                run = next((candidate for candidate in ready if source_models(candidate) == worker.models), run)
             del self.waiting[run.hash]
             self.begun += 1
-            worker.give(run, self.seconds(run))
-            told = f"[{self.begun}/{len(self.runs)}] {run.name} ({run.config.stage})"
-            say(f"{told}, about {duration(self.seconds_left())} left in all")
+            worker.start_run(run, self.expected_seconds(run))
+            head = f"[{self.begun}/{len(self.runs)}] {run.name} ({run.config.stage})"
+            say(f"{head}, about {duration(self.seconds_left())} left in all")
 
     def seconds_left(self) -> float:
-        """By what finished runs took: all that is left shared out, and no less than the longest way."""
-        left = self.left.values()
-        shared = sum(map(self.seconds, left)) / len(self.pool.gpus)
-        return max(shared, max((self.rest[run.hash] for run in left), default=0.0))
+        """Expected seconds until the end: the remaining work divided among workers, at least the longest path."""
+        remaining = self.remaining.values()
+        shared = sum(map(self.expected_seconds, remaining)) / len(self.pool.gpus)
+        return max(shared, max((self.longest_path[run.hash] for run in remaining), default=0.0))
 
     def finish(self) -> dict[str, str]:
-        shown = time.monotonic()
+        printed_at = time.monotonic()
         self.hand_out()
         while busy := [worker for worker in self.pool.workers if worker.run is not None]:
             with selectors.DefaultSelector() as selector:
                 for worker in busy:
                     selector.register(Worker.pipe(worker.process.stdout), selectors.EVENT_READ, worker)
-                found = [key.data for key, _ in selector.select(1.0)]
-            for worker in found:
-                self.take(worker)
+                answering = [key.data for key, _ in selector.select(1.0)]
+            for worker in answering:
+                self.handle_answer(worker)
             self.hand_out()
             if sys.stderr.isatty():
-                draw(view(self.pool.workers, len(self.left)))
-            elif time.monotonic() - shown >= EVERY:
-                shown = time.monotonic()
-                say(view(self.pool.workers, len(self.left)))
+                draw(progress_line(self.pool.workers, len(self.remaining)))
+            elif time.monotonic() - printed_at >= EVERY:
+                printed_at = time.monotonic()
+                say(progress_line(self.pool.workers, len(self.remaining)))
         if self.held:
-            held = Held(next(iter(self.held.values())))
-            held.failed = self.failed
-            raise held
+            error = Held(next(iter(self.held.values())))
+            error.failed = self.failed
+            raise error
         return self.failed
 
-    def take(self, worker: Worker) -> None:
-        """The answer of a worker to its run, or its death."""
-        run, answer = worker.run, worker.answer()
+    def handle_answer(self, worker: Worker) -> None:
+        """Record how a worker's run ended, or that the worker died."""
+        run, answer = worker.run, worker.read_answer()
         assert run is not None
         worker.run = None
-        self.warn(worker, run)
+        self.print_warnings(worker, run)
         if answer is None:
-            status = self.pool.replace(worker)
+            status = self.pool.replace_dead(worker)
             self.tries[run.hash] = self.tries.get(run.hash, 1) + 1
-            told = f"its worker ended with {signal.Signals(-status).name if status < 0 else f'status {status}'}"
+            death = f"its worker ended with {signal.Signals(-status).name if status < 0 else f'status {status}'}"
             if self.tries[run.hash] > TRIES:
-                self.fail(run, f"{told}, {TRIES} times: see {log_of(element_of(run))}")
+                self.mark_failed(run, f"{death}, {TRIES} times: see {log_of(element_of(run))}")
                 return
-            say(f"{run.name}: {told}; another begins it again")
+            say(f"{run.name}: {death}; another begins it again")
             self.begun -= 1
             self.waiting[run.hash] = run
         elif answer["ended"] == "failed":
-            self.fail(run, answer["reason"])
+            self.mark_failed(run, answer["reason"])
         elif answer["ended"] == "held":
             say(answer["reason"])
             self.held[run.hash] = answer["reason"]
-            self.drop(run)
-        elif answer["ended"] == "stopped":  # somebody asked the worker itself
-            self.pool.replace(worker)
-            self.held[run.hash] = f"{run.name} was stopped: the same command goes on"
-            self.drop(run)
+            self.drop_run(run)
+        elif answer["ended"] == "stopped":  # the worker itself received a signal
+            self.pool.replace_dead(worker)
+            self.held[run.hash] = f"{run.name} was stopped: rerun the same command to resume"
+            self.drop_run(run)
         else:
             say(f"{run.name} done in {answer['seconds']:.1f} s")
-            self.drop(run)
+            self.drop_run(run)
             if manifest := read_manifest(run.folder):
                 self.history.add(manifest)
 
-    def warn(self, worker: Worker, run: Run) -> None:
-        """What the run warned of, which is in its log, stands here too."""
+    def print_warnings(self, worker: Worker, run: Run) -> None:
+        """Print the warnings of the run's log here too."""
         with suppress(OSError), open(log_of(element_of(run)), encoding="utf-8", errors="replace") as log:
             log.seek(worker.log_from)
             for line in log:
@@ -264,27 +266,27 @@ class Round:
                     say(f"{run.name}: {line.rstrip()}")
 
 
-def view(workers: Sequence[Worker], left: int) -> str:
-    """One line: what each worker is at."""
-    told = []
+def progress_line(workers: Sequence[Worker], remaining: int) -> str:
+    """One line of text: the run and step of each busy worker."""
+    parts = []
     for worker in workers:
         if worker.run is not None:
             now = state.read(worker.run.workplace)
             step = f" {now['step']}/{now['steps']}" if now.get("step") and now.get("steps") else ""
-            told.append(f"{worker.run.label}{step} {time.monotonic() - worker.begun:.0f} s")
-    return f"{left} left | " + " | ".join(told)
+            parts.append(f"{worker.run.label}{step} {time.monotonic() - worker.begun:.0f} s")
+    return f"{remaining} left | " + " | ".join(parts)
 
 
 # ---------------------------------------------------------------------------------------------------- how many
 
 
 @contextmanager
-def makers(launcher: Launcher, targets: Sequence[Run]) -> Iterator[Any]:
-    """What makes the runs of a plan here: a function of targets and earlier failures that gives the failures.
+def local_executor(launcher: Launcher, targets: Sequence[Run]) -> Iterator[Any]:
+    """A function that computes targets on this machine, given earlier failures, and returns the failures.
 
-    One worker is this process; more are processes of their own.
+    A single worker is this process; several are subprocesses.
     """
-    plan_files.leave(plan_files.name_of(targets), ordered(list(targets)), {})
+    plan_files.write_plan(plan_files.plan_name(targets), ordered(list(targets)), {})
     gpus = visible_gpus()
     count = launcher.workers or default_workers(ordered(list(targets)), len(gpus))
     if count == 1:
@@ -305,26 +307,26 @@ def makers(launcher: Launcher, targets: Sequence[Run]) -> Iterator[Any]:
 
 
 def refuse_several_gpus(targets: Sequence[Run], workers: int) -> None:
-    """Each of several workers has one GPU."""
+    """Raise PipelineError if an unfinished run needs more than the one GPU that each of several workers has."""
     runs = ordered(list(targets))
-    left = unfinished(runs)
+    remaining = unfinished(runs)
     for run in runs:
-        knob, asked = in_process.gpus_asked(run)
-        if asked > 1 and run.hash in left:
+        knob, gpus = in_process.gpus_requested(run)
+        if gpus > 1 and run.hash in remaining:
             raise PipelineError(
-                f"{knob}={asked} ({run.name}), but launcher.workers={workers} gives a run one GPU: "
+                f"{knob}={gpus} ({run.name}), but launcher.workers={workers} gives a run one GPU: "
                 "give launcher.workers=1"
             )
 
 
 def default_workers(runs: Sequence[Run], gpus: int) -> int:
-    """One a GPU; without, cores // threads of a run. One where a run takes all, or starts processes of its own."""
-    several = any(
+    """Number of workers: one per GPU, without GPUs cores // threads of a run; one if a run uses several processes."""
+    multi_process = any(
         run.config.sft.processes > 1 if isinstance(run.config, TrainStage) else run.config.eval.shards > 1
         for run in runs
         if isinstance(run.config, TrainStage | EvalStage)
     )
-    if several:
+    if multi_process:
         return 1
     heavy = [run.config.threads for run in runs if isinstance(run.config, TrainStage | EvalStage)]
     return gpus or max(1, cores() // max((threads or cores() for threads in heavy), default=cores()))

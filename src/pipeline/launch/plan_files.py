@@ -1,6 +1,6 @@
-"""The plan that a launcher leaves in `runs_dir/.plans/<name>.json`: what stage=status compares with what is there.
+"""The plan that a launcher writes to `runs_dir/.plans/<name>.json`, which stage=status compares with finished runs.
 
-`{name, runs: {hash: {name, stage, version, parents: [hash], job}}}`; job: the Slurm job that is to make it, 12_3.
+`{name, runs: {hash: {name, stage, version, parents: [hash], job}}}`; job: the id of its Slurm job, 12_3.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from pipeline.runs.run import Run, runs_behind
 PLANS = ".plans"
 
 
-def name_of(targets: Sequence[Run]) -> str:
-    """The table that runs are made for; of others what tells them apart."""
+def plan_name(targets: Sequence[Run]) -> str:
+    """Name of the table that the runs belong to; else runs- and a hash of the runs."""
     groups = {run.config.group for run in targets}
     if len(groups) == 1 and (group := groups.pop()):
         return group
     return f"runs-{hashlib.sha256(''.join(sorted(run.hash for run in targets)).encode()).hexdigest()[:8]}"
 
 
-def leave(name: str, runs: Sequence[Run], jobs: Mapping[str, str]) -> None:
+def write_plan(name: str, runs: Sequence[Run], jobs: Mapping[str, str]) -> None:
     """Write the plan of these runs, parents included; jobs: run hash -> job."""
     if not runs:
         return
     folder = runs[0].runs_dir / PLANS
     folder.mkdir(parents=True, exist_ok=True)
-    told = {
+    entries = {
         run.hash: {
             "name": run.name, "stage": run.config.stage, "version": run.version,
             "parents": [parent.hash for parent in runs_behind(run.parents)], "job": jobs.get(run.hash),
         }
         for run in runs
     }  # fmt: skip
-    file, text = folder / f"{name}.json", json.dumps({"name": name, "runs": told})
+    file, text = folder / f"{name}.json", json.dumps({"name": name, "runs": entries})
     if not file.is_file() or file.read_bytes() != text.encode():
         write_atomically(file, text)
 
 
-def plans(runs_dir: Path) -> Iterator[dict[str, Any]]:
+def read_plans(runs_dir: Path) -> Iterator[dict[str, Any]]:
     """The plans of this runs_dir, sorted by name.
 
     Raises:

@@ -1,7 +1,7 @@
-"""The evaluations of a plan that cannot run, found before anything is computed: by all that stage=eval checks early.
+"""Finds the evaluations of a plan that cannot run before anything is computed, by the early checks of stage=eval.
 
-Data that a data run is still to write is not checked. The lengths of prompts need the tokenizer and the harness, which
-takes seconds: they are kept in runs_dir/.lengths by task, language, data, tokenizer and config of the model.
+Data that an unfinished data run will write is not checked. Measuring prompt lengths needs the tokenizer and the harness
+and takes seconds: they are cached in runs_dir/.lengths by task, language, data, tokenizer and config of the model.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import is_bundle
 
 LENGTHS = ".lengths"
-Known = tuple[dict[str, Path | None], dict[str, str | None]]  # as in model_here, and as in problem_of_data
+Cache = tuple[dict[str, Path | None], dict[str, str | None]]  # as in model_here, and as in problem_of_data
 DECIDING = ("config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja")
 
 
-def refusals(runs: Sequence[Run], prompts: bool) -> list[str]:
-    """A sentence for each cause why evaluations among these runs cannot run, with how many it stops and the first.
+def evaluation_problems(runs: Sequence[Run], prompts: bool) -> list[str]:
+    """One sentence per cause why evaluations among these runs cannot run, with the count and the first one.
 
     prompts: check the lengths of prompts too.
     """
-    left = unfinished(list(runs))
+    remaining = unfinished(list(runs))
     causes: dict[str, list[str]] = {}
-    known: Known = {}, {}
+    cache: Cache = {}, {}
     for run in runs:
-        if run.hash in left and isinstance(run.config, EvalStage) and not is_bundle(run):
+        if run.hash in remaining and isinstance(run.config, EvalStage) and not is_bundle(run):
             try:
-                check(run, prompts, known)
+                check_evaluation(run, prompts, cache)
             except PipelineError as error:
                 causes.setdefault(str(error), []).append(run.name)
     return [
@@ -52,9 +52,9 @@ def refusals(runs: Sequence[Run], prompts: bool) -> list[str]:
     ]
 
 
-def check(run: Run[EvalStage], prompts: bool, known: Known) -> None:
-    """Raise PipelineError for what stage=eval would refuse before it loads a model."""
-    models, problems = known
+def check_evaluation(run: Run[EvalStage], prompts: bool, cache: Cache) -> None:
+    """Raise the PipelineError that stage=eval would raise before it loads a model."""
+    models, problems = cache
     model = model_here(run, models)
     if model is not None:
         refuse_model(model, run.config.eval)
@@ -66,72 +66,72 @@ def check(run: Run[EvalStage], prompts: bool, known: Known) -> None:
     if prompts and model is not None and run.config.eval.backend == "hf":
         with TemporaryDirectory() as folder:
             for definition in defined(run, Path(folder), []):
-                lengths, questions, most = lengths_of(run, definition, model)
-                too_long(definition.name, lengths, questions, most, run.config.eval.too_long)
+                lengths, questions, max_tokens = lengths_of(run, definition, model)
+                too_long(definition.name, lengths, questions, max_tokens, run.config.eval.too_long)
 
 
-def model_here(run: Parent, known: dict[str, Path | None]) -> Path | None:
-    """The first folder with a config among the model and what it is made from; None where none is here.
+def model_here(run: Parent, folders: dict[str, Path | None]) -> Path | None:
+    """The first folder with a config among the model and its ancestors; None if none is on this disk.
 
-    What is trained keeps the tokenizer, the positions and the chat template of its base. known: what was found before.
+    Training keeps the tokenizer, the positions and the chat template of the base. folders: cache by run hash.
     """
-    if run.hash not in known:
-        here = (run.folder / "config.json").is_file() and not (run.folder / ADAPTER_CONFIG).is_file()
-        found = (model_here(parent, known) for parent in models_of(run))
-        known[run.hash] = run.folder if here else next(filter(None, found), None)
-    return known[run.hash]
+    if run.hash not in folders:
+        has_model = (run.folder / "config.json").is_file() and not (run.folder / ADAPTER_CONFIG).is_file()
+        candidates = (model_here(parent, folders) for parent in models_of(run))
+        folders[run.hash] = run.folder if has_model else next(filter(None, candidates), None)
+    return folders[run.hash]
 
 
-def problem_of_data(run: Run[EvalStage], seen: dict[str, str | None]) -> str | None:
-    """Why the data of an evaluation, or what it needs besides a model, is not there; None where it is.
+def problem_of_data(run: Run[EvalStage], problems: dict[str, str | None]) -> str | None:
+    """Why the data of an evaluation, or another input besides the model, is missing; None if nothing is.
 
-    seen: what was found of others, as evaluations of many models ask the same.
+    problems: cache by inputs, since evaluations of many models share them.
     """
     config, root = run.config, run.parents.get("data_root")
-    asked = [asdict(config.eval), config.languages, str(root.folder) if root else None, "checkpoint" in run.parents]
-    key = json.dumps(asked)
-    if key not in seen:
-        seen[key] = None
+    inputs = [asdict(config.eval), config.languages, str(root.folder) if root else None, "checkpoint" in run.parents]
+    key = json.dumps(inputs)
+    if key not in problems:
+        problems[key] = None
         try:
             with TemporaryDirectory() as folder:
                 refuse_early(run, defined(run, Path(folder), []))
         except PipelineError as error:
-            seen[key] = str(error)
-    return seen[key]
+            problems[key] = str(error)
+    return problems[key]
 
 
 # ---------------------------------------------------------------------------------------------------- prompts
 
 
 def lengths_of(run: Run[EvalStage], definition: Definition, model: Path) -> tuple[Lengths, int, int]:
-    """(lengths of the prompts, questions, tokens that the model takes), as they are kept or measured now."""
+    """(prompt lengths, number of questions, maximum tokens of the model), from the cache or measured now."""
     key = lengths_key(run, definition, model)
     file = run.runs_dir / LENGTHS / f"{definition.name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
     try:
-        kept = json.loads(file.read_bytes())
-        if kept["key"] == key:
-            prompts = [(row, length) for row, length in kept["prompts"]]
-            return Lengths(prompts, kept["answer"]), kept["questions"], kept["most"]
+        record = json.loads(file.read_bytes())
+        if record["key"] == key:
+            prompts = [(row, length) for row, length in record["prompts"]]
+            return Lengths(prompts, record["answer"]), record["questions"], record["most"]
     except (OSError, ValueError, KeyError, TypeError):
         pass
     from pipeline.evaluate.unloaded import measured
 
-    lengths, questions, most = measured(definition, model, run.config.eval)
-    if any(role in run.parents for role in ("data_root", "benchmarks")):  # the Hub's newest is not known by anything
+    lengths, questions, max_tokens = measured(definition, model, run.config.eval)
+    if any(role in run.parents for role in ("data_root", "benchmarks")):  # data from the Hub have no hash to cache by
         file.parent.mkdir(parents=True, exist_ok=True)
-        told = {"key": key, **asdict(lengths), "questions": questions, "most": most}
-        write_atomically(file, json.dumps(told))
-    return lengths, questions, most
+        measurements = {"key": key, **asdict(lengths), "questions": questions, "most": max_tokens}
+        write_atomically(file, json.dumps(measurements))
+    return lengths, questions, max_tokens
 
 
 def lengths_key(run: Run[EvalStage], definition: Definition, model: Path) -> str:
-    """All that decides the tokens of a task's prompts."""
-    asked, body = run.config.eval, whole(definition.file)
-    body.pop("dataset_kwargs", None)  # where the data lies; what it is stands in `data`
-    told: dict[str, Any] = {
-        "task": body, "first": definition.first, "limit": asked.limit, "split": asked.split,
-        "exemplars": asked.exemplars, "chat_template": asked.chat_template, "harness": version("lm_eval"),
+    """JSON of all inputs that affect the tokens of a task's prompts."""
+    options, body = run.config.eval, whole(definition.file)
+    body.pop("dataset_kwargs", None)  # a path; `data` has the contents' hash
+    facts: dict[str, Any] = {
+        "task": body, "first": definition.first, "limit": options.limit, "split": options.split,
+        "exemplars": options.exemplars, "chat_template": options.chat_template, "harness": version("lm_eval"),
         "data": {role: run.parents[role].hash for role in ("data_root", "benchmarks") if role in run.parents},
         "model": {name: sha256(model / name) for name in DECIDING if (model / name).is_file()},
     }  # fmt: skip
-    return json.dumps(told, sort_keys=True, default=str)
+    return json.dumps(facts, sort_keys=True, default=str)

@@ -1,7 +1,7 @@
-"""An element: a run as one line of JSON, and the run of such a line, for the process that makes it.
+"""An element: a run as one line of JSON, written for and read by the process that computes it.
 
-`{hash, stage, label, config, parents: {role: {hash, name}}}`, the config resolved. Parents are finished when it is
-made, and found by their hashes; of one that no run of ours made, its folder and its name on the Hub stand there too.
+`{hash, stage, label, config, parents: {role: {hash, name}}}`, the config resolved. Parents are finished when the run
+starts and are found by hash; entries of external models also contain the folder and the name on the Hub.
 """
 
 from __future__ import annotations
@@ -23,65 +23,68 @@ Element = dict[str, Any]
 
 
 def element_of(run: Run) -> Element:
-    parents = {role: told_of(parent) for role, parent in run.parents.items()}
+    parents = {role: parent_to_json(parent) for role, parent in run.parents.items()}
     config = asdict(run.config)
     return {"hash": run.hash, "stage": run.config.stage, "label": run.label, "config": config, "parents": parents}
 
 
-def told_of(parent: Parent) -> dict[str, Any]:
-    told: dict[str, Any] = {"hash": parent.hash, "name": parent.name}
+def parent_to_json(parent: Parent) -> dict[str, Any]:
+    entry: dict[str, Any] = {"hash": parent.hash, "name": parent.name}
     if isinstance(parent, Snapshot):
-        told |= {"of": parent.run.hash, "step": parent.step}
+        entry |= {"of": parent.run.hash, "step": parent.step}
     elif not isinstance(parent, Run):
-        told |= {"folder": str(parent.folder)} | ({"model": True} if isinstance(parent, Folder) else {})
-        told |= {"hub": parent.hub} if isinstance(parent, External) and parent.hub else {}
-    return told
+        entry |= {"folder": str(parent.folder)} | ({"model": True} if isinstance(parent, Folder) else {})
+        entry |= {"hub": parent.hub} if isinstance(parent, External) and parent.hub else {}
+    return entry
 
 
 def run_of(element: Element) -> Run:
-    """The run of an element, its parents being finished.
+    """The run of an element whose parents are finished.
 
     Raises:
-        PipelineError: a parent is not, or this program would make another run of the same words.
+        PipelineError: a parent is not finished, or this version computes another hash from the same configuration.
     """
     row = RUN_STAGES[element["stage"]]
-    config = rebuilt(row.config, element["config"])
+    config = from_json(row.config, element["config"])
     runs_dir = Path(config.runs_dir)
-    parents = {role: parent_of(role, told, element, runs_dir) for role, told in element["parents"].items()}
+    parents = {role: parent_of(role, entry, element, runs_dir) for role, entry in element["parents"].items()}
     run = Run(config, element["label"], parents, version=row.version)
     if run.hash != element["hash"]:
         raise PipelineError(
-            f"{element['label']} was planned by another version of this program: ask for it again with this one"
+            f"{element['label']} was planned by another version of this program: rerun the command with this one"
         )
     return run
 
 
-def parent_of(role: str, told: dict[str, Any], element: Element, runs_dir: Path) -> Parent:
-    if told.get("model"):
-        return from_folder(Path(told["folder"]), role, runs_dir)
-    if "folder" in told:
-        return External(told["name"], told["hash"], Path(told["folder"]), told.get("hub"))
-    folder = folder_of(told.get("of", told["hash"]), runs_dir)
+def parent_of(role: str, entry: dict[str, Any], element: Element, runs_dir: Path) -> Parent:
+    if entry.get("model"):
+        return from_folder(Path(entry["folder"]), role, runs_dir)
+    if "folder" in entry:
+        return External(entry["name"], entry["hash"], Path(entry["folder"]), entry.get("hub"))
+    folder = folder_of(entry.get("of", entry["hash"]), runs_dir)
     if folder is None:
-        raise PipelineError(f"its {role} {told['name']} is not finished")
-    if "of" in told:
-        return External(f"{folder.name}@{told['step']}", told["hash"], folder / "snapshots" / f"step-{told['step']}")
-    return External(folder.name, told["hash"], folder)
+        raise PipelineError(f"its {role} {entry['name']} is not finished")
+    if "of" in entry:
+        return External(f"{folder.name}@{entry['step']}", entry["hash"], folder / "snapshots" / f"step-{entry['step']}")
+    return External(folder.name, entry["hash"], folder)
 
 
-def rebuilt(kind: Any, value: Any) -> Any:
-    """A value of JSON as what `asdict` made it of: dataclasses, also in lists and dicts; a merge by its method."""
+def from_json(kind: Any, value: Any) -> Any:
+    """Inverse of `asdict`: JSON as a value of type `kind`, with dataclasses also in lists and dicts; a merge's class is
+    chosen by its method."""
     if value is None:
         return None
     if get_origin(kind) in (Union, UnionType):
-        return rebuilt(next(one for one in get_args(kind) if one is not NoneType), value)
+        return from_json(next(entry for entry in get_args(kind) if entry is not NoneType), value)
     if isinstance(value, list) and get_origin(kind) is list:
-        return [rebuilt(get_args(kind)[0], one) for one in value]
+        return [from_json(get_args(kind)[0], entry) for entry in value]
     if isinstance(value, dict) and get_origin(kind) is dict:
-        return {key: rebuilt(get_args(kind)[1], one) for key, one in value.items()}
+        return {key: from_json(get_args(kind)[1], entry) for key, entry in value.items()}
     if not is_dataclass(kind):
         return value
-    made: Any = METHODS[value["method"]] if kind is Merge else kind
-    hints = get_type_hints(made)
-    known = {item.name for item in fields(made)}
-    return made(**{name: rebuilt(hints[name], one) for name, one in value.items() if name in known})
+    dataclass_type: Any = METHODS[value["method"]] if kind is Merge else kind
+    hints = get_type_hints(dataclass_type)
+    field_names = {item.name for item in fields(dataclass_type)}
+    return dataclass_type(
+        **{name: from_json(hints[name], entry) for name, entry in value.items() if name in field_names}
+    )

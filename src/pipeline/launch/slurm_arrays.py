@@ -1,8 +1,8 @@
-"""launcher=slurm: the unfinished part of a plan as arrays of jobs, by level of the graph and class of resources.
+"""launcher=slurm: submits the unfinished runs of a plan as job arrays, one per level of the graph and resource class.
 
-A task of an array makes the runs of one line of a file, by the worker that launcher=local uses: short runs of a class
-are batched, scores of one model lie side by side. An array depends on those before it by `afterany`, and each run looks
-at the manifests of its parents, so a failure costs what depends on it. Submitting again adds what is missing.
+An array task computes the runs of one line of a file with the worker that launcher=local uses: short runs of a class
+are batched, evaluations of one model are adjacent. An array depends on its parents' arrays by `afterany`, and each run
+checks the manifests of its parents, so a failure costs what depends on it. Submitting again adds what is missing.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from pipeline.estimate.durations import History
 from pipeline.estimate.gpu_budget import moved, shape_for
 from pipeline.files import ADDED_CONF
 from pipeline.launch import plan_files
-from pipeline.launch.job_script import COMPLETED, expanded, job_script, requeue
-from pipeline.launch.local_pool import sources
+from pipeline.launch.job_script import COMPLETED, job_script, quote_with_expansion, requeue_lines
+from pipeline.launch.local_pool import source_models
 from pipeline.launch.run_json import element_of
 from pipeline.launch.slurm_commands import (
-    GONE,
+    JOB_LOST,
     check_installed,
-    in_queue,
-    last_words,
+    last_log_line,
+    parse_time_limit,
+    queued_jobs,
+    run_slurm,
     sbatch,
     seconds_left,
-    seconds_of,
-    slurm,
 )
 from pipeline.launch.worker import LOGS
 from pipeline.report.render.text import some
@@ -57,22 +57,22 @@ START = 120.0  # seconds from a job's start to its first step: libraries and an 
 EARLY = 60.0  # Slurm looks at time limits once a minute
 SUBMIT_LIMIT = re.compile(r"(Max|Grp)\w*Submit|job submit limit")  # how Slurm names a limit of submitted jobs
 NO_GRES = re.compile(r"[Ii]nvalid generic resource|gres", re.ASCII)
-AGAIN = requeue("${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}")
+AGAIN = requeue_lines("${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}")
 PROBE = 2**26  # bytes that are written to measure a file system
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a run needs of a node: what sbatch is asked for."""
+    """Resources of a run that sbatch requests."""
 
     gpus: int
     cpus: int | None
-    lead: int  # seconds before the time limit at which it is asked to stop
+    lead: int  # seconds before the time limit at which it receives SIGUSR1
 
 
 @dataclass
 class Array:
-    """Tasks that are submitted at once: each is some runs, made one after the other."""
+    """Tasks that are submitted together: each computes some runs, one after the other."""
 
     level: int
     resources: Resources
@@ -80,15 +80,18 @@ class Array:
 
 
 def execute(
-    launcher: Launcher, again: Sequence[str] | None, targets: list[Run], before: Mapping[str, str] | None = None
+    launcher: Launcher,
+    again: Sequence[str] | None,
+    targets: list[Run],
+    earlier_failures: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Submit what is neither finished nor in the queue. Gives the failures where nothing is left to wait for.
+    """Submit the runs that are neither finished nor in the queue. Returns the failures if no job is in the queue.
 
-    again: the words of a command that goes on when all is done, as a last job.
+    again: the arguments of the command that a last job runs when the others are done; None: no such job.
 
     Raises:
-        Held: jobs are in the queue; the same command goes on.
-        PipelineError: Slurm refuses, in its own words.
+        Held: jobs are in the queue; rerun the same command when they are done.
+        PipelineError: Slurm rejected the jobs; has its message.
     """
     runs = ordered(targets)
     missing = unfinished(runs)
@@ -97,76 +100,77 @@ def execute(
     check_installed("squeue", "sbatch", "scontrol")
     check_writable(runs[0].runs_dir)
     folder = runs[0].runs_dir / FOLDER
-    name = plan_files.name_of(targets)
+    name = plan_files.plan_name(targets)
     with leased(folder / "submitting", "submitting"):
-        there = jobs_in_queue(runs[0].runs_dir)
-        failed = {} if launcher.retry_failed else failures([run for run in runs if run.hash in missing], there)
-        left = [run for run in runs if run.hash in missing and run.hash not in there and run.name not in failed]
-        left = [run for run in left if not holder(run.workplace)]
-        if not left and not there:
+        queued = jobs_in_queue(runs[0].runs_dir)
+        failed = {} if launcher.retry_failed else failed_runs([run for run in runs if run.hash in missing], queued)
+        unsubmitted = [run for run in runs if run.hash in missing and run.hash not in queued and run.name not in failed]
+        unsubmitted = [run for run in unsubmitted if not holder(run.workplace)]
+        if not unsubmitted and not queued:
             return failed
-        submitted = submit(launcher, folder, name, runs, left, there, again)
+        submitted = submit_arrays(launcher, folder, name, runs, unsubmitted, queued, again)
     waiting = f"{len(missing) - len(failed)} in the queue or in work"
-    told = f"{submitted}, {waiting}"
-    if not left:
-        told = f"{waiting}, as they were submitted (to change how, scancel them first)"
-    held = Held(f"{told}; stage=status shows them, and the same command goes on when they are done")
-    held.failed = failed
-    raise held
+    text = f"{submitted}, {waiting}"
+    if not unsubmitted:
+        text = f"{waiting}, as they were submitted (to change how, scancel them first)"
+    error = Held(f"{text}; stage=status shows them; rerun the same command when they are done")
+    error.failed = failed
+    raise error
 
 
-def failures(runs: Sequence[Run], there: Mapping[str, str]) -> dict[str, str]:
-    """The runs that failed in their jobs, and what depends on them: name -> reason.
+def failed_runs(runs: Sequence[Run], queued: Mapping[str, str]) -> dict[str, str]:
+    """The runs that failed in their jobs and those that depend on them: name -> reason.
 
-    One whose job was cancelled or lost is none of them at first: the continuation submits it again, once.
+    A run whose job was cancelled or lost counts as failed only the second time: the continuation resubmits it once.
     """
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for run in runs:
-        blocked = next((parent.name for parent in runs_behind(run.parents) if parent.name in found), None)
-        told = state.read(run.workplace)
+        blocked = next((parent.name for parent in runs_behind(run.parents) if parent.name in reasons), None)
+        record = state.read(run.workplace)
         if blocked:
-            found[run.name] = f"its parent {blocked} failed"
-        elif told.get("state") not in (None, "blocked") and run.hash not in there and not holder(run.workplace):
-            words = told.get("last_line") if told["state"] == "failed" else None
-            words = words or last_words(run.runs_dir / LOGS / f"slurm-{told.get('job')}.log")
-            if words or told.get("resubmitted"):
-                found[run.name] = str(words or f"{GONE}, twice: job {told.get('job')}")
-    return found
+            reasons[run.name] = f"its parent {blocked} failed"
+        elif record.get("state") not in (None, "blocked") and run.hash not in queued and not holder(run.workplace):
+            words = record.get("last_line") if record["state"] == "failed" else None
+            words = words or last_log_line(run.runs_dir / LOGS / f"slurm-{record.get('job')}.log")
+            if words or record.get("resubmitted"):
+                reasons[run.name] = str(words or f"{JOB_LOST}, twice: job {record.get('job')}")
+    return reasons
 
 
 def jobs_in_queue(runs_dir: Path) -> dict[str, str]:
-    """Run hash -> job, of the runs of this runs_dir whose jobs are in the queue: by the plans, and by their scripts of
-    those that a command could not write down."""
-    planned = {run_hash: run["job"] for plan in plan_files.plans(runs_dir) for run_hash, run in plan["runs"].items()}
-    queue, known = in_queue(), {array_of(job) for job in planned.values() if job}
-    found = {run_hash: job for run_hash, job in planned.items() if job in queue}
+    """Run hash -> job id, for the runs of this runs_dir whose jobs are in the queue: by the plans, and by the job
+    scripts where a command was interrupted before it wrote its plan."""
+    planned = {
+        run_hash: run["job"] for plan in plan_files.read_plans(runs_dir) for run_hash, run in plan["runs"].items()
+    }
+    queue, array_ids = queued_jobs(), {array_of(job) for job in planned.values() if job}
+    jobs = {run_hash: job for run_hash, job in planned.items() if job in queue}
     for job, script in queue.items():
         tasks = Path(script).with_suffix(".jsonl")
         array, _, index = job.partition("_")
-        if index and array not in known and tasks.parent == (runs_dir / FOLDER).resolve() and tasks.is_file():
+        if index and array not in array_ids and tasks.parent == (runs_dir / FOLDER).resolve() and tasks.is_file():
             line = tasks.read_text(encoding="utf-8").splitlines()[int(index)]
-            found |= {element["hash"]: job for element in json.loads(line)["elements"]}
-    return found
+            jobs |= {element["hash"]: job for element in json.loads(line)["elements"]}
+    return jobs
 
 
 # ---------------------------------------------------------------------------------------------------- arrays
 
 
-def submit(
-    launcher: Launcher, folder: Path, name: str, runs: list[Run], left: list[Run], there: Mapping[str, str],
+def submit_arrays(
+    launcher: Launcher, folder: Path, name: str, runs: list[Run], unsubmitted: list[Run], queued: Mapping[str, str],
     again: Sequence[str] | None,
 ) -> str:  # fmt: skip
-    """Submit arrays in the order of their levels; the plan says after each which job makes which run. Gives what was
-    submitted, in words."""
-    jobs, new = dict(there), []
-    arrays = arrays_of(left, launcher, largest_array() if left else 1)
+    """Submit arrays in the order of their levels, updating the plan after each. Returns a summary as text."""
+    jobs, new = dict(queued), []
+    arrays = arrays_of(unsubmitted, launcher, largest_array() if unsubmitted else 1)
     try:
         for array in arrays:
             try:
                 with finishing():
                     job, part = submit_part(launcher, folder, name, array, jobs)
                     new.append(part)
-                    keep(launcher, name, runs, part, job, jobs)
+                    record_jobs(launcher, name, runs, part, job, jobs)
             except PipelineError as error:
                 if not new or not SUBMIT_LIMIT.search(str(error)):
                     raise
@@ -177,29 +181,29 @@ def submit(
             if part is not array:
                 break
         ids = {array_of(jobs[run.hash]) for part in new for task in part.tasks for run in task}
-        wait_for(ids, runs, there, jobs)
+        wait_for(ids, runs, queued, jobs)
         if again is not None and arrays:
             submit_continuation(launcher, folder, name, again, new[-1], jobs)
     except Held:
         raise
     except PipelineError as error:
-        told = f"{len(new)} of {len(arrays)} arrays were submitted"
-        then = "the same command submits the rest once that is changed or, where it is a limit, later"
-        raise PipelineError(f"{error} ({told}; {then})") from error
+        progress = f"{len(new)} of {len(arrays)} arrays were submitted"
+        then = "rerun the same command to submit the rest once that is changed or, if it is a limit, later"
+        raise PipelineError(f"{error} ({progress}; {then})") from error
     except (KeyboardInterrupt, SystemExit):
-        ids_there = sorted({array_of(job) for run_hash, job in jobs.items() if run_hash not in there}, key=int)
+        ids_there = sorted({array_of(job) for run_hash, job in jobs.items() if run_hash not in queued}, key=int)
         print(f"jobs in the queue stay there: {', '.join(ids_there) or 'none was submitted'}", file=sys.stderr)
         raise
     count = sum(len(task) for part in new for task in part.tasks)
-    rest = len(left) - count
-    then = f", {rest} more {'by the last job' if again is not None else 'by the same command'} when these are done"
-    return f"{some(count, 'run')} submitted as {some(len(new), 'array')}{then if rest else ''}"
+    remaining = len(unsubmitted) - count
+    then = f", {remaining} more {'by the last job' if again is not None else 'by the same command'} when these are done"
+    return f"{some(count, 'run')} submitted as {some(len(new), 'array')}{then if remaining else ''}"
 
 
 def submit_part(
     launcher: Launcher, folder: Path, name: str, array: Array, jobs: Mapping[str, str]
 ) -> tuple[str, Array]:
-    """Submit an array, or as many of its first tasks as the site lets one user submit: half as many until it does."""
+    """Submit an array, halved until it is within the site's submit limit. Returns the job id and the submitted part."""
     while True:
         try:
             return submit_array(launcher, folder, name, array, jobs), array
@@ -212,77 +216,79 @@ def submit_part(
 def submit_continuation(
     launcher: Launcher, folder: Path, name: str, again: Sequence[str], last: Array, jobs: dict[str, str]
 ) -> None:
-    """Submit the same command as a job that follows all others. Where the site's limit has no room for it, it takes the
-    place of the last task."""
+    """Submit the same command as a job that runs after all others. At the site's submit limit it replaces the last
+    task."""
     words = [*again, "launcher.retry_failed=false"]
     script = script_of(launcher, ["-m", "pipeline", *words], COMPLETED)
-    options = ["--job-name", f"{name}-goes-on", "--dependency", after(jobs.values())]
-    asked = folder / f"{name}-{time.time_ns()}.sh", script, Resources(0, 1, int(EARLY)), options, "goes-on"
+    options = ["--job-name", f"{name}-goes-on", "--dependency", dependency_on(jobs.values())]
+    arguments = folder / f"{name}-{time.time_ns()}.sh", script, Resources(0, 1, int(EARLY)), options, "goes-on"
     try:
-        job = submit_script(launcher, *asked)
+        job = submit_script(launcher, *arguments)
     except PipelineError as error:
         if not SUBMIT_LIMIT.search(str(error)) or len(last.tasks) == 1:
             raise
         task = last.tasks.pop()
-        slurm("scancel", jobs[task[0].hash])
+        run_slurm("scancel", jobs[task[0].hash])
         for run in task:
             del jobs[run.hash]
             state.forget(run.workplace)
-        job = submit_script(launcher, *asked)
+        job = submit_script(launcher, *arguments)
     print(f"job {job}: the same command, when these are done", file=sys.stderr)
 
 
-def keep(launcher: Launcher, name: str, runs: Sequence[Run], array: Array, job: str, jobs: dict[str, str]) -> None:
-    """Write down which task of a job makes which run; cancel it where that cannot be written."""
+def record_jobs(
+    launcher: Launcher, name: str, runs: Sequence[Run], array: Array, job: str, jobs: dict[str, str]
+) -> None:
+    """Record in the plan and the states which task of a job computes which run; cancel the job if that fails."""
     jobs |= {run.hash: f"{job}_{index}" for index, task in enumerate(array.tasks) for run in task}
     try:
-        plan_files.leave(name, runs, jobs)
+        plan_files.write_plan(name, runs, jobs)
         for run in (run for task in array.tasks for run in task):
             run.workplace.mkdir(parents=True, exist_ok=True)
             facts = {"name": run.name, "stage": run.config.stage, "state": "waiting", "job": jobs[run.hash]}
-            lost = not launcher.retry_failed and state.read(run.workplace).get("state") not in (None, "blocked")
-            state.write(run.workplace, **facts, last_line=None, resubmitted=lost)
+            resubmitted = not launcher.retry_failed and state.read(run.workplace).get("state") not in (None, "blocked")
+            state.write(run.workplace, **facts, last_line=None, resubmitted=resubmitted)
     except OSError:
-        slurm("scancel", job)  # what no plan knows of would be submitted again
+        run_slurm("scancel", job)  # runs without a recorded job would be submitted again
         raise
 
 
-def wait_for(new: Collection[str], runs: Sequence[Run], there: Mapping[str, str], jobs: Mapping[str, str]) -> None:
-    """Let arrays that were in the queue before wait for parents that were submitted again; those that run look
+def wait_for(new: Collection[str], runs: Sequence[Run], queued: Mapping[str, str], jobs: Mapping[str, str]) -> None:
+    """Make arrays that were already in the queue depend on parents that were resubmitted; running ones check
     themselves whether their parents are finished."""
     parents: dict[str, set[str]] = defaultdict(set)
     for run in runs:
-        if run.hash in there:
-            behind = (jobs[one.hash] for one in runs_behind(run.parents) if one.hash in jobs)
-            parents[array_of(there[run.hash])] |= set(map(array_of, behind))
+        if run.hash in queued:
+            parent_jobs = (jobs[parent.hash] for parent in runs_behind(run.parents) if parent.hash in jobs)
+            parents[array_of(queued[run.hash])] |= set(map(array_of, parent_jobs))
     for array, ids in parents.items():
         if ids & set(new):
             with suppress(PipelineError):
-                slurm("scontrol", "update", f"JobId={array}", f"Dependency={after(ids)}")
+                run_slurm("scontrol", "update", f"JobId={array}", f"Dependency={dependency_on(ids)}")
 
 
 def array_of(job: str) -> str:
     return job.partition("_")[0]
 
 
-def after(jobs: Iterable[str]) -> str:
-    """The dependency on the arrays of these jobs: that they ended, well or not."""
+def dependency_on(jobs: Iterable[str]) -> str:
+    """sbatch dependency on the end, successful or not, of the arrays of these jobs."""
     return "afterany:" + ":".join(sorted(set(map(array_of, jobs))))
 
 
 def arrays_of(runs: Sequence[Run], launcher: Launcher, largest: int) -> list[Array]:
-    """By level and class of resources; runs of a class share a task up to launcher.batch_minutes."""
+    """Arrays by level and resource class; runs of a class share a task up to launcher.batch_minutes."""
     history = History(finished(runs[0].runs_dir) if runs else (), on_gpu=launcher.gpus != 0)
     levels: dict[str, int] = {}
     classes: dict[tuple[int, Resources], list[Run]] = defaultdict(list)
     for run in runs:
         levels[run.hash] = 1 + max((levels.get(parent.hash, -1) for parent in runs_behind(run.parents)), default=-1)
         classes[levels[run.hash], resources_of(run, launcher)].append(run)
-    found = []
-    for (level, resources), members in sorted(classes.items(), key=lambda one: (one[0][0], str(one[0][1]))):
+    arrays = []
+    for (level, resources), members in sorted(classes.items(), key=lambda entry: (entry[0][0], str(entry[0][1]))):
         tasks: list[list[Run]] = []
         full = 0.0
-        for run in sorted(members, key=sources):  # scores of one model side by side
+        for run in sorted(members, key=source_models):  # evaluations of one model are adjacent
             seconds = history.predict(run) or math.inf  # one that cannot be estimated is a task of its own
             if not tasks or full + seconds > 60 * launcher.batch_minutes or isinstance(run.config, TrainStage):
                 tasks.append([])
@@ -290,12 +296,16 @@ def arrays_of(runs: Sequence[Run], launcher: Launcher, largest: int) -> list[Arr
             tasks[-1].append(run)
             full += seconds
         chunks = [tasks[start : start + largest] for start in range(0, len(tasks), largest)]
-        found += [Array(level, resources, chunk) for chunk in chunks]
-    return found
+        arrays += [Array(level, resources, chunk) for chunk in chunks]
+    return arrays
 
 
 def resources_of(run: Run, launcher: Launcher) -> Resources:
-    """GPUs as the run's processes or shards ask for them, cores as its threads do."""
+    """GPUs by the run's processes or shards, cores by its threads, lead by the time to write a resume point.
+
+    Raises:
+        PipelineError: launcher.gpus=0 without threads, or launcher.time is too short.
+    """
     config, processes, lead = run.config, 1, EARLY
     gpus = 0
     if launcher.gpus == 0 and config.threads is None and isinstance(config, TrainStage | EvalStage):
@@ -308,7 +318,7 @@ def resources_of(run: Run, launcher: Launcher) -> Resources:
         point = bytes_of_resume_point(run)
         lead += point / write_speed(run.runs_dir) if point > PROBE else 0
         if launcher.time:
-            check_limit(run, lead, seconds_of(launcher.time), f"launcher.time={launcher.time}")
+            check_limit(run, lead, parse_time_limit(launcher.time), f"launcher.time={launcher.time}")
     elif isinstance(config, EvalStage):
         gpus = config.eval.shards
     cpus = config.threads * processes if config.threads else None
@@ -316,14 +326,14 @@ def resources_of(run: Run, launcher: Launcher) -> Resources:
 
 
 def bytes_of_resume_point(run: Run[TrainStage]) -> int:
-    """By the shape of its base, which need not be on this disk yet."""
+    """Size of a training's resume point, by the shape of its base, which need not be on this disk yet."""
     shape = shape_for(run)
     return written(run.config.sft, shape.parameters, moved(run, shape), snapshots=0, points=1)["resume points"]
 
 
 @cache
 def write_speed(folder: Path) -> float:
-    """Bytes a second that a file system takes, by writing one file: half of it, as other jobs write too."""
+    """Bytes per second: half the measured rate of writing one file, as other jobs write too."""
     probe, begun = folder / f".probe-{os.getpid()}", time.perf_counter()
     try:
         with open(probe, "wb") as file:
@@ -336,24 +346,24 @@ def write_speed(folder: Path) -> float:
 
 
 def largest_array() -> int:
-    """MaxArraySize of this cluster, one more than the highest index."""
-    found = re.search(r"MaxArraySize\s*=\s*(\d+)", slurm("scontrol", "show", "config"))
-    return max(1, int(found[1]) - 1) if found else 1000
+    """Largest number of array tasks: MaxArraySize of this cluster minus 1; 1000 if it is not reported."""
+    match = re.search(r"MaxArraySize\s*=\s*(\d+)", run_slurm("scontrol", "show", "config"))
+    return max(1, int(match[1]) - 1) if match else 1000
 
 
 def submit_array(launcher: Launcher, folder: Path, name: str, array: Array, jobs: Mapping[str, str]) -> str:
-    """The id of its job."""
+    """Write an array's files and submit it. Returns the job id."""
     lines = [
         json.dumps({"requeues": launcher.requeues, "elements": [element_of(run) for run in task]})
         for task in array.tasks
     ]
     file = folder / f"{name}-{time.time_ns()}.jsonl"
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    parents = {jobs[one.hash] for task in array.tasks for run in task for one in runs_behind(run.parents)
-               if one.hash in jobs}  # fmt: skip
+    parents = {jobs[parent.hash] for task in array.tasks for run in task for parent in runs_behind(run.parents)
+               if parent.hash in jobs}  # fmt: skip
     options = ["--array", f"0-{len(lines) - 1}", "--job-name", f"{name}-{array.level}", "--requeue"]
     if parents:
-        options += ["--dependency", after(parents)]
+        options += ["--dependency", dependency_on(parents)]
     script = script_of(launcher, ["-m", "pipeline.launch.worker", str(file.resolve())])
     try:
         job = submit_script(launcher, file.with_suffix(".sh"), script, array.resources, options, "%A_%a")
@@ -362,47 +372,51 @@ def submit_array(launcher: Launcher, folder: Path, name: str, array: Array, jobs
     except PipelineError:
         file.unlink()
         raise
-    refuse_short(job, array)
+    check_job_limit(job, array)
     return job
 
 
-def refuse_short(job: str, array: Array) -> None:
-    """Cancel a job of trainings whose limit, that of the partition for one, ends before their first resume point."""
+def check_job_limit(job: str, array: Array) -> None:
+    """Cancel a job of trainings whose time limit (e.g. the partition's) ends before their first resume point.
+
+    Raises:
+        PipelineError: the job was cancelled.
+    """
     run = array.tasks[0][0]
     if not isinstance(run.config, TrainStage) or (limit := seconds_left(job)) is None:
         return
     try:
         check_limit(run, array.resources.lead, limit, f"the time limit of job {job}")
     except PipelineError:
-        slurm("scancel", job)
+        run_slurm("scancel", job)
         raise
 
 
-def check_limit(run: Run, lead: float, limit: float, what: str) -> None:
-    """Refuse a time limit (seconds) that ends before a training has started and written one resume point."""
+def check_limit(run: Run, lead: float, limit: float, source: str) -> None:
+    """Raise PipelineError for a time limit (seconds) too short for a training to start and write one resume point."""
     if limit < START + lead:
         raise PipelineError(
-            f"{what} is {limit:.0f} s: a job of {run.name} needs {START + lead:.0f} s to start and to write one resume "
-            "point; give a longer launcher.time"
+            f"{source} is {limit:.0f} s: a job of {run.name} needs {START + lead:.0f} s to start and to write one "
+            "resume point; give a longer launcher.time"
         )
 
 
 def submit_script(
     launcher: Launcher, file: Path, script: str, resources: Resources, options: Sequence[str], log: str
 ) -> str:
-    """Write a job's script and submit it. Gives the id of the job."""
+    """Write a job's script and submit it. Returns the job id."""
     logs = file.parents[1].resolve() / LOGS
     logs.mkdir(parents=True, exist_ok=True)
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "partition": launcher.partition, "account": launcher.account, "qos": launcher.qos, "time": launcher.time,
         "mem": launcher.memory, "gres": f"gpu:{resources.gpus}" if resources.gpus else None,
         "cpus-per-task": resources.cpus, "signal": f"B:USR1@{resources.lead}", "open-mode": "append",
         "output": f"{str(logs).replace('%', '%%')}/slurm-{log}.log", "nodes": 1, "ntasks": 1,
     }  # fmt: skip
-    given = [f"--{key}={value}" for key, value in asked.items() if value is not None]
+    arguments = [f"--{key}={value}" for key, value in requested.items() if value is not None]
     file.write_text(script, encoding="utf-8")
     try:
-        return sbatch(file.resolve(), *given, *options, *(launcher.options or []))
+        return sbatch(file.resolve(), *arguments, *options, *(launcher.options or []))
     except Held:
         raise
     except PipelineError as error:
@@ -410,25 +424,25 @@ def submit_script(
         knobs = {f"launcher.{key}": getattr(launcher, key) for key in ("partition", "account", "qos", "time", "memory")}
         words = [f"{knob}={value}" for knob, value in knobs.items() if value is not None]
         words += [some(resources.gpus, "GPU"), *([some(resources.cpus, "core")] if resources.cpus else [])]
-        told = f"{error}; asked for: {', '.join([*words, *(launcher.options or [])])}"
+        text = f"{error}; asked for: {', '.join([*words, *(launcher.options or [])])}"
         if NO_GRES.search(str(error)):
-            told += (
+            text += (
                 "; where GPUs are not gres named gpu, give launcher.gpus=0 and your site's own option, "
                 """'launcher.options=["--gpus-per-node=1"]'"""
             )
-        raise PipelineError(told) from error
+        raise PipelineError(text) from error
 
 
 def script_of(launcher: Launcher, command: Sequence[str], then: str = AGAIN) -> str:
-    """The script of a job. A line of launcher.setup that fails ends it: its run would be made in another environment
-    than was asked for."""
+    """The script of a job. A failing line of launcher.setup ends it, so that no run is computed in an environment other
+    than the requested one."""
     python = "python" if launcher.wrap else shlex.quote(sys.executable)
     setup = []
     if launcher.setup:
         setup += ["trap 'echo \"launcher.setup ended the job at: $BASH_COMMAND\" >&2; exit 1' EXIT", "set -e"]
         setup += [*launcher.setup, "set +e", "trap - EXIT"]
     setup += [f"export {ADDED_CONF}={shlex.quote(os.environ[ADDED_CONF])}"] if ADDED_CONF in os.environ else []
-    setup += [f"export HF_HOME={expanded(launcher.hf_home)}"] if launcher.hf_home else []
-    setup += [f'export TMPDIR={expanded(launcher.scratch)}; mkdir -p "$TMPDIR"'] if launcher.scratch else []
+    setup += [f"export HF_HOME={quote_with_expansion(launcher.hf_home)}"] if launcher.hf_home else []
+    setup += [f'export TMPDIR={quote_with_expansion(launcher.scratch)}; mkdir -p "$TMPDIR"'] if launcher.scratch else []
     start = " ".join(part for part in (launcher.wrap, python, shlex.join(command)) if part)
     return job_script(start, setup=setup, then=then)

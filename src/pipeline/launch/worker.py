@@ -1,9 +1,9 @@
-"""A process that makes runs one after the other, and keeps libraries and models in memory between them.
+"""A process that computes runs one after the other and keeps libraries and models in memory between them.
 
-`python -m pipeline.launch.worker` reads elements (launch/run_json.py), a line of JSON each, from standard input, and
+`python -m pipeline.launch.worker` reads elements (launch/run_json.py), one line of JSON each, from standard input and
 answers each with a line `{hash, ended, reason, seconds}` on standard output; ended: finished, failed, held or stopped.
-With a file, it makes those of one line, `{requeues, elements}`: that of its task in a Slurm array. What is printed
-while a run is made goes to its log, `runs_dir/.logs/<label>-<hash8>.log`.
+With a file, it computes the elements of one line, `{requeues, elements}`: that of its task in a Slurm array. Output of
+a run is written to its log, `runs_dir/.logs/<label>-<hash8>.log`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pipeline.errors import Held, PipelineError
 from pipeline.hub.addresses import masked_output
 from pipeline.launch.in_process import make_run, reason_of
 from pipeline.launch.run_json import Element, run_of
-from pipeline.launch.slurm_commands import in_queue, run
+from pipeline.launch.slurm_commands import queued_jobs, run_command
 from pipeline.progress import quiet
 from pipeline.runs import state
 from pipeline.runs.folders import folder_name, folder_of
@@ -44,27 +44,27 @@ def log_of(element: Element) -> Path:
 
 
 @contextmanager
-def logged(file: Path) -> Iterator[None]:
-    """Whatever this process and those that it starts print goes to the end of a file."""
+def log_to(file: Path) -> Iterator[None]:
+    """Append all output of this process and its subprocesses to a file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    kept = os.dup(1), os.dup(2)
+    saved = os.dup(1), os.dup(2)
     try:
         for number in (1, 2):
             os.dup2(opened, number)
         yield
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError):  # a full disk has no room for the log either
+            with suppress(OSError):  # a full disk cannot take the log either
                 stream.flush()
-        for number, before in zip((1, 2), kept, strict=True):
-            os.dup2(before, number)
-            os.close(before)
+        for number, descriptor in zip((1, 2), saved, strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
         os.close(opened)
 
 
-def made(element: Element) -> dict[str, Any]:
-    """Make the run of an element: how that ended."""
+def make_element(element: Element) -> dict[str, Any]:
+    """Compute the run of an element. Returns its answer: {hash, ended, reason, seconds}."""
     begun = time.perf_counter()
     ended, reason = "finished", None
     try:
@@ -85,16 +85,16 @@ def made(element: Element) -> dict[str, Any]:
 
 
 def answer_of(element: Element) -> dict[str, Any]:
-    """As made, with a log; a log that cannot be written, of another user's or on a full disk, is a failure too."""
+    """As make_element, with a log; failing to write the log (another user's file, a full disk) is a failure too."""
     try:
-        with logged(log_of(element)):
-            return made(element)
+        with log_to(log_of(element)):
+            return make_element(element)
     except OSError as error:
         return {"hash": element["hash"], "ended": "failed", "reason": reason_of(error), "seconds": 0.0}
 
 
 def end_with_the_parent() -> None:
-    """A worker whose parent was killed stops in good order (Linux: PR_SET_PDEATHSIG)."""
+    """Receive SIGTERM when the parent process dies (Linux: PR_SET_PDEATHSIG)."""
     parent = os.getppid()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
@@ -106,10 +106,10 @@ def end_with_the_parent() -> None:
 def main() -> int:
     quiet()
     if len(sys.argv) > 1:
-        return of_array(Path(sys.argv[1]))
+        return run_array_task(Path(sys.argv[1]))
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C, and says what to do
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     end_with_the_parent()
     with listening():
         from pipeline.merge.resident import resident
@@ -126,67 +126,67 @@ def main() -> int:
 # ---------------------------------------------------------------------------------------------------- a task of Slurm
 
 
-def of_array(file: Path) -> int:
-    """Make the runs of this task: 0 all are finished, 75 ask for this task again, 1 some failed, or it is of no use."""
+def run_array_task(file: Path) -> int:
+    """Compute the runs of this task. Returns the exit status: 0 finished, 75 requeue, 1 failed or out of requeues."""
     with open(file, encoding="utf-8") as lines:
         task = next(line for number, line in enumerate(lines) if number == int(os.environ["SLURM_ARRAY_TASK_ID"]))
-    told = json.loads(task)
+    record = json.loads(task)
     ended: list[str] = []
     with listening():
         from pipeline.merge.resident import resident
 
         with resident():
-            for element in told["elements"]:
-                ended.append(of_task(element))
+            for element in record["elements"]:
+                ended.append(run_task_element(element))
                 if ended[-1] == "stopped":
                     break
     counts = ", ".join(f"{count} {how}" for how, count in Counter(ended).items())
-    print(f"{len(told['elements'])} runs: {counts}", file=sys.stderr)
+    print(f"{len(record['elements'])} runs: {counts}", file=sys.stderr)
     if not {"stopped", "held"} & set(ended):
         return int("failed" in ended)
-    if int(os.environ.get("SLURM_RESTART_COUNT", 0)) >= told["requeues"]:
-        print(f"not requeued: launcher.requeues={told['requeues']} are used up", file=sys.stderr)
+    if int(os.environ.get("SLURM_RESTART_COUNT", 0)) >= record["requeues"]:
+        print(f"not requeued: launcher.requeues={record['requeues']} are used up", file=sys.stderr)
         return 1
     return UNFINISHED
 
 
-def of_task(element: Element) -> str:
-    """How the run of an element ended; held also where a parent is in work or in the queue."""
+def run_task_element(element: Element) -> str:
+    """How the run of an element ended; "held" also while a parent is running or in the queue."""
     workplace, restarts = workplace_of(element), int(os.environ.get("SLURM_RESTART_COUNT", 0))
-    before = state.read(workplace)
-    if restarts and before.get("state") == "failed" and before.get("job") == job():
-        return "failed"  # in an earlier turn of this task
+    record = state.read(workplace)
+    if restarts and record.get("state") == "failed" and record.get("job") == job():
+        return "failed"  # before this task was requeued
     with suppress(OSError, subprocess.TimeoutExpired):  # job names are run names
-        run(["scontrol", "update", f"JobId={job()}", f"JobName={element['label']}"])
+        run_command(["scontrol", "update", f"JobId={job()}", f"JobName={element['label']}"])
     waits = [parent for parent in element["parents"].values() if not_finished(parent, element)]
-    failed = [one for one in waits if not to_come(parent_place(element, one))]
+    failed = [parent for parent in waits if not may_still_finish(parent_place(element, parent))]
     if waits:
         ended = "failed" if failed else "held"
-        told = f"its parent {(failed or waits)[0]['name']} {'was not made' if failed else 'is not finished yet'}"
-        with suppress(OSError), logged(log_of(element)):
-            print(told, file=sys.stderr)
+        reason = f"its parent {(failed or waits)[0]['name']} {'was not made' if failed else 'is not finished yet'}"
+        with suppress(OSError), log_to(log_of(element)):
+            print(reason, file=sys.stderr)
     else:
         answer = answer_of(element)
-        ended, told = str(answer["ended"]), answer["reason"]
-    if told:
-        print(f"{element['label']} {ended}: {told}", file=sys.stderr)  # in the log of the job
+        ended, reason = str(answer["ended"]), answer["reason"]
+    if reason:
+        print(f"{element['label']} {ended}: {reason}", file=sys.stderr)  # in the log of the job
     if ended == "failed" or waits:
         now = "waiting" if ended == "held" else "blocked" if waits else "failed"
         with suppress(OSError):
             workplace.mkdir(parents=True, exist_ok=True)
-        state.write(workplace, state=now, last_line=told, job=job())
+        state.write(workplace, state=now, last_line=reason, job=job())
     return ended
 
 
-def to_come(workplace: Path) -> bool:
-    """Whether a run that is not finished may still be: somebody makes it, or its job is in the queue."""
-    told = state.read(workplace)
+def may_still_finish(workplace: Path) -> bool:
+    """Whether an unfinished run may still finish: a process holds its lease, or its job is in the queue."""
+    record = state.read(workplace)
     if holder(workplace):
         return True
     try:
-        return told.get("state") not in ("failed", "blocked") and told.get("job") in in_queue()
-    except PipelineError:  # squeue does not answer here: the number of requeues is the bound
-        return told.get("state") in ("running", "waiting", "stopped")
+        return record.get("state") not in ("failed", "blocked") and record.get("job") in queued_jobs()
+    except PipelineError:  # squeue does not respond here: the number of requeues is the bound
+        return record.get("state") in ("running", "waiting", "stopped")
 
 
 def not_finished(parent: dict[str, Any], element: Element) -> bool:
@@ -194,7 +194,7 @@ def not_finished(parent: dict[str, Any], element: Element) -> bool:
 
 
 def hash_of(parent: dict[str, Any]) -> str:
-    """Of a snapshot that of its training."""
+    """The run hash; for a snapshot, its training's hash."""
     return str(parent.get("of", parent["hash"]))
 
 

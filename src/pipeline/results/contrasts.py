@@ -68,7 +68,7 @@ def of_score(planning: Planning, score: ScoreRef) -> tuple[str, int] | None:
     unknown = root is not None and root.folder.is_dir() and durations.scored_file(run, task, language) is None
     if unknown or kind_of(task.task) == "translation":
         return None
-    return task.task, durations.questions(run, task, language)
+    return task.task, durations.count_questions(run, task, language)
 
 
 # ---------------------------------------------------------------------------------------------------- measured
