@@ -28,7 +28,7 @@ from pipeline.config.merging import Merge
 from pipeline.config.stages import EvalStage, MergeStage, TrainStage
 from pipeline.config.training import Model, Partition, Sft
 from pipeline.errors import PipelineError
-from pipeline.launch.in_process import one
+from pipeline.launch.in_process import make_single_run
 from pipeline.merge.methods import METHODS
 
 BASE = Path(__file__).parents[1] / "src/pipeline/data/sandbox_base"
@@ -207,7 +207,7 @@ class Maker:
         last = {word.partition("=")[0]: word for text in (*self.start, *more) for word in text.split()}
         words = tuple(last.values())
         if words not in MADE:
-            MADE[words] = one(configured(list(words)))
+            MADE[words] = make_single_run(configured(list(words)))
         return MADE[words]
 
     def check(self, knob: str, change: Change) -> None:

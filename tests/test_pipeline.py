@@ -202,9 +202,10 @@ def test_no_score_is_made_twice(
     monkeypatch.setattr(evaluation, "score_one", counted)
     own = tmp_path / "own.yaml"
     text = {
-        "defaults": ["tiny"], "name": "own", "axes": {"b": [1, 2]},
+        "defaults": ["tiny"], "name": "own", "axes": {"b": [3, 5]},
         "runs": {"again": {"merge": "layer_swap", "merge.math": "math expert", "merge.language": "language expert",
-                           "merge.bottom_layers": "{b}", "merge.top_layers": 0, "merge.zones": "math"}},
+                           "merge.bottom_layers": "{b}", "merge.top_layers": 0,
+                           "merge.scale_to_depth": True}},
         "score": {"eval": "mgsm_0shot", "eval.split": "dev", "eval.max_gen_toks": 4, "eval.limit": 2, "in": "qac"},
         "columns": {"swap {counts}": {"run": "layer swap"}, "again {b}": {"run": "again"}}, "rows": {}, "compare": {},
     }  # fmt: skip

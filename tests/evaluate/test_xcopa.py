@@ -20,7 +20,7 @@ from pipeline.config.data import Data, Expert, Source
 from pipeline.config.stages import DataStage
 from pipeline.data.stage import make_training_set
 from pipeline.errors import PipelineError
-from pipeline.estimate.flops import asked
+from pipeline.estimate.flops import question_sets
 
 QUESTIONS = 12
 
@@ -96,7 +96,7 @@ def test_it_is_planned_scored_and_reported(
 
 def test_what_guessing_gives_and_what_it_costs() -> None:
     assert chance_of("xcopa") == 0.5 and chance_of("belebele") == 0.25
-    ((english,), (swahili,)) = (asked("xcopa", 0, code) for code in ("en", "sw"))
+    ((english,), (swahili,)) = (question_sets("xcopa", 0, code) for code in ("en", "sw"))
     assert (english.questions, english.prefix, english.question, english.answer) == (500, 0, 30, 0)
     assert swahili.question == pytest.approx(30 * 108 / 64)  # as much longer as MGSM's problems are
 

@@ -15,7 +15,7 @@ import pytest
 from planned import TABLES
 
 from pipeline.benchmarks import primary_metric
-from pipeline.commands.table import write
+from pipeline.commands.table import write_results
 from pipeline.config.compose import compose
 from pipeline.config.stages import Report
 from pipeline.files import fingerprints
@@ -139,7 +139,7 @@ def cells_of(page: Path) -> list[dict[str, str]]:
 
 
 def render(planning: Planning) -> Path:
-    return write(planning, Reported(), Report(fewer=True))
+    return write_results(planning, Reported(), Report(fewer=True))
 
 
 @pytest.mark.parametrize("name", NAMES)

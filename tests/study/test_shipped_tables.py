@@ -13,7 +13,7 @@ import yaml
 from planned import CONF, TABLES, plan, plan_of
 
 from pipeline.benchmarks import primary_metric
-from pipeline.commands.table import published as published_lines
+from pipeline.commands.table import published_lines
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.tables.plan import TablePlan
