@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.compose import compose
+from pipeline.config.data import Source
 from pipeline.config.stages import DataStage
 from pipeline.data.load import read
 from pipeline.errors import PipelineError
@@ -136,3 +137,10 @@ def test_a_blank_column_inside_a_template_empties_the_row(
     told = call("stage=data", "expert=own", *words, "expert.sources.own.completion='{a}'", "tracking.mode=disabled")
     card = (Path(told.out.strip()) / "data_card.md").read_text()
     assert "Blank cells that emptied rows, by column: own q 2, a 2." in card
+
+
+def test_a_table_with_columns_line_and_json_is_no_json(tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text('line,json\n1,"{""a"": 2}"\n2,plain text\n')
+    source = Source(file="own.csv", rows="template", prompt="{line}", completion="{json}")
+    found = list(read("own", source, tmp_path))
+    assert found == [{"prompt": "1", "completion": '{"a": 2}'}, {"prompt": "2", "completion": "plain text"}]

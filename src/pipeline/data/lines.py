@@ -11,7 +11,7 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import TextIOWrapper
 from itertools import chain, islice
 from typing import Any, TextIO
@@ -21,6 +21,7 @@ from datasets.builder import Key
 from datasets.packaged_modules.csv.csv import Csv
 from datasets.packaged_modules.text.text import Text
 
+from pipeline.data.rows import JSON_COLUMNS
 from pipeline.errors import PipelineError
 
 AT_A_TIME = 10 << 20  # characters
@@ -28,40 +29,50 @@ ROWS = 1000  # of CSV at a time
 STRAY = "\udc0d"  # stands for a carriage return inside a line; decoded UTF-8 holds no surrogate
 
 
-def text_of(file: Any, newline: str = "\n") -> TextIO:
-    """UTF-8 with or without a byte order mark."""
-    return TextIOWrapper(file, encoding="utf-8-sig", newline=newline)
+Columns = dict[str, pa.Array]
+
+
+def tables_of(files_iterables: Any, read: Callable[[TextIO, str], Iterator[Columns]]) -> Iterator[tuple[Key, pa.Table]]:
+    """The tables that `read` makes of each file's text, UTF-8 with or without a byte order mark.
+
+    `open` of this module is made to read URLs and archives by datasets.
+    """
+    for shard, files in enumerate(files_iterables):
+        for path in files:
+            with open(path, "rb") as file:
+                text = TextIOWrapper(file, encoding="utf-8-sig", newline="\n")
+                for batch, columns in enumerate(read(text, path)):
+                    yield Key(shard, batch), pa.table(columns)
+
+
+def in_batches(rows: Iterator[Any]) -> Iterator[list[Any]]:
+    while batch := list(islice(rows, ROWS)):
+        yield batch
 
 
 class Lines(Text):  # type: ignore[misc]
     """One column, text: a line a row."""
 
     def _generate_tables(self, base_files: Any, files_iterables: Any) -> Iterator[tuple[Key, pa.Table]]:
-        """`open` is made to read URLs and archives by datasets."""
-        for shard, files in enumerate(files_iterables):
-            for path in files:
-                with open(path, "rb") as file:
-                    text, batch = text_of(file), 0
-                    while lines := text.readlines(AT_A_TIME):
-                        texts = [line.removesuffix("\n").removesuffix("\r") for line in lines]
-                        yield Key(shard, batch), pa.table({"text": pa.array(texts, pa.string())})
-                        batch += 1
+        def read(text: TextIO, path: str) -> Iterator[Columns]:
+            while lines := text.readlines(AT_A_TIME):
+                texts = [line.removesuffix("\n").removesuffix("\r") for line in lines]
+                yield {"text": pa.array(texts, pa.string())}
+
+        return tables_of(files_iterables, read)
 
 
 class Objects(Text):  # type: ignore[misc]
-    """Columns line and json: the text of one object a row. The file holds one a line, or a list of them."""
+    """The columns JSON_COLUMNS: line and text of one object a row. The file holds one a line, or a list of them."""
 
     def _generate_tables(self, base_files: Any, files_iterables: Any) -> Iterator[tuple[Key, pa.Table]]:
-        for shard, files in enumerate(files_iterables):
-            for path in files:
-                with open(path, "rb") as file:
-                    numbered = objects(text_of(file), path)
-                    for batch in range(1 << 40):
-                        if not (rows := list(islice(numbered, ROWS))):
-                            break
-                        numbers, texts = zip(*rows, strict=True)
-                        columns = {"line": pa.array(numbers, pa.int64()), "json": pa.array(texts, pa.large_string())}
-                        yield Key(shard, batch), pa.table(columns)
+        def read(text: TextIO, path: str) -> Iterator[Columns]:
+            for rows in in_batches(objects(text, path)):
+                numbers, texts = zip(*rows, strict=True)
+                arrays = pa.array(numbers, pa.int64()), pa.array(texts, pa.large_string())
+                yield dict(zip(JSON_COLUMNS, arrays, strict=True))
+
+        return tables_of(files_iterables, read)
 
 
 def objects(text: TextIO, path: str) -> Iterator[tuple[int, str]]:
@@ -84,16 +95,12 @@ class Cells(Csv):  # type: ignore[misc]
     """The columns of the header, each cell as its text."""
 
     def _generate_tables(self, base_files: Any, files_iterables: Any) -> Iterator[tuple[Key, pa.Table]]:
-        for shard, files in enumerate(files_iterables):
-            for path in files:
-                with open(path, "rb") as file:
-                    rows = cells(text_of(file), self.config.sep, path)
-                    for batch in range(1 << 40):
-                        if not (part := list(islice(rows, ROWS))):
-                            break
-                        names = [name for name in part[0] if name]  # a column without a name cannot be asked for
-                        texts = {name: pa.array([row[name] for row in part], pa.large_string()) for name in names}
-                        yield Key(shard, batch), pa.table(texts)
+        def read(text: TextIO, path: str) -> Iterator[Columns]:
+            for rows in in_batches(cells(text, self.config.sep, path)):
+                names = [name for name in rows[0] if name]  # a column without a name cannot be requested
+                yield {name: pa.array([row[name] for row in rows], pa.large_string()) for name in names}
+
+        return tables_of(files_iterables, read)
 
 
 def cells(text: TextIO, separator: str, path: str) -> Iterator[dict[str, str]]:

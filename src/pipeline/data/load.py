@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.data import Source
+from pipeline.data.rows import JSON_COLUMNS
 from pipeline.data.sources import MAY_BE_BLANK, READERS, Example, Row, Unusable, columns, is_blank, is_text, wanted
 from pipeline.errors import PipelineError
 from pipeline.hub.addresses import plain_addresses, without_credentials
@@ -25,7 +26,7 @@ from pipeline.progress import Bar
 
 MOST_CANDIDATES = 10_000_000  # rows looked at: their digests and places stay below 2 GB; of more, a sample is drawn
 SHUFFLE_BUFFER = 10_000  # rows of a stream that are shuffled at a time, besides the order of its files
-BUILDERS = "2"  # raised when data/lines.py reads otherwise: `datasets` keeps what was read under it
+BUILDERS = "3"  # raised when data/lines.py reads otherwise: `datasets` keeps what was read under it
 KNOWN = (OSError, RuntimeError, ValueError, TypeError, EOFError, StopIteration)  # what datasets lets through
 THEIRS = ("datasets", "huggingface_hub", "httpx", "httpx2", "pyarrow", "yaml", "zlib")  # whose errors are put in words
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
@@ -184,14 +185,15 @@ def of_dataset(loaded: Any, limit: int, seed: int) -> Rows:
             available = len(loaded)
             loaded = loaded.select(drawn(available, limit, seed))
         names, count, rows = loaded.column_names, len(loaded), unbatched(loaded)
-    if names == ["line", "json"]:  # as data/lines.py reads JSON
+    if names == JSON_COLUMNS:
         return of_objects(rows, count, available)
     return Rows(rows, names, count, available)
 
 
 def of_objects(rows: Iterator[Row], count: int | None, available: int | None) -> Rows:
     """Rows of lines of JSON. A column that a row lacks is null; the first row says which there are."""
-    objects = (parsed(row["json"], row["line"], "the file") for row in rows)
+    number, text = JSON_COLUMNS
+    objects = (parsed(row[text], row[number], "the file") for row in rows)
     first = next(objects, {})
     names = dict.fromkeys(first)
     return Rows(({**names, **row} for row in chain([first], objects)), list(first), count, available)
