@@ -64,18 +64,18 @@ class Outcome:
     @classmethod
     def of(cls, table: BoundTable, failed: Mapping[str, str]) -> Outcome:
         """What is finished of a table."""
-        found = cls(table, failed)
+        outcome = cls(table, failed)
         for place, cell in table.plan.cells.items():
-            found.cells[place] = found.number(cell)
+            outcome.cells[place] = outcome.number(cell)
         for key, choice in table.plan.choices.items():
             means: dict[Candidate, float | None] = {}
-            for one, scores in choice.candidates.items():
+            for candidate, scores in choice.candidates.items():
                 runs = [table.evaluations.get(score) for score in scores]
                 numbers = [primary(run) if run else None for run in runs]
-                known = [number for number in numbers if number is not None]
-                means[one] = statistics.fmean(known) if len(known) == len(numbers) else None
-            found.choices[key] = Made(means, table.winners[key])
-        return found
+                finished = [number for number in numbers if number is not None]
+                means[candidate] = statistics.fmean(finished) if len(finished) == len(numbers) else None
+            outcome.choices[key] = Made(means, table.winners[key])
+        return outcome
 
     # ------------------------------------------------------------------------------------------ cells
 
@@ -119,15 +119,15 @@ class Outcome:
 
     def values(self, cell: Cell, runs: dict[Path, None]) -> Values:
         """The number of each score (or fact) under a cell; `runs` takes the folders that they were read from."""
-        own = {score for item in cell.items for reading in item.readings for score in reading.values()}
+        own_scores = {score for item in cell.items for reading in item.readings for score in reading.values()}
 
         def values(of: ScoreRef | str) -> float:
             if isinstance(of, str):
                 return self.fact(of, self.table.training(of), cell.fact or "", runs)
-            if cell.fact is not None and of in own:  # of a merge in memory
+            if cell.fact is not None and of in own_scores:  # of a merge in memory
                 return self.fact(of, self.table.evaluations.get(of), cell.fact, runs)
-            metric, pair = (cell.metric, cell.pair) if of in own else (None, None)
-            return self.score(of, metric, pair, runs if of in own else {})
+            metric, pair = (cell.metric, cell.pair) if of in own_scores else (None, None)
+            return self.score(of, metric, pair, runs if of in own_scores else {})
 
         return values
 
@@ -142,12 +142,12 @@ class Outcome:
         runs[run.folder] = None
         if read_manifest(run.folder) is None:
             raise NoScore(f"{run.name} {self.failed.get(run.name, 'is not made yet')}")
-        found = primary(run) if metric is None and pair is None else None
+        main = primary(run) if metric is None and pair is None else None
         rows = readings(run, metric, pair)
-        if found is None and not rows:
+        if main is None and not rows:
             remedy = f": give {SPM_MODEL}" if metric == "spbleu" else ""
             raise NoScore(f"{run.name} has no {metric or 'score'}{f' of {pair}' if pair else ''}{remedy}")
-        number = statistics.fmean(row["value"] for row in rows) if found is None else found
+        number = statistics.fmean(row["value"] for row in rows) if main is None else main
         return number * (percent(rows[0]["metric"]) if rows else 100)
 
     def fact(self, key: str | ScoreRef, run: Run | None, fact: str, runs: dict[Path, None]) -> float:
@@ -158,11 +158,11 @@ class Outcome:
         manifest = read_manifest(run.folder)
         if manifest is None:
             raise NoScore(f"{run.name} {self.failed.get(run.name, 'is not made yet')}")
-        read = validation if fact in VALIDATIONS else rows_changed if ROWS_CHANGED.fullmatch(fact) else None
-        found = read(run, fact) if read else manifest.facts.get(fact)
-        if not isinstance(found, int | float):
+        reader = validation if fact in VALIDATIONS else rows_changed if ROWS_CHANGED.fullmatch(fact) else None
+        value = reader(run, fact) if reader else manifest.facts.get(fact)
+        if not isinstance(value, int | float):
             raise NoScore(f"{run.name} records no {fact}")
-        return float(found)
+        return float(value)
 
 
 def validation(run: Run, fact: str) -> float | None:
@@ -171,7 +171,7 @@ def validation(run: Run, fact: str) -> float | None:
     rows = read_jsonl(log) if log.is_file() else []
     losses = [(row["step"], row["validation_loss"]) for row in rows if "validation_loss" in row]
     if fact == "starting_validation_loss":
-        losses = [one for one in losses if one[0] == 0]
+        losses = [point for point in losses if point[0] == 0]
     return losses[-1][1] if losses else None
 
 
@@ -180,9 +180,9 @@ def rows_changed(run: Run, fact: str) -> float | None:
     the two-dimensional parameters of some columns and layers (rows_changed.attention.0-1,30-31)."""
     _, columns, layers = fact.split(".")
     ends = [map(int, span.split("-")) for span in layers.split(",")]
-    wanted = {str(layer) for first, last in ends for layer in range(first, last + 1)}
+    numbers = {str(layer) for first, last in ends for layer in range(first, last + 1)}
     kinds = ("attention", "feed_forward") if columns == "all" else (columns,)
     with open(run.folder / "delta.csv", encoding="utf-8", newline="") as stream:
-        rows = [row for row in csv.DictReader(stream) if row["column"].startswith(kinds) and row["layer"] in wanted]
+        rows = [row for row in csv.DictReader(stream) if row["column"].startswith(kinds) and row["layer"] in numbers]
     shares = [float(row["share"]) for row in rows]
-    return 100 * statistics.fmean(shares) if {row["layer"] for row in rows} == wanted else None
+    return 100 * statistics.fmean(shares) if {row["layer"] for row in rows} == numbers else None

@@ -38,21 +38,24 @@ def gather(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, 
     names = {run.hash: run.name for run in runs}
     bound = planning.bind()
     outcome, answers = Outcome.of(bound, failed), StoredAnswers(bound)
-    found, missing = described(runs, names, failed, unfinished(runs) if reasons is None else reasons)
-    done = [run for run in found if run.finished]
-    versions, machine = usual(done).get("eval", ({}, {}))
-    asked = {**planning.config.every, **({"data_root": planning.config.data_root} if planning.config.data_root else {})}
+    run_results, missing = described(runs, names, failed, unfinished(runs) if reasons is None else reasons)
+    finished = [run for run in run_results if run.finished]
+    versions, machine = usual(finished).get("eval", ({}, {}))
+    overrides = {
+        **planning.config.every,
+        **({"data_root": planning.config.data_root} if planning.config.data_root else {}),
+    }
     cells = with_best(plan, answers, [cell_result(outcome, place, answers) for place in outcome.cells])
     return Results(
         table=table.name, title=table.title, note=table.note,
         command=without_credentials(" ".join([
             f"python -m pipeline stage=table table={planning.config.table}",
-            *(f"{'' if key == 'data_root' else 'every.'}{key}={value}" for key, value in asked.items())])),
-        rows=plan.rows, columns=plan.columns, cells=cells, sampled=sampled(plan), runs=found,
+            *(f"{'' if key == 'data_root' else 'every.'}{key}={value}" for key, value in overrides.items())])),
+        rows=plan.rows, columns=plan.columns, cells=cells, sampled=sampled(plan), runs=run_results,
         failed=[FailedRun(name, shared(why)) for name, why in failed.items()], missing=missing,
-        seconds=sum(run.seconds or 0.0 for run in done), versions=versions, machine=machine, git=git_state(),
+        seconds=sum(run.seconds or 0.0 for run in finished), versions=versions, machine=machine, git=git_state(),
         contrasts=measured(plan, answers, compared(plan) or default_pairs(plan, cells)), declared=bool(plan.compare),
-        verdicts=judged(plan, answers), choices=choices_of(outcome), links=[Link(*one) for one in sweeps_of(
+        verdicts=judged(plan, answers), choices=choices_of(outcome), links=[Link(*sweep) for sweep in sweeps_of(
             Path(planning.config.runs_dir) / "reports", {run.hash for run in runs})],
     )  # fmt: skip
 
@@ -64,21 +67,21 @@ def described(
     runs: Sequence[Run], names: Mapping[str, str], failed: Mapping[str, str], reasons: Mapping[str, str]
 ) -> tuple[list[RunResult], list[FailedRun]]:
     """Every run as its manifest has it, and those that nobody has tried yet."""
-    found, missing = [], []
+    run_results, missing = [], []
     for run in runs:
         manifest = read_manifest(run.folder)
         if manifest is None:
             why = shared(failed.get(names[run.hash], f"not made ({reasons.get(run.hash, 'never made')})"))
-            found.append(RunResult(names[run.hash], run.config.stage, run.folder, run.label, False, why))
+            run_results.append(RunResult(names[run.hash], run.config.stage, run.folder, run.label, False, why))
             missing += [FailedRun(names[run.hash], why)] if names[run.hash] not in failed else []
             continue
         stale = reasons.get(run.hash, "") or changed(run.folder, manifest, SMALL_BYTES)
-        found.append(recorded(run, names[run.hash], manifest, shared(stale)))
-    return marked(found), missing
+        run_results.append(recorded(run, names[run.hash], manifest, shared(stale)))
+    return marked(run_results), missing
 
 
 def recorded(run: Run, name: str, manifest: Manifest, stale: str) -> RunResult:
-    parents = {role: one.name for role, one in manifest.parents.items()}
+    parents = {role: parent.name for role, parent in manifest.parents.items()}
     root = manifest.facts.get("weights_root") or manifest.weights_root
     if root is None and "checkpoint" in manifest.parents:
         root = manifest.parents["checkpoint"].content
@@ -89,7 +92,7 @@ def recorded(run: Run, name: str, manifest: Manifest, stale: str) -> RunResult:
         model=parents.get("checkpoint") or merge or parents.get("model", ""), card=parents.get("data", ""),
         parents=parents, config=config, seconds=manifest.seconds, attempt=manifest.attempt, started=manifest.started,
         weights_root=root, versions=manifest.versions, machine=manifest.machine,
-        warnings=[shared(one) for one in manifest.facts.get("warnings", [])],
+        warnings=[shared(parent) for parent in manifest.facts.get("warnings", [])],
     )  # fmt: skip
 
 
@@ -110,25 +113,25 @@ def usual(runs: Iterable[RunResult]) -> dict[str, tuple[dict[str, Any], dict[str
     counts: dict[str, Counter[tuple[str, str]]] = {}
     for run in runs:
         counts.setdefault(run.stage, Counter())[made_on(run)] += 1
-    most = {stage: found.most_common(1)[0][0] for stage, found in counts.items()}
-    return {stage: (json.loads(versions), json.loads(machine)) for stage, (versions, machine) in most.items()}
+    commonest = {stage: counter.most_common(1)[0][0] for stage, counter in counts.items()}
+    return {stage: (json.loads(versions), json.loads(machine)) for stage, (versions, machine) in commonest.items()}
 
 
 def marked(runs: Sequence[RunResult]) -> list[RunResult]:
     """Each run with how its making differs from that of most runs of its stage: device, threads, versions."""
-    most = usual(run for run in runs if run.finished)
-    known: dict[Any, list[str]] = {}  # compared once for each way of making
+    commonest = usual(run for run in runs if run.finished)
+    differences: dict[Any, list[str]] = {}  # compared once for each way of making
 
     def unlike(run: RunResult) -> list[str]:
         key = run.stage, made_on(run)
-        if key not in known:
-            versions, machine = most[run.stage]
-            mine, theirs = {**run.versions, **run.machine}, {**versions, **machine}
-            known[key] = [
-                f"{name} {mine.get(name, 'unknown')}, most {theirs.get(name, 'unknown')}"
-                for name in sorted({*mine, *theirs})
-                if mine.get(name) != theirs.get(name)
+        if key not in differences:
+            versions, machine = commonest[run.stage]
+            own_machine, usual_machine = {**run.versions, **run.machine}, {**versions, **machine}
+            differences[key] = [
+                f"{name} {own_machine.get(name, 'unknown')}, most {usual_machine.get(name, 'unknown')}"
+                for name in sorted({*own_machine, *usual_machine})
+                if own_machine.get(name) != usual_machine.get(name)
             ]
-        return known[key]
+        return differences[key]
 
     return [replace(run, unlike=unlike(run)) if run.finished else run for run in runs]

@@ -34,14 +34,14 @@ def contrasts(planning: Planning) -> list[str]:
         counts = [
             questions(planning, cell)
             for place, cell in cells.items()
-            if left in place and tuple(right if one == left else one for one in place) in cells
+            if left in place and tuple(right if name == left else name for name in place) in cells
         ]
-        asked = [count for count in counts if count]
-        if asked:
-            least, most = (100 * smallest_difference(count, DISCORDANT) for count in (min(asked), max(asked)))
-            told = f"{least:.1f} points on {min(asked)} questions"
-            told += f", {most:.1f} on {max(asked)}" if max(asked) > min(asked) else ""
-            lines.append(f"{left} against {right}: minimum detectable difference {told}")
+        sizes = [count for count in counts if count]
+        if sizes:
+            on_fewest, on_most = (100 * smallest_difference(count, DISCORDANT) for count in (min(sizes), max(sizes)))
+            text = f"{on_fewest:.1f} points on {min(sizes)} questions"
+            text += f", {on_most:.1f} on {max(sizes)}" if max(sizes) > min(sizes) else ""
+            lines.append(f"{left} against {right}: minimum detectable difference {text}")
     note = f"(two-sided 5 %, power 80 %, {DISCORDANT:.0%} of answers right for one of the two alone)"
     return [*lines, note] if lines else []
 
@@ -50,13 +50,13 @@ def questions(planning: Planning, cell: Cell) -> int:
     """Different questions under a cell, of tasks whose answers are right or wrong."""
     if cell.of:
         return sum(questions(planning, planning.plan.cells[row, cell.column]) for row in cell.of)
-    asked: dict[tuple[str, str], int] = {}
+    sizes: dict[tuple[str, str], int] = {}
     for item in cell.items:
         for reading in item.readings:
             score = next(iter(reading.values()))
-            if found := of_score(planning, score):
-                asked[found[0], score.language] = found[1]
-    return sum(asked.values())
+            if task_size := of_score(planning, score):
+                sizes[task_size[0], score.language] = task_size[1]
+    return sum(sizes.values())
 
 
 def of_score(planning: Planning, score: ScoreRef) -> tuple[str, int] | None:
@@ -83,8 +83,8 @@ Pair = tuple[str, str, str]  # left, right, and the row or column that has both
 def compared(plan: TablePlan) -> list[Pair]:
     """The pairs that a table's `compare` names, in each row (or column) that has both sides."""
     places = [plan.rows if left in plan.columns else plan.columns for left, _ in plan.compare]
-    found = [(*sides, place) for sides, across in zip(plan.compare, places, strict=True) for place in across]
-    return [pair for pair in found if all(key in plan.cells for key in keys_of(plan, pair))]
+    pairs = [(*sides, place) for sides, across in zip(plan.compare, places, strict=True) for place in across]
+    return [pair for pair in pairs if all(key in plan.cells for key in keys_of(plan, pair))]
 
 
 def default_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> list[Pair]:
@@ -96,14 +96,14 @@ def default_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> list[Pair]:
         if kind_of(cell.task) == "number" and cell.value is not None:
             model, place = (cell.row, cell.column) if by_row else (cell.column, cell.row)
             by_place.setdefault(place, {})[model] = cell
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     for place, models in by_place.items():
         bases, experts, merges = ([name for name, cell in models.items() if cell.role == role]
                                   for role in ("base", "expert", "merge"))  # fmt: skip
         best = sorted(experts, key=lambda name: -(models[name].value or 0))[:1]
         merges = [name for name in merges if models[name].maximum is None]
-        found += [(merge, rival, place) for merge in merges for rival in (*bases, *best)]
-    return found
+        pairs += [(merge, rival, place) for merge in merges for rival in (*bases, *best)]
+    return pairs
 
 
 def keys_of(plan: TablePlan, pair: Pair) -> list[tuple[str, str]]:
@@ -117,15 +117,15 @@ def measured(plan: TablePlan, answers: StoredAnswers, pairs: Iterable[Pair]) -> 
     Values, difference, interval and could_see (by the measured discordance) in points; over problems, and over the
     experts that both sides' means are over; of translations over sentences. Facts and figures have no lines.
     """
-    found = []
+    lines = []
     for pair in pairs:
         cells = [plan.cells[key] for key in keys_of(plan, pair)]
         if metric := shared_metric(plan, cells):
             line = dict(zip(("left", "right", "place"), pair, strict=True)) | measure(
                 plan, cells, metric, pair, answers
             )
-            found.append({key: line.get(key) for key in MEASURED})
-    return found
+            lines.append({key: line.get(key) for key in MEASURED})
+    return lines
 
 
 def shared_metric(plan: TablePlan, cells: Sequence[Cell]) -> str | None:
@@ -146,19 +146,19 @@ def sides_of(plan: TablePlan, cells: Sequence[Cell], metric: str, pair: Pair, an
 
 def measure(plan: TablePlan, cells: Sequence[Cell], metric: str, pair: Pair, answers: StoredAnswers) -> dict[str, Any]:
     sides = sides_of(plan, cells, metric, pair, answers)
-    told: dict[str, Any] = {"over": " ".join(["problems", *sides.asked.axes])}
+    line: dict[str, Any] = {"over": " ".join(["problems", *sides.asked.axes])}
     try:
-        one, values = sides.contrast(), sides.values
-        numbers = {name: getattr(one, name) for name in ("difference", "low", "high", "could_see")}
+        contrast, values = sides.contrast(), sides.values
+        numbers = {name: getattr(contrast, name) for name in ("difference", "low", "high", "could_see")}
         numbers |= {"left_value": values[0], "right_value": values[1]}
-        told |= {name: 100 * value for name, value in numbers.items()}
-        told |= {"p": one.p, "n": one.n, "discordant": one.discordant, "detail": sides.detail()}
-        both = [sides.side([[cell]], ()) for cell in cells]
-        if sides.plain and metric not in CORPUS_METRICS and {*both[0], *both[1]} <= {0, 1}:
-            told["mcnemar_p"] = mcnemar(*both).p
+        line |= {name: 100 * value for name, value in numbers.items()}
+        line |= {"p": contrast.p, "n": contrast.n, "discordant": contrast.discordant, "detail": sides.detail()}
+        answers_of_sides = [sides.side([[cell]], ()) for cell in cells]
+        if sides.plain and metric not in CORPUS_METRICS and {*answers_of_sides[0], *answers_of_sides[1]} <= {0, 1}:
+            line["mcnemar_p"] = mcnemar(*answers_of_sides).p
     except NoScore as error:
-        told["missing"] = str(error)
-    return told
+        line["missing"] = str(error)
+    return line
 
 
 def with_best(plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResult]) -> list[CellResult]:
@@ -169,7 +169,7 @@ def with_best(plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResul
     for cell in cells:
         if cell.value is not None and cell.task:
             places.setdefault((cell.column if by_row else cell.row, cell.task, cell.pair), []).append(cell)
-    best = {id(top) for there in places.values() if (top := best_of(plan, answers, there)) is not None}
+    best = {id(top) for candidates in places.values() if (top := best_of(plan, answers, candidates)) is not None}
     return [replace(cell, best=id(cell) in best) for cell in cells]
 
 
@@ -178,17 +178,17 @@ def best_of(plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResult]
     top, *rivals = sorted(cells, key=lambda cell: -(cell.value or 0))
     ps = []
     for rival in rivals if top.maximum is None else []:
-        both = [plan.cells[cell.row, cell.column] for cell in (top, rival)]
-        metric = shared_metric(plan, both)
+        pair = [plan.cells[cell.row, cell.column] for cell in (top, rival)]
+        metric = shared_metric(plan, pair)
         if metric is None:
             return None
         try:
-            one = sides_of(plan, both, metric, (top.row, rival.row, top.column), answers).contrast()
+            contrast = sides_of(plan, pair, metric, (top.row, rival.row, top.column), answers).contrast()
         except NoScore:
             return None
-        if one.p >= LEVEL or one.difference <= 0:
+        if contrast.p >= LEVEL or contrast.difference <= 0:
             return None
-        ps.append(one.p)
+        ps.append(contrast.p)
     return top if ps and max(holm(ps)) < LEVEL else None
 
 

@@ -23,17 +23,17 @@ def cell_result(outcome: Outcome, place: tuple[str, str], answers: StoredAnswers
     """A cell as the report has it, with the evaluations behind it."""
     table, cell, number = outcome.table, outcome.table.plan.cells[place], outcome.cells[place]
     digits = 3 if cell.fact in VALIDATIONS else 1
-    chosen = cell.fact is None and not linear(table.plan, cell)
-    found = estimate(table.plan, cell, chosen, answers) if number.value is not None else None
-    value, low, high = found or (number.value, None, None)
+    is_chosen = cell.fact is None and not linear(table.plan, cell)
+    estimated = estimate(table.plan, cell, is_chosen, answers) if number.value is not None else None
+    value, low, high = estimated or (number.value, None, None)
     judged = number.value is not None and number.published is not None
     tasks = tasks_of(table.plan, cell) if cell.fact is None else set()
     scores = list(shown(table, cell))
     return CellResult(
-        *place, value=value if chosen else number.value, low=low, high=high, n=number.n, published=number.published,
+        *place, value=value if is_chosen else number.value, low=low, high=high, n=number.n, published=number.published,
         base=judged and untrained(table.plan, cell), experts=experts(outcome, cell) if judged else None,
         suspect=number.suspect, missing=shared(number.missing), runs=[folder.name for folder in number.runs],
-        digits=digits, maximum=number.value if chosen else None,
+        digits=digits, maximum=number.value if is_chosen else None,
         scores=[
             CellScore(run.name, {axis: str(value) for axis, value in item.at.items()})
             for item, score in scores if (run := table.evaluations.get(score))
@@ -66,7 +66,7 @@ def role(table: BoundTable, score: ScoreRef | None) -> str:
     return "merge" if joint or spec.words.get("stage") == "merge" else "expert"
 
 
-def estimate(plan: TablePlan, cell: Cell, chosen: bool, answers: StoredAnswers) -> tuple[float, float, float] | None:
+def estimate(plan: TablePlan, cell: Cell, is_chosen: bool, answers: StoredAnswers) -> tuple[float, float, float] | None:
     """A cell and its 95 % interval over draws of problems, in percent. What is chosen (the best configuration, a
     maximum) is scored on the half of the problems that it was not chosen on, and chosen again in each draw.
 
@@ -83,7 +83,7 @@ def estimate(plan: TablePlan, cell: Cell, chosen: bool, answers: StoredAnswers) 
     questions = questions_of(plan, answers, [cell], metric)
     try:
         value, variance = questions.plain(cell)
-        if chosen:
+        if is_chosen:
             value, draws = questions.halved(lambda choosing, shown: drawn(plan, cell, choosing, shown)[1])
             variance = float(np.var(draws, ddof=1))
         low, high = questions.interval(value, variance)
@@ -95,36 +95,36 @@ def estimate(plan: TablePlan, cell: Cell, chosen: bool, answers: StoredAnswers) 
 def untrained(plan: TablePlan, cell: Cell) -> bool:
     """Whether all that a cell scores is the model of `every`, as it is."""
     specs = plan.specs
-    models = [s.model for leaf in leaves(plan, cell) for one in leaf.items for r in one.readings for s in r.values()]
+    models = [s.model for leaf in leaves(plan, cell) for item in leaf.items for r in item.readings for s in r.values()]
     return all(model in specs and specs[model].kind == "base" for model in models)
 
 
 def experts(outcome: Outcome, cell: Cell) -> float | None:
     """Points by which another set of experts may differ (95 %); None where a cell is not reduced over several."""
-    plan, found = outcome.table.plan, []
+    plan, axes_levels = outcome.table.plan, []
     steps = {axis: how for leaf in leaves(plan, cell) for how, axes in leaf.reduce for axis in axes}
     for axis in sampled(plan):
         if axis in steps and len(levels := outcome.levels(cell, axis)) > 1:
-            found.append((levels, steps[axis] == "mean"))
-    return replication_reach(found) if found else None
+            axes_levels.append((levels, steps[axis] == "mean"))
+    return replication_reach(axes_levels) if axes_levels else None
 
 
 def choices_of(outcome: Outcome) -> dict[str, Any]:
     """What was chosen, of which candidates: each with its mean and the runs that scored it."""
-    found = {}
-    for key, made in outcome.choices.items():
+    choices = {}
+    for key, decided in outcome.choices.items():
         choice = outcome.table.plan.choices[key]
         candidates = [
             {
-                **at_of(choice, one), "mean": made.means[one],
+                **at_of(choice, candidate), "mean": decided.means[candidate],
                 "scores": [run.name for score in scores if (run := outcome.table.evaluations.get(score))],
             }
-            for one, scores in choice.candidates.items()
+            for candidate, scores in choice.candidates.items()
         ]  # fmt: skip
-        won = at_of(choice, made.winner) if made.winner else None
-        found[key] = {"run": choice.run, "at": choice.at, "chosen": won, "candidates": candidates}
-    return found
+        won = at_of(choice, decided.winner) if decided.winner else None
+        choices[key] = {"run": choice.run, "at": choice.at, "chosen": won, "candidates": candidates}
+    return choices
 
 
-def at_of(choice: Choice, one: Candidate) -> dict[str, Any]:
-    return dict(zip(choice.axes, one, strict=True))
+def at_of(choice: Choice, candidate: Candidate) -> dict[str, Any]:
+    return dict(zip(choice.axes, candidate, strict=True))

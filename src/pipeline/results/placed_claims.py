@@ -25,13 +25,16 @@ def claims_of(table: str) -> list[Claim]:
     Raises PipelineError for an id that two of them have.
     """
     files = [path for folder in conf.folders() for path in sorted((folder / conf.CLAIMS).glob("*.yaml"))]
-    found = [
-        one for path in files for one in read_claims(path.read_text(encoding="utf-8"), path.name) if one.table == table
+    claims = [
+        item
+        for path in files
+        for item in read_claims(path.read_text(encoding="utf-8"), path.name)
+        if item.table == table
     ]
-    names = [claim.id for claim in found]
-    if twice := next((claim for at, claim in enumerate(found) if claim.id in names[:at]), None):
-        raise twice.refuse("a claim with this id is there already: call yours otherwise")
-    return found
+    names = [claim.id for claim in claims]
+    if repeated := next((claim for at, claim in enumerate(claims) if claim.id in names[:at]), None):
+        raise repeated.refuse("a claim with this id is there already: call yours otherwise")
+    return claims
 
 
 @dataclass
@@ -56,8 +59,8 @@ class PlacedClaim:
         sides, across = (plan.columns, plan.rows) if columns else (plan.rows, plan.columns)
         for name in names:
             if name not in sides:
-                known = [*plan.columns, *plan.rows]
-                raise claim.refuse(f"{name!r} is no column or row of {claim.table}: {meant(name, known)}")
+                names_there = [*plan.columns, *plan.rows]
+                raise claim.refuse(f"{name!r} is no column or row of {claim.table}: {meant(name, names_there)}")
         written = [side.name for side in (plan.table.rows if columns else plan.table.columns)]
         places: list[str] = []
         axes: list[str] = []
@@ -69,9 +72,9 @@ class PlacedClaim:
             elif name in plan.table.axes:
                 axes.append(name)
             else:
-                known = [*across, *written, *plan.table.axes]
+                names_there = [*across, *written, *plan.table.axes]
                 raise claim.refuse(
-                    f"over names {name!r}, no row, column or axis of {claim.table}: {meant(name, known)}"
+                    f"over names {name!r}, no row, column or axis of {claim.table}: {meant(name, names_there)}"
                 )
         if not places:
             raise claim.refuse(f"over names no {'row' if columns else 'column'} of {claim.table}")
@@ -83,21 +86,21 @@ class PlacedClaim:
                     raise claim.refuse(f"{claim.table} has nothing in row {key[0]!r}, column {key[1]!r}")
             return [plan.cells[key] for key in keys]
 
-        found = cls(
+        placed = cls(
             claim, plan, tuple(places), tuple(axes), list(map(cells, claim.left)), list(map(cells, claim.right))
         )
         if claim.test == "spearman":
             if claim.metric not in sides:
                 raise claim.refuse(f"metric {claim.metric!r} is no column to go with: {meant(claim.metric, sides)}")
-            found.outcome = cells(claim.metric)
+            placed.outcome = cells(claim.metric)
         else:
-            found.check_metric()
-        found.check_axes()
+            placed.check_metric()
+        placed.check_axes()
         if claim.than:
-            found.than = cls.of(replace(claim, over=(*claim.than, *axes), than=()), plan)
-            if not all(linear(plan, cell) for cell in found.cells):
+            placed.than = cls.of(replace(claim, over=(*claim.than, *axes), than=()), plan)
+            if not all(linear(plan, cell) for cell in placed.cells):
                 raise claim.refuse("gain is of means: a best configuration or a maximum is named")
-        return found
+        return placed
 
     @property
     def cells(self) -> list[Cell]:
@@ -120,10 +123,10 @@ class PlacedClaim:
             raise claim.refuse("it names a cell that no answers stand under, of a fact or a figure")
         if len(tasks) > 1:
             raise claim.refuse(f"over mixes {' and '.join(map(str, tasks))}, which do not ask the same problems")
-        known = metrics_of(str(next(iter(tasks))))
-        if claim.metric not in known:
+        metrics = metrics_of(str(next(iter(tasks))))
+        if claim.metric not in metrics:
             raise claim.refuse(
-                f"metric {claim.metric!r} is not kept answer by answer here: {meant(claim.metric, known)}"
+                f"metric {claim.metric!r} is not kept answer by answer here: {meant(claim.metric, metrics)}"
             )
 
     def check_axes(self) -> None:
@@ -133,16 +136,16 @@ class PlacedClaim:
         for axis in self.axes:
             has = list(map(str, plan.table.axes[axis]))
             if len(has) < (2 if claim.test in RANKED else 3) and claim.metric != FACT:
-                told = f"{claim.table} has {axis}={','.join(has)} alone"
+                text = f"{claim.table} has {axis}={','.join(has)} alone"
                 raise claim.refuse(
-                    f"an interval over {axis} is asked, and {told}: three values or more show a variance"
+                    f"an interval over {axis} is asked, and {text}: three values or more show a variance"
                 )
-            here = [leaf for cell in self.cells for leaf in leaves(plan, cell)]
-            values = [{str(item.at.get(axis)) for item in leaf.items if axis in item.at} for leaf in here]
+            leaf_cells = [leaf for cell in self.cells for leaf in leaves(plan, cell)]
+            values = [{str(item.at.get(axis)) for item in leaf.items if axis in item.at} for leaf in leaf_cells]
             least = 0 if claim.metric == FACT else 1
             if not (all(values) if claim.test in RANKED else any(len(of) > least for of in values)):
                 raise claim.refuse(f"over names {axis}, which none of its cells has several of: leave it out")
-            for leaf in here:
+            for leaf in leaf_cells:
                 for how, axes in leaf.reduce:
                     if axis in axes and how != "mean":
                         raise claim.refuse(
@@ -156,18 +159,18 @@ def instances(name: str, across: Sequence[str], plan: TablePlan, written: Sequen
     for hole in PLACEHOLDER.finditer(name):
         values = "|".join(re.escape(str(value)) for value in plan.table.axes.get(hole[1], ()))
         pattern, at = f"{pattern}{re.escape(name[at : hole.start()])}(?:{'.+' if hole[2] else values})", hole.end()
-    found = re.compile(pattern + re.escape(name[at:]))
-    return [one for one in across if one not in written and found.fullmatch(one)]
+    expression = re.compile(pattern + re.escape(name[at:]))
+    return [side for side in across if side not in written and expression.fullmatch(side)]
 
 
 def tasks_of(plan: TablePlan, cell: Cell) -> set[str | None]:
     """The tasks whose answers a cell is made of; None: of a fact or a figure."""
-    found: set[str | None] = set()
+    tasks: set[str | None] = set()
     for leaf in leaves(plan, cell):
         for item in leaf.items:
             words = [dict(score.words) for reading in item.readings for score in reading.values()]
-            found |= {one.get("task") or str(one["eval"]).rpartition("_")[0] for one in words} or {None}
-    return found
+            tasks |= {settings.get("task") or str(settings["eval"]).rpartition("_")[0] for settings in words} or {None}
+    return tasks
 
 
 def metrics_of(task: str) -> list[str]:

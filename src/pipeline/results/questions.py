@@ -57,7 +57,7 @@ class StoredAnswers:
         """What gives the number that each run under a cell of a fact recorded. NoScore where one is not made."""
         return Outcome(self.table).values(cell, {})
 
-    def files(self, score: ScoreRef, where: str) -> list[Path]:
+    def files(self, score: ScoreRef, language: str) -> list[Path]:
         """Its samples files; where: a language, a pair, or * for all of them."""
         run = self.table.evaluations.get(score)
         if run is None:
@@ -65,10 +65,10 @@ class StoredAnswers:
         if read_manifest(run.folder) is None:
             raise NoScore(f"{run.name} is not made yet")
         task = run.config.eval.tasks[0].task
-        found = sorted((run.folder / "samples").glob(f"{task}.{where}.jsonl"))
-        if not found:
-            raise NoScore(f"{run.name} kept no answers of {task}.{where}")
-        return found
+        paths = sorted((run.folder / "samples").glob(f"{task}.{language}.jsonl"))
+        if not paths:
+            raise NoScore(f"{run.name} kept no answers of {task}.{language}")
+        return paths
 
     def translations(self, score: ScoreRef, pair: str | None) -> dict[str, Translations]:
         """Pair -> doc_id -> (reference, response): of one pair, or of all that it was scored on."""
@@ -87,22 +87,22 @@ def answers_of(path: Path, metric: str) -> Vector:
 
     Of a line as evaluations write it only the ends are parsed: the prompt between them is nearly all of it.
     """
-    found: Vector = {}
+    scores: Vector = {}
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             head, tail = HEAD.match(line), TAIL.search(line[-4000:])
             try:
                 if head and tail:
-                    found[int(head[1])] = float(json.loads(tail[1])[metric])
+                    scores[int(head[1])] = float(json.loads(tail[1])[metric])
                 else:
                     sample = json.loads(line)
-                    found[sample["doc_id"]] = float(sample["scores"][metric])
+                    scores[sample["doc_id"]] = float(sample["scores"][metric])
             except (ValueError, KeyError, TypeError):
-                where = f"{path.parents[1].name}/samples/{path.name}, line {number}"
+                place = f"{path.parents[1].name}/samples/{path.name}, line {number}"
                 raise PipelineError(
-                    f"{where} is cut off or has no {metric}: make the run again with redo=true"
+                    f"{place} is cut off or has no {metric}: make the run again with redo=true"
                 ) from None
-    return found
+    return scores
 
 
 @dataclass
@@ -118,7 +118,7 @@ class Questions:
     def scores(self) -> list[tuple[ScoreRef, str | None]]:
         """All that is shown, and all that choices among shown candidates are made by."""
         found: dict[tuple[ScoreRef, str | None], None] = {}
-        for cell in (leaf for one in self.cells for leaf in leaves(self.plan, one)):
+        for cell in (leaf for cell_ in self.cells for leaf in leaves(self.plan, cell_)):
             for item in cell.items:
                 found |= dict.fromkeys((score, cell.pair) for reading in item.readings for score in reading.values())
                 if chooses(item):
@@ -131,12 +131,12 @@ class Questions:
         """Each score's answers (N,), aligned by problem id over languages and models. NoScore: one is missing."""
         import numpy as np
 
-        read = {key: self.answers.of(key[0], self.metric, key[1]) for key in self.scores}
-        shared = set.intersection(*(set(vector) for vector in read.values()))
+        answers = {key: self.answers.of(key[0], self.metric, key[1]) for key in self.scores}
+        shared = set.intersection(*(set(vector) for vector in answers.values()))
         if not shared:
             raise NoScore("its scores share no question")
         ids = sorted(shared)
-        return {key: np.array([vector[one] for one in ids]) for key, vector in read.items()}
+        return {key: np.array([vector[doc_id] for doc_id in ids]) for key, vector in answers.items()}
 
     def values(self, weigh: Callable[[np.ndarray], np.ndarray]) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
         """The mean of each score in each draw; weigh: (S, N) answers -> (draws, S) means."""
@@ -172,8 +172,8 @@ class Questions:
 
     def plain(self, cell: Cell) -> tuple[float, float]:
         """A cell, what is chosen in it as observed, and its variance over draws of problems."""
-        each = by_question(self, cell, ())
-        return float(each.mean()), float(each.var()) / len(each)
+        vector = by_question(self, cell, ())
+        return float(vector.mean()), float(vector.var()) / len(vector)
 
     def interval(self, value: float, variance: float) -> tuple[float, float]:
         return share_interval(value, self.size, variance)
@@ -197,14 +197,14 @@ class Corpora(Questions):
     @cached_property
     def texts(self) -> dict[tuple[ScoreRef, str | None], Sentences]:
         """Each score's sentences, of each of its pairs, aligned by problem id over all of them."""
-        read = {key: self.answers.translations(*key) for key in self.scores}
-        shared = set.intersection(*(set(texts) for pairs in read.values() for texts in pairs.values()))
+        translations = {key: self.answers.translations(*key) for key in self.scores}
+        shared = set.intersection(*(set(texts) for pairs in translations.values() for texts in pairs.values()))
         if not shared:
             raise NoScore("its scores share no question")
         ids = sorted(shared)
         return {
-            key: [(pair, tuple(texts[one] for one in ids)) for pair, texts in pairs.items()]
-            for key, pairs in read.items()
+            key: [(pair, tuple(texts[doc_id] for doc_id in ids)) for pair, texts in pairs.items()]
+            for key, pairs in translations.items()
         }
 
     @property
@@ -227,7 +227,7 @@ class Corpora(Questions):
         import numpy as np
 
         return {
-            key: np.mean([corpus_scores(*counts_of(self.metric, *one), copies) for one in pairs], axis=0)
+            key: np.mean([corpus_scores(*counts_of(self.metric, *pair), copies) for pair in pairs], axis=0)
             for key, pairs in self.texts.items()
         }
 
@@ -236,7 +236,7 @@ class Corpora(Questions):
         import numpy as np
 
         return {
-            key: np.mean([drawn_scores(self.metric, *one) for one in pairs], axis=0)
+            key: np.mean([drawn_scores(self.metric, *pair) for pair in pairs], axis=0)
             for key, pairs in self.texts.items()
         }
 
@@ -258,12 +258,12 @@ class Corpora(Questions):
     def draws_by_half(self) -> tuple[dict[tuple[ScoreRef, str | None], np.ndarray], ...]:
         import numpy as np
 
-        found = []
+        by_half = []
         for half in (0, 1):
             copies = np.zeros((DRAWS, self.size))
             copies[:, half::2] = copies_of(len(range(half, self.size, 2)), half * DRAWS)
-            found.append(self.of(copies))
-        return tuple(found)
+            by_half.append(self.of(copies))
+        return tuple(by_half)
 
 
 def questions_of(plan: TablePlan, answers: StoredAnswers, cells: Sequence[Cell], metric: str) -> Questions:
@@ -329,17 +329,17 @@ def drawn(plan: TablePlan, cell: Cell, choosing: dict, shown: dict) -> Both:
     """
     import numpy as np
 
-    made: dict[str | None, np.ndarray] = {}  # the winner of each choice, which many items share
+    winners: dict[str | None, np.ndarray] = {}  # the winner of each choice, which many items share
 
     def one(cell: Cell, item: Item) -> Both:
         if not chooses(item):
             winner = next(iter(item.readings[0]))
             return average([(choosing[r[winner], cell.pair], shown[r[winner], cell.pair]) for r in item.readings])
         candidates = plan.choices[item.choice or ""].candidates
-        if item.choice not in made:
+        if item.choice not in winners:
             means = [np.mean([choosing[s, cell.pair] for s in of], axis=0) for of in candidates.values()]
-            made[item.choice] = np.argmax(np.stack(means, axis=1), axis=1)
-        at = np.arange(len(made[item.choice])), made[item.choice]
+            winners[item.choice] = np.argmax(np.stack(means, axis=1), axis=1)
+        at = np.arange(len(winners[item.choice])), winners[item.choice]
 
         def of_winner(values: dict, reading: dict) -> np.ndarray:
             if () in reading:
@@ -372,8 +372,8 @@ def by_question(questions: Questions, cell: Cell, axes: Sequence[str]) -> np.nda
             candidates = plan.choices[item.choice or ""].candidates
             means = {k: np.mean([questions.observed[s, cell.pair] for s in of]) for k, of in candidates.items()}
             key = max(means, key=means.__getitem__)
-        read = [questions.vectors[reading[() if () in reading else key], cell.pair] for reading in item.readings]
-        return read[0] if len(read) == 1 else np.mean(read, axis=0)
+        vectors = [questions.vectors[reading[() if () in reading else key], cell.pair] for reading in item.readings]
+        return vectors[0] if len(vectors) == 1 else np.mean(vectors, axis=0)
 
     return by_level(cell, axes, one)
 
@@ -384,10 +384,10 @@ def by_level(cell: Cell, axes: Sequence[str], one: Callable[[Item], np.ndarray])
 
     left = levels(cell, lambda _, item: one(item), reduced, axes)
     places = [list(dict.fromkeys(at[axis] for at, _ in left if axis in at)) or [None] for axis in axes]
-    found = np.full((*map(len, places), len(left[0][1])), np.nan)
+    array = np.full((*map(len, places), len(left[0][1])), np.nan)
     for at, vector in left:
-        found[tuple(of.index(at.get(axis)) for axis, of in zip(axes, places, strict=True))] = vector
-    return found
+        array[tuple(of.index(at.get(axis)) for axis, of in zip(axes, places, strict=True))] = vector
+    return array
 
 
 def reduced(how: str, vectors: Sequence[np.ndarray]) -> np.ndarray:

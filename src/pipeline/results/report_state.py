@@ -31,8 +31,8 @@ class Reported:
     def read(cls, folder: Path) -> Reported:
         """What was written there; of a folder without it, or with another program's, nothing."""
         try:
-            kept = json.loads((folder / FILE).read_text(encoding="utf-8"))
-            return cls(kept["data_root"], dict(kept["every"]), dict(kept["failed"]), int(kept["finished"]))
+            content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+            return cls(content["data_root"], dict(content["every"]), dict(content["failed"]), int(content["finished"]))
         except (OSError, ValueError, KeyError, TypeError):
             return cls()
 
@@ -46,9 +46,9 @@ class Reported:
         """A table is reported as it was made, where the command says nothing else."""
         if config.data_root is not None or config.every or not (self.data_root or self.every):
             return config
-        told = [f"data_root={self.data_root}"] if self.data_root else []
-        told += [f"every.{key}={value}" for key, value in self.every.items()]
-        print(f"as stage=table was asked: {' '.join(told)}", file=sys.stderr)
+        overrides = [f"data_root={self.data_root}"] if self.data_root else []
+        overrides += [f"every.{key}={value}" for key, value in self.every.items()]
+        print(f"as stage=table was asked: {' '.join(overrides)}", file=sys.stderr)
         return replace(config, data_root=self.data_root, every=dict(self.every))
 
     def refuse_fewer(self, folder: Path, results: Results, fewer: bool) -> None:

@@ -59,9 +59,9 @@ def settled(plan: TablePlan) -> tuple[TablePlan, dict[ScoreRef, ScoreRef]]:
         readings = []
         for reading in item.readings:
             score = next(iter(reading.values()))
-            one = score if () in reading else replace(score, model=f"{item.choice} at {item.at}")
-            candidates[one] = score
-            readings.append({(): one})
+            settled_score = score if () in reading else replace(score, model=f"{item.choice} at {item.at}")
+            candidates[settled_score] = score
+            readings.append({(): settled_score})
         return replace(item, readings=tuple(readings), choice=None)
 
     cells = {key: replace(cell, items=list(map(settle, cell.items))) for key, cell in plan.cells.items()}
@@ -80,8 +80,8 @@ def equations(plan: TablePlan, cell: Cell) -> list[tuple[list[ScoreRef], float]]
     steps = {how for leaf in [cell, *leaves(plan, cell)] for how, _ in leaf.reduce}
     if printed is None or not all(item.readings for item in items) or len(steps) > 1:
         return []
-    which = {"max": slice(0, 1), "min": slice(-1, None)}.get(next(iter(steps), "mean"), slice(None))
-    return [([score for item in items[which] for one in item.readings for score in one.values()], printed / 100)]
+    part = {"max": slice(0, 1), "min": slice(-1, None)}.get(next(iter(steps), "mean"), slice(None))
+    return [([score for item in items[part] for reading in item.readings for score in reading.values()], printed / 100)]
 
 
 def published_rates(plan: TablePlan) -> dict[ScoreRef, float]:
@@ -91,29 +91,29 @@ def published_rates(plan: TablePlan) -> dict[ScoreRef, float]:
     """
     import numpy as np
 
-    told = [one for cell in plan.cells.values() for one in equations(plan, cell)]
+    cell_means = [equation for cell in plan.cells.values() for equation in equations(plan, cell)]
     near: dict[ScoreRef, list[float]] = {}
-    for scores, value in told:
+    for scores, value in cell_means:
         for score in scores:
             near.setdefault(score, []).append(value)
-    if not told:
+    if not cell_means:
         return {}
     start = {score: statistics.fmean(values) for score, values in near.items()}
     at = {score: place for place, score in enumerate(start)}
-    matrix = np.zeros((len(told), len(at)))
-    for row, (scores, _) in enumerate(told):
+    matrix = np.zeros((len(cell_means), len(at)))
+    for row, (scores, _) in enumerate(cell_means):
         for score, count in Counter(scores).items():
             matrix[row, at[score]] = count / len(scores)
-    rest = np.array([value for _, value in told]) - matrix @ np.array(list(start.values()))
-    moved = np.linalg.lstsq(matrix, rest, rcond=None)[0]
+    residual = np.array([value for _, value in cell_means]) - matrix @ np.array(list(start.values()))
+    moved = np.linalg.lstsq(matrix, residual, rcond=None)[0]
     return {score: float(np.clip(start[score] + moved[place], 0, 1)) for score, place in at.items()}
 
 
-def threshold_rates(asked: PlacedClaim) -> dict[ScoreRef, float]:
+def threshold_rates(placed: PlacedClaim) -> dict[ScoreRef, float]:
     """The left side's scores apart from RATE by the difference that a claim names."""
-    claim = asked.claim
+    claim = placed.claim
     left = RATE * (1 + claim.threshold / 100) if claim.relative else RATE + claim.margin
-    return {score: left for side in asked.left for cell in side for score in scores_of(asked.plan, cell)}
+    return {score: left for side in placed.left for cell in side for score in scores_of(placed.plan, cell)}
 
 
 def scores_of(plan: TablePlan, cell: Cell) -> list[ScoreRef]:
@@ -141,14 +141,14 @@ class World(StoredAnswers):
     def read(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
         """A question's answer is right where a uniform number is below the rate: one for all models with the chance
         that makes DISCORDANT, the model's own otherwise."""
-        asked = self.counts(score)
-        each = -(-asked // MOST)
-        shape = (asked // each, each)
+        count = self.counts(score)
+        per_answer = -(-count // MOST)
+        shape = (count // per_answer, per_answer)
         if shape not in self._shared:
             self._shared[shape] = self._rng.random(shape)
-        own = self._rng.random(shape) >= (1 - 2 * DISCORDANT) ** 0.5
+        is_own = self._rng.random(shape) >= (1 - 2 * DISCORDANT) ** 0.5
         hard = self._shared[shape].copy()
-        hard[own] = self._rng.random(int(own.sum()))
+        hard[is_own] = self._rng.random(int(is_own.sum()))
         return dict(enumerate((hard < self.rates[score]).mean(axis=1).tolist()))
 
 
@@ -169,46 +169,46 @@ def odds(planning: Planning, worlds: int) -> list[Odds]:
 
     @cache
     def count(score: ScoreRef) -> int:
-        found = of_score(planning, candidates.get(score, score))
-        return found[1] if found else 0
+        task_size = of_score(planning, candidates.get(score, score))
+        return task_size[1] if task_size else 0
 
     table = planning.bind()
     even = dict.fromkeys((score for cell in plan.cells.values() for score in scores_of(plan, cell)), RATE)
     placed: list[tuple[PlacedClaim, dict[ScoreRef, float], str]] = []  # without rates: not simulated
     for claim in claims_of(plan.table.name):
         try:
-            asked = PlacedClaim.of(claim, plan)
+            claimed = PlacedClaim.of(claim, plan)
         except PipelineError:
             continue  # of a smaller table of the same name: its verdict says why it is not made
-        needed = {score for cell in asked.cells for score in scores_of(plan, cell)}
-        if why := NOT_SIMULATED.get(claim.metric) or ("unknown data" if min(map(count, needed)) < 2 else None):
-            placed.append((asked, {}, f"not simulated: {why}"))
-        elif needed <= rates.keys():
-            placed.append((asked, rates, "published numbers"))
+        needs_scores = {score for cell in claimed.cells for score in scores_of(plan, cell)}
+        if why := NOT_SIMULATED.get(claim.metric) or ("unknown data" if min(map(count, needs_scores)) < 2 else None):
+            placed.append((claimed, {}, f"not simulated: {why}"))
+        elif needs_scores <= rates.keys():
+            placed.append((claimed, rates, "published numbers"))
         elif told := named(claim):
-            placed.append((asked, even | threshold_rates(asked), told))
+            placed.append((claimed, even | threshold_rates(claimed), told))
         else:
-            placed.append((asked, even, "no difference"))
-    found: dict[str, Counter[str]] = {asked.claim.id: Counter() for asked, _, _ in placed}
+            placed.append((claimed, even, "no difference"))
+    tallies: dict[str, Counter[str]] = {claimed.claim.id: Counter() for claimed, _, _ in placed}
     for seed in range(worlds):
         drawn: dict[int, World] = {}  # claims of one truth share its answers
-        for asked, truth, _ in placed:
-            if not truth or (asked.claim.test in RANKED and seed >= max(1, worlds // SLOWER)):
+        for claimed, truth, _ in placed:
+            if not truth or (claimed.claim.test in RANKED and seed >= max(1, worlds // SLOWER)):
                 continue
             world = drawn.setdefault(id(truth), World(table, DRAWS, rates=truth, counts=count, seed=seed))
-            found[asked.claim.id][judged(asked, world)] += 1
-    shares = {name: [made[word] / made.total() for word in WORDS] for name, made in found.items() if made}
-    return [Odds(asked.claim.id, shares.get(asked.claim.id, ()), basis) for asked, _, basis in placed]
+            tallies[claimed.claim.id][judged(claimed, world)] += 1
+    shares = {name: [counter[word] / counter.total() for word in WORDS] for name, counter in tallies.items() if counter}
+    return [Odds(claimed.claim.id, shares.get(claimed.claim.id, ()), basis) for claimed, _, basis in placed]
 
 
-def judged(asked: PlacedClaim, answers: StoredAnswers) -> str:
+def judged(placed: PlacedClaim, answers: StoredAnswers) -> str:
     """The verdict as results would have it, in one word."""
-    if asked.claim.test == "difference":
-        return judge_difference(asked.claim, Sides.of(asked, answers).contrast(), 0, 0).verdict
-    if asked.claim.test == "wilcoxon":
-        pairs: list[tuple[Claim, Sequence[Ranked]]] = [(asked.claim, ranked_pairs(asked, answers))]
+    if placed.claim.test == "difference":
+        return judge_difference(placed.claim, Sides.of(placed, answers).contrast(), 0, 0).verdict
+    if placed.claim.test == "wilcoxon":
+        pairs: list[tuple[Claim, Sequence[Ranked]]] = [(placed.claim, ranked_pairs(placed, answers))]
         return judge_wilcoxon(pairs)[0].verdict
-    return JUDGES[asked.claim.test](asked, answers).verdict
+    return JUDGES[placed.claim.test](placed, answers).verdict
 
 
 def named(claim: Claim) -> str | None:
@@ -220,12 +220,15 @@ def named(claim: Claim) -> str | None:
 
 def lines(planning: Planning, worlds: int) -> list[str]:
     """The odds of each claim as text, for stage=plan; none of a table without claims, and where worlds is 0."""
-    found = odds(planning, worlds) if worlds else []
-    if not found:
+    claim_odds = odds(planning, worlds) if worlds else []
+    if not claim_odds:
         return []
     head = ("claim", *WORDS.values(), "what is true")
-    told = [[f"{share:.0%}" for share in one.shares] or ["–"] * len(WORDS) for one in found]
-    rows = [head, *((one.claim, *shares, one.basis) for one, shares in zip(found, told, strict=True))]
+    share_texts = [[f"{share:.0%}" for share in line.shares] or ["–"] * len(WORDS) for line in claim_odds]
+    rows = [
+        head,
+        *((line.claim, *shares, line.basis) for line, shares in zip(claim_odds, share_texts, strict=True)),
+    ]
     fewer = max(1, worlds // SLOWER)
     note = (
         f"(in {worlds} simulated worlds, of tests on ranks {fewer}; experts differ as published maxima and minima tell)"

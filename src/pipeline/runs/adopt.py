@@ -66,30 +66,30 @@ def adopt(run: Run, manifest: Manifest, attempt: int) -> None:
     source = manifest.adopted_from or {"name": manifest.name, "hash": manifest.hash}
     replace(
         manifest, name=run.name, hash=run.hash, decided_by=run.decided_by, config=recorded(run.config),
-        parents={role: Ancestor(one.name, one.hash, content(one)) for role, one in run.parents.items()},
+        parents={role: Ancestor(parent.name, parent.hash, content(parent)) for role, parent in run.parents.items()},
         attempt=attempt, adopted_from=source,
     ).write(run.work)  # fmt: skip
 
 
 def _same_configuration(run: Run, manifest: Manifest) -> bool:
     """Whether a finished run differs from `run` in the hashes of its parents alone."""
-    ours, theirs = (
+    requested, finished = (
         {**decided, "parents": sorted(decided["parents"])} for decided in (run.decided_by, manifest.decided_by)
     )
-    return json.dumps(without_credentials(ours), sort_keys=True) == json.dumps(theirs, sort_keys=True)
+    return json.dumps(without_credentials(requested), sort_keys=True) == json.dumps(finished, sort_keys=True)
 
 
 def _same_input(role: str, parent: Parent, manifest: Manifest, run: Run, assumed: Collection[str]) -> bool:
-    theirs = manifest.parents[role]
+    recorded_parent = manifest.parents[role]
     if (parent.run.hash if isinstance(parent, Snapshot) else parent.hash) in assumed:
         return True
-    if parent.hash == theirs.hash:
-        return content(parent, theirs.content) == theirs.content
-    now, then = read_manifest(parent.folder), read_manifest(_folder(theirs, run.runs_dir))
-    if now is None or then is None or then.hash != theirs.hash or then.content != theirs.content:
+    if parent.hash == recorded_parent.hash:
+        return content(parent, recorded_parent.content) == recorded_parent.content
+    now, then = read_manifest(parent.folder), read_manifest(_folder(recorded_parent, run.runs_dir))
+    if now is None or then is None or then.hash != recorded_parent.hash or then.content != recorded_parent.content:
         return False
-    read = _files_read(role, now)
-    return bool(read) and read == _files_read(role, then)
+    read_now = _files_read(role, now)
+    return bool(read_now) and read_now == _files_read(role, then)
 
 
 def _folder(parent: Ancestor, runs_dir: Path) -> Path:
@@ -103,10 +103,10 @@ def _files_read(role: str, parent: Manifest) -> dict[str, Any]:
         return {name: parent.files[name]["sha256"] for name in ROWS if name in parent.files}
     if parent.weights_root is None:
         return {}
-    read = {name: parent.files[name]["sha256"] for name in DECIDING if name in parent.files}
-    if ADAPTER_CONFIG in read:
-        read["base"] = parent.base and parent.base.hash
-    return {"weights": parent.weights_root, **read}
+    digests = {name: parent.files[name]["sha256"] for name in DECIDING if name in parent.files}
+    if ADAPTER_CONFIG in digests:
+        digests["base"] = parent.base and parent.base.hash
+    return {"weights": parent.weights_root, **digests}
 
 
 def _freed(manifest: Manifest) -> bool:

@@ -29,27 +29,27 @@ def check_writable(runs_dir: Path) -> None:
         ) from error
 
 
-def check_disk(run: Run, needs: Mapping[str, int]) -> None:
+def check_disk(run: Run, sizes: Mapping[str, int]) -> None:
     """Refuse a run that the disk has no room for. needs: what for -> bytes.
 
     Raises:
         PipelineError: what is free, what is needed, and what for.
     """
-    needed, free = sum(needs.values()) + SPARE_BYTES, shutil.disk_usage(run.runs_dir).free
-    if free < needed:
-        parts = ", ".join(f"{size / 2**30:.1f} {what}" for what, size in needs.items() if size)
-        told = f"{free / 2**30:.1f} GB free, about {needed / 2**30:.1f} GB needed{f' ({parts})' if parts else ''}"
+    total, free = sum(sizes.values()) + SPARE_BYTES, shutil.disk_usage(run.runs_dir).free
+    if free < total:
+        parts = ", ".join(f"{size / 2**30:.1f} {purpose}" for purpose, size in sizes.items() if size)
+        message = f"{free / 2**30:.1f} GB free, about {total / 2**30:.1f} GB needed{f' ({parts})' if parts else ''}"
         remedy = "free some (stage=clean), or give another runs_dir"
-        raise PipelineError(f"runs_dir={run.runs_dir} is too full for {run.label}: {told}; {remedy}")
+        raise PipelineError(f"runs_dir={run.runs_dir} is too full for {run.label}: {message}; {remedy}")
 
 
 def full(error: BaseException) -> str | None:
     """Why a write failed, where the disk is full or the quota used up, as libraries wrap it too; else None."""
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno) if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
-    told = f"{error} {error.__cause__ or ''} {error.__context__ or ''}"
+    text = f"{error} {error.__cause__ or ''} {error.__context__ or ''}"
     codes = (errno.ENOSPC, errno.EDQUOT)
-    return next((os.strerror(one) for one in codes if os.strerror(one) in told or f"os error {one}" in told), None)
+    return next((os.strerror(code) for code in codes if os.strerror(code) in text or f"os error {code}" in text), None)
 
 
 @contextmanager
@@ -68,9 +68,9 @@ def naming_a_full_disk(runs_dir: Path) -> Iterator[None]:
 
 def disks(runs_dir: Path) -> list[str]:
     """Where a run writes, and what is free there: of those the ones without room, else both (a quota is not seen)."""
-    found = {}
+    usage = {}
     for knob, folder in (("runs_dir", runs_dir), ("TMPDIR", Path(gettempdir()))):
         with suppress(OSError):
-            found[f"{knob}={folder}"] = shutil.disk_usage(folder).free
-    least = {name: free for name, free in found.items() if free < SPARE_BYTES} or found
+            usage[f"{knob}={folder}"] = shutil.disk_usage(folder).free
+    least = {name: free for name, free in usage.items() if free < SPARE_BYTES} or usage
     return [f"{name} has {free / 2**30:.2f} GB free" for name, free in least.items()]

@@ -36,10 +36,10 @@ def stored_dtype(model: Parent, runs_dir: Path) -> str | None:
         locked = read_lock(runs_dir).models.get(hub, {}).get("dtypes")
         if locked:
             return one_dtype(locked, model.name)
-    found = dtypes_in(model.folder)
-    manifest = None if found else read_manifest(model.folder)  # of a snapshot whose files were freed
+    dtypes = dtypes_in(model.folder)
+    manifest = None if dtypes else read_manifest(model.folder)  # of a snapshot whose files were freed
     sft = manifest.config.get("sft") if manifest else None
-    return trained_dtype(sft) if sft else one_dtype(found, model.name)
+    return trained_dtype(sft) if sft else one_dtype(dtypes, model.name)
 
 
 def _dtype_of_run(run: Run[Any]) -> str | None:
@@ -48,10 +48,10 @@ def _dtype_of_run(run: Run[Any]) -> str | None:
     if isinstance(run.config, MergeStage):
         return merged_dtype(run.config.merge, run.parents, run.runs_dir)
     if isinstance(run.config, SelectStage):  # a snapshot itself, or the evaluation of one
-        candidates = [one for role, one in run.parents.items() if role not in ("base", "model")]
-        models = [one.parents["checkpoint"] if isinstance(one, Run) and "checkpoint" in one.parents else one
-                  for one in candidates]  # fmt: skip
-        return one_dtype(filter(None, [stored_dtype(one, run.runs_dir) for one in models]), run.label)
+        candidates = [parent for role, parent in run.parents.items() if role not in ("base", "model")]
+        models = [parent.parents["checkpoint"] if isinstance(parent, Run) and "checkpoint" in parent.parents else parent
+                  for parent in candidates]  # fmt: skip
+        return one_dtype(filter(None, [stored_dtype(parent, run.runs_dir) for parent in models]), run.label)
     return None
 
 
@@ -75,8 +75,8 @@ def dtypes_in(folder: Path) -> list[str]:
         return [ADAPTED]
     if not any(folder.glob("model.safetensors*")):
         return []
-    seen = [(file, file.stat()) for file in weight_files(folder)]
-    return sorted({dtype for file, stat in seen for dtype in _float_dtypes(file, stat.st_size, stat.st_mtime_ns)})
+    stats = [(file, file.stat()) for file in weight_files(folder)]
+    return sorted({dtype for file, stat in stats for dtype in _float_dtypes(file, stat.st_size, stat.st_mtime_ns)})
 
 
 @lru_cache(maxsize=1024)
@@ -87,9 +87,9 @@ def _float_dtypes(file: Path, *_: int) -> frozenset[str]:
     return frozenset(names[dtype] for dtype in stored if dtype in names)
 
 
-def one_dtype(dtypes: Iterable[str], what: str) -> str | None:
+def one_dtype(dtypes: Iterable[str], subject: str) -> str | None:
     """The only one of `dtypes`; None of none. Raises PipelineError for several, and for float64."""
-    found = sorted(set(dtypes))
-    if len(found) > 1 or not DTYPES.keys() >= set(found):
-        raise PipelineError(f"eval.dtype=auto, but {what} holds {' and '.join(found)}: give eval.dtype=float32")
-    return found[0] if found else None
+    distinct = sorted(set(dtypes))
+    if len(distinct) > 1 or not DTYPES.keys() >= set(distinct):
+        raise PipelineError(f"eval.dtype=auto, but {subject} holds {' and '.join(distinct)}: give eval.dtype=float32")
+    return distinct[0] if distinct else None

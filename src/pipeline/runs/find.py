@@ -53,8 +53,8 @@ def find(reference: str, runs_dir: Path, knob: str, revision: str | None = None)
         )
     if (runs_dir / reference).is_dir():
         return from_folder(runs_dir / reference, knob, runs_dir)
-    known = finished_names(runs_dir)
-    raise PipelineError(f"{knob}={reference} is no finished run of {runs_dir}{near(reference, known)}")
+    run_names = finished_names(runs_dir)
+    raise PipelineError(f"{knob}={reference} is no finished run of {runs_dir}{near(reference, run_names)}")
 
 
 def snapshot(training: Parent, step: int, knob: str) -> Parent:
@@ -62,22 +62,22 @@ def snapshot(training: Parent, step: int, knob: str) -> Parent:
     folder = training.folder / "snapshots" / f"step-{step}"
     manifest = read_manifest(folder)
     if manifest is None:
-        whole = read_manifest(training.folder)
-        there = whole.snapshots if whole else {}
-        told = f"there are {', '.join(there)}" if there else "it was trained without sft.snapshot_every"
-        raise PipelineError(f"{knob}={training.name}@{step}: {training.name} has no snapshot of that step; {told}")
+        manifest_of_training = read_manifest(training.folder)
+        snapshots = manifest_of_training.snapshots if manifest_of_training else {}
+        hint = f"there are {', '.join(snapshots)}" if snapshots else "it was trained without sft.snapshot_every"
+        raise PipelineError(f"{knob}={training.name}@{step}: {training.name} has no snapshot of that step; {hint}")
     return External(manifest.name, manifest.hash, folder)
 
 
-def near(word: str, known: list[str]) -> str:
+def near(word: str, names: list[str]) -> str:
     """'; did you mean a, b' where something is near, else what there is."""
     from difflib import get_close_matches
 
-    beginnings = {name[: len(word)]: name for name in reversed(known)}  # a RUN may be the beginning of a name
-    close = get_close_matches(word, known, n=3, cutoff=0.5) or [
-        beginnings[one] for one in get_close_matches(word, beginnings, n=3, cutoff=0.7)
+    beginnings = {name[: len(word)]: name for name in reversed(names)}  # a RUN may be the beginning of a name
+    close = get_close_matches(word, names, n=3, cutoff=0.5) or [
+        beginnings[prefix] for prefix in get_close_matches(word, beginnings, n=3, cutoff=0.7)
     ]
-    return f"; did you mean {', '.join(close)}" if close else f"; there are {', '.join(known[:8]) or 'none'}"
+    return f"; did you mean {', '.join(close)}" if close else f"; there are {', '.join(names[:8]) or 'none'}"
 
 
 def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:

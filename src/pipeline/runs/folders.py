@@ -44,14 +44,14 @@ def scan(runs_dir: Path) -> Scan:
         mtime_ns = os.stat(runs_dir).st_mtime_ns
     except OSError:
         return Scan(0, False, [])
-    kept = _scans.get(key)
-    if kept is None or not kept.settled or kept.mtime_ns != mtime_ns:
+    cached = _scans.get(key)
+    if cached is None or not cached.settled or cached.mtime_ns != mtime_ns:
         names = sorted(os.listdir(runs_dir))
-        kept = _scans[key] = Scan(mtime_ns, time.time_ns() - mtime_ns > SETTLED_NS, names)
+        cached = _scans[key] = Scan(mtime_ns, time.time_ns() - mtime_ns > SETTLED_NS, names)
         for name in names:
             if match := _NAMED.fullmatch(name):
-                kept.by_digits.setdefault(match[2], []).append(name)
-    return kept
+                cached.by_digits.setdefault(match[2], []).append(name)
+    return cached
 
 
 def folder_name(label: str, run_hash: str, digits: int = DIGITS[0]) -> str:
@@ -67,12 +67,12 @@ def label_in(name: str) -> str:
 
 def of_same_digits(run_hash: str, runs_dir: Path) -> dict[str, Path]:
     """Full hash -> folder, of the finished runs whose hash begins with the same eight digits: one, but for chance."""
-    found = {}
+    folders = {}
     for name in reversed(scan(runs_dir).by_digits.get(run_hash[: DIGITS[0]], [])):  # of copies the first stands
         with suppress(Malformed):  # refused where it is read
             if manifest := read_manifest(runs_dir / name):
-                found[manifest.hash] = runs_dir / name
-    return found
+                folders[manifest.hash] = runs_dir / name
+    return folders
 
 
 def folder_of(run_hash: str, runs_dir: Path) -> Path | None:
@@ -82,16 +82,16 @@ def folder_of(run_hash: str, runs_dir: Path) -> Path | None:
 
 def place_of(label: str, run_hash: str, runs_dir: Path) -> Path:
     """Where a run is, by its hash, so that a label may change; else where it will be."""
-    there = scan(runs_dir)
-    if run_hash in there.places:
-        return there.places[run_hash]
+    listing = scan(runs_dir)
+    if run_hash in listing.places:
+        return listing.places[run_hash]
     published = of_same_digits(run_hash, runs_dir)
     if run_hash in published:
-        if there.settled:  # else it is listed anew next time
-            there.places[run_hash] = published[run_hash]
+        if listing.settled:  # else it is listed anew next time
+            listing.places[run_hash] = published[run_hash]
         return published[run_hash]
-    taken = {folder.name.rpartition("-")[2] for folder in published.values()}
-    digits = next(count for count in DIGITS if run_hash[:count] not in taken)
+    used_digits = {folder.name.rpartition("-")[2] for folder in published.values()}
+    digits = next(count for count in DIGITS if run_hash[:count] not in used_digits)
     return runs_dir / folder_name(label, run_hash, digits)
 
 
@@ -99,8 +99,8 @@ def finished_names(runs_dir: Path, beginning: str = "") -> list[str]:
     """The names of the finished runs that begin so, sorted."""
     names = scan(runs_dir).names
     first = bisect_left(names, beginning)
-    found = takewhile(lambda name: name.startswith(beginning), islice(names, first, None))
-    return [name for name in found if (runs_dir / name / MANIFEST).is_file()]
+    matching = takewhile(lambda name: name.startswith(beginning), islice(names, first, None))
+    return [name for name in matching if (runs_dir / name / MANIFEST).is_file()]
 
 
 def finished(runs_dir: Path) -> Iterator[Manifest]:

@@ -17,9 +17,9 @@ def ordered(targets: list[Run]) -> list[Run]:
     def add(run: Run) -> None:
         if run.hash not in runs:
             runs[run.hash] = run
-            ours = runs_behind(run.parents)
-            graph[run.hash] = [parent.hash for parent in ours]
-            for one in ours:
+            needed_runs = runs_behind(run.parents)
+            graph[run.hash] = [parent.hash for parent in needed_runs]
+            for one in needed_runs:
                 add(one)
 
     for target in targets:

@@ -94,8 +94,8 @@ def numbers(workplace: Path) -> list[int]:
 
 def holder(workplace: Path) -> Holder | None:
     """Who makes the run of this workplace now; None where nobody that lives does."""
-    there = numbers(workplace)
-    return living(workplace / f"{LEASE}{there[-1]}") if there else None
+    lease_numbers = numbers(workplace)
+    return living(workplace / f"{LEASE}{lease_numbers[-1]}") if lease_numbers else None
 
 
 def living(lease: Path) -> Holder | None:
@@ -106,27 +106,27 @@ def living(lease: Path) -> Holder | None:
     if text.startswith(RELEASED):
         return None
     try:
-        found = Holder(**json.loads(text))
+        owner = Holder(**json.loads(text))
     except (ValueError, TypeError):  # created this moment, or by a process that died in between
-        found = Holder("", "a host that has not said its name", 0, None, "a moment ago", "", "")
-    if found.machine and found.machine == this_boot():
-        return found if found.began == began(found.pid) else None
-    return found if now_at(lease.parent) - touched < DEAD_AFTER else None
+        owner = Holder("", "a host that has not said its name", 0, None, "a moment ago", "", "")
+    if owner.machine and owner.machine == this_boot():
+        return owner if owner.began == began(owner.pid) else None
+    return owner if now_at(lease.parent) - touched < DEAD_AFTER else None
 
 
 def stirring(lease: Path) -> Holder | None:
     """The holder of a lease that looks dead, where it is touched while this process watches."""
     try:
         text, touched = lease.read_text(), lease.stat().st_mtime_ns
-        found = Holder(**json.loads(text))
+        owner = Holder(**json.loads(text))
     except (FileNotFoundError, ValueError, TypeError):  # given back, or never written
         return None
     deadline = time.monotonic() + 2 * BEAT
-    while found.machine != this_boot() and time.monotonic() < deadline:
+    while owner.machine != this_boot() and time.monotonic() < deadline:
         time.sleep(LOOK)
         try:
             if lease.stat().st_mtime_ns != touched:
-                return found
+                return owner
         except FileNotFoundError:  # another was first
             return None
     return None
@@ -134,15 +134,15 @@ def stirring(lease: Path) -> Holder | None:
 
 def now_at(workplace: Path) -> float:
     """The time by the clock of the file system, which may not be this machine's."""
-    beside = workplace / f"now-{secrets.token_hex(4)}"
+    probe = workplace / f"now-{secrets.token_hex(4)}"
     try:
-        beside.touch()
-        return beside.stat().st_mtime
+        probe.touch()
+        return probe.stat().st_mtime
     except (FileNotFoundError, PermissionError):  # the run was published; one who may only read asks for its state
         return time.time()
     finally:
         with suppress(PermissionError):
-            beside.unlink(missing_ok=True)
+            probe.unlink(missing_ok=True)
 
 
 def left(workplace: Path) -> Path:
@@ -174,9 +174,9 @@ class Lease:
 
     def take_over(self) -> None:
         """Make what an owner before left the work folder of this lease; an empty one where there was nothing."""
-        found = left(self.workplace)
+        work = left(self.workplace)
         try:
-            move(found, self.folder)
+            move(work, self.folder)
         except FileNotFoundError:
             self.folder.mkdir()
         for path in self.workplace.iterdir():
@@ -187,12 +187,12 @@ class Lease:
         """Raise Lost unless this lease still counts."""
         try:
             text = self.file.read_text()
-            ours = bool(text) and json.loads(text)["id"] == self.of.id
+            is_mine = bool(text) and json.loads(text)["id"] == self.of.id
         except (FileNotFoundError, ValueError):
-            ours = False
-        if not ours or numbers(self.workplace)[-1:] != [self.number]:
-            told = f"; now held by {found}" if (found := holder(self.workplace)) else ""
-            raise Lost(f"{self.folder} was taken over: this process gave no sign for {DEAD_AFTER:.0f} s{told}")
+            is_mine = False
+        if not is_mine or numbers(self.workplace)[-1:] != [self.number]:
+            hint = f"; now held by {owner}" if (owner := holder(self.workplace)) else ""
+            raise Lost(f"{self.folder} was taken over: this process gave no sign for {DEAD_AFTER:.0f} s{hint}")
 
     def release(self) -> None:
         self._over.set()
@@ -212,14 +212,14 @@ def take(workplace: Path) -> Lease | Holder:
     """The lease of a run, or who holds it."""
     while True:
         workplace.mkdir(parents=True, exist_ok=True)
-        before = numbers(workplace)
-        if before and (other := living(last := workplace / f"{LEASE}{before[-1]}") or stirring(last)):
-            return other
-        number, mine = (before[-1] if before else 0) + 1, me()
+        earlier = numbers(workplace)
+        if earlier and (owner := living(last := workplace / f"{LEASE}{earlier[-1]}") or stirring(last)):
+            return owner
+        number, holder_here = (earlier[-1] if earlier else 0) + 1, me()
         file = workplace / f"{LEASE}{number}"
         try:
             with open(file, "x", encoding="utf-8") as opened:
-                opened.write(json.dumps(asdict(mine)))
+                opened.write(json.dumps(asdict(holder_here)))
         except (FileExistsError, FileNotFoundError):  # another was first, or has finished and removed the workplace
             continue
         except OSError:  # a full disk: an empty lease would count as somebody's
@@ -228,9 +228,9 @@ def take(workplace: Path) -> Lease | Holder:
         if numbers(workplace)[-1:] != [number]:  # a later one was there already when this number became free
             file.unlink(missing_ok=True)
             continue
-        for old in before:
+        for old in earlier:
             (workplace / f"{LEASE}{old}").unlink(missing_ok=True)
-        return Lease(workplace, number, mine)
+        return Lease(workplace, number, holder_here)
 
 
 def waits() -> bool:
@@ -245,13 +245,13 @@ def leased(workplace: Path, name: str) -> Iterator[Lease]:
     Raises:
         Held: somebody does, and this process is not to wait.
     """
-    told = False
+    reported = False
     while isinstance(lease := take(workplace), Holder):
         if not waits():
             raise Held(f"{name} is held by {lease}: the same command goes on when that is over")
-        if not told:
+        if not reported:
             print(f"{name}: held by {lease}; waiting", file=sys.stderr, flush=True)
-        told = True
+        reported = True
         time.sleep(LOOK)
     try:
         yield lease

@@ -19,7 +19,7 @@ from pipeline.runs.manifest import Ancestor, read_manifest
 from pipeline.runs.run import External, Parent, Run, Snapshot
 
 
-def one_base(bases: Sequence[tuple[str, Parent | None]], what: str, remedy: str = "") -> Any:
+def one_base(bases: Sequence[tuple[str, Parent | None]], owner: str, remedy: str = "") -> Any:
     """The base that all were trained from, of each expert's name and base; None: they were made from nothing.
 
     Folders that are known by digests of two kinds may be the same, and are not compared.
@@ -28,9 +28,9 @@ def one_base(bases: Sequence[tuple[str, Parent | None]], what: str, remedy: str 
         PipelineError: they have different ones.
     """
     hashes = {base and base.hash for _, base in bases}
-    if any(len({one for one in hashes if kind_of(one or "") != kind}) > 1 for kind in (KIND, "sha256")):
-        told = ", ".join(f"{name} from {base.name if base else 'nothing'}" for name, base in bases)
-        raise PipelineError(f"{what} have different bases ({told}): name experts of one base{remedy}")
+    if any(len({digest for digest in hashes if kind_of(digest or "") != kind}) > 1 for kind in (KIND, "sha256")):
+        text = ", ".join(f"{name} from {base.name if base else 'nothing'}" for name, base in bases)
+        raise PipelineError(f"{owner} have different bases ({text}): name experts of one base{remedy}")
     return bases[0][1]
 
 
@@ -43,9 +43,9 @@ def recorded_base(expert: Parent) -> Parent | None:
     base = manifest.parents.get("model") if manifest else None
     if manifest is None or base is None:
         return None
-    named = str((manifest.config.get("model") or {}).get("path") or "")
+    path = str((manifest.config.get("model") or {}).get("path") or "")
     # A folder that no run made, of which an earlier version recorded the sha256 without its kind
-    plain = base.content is None and ":" not in base.hash and not named.startswith("hub:")
+    plain = base.content is None and ":" not in base.hash and not path.startswith("hub:")
     return External(base.name, f"sha256:{base.hash}" if plain else base.hash, expert.folder)
 
 
@@ -56,7 +56,7 @@ def gives_adapter(expert: Parent) -> bool:
     if isinstance(expert, Run) and isinstance(expert.config, MergeStage):
         merge = expert.config.merge
         exact = merge.exact_for_adapters() and merge.dtype is None
-        experts = [one for role, one in expert.parents.items() if role != "base"]
+        experts = [parent for role, parent in expert.parents.items() if role != "base"]
         return merge.form != "dense" and exact and all(map(gives_adapter, experts))
     return (expert.folder / ADAPTER_CONFIG).is_file()
 
@@ -69,43 +69,44 @@ def base_of(expert: Parent, config: Stage, key: str = "merge.experts") -> Parent
         planned = expert.parents.get("model") or expert.parents.get("base")
         if planned is not None:
             return planned
-    given = "base" if key == "checkpoint" else "merge.base"
+    knob = "base" if key == "checkpoint" else "merge.base"
     manifest = read_manifest(expert.folder)
     recorded = manifest.base if manifest else None
-    ours = folder_of(recorded.hash, Path(config.runs_dir)) if recorded else None
-    if ours:
-        return from_folder(ours, key, Path(config.runs_dir))
+    run_folder = folder_of(recorded.hash, Path(config.runs_dir)) if recorded else None
+    if run_folder:
+        return from_folder(run_folder, key, Path(config.runs_dir))
     model = (manifest.config.get("model") or {"path": manifest.facts.get("base")}) if manifest and recorded else {}
     path, revision = model.get("path"), model.get("revision")  # facts: of a select run
     if not path:
-        path, revision = _named(expert, recorded, f"{key}: {expert.name}", f"{given}=RUN")
-    found = find(path, Path(config.runs_dir), key, revision)
-    if isinstance(found, External) and revision and not found.folder.is_dir():
-        return replace(found, folder=Path(f"{found.folder}@{revision}"))
-    return found
+        path, revision = _named(expert, recorded, f"{key}: {expert.name}", f"{knob}=RUN")
+    base = find(path, Path(config.runs_dir), key, revision)
+    if isinstance(base, External) and revision and not base.folder.is_dir():
+        return replace(base, folder=Path(f"{base.folder}@{revision}"))
+    return base
 
 
-def _named(expert: Parent, recorded: Ancestor | None, who: str, remedy: str) -> tuple[str, str | None]:
+def _named(expert: Parent, recorded: Ancestor | None, owner: str, remedy: str) -> tuple[str, str | None]:
     """The RUN, and its revision on the Hub, that the adapter_config.json or the card of an expert names as its base."""
     if (expert.folder / ADAPTER_CONFIG).is_file():
         base, revision = named_base(expert.folder)
         return (str(base.resolve()), None) if base.is_dir() else (f"hub:{base}", revision)
     if recorded:
-        raise PipelineError(f"{who}: its base {recorded.name} is not in runs_dir: give {remedy}")
-    ours = read_manifest(expert.folder) is not None  # a merge's card names what its experts were made of
-    bases = [] if ours else bases_named(metadata(expert.folder))
+        raise PipelineError(f"{owner}: its base {recorded.name} is not in runs_dir: give {remedy}")
+    is_run = read_manifest(expert.folder) is not None  # a merge's card names what its experts were made of
+    bases = [] if is_run else bases_named(metadata(expert.folder))
     if len(bases) > 1:
-        raise PipelineError(f"{who}: its model card names several bases ({', '.join(bases)}): give {remedy}")
+        raise PipelineError(f"{owner}: its model card names several bases ({', '.join(bases)}): give {remedy}")
     if not bases:
         raise PipelineError(
-            f"{who} does not say which base it was trained from: it has no manifest and no base_model on a model card; "
+            f"{owner} does not say which base it was trained from: it has no manifest and no base_model on a model "
+            "card; "
             f"name an sft run, or give {remedy}"
         )
     for folder in (Path(bases[0]), expert.folder / bases[0]):
         if (folder / "config.json").is_file():
             return str(folder.resolve()), None
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", bases[0]):
-        raise PipelineError(f"{who}: base_model {bases[0]} of its model card is not here: give {remedy}")
+        raise PipelineError(f"{owner}: base_model {bases[0]} of its model card is not here: give {remedy}")
     return f"hub:{bases[0]}", None
 
 
@@ -120,28 +121,28 @@ def base_folder(folder: Path) -> Path:
     if manifest:
         recorded = manifest.base
         if recorded:
-            ours = folder_of(recorded.hash, home.parent)
-            if ours:
-                return ours
+            run_folder = folder_of(recorded.hash, home.parent)
+            if run_folder:
+                return run_folder
         model = manifest.config.get("model") or {}
         if model.get("path"):
-            found = find(model["path"], home.parent, f"the base of {folder.name}").folder
-            return found if found.is_dir() or not model.get("revision") else Path(f"{found}@{model['revision']}")
-    named, revision = named_base(folder)
-    return Path(f"{named}@{revision}") if revision and not named.is_dir() else named
+            base = find(model["path"], home.parent, f"the base of {folder.name}").folder
+            return base if base.is_dir() or not model.get("revision") else Path(f"{base}@{model['revision']}")
+    name, revision = named_base(folder)
+    return Path(f"{name}@{revision}") if revision and not name.is_dir() else name
 
 
 def named_base(folder: Path) -> tuple[Path, str | None]:
     """The base that an adapter_config.json names: a folder, or org/name on the Hub and its revision."""
     settings = adapter_settings(folder)
-    named = Path(settings.get("base_model_name_or_path") or "")
-    for path in (named, folder / named):
-        if str(named) != "." and (path / "config.json").is_file():
+    name = Path(settings.get("base_model_name_or_path") or "")
+    for path in (name, folder / name):
+        if str(name) != "." and (path / "config.json").is_file():
             return path, None
-    if len(named.parts) == 2 and not named.is_absolute():
-        return named, settings.get("revision")
+    if len(name.parts) == 2 and not name.is_absolute():
+        return name, settings.get("revision")
     raise PipelineError(
-        f"{folder} is an adapter whose base {named} is not here: put it there, or correct base_model_name_or_path in "
+        f"{folder} is an adapter whose base {name} is not here: put it there, or correct base_model_name_or_path in "
         f"its {ADAPTER_CONFIG}; a merge takes merge.base=RUN too"
     )
 

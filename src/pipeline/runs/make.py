@@ -105,8 +105,8 @@ def make_once(
                 return run.folder
             check_disk(run, bytes_needed(run))
             lease.take_over()
-            told = state.told(run.workplace, lease.of, run.name, run.config.stage)
-            with told, naming_a_full_disk(run.runs_dir):
+            tracked_state = state.told(run.workplace, lease.of, run.name, run.config.stage)
+            with tracked_state, naming_a_full_disk(run.runs_dir):
                 _make(run, lease, stage, next_attempt(run), (predicted_seconds, guessed_seconds))
             state.forget(run.workplace)
             return run.folder
@@ -135,7 +135,7 @@ def _make(run: Run, lease: Lease, stage: Stage, attempt: int, expected: tuple[fl
         attempt=attempt,
         decided_by=run.decided_by,
         config=recorded(run.config),
-        parents={role: Ancestor(one.name, one.hash, content(one)) for role, one in run.parents.items()},
+        parents={role: Ancestor(parent.name, parent.hash, content(parent)) for role, parent in run.parents.items()},
         facts=facts,
         files=fingerprints(run.work, known_by_tensors(run.work, facts.get("weights", {}).get("digests", {}))),
         git=git_state(),

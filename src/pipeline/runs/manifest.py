@@ -95,8 +95,8 @@ class Manifest:
 
     def snapshot(self, step: str) -> Manifest:
         """That of a snapshot: its training's, with its own name, hash, weights and files."""
-        inside = f"{SNAPSHOTS}/step-{step}/"
-        files = {name.removeprefix(inside): file for name, file in self.files.items() if name.startswith(inside)}
+        prefix = f"{SNAPSHOTS}/step-{step}/"
+        files = {name.removeprefix(prefix): file for name, file in self.files.items() if name.startswith(prefix)}
         return replace(
             self, name=f"{self.name}@{step}", hash=snapshot_hash(self.hash, int(step)), files=files,
             facts={**self.facts, "weights": self.snapshots[step]},
@@ -104,15 +104,15 @@ class Manifest:
 
     def without_snapshot(self, step: str) -> Manifest:
         """The same manifest after the files of a snapshot were freed: what it was is still on record."""
-        inside = f"{SNAPSHOTS}/step-{step}/"
-        files = {name: file for name, file in self.files.items() if not name.startswith(inside)}
+        prefix = f"{SNAPSHOTS}/step-{step}/"
+        files = {name: file for name, file in self.files.items() if not name.startswith(prefix)}
         snapshots = {**self.snapshots, step: {**self.snapshots[step], "freed": True}}
         return replace(self, files=files, facts={**self.facts, "snapshots": snapshots})
 
     def as_json(self) -> str:
-        found = {one.name: getattr(self, one.name) for one in fields(self)}
-        found["parents"] = {role: vars(parent) for role, parent in self.parents.items()}
-        return json.dumps(without_credentials(found), indent=1)
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values["parents"] = {role: vars(parent) for role, parent in self.parents.items()}
+        return json.dumps(without_credentials(values), indent=1)
 
     def write(self, folder: Path) -> None:
         write_atomically(folder / MANIFEST, self.as_json())
@@ -159,12 +159,12 @@ def read_file(path: Path) -> Manifest:
         raise Malformed(f"{path} is no manifest of this program: name another folder, or move this one away") from error
 
 
-def parsed(kept: Mapping[str, Any]) -> Manifest:
+def parsed(content: Mapping[str, Any]) -> Manifest:
     """A manifest from its JSON. Raises KeyError, TypeError, ValueError or AttributeError where it is none."""
-    parents = {role: Ancestor(**parent) for role, parent in kept.get("parents", {}).items()}
-    manifest = Manifest(**{**{key: value for key, value in kept.items() if key in FIELDS}, "parents": parents})
+    parents = {role: Ancestor(**parent) for role, parent in content.get("parents", {}).items()}
+    manifest = Manifest(**{**{key: value for key, value in content.items() if key in FIELDS}, "parents": parents})
     dicts = (manifest.decided_by, manifest.facts, manifest.config, manifest.files, manifest.cost)
     if not isinstance(manifest.hash, str) or not all(isinstance(one, dict) for one in dicts):
         raise TypeError("a field of another type")
-    _ = manifest.stage, float(kept["cost"]["seconds"])  # every run has them
+    _ = manifest.stage, float(content["cost"]["seconds"])  # every run has them
     return manifest

@@ -50,8 +50,8 @@ def origin_of(model: Parent, runs_dir: Path, ask: bool = False) -> Origin:
     if manifest is None:
         return elsewhere(model, ask)
     if manifest.stage == "select":
-        chosen = chosen_by(manifest, runs_dir)
-        return origin_of(chosen, runs_dir, ask) if chosen else Origin()
+        selected = chosen_by(manifest, runs_dir)
+        return origin_of(selected, runs_dir, ask) if selected else Origin()
     return origin(model.name, manifest.config, ancestors(manifest, runs_dir), runs_dir, ask)
 
 
@@ -59,17 +59,19 @@ def origin(
     name: str, config: Mapping[str, Any], parents: Mapping[str, Parent], runs_dir: Path, ask: bool = False
 ) -> Origin:
     """Of a training or a merge, by its configuration and its parents, which are finished."""
-    models = {role: one for role, one in parents.items() if role not in NO_MODEL and not role.startswith("language ")}
-    below = {role: origin_of(one, runs_dir, ask) for role, one in models.items()}
-    licences = {owner: licence for one in below.values() for owner, licence in one.licences.items()}
-    told, stated = set(licences.values()), (config.get("model") or {}).get("licence")
-    if stated or (config.get("expert") and len(told) == 1):  # a training has the licence of its base
-        licences = {name: stated or told.pop()}
+    models = {
+        role: parent for role, parent in parents.items() if role not in NO_MODEL and not role.startswith("language ")
+    }
+    below = {role: origin_of(parent, runs_dir, ask) for role, parent in models.items()}
+    licences = {owner: licence for parent in below.values() for owner, licence in parent.licences.items()}
+    inherited, stated = set(licences.values()), (config.get("model") or {}).get("licence")
+    if stated or (config.get("expert") and len(inherited) == 1):  # a training has the licence of its base
+        licences = {name: stated or inherited.pop()}
     sets, codes = taught(config)
     return Origin(
-        bases=once(base for one in below.values() for base in one.bases),
-        sets=once([*sets, *(one for each in below.values() for one in each.sets)]),
-        languages=once([*codes, *(code for one in below.values() for code in one.languages)]),
+        bases=once(base for parent in below.values() for base in parent.bases),
+        sets=once([*sets, *(parent for source in below.values() for parent in source.sets)]),
+        languages=once([*codes, *(code for parent in below.values() for code in parent.languages)]),
         licences=licences,
     )
 
@@ -80,12 +82,12 @@ def once(words: Iterable[Any]) -> tuple[Any, ...]:
 
 def elsewhere(model: Parent, ask: bool) -> Origin:
     """Of a model that no run made: itself where it is the Hub's, else what its card says."""
-    said = metadata(model.folder, ask=ask)
+    card_data = metadata(model.folder, ask=ask)
     of_hub = getattr(model, "hub", None)
-    bases = [of_hub.partition("@")[0]] if of_hub else bases_named(said)
-    licence = said.get("license")
+    bases = [of_hub.partition("@")[0]] if of_hub else bases_named(card_data)
+    licence = card_data.get("license")
     return Origin(
-        bases=tuple(one for one in bases if re.fullmatch(REPOSITORY, one)),
+        bases=tuple(base for base in bases if re.fullmatch(REPOSITORY, base)),
         licences={model.name: str(licence)} if licence else {},
     )
 
@@ -120,22 +122,22 @@ def of_iso_639(code: str | None) -> bool:
 def ancestors(manifest: Manifest, runs_dir: Path) -> dict[str, Parent]:
     """The parents that a manifest names, where they can still be found."""
     merge = manifest.config.get("merge") or {}
-    found = {}
+    manifests = {}
     for role, parent in manifest.parents.items():
         key, _, index = role.partition(".")
-        given: Any = (merge.get("experts") or [])[int(role) :][:1] if role.isdigit() else merge.get(key)
-        given = given[int(index or 0)] if isinstance(given, list) and given else given
+        references: Any = (merge.get("experts") or [])[int(role) :][:1] if role.isdigit() else merge.get(key)
+        references = references[int(index or 0)] if isinstance(references, list) and references else references
         if role == "model":
-            given = (manifest.config.get("model") or {}).get("path")
-        if one := ancestor(parent, given, runs_dir):
-            found[role] = one
-    return found
+            references = (manifest.config.get("model") or {}).get("path")
+        if ancestor_manifest := ancestor(parent, references, runs_dir):
+            manifests[role] = ancestor_manifest
+    return manifests
 
 
 def ancestor(parent: Ancestor, reference: str | None, runs_dir: Path) -> Parent | None:
-    ours = folder_of(parent.hash, runs_dir)
-    if ours:
-        return External(parent.name, parent.hash, ours)
+    run_folder = folder_of(parent.hash, runs_dir)
+    if run_folder:
+        return External(parent.name, parent.hash, run_folder)
     for word in (parent.name, reference):  # a snapshot by its name, what no run made as it was asked for
         with suppress(PipelineError):
             if word:
@@ -219,8 +221,8 @@ def body_of(model: Parent, runs_dir: Path) -> str | None:
     that of what it chose. None where there is none."""
     manifest = read_manifest(model.folder)
     if manifest and manifest.stage == "select":
-        chosen = chosen_by(manifest, runs_dir)
-        return body_of(chosen, runs_dir) if chosen else None
+        selected = chosen_by(manifest, runs_dir)
+        return body_of(selected, runs_dir) if selected else None
     home = model.folder.parents[1] if model.folder.parent.name == SNAPSHOTS else model.folder
     if not (home / CARD).is_file():
         return None

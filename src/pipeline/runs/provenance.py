@@ -47,12 +47,12 @@ def version(package: str) -> str:
 
 
 def machine() -> dict[str, Any]:
-    found: dict[str, Any] = {"system": platform.system(), "processor": processor(), "cores": os.cpu_count()}
+    facts: dict[str, Any] = {"system": platform.system(), "processor": processor(), "cores": os.cpu_count()}
     torch = sys.modules.get("torch")
     if torch is not None:
-        found["threads"] = torch.get_num_threads()
-        found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return found
+        facts["threads"] = torch.get_num_threads()
+        facts["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return facts
 
 
 def processor() -> str:
@@ -71,13 +71,15 @@ def environment() -> dict[str, str]:
 
 def git_state() -> dict[str, Any]:
     """The commit, and whether anything but results/ differs from it; null outside a checkout."""
-    here = Path(__file__).parent
+    source_folder = Path(__file__).parent
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", *words], cwd=source_folder, capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     try:
-        if Path(git("rev-parse", "--show-toplevel")) not in here.parents or not git("ls-files", __file__):
+        if Path(git("rev-parse", "--show-toplevel")) not in source_folder.parents or not git("ls-files", __file__):
             return {"commit": None, "dirty": None}
         changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)results")
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(changed)}

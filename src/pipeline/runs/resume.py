@@ -28,19 +28,19 @@ def made_for(run: Run) -> dict[str, Any]:
     return {"hash": run.hash, "attempt": next_attempt(run), "parents": parents}
 
 
-def write(run: Run, beside: Path, step: int, facts: dict[str, Any]) -> None:
+def write(run: Run, finished: Path, step: int, facts: dict[str, Any]) -> None:
     """Make the finished folder `beside` the run's one resume point: to the disk, then into its place, then named."""
     folder = run.work / FOLDER / f"step-{step}"
     sizes = {}
-    for path in sorted(path for path in beside.rglob("*") if path.is_file()):
+    for path in sorted(path for path in finished.rglob("*") if path.is_file()):
         with open(path, "rb") as file:
             os.fsync(file.fileno())
-        sizes[path.relative_to(beside).as_posix()] = path.stat().st_size
+        sizes[path.relative_to(finished).as_posix()] = path.stat().st_size
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(exist_ok=True)
-    os.rename(beside, folder)
-    asked = {"label": run.label, "decided_by": run.decided_by}
-    record = {"of": made_for(run), **asked, "step": step, "files": sizes, **facts}
+    os.rename(finished, folder)
+    identity = {"label": run.label, "decided_by": run.decided_by}
+    record = {"of": made_for(run), **identity, "step": step, "files": sizes, **facts}
     write_atomically(run.work / RECORD, json.dumps(without_credentials(record)))
     for older in folder.parent.iterdir():
         if older != folder:
@@ -76,10 +76,10 @@ def begin(run: Run) -> float:
         shutil.rmtree(run.work, ignore_errors=True)
         run.work.mkdir(parents=True)
         return 0.0
-    kept = {run.work / SNAPSHOTS / f"step-{step}" for step in record["snapshots"]}
-    kept |= {point(run.work, record), run.work / RECORD, run.work / FOLDER, run.work / SNAPSHOTS}
-    inside = [path for part in (FOLDER, SNAPSHOTS) for path in (run.work / part).glob("*")]
-    for path in {*run.work.iterdir(), *inside} - kept:
+    snapshots_kept = {run.work / SNAPSHOTS / f"step-{step}" for step in record["snapshots"]}
+    snapshots_kept |= {point(run.work, record), run.work / RECORD, run.work / FOLDER, run.work / SNAPSHOTS}
+    parts_found = [path for part in (FOLDER, SNAPSHOTS) for path in (run.work / part).glob("*")]
+    for path in {*run.work.iterdir(), *parts_found} - snapshots_kept:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return float(record["seconds"])
 

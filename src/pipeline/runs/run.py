@@ -71,15 +71,15 @@ class Folder:
 
         One that is gone did not change what was read of it.
         """
-        seen, was = self._content
-        if not all(path.is_file() for path in self.files) or seen == [Seen.now(path) for path in self.files]:
+        files_then, was = self._content
+        if not all(path.is_file() for path in self.files) or files_then == [Seen.now(path) for path in self.files]:
             return False
         return folder_digest(self.folder, self.files, self.runs_dir) != was
 
     @cached_property
     def _content(self) -> tuple[list[Seen], str]:
-        seen = [Seen.now(path) for path in self.files]
-        return seen, folder_digest(self.folder, self.files, self.runs_dir)
+        files_now = [Seen.now(path) for path in self.files]
+        return files_now, folder_digest(self.folder, self.files, self.runs_dir)
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ class Run(Generic[Config]):
 
 def runs_behind(parents: dict[str, Parent]) -> list[Run]:
     """The parents that are made here when they are not finished: runs, and the trainings of snapshots."""
-    found = [parent.run if isinstance(parent, Snapshot) else parent for parent in parents.values()]
-    return [parent for parent in found if isinstance(parent, Run)]
+    trainings = [parent.run if isinstance(parent, Snapshot) else parent for parent in parents.values()]
+    return [parent for parent in trainings if isinstance(parent, Run)]
 
 
 def recorded(config: RunStage) -> dict[str, Any]:
@@ -165,13 +165,13 @@ def recorded(config: RunStage) -> dict[str, Any]:
     return {key: value for key, value in asdict(config).items() if key != "launcher"}
 
 
-def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+def changes(earlier: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """What differs between two runs, each by its `decided_by`: 'sft.steps 120 -> 200'."""
-    theirs, mine = flat(without_credentials(before)), flat(without_credentials(after))
+    old, new = flat(without_credentials(earlier)), flat(without_credentials(after))
     return [
-        f"{key.removeprefix('config.')} {_short(theirs.get(key))} -> {_short(mine.get(key))}"
-        for key in sorted({**mine, **theirs})
-        if mine.get(key) != theirs.get(key)
+        f"{key.removeprefix('config.')} {_short(old.get(key))} -> {_short(new.get(key))}"
+        for key in sorted({**new, **old})
+        if new.get(key) != old.get(key)
     ]
 
 

@@ -30,8 +30,8 @@ def read(workplace: Path) -> dict[str, Any]:
     stops: of the last attempts that a signal ended, the steps of their resume points (launch/attempts.py).
     """
     with suppress(OSError, ValueError):
-        found = json.loads((workplace / STATE).read_bytes())
-        return found if isinstance(found, dict) else {}
+        state = json.loads((workplace / STATE).read_bytes())
+        return state if isinstance(state, dict) else {}
     return {}
 
 
@@ -54,10 +54,10 @@ def at_step(workplace: Path, step: int, steps: int) -> None:
 @contextmanager
 def told(workplace: Path, by: Holder, name: str, stage: str) -> Iterator[None]:
     """Running, and how it ended where the run was not published."""
-    before = read(workplace)
-    kept = {key: before[key] for key in ("step", "steps", "stops", "stalled_at", "resubmitted") if key in before}
-    who = {"pid": by.pid, "host": by.host, "job": by.job, "since": by.since}
-    write(workplace, **kept, name=name, stage=stage, state="running", last_line=None, seconds_a_step=None, **who)
+    earlier = read(workplace)
+    carried = {key: earlier[key] for key in ("step", "steps", "stops", "stalled_at", "resubmitted") if key in earlier}
+    owner = {"pid": by.pid, "host": by.host, "job": by.job, "since": by.since}
+    write(workplace, **carried, name=name, stage=stage, state="running", last_line=None, seconds_a_step=None, **owner)
     _first.pop(workplace, None)
     try:
         with as_asked():

@@ -49,8 +49,8 @@ def heeded() -> list[signal.Signals]:
     """Ctrl-C and those of STOPPING that end this process: not SIGHUP and SIGINT where they are ignored, as nohup and
     workers have it."""
     ignorable = (signal.SIGHUP, signal.SIGINT)
-    every = (*STOPPING, signal.SIGINT)
-    return [one for one in every if one not in ignorable or signal.getsignal(one) != signal.SIG_IGN]
+    signals = (*STOPPING, signal.SIGINT)
+    return [number for number in signals if number not in ignorable or signal.getsignal(number) != signal.SIG_IGN]
 
 
 def answer_early() -> None:

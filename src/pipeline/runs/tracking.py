@@ -56,12 +56,12 @@ class Tracker:
     def finish(self, exit_code: int) -> None:
         self._call(lambda run: run.finish(exit_code=exit_code))
 
-    def _call(self, what: Callable[[Any], None]) -> None:
+    def _call(self, request: Callable[[Any], None]) -> None:
         if self._run is None:
             return
         run = self._run
         try:
-            within(self._seconds, lambda: what(run))
+            within(self._seconds, lambda: request(run))
         except Exception as error:
             self._run = None
             say(f"warning: {give_up(error, self._mode, self._seconds)}")
@@ -85,8 +85,8 @@ def give_up(error: Exception, mode: str, seconds: float) -> str:
         _mode_after_failure, then = "disabled", ", as do later runs of this process"
     else:
         then = ""
-    told = f"did not respond within tracking.timeout={seconds:g} s" if late else f"failed ({reason(error)})"
-    return f"W&B {told}; the run continues without it{then}"
+    problem = f"did not respond within tracking.timeout={seconds:g} s" if late else f"failed ({reason(error)})"
+    return f"W&B {problem}; the run continues without it{then}"
 
 
 def reason(error: Exception) -> str:
@@ -148,28 +148,28 @@ def end_service(grace: float = GRACE) -> None:
 
 def services() -> list[int]:
     """The process ids of the W&B services that this process started (Linux)."""
-    found = []
+    processes = []
     for children in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):
             for pid in map(int, children.read_text().split()):
                 if "wandb-core" in Path(f"/proc/{pid}/cmdline").read_text():
-                    found.append(pid)
-    return found
+                    processes.append(pid)
+    return processes
 
 
-def mode(asked: str) -> str:
+def mode(requested: str) -> str:
     """online, offline or disabled. WANDB_MODE, where set, stands above auto.
 
     Raises:
         PipelineError: online without a key, where W&B would ask for one; or WANDB_MODE is none of the three.
     """
-    if asked == "auto":
-        asked = os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
-        if asked not in MODES:
-            raise PipelineError(f"WANDB_MODE must be one of {', '.join(MODES)}, got {asked!r}")
-    if asked == "online" and not has_key():
+    if requested == "auto":
+        requested = os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
+        if requested not in MODES:
+            raise PipelineError(f"WANDB_MODE must be one of {', '.join(MODES)}, got {requested!r}")
+    if requested == "online" and not has_key():
         raise PipelineError("W&B is to be online and has no key: set WANDB_API_KEY, or give tracking.mode=offline")
-    return asked
+    return requested
 
 
 def has_key() -> bool:
@@ -186,10 +186,10 @@ def has_key() -> bool:
 @contextmanager
 def open_run(folder: Path, tracking: Tracking, **described: Any) -> Iterator[Tracker]:
     """A W&B run whose files are in folder/wandb; finished on every way out, as failed where there was an error."""
-    wanted: Any = _mode_after_failure or mode(tracking.mode)
+    wandb_mode: Any = _mode_after_failure or mode(tracking.mode)
     exit_code, tracker = 1, Tracker(None)
-    if wanted != "disabled":
-        tracker = Tracker(start(folder, tracking, wanted, described), wanted, tracking.timeout)
+    if wandb_mode != "disabled":
+        tracker = Tracker(start(folder, tracking, wandb_mode, described), wandb_mode, tracking.timeout)
     try:
         yield tracker
         exit_code = 0
@@ -232,13 +232,13 @@ def start(folder: Path, tracking: Tracking, mode: Any, described: dict[str, Any]
 @contextmanager
 def quiet_service() -> Iterator[None]:
     """A service that starts inside has no standard error: where memory is short, it prints hundreds of lines there."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(saved, 2)
+        os.close(saved)
         os.close(nowhere)
 
 

@@ -15,7 +15,7 @@ from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Parent, Run
 
 
-def content(parent: Parent, like: str | None = None) -> str | None:
+def content(parent: Parent, comparable: str | None = None) -> str | None:
     """The second identity of a finished parent: the digest over its tensors, of a data run over its files.
 
     None for what is not made yet, and for what no run of ours made, which is known by its content alone. `like`: what
@@ -23,8 +23,8 @@ def content(parent: Parent, like: str | None = None) -> str | None:
     hashed again in that kind, and None stands for weights that are not there, as freed ones.
     """
     manifest = read_manifest(parent.folder)
-    if manifest and like and manifest.weights_root and kind_of(manifest.content) != kind_of(like):
-        return _root(parent.folder, kind_of(like), manifest.content)
+    if manifest and comparable and manifest.weights_root and kind_of(manifest.content) != kind_of(comparable):
+        return _root(parent.folder, kind_of(comparable), manifest.content)
     return manifest.content if manifest else None
 
 
@@ -54,8 +54,8 @@ def check_unchanged(folder: Path) -> None:
     if manifest.weights.get("freed"):
         by = "was freed by stage=clean or a table with free_snapshots"
         raise PipelineError(f"{manifest.name} {by}: train it again with redo=true")
-    if told := changed(folder, manifest):
-        raise PipelineError(f"{folder.name} was changed after it was finished: {told}; {remedy}")
+    if problem := changed(folder, manifest):
+        raise PipelineError(f"{folder.name} was changed after it was finished: {problem}; {remedy}")
 
 
 def changed(folder: Path, manifest: Manifest, up_to: float = math.inf) -> str:
@@ -82,7 +82,7 @@ def _same(path: Path, was: dict[str, Any], digests: dict[str, str]) -> bool:
         return sha256(path) == was["sha256"]
     try:
         kind = kind_of(next(iter(digests.values()), KIND))
-        return all(digests.get(name) == one for name, one in digests_in(path, kind).items())
+        return all(digests.get(name) == digest for name, digest in digests_in(path, kind).items())
     except PipelineError:  # its header is broken, or it holds NaN
         return False
 
