@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 def defined(run: Run[EvalStage], folder: Path, left_out: list[LeftOut]) -> list[Definition]:
     """The task files of what the stage asks for, their data checked; what a bundle cannot have goes into `left_out`."""
     stage = run.config
-    asked: Eval = stage.eval
+    settings: Eval = stage.eval
     root = run.parents["data_root"].folder if "data_root" in run.parents else stage.data_root
     definitions = task_definitions(
-        asked.tasks,
+        settings.tasks,
         stage.languages,
         Path(root) if root else None,
         folder,
-        split=asked.split,
-        max_gen_toks=asked.max_gen_toks,
-        max_gen_toks_of=asked.max_gen_toks_of,
-        exemplars=asked.exemplars,
-        run_code=asked.run_code,
-        options=asked.options,
+        split=settings.split,
+        max_gen_toks=settings.max_gen_toks,
+        max_gen_toks_of=settings.max_gen_toks_of,
+        exemplars=settings.exemplars,
+        run_code=settings.run_code,
+        options=settings.options,
         left_out=left_out,
     )
     return definitions
@@ -47,32 +47,32 @@ def defined(run: Run[EvalStage], folder: Path, left_out: list[LeftOut]) -> list[
 
 def refuse_early(run: Run[EvalStage], definitions: Sequence[Definition]) -> None:
     """Raise PipelineError for what would otherwise fail after minutes of loading or scoring."""
-    asked = run.config.eval
+    settings = run.config.eval
     if any(kind_of(definition.task) == "program" for definition in definitions):
         check_confinement()
-    if asked.spm_model and not find_spec("sentencepiece"):
+    if settings.spm_model and not find_spec("sentencepiece"):
         raise PipelineError("eval.spm_model needs SentencePiece, which is not installed: pip install sentencepiece")
-    if asked.backend == "vllm" and "checkpoint" not in run.parents:
+    if settings.backend == "vllm" and "checkpoint" not in run.parents:
         raise PipelineError("eval.backend=vllm reads a folder: make the merge with stage=merge, then checkpoint=RUN")
-    if asked.backend == "vllm" and not find_spec("vllm"):
+    if settings.backend == "vllm" and not find_spec("vllm"):
         raise PipelineError(
             "eval.backend=vllm needs vLLM, which is not installed: pip install vllm, or eval.backend=hf"
         )
     if "checkpoint" not in run.parents:
         return  # a merge's files are looked at with its headers
-    refuse_model(run.parents["checkpoint"].folder, asked)
+    refuse_model(run.parents["checkpoint"].folder, settings)
 
 
-def refuse_model(folder: Path, asked: Eval) -> None:
+def refuse_model(folder: Path, settings: Eval) -> None:
     """Raise PipelineError where the files of a model show that it cannot be scored: truncated weights, no tokenizer, no
     chat template. A folder without weights is judged where these are loaded."""
     if not any(folder.glob("*.safetensors")):
         return
     check_headers(folder)
-    known = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
-    if not any((folder / name).is_file() for name in known):
+    tokenizer_files = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
+    if not any((folder / name).is_file() for name in tokenizer_files):
         raise PipelineError(f"checkpoint {folder} has no tokenizer: copy that of its base into the folder")
-    if asked.chat_template and not has_chat_template(folder):
+    if settings.chat_template and not has_chat_template(folder):
         raise PipelineError(f"eval.chat_template=true, but the tokenizer of {folder} has none: leave it off")
 
 
@@ -102,11 +102,11 @@ def too_long(name: str, lengths: Lengths, questions: int, max_length: int, allow
         PipelineError: more than `allowed` (eval.too_long) do not, or none does.
     """
     room, longest = max_length - lengths.answer, max((length for _, length in lengths.prompts), default=0)
-    found = {row for row, length in lengths.prompts if length > room}
-    if len(found) > allowed or (found and len(found) == questions):
+    rows = {row for row, length in lengths.prompts if length > room}
+    if len(rows) > allowed or (rows and len(rows) == questions):
         answer = f" less eval.max_gen_toks={lengths.answer} for the answer" if lengths.answer else ""
         raise PipelineError(
-            f"{name}: {len(found)} of {questions} prompts do not fit, the longest of {longest} tokens in the model's "
+            f"{name}: {len(rows)} of {questions} prompts do not fit, the longest of {longest} tokens in the model's "
             f"{max_length}{answer}: ask for fewer exemplars" + (" or shorter answers" if answer else "")
         )
-    return found
+    return rows

@@ -34,40 +34,42 @@ def scoring_runs(config: EvalStage) -> dict[str, EvalStage]:
     The longest answer of a language stands where that of all did, only FLORES has a model for spBLEU, and only choices
     have options, so that a scoring run is the same whatever else it was asked for with.
     """
-    asked, found = config.eval, {}
-    for task in asked.tasks:
+    settings, configs = config.eval, {}
+    for task in settings.tasks:
         name, kind = f"{task.task}_{task.num_fewshot}shot", kind_of(task.task)
         for language in dict.fromkeys(config.languages):
             if kind == "translation" and language == "en" and len(set(config.languages)) > 1:
                 continue
-            one = replace(
-                asked, name=name, tasks=[task], max_gen_toks_of={},
-                max_gen_toks=asked.max_gen_toks_of.get(language, asked.max_gen_toks),
-                spm_model=asked.spm_model if kind == "translation" else None,
-                options=asked.options if kind == "choice" else "letters",
+            part = replace(
+                settings, name=name, tasks=[task], max_gen_toks_of={},
+                max_gen_toks=settings.max_gen_toks_of.get(language, settings.max_gen_toks),
+                spm_model=settings.spm_model if kind == "translation" else None,
+                options=settings.options if kind == "choice" else "letters",
             )  # fmt: skip
-            found[f"{name}.{language}"] = replace(config, eval=one, languages=[language])
-    return found
+            configs[f"{name}.{language}"] = replace(config, eval=part, languages=[language])
+    return configs
 
 
 def gather(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
     """What finished scoring runs come to together: all their rows, and the averages over languages, in scores.json; in
     samples/ their questions, as hard links. Gives the facts of a run, as scoring does.
     """
-    kept = [json.loads((one.folder / "scores.json").read_text(encoding="utf-8")) for one in scored.values()]
-    rows, beside = ([ScoreRow.from_json(row) for one in kept for row in one[side]] for side in ("rows", "beside"))
+    written = [json.loads((part.folder / "scores.json").read_text(encoding="utf-8")) for part in scored.values()]
+    rows, beside = (
+        [ScoreRow.from_json(row) for scores in written for row in scores[side]] for side in ("rows", "beside")
+    )
     averages = over_languages([*rows, *beside]) + average_of_ten([*rows, *beside])
-    harness = kept[0]["harness"]
+    harness = written[0]["harness"]
     for key, value in harness.items():
         if isinstance(value, dict):
-            harness[key] = {name: inner for one in kept for name, inner in one["harness"][key].items()}
+            harness[key] = {name: inner for scores in written for name, inner in scores["harness"][key].items()}
         elif isinstance(value, list):
-            harness[key] = [inner for one in kept for inner in one["harness"][key]]
+            harness[key] = [inner for scores in written for inner in scores["harness"][key]]
     result = EvaluationResult(rows, {}, harness, beside + averages)
     write_scores(result, work)
     (work / "samples").mkdir()
-    for one in scored.values():
-        for path in sorted((one.folder / "samples").iterdir()):
+    for part in scored.values():
+        for path in sorted((part.folder / "samples").iterdir()):
             link(path, work / "samples" / path.name)
     return {"scores": named_scores(result), "harness": harness}
 
@@ -77,14 +79,14 @@ def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
 
     It has no standard error, as languages share their questions. None where a language has no score.
     """
-    alike: dict[tuple[Any, ...], dict[str, ScoreRow]] = {}
+    groups: dict[tuple[Any, ...], dict[str, ScoreRow]] = {}
     for row in rows:
         if row.subject is None:
             to_english = row.pair is not None and row.pair.endswith("-en")
             place = (row.task, row.num_fewshot, row.metric, row.filter, row.pair is not None, to_english)
-            alike.setdefault(place, {})[row.language] = row
+            groups.setdefault(place, {})[row.language] = row
     return [
-        mean_of(list(found.values()), "mean", pair=("mean-en" if to_english else "en-mean") if paired else None)
-        for (*_, paired, to_english), found in alike.items()
-        if len(found) > 1 and all(row.value is not None for row in found.values())
+        mean_of(list(by_language.values()), "mean", pair=("mean-en" if to_english else "en-mean") if paired else None)
+        for (*_, paired, to_english), by_language in groups.items()
+        if len(by_language) > 1 and all(row.value is not None for row in by_language.values())
     ]

@@ -86,10 +86,10 @@ _GROUPS = re.compile(rf"(?:{_DIGITS}{_UNIT}+)+(?:{_DIGITS})?")
 _POWER = re.compile(r"(?<![A-Za-z0-9_.,])(\d[\d,]*(?:\.\d+)?)[eE]([-+]?\d{1,3})(?![A-Za-z0-9_])")
 
 
-def _written_out(found: re.Match[str]) -> str:
+def _written_out(match: re.Match[str]) -> str:
     """1万5000 as 15000, 2千5百万 as 25000000: what is below 万 belongs to the next 万, 億 or 兆."""
     total = group = Decimal(0)
-    for digits, units in re.findall(rf"({_DIGITS})({_UNIT}*)", found[0]):
+    for digits, units in re.findall(rf"({_DIGITS})({_UNIT}*)", match[0]):
         part = Decimal(digits.replace(",", ""))
         for unit in units:
             part = part.scaleb(_SMALL.get(unit, 0))
@@ -107,8 +107,8 @@ def _plainly(value: Decimal) -> str:
 
 def numeric_match(response: str, gold: int | str) -> float:
     """1.0 where the last number of a response is the right one, else 0.0."""
-    meant = last_number(response)
-    return float(meant is not None and meant == last_number(str(gold)))
+    number = last_number(response)
+    return float(number is not None and number == last_number(str(gold)))
 
 
 def last_number(text: str) -> Fraction | None:
@@ -133,19 +133,19 @@ def last_number(text: str) -> Fraction | None:
     plain = _POWER.sub(lambda power: _plainly(Decimal(power[1].replace(",", "")).scaleb(int(power[2]))), plain)
     plain = _GROUPS.sub(_written_out, plain)
     plain = re.sub(r"\{,\}|\\,", ",", plain)  # TeX's 1{,}000 and 1\,000
-    found = next(reversed(list(_NUMBER.finditer(plain))), None)
-    minus, written = (found[1], found[2]) if found else ("", "")
-    power = found is not None and re.search(r"\^\{?\s*$", plain[: found.start()])
+    match = next(reversed(list(_NUMBER.finditer(plain))), None)
+    minus, written = (match[1], match[2]) if match else ("", "")
+    power = match is not None and re.search(r"\^\{?\s*$", plain[: match.start()])
     if not written or power or len(written) > 1000:  # Python converts no more than 4,300 digits
         return None
-    whole, part = written, "0"
+    integer, part = written, "0"
     if not _THOUSANDS.fullmatch(written) and not written.isdigit():
         mark = max(".,", key=written.rfind)
-        whole, _, part = written.rpartition(mark)
-        readable = whole == "" or whole.isdigit() or (_THOUSANDS.fullmatch(whole) and mark not in whole)
+        integer, _, part = written.rpartition(mark)
+        readable = integer == "" or integer.isdigit() or (_THOUSANDS.fullmatch(integer) and mark not in integer)
         if not readable or not part.isdigit():
             return None
-    value = Fraction(f"{re.sub(r'[^0-9]', '', whole) or 0}.{part}")
+    value = Fraction(f"{re.sub(r'[^0-9]', '', integer) or 0}.{part}")
     return -value if minus else value
 
 

@@ -42,10 +42,10 @@ ENCODED_AHEAD = 256  # texts
 
 def answering(run: Run[EvalStage], load: Callable[[], Answering]) -> LM:
     """The model that answers: `load()`, with helpers on other GPUs where shards are asked for, or the harness' vLLM."""
-    asked = run.config.eval
-    if asked.backend == "vllm":
-        return vllm_model(run.parents["checkpoint"].folder, asked)
-    helpers = Helpers(load, asked.shards - 1) if asked.shards > 1 else None
+    settings = run.config.eval
+    if settings.backend == "vllm":
+        return vllm_model(run.parents["checkpoint"].folder, settings)
+    helpers = Helpers(load, settings.shards - 1) if settings.shards > 1 else None
     lm = load()
     if lm.tokenizer.eos_token_id is None:
         raise PipelineError(
@@ -55,15 +55,15 @@ def answering(run: Run[EvalStage], load: Callable[[], Answering]) -> LM:
     return lm
 
 
-def vllm_model(checkpoint: Path, asked: Eval) -> LM:
+def vllm_model(checkpoint: Path, settings: Eval) -> LM:
     """The harness' own vLLM model of a folder. It shares prefixes by itself, and does not say which answers ran out."""
     from lm_eval.models.vllm_causallms import VLLM
 
-    gpus = {"data_parallel_size": asked.shards} if asked.shards > 1 else {}
-    return VLLM(pretrained=str(checkpoint), dtype=asked.dtype, batch_size="auto", enable_prefix_caching=True, **gpus)
+    gpus = {"data_parallel_size": settings.shards} if settings.shards > 1 else {}
+    return VLLM(pretrained=str(checkpoint), dtype=settings.dtype, batch_size="auto", enable_prefix_caching=True, **gpus)
 
 
-def load_model(what: Run | Path, batch_size: int, dtype: str = "auto") -> Answering:
+def load_model(source: Run | Path, batch_size: int, dtype: str = "auto") -> Answering:
     """The model of a run's checkpoint or merge, or of a folder: safetensors, no code of its own, in `dtype` (auto:
     as its config.json names it). A merge, and an adapter with its base, are put together in memory (merge/live.py).
     """
@@ -74,7 +74,7 @@ def load_model(what: Run | Path, batch_size: int, dtype: str = "auto") -> Answer
     from pipeline.runs.lineage import is_adapter
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    merge, folder = None, what
+    merge, folder = None, source
     if not isinstance(folder, Path):
         merge = None if "checkpoint" in folder.parents else merge_of(folder)
         folder = folder.parents["checkpoint"].folder if merge is None else merge.layout.folder
@@ -101,10 +101,10 @@ def load_model(what: Run | Path, batch_size: int, dtype: str = "auto") -> Answer
 
 def refuse_other_dtype(model: Any, dtype: str, folder: str) -> None:
     """Refuse a model that transformers loaded in another dtype than `dtype`; quantized tensors do not count."""
-    loaded = {str(one.dtype).removeprefix("torch.") for one in model.parameters()} & {"float64", *DTYPES}
+    loaded = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()} & {"float64", *DTYPES}
     if dtype != "auto" and loaded != {dtype}:
-        found = " and ".join(sorted(loaded))
-        raise PipelineError(f"eval.dtype={dtype}, but transformers loaded {folder} in {found}: give a dtype it keeps")
+        dtypes = " and ".join(sorted(loaded))
+        raise PipelineError(f"eval.dtype={dtype}, but transformers loaded {folder} in {dtypes}: give a dtype it keeps")
 
 
 def remembered(request: Sequence[Any]) -> tuple[str, str]:
@@ -292,11 +292,13 @@ class Answering(HFLM):
         done: set[int] = set()
 
         def go_on() -> None:
-            left = [one for one in members if one not in done]
-            longest = max(len(prompts[one]) - shared for one in left)
-            prefix = Prefix(self.model, prompts[left[0]][:shared], min(self.batch_size, len(left)), longest + room)
-            for batch in batches(left, [len(prompt) for prompt in prompts], self.batch_size):
-                answer(prefix, batch, [prompts[one][shared:] for one in batch])
+            pending = [member for member in members if member not in done]
+            longest = max(len(prompts[member]) - shared for member in pending)
+            prefix = Prefix(
+                self.model, prompts[pending[0]][:shared], min(self.batch_size, len(pending)), longest + room
+            )
+            for batch in batches(pending, [len(prompt) for prompt in prompts], self.batch_size):
+                answer(prefix, batch, [prompts[member][shared:] for member in batch])
                 done.update(batch)
 
         autocast = torch.autocast(

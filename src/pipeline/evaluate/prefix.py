@@ -33,22 +33,22 @@ def groups(prompts: Sequence[Sequence[int]], longest: Sequence[int] | None = Non
     order = sorted(range(len(prompts)), key=lambda place: tuple(prompts[place]))
     arrays = [np.asarray(prompts[place]) for place in order]
     # common[i]: tokens that the sorted prompts i and i + 1 share
-    common = np.array([_common(one, two) for one, two in zip(arrays, arrays[1:], strict=False)], dtype=int)
-    found: list[tuple[int, list[int]]] = []
+    common = np.array([_common(row, two) for row, two in zip(arrays, arrays[1:], strict=False)], dtype=int)
+    grouped: list[tuple[int, list[int]]] = []
     alone: list[int] = []
-    for shared, members in _cheapest(common, [len(one) for one in arrays], 0, len(order))[1] if order else ():
+    for shared, members in _cheapest(common, [len(row) for row in arrays], 0, len(order))[1] if order else ():
         places = [order[member] for member in members]
         shared = min(shared, *(caps[place] for place in places)) if len(places) > 1 else 0
         if shared >= LEAST:
-            found.append((int(shared), places))
+            grouped.append((int(shared), places))
         else:
             alone += places
-    return [*found, (0, sorted(alone))] if alone else found
+    return [*grouped, (0, sorted(alone))] if alone else grouped
 
 
-def _common(one: np.ndarray, two: np.ndarray) -> int:
-    short = min(len(one), len(two))
-    differs = one[:short] != two[:short]
+def _common(first: np.ndarray, second: np.ndarray) -> int:
+    short = min(len(first), len(second))
+    differs = first[:short] != second[:short]
     return int(differs.argmax()) if differs.any() else short
 
 

@@ -56,14 +56,14 @@ def equations(text: str) -> list[Equation]:
     """
     text = plain(text)
     sides = list(_SIDE.finditer(text))
-    found = []
+    equations_found = []
     for left, right in zip(sides, sides[1:], strict=False):
         if _EQUALS.fullmatch(text, left.end(), right.start()):
             first, second = _TOKEN.findall(left[0]), _TOKEN.findall(right[0])
             if computes(first) or computes(second):
-                terms = tuple(one if one in "+-*/" else number(one) for one in first if one not in "()%")
-                found.append(Equation(terms, value(second), equal(first, second)))
-    return found
+                terms = tuple(token if token in "+-*/" else number(token) for token in first if token not in "()%")
+                equations_found.append(Equation(terms, value(second), equal(first, second)))
+    return equations_found
 
 
 def computes(tokens: Sequence[str]) -> bool:
@@ -77,12 +77,12 @@ def number(written: str) -> Fraction:
 
 def equal(left: Sequence[str], right: Sequence[str]) -> bool:
     """Whether two sides have one value; a single number with decimals may be rounded, 25 % may be 25 or 0.25."""
-    one, other = value(left), value(right)
-    if one is None or other is None:
+    left_value, right_value = value(left), value(right)
+    if left_value is None or right_value is None:
         return False
-    gaps = [abs(one - other)]
+    gaps = [abs(left_value - right_value)]
     if "%" in [*left, *right]:
-        gaps += [abs(one - 100 * other), abs(100 * one - other)]
+        gaps += [abs(left_value - 100 * right_value), abs(100 * left_value - right_value)]
     written = re.search(r"[.,](\d+)$", right[0]) if len(right) == 1 else None
     rounded = written and number(right[0]).denominator > 1
     return min(gaps) <= (Fraction(1, 2 * 10 ** len(written[1])) if written and rounded else 0)
@@ -92,39 +92,39 @@ def value(tokens: Sequence[str]) -> Fraction | None:
     """The value of a side; None where it is none, or divides by 0. Brackets that do not match are left out."""
     if tokens.count("(") != tokens.count(")"):
         tokens = [token for token in tokens if token not in "()"]
-    left = list(tokens)
+    remaining = list(tokens)
 
     def factor() -> Fraction:
-        token = left.pop(0)
+        token = remaining.pop(0)
         if token == "-":
             return -factor()
         if token == "(":
-            found = total()
-            left.pop(0)
+            result = total()
+            remaining.pop(0)
         else:
-            found = Fraction(last_number(token) if token[0].isdigit() else None)  # type: ignore[arg-type]
-        while left and left[0] == "%":
-            left.pop(0)
-            found /= 100
-        return found
+            result = Fraction(last_number(token) if token[0].isdigit() else None)  # type: ignore[arg-type]
+        while remaining and remaining[0] == "%":
+            remaining.pop(0)
+            result /= 100
+        return result
 
     def product() -> Fraction:
-        found = factor()
-        while left and left[0] in "*/":
-            found = found * factor() if left.pop(0) == "*" else found / factor()
-        return found
+        result = factor()
+        while remaining and remaining[0] in "*/":
+            result = result * factor() if remaining.pop(0) == "*" else result / factor()
+        return result
 
     def total() -> Fraction:
-        found = product()
-        while left and left[0] in "+-":
-            found = found + product() if left.pop(0) == "+" else found - product()
-        return found
+        result = product()
+        while remaining and remaining[0] in "+-":
+            result = result + product() if remaining.pop(0) == "+" else result - product()
+        return result
 
     try:
-        found = total()
+        result = total()
     except (IndexError, TypeError, ZeroDivisionError):
         return None
-    return None if left else found
+    return None if remaining else result
 
 
 # ---------------------------------------------------------------------------------------------------- the plan
@@ -136,17 +136,17 @@ def same_plan(answer: str, solution: str) -> bool:
     A step may go on from its own result where the solution goes on from the right one: a slip of arithmetic is no
     other plan.
     """
-    own, wanted = equations(answer), equations(solution)
-    if len(own) != len(wanted):
+    given, expected = equations(answer), equations(solution)
+    if len(given) != len(expected):
         return False
     results: list[tuple[Fraction | None, Fraction | None]] = []
-    for ours, theirs in zip(own, wanted, strict=True):
-        if len(ours.terms) != len(theirs.terms):
+    for equation, expected_equation in zip(given, expected, strict=True):
+        if len(equation.terms) != len(expected_equation.terms):
             return False
-        for one, other in zip(ours.terms, theirs.terms, strict=True):
-            if one != other and (one, other) not in results:
+        for term, expected_term in zip(equation.terms, expected_equation.terms, strict=True):
+            if term != expected_term and (term, expected_term) not in results:
                 return False
-        results.append((ours.result, theirs.result))
+        results.append((equation.result, expected_equation.result))
     return True
 
 
@@ -158,9 +158,9 @@ def identifier() -> Any:
     """py3langid's model, which its package holds (4 MB, 140 languages), over the languages of MGSM."""
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-    found = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-    found.set_languages(list(MGSM))
-    return found
+    loaded = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    loaded.set_languages(list(MGSM))
+    return loaded
 
 
 def told_by(code: str) -> str:
@@ -172,7 +172,7 @@ def told_by(code: str) -> str:
 def alike(code: str) -> list[str]:
     """MGSM's other languages that are written in a script of this one: English, where that is the Latin one."""
     scripts = set(language(code).scripts)
-    return [other for other in MGSM if other != code and scripts & set(language(other).scripts)]
+    return [other_code for other_code in MGSM if other_code != code and scripts & set(language(other_code).scripts)]
 
 
 def in_language(text: str, code: str) -> bool | None:
@@ -203,10 +203,10 @@ def shares(answers: Sequence[str], code: str, solutions: Sequence[str | None]) -
 
     What there is none of (equations, answers long enough, solutions) has no share.
     """
-    read = [equations(answer) for answer in answers]
-    yield Share("no_equation", "none", tuple(not one for one in read))
-    yield Share("equations_true", "none", tuple(one.holds for found in read for one in found))
-    told = [in_language(answer, code) for answer in answers]
-    yield Share("other_language", told_by(code), tuple(not one for one in told if one is not None))
+    by_answer = [equations(answer) for answer in answers]
+    yield Share("no_equation", "none", tuple(not one for one in by_answer))
+    yield Share("equations_true", "none", tuple(one.holds for found in by_answer for one in found))
+    languages = [in_language(answer, code) for answer in answers]
+    yield Share("other_language", told_by(code), tuple(not one for one in languages if one is not None))
     pairs = [(answer, one) for answer, one in zip(answers, solutions, strict=True) if one]
     yield Share("plan", "none", tuple(same_plan(*pair) for pair in pairs))

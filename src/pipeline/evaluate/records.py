@@ -44,16 +44,16 @@ class ScoreRow:
         return self.pair or self.language
 
     def as_json(self) -> dict[str, Any]:
-        found = dict(vars(self))
+        values = dict(vars(self))
         if self.reason is None:
-            del found["reason"]
-            return found
-        return {name: found[name] for name in ("task", "language", "num_fewshot", "reason", *found)}
+            del values["reason"]
+            return values
+        return {name: values[name] for name in ("task", "language", "num_fewshot", "reason", *values)}
 
     @classmethod
-    def from_json(cls, kept: Mapping[str, Any]) -> ScoreRow:
+    def from_json(cls, values: Mapping[str, Any]) -> ScoreRow:
         """Raises TypeError where `kept` is no row of ours."""
-        return cls(**kept)
+        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class TaskResult:
         return {**vars(self), "rows": [row.as_json() for row in self.rows]}
 
     @classmethod
-    def from_json(cls, kept: Mapping[str, Any]) -> TaskResult:
-        return cls(**{**kept, "rows": [ScoreRow.from_json(row) for row in kept["rows"]]})
+    def from_json(cls, values: Mapping[str, Any]) -> TaskResult:
+        return cls(**{**values, "rows": [ScoreRow.from_json(row) for row in values["rows"]]})
 
 
 @dataclass(frozen=True)
@@ -87,17 +87,18 @@ class EvaluationResult:
 def score_row(
     definition: Definition,
     metric: str,
-    chosen: str,
+    filter_name: str,
     value: float | None,
-    each: Sequence[Any],
+    item_values: Sequence[Any],
     subject: str | None = None,
 ) -> ScoreRow:
     """One score. `each`: a value a question, of which the standard error comes where they are numbers."""
-    single = all(isinstance(one, int | float) for one in each)  # not so for corpus scores
+    single = all(isinstance(item, int | float) for item in item_values)  # not so for corpus scores
     return ScoreRow(
         task=definition.task, language=definition.language, pair=definition.pair, subject=subject,
-        num_fewshot=definition.num_fewshot, metric=metric, filter=chosen, value=None if value is None else float(value),
-        stderr=metrics.mean_stderr(each) if single else None, n=len(each),
+        num_fewshot=definition.num_fewshot, metric=metric, filter=filter_name,
+        value=None if value is None else float(value),
+        stderr=metrics.mean_stderr(item_values) if single else None, n=len(item_values),
     )  # fmt: skip
 
 
@@ -106,24 +107,24 @@ def rows_of(
 ) -> list[ScoreRow]:
     """The score rows of one task: the harness' metrics, the primary one first, then shares and subjects."""
     benchmark, primary = benchmark_of(definition.task), primary_metric(definition.task)
-    found = []
+    rows = []
     for name, value in results.items():
-        metric, _, chosen = name.partition(",")
-        if chosen and not metric.endswith("_stderr"):
-            each = [record[metric] for record in records if record["filter"] == chosen]
-            found.append(score_row(definition, metric, chosen, value, each))
-    found.sort(key=lambda row: (row.metric, row.filter) != primary)
+        metric, _, filter_name = name.partition(",")
+        if filter_name and not metric.endswith("_stderr"):
+            item_values = [record[metric] for record in records if record["filter"] == filter_name]
+            rows.append(score_row(definition, metric, filter_name, value, item_values))
+    rows.sort(key=lambda row: (row.metric, row.filter) != primary)
     if benchmark.kind == "number":
         lost = [metrics.is_unparsed(sample["extracted"]) for sample in samples]
-        found.append(score_row(definition, "unparsed", primary[1], metrics.mean(lost), lost))
+        rows.append(score_row(definition, "unparsed", primary[1], metrics.mean(lost), lost))
     cut_off = [sample["cut_off"] for sample in samples if "cut_off" in sample]
     if cut_off:
-        found.append(score_row(definition, "cut_off", primary[1], metrics.mean(cut_off), cut_off))
+        rows.append(score_row(definition, "cut_off", primary[1], metrics.mean(cut_off), cut_off))
     if column := benchmark.group:
         for group in sorted({sample[column] for sample in samples}):
-            each = [sample["scores"][primary[0]] for sample in samples if sample[column] == group]
-            found.append(score_row(definition, *primary, metrics.mean(each), each, subject=group))
-    return found
+            item_values = [sample["scores"][primary[0]] for sample in samples if sample[column] == group]
+            rows.append(score_row(definition, *primary, metrics.mean(item_values), item_values, subject=group))
+    return rows
 
 
 def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool | None) -> Sample:
@@ -155,9 +156,9 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
         sample |= {"target": str(record["target"]), "response": record["resps"][0][0], "extracted": answer[0]}
         if benchmark.kind == "number":
             sample["correct"] = bool(scores[benchmark.metric])
-            meant = metrics.last_number(sample["response"])
+            number = metrics.last_number(sample["response"])
             scores["numeric_match"] = metrics.numeric_match(sample["response"], record["doc"]["answer_number"])
-            sample["number"] = None if meant is None else str(meant)
+            sample["number"] = None if number is None else str(number)
             if record["doc"].get("equation_solution"):
                 sample["equation_solution"] = record["doc"]["equation_solution"]
         elif benchmark.kind == "program":
@@ -175,20 +176,20 @@ def beside(
     definitions: Sequence[Definition], samples: Mapping[str, list[Sample]], spm_model: Path | None
 ) -> list[ScoreRow]:
     """Rows that are ours alone: a numeric match for MGSM and what stands in its answers, spBLEU where its model is."""
-    found = []
+    rows = []
     for definition in definitions:
         kept = samples[definition.name]
         if kind_of(definition.task) == "number":
             right = [sample["scores"]["numeric_match"] for sample in kept]
             lost = [sample["number"] is None for sample in kept]
-            found.append(score_row(definition, "numeric_match", "last-number", metrics.mean(right), right))
-            found.append(score_row(definition, "unparsed", "last-number", metrics.mean(lost), lost))
-            found += reasoning_rows(definition, kept)
+            rows.append(score_row(definition, "numeric_match", "last-number", metrics.mean(right), right))
+            rows.append(score_row(definition, "unparsed", "last-number", metrics.mean(lost), lost))
+            rows += reasoning_rows(definition, kept)
         if kind_of(definition.task) == "translation" and spm_model:
             references, responses = ([sample[side] for sample in kept] for side in ("target", "extracted"))
             value = metrics.spbleu(references, responses, spm_model)
-            found.append(score_row(definition, "spbleu", "none", value, [None] * len(kept)))
-    return found
+            rows.append(score_row(definition, "spbleu", "none", value, [None] * len(kept)))
+    return rows
 
 
 def reasoning_rows(definition: Definition, samples: Sequence[Sample]) -> list[ScoreRow]:
@@ -197,10 +198,12 @@ def reasoning_rows(definition: Definition, samples: Sequence[Sample]) -> list[Sc
     From stored samples alone, of older evaluations too. `filter` says what told the language; what there is none of
     has no row.
     """
-    asked = answer_language(definition.task, definition.language)
+    language = answer_language(definition.task, definition.language)
     answers = [str(sample["response"]) for sample in samples]
-    found = shares(answers, asked, [sample.get("equation_solution") for sample in samples])
-    return [score_row(definition, one.metric, one.how, metrics.mean(one.each), one.each) for one in found if one.each]
+    computed = shares(answers, language, [sample.get("equation_solution") for sample in samples])
+    return [
+        score_row(definition, one.metric, one.how, metrics.mean(one.each), one.each) for one in computed if one.each
+    ]
 
 
 def average_of_ten(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
@@ -208,12 +211,12 @@ def average_of_ten(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
 
     It has no standard error, as languages share their questions.
     """
-    alike: dict[tuple[Any, ...], dict[str, ScoreRow]] = {}
+    groups: dict[tuple[Any, ...], dict[str, ScoreRow]] = {}
     for row in rows:
         if kind_of(row.task) == "number" and row.language in TEN and row.value is not None:
-            alike.setdefault((row.task, row.num_fewshot, row.metric, row.filter), {})[row.language] = row
+            groups.setdefault((row.task, row.num_fewshot, row.metric, row.filter), {})[row.language] = row
     found = []
-    for by_language in alike.values():
+    for by_language in groups.values():
         if len(by_language) == len(TEN):
             found.append(mean_of([by_language[code] for code in TEN], AVERAGE_OF_TEN))
     return found
@@ -227,10 +230,10 @@ def mean_of(rows: Sequence[ScoreRow], language: str, pair: str | None = None) ->
 
 def missing_row(left_out: LeftOut) -> ScoreRow:
     """A task that a bundle wants and could not have, as a score without a value."""
-    metric, chosen = primary_metric(left_out.task)
+    metric, filter_name = primary_metric(left_out.task)
     return ScoreRow(
         task=left_out.task, language=left_out.language, pair=None, subject=None, num_fewshot=left_out.num_fewshot,
-        metric=metric, filter=chosen, value=None, stderr=None, n=0, reason=left_out.reason,
+        metric=metric, filter=filter_name, value=None, stderr=None, n=0, reason=left_out.reason,
     )  # fmt: skip
 
 
@@ -256,7 +259,7 @@ def write_scores(result: EvaluationResult, work: Path) -> None:
 
 def named_scores(result: EvaluationResult) -> dict[str, float]:
     """mgsm/sw/exact_match -> its value, as manifests and W&B have them."""
-    named = {}
+    scores = {}
     for row in [*result.rows, *result.beside]:
         name = "/".join(part for part in (row.task, row.where, row.subject, row.metric) if part)
         plain = row.filter in ("none", primary_metric(row.task)[1]) or row.metric in (
@@ -264,8 +267,8 @@ def named_scores(result: EvaluationResult) -> dict[str, float]:
             "other_language",
         )
         if row.value is not None:
-            named[name if plain else f"{name},{row.filter}"] = row.value
-    return named
+            scores[name if plain else f"{name},{row.filter}"] = row.value
+    return scores
 
 
 def read_scores(file: Path) -> tuple[list[ScoreRow], dict[str, Any]]:
@@ -273,6 +276,6 @@ def read_scores(file: Path) -> tuple[list[ScoreRow], dict[str, Any]]:
 
     Raises OSError, ValueError, KeyError or TypeError where it is none.
     """
-    kept = json.loads(file.read_text(encoding="utf-8"))
-    rows = [ScoreRow.from_json(row) for row in [*kept["rows"], *kept.get("beside", [])]]
-    return rows, kept.get("harness", {})
+    content = json.loads(file.read_text(encoding="utf-8"))
+    rows = [ScoreRow.from_json(row) for row in [*content["rows"], *content.get("beside", [])]]
+    return rows, content.get("harness", {})

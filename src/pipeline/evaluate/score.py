@@ -58,8 +58,8 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
                 remedy = "run stage=prefetch on a node that reaches the Hub, or set data_root to a folder that has it"
             if sets and (gated := benchmark_of(definition.task).gated):
                 remedy = f"accept the conditions of {gated} on the Hub and log in, {remedy}"
-            told = f"{kept_from[0]}; its cache here has none" if kept_from else first_line(error)
-            raise PipelineError(f"the data of {definition.name} cannot be read ({told}): {remedy}") from error
+            problem = f"{kept_from[0]}; its cache here has none" if kept_from else first_line(error)
+            raise PipelineError(f"the data of {definition.name} cannot be read ({problem}): {remedy}") from error
         _refuse_too_many_shots(definition, tasks[-1])
     return tasks
 
@@ -82,7 +82,7 @@ def score(
     definitions: Sequence[Definition],
     tasks: Sequence[Task],
     asked: Eval,
-    kept: score_cache.Kept | None = None,
+    cache: score_cache.Kept | None = None,
 ) -> EvaluationResult:
     """Put each task to the model of `load()` and gather the harness' scores; what is kept already is taken as it is.
 
@@ -91,87 +91,87 @@ def score(
     settings: dict[str, Any] = {"backend": asked.backend, "chat_template": asked.chat_template, "dtype": asked.dtype}
     settings |= rounding(asked) | ({"template_date": asked.template_date} if asked.chat_template else {})
     put = list(zip(definitions, tasks, strict=True))
-    chosen = {definition.name: rows_asked(definition, task, asked) for definition, task in put}
+    rows_of_task = {definition.name: rows_asked(definition, task, asked) for definition, task in put}
     keys: dict[str, score_cache.Key] = {}
-    found: dict[str, TaskResult] = {}
-    if kept:
+    results: dict[str, TaskResult] = {}
+    if cache:
         for definition, task in put:
-            asks = score_cache.task_key(definition, task, chosen[definition.name])
-            keys[definition.name] = score_cache.whole_key(kept.model, asks, settings, kept.version)
-            again = kept.look_up(keys[definition.name])
+            asks = score_cache.task_key(definition, task, rows_of_task[definition.name])
+            keys[definition.name] = score_cache.whole_key(cache.model, asks, settings, cache.version)
+            again = cache.look_up(keys[definition.name])
             if again and again.too_long <= asked.too_long:
-                found[definition.name] = again
+                results[definition.name] = again
                 print(f"{definition.name}: found again, scored before on these weights", file=sys.stderr)
-    found_again = list(found)
-    left = [(definition, task) for definition, task in put if definition.name not in found]
+    found_again = list(results)
+    unscored = [(definition, task) for definition, task in put if definition.name not in results]
     with harness_tamed():
-        lm = load() if left else None
+        lm = load() if unscored else None
         if lm and asked.chat_template:
             set_template_date(lm, asked)
-        fitting = {d.name: _fitting(lm, d, task, chosen[d.name], asked) for d, task in left if lm}
-        with Bar(", ".join(fitting), sum(map(len, fitting.values())), "question") if left else nullcontext() as bar:
-            for definition, task in left:
+        fitting = {d.name: _fitting(lm, d, task, rows_of_task[d.name], asked) for d, task in unscored if lm}
+        with Bar(", ".join(fitting), sum(map(len, fitting.values())), "question") if unscored else nullcontext() as bar:
+            for definition, task in unscored:
                 assert lm
                 put_now = fitting[definition.name]
                 one = replace(
                     score_one(lm, definition, task, put_now, asked, bar),
-                    too_long=len(chosen[definition.name]) - len(put_now),
+                    too_long=len(rows_of_task[definition.name]) - len(put_now),
                 )
-                found[definition.name] = one
+                results[definition.name] = one
                 _report_endless_answers(definition, one, asked)
-                if kept and not (below_float32(asked) and halved(lm, asked)):
-                    kept.keep(keys[definition.name], one)
+                if cache and not (below_float32(asked) and halved(lm, asked)):
+                    cache.keep(keys[definition.name], one)
         if isinstance(lm, Answering) and lm.helpers:
             lm.helpers.close()
     packages = ("lm_eval", "transformers", "torch", "datasets", "sacrebleu")
     names = [definition.name for definition in definitions]
     harness = {
         "packages": {package: version(package) for package in packages},
-        "versions": {name: found[name].version for name in names},
-        "task_hashes": {name: found[name].task_hash for name in names},
+        "versions": {name: results[name].version for name in names},
+        "task_hashes": {name: results[name].task_hash for name in names},
         **settings,
         "share_prefix": asked.share_prefix,
         "found_again": found_again,
         **({"halved_batch_size": lm.least_batch_size} if isinstance(lm, Answering) and halved(lm, asked) else {}),
-        "too_long": {name: found[name].too_long for name in names if found[name].too_long},
+        "too_long": {name: results[name].too_long for name in names if results[name].too_long},
     }
-    rows = [row for name in names for row in found[name].rows]
-    return EvaluationResult(rows, {name: found[name].samples for name in names}, harness)
+    rows = [row for name in names for row in results[name].rows]
+    return EvaluationResult(rows, {name: results[name].samples for name in names}, harness)
 
 
-def rounding(asked: Eval) -> dict[str, Any]:
+def rounding(settings: Eval) -> dict[str, Any]:
     """What decides how intermediate values are rounded, and so the answers below float32; empty in float32."""
-    if not below_float32(asked):
+    if not below_float32(settings):
         return {}
-    shared = {"batch_size": asked.batch_size, "share_prefix": asked.share_prefix, "shards": asked.shards}
+    shared = {"batch_size": settings.batch_size, "share_prefix": settings.share_prefix, "shards": settings.shards}
     if torch.cuda.is_available():
         return shared | {"processor": torch.cuda.get_device_name()}
     return shared | {"processor": f"{processor()}, {torch.backends.cpu.get_cpu_capability()}"}
 
 
-def halved(lm: LM | None, asked: Eval) -> bool:
+def halved(lm: LM | None, settings: Eval) -> bool:
     """Whether memory ran out, so that another batch size was used than eval.batch_size."""
-    return isinstance(lm, Answering) and lm.least_batch_size < asked.batch_size
+    return isinstance(lm, Answering) and lm.least_batch_size < settings.batch_size
 
 
-def _report_endless_answers(definition: Definition, one: TaskResult, asked: Eval) -> None:
-    cut_off = sum(bool(sample.get("cut_off")) for sample in one.samples)
-    if cut_off > len(one.samples) / 2:
+def _report_endless_answers(definition: Definition, result: TaskResult, settings: Eval) -> None:
+    cut_off = sum(bool(sample.get("cut_off")) for sample in result.samples)
+    if cut_off > len(result.samples) / 2:
         say(
-            f"{definition.name}: {cut_off} of {len(one.samples)} answers ran out of eval.max_gen_toks"
-            f"{'' if asked.max_gen_toks is None else f'={asked.max_gen_toks}'} and were scored as they stood: "
+            f"{definition.name}: {cut_off} of {len(result.samples)} answers ran out of eval.max_gen_toks"
+            f"{'' if settings.max_gen_toks is None else f'={settings.max_gen_toks}'} and were scored as they stood: "
             "the model does not stop, or needs more"
         )
 
 
-def rows_asked(definition: Definition, task: Task, asked: Eval) -> range:
+def rows_asked(definition: Definition, task: Task, settings: Eval) -> range:
     """The rows to score. A range, not a list: the harness asks `row in rows` for each row."""
     end = len(task.eval_docs)
-    return range(definition.first, end if asked.limit is None else min(end, definition.first + asked.limit))
+    return range(definition.first, end if settings.limit is None else min(end, definition.first + settings.limit))
 
 
 def score_one(
-    lm: LM, definition: Definition, task: Task, rows: Sequence[int], asked: Eval, bar: Bar | None = None
+    lm: LM, definition: Definition, task: Task, rows: Sequence[int], settings: Eval, bar: Bar | None = None
 ) -> TaskResult:
     """One task put to a model: the inner half of the harness' simple_evaluate. `bar` counts its questions.
 
@@ -179,17 +179,17 @@ def score_one(
     as scoring a small task does.
     """
     if isinstance(lm, Answering):
-        lm.share_prefix = asked.share_prefix and definition.num_fewshot > 0
+        lm.share_prefix = settings.share_prefix and definition.num_fewshot > 0
         lm.bar = bar
     put: Any = {"tasks": {definition.name: task}}
     samples: Any = {definition.name: rows}
-    how = {"apply_chat_template": asked.chat_template, "fewshot_as_multiturn": asked.chat_template}
-    if asked.exemplars == "random":
+    how = {"apply_chat_template": settings.chat_template, "fewshot_as_multiturn": settings.chat_template}
+    if settings.exemplars == "random":
         task.set_fewshot_seed(FEWSHOT_SEED)
-    before = bar.done if bar else 0
+    bar_before = bar.done if bar else 0
     found = evaluate(lm=lm, task_dict=put, samples=samples, bootstrap_iters=0, log_samples=True, **how)
     if bar:
-        bar.to(before + len(rows))
+        bar.to(bar_before + len(rows))
     records = found["samples"][definition.name]
     _, chief = primary_metric(definition.task)
     ran_out = lm.ran_out if isinstance(lm, Answering) else {}
@@ -229,19 +229,19 @@ def harness_tamed() -> Iterator[None]:
         random.setstate(state)
 
 
-def set_template_date(lm: Any, asked: Eval) -> None:
-    lm.chat_template_args = getattr(lm, "chat_template_args", {}) | date_of_templates(asked.template_date)
+def set_template_date(lm: Any, settings: Eval) -> None:
+    lm.chat_template_args = getattr(lm, "chat_template_args", {}) | date_of_templates(settings.template_date)
 
 
-def lengths_of(lm: Any, definition: Definition, task: Task, rows: Sequence[int], asked: Eval) -> Lengths:
+def lengths_of(lm: Any, definition: Definition, task: Task, rows: Sequence[int], settings: Eval) -> Lengths:
     """The prompts of a task as this model's tokenizer cuts them; of a question's continuations the longest counts."""
     how: dict[str, Any] = {}
-    if asked.chat_template:
+    if settings.chat_template:
         if not getattr(lm.tokenizer, "chat_template", None):
             raise PipelineError("eval.chat_template=true, but the checkpoint's tokenizer has none: leave it off")
         how = {"apply_chat_template": True, "fewshot_as_multiturn": True}
         how |= {"chat_template": lm.apply_chat_template, "tokenizer_name": lm.tokenizer_name}
-    if asked.exemplars == "random":
+    if settings.exemplars == "random":
         task.set_fewshot_seed(FEWSHOT_SEED)
     task.build_all_requests(samples=rows, **how)  # type: ignore[arg-type]
     answer = 0
@@ -251,19 +251,19 @@ def lengths_of(lm: Any, definition: Definition, task: Task, rows: Sequence[int],
         if request.request_type == "generate_until":
             answer, after = after.get("max_gen_toks", lm.max_gen_toks), ""
         put[request.doc_id, prompt] = max(put.get((request.doc_id, prompt), ""), after, key=len)
-    found = [  # the last token is only predicted
+    lengths = [  # the last token is only predicted
         (rows[doc_id], len(lm.tok_encode(prompt + after)) - bool(after)) for (doc_id, prompt), after in put.items()
     ]
-    return Lengths(found, answer)
+    return Lengths(lengths, answer)
 
 
-def _fitting(lm: Any, definition: Definition, task: Task, rows: range, asked: Eval) -> Sequence[int]:
+def _fitting(lm: Any, definition: Definition, task: Task, rows: range, settings: Eval) -> Sequence[int]:
     """The rows whose prompts fit the model. Raises PipelineError where more than eval.too_long do not."""
     if not hasattr(lm, "max_length"):
         return rows
-    lengths = lengths_of(lm, definition, task, rows, asked)
-    gone = too_long(definition.name, lengths, len(rows), lm.max_length, asked.too_long)
-    if gone:
-        print(f"{definition.name}: {len(gone)} prompts that do not fit leave the score", file=sys.stderr)
-        return [row for row in rows if row not in gone]
+    lengths = lengths_of(lm, definition, task, rows, settings)
+    excluded = too_long(definition.name, lengths, len(rows), lm.max_length, settings.too_long)
+    if excluded:
+        print(f"{definition.name}: {len(excluded)} prompts that do not fit leave the score", file=sys.stderr)
+        return [row for row in rows if row not in excluded]
     return rows

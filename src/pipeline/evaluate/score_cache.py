@@ -113,9 +113,9 @@ class Kept:
         if self.fresh:
             return None
         try:
-            kept = json.loads(self.file(key).read_text(encoding="utf-8"))
-            same = kept["key"] == json.loads(json.dumps(key)) and kept["digest"] == _digest(kept["scored"])
-            return TaskResult.from_json(kept["scored"]) if same else None
+            content = json.loads(self.file(key).read_text(encoding="utf-8"))
+            same = content["key"] == json.loads(json.dumps(key)) and content["digest"] == _digest(content["scored"])
+            return TaskResult.from_json(content["scored"]) if same else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

@@ -37,27 +37,29 @@ def make(run: Run[SelectStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     config = run.config
     select = config.select
     by_loss = select.by == "validation_loss"
-    candidates = {role: one for role, one in run.parents.items() if role not in ("base", "model")}
+    candidates = {role: parent for role, parent in run.parents.items() if role not in ("base", "model")}
     models = dict(candidates)
     if not by_loss:
-        models = {role: scored(one, config) for role, one in candidates.items()}
-    values = validation_losses(models) if by_loss else {role: scores(one, config) for role, one in candidates.items()}
+        models = {role: scored(parent, config) for role, parent in candidates.items()}
+    values = (
+        validation_losses(models) if by_loss else {role: scores(parent, config) for role, parent in candidates.items()}
+    )
     floor = guarded(scores(run.parents["base"], config), config) if "base" in run.parents else {}
     rows = [
         {
             "checkpoint": models[role].name, "training": role.partition("@")[0], "step": int(role.partition("@")[2]),
-            "values": found, "below": [name for name, least in floor.items() if found[name] < least],
+            "values": measured, "below": [name for name, least in floor.items() if measured[name] < least],
         }
-        for role, found in values.items()
+        for role, measured in values.items()
     ]  # fmt: skip
     keys = ["validation_loss"] if by_loss else [label(measure) for measure in select.primary or []]
     ranking = ranked(rows, keys, lower_is_better=by_loss)
     chosen = choose(ranking, select.place)
-    folder = next(one.folder for one in models.values() if one.name == chosen["checkpoint"])
+    folder = next(parent.folder for parent in models.values() if parent.name == chosen["checkpoint"])
     check_unchanged(folder)
     link_model(folder, work)
-    told = {"rule": identity(select), "floor": floor, "chosen": chosen, "ranking": ranking}
-    (work / CHOICE).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    content = {"rule": identity(select), "floor": floor, "chosen": chosen, "ranking": ranking}
+    (work / CHOICE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     tracker.summary({"chosen": chosen["checkpoint"], **chosen["values"]})
     manifest = read_manifest(folder)
     assert manifest is not None
@@ -67,8 +69,8 @@ def make(run: Run[SelectStage], work: Path, tracker: Tracker) -> dict[str, Any]:
 
 def compared(selection: Run) -> list[Snapshot]:
     """The snapshots that a selection ranks, made or not."""
-    models = [one for run in selection.parents.values() for one in [run, *getattr(run, "parents", {}).values()]]
-    return [one for one in models if isinstance(one, Snapshot)]
+    models = [parent for run in selection.parents.values() for parent in [run, *getattr(run, "parents", {}).values()]]
+    return [parent for parent in models if isinstance(parent, Snapshot)]
 
 
 def scored(evaluation: Parent, config: SelectStage) -> Parent:
@@ -93,18 +95,18 @@ def scores(evaluation: Parent, config: SelectStage) -> dict[str, float]:
 
 def value(rows: list[Row], measure: Measure, languages: list[str]) -> float:
     """The primary metric of a task in a language, or its mean over `languages`; of a pair, in both its languages."""
-    metric, chosen = primary_metric(measure.task)
+    metric, filter_name = primary_metric(measure.task)
     means = []
     for language in [measure.language] if measure.language else languages:
-        found = [
+        numbers = [
             row["value"]
             for row in rows
-            if (row["task"], row["metric"], row["filter"]) == (measure.task, metric, chosen)
+            if (row["task"], row["metric"], row["filter"]) == (measure.task, metric, filter_name)
             and not row["subject"]
             and language in (row["pair"].split("-") if row["pair"] else [row["language"]])
         ]
-        if found:
-            means.append(statistics.fmean(found))
+        if numbers:
+            means.append(statistics.fmean(numbers))
     if not means:
         raise PipelineError(f"{label(measure)} was not scored: name its language in languages=[...]")
     return statistics.fmean(means)
@@ -136,8 +138,8 @@ def validation_losses(models: dict[str, Parent]) -> dict[str, dict[str, float]]:
         losses[role] = {"validation_loss": loss}
         sets[manifest.parents["data"].hash] = model.name
     if len(sets) > 1:
-        told = " and ".join(list(sets.values())[:2])
-        raise PipelineError(f"checkpoints: {told} have different validation sets, whose losses cannot be compared")
+        names = " and ".join(list(sets.values())[:2])
+        raise PipelineError(f"checkpoints: {names} have different validation sets, whose losses cannot be compared")
     return losses
 
 
@@ -150,9 +152,9 @@ def ranked(rows: list[Row], keys: list[str], lower_is_better: bool = False) -> l
     allowed = [row for row in rows if not row["below"]]
 
     def rank(row: Row, key: str) -> float:
-        mine = sign * row["values"][key]
-        others = [sign * other["values"][key] for other in allowed]
-        return sum(other < mine for other in others) + (1 + sum(other == mine for other in others)) / 2
+        score = sign * row["values"][key]
+        rivals = [sign * other["values"][key] for other in allowed]
+        return sum(other < score for other in rivals) + (1 + sum(other == score for other in rivals)) / 2
 
     for row in rows:
         row["rank"] = statistics.fmean(rank(row, key) for key in keys) if not row["below"] else None

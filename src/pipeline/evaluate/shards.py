@@ -50,14 +50,14 @@ class Helpers:
         """The answers of `lm` and its helpers to a part of the requests each, in the order of the requests."""
         parts = len(self.pools) + 1
         cuts = [round(len(requests) * part / parts) for part in range(parts + 1)]
-        ours, *theirs = [requests[start:end] for start, end in zip(cuts, cuts[1:], strict=False)]
+        own_part, *parts_of_helpers = [requests[start:end] for start, end in zip(cuts, cuts[1:], strict=False)]
         waiting = [
             pool.submit(_answer, self.load, method, [request.args for request in part], lm.share_prefix)
-            for pool, part in zip(self.pools, theirs, strict=True)
+            for pool, part in zip(self.pools, parts_of_helpers, strict=True)
         ]
         lm.helpers, lm.processes = None, parts  # for its own part it is a model like the others
         try:
-            answers = list(getattr(lm, method)(ours)) if ours else []
+            answers = list(getattr(lm, method)(own_part)) if own_part else []
         finally:
             lm.helpers, lm.processes = self, 1
         for future in waiting:

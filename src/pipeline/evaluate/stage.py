@@ -47,28 +47,28 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         tracker.summary(facts["scores"])
         return facts
     run = in_its_dtype(run)
-    asked: Eval = run.config.eval
+    settings: Eval = run.config.eval
     left_out: list[LeftOut] = []
     definitions = defined(run, work / "tasks", left_out)
-    for one in left_out:
-        print(f"left out: {one.task} in {one.language}: {one.reason}", file=sys.stderr)
+    for skipped in left_out:
+        print(f"left out: {skipped.task} in {skipped.language}: {skipped.reason}", file=sys.stderr)
     refuse_early(run, definitions)
     with contextlib.redirect_stdout(sys.stderr), harness_tamed():  # the harness and its libraries print
         tasks = load_tasks(definitions)
-        load = functools.partial(load_model, run, asked.batch_size, asked.dtype)
+        load = functools.partial(load_model, run, settings.batch_size, settings.dtype)
         model = functools.cache(functools.partial(answering, run, load))
-        kept = kept_scores(run, model)
-        result = score(model, definitions, tasks, asked, kept)
-    spm_model = Path(asked.spm_model) if asked.spm_model else None
-    beside = records.beside(definitions, result.samples, spm_model)
-    result = replace(result, beside=beside + [records.missing_row(one) for one in left_out])
-    named = records.write(result, definitions, work)
+        cache = kept_scores(run, model)
+        result = score(model, definitions, tasks, settings, cache)
+    spm_model = Path(settings.spm_model) if settings.spm_model else None
+    further_rows = records.beside(definitions, result.samples, spm_model)
+    result = replace(result, beside=further_rows + [records.missing_row(skipped) for skipped in left_out])
+    scores = records.write(result, definitions, work)
     merge: dict[str, float] = {}
     if "checkpoint" not in run.parents:  # what the run of the written merge records
         lm: Any = model()
         merge = measured(lm.live[1], run.config.threads)
-    tracker.summary(named | merge)
-    return {"scores": named, "harness": result.harness, "weights_root": kept.model["root"], **merge}
+    tracker.summary(scores | merge)
+    return {"scores": scores, "harness": result.harness, "weights_root": cache.model["root"], **merge}
 
 
 def in_its_dtype(run: Run[EvalStage]) -> Run[EvalStage]:
@@ -99,6 +99,6 @@ def kept_scores(run: Run[EvalStage], model: Callable[[], LM]) -> score_cache.Kep
 
         lm: Any = model()
         live, merge = lm.live
-        known = SourceDigests(merge, run.runs_dir).known
-        key = score_cache.merge_key(merge, {} if merge.adapter else live.digests(merge, known, run.config.threads))
+        digests = SourceDigests(merge, run.runs_dir).known
+        key = score_cache.merge_key(merge, {} if merge.adapter else live.digests(merge, digests, run.config.threads))
     return score_cache.Kept(run.runs_dir / ".scores", key, run.version, fresh=run.config.redo)

@@ -55,38 +55,51 @@ def task_definitions(
     """
     if not languages:
         raise PipelineError("languages is empty: name at least one, such as languages=[en]")
-    counts = Counter(asked.task for asked in tasks)
+    counts = Counter(eval_task.task for eval_task in tasks)
     for task, count in counts.items():
         benchmark_of(task)  # or an error
         if count > 1:
             raise PipelineError(f"{task} stands {count} times in one evaluation: give each number of shots its own")
     if data_root is None and split != "test":
         raise PipelineError(f"eval.split={split} has no items on the Hub: set data_root to a folder that has them")
-    if exemplars == "random" and (other := [task for task in counts if not benchmark_of(task).exemplars_drawn]):
+    if exemplars == "random" and (without_drawn := [task for task in counts if not benchmark_of(task).exemplars_drawn]):
         drawn = ", ".join(item.title for item in BENCHMARKS.values() if item.exemplars_drawn)
         raise PipelineError(
-            f"eval.exemplars=random is for {drawn}: {other[0]} has its exemplars in the order of its file"
+            f"eval.exemplars=random is for {drawn}: {without_drawn[0]} has its exemplars in the order of its file"
         )
-    known = [language(code) for code in dict.fromkeys(languages)]
+    requested = [language(code) for code in dict.fromkeys(languages)]
     folder.mkdir(parents=True, exist_ok=True)
-    found: list[Definition] = []
-    for asked in tasks:
-        benchmark = benchmark_of(asked.task)
-        spoken = [one for one in known if benchmark.kind != "translation" or one.code != "en"]
+    definitions: list[Definition] = []
+    for eval_task in tasks:
+        benchmark = benchmark_of(eval_task.task)
+        spoken = [target for target in requested if benchmark.kind != "translation" or target.code != "en"]
         if not spoken:
-            raise PipelineError(f"{asked.task} translates between English and another language: add one to languages")
-        for one in spoken:
-            room = (max_gen_toks_of or {}).get(one.code, max_gen_toks)
-            ask = Ask(asked.task, one, asked.num_fewshot, data_root, split, room, run_code, folder, exemplars, options)
+            raise PipelineError(
+                f"{eval_task.task} translates between English and another language: add one to languages"
+            )
+        for target in spoken:
+            room = (max_gen_toks_of or {}).get(target.code, max_gen_toks)
+            ask = Ask(
+                eval_task.task,
+                target,
+                eval_task.num_fewshot,
+                data_root,
+                split,
+                room,
+                run_code,
+                folder,
+                exemplars,
+                options,
+            )
             try:
-                if data_root and one.constructed:
-                    refuse_unspoken(data_root, one.code)
-                found += benchmark.define(ask)
+                if data_root and target.constructed:
+                    refuse_unspoken(data_root, target.code)
+                definitions += benchmark.define(ask)
             except Missing as error:
-                if not asked.where_possible or left_out is None:
+                if not eval_task.where_possible or left_out is None:
                     raise
-                left_out.append(LeftOut(asked.task, one.code, asked.num_fewshot, str(error)))
-    return found
+                left_out.append(LeftOut(eval_task.task, target.code, eval_task.num_fewshot, str(error)))
+    return definitions
 
 
 def refuse_unspoken(data_root: Path, code: str) -> None:
@@ -103,7 +116,7 @@ def data_sets(definition: Definition) -> list[tuple[str, str | None, str]]:
         return []
     if "custom_dataset" in body:
         spoken = [language(code) for code in definition.where.split("-")]
-        found = [source for one in spoken for source in benchmark_of(definition.task).sources(one)]
-        return [(source.hub or "", source.hub_config, source.split) for source in found]
+        sources = [source for target in spoken for source in benchmark_of(definition.task).sources(target)]
+        return [(source.hub or "", source.hub_config, source.split) for source in sources]
     splits = {body.get(f"{kind}_split") for kind in ("test", "training", "fewshot", "validation")}
     return [(body["dataset_path"], body.get("dataset_name"), split) for split in sorted(filter(None, splits))]

@@ -15,7 +15,7 @@ from pipeline.models.load import load_tokenizer
 from pipeline.models.skeleton import skeleton
 
 
-def measured(definition: Definition, folder: Path, asked: Eval) -> tuple[Lengths, int, int]:
+def measured(definition: Definition, folder: Path, settings: Eval) -> tuple[Lengths, int, int]:
     """(lengths of the prompts, questions, tokens that the model takes) of one task and the model in `folder`.
 
     Raises:
@@ -31,6 +31,6 @@ def measured(definition: Definition, folder: Path, asked: Eval) -> tuple[Lengths
         except (OSError, ValueError) as error:
             raise PipelineError(f"the tokenizer of {folder} cannot be read ({first_line(error)})") from error
         lm = Answering(pretrained=model, tokenizer=tokenizer, batch_size=1)
-        set_template_date(lm, asked)
-        rows = rows_asked(definition, task, asked)
-        return lengths_of(lm, definition, task, rows, asked), len(rows), lm.max_length
+        set_template_date(lm, settings)
+        rows = rows_asked(definition, task, settings)
+        return lengths_of(lm, definition, task, rows, settings), len(rows), lm.max_length
