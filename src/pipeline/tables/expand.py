@@ -59,8 +59,8 @@ class Place:
 
 def scoring(words: Mapping[str, Any]) -> Words:
     """Of the words of a cell those that say what is scored, and in which language."""
-    known = ("eval", "task", "in", "data_root", "where_possible")
-    return {key: value for key, value in words.items() if key in known or key.startswith("eval.")}
+    names = ("eval", "task", "in", "data_root", "where_possible")
+    return {key: value for key, value in words.items() if key in names or key.startswith("eval.")}
 
 
 class Expansion:
@@ -131,22 +131,31 @@ class Expansion:
         if scored:
             measured += [*self.every.values(), *scoring(place.words).values()]
         of_run = set(specs.axes_of(run))
-        mine = of_run | set(self.names(place, *measured)) | (set(place.each) & set(self.names(place, place.choosing)))
+        own_axes = (
+            of_run | set(self.names(place, *measured)) | (set(place.each) & set(self.names(place, place.choosing)))
+        )
         best = tuple(axis for axis in specs.axes if axis in place.best and axis in of_run and axis not in at)
-        free = [axis for axis in specs.axes if axis in mine and axis not in at and axis not in best]
+        free = [axis for axis in specs.axes if axis in own_axes and axis not in at and axis not in best]
         reduce = tuple((how, tuple(axis for axis in axes if axis in free)) for how, axes in place.reduce)
-        self.mark(place, mine | set(self.names(place, place.words.get("run"))), best)
+        self.mark(place, own_axes | set(self.names(place, place.words.get("run"))), best)
         reduced = {axis for _, axes in reduce for axis in axes}
-        if left := [axis for axis in free if axis not in reduced and len(specs.axes[axis]) > 1]:
-            problem = f"{' and '.join(left)} left open: name in mean, max, min or best, or give one value"
+        if unreduced := [axis for axis in free if axis not in reduced and len(specs.axes[axis]) > 1]:
+            problem = f"{' and '.join(unreduced)} left open: name in mean, max, min or best, or give one value"
             raise self.table.refuse(place.where, problem)
-        items = [self.item(place, run, {**at, **one}, best, scored) for one in specs.product(free)]
+        items = [self.item(place, run, {**at, **point}, best, scored) for point in specs.product(free)]
         metric, pair, fact = (specs.fill(place.words.get(key), at) for key in ("metric", "pair", "fact"))
         if str(fact).startswith("rows_changed") and not ROWS_CHANGED.fullmatch(str(fact)):
             problem = f"fact {fact}: rows changed are those of attention, feed_forward or all in layers, as "
             raise self.table.refuse(place.where, f"{problem}rows_changed.attention.0-1,30-31")
         self.found.cells[place.key] = Cell(
-            *place.key, items, tuple(one for one in reduce if one[1]), (), metric, pair, fact, self.published(place)
+            *place.key,
+            items,
+            tuple(point for point in reduce if point[1]),
+            (),
+            metric,
+            pair,
+            fact,
+            self.published(place),
         )
 
     def rows_of(self, place: Place) -> tuple[str, ...]:
@@ -197,9 +206,9 @@ class Expansion:
         that is inherited may be of rows that this table does not have."""
         if "published" in self.table.inherited:
             return
-        used = {cell.published[0] for cell in self.found.cells.values() if cell.published}
+        tables_used = {cell.published[0] for cell in self.found.cells.values() if cell.published}
         for key, row, column in self.found.unprinted:
-            if key not in used and papers.rows(key):
+            if key not in tables_used and papers.rows(key):
                 columns = papers.published(key)["columns"]
                 problem = (
                     f"{key} has no row {row!r}: {meant(row, papers.rows(key))}"
@@ -219,38 +228,40 @@ class Expansion:
             model = specs.spec(run, at)
             return Item(at, tuple({(): self.score(place, model, words, language)} for language in languages))
         choice = self.choice(place, run, at, best)
-        models = {tuple(one.values()): specs.spec(run, {**at, **one}) for one in specs.product(best)}
-        known = {score for scores in choice.candidates.values() for score in scores}
+        models = {tuple(point.values()): specs.spec(run, {**at, **point}) for point in specs.product(best)}
+        candidate_scores = {score for scores in choice.candidates.values() for score in scores}
         readings: list[dict[Candidate, ScoreRef]] = []
         for language in languages:
-            each = {one: ScoreRef(model, words, language) for one, model in models.items()}
-            if set(best) <= set(self.table.beside) or known.issuperset(each.values()):
-                readings.append({one: self.score(place, model, words, language) for one, model in models.items()})
+            each = {point: ScoreRef(model, words, language) for point, model in models.items()}
+            if set(best) <= set(self.table.beside) or candidate_scores.issuperset(each.values()):
+                readings.append({point: self.score(place, model, words, language) for point, model in models.items()})
             else:
                 readings.append({(): self.score(place, self.chosen(choice, run, at, models), words, language)})
         return Item(at, tuple(readings), choice.key)
 
     def how(self, place: Place, words: Words, at: At) -> tuple[tuple[tuple[str, Any], ...], list[str]]:
         """(eval, task and eval.KEY with what `every` says of evaluations, languages) of a cell or a choice."""
-        asked = scoring(words)
+        settings = scoring(words)
         for key, example in (("eval", "eval: mgsm_2shot"), ("in", 'in: "{language}"')):
-            if asked.get(key) is None:
+            if settings.get(key) is None:
                 raise self.table.refuse(place.where, f"nothing says {key} of it: give score: {{{example}}}")
-        languages = self.specs.fill(asked.pop("in"), at)
+        languages = self.specs.fill(settings.pop("in"), at)
         for key in self.every:
-            (self.specs.own[key].append if key in asked else self.specs.given[key].add)(SCORES)
-        filled = {key: self.specs.fill(value, at) for key, value in {**self.every, **asked}.items()}
+            (self.specs.own[key].append if key in settings else self.specs.given[key].add)(SCORES)
+        filled = {key: self.specs.fill(value, at) for key, value in {**self.every, **settings}.items()}
         return tuple(sorted((key, frozen(value)) for key, value in filled.items())), [
-            str(one) for one in (languages if isinstance(languages, list) else [languages])
+            str(code) for code in (languages if isinstance(languages, list) else [languages])
         ]
 
     def score(self, place: Place, model: str, words: tuple[tuple[str, Any], ...], language: str) -> ScoreRef:
         score = ScoreRef(model, words, language)
         first = next(iter(self.scores), score)
         for key in ONE_FOR_ALL:
-            one, other = dict(first.words).get(key), dict(words).get(key)
-            if one != other:
-                problem = f"{key}={other} for {model} and {one} for {first.model}: one for all rows, in every"
+            first_value, second_value = dict(first.words).get(key), dict(words).get(key)
+            if first_value != second_value:
+                problem = (
+                    f"{key}={second_value} for {model} and {first_value} for {first.model}: one for all rows, in every"
+                )
                 raise self.table.refuse(place.where, problem)
         self.scores[score] = None
         return score
@@ -258,20 +269,20 @@ class Expansion:
     def choice(self, place: Place, run: str, at: At, best: tuple[str, ...]) -> Choice:
         """One choice for each value of what the place fixes and of `each`; the mean is over all else."""
         specs, words = self.specs, place.choosing
-        mine = {*specs.axes_of(run), *self.names(place, *self.every.values(), words)}
+        own_axes = {*specs.axes_of(run), *self.names(place, *self.every.values(), words)}
         alone = {axis: next(iter(values)) for axis, values in specs.axes.items() if len(values) == 1}
         fixed = {**alone, **place.at, **{axis: at[axis] for axis in place.each if axis in at}, **place.by.at}
-        fixed = {axis: fixed[axis] for axis in specs.axes if axis in fixed and axis in mine}
-        told = [f"{axis}={value}" for axis, value in fixed.items()]
-        told += [f"{key}={self.said(place, value, fixed)}" for key, value in words.items()]
-        key = " ".join(["best", "+".join(best), "of", run, *told])
+        fixed = {axis: fixed[axis] for axis in specs.axes if axis in fixed and axis in own_axes}
+        parts = [f"{axis}={value}" for axis, value in fixed.items()]
+        parts += [f"{key}={self.said(place, value, fixed)}" for key, value in words.items()]
+        key = " ".join(["best", "+".join(best), "of", run, *parts])
         if key not in self.found.choices:
-            pooled = [axis for axis in specs.axes if axis in mine and axis not in fixed and axis not in best]
+            pooled = [axis for axis in specs.axes if axis in own_axes and axis not in fixed and axis not in best]
             candidates: dict[Candidate, tuple[ScoreRef, ...]] = {}
             for one in specs.product(best):
                 scores: list[ScoreRef] = []
-                for rest in specs.product(pooled):
-                    full = {**fixed, **rest, **one}
+                for pool_point in specs.product(pooled):
+                    full = {**fixed, **pool_point, **one}
                     how, languages = self.how(place, words, full)
                     scores += [self.score(place, specs.spec(run, full), how, language) for language in languages]
                 candidates[tuple(one.values())] = tuple(scores)
@@ -280,14 +291,14 @@ class Expansion:
 
     def said(self, place: Place, value: Any, fixed: At) -> str:
         """A word of a choice, filled; all that it comes to where it names axes that the choice is pooled over."""
-        left = [axis for axis in self.names(place, value) if axis not in fixed]
+        free = [axis for axis in self.names(place, value) if axis not in fixed]
         return ",".join(
-            dict.fromkeys(str(self.specs.fill(value, {**fixed, **one})) for one in self.specs.product(left))
+            dict.fromkeys(str(self.specs.fill(value, {**fixed, **point})) for point in self.specs.product(free))
         )
 
     def chosen(self, choice: Choice, run: str, at: At, models: dict[Candidate, str]) -> str:
-        mine = [axis for axis in self.specs.axes_of(run) if axis not in choice.axes]
-        key = " ".join([choice.key, "for", *(f"{axis}={at[axis]}" for axis in mine)])
+        own_axes = [axis for axis in self.specs.axes_of(run) if axis not in choice.axes]
+        key = " ".join([choice.key, "for", *(f"{axis}={at[axis]}" for axis in own_axes)])
         self.found.chosen.setdefault(key, Chosen(key, choice.key, models))
         return key
 
@@ -296,21 +307,21 @@ class Expansion:
     def own(self) -> dict[str, list[str]]:
         """Of the command line's words for every run, who says his own; one that reaches none is refused."""
         planned = {SCORES, *(spec.run for spec in self.specs.made.values())}
-        found = {}
+        overriders = {}
         for key in self.table.asked:
-            theirs = [name for name in dict.fromkeys(self.specs.own[key]) if name in planned]
+            names = [name for name in dict.fromkeys(self.specs.own[key]) if name in planned]
             if not self.specs.given[key] & planned:
-                told = f"of {', '.join(theirs)}, which say their own" if theirs else "that is planned"
-                raise self.table.refuse("every", f"{key} reaches no run {told}: leave it out, or change the table")
-            if theirs:
-                found[key] = theirs
-        return found
+                hint = f"of {', '.join(names)}, which say their own" if names else "that is planned"
+                raise self.table.refuse("every", f"{key} reaches no run {hint}: leave it out, or change the table")
+            if names:
+                overriders[key] = names
+        return overriders
 
-    def mark(self, place: Place, mine: set[str], best: tuple[str, ...]) -> None:
+    def mark(self, place: Place, own_axes: set[str], best: tuple[str, ...]) -> None:
         """Remember which words about axes had a part in this cell."""
         for side in place.sides:
             for word, axes in about_axes(side):
-                has = set(best) if word == "best" else mine | set(best)
+                has = set(best) if word == "best" else own_axes | set(best)
                 self.done.update((id(side), word, axis) for axis in axes if axis in has)
 
     def refuse_idle(self) -> None:
@@ -320,8 +331,8 @@ class Expansion:
             for word, axes in about_axes(side):
                 for axis in axes:
                     if (id(side), word, axis) not in self.done:
-                        said = f"{axis}={side.at[axis]}" if word == "at" else f"{word} names {axis}"
-                        raise table.refuse(f"{kind} {side.name!r}", f"{said}, and no run in it has that axis")
+                        setting = f"{axis}={side.at[axis]}" if word == "at" else f"{word} names {axis}"
+                        raise table.refuse(f"{kind} {side.name!r}", f"{setting}, and no run in it has that axis")
         for axis in table.axes:
             if axis not in self.specs.used and axis not in table.inherited:
                 raise table.refuse(f"axis {axis!r}", "no run, row or column names it: leave it out")

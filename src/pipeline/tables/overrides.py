@@ -14,18 +14,18 @@ from pipeline.tables.planned_runs import Planning
 def told_every(planning: Planning) -> list[str]:
     """The words of `every`, those that change hashes and those that do not; what the command line's do not reach."""
     runs = ordered(planning.targets())
-    every = planning.plan.table.every
-    of = {key: any(changes_hash(run, key) for run in runs) for key in every}
-    told = [
-        f"{label}: {', '.join(key for key in every if of[key] is changes)}"
+    settings = planning.plan.table.every
+    of = {key: any(changes_hash(run, key) for run in runs) for key in settings}
+    lines = [
+        f"{label}: {', '.join(key for key in settings if of[key] is changes)}"
         for changes, label in ((True, "of the hashes"), (False, "not of the hashes"))
         if changes in of.values()
     ]
-    beside = [
+    recorded_only = [
         f"every.{key} does not reach: {', '.join(names)}, which say their own"
         for key, names in planning.plan.own.items()
     ]
-    return [*([f"every: {'; '.join(told)}"] if told else []), *beside]
+    return [*([f"every: {'; '.join(lines)}"] if lines else []), *recorded_only]
 
 
 def changes_hash(run: Run, key: str) -> bool:
@@ -34,7 +34,7 @@ def changes_hash(run: Run, key: str) -> bool:
     for name in key.split("."):
         if isinstance(node, dict):
             return True
-        field = next((one for one in fields(node) if one.name == name), None) if is_dataclass(node) else None
+        field = next((item for item in fields(node) if item.name == name), None) if is_dataclass(node) else None
         if field is None:
             return "." not in key  # an option, such as recipe=, that is no knob itself
         if not is_hashed(field, node):

@@ -107,7 +107,7 @@ class TablePlan:
 
 
 def winner(choice: Choice, values: Callable[[ScoreRef], float]) -> Candidate:
-    means = {one: statistics.fmean(map(values, scores)) for one, scores in choice.candidates.items()}
+    means = {candidate: statistics.fmean(map(values, scores)) for candidate, scores in choice.candidates.items()}
     return max(means, key=means.__getitem__)
 
 
@@ -122,19 +122,19 @@ def fold(plan: TablePlan, cell: Cell, number: Callable[[Cell, Item], T], reduce:
     """The number of a cell: that of each item, reduced step by step. reduce: by mean, max or min, several to one."""
     if cell.of:
         return reduce(cell.reduce[0][0], [fold(plan, plan.cells[row, cell.column], number, reduce) for row in cell.of])
-    ((_, found),) = levels(cell, number, reduce)
-    return found
+    ((_, result),) = levels(cell, number, reduce)
+    return result
 
 
 def levels(
     cell: Cell, number: Callable[[Cell, Item], T], reduce: Callable[[str, Sequence[T]], T], keep: Sequence[str] = ()
 ) -> list[tuple[At, T]]:
     """What is left of a cell's items when all axes but `keep` are reduced: (values of the axes left, number)."""
-    left = [(item.at, number(cell, item)) for item in cell.items]
+    remaining = [(item.at, number(cell, item)) for item in cell.items]
     for how, axes in cell.reduce:
-        groups = grouped(left, [axis for axis in axes if axis not in keep])
-        left = [(at, reduce(how, numbers)) for at, numbers in groups]
-    return left
+        groups = grouped(remaining, [axis for axis in axes if axis not in keep])
+        remaining = [(at, reduce(how, numbers)) for at, numbers in groups]
+    return remaining
 
 
 def value(plan: TablePlan, cell: Cell, values: Values) -> float:
@@ -143,11 +143,11 @@ def value(plan: TablePlan, cell: Cell, values: Values) -> float:
     return fold(plan, cell, lambda _, item: item_value(plan, item, values), lambda how, numbers: REDUCERS[how](numbers))
 
 
-def grouped(left: Sequence[tuple[Any, Any]], axes: Sequence[str]) -> list[tuple[dict[str, Any], list[Any]]]:
+def grouped(items: Sequence[tuple[Any, Any]], axes: Sequence[str]) -> list[tuple[dict[str, Any], list[Any]]]:
     """What is alike but for some axes, together: (the other axes' values, numbers)."""
     groups: dict[tuple[tuple[str, Any], ...], list[Any]] = {}
-    for at, number in left:
-        groups.setdefault(tuple(one for one in at.items() if one[0] not in axes), []).append(number)
+    for at, number in items:
+        groups.setdefault(tuple(pair for pair in at.items() if pair[0] not in axes), []).append(number)
     return [(dict(at), numbers) for at, numbers in groups.items()]
 
 
@@ -155,5 +155,5 @@ def item_value(plan: TablePlan, item: Item, values: Values) -> float:
     """The mean over the item's readings, of what was chosen where there was a choice; or a fact."""
     if item.model is not None:
         return values(item.model)
-    chosen = winner(plan.choices[item.choice], values) if item.choice else ()
-    return statistics.fmean(values(reading[() if () in reading else chosen]) for reading in item.readings)
+    candidate = winner(plan.choices[item.choice], values) if item.choice else ()
+    return statistics.fmean(values(reading[() if () in reading else candidate]) for reading in item.readings)

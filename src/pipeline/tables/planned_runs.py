@@ -44,13 +44,13 @@ def load(config: TableStage) -> Table:
         except UnicodeDecodeError as error:
             raise PipelineError(f"table={name} is not UTF-8 ({error}): write it again in UTF-8") from error
 
-    every = dict(config.every)
+    overrides = dict(config.every)
     if config.threads is not None:
-        every["threads"] = config.threads
+        overrides["threads"] = config.threads
     if config.data_root is not None:
         plain = Path(config.data_root).is_dir() and "/" not in config.data_root
-        every["data_root"] = f"./{config.data_root}" if plain else config.data_root
-    table = read(*find(config.table), find, every)
+        overrides["data_root"] = f"./{config.data_root}" if plain else config.data_root
+    table = read(*find(config.table), find, overrides)
     return table if config.free_snapshots is None else replace(table, free_snapshots=config.free_snapshots)
 
 
@@ -58,8 +58,8 @@ def reads(stage: str) -> set[str]:
     """The groups, and the keys outside of groups, that a stage reads."""
     if stage not in RUN_STAGES:
         raise PipelineError(f"stage={stage} makes no run: {meant(stage, RUN_STAGES)}")
-    known = {item.name for item in fields(RUN_STAGES[stage].config)} | set(conf.reads(stage))
-    return known.difference(SHARED)
+    keys = {item.name for item in fields(RUN_STAGES[stage].config)} | set(conf.reads(stage))
+    return keys.difference(SHARED)
 
 
 class Refused(PipelineError):
@@ -85,12 +85,12 @@ class Planning:
     def targets(self) -> list[Run]:
         """The runs that cells need as far as choices are known: evaluations, those of one model together, and what
         facts and figures are read from. Asked again after choices were made, it gives what these ask for too."""
-        found: dict[str, Run] = {}
+        runs: dict[str, Run] = {}
         facts = [item.model for cell in self.plan.cells.values() for item in cell.items if item.model is not None]
         for key in dict.fromkeys(facts):
             model = self.attempt(key, partial(self.model, key))
             if isinstance(model, Run):
-                found[model.hash] = model
+                runs[model.hash] = model
         by_model: dict[str, list[ScoreRef]] = {}
         for score in self.plan.scores:
             if model := self.model_of(score):
@@ -101,8 +101,8 @@ class Planning:
         except PipelineError as error:
             raise self.refused("", str(error)) from error
         for run in scoring:
-            found.setdefault(run.hash, run)
-        return list(found.values())
+            runs.setdefault(run.hash, run)
+        return list(runs.values())
 
     def waiting(self) -> list[ScoreRef]:
         """The scores of models that a choice is still to name."""
@@ -135,9 +135,9 @@ class Planning:
         """The spec that a score is of; of what a choice names, once it is made, else None."""
         if score.model in self.plan.specs:
             return score.model
-        chosen = self.plan.chosen[score.model]
-        one = self.chosen(chosen.choice)
-        return None if one is None else chosen.models[one]
+        chosen_model = self.plan.chosen[score.model]
+        candidate = self.chosen(chosen_model.choice)
+        return None if candidate is None else chosen_model.models[candidate]
 
     def chosen(self, choice: str) -> Candidate | None:
         """The candidate of the largest mean; None until each has its scores."""
@@ -177,26 +177,26 @@ class Planning:
     def scoring(self, score: ScoreRef, spec: Spec) -> Run[EvalStage]:
         """One task in one language: of the option's bundle, what `task` names. A merge is scored without being made."""
         words: dict[str, Any] = {"stage": "eval"}
-        known: dict[str, Parent] = {}
+        parents: dict[str, Parent] = {}
         if spec.kind == "merge":
-            live, known = self.named(spec.words)
+            live, parents = self.named(spec.words)
             words |= live
         else:
-            words["checkpoint"], known[spec.key] = spec.key, self.model(spec.key)
-        told = {key: thawed(value) for key, value in score.words}
-        task, where_possible = told.pop("task", None), told.pop("where_possible", False)
-        more, theirs = self.named(told)
-        config = self.composed(f"run {spec.run!r}", {**words, **more, "languages": [score.language]})
+            words["checkpoint"], parents[spec.key] = spec.key, self.model(spec.key)
+        settings = {key: thawed(value) for key, value in score.words}
+        task, where_possible = settings.pop("task", None), settings.pop("where_possible", False)
+        further_words, further_parents = self.named(settings)
+        config = self.composed(f"run {spec.run!r}", {**words, **further_words, "languages": [score.language]})
         assert isinstance(config, EvalStage)
-        tasks = [one for one in config.eval.tasks if task in (None, one.task)]
+        tasks = [eval_task for eval_task in config.eval.tasks if task in (None, eval_task.task)]
         if len(tasks) != 1:
-            held = ", ".join(one.task for one in config.eval.tasks)
-            problem = f"eval={config.eval.name} holds {held}: say which of them is scored, task: ..."
+            names = ", ".join(eval_task.task for eval_task in config.eval.tasks)
+            problem = f"eval={config.eval.name} holds {names}: say which of them is scored, task: ..."
             raise self.refused("score", problem)
-        one = replace(tasks[0], where_possible=tasks[0].where_possible or bool(where_possible))
-        asked = replace(config.eval, name=f"{one.task}_{one.num_fewshot}shot", tasks=[one])
-        chosen = score.model if score.model in self.plan.chosen else None
-        return build(replace(config, eval=asked, chosen_by=chosen), {**known, **theirs})
+        eval_task = replace(tasks[0], where_possible=tasks[0].where_possible or bool(where_possible))
+        eval_config = replace(config.eval, name=f"{eval_task.task}_{eval_task.num_fewshot}shot", tasks=[eval_task])
+        choice = score.model if score.model in self.plan.chosen else None
+        return build(replace(config, eval=eval_config, chosen_by=choice), {**parents, **further_parents})
 
     def model(self, key: str) -> Parent:
         """The run of a spec, made or not, or the model that it names. PipelineError where it cannot be built."""
@@ -210,10 +210,10 @@ class Planning:
         try:
             if spec.kind == "base":
                 return self.base(spec)
-            words, known = self.named(spec.words)
+            words, parents = self.named(spec.words)
             if spec.kind == "checkpoint":
-                return self.resolver(known).model(words["checkpoint"], "checkpoint")
-            return build(self.composed(f"run {spec.run!r}", {"stage": "merge", **words}), known)
+                return self.resolver(parents).model(words["checkpoint"], "checkpoint")
+            return build(self.composed(f"run {spec.run!r}", {"stage": "merge", **words}), parents)
         except Refused:
             raise
         except PipelineError as error:
@@ -231,8 +231,8 @@ class Planning:
 
     def snapshots(self) -> set[str]:
         """The hashes of the snapshots that the table names itself, RUN@STEP."""
-        named = {ref for spec in self.plan.specs.values() for ref in spec.refs() if ref.step is not None}
-        models = [(self.model(ref.spec), ref.step or 0) for ref in named if ref.spec not in self.problems]
+        references = {ref for spec in self.plan.specs.values() for ref in spec.refs() if ref.step is not None}
+        models = [(self.model(ref.spec), ref.step or 0) for ref in references if ref.spec not in self.problems]
         return {snapshot_hash(model.hash, step) for model, step in models}
 
     def resolver(self, known: Mapping[str, Parent]) -> Resolver:
@@ -240,31 +240,31 @@ class Planning:
 
     def named(self, words: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Parent]]:
         """Words with the specs that they name by their keys, and what these are."""
-        known = {ref.spec: self.model(ref.spec) for value in words.values() for ref in refs(value)}
-        return {key: as_names(value) for key, value in words.items()}, known
+        parents = {ref.spec: self.model(ref.spec) for value in words.values() for ref in refs(value)}
+        return {key: as_names(value) for key, value in words.items()}, parents
 
-    def refused(self, where: str, problem: str) -> Refused:
-        return Refused(str(self.plan.table.refuse(where, problem)))
+    def refused(self, place: str, problem: str) -> Refused:
+        return Refused(str(self.plan.table.refuse(place, problem)))
 
-    def composed(self, where: str, words: dict[str, Any]) -> RunStage:
+    def composed(self, place: str, words: dict[str, Any]) -> RunStage:
         """The stage of these words, with what all runs of a table share. A word that means nothing is refused."""
         try:
             config = stage_of(words)
         except PipelineError as error:
-            raise self.refused(where, str(error)) from error
+            raise self.refused(place, str(error)) from error
         assert isinstance(config, RunStage)
-        ours: dict[str, Any] = {
+        shared_values: dict[str, Any] = {
             "runs_dir": self.config.runs_dir,
             "tracking": self.config.tracking,
             "group": self.plan.table.name,
         }
         if "threads" not in words:
-            ours["threads"] = self.config.threads
-        return replace(config, **ours)
+            shared_values["threads"] = self.config.threads
+        return replace(config, **shared_values)
 
 
 def refs(value: Any) -> Iterator[Ref]:
-    yield from (one for one in (value if isinstance(value, list) else [value]) if isinstance(one, Ref))
+    yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, Ref))
 
 
 def thawed(value: Any) -> Any:
@@ -273,7 +273,7 @@ def thawed(value: Any) -> Any:
 
 def as_names(value: Any) -> Any:
     if isinstance(value, list):
-        return [as_names(one) for one in value]
+        return [as_names(item) for item in value]
     return str(value) if isinstance(value, Ref) else value
 
 
@@ -305,5 +305,5 @@ def readings(run: Run[EvalStage], metric: str | None = None, pair: str | None = 
 
 @lru_cache(maxsize=65536)
 def _rows(path: Path, _: int) -> list[dict[str, Any]]:
-    told = json.loads(path.read_text(encoding="utf-8"))
-    return [*told["rows"], *told.get("beside", [])]
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return [*content["rows"], *content.get("beside", [])]

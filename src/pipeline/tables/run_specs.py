@@ -40,7 +40,7 @@ class Spec:
 
     def refs(self) -> Iterator[Ref]:
         for value in self.words.values():
-            yield from (one for one in (value if isinstance(value, list) else [value]) if isinstance(one, Ref))
+            yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, Ref))
 
 
 class Specs:
@@ -68,18 +68,18 @@ class Specs:
         A RUN in `every` is not given to the run that it names, nor to what that one is made of. A key that no run reads
         is an error, unless it is inherited: a derived table may have replaced the runs that read it.
         """
-        every, found = self.table.every, dict(runs)
-        behind = {
-            key: made_of(runs, [one.run for one in value.items if isinstance(one, Reference)])
-            for key, value in every.items()
+        defaults, specs = self.table.every, dict(runs)
+        ancestors = {
+            key: made_of(runs, [item.run for item in value.items if isinstance(item, Reference)])
+            for key, value in defaults.items()
             if isinstance(value, Names)
         }
-        unread = {key for key in every if not self.read_by_eval(key)} - self.table.inherited
+        unread = {key for key in defaults if not self.read_by_eval(key)} - self.table.inherited
         for name, row in runs.items():
-            words = {key: value for key, value in every.items() if self.reads_key(row, key)}
+            words = {key: value for key, value in defaults.items() if self.reads_key(row, key)}
             unread -= words.keys()
-            words = {key: value for key, value in words.items() if name not in behind.get(key, ())}
-            found[name] = TableRun(name, row.kind, {**words, **row.words})
+            words = {key: value for key, value in words.items() if name not in ancestors.get(key, ())}
+            specs[name] = TableRun(name, row.kind, {**words, **row.words})
             for key in words:
                 if key in row.words:
                     self.own[key].append(name)
@@ -89,14 +89,14 @@ class Specs:
                 raise self.table.refuse(f"run {name!r}", "it is empty, the model of every, and every names no model")
         if unread:
             raise self.table.refuse("every", f"no run of this table reads {', '.join(sorted(unread))}: leave it out")
-        return found
+        return specs
 
     def reads_key(self, row: TableRun, key: str) -> bool:
         group = key.partition(".")[0]
         if row.kind in ("base", "checkpoint"):
             return row.kind == "base" and group == "model"
-        known = self.read_by(row)
-        return key in known or group in known
+        keys = self.read_by(row)
+        return key in keys or group in keys
 
     def read_by(self, row: TableRun) -> Collection[str]:
         try:
@@ -114,76 +114,80 @@ class Specs:
     def read_by_eval(self, key: str) -> bool:
         """What `every` says of evaluations."""
         group = key.partition(".")[0]
-        known = self.reads("eval")
-        said = ("checkpoint", "merge", "partition", "languages")  # by the runs, and by `in`
-        return group not in said and (key in known or group in known)
+        keys = self.reads("eval")
+        set_elsewhere = ("checkpoint", "merge", "partition", "languages")  # by the runs, and by `in`
+        return group not in set_elsewhere and (key in keys or group in keys)
 
     def _with_trials(self, runs: Mapping[str, TableRun]) -> dict[str, TableRun]:
         """A training that reads a key of `trials` becomes one for each of its values, and a run that chooses of them.
 
         One value alone is a word like others; "recipe" leaves what the recipe says.
         """
-        found, tried = dict(runs), {}
+        specs, tried = dict(runs), {}
         for name, row in runs.items():
             trains = row.kind == "stage" and row.stage in TRAININGS
-            mine = {key: of for key, of in self.table.trials.items() if trains and self.reads_key(row, key)}
-            several = {key: key.replace(".", " ") for key, values in mine.items() if len(values) > 1}  # key -> its axis
-            words = {**row.words, **{key: values[0] for key, values in mine.items() if values != ["recipe"]}}
-            words |= {key: f"{{{axis}}}" for key, axis in several.items()}
-            found[name] = TableRun(name, row.kind, words)
-            if several:
-                self.axes |= {axis: {value: {} for value in mine[key]} for key, axis in several.items()}
-                tried[name] = Reference(f"{name} trial", (), tuple(several.values()))
-                found[f"{name} trial"] = TableRun(f"{name} trial", row.kind, words)
-                found[name] = TableRun(name, "stage", {**TRIAL_CHOICE, "checkpoints": Names((tried[name],), True)})
+            own_trials = {key: of for key, of in self.table.trials.items() if trains and self.reads_key(row, key)}
+            axis_of_key = {
+                key: key.replace(".", " ") for key, values in own_trials.items() if len(values) > 1
+            }  # key -> its axis
+            words = {**row.words, **{key: values[0] for key, values in own_trials.items() if values != ["recipe"]}}
+            words |= {key: f"{{{axis}}}" for key, axis in axis_of_key.items()}
+            specs[name] = TableRun(name, row.kind, words)
+            if axis_of_key:
+                self.axes |= {axis: {value: {} for value in own_trials[key]} for key, axis in axis_of_key.items()}
+                tried[name] = Reference(f"{name} trial", (), tuple(axis_of_key.values()))
+                specs[f"{name} trial"] = TableRun(f"{name} trial", row.kind, words)
+                specs[name] = TableRun(name, "stage", {**TRIAL_CHOICE, "checkpoints": Names((tried[name],), True)})
         for name, row in runs.items():  # what chooses of a training's snapshots chooses of those of all trials
             listed = row.words.get("checkpoints")
             if isinstance(listed, Names):
                 items = tuple(
-                    Reference(tried[one.run].run, one.at, (*one.over, *tried[one.run].over))
-                    if isinstance(one, Reference) and one.run in tried
-                    else one
-                    for one in listed.items
+                    Reference(tried[item.run].run, item.at, (*item.over, *tried[item.run].over))
+                    if isinstance(item, Reference) and item.run in tried
+                    else item
+                    for item in listed.items
                 )
-                found[name] = TableRun(name, row.kind, {**row.words, "checkpoints": Names(items, True)})
-        return found
+                specs[name] = TableRun(name, row.kind, {**row.words, "checkpoints": Names(items, True)})
+        return specs
 
     # ------------------------------------------------------------------------------------------ axes
 
-    def names(self, where: str, value: Any, above: tuple[str, ...] = ()) -> list[str]:
+    def names(self, place: str, value: Any, above: tuple[str, ...] = ()) -> list[str]:
         """The axes that a value names: by placeholders, those in the words of their values included, and by runs."""
-        found: list[str] = []
-        for one in value.items if isinstance(value, Names) else ():
-            if isinstance(one, Reference):
-                theirs, fixed = self.axes_of(one.run, above), dict(one.at)
-                for axis in (*one.over, *fixed):
-                    if axis not in theirs:
-                        raise self.table.refuse(where, f"run {one.run!r} has no axis {axis}: {meant(axis, theirs)}")
-                found += [axis for axis in theirs if axis not in one.over and axis not in fixed]
+        axes: list[str] = []
+        for reference in value.items if isinstance(value, Names) else ():
+            if isinstance(reference, Reference):
+                axes_of_run, fixed = self.axes_of(reference.run, above), dict(reference.at)
+                for axis in (*reference.over, *fixed):
+                    if axis not in axes_of_run:
+                        raise self.table.refuse(
+                            place, f"run {reference.run!r} has no axis {axis}: {meant(axis, axes_of_run)}"
+                        )
+                axes += [axis for axis in axes_of_run if axis not in reference.over and axis not in fixed]
             else:
-                found += self.names(where, one)
+                axes += self.names(place, reference)
         for axis, word in placeholders(value):
             if axis not in self.axes:
-                raise self.table.refuse(where, f"{{{axis}}} is no axis: {meant(axis, self.table.axes)}")
-            found.append(axis)
-            for one, words in self.axes[axis].items() if word is not None else ():
+                raise self.table.refuse(place, f"{{{axis}}} is no axis: {meant(axis, self.table.axes)}")
+            axes.append(axis)
+            for reference, words in self.axes[axis].items() if word is not None else ():
                 if word not in words:
-                    problem = f"{{{axis}.{word}}}: {axis}={one} has no such word: {meant(word, words)}"
-                    raise self.table.refuse(where, problem)
-                found += self.names(where, words[word])
-        self.used.update(found)
-        return found
+                    problem = f"{{{axis}.{word}}}: {axis}={reference} has no such word: {meant(word, words)}"
+                    raise self.table.refuse(place, problem)
+                axes += self.names(place, words[word])
+        self.used.update(axes)
+        return axes
 
     def axes_of(self, name: str, above: tuple[str, ...] = ()) -> tuple[str, ...]:
         """The axes that a run names, itself or through the runs it is made of, in the table's order."""
-        where = f"run {name!r}"
+        place = f"run {name!r}"
         if name in above:
             circle = " -> ".join([*above[above.index(name) :], name])
-            raise self.table.refuse(where, f"it is made of itself: {circle}")
+            raise self.table.refuse(place, f"it is made of itself: {circle}")
         if name not in self._axes_of:
             words = self.runs[name].words.values()
-            mine = {axis for value in words for axis in self.names(where, value, (*above, name))}
-            self._axes_of[name] = tuple(axis for axis in self.axes if axis in mine)
+            own_axes = {axis for value in words for axis in self.names(place, value, (*above, name))}
+            self._axes_of[name] = tuple(axis for axis in self.axes if axis in own_axes)
         return self._axes_of[name]
 
     def product(self, axes: Iterable[str]) -> Iterator[At]:
@@ -211,23 +215,23 @@ class Specs:
         return at[axis] if word is None else self.fill(self.axes[axis][at[axis]][word], at)
 
     def _refs(self, names: Names, at: At) -> Any:
-        found: list[Ref | str] = []
-        for one in names.items:
-            if isinstance(one, str):
-                found.append(self.fill(one, at))
+        refs: list[Ref | str] = []
+        for item in names.items:
+            if isinstance(item, str):
+                refs.append(self.fill(item, at))
                 continue
-            for over in self.product(one.over):
-                found.append(Ref(self.spec(one.run, {**at, **dict(one.at), **over}), one.step))
-        return found if names.many else found[0]
+            for over in self.product(item.over):
+                refs.append(Ref(self.spec(item.run, {**at, **dict(item.at), **over}), item.step))
+        return refs if names.many else refs[0]
 
     def spec(self, run: str, at: At) -> str:
         """The key of a run at `at`, which holds a value of each of its axes; it and its parents are planned."""
-        mine = {axis: at[axis] for axis in self.axes_of(run)}
-        key = " ".join([run, *(f"{axis}={value}" for axis, value in mine.items())])
+        own_values = {axis: at[axis] for axis in self.axes_of(run)}
+        key = " ".join([run, *(f"{axis}={value}" for axis, value in own_values.items())])
         if key not in self.made:
-            filled = {name: self.fill(value, mine) for name, value in self.runs[run].words.items()}
-            kept = {name: value for name, value in filled.items() if not self._left_to_recipe(name, value)}
-            self.made[key] = Spec(key, run, self.runs[run].kind, mine, kept)
+            filled = {name: self.fill(value, own_values) for name, value in self.runs[run].words.items()}
+            values = {name: value for name, value in filled.items() if not self._left_to_recipe(name, value)}
+            self.made[key] = Spec(key, run, self.runs[run].kind, own_values, values)
         return key
 
     def _left_to_recipe(self, key: str, value: Any) -> bool:
@@ -249,16 +253,16 @@ def placeholders(value: Any) -> Iterator[tuple[str, str | None]]:
 def references(words: Mapping[str, Any]) -> Iterator[Reference]:
     for value in words.values():
         if isinstance(value, Names):
-            yield from (one for one in value.items if isinstance(one, Reference))
+            yield from (item for item in value.items if isinstance(item, Reference))
 
 
 def made_of(runs: Mapping[str, TableRun], names: Iterable[str]) -> set[str]:
     """These runs and all that they are made of."""
-    found: set[str] = set()
-    left = list(names)
-    while left:
-        one = left.pop()
-        if one not in found:
-            found.add(one)
-            left += [ref.run for ref in references(runs[one].words)]
-    return found
+    ancestors: set[str] = set()
+    queue = list(names)
+    while queue:
+        name = queue.pop()
+        if name not in ancestors:
+            ancestors.add(name)
+            queue += [ref.run for ref in references(runs[name].words)]
+    return ancestors

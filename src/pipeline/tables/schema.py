@@ -77,7 +77,7 @@ class Names:
     many: bool
 
     def __str__(self) -> str:
-        return ", ".join(one if isinstance(one, str) else one.run for one in self.items)
+        return ", ".join(item if isinstance(item, str) else item.run for item in self.items)
 
 
 @dataclass
@@ -128,12 +128,12 @@ class Table:
     asked: tuple[str, ...] = ()  # the keys of `every` that the command line gave
     inherited: frozenset[str] = frozenset()  # axes, keys of `every`, `published`: of `defaults` alone
 
-    def refuse(self, where: str, problem: str) -> PipelineError:
-        return refuse(self.file, where, problem)
+    def refuse(self, place: str, problem: str) -> PipelineError:
+        return refuse(self.file, place, problem)
 
 
-def refuse(file: str, where: str, problem: str) -> PipelineError:
-    return PipelineError(f"{file}, {where}: {problem}" if where else f"{file}: {problem}")
+def refuse(file: str, place: str, problem: str) -> PipelineError:
+    return PipelineError(f"{file}, {place}: {problem}" if place else f"{file}: {problem}")
 
 
 # ---------------------------------------------------------------------------------------------------- text
@@ -159,26 +159,26 @@ def read(
     raw |= {key: mapping(file, key, raw.get(key)) for key in SECTIONS}
     table = Reader(file, raw, run_keys).table({**raw["every"], **(every or {})})
     written = parsed_yaml(text, file)
-    own = {name for key in ("axes", "every") for name in mapping(file, key, written.get(key))}
-    shared = {*table.axes, *table.every} - own - {*(every or ())} | {"published"} - written.keys()
+    own_keys = {name for key in ("axes", "every") for name in mapping(file, key, written.get(key))}
+    shared = {*table.axes, *table.every} - own_keys - {*(every or ())} | {"published"} - written.keys()
     return replace(table, asked=tuple(every or ()), inherited=frozenset(shared))
 
 
 def inherited(text: str, file: str, find: Find | None, above: tuple[str, ...]) -> Words:
     """The table's own words over those of the tables in its `defaults`."""
-    own = parsed_yaml(text, file)
-    for key in own:
+    words = parsed_yaml(text, file)
+    for key in words:
         if key not in KEYS:
             raise refuse(file, "", f"unknown key {key}: {meant(key, KEYS)}")
-    found: Words = {}
-    for name in as_list(own.pop("defaults", None) or []):
+    merged: Words = {}
+    for name in as_list(words.pop("defaults", None) or []):
         if name == "_self_":
             continue
         if find is None or name in above:
             raise refuse(file, "", f"defaults: {name} starts from itself" if find else "defaults: no table is known")
-        layer(found, inherited(*find(name), find, (*above, name)), file)
-    layer(found, own, file)
-    return found
+        layer(merged, inherited(*find(name), find, (*above, name)), file)
+    layer(merged, words, file)
+    return merged
 
 
 def layer(under: Words, over: Words, file: str) -> None:
@@ -188,15 +188,15 @@ def layer(under: Words, over: Words, file: str) -> None:
             under[key] = value
             continue
         before, after = mapping(file, key, under.get(key)), mapping(file, key, value)
-        gone = {name for name, entry in after.items() if entry is None and name in before}
-        under[key] = {name: entry for name, entry in {**before, **after}.items() if name not in gone}
+        removed = {name for name, entry in after.items() if entry is None and name in before}
+        under[key] = {name: entry for name, entry in {**before, **after}.items() if name not in removed}
 
 
 def parsed_yaml(text: str, file: str) -> Words:
     """YAML with a mapping at its root; a key written twice is refused."""
     check_yaml_size(text, file)
     try:
-        found = OmegaConf.to_container(OmegaConf.create(text))
+        content = OmegaConf.to_container(OmegaConf.create(text))
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark else ""
@@ -204,14 +204,14 @@ def parsed_yaml(text: str, file: str) -> Words:
         raise refuse(file, "", f"this is no YAML{line}: {problem}") from error
     except OmegaConfBaseException as error:
         raise refuse(file, "", " ".join(str(error).split())) from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise refuse(file, "", f"a table is a mapping with {', '.join(KEYS[:9])}, not a list")
-    return {str(key): value for key, value in found.items()}
+    return {str(key): value for key, value in content.items()}
 
 
-def mapping(file: str, where: str, value: Any) -> Words:
+def mapping(file: str, place: str, value: Any) -> Words:
     if value is not None and not isinstance(value, dict):
-        raise refuse(file, where, f"{value!r} is no mapping of names to values")
+        raise refuse(file, place, f"{value!r} is no mapping of names to values")
     return value or {}
 
 
@@ -247,48 +247,48 @@ class Reader:
             raw.get("free_snapshots", False),
         )  # fmt: skip
 
-    def values(self, where: str, example: str, values: Any) -> list[Any]:
+    def values(self, place: str, example: str, values: Any) -> list[Any]:
         """A list of names or numbers, each once."""
         listed = list(values) if isinstance(values, list | dict) else []
         if not listed:
-            raise refuse(self.file, where, f"it has no values: give {example}")
+            raise refuse(self.file, place, f"it has no values: give {example}")
         for value in listed:
             if isinstance(value, list | dict) or value is None:
-                raise refuse(self.file, where, f"{value!r} is no value: give names or numbers")
+                raise refuse(self.file, place, f"{value!r} is no value: give names or numbers")
         if len(set(map(str, listed))) < len(listed):
-            raise refuse(self.file, where, "a value is there twice")
+            raise refuse(self.file, place, "a value is there twice")
         return listed
 
     def axis(self, name: str, values: Any) -> dict[Any, Words]:
         """Value -> its words; a list is of values without words."""
-        where = f"axis {name!r}"
+        place = f"axis {name!r}"
         if name in CELL or name in ("all", "over") or "." in name:
-            raise refuse(self.file, where, f"{name} has a meaning of its own: call the axis otherwise")
-        listed = self.values(where, f"{name}: [...]", values)
+            raise refuse(self.file, place, f"{name} has a meaning of its own: call the axis otherwise")
+        listed = self.values(place, f"{name}: [...]", values)
         for value in listed if isinstance(values, dict) else ():
             if not isinstance(values[value], dict):
-                raise refuse(self.file, where, f"{value} holds {values[value]!r}: give {value}: {{word: value}}")
+                raise refuse(self.file, place, f"{value} holds {values[value]!r}: give {value}: {{word: value}}")
         return dict(values) if isinstance(values, dict) else {value: {} for value in listed}
 
-    def axes_in(self, where: str, key: str, value: Any) -> tuple[str, ...]:
+    def axes_in(self, place: str, key: str, value: Any) -> tuple[str, ...]:
         for name in as_list(value):
             if not isinstance(name, str) or name not in self.axes:
-                raise refuse(self.file, where, f"{key} names {name!r}, which is no axis: {meant(name, self.axes)}")
+                raise refuse(self.file, place, f"{key} names {name!r}, which is no axis: {meant(name, self.axes)}")
         return tuple(as_list(value))
 
-    def value_of(self, where: str, name: str, value: Any) -> Any:
+    def value_of(self, place: str, name: str, value: Any) -> Any:
         """A value of an axis."""
         if name not in self.axes:
-            raise refuse(self.file, where, f"unknown word {name}: {meant(name, [*self.axes, *CELL])}")
+            raise refuse(self.file, place, f"unknown word {name}: {meant(name, [*self.axes, *CELL])}")
         if isinstance(value, list | dict) or value not in self.axes[name]:
-            raise refuse(self.file, where, f"{name}={value} is no value of that axis: {meant(value, self.axes[name])}")
+            raise refuse(self.file, place, f"{name}={value} is no value of that axis: {meant(value, self.axes[name])}")
         return value
 
     # ------------------------------------------------------------------------------------------ runs
 
     def run(self, name: str, value: Any) -> TableRun:
-        where = f"run {name!r}"
-        words = self.words(where, mapping(self.file, where, value))
+        place = f"run {name!r}"
+        words = self.words(place, mapping(self.file, place, value))
         if "stage" in words:
             return TableRun(name, "stage", words)
         if "merge" in words and "checkpoint" not in words:
@@ -297,63 +297,63 @@ class Reader:
             return TableRun(name, "checkpoint", words)
         if not words:
             return TableRun(name, "base", words)
-        problem = f"{where} is neither a stage, a merge, a checkpoint nor empty"
+        problem = f"{place} is neither a stage, a merge, a checkpoint nor empty"
         raise refuse(self.file, "", f"{problem}: give stage=, merge= or checkpoint=, or nothing for the model of every")
 
-    def words(self, where: str, words: Words) -> Words:
+    def words(self, place: str, words: Words) -> Words:
         for key, value in words.items():
             if isinstance(value, dict) and list(value.values()) == [None]:
                 (name,) = value
-                raise refuse(self.file, where, f'{key}: {{{name}}} needs quotes, "{{{name}}}"')
+                raise refuse(self.file, place, f'{key}: {{{name}}} needs quotes, "{{{name}}}"')
         return {
-            key: self.run_names(where, key, value) if key in self.run_keys and value is not None else value
+            key: self.run_names(place, key, value) if key in self.run_keys and value is not None else value
             for key, value in words.items()
         }
 
-    def run_names(self, where: str, key: str, value: Any) -> Names:
-        many = isinstance(value, list) or (isinstance(value, dict) and "all" in value)
-        return Names(tuple(self.reference(where, key, one) for one in as_list(value)), many)
+    def run_names(self, place: str, key: str, value: Any) -> Names:
+        several_runs = isinstance(value, list) or (isinstance(value, dict) and "all" in value)
+        return Names(tuple(self.reference(place, key, item) for item in as_list(value)), several_runs)
 
-    def reference(self, where: str, key: str, value: Any) -> Reference | str:
+    def reference(self, place: str, key: str, value: Any) -> Reference | str:
         words = value if isinstance(value, dict) else {"run": value}
         name = words.get("run", words.get("all"))
         if not isinstance(name, str) or ("run" in words) == ("all" in words) or ("over" in words) != ("all" in words):
             forms = "a name, {run: NAME, AXIS: VALUE} or {all: NAME, over: [AXES]}"
-            raise refuse(self.file, where, f"{key}: {value!r} names no run: give {forms}")
+            raise refuse(self.file, place, f"{key}: {value!r} names no run: give {forms}")
         fixed = {axis: inner for axis, inner in words.items() if axis not in ("run", "all", "over")}
-        at = tuple((axis, self.value_of(where, axis, inner)) for axis, inner in fixed.items())
+        at = tuple((axis, self.value_of(place, axis, inner)) for axis, inner in fixed.items())
         if name in self.names:
-            return Reference(name, at, self.axes_in(where, f"{key}.over", words.get("over") or []))
+            return Reference(name, at, self.axes_in(place, f"{key}.over", words.get("over") or []))
         stem, _, step = name.rpartition("@")
         if stem in self.names and step.isdigit() and "all" not in words:
             return Reference(stem, at, step=int(step))
         if "all" in words or at or not ELSEWHERE.search(name):
             problem = f"{key} names {name!r}, which is no run of this table: {meant(name, self.names)}"
-            raise refuse(self.file, where, problem)
+            raise refuse(self.file, place, problem)
         return name
 
     # ------------------------------------------------------------------------------------------ rows and columns
 
-    def side(self, where: str, name: str, value: Any) -> Side:
+    def side(self, place: str, name: str, value: Any) -> Side:
         """The words of a row, a column, or of all cells; a plain name is a run."""
-        words = self.words(where, mapping(self.file, where, {"run": value} if isinstance(value, str) else value))
+        words = self.words(place, mapping(self.file, place, {"run": value} if isinstance(value, str) else value))
         found = Side(str(name))
         for key, inner in words.items():
             if key in REDUCE:
-                found.reduce.append((key, tuple(map(str, self.values(f"{where}, {key}", "axes", as_list(inner))))))
+                found.reduce.append((key, tuple(map(str, self.values(f"{place}, {key}", "axes", as_list(inner))))))
             elif key in ("best", "each"):
-                setattr(found, key, self.axes_in(where, key, inner))
+                setattr(found, key, self.axes_in(place, key, inner))
             elif key == "by":
-                found.by = self.side(f"{where}, by", "", inner)
+                found.by = self.side(f"{place}, by", "", inner)
             elif key == "columns":
                 found.columns = tuple(map(str, as_list(inner)))
             elif key in CELL or str(key).startswith("eval."):
                 found.words[key] = inner
             else:
-                found.at[key] = self.value_of(where, key, inner)
-        for key, given in (("each", found.each), ("by", found.by)):
-            if given and not found.best:
-                raise refuse(self.file, where, f"{key} is about what best chooses: give best=[...] beside it")
+                found.at[key] = self.value_of(place, key, inner)
+        for key, axes in (("each", found.each), ("by", found.by)):
+            if axes and not found.best:
+                raise refuse(self.file, place, f"{key} is about what best chooses: give best=[...] beside it")
         if found.by and (found.by.reduce or found.by.best or "run" in found.by.words):
-            raise refuse(self.file, f"{where}, by", "it says what is scored: leave run, mean, max, min and best out")
+            raise refuse(self.file, f"{place}, by", "it says what is scored: leave run, mean, max, min and best out")
         return found
