@@ -36,7 +36,8 @@ PAIRS = "m: [1, 2], l: [1, 2]"  # four of nine
 SMALLER = {  # the longest tables with fewer values of their longest axes, for time
     "layer_swapping_claims": f"{{{PAIRS}, threshold: [1.0e-5, 3.0e-5]}}",
     "layer_swapping_table1": f"{{{PAIRS}, b: [3, 5], u: [2], {ZONES}}}",
-    "layer_swapping_table2": f"{{b: [3, 5], u: [2], {ZONES}, density: [0.2, 0.8], scale: [1.0]}}",
+    "layer_swapping_table2": f"{{b: [5], u: [2], {ZONES}, density: [0.2, 0.8], scale: [1.0]}}",
+    "sandbox_layer_swapping": f"{{b: [2, 3], u: [1], {ZONES}}}",
     "unreasonable_correlations": "{model: [llama3.1_8b_instruct, aya_expanse_8b], partition: [A, B]}",
 }
 MAPPED = ("attention.wq", "feed_forward.w1")  # columns of a map
