@@ -88,7 +88,7 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     runs_dir = tmp_path / "runs"
     planned = call("stage=plan", *table)
     assert planned.status == 0 and planned.out.count("never made") == 5 + 35 + 4
-    assert "44 of 44 runs to make" in planned.out and "2 choices, 14 scores wait for theirs" in planned.out
+    assert "44 of 44 runs to compute" in planned.out and "2 choices, 14 scores wait for theirs" in planned.out
     refused = call("stage=report", *table)
     assert refused.status == 1 and "table=tiny has no finished run in" in refused.err
 
@@ -102,7 +102,7 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     assert len(calls.made) == 5 + 35 + 4 + 14  # what was chosen is scored too, and nothing is tried twice
     page = runs_dir / "reports/tiny/index.html"
     assert page.is_file() and "injected by the test" in page.read_text(encoding="utf-8")
-    assert "2 of 58 runs to make" in call("stage=plan", *table).out
+    assert "2 of 58 runs to compute" in call("stage=plan", *table).out
     assert {path.parent.name[:4] for path in runs_dir.glob("*/model.safetensors")} == {"math", "qac-"}  # no merge
 
     # the same command makes the rest
@@ -163,7 +163,7 @@ def test_a_table_from_nothing_with_a_failure_and_again(
     before, calls.made = times(runs_dir), []
     assert call("stage=table", *table).status == 0
     assert calls.made == [] and times(runs_dir) == before
-    assert "0 of 58 runs to make" in call("stage=plan", *table).out
+    assert "0 of 58 runs to compute" in call("stage=plan", *table).out
     told = call("stage=report", *table)
     assert (told.status, told.out.strip()) == (0, str(page)) and "missing: " not in told.err
     with open(tmp_path / "runs/reports/tiny/claims.csv", encoding="utf-8", newline="") as file:

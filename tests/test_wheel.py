@@ -62,7 +62,7 @@ def test_it_composes_and_plans_from_elsewhere(wheel: Path, tmp_path: Path) -> No
     command = [sys.executable, "-c", code, str(installed)]
     done = subprocess.run(command, cwd=tmp_path, env=there, capture_output=True, text=True)
     assert done.returncode == 1 and "3 evaluations cannot run: data_root=. has no mgsm/en/test.jsonl" in done.stderr
-    assert "11 of 11 runs to make" in done.stdout
+    assert "11 of 11 runs to compute" in done.stdout
 
 
 MINE = """

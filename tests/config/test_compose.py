@@ -332,7 +332,7 @@ def test_a_folder_of_options_of_ones_own(own: Path, tmp_path: Path) -> None:
     assert "recipe=nope is no option: did you mean mine? There are" in refused.stderr
     assert " mine," in refused.stderr and "layer_swapping_sw_1" in refused.stderr
     planned = typed(tmp_path, f"--config-dir={own}", "stage=plan", "table=mine")
-    assert planned.returncode == 0 and "3 of 3 runs to make" in planned.stdout, planned.stderr
+    assert planned.returncode == 0 and "3 of 3 runs to compute" in planned.stdout, planned.stderr
     missing = typed(tmp_path, f"--config-dir={own}", "stage=plan", "table=min")
     assert "table=min is no table: did you mean mine" in missing.stderr
 
@@ -394,7 +394,7 @@ def test_a_sweep_over_tables_composes_inside_its_jobs(call: Callable[..., Simple
     (tmp_path / "gsm8k").mkdir()
     (tmp_path / "gsm8k/train.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
     told = call("-m", *words, f"hydra.sweep.dir={tmp_path}/hydra")
-    assert told.out.count("11 of 11 runs to make") == 2
+    assert told.out.count("11 of 11 runs to compute") == 2
     assert told.status == 1 and told.err.count("has no mgsm/en/test.jsonl") == 2  # and no questions
 
 

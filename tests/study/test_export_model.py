@@ -336,7 +336,7 @@ def test_an_empty_folder_is_a_place(export: Callable[..., SimpleNamespace], swap
         (["export.to=y"], "stage=export needs table or checkpoint: give table=T, or checkpoint=RUN"),
         (
             ["table=sandbox", "export.to=y", "export.dtype=float16"],
-            "export.dtype, export.licence and export.private are",
+            "export.dtype, export.licence and export.private apply",
         ),
         (
             ["checkpoint=x", "export.to=y", "export.dtype=int8"],

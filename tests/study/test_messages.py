@@ -44,7 +44,7 @@ def test_a_table_file_beside_the_command(
     assert refused.status == 1 and "table=mine.yaml is no file: give one, or one of" in refused.err
     (tmp_path / "mine.yaml").write_text(TABLE)
     assert call("stage=plan", "table=mine.yaml").out == call("stage=plan", "table=./mine.yaml").out
-    assert "runs to make" in call("stage=plan", "table=mine.yaml").out
+    assert "runs to compute" in call("stage=plan", "table=mine.yaml").out
 
 
 def test_a_number_written_as_text_is_named(tmp_path: Path) -> None:
