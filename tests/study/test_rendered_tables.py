@@ -46,8 +46,10 @@ FACTS = {"rows_kept": 70.0, "parameters_kept": 75.0}
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is flushed to the disk: a manifest of each of 10,000 runs would wait for it."""
+    """Nothing is flushed to disk, and folders are listed once: 10,000 runs would wait. Nobody else writes."""
     monkeypatch.setattr("pipeline.files.os.fsync", lambda _: None)
+    for module in ("folders", "manifest"):
+        monkeypatch.setattr(f"pipeline.runs.{module}.SETTLED_NS", 2 * 10**7)
 
 
 def planned(name: str, runs_dir: Path) -> Planning:
