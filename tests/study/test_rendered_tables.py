@@ -19,7 +19,7 @@ from pipeline.commands.table import write_results
 from pipeline.config.compose import compose
 from pipeline.config.stages import Report
 from pipeline.files import fingerprints
-from pipeline.papers.published import value
+from pipeline.papers.published import published_value
 from pipeline.results.placed_claims import RANKED
 from pipeline.results.report_state import Reported
 from pipeline.results.simulated import RATE, published_rates, settled
@@ -168,7 +168,7 @@ def test_the_report_of_a_shipped_table(name: str, tmp_path: Path) -> None:
         assert len(cells) == len(plan.cells) and missing == figures, cells
     for one in cells:
         cell = plan.cells[one["row"], one["column"]]
-        assert one["published"] == ("" if cell.published is None else str(value(*cell.published) or ""))
+        assert one["published"] == ("" if cell.published is None else str(published_value(*cell.published) or ""))
         if one["published"] and not one["suspect"] and not cell.metric:
             assert abs(float(one["difference"])) < 0.06, one  # as printed, to a tenth
 

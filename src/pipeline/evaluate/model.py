@@ -67,10 +67,10 @@ def load_model(source: Run | Path, batch_size: int, dtype: str = "auto") -> Answ
     """The model of a run's checkpoint or merge, or of a folder: safetensors, no code of its own, in `dtype` (auto:
     as its config.json names it). A merge, and an adapter with its base, are put together in memory (merge/live.py).
     """
-    from pipeline.merge.live import model_of, unmerged
-    from pipeline.merge.resident import keeping
+    from pipeline.merge.live import merge_of_one, model_of
+    from pipeline.merge.resident import keeps_models
     from pipeline.merge.stage import merge_of
-    from pipeline.models.skeleton import skeleton
+    from pipeline.models.skeleton import build_skeleton
     from pipeline.runs.lineage import is_adapter
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -78,8 +78,8 @@ def load_model(source: Run | Path, batch_size: int, dtype: str = "auto") -> Answ
     if not isinstance(folder, Path):
         merge = None if "checkpoint" in folder.parents else merge_of(folder)
         folder = folder.parents["checkpoint"].folder if merge is None else merge.layout.folder
-    if merge is None and (is_adapter(folder) or (keeping() and folder.is_dir())):
-        merge = unmerged(folder)
+    if merge is None and (is_adapter(folder) or (keeps_models() and folder.is_dir())):
+        merge = merge_of_one(folder)
     try:
         if merge is not None:
             live = model_of(merge, dtype, device)
@@ -87,7 +87,7 @@ def load_model(source: Run | Path, batch_size: int, dtype: str = "auto") -> Answ
             lm = Answering(pretrained=live.model, tokenizer=live.tokenizer, batch_size=batch_size)
             lm.live = live, merge
             return lm
-        skeleton(folder, "checkpoint")
+        build_skeleton(folder, "checkpoint")
         tokenizer, model = load.load_tokenizer(folder), load.load_model(folder, dtype=dtype)
     except PipelineError:
         raise

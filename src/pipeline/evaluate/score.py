@@ -50,7 +50,7 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
         sets = dict.fromkeys(name for name, _, _ in data_sets(definition))
         kept_from = [f"{name}: {reason}" for name in sets if (reason := why_not(name))]
         try:
-            with harness_tamed(), reach.offline() if kept_from else nullcontext():
+            with harness_tamed(), reach.force_offline() if kept_from else nullcontext():
                 tasks += manager.load([str(definition.file)])["tasks"].values()
         except Exception as error:  # datasets raises whatever its readers and the network raise
             remedy = "write its files below data_root again"

@@ -11,7 +11,7 @@ from pipeline.config.stages import DataStage, Expert, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
 from pipeline.models.load import date_of_templates
-from pipeline.models.partition import resolved
+from pipeline.models.partition import resolve_partition
 from pipeline.runs.lineage import base_of
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import External, Parent, Run
@@ -29,7 +29,7 @@ def build(config: TrainStage, resolver: Resolver) -> Draft:
     base = parents.get("model")
     told = not isinstance(base, External) or base.folder.is_dir()  # a model on the Hub is asked only where it must be
     if config.partition is not None and (config.partition.scale_to_depth or told):
-        config = replace(config, partition=resolved(config.partition, depth(config, parents)))  # or refused
+        config = replace(config, partition=resolve_partition(config.partition, depth(config, parents)))  # or refused
     if told:
         check_length(config, parents)
     way = {"sft": config.sft.name, "cpt": f"cpt-{config.sft.name}".removesuffix("-full")}[config.stage]

@@ -20,7 +20,7 @@ from pipeline.config.stages import TrainStage
 from pipeline.config.training import Sft
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
-from pipeline.merge.resident import release
+from pipeline.merge.resident import release_models
 from pipeline.progress import recorded_warnings, say, warn
 from pipeline.runs.model_card import CARD
 from pipeline.train.card import card_of
@@ -61,7 +61,7 @@ def train_here(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, 
     """The stage in one of its processes; the first saves."""
     config = run.config
     quiet()
-    release()  # what evaluations before it left in memory
+    release_models()  # what evaluations before it left in memory
     torch.use_deterministic_algorithms(config.deterministic)
     set_seed(config.seed)
 
