@@ -39,7 +39,7 @@ from pipeline.report.render.text import some
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run, runs_behind
 from pipeline.stages.evaluation import is_bundle
-from pipeline.stages.lengths import BYTES, lines, longest_of, sampled
+from pipeline.stages.lengths import BYTES, count_lines, longest_of, sampled_lengths
 from pipeline.stages.rows import bytes_of_merge
 from pipeline.stages.steps import expected_steps
 from pipeline.train.memory import WIDTH, micro_batches, training_memory
@@ -197,13 +197,13 @@ def row_lengths(run: Run[TrainStage]) -> tuple[float, ...]:
     neither is here."""
     data = run.parents["data"]
     if (data_file := data.folder / "train.jsonl").is_file():
-        return sampled(data_file, (), tokenizer_of(run))
+        return sampled_lengths(data_file, (), tokenizer_of(run))
     root = data.parents.get("data_root") if isinstance(data, Run) else None
     if not isinstance(data, Run) or root is None or not root.folder.is_dir():
         return ()
     tokenizer = tokenizer_of(run)
     files = [root.folder / source.file for source in data.config.expert.sources.values()]
-    lengths = [length for file in files if file.suffix == ".jsonl" for length in sampled(file, (), tokenizer)]
+    lengths = [length for file in files if file.suffix == ".jsonl" for length in sampled_lengths(file, (), tokenizer)]
     return tuple(sorted(lengths))
 
 
@@ -281,11 +281,11 @@ def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[Questio
     kinds = question_sets(task.task, task.num_fewshot, language if language in MGSM else "en")
     file = scored_file(run, task, language)
     columns, worked = benchmark.columns, benchmark.kind == "number"
-    if file and columns and (lengths := sampled(file, columns, tokenizer := tokenizer_of(run))):
+    if file and columns and (lengths := sampled_lengths(file, columns, tokenizer := tokenizer_of(run))):
         question = statistics.fmean(lengths)
         exemplars = file.with_name(benchmark.exemplar_file) if worked and benchmark.exemplar_file else file
         columns = (*columns, "answer") if worked else columns
-        shot = statistics.fmean(sampled(exemplars, columns, tokenizer)) if exemplars.is_file() else question
+        shot = statistics.fmean(sampled_lengths(exemplars, columns, tokenizer)) if exemplars.is_file() else question
         kinds = [replace(kind, question=question, prefix=task.num_fewshot * shot) for kind in kinds]
     return [
         replace(kind, questions=min(kind.questions, count), room=room or kind.room, prefixes=min(kind.prefixes, count))
@@ -310,7 +310,7 @@ def count_questions(run: Run[EvalStage], task: EvalTask, language: str) -> int:
     if isinstance(root, Run) and not root.folder.is_dir():
         return min(limit, root.config.expert.questions(config.eval.split) or limit)
     local_file = scored_file(run, task, language)
-    return min(limit, lines(local_file)) if local_file else limit
+    return min(limit, count_lines(local_file)) if local_file else limit
 
 
 def data_seconds(run: Run[DataStage]) -> float | None:

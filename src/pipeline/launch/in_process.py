@@ -43,7 +43,7 @@ def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
         if run.config.threads:
             torch.set_num_threads(run.config.threads)
     with redirect_stdout(io.StringIO()):  # transformers prints, when it is imported, where W&B is offline
-        return row.maker()
+        return row.import_make()
 
 
 def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
