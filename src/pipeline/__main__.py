@@ -46,7 +46,7 @@ from pipeline.progress import quiet
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.provenance import DISTRIBUTION, version
 from pipeline.stages.rows import STUDY_STAGES, build
-from pipeline.train.processes import check_launch, end_all, is_follower, launched
+from pipeline.train.processes import check_launch, end_all, is_follower, launched_count
 
 STAYS = "finished runs and resume points stay, no other work was published; the same command goes on"
 
@@ -102,7 +102,7 @@ def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None] = print
         config = compose_stage()
         if isinstance(config, TrainStage):
             check_launch(config.sft.processes)
-        elif launched() is not None:
+        elif launched_count() is not None:
             raise PipelineError(f"stage={config.stage} is of one process: start it without torchrun or accelerate")
         with results_alone_on_stdout() as result:
             run(config, result)

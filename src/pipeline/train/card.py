@@ -12,15 +12,15 @@ from pipeline.runs.run import Run, flat
 
 
 def card_of(run: Run[TrainStage]) -> str:
-    """The text. Settings are those that differ from the defaults of this program; parents are named, without paths."""
+    """Text of the model card: settings that differ from this program's defaults, and parents by name, without paths."""
     config, decided = run.config, run.decided_by["config"]
     made_of = origin(run.name, asdict(config), run.parents, Path(config.runs_dir))
-    base = run.parents["model"].name if "model" in run.parents else "nothing: random weights"
+    base = run.parents["model"].name if "model" in run.parents else "random weights"
     lines = [
         f"# {run.label}",
         "",
         f"Trained from {base} on `expert={config.expert.name}`, with `stage={config.stage} sft={config.sft.name}`. "
-        "What is not listed stood at its default.",
+        "All other settings are at their defaults.",
         "",
         "| setting | value |",
         "|---|---|",
