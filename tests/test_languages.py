@@ -125,7 +125,7 @@ def test_config_dir_brings_languages_and_refuses_shipped_codes(tmp_path: Path) -
 
     assert "no_such is no finished run" in told("kpz") and "unknown language 'kpx'" in told("kpx")
     (tmp_path / "language/sw.yaml").write_text(OWN)
-    assert "language=sw is there already" in told("kpz")
+    assert "language=sw exists already" in told("kpz")
 
 
 def test_a_worker_knows_the_languages_of_config_dir(tmp_path: Path, base: Path) -> None:

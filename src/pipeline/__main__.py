@@ -26,15 +26,15 @@ from pipeline.config import conf
 from pipeline.config.compose import (
     Incomplete,
     compose,
-    jobs,
-    parse,
+    parse_override,
     spelled_out,
     split_every,
     split_folders,
-    usage,
+    sweep_jobs,
+    usage_text,
     with_every,
 )
-from pipeline.config.manual import manual
+from pipeline.config.manual import manual_text
 from pipeline.config.stages import RunStage, Stage, TrainStage
 from pipeline.config.words import stage_of
 from pipeline.errors import Held, PipelineError
@@ -145,7 +145,7 @@ def multirun(words: list[str]) -> int:
     """
     try:
         words, every = split_every(spelled_out(words))
-        first, *others = jobs(words)
+        first, *others = sweep_jobs(words)
         configs: list[Any] = [with_every(config, every) for config in (compose(first), *map(composed, others))]
     except PipelineError as error:
         print(f"error: {error_sentence(error)}", file=sys.stderr)
@@ -179,7 +179,7 @@ def composed(words: list[str]) -> Stage:
     return stage_of({one.key_or_group: one.value() for one in map(parsed, words)})
 
 
-parsed = lru_cache(maxsize=4096)(parse)
+parsed = lru_cache(maxsize=4096)(parse_override)
 
 
 def worst(statuses: Iterable[int]) -> int:
@@ -226,7 +226,7 @@ def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
         elif word == "--resolve":
             flags.append(word)
         elif word in ("-m", "--multirun"):
-            raise PipelineError(f"{word} makes a run of each of several values, --cfg and --info show one: drop one")
+            raise PipelineError(f"{word} starts a run for each of several values, --cfg and --info show one: drop one")
         elif word.startswith("-"):
             key = flag.lstrip("-")
             instead = f": write {key}=..." if key in (*conf.groups(), "table", "languages", "seed", "runs_dir") else ""
@@ -251,7 +251,7 @@ def hydra_flags(words: list[str]) -> int:
     except PipelineError as error:
         print(f"error: {error_sentence(error)}", file=sys.stderr)
         return 1
-    sys.argv = [sys.argv[0], *flags, *words, *conf.searchpath()]
+    sys.argv = [sys.argv[0], *flags, *words, *conf.searchpath_override()]
     with redirect_stdout(StringIO()) as shown:
         hydra.main(config_path=str(conf.folder()), config_name="config", version_base="1.3")(lambda config: None)()
     return show(shown.getvalue().rstrip("\n"))
@@ -265,14 +265,14 @@ def main(words: list[str] | None = None) -> int:
         words, folders = split_folders(words)
         os.environ.pop(ADDED_CONF, None)
         for folder in folders:
-            conf.add(folder)
+            conf.add_folder(folder)
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if {"-h", "--help"} & set(words):
         given = [word for word in words if not word.startswith("-")]
         try:
-            return show(manual(given) if given else usage())
+            return show(manual_text(given) if given else usage_text())
         except PipelineError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1

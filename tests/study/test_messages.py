@@ -41,7 +41,7 @@ def test_a_table_file_beside_the_command(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     refused = call("stage=plan", "table=mine.yaml")
-    assert refused.status == 1 and "table=mine.yaml is no file: give one, or one of" in refused.err
+    assert refused.status == 1 and "table=mine.yaml is not a file: give one, or one of" in refused.err
     (tmp_path / "mine.yaml").write_text(TABLE)
     assert call("stage=plan", "table=mine.yaml").out == call("stage=plan", "table=./mine.yaml").out
     assert "runs to compute" in call("stage=plan", "table=mine.yaml").out

@@ -94,7 +94,7 @@ def test_what_every_does_not_reach_is_said_or_refused(tmp_path: Path) -> None:
     """Simultaneous training has a recipe of its own; the others are given the command line's."""
     found = planning(tmp_path, "table=unreasonable_table3", "every.recipe=unreasonable_cpt")
     assert told_every(found)[-1] == "every.recipe does not reach: simultaneous, which say their own"
-    with pytest.raises(PipelineError, match="recipe=nope is no option"):
+    with pytest.raises(PipelineError, match="recipe=nope is not an option"):
         planning(tmp_path, "table=unreasonable_table3", "every.recipe=nope").targets()
     with pytest.raises(PipelineError, match="table=sandbox|sandbox.yaml, every: expert reaches no run of .*math"):
         planning(tmp_path, "table=sandbox", "every.expert=nope")

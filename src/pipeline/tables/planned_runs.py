@@ -38,7 +38,7 @@ def load(config: TableStage) -> Table:
     """The table that is asked for, with the words of the command line over its `every`."""
 
     def find(name: str) -> tuple[str, str]:
-        path = conf.table(name)
+        path = conf.table_file(name)
         try:
             return path.read_text(encoding="utf-8"), name if "/" in name or name.startswith(".") else path.name
         except UnicodeDecodeError as error:
@@ -58,7 +58,7 @@ def reads(stage: str) -> set[str]:
     """The groups, and the keys outside of groups, that a stage reads."""
     if stage not in RUN_STAGES:
         raise PipelineError(f"stage={stage} makes no run: {meant(stage, RUN_STAGES)}")
-    keys = {item.name for item in fields(RUN_STAGES[stage].config)} | set(conf.reads(stage))
+    keys = {item.name for item in fields(RUN_STAGES[stage].config)} | set(conf.groups_read(stage))
     return keys.difference(SHARED)
 
 

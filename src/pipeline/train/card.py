@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from pipeline.config.knob import shown
+from pipeline.config.knob import format_value
 from pipeline.config.stages import TrainStage
 from pipeline.runs.model_card import card, data_section, origin
 from pipeline.runs.run import Run, flat
@@ -24,7 +24,7 @@ def card_of(run: Run[TrainStage]) -> str:
         "",
         "| setting | value |",
         "|---|---|",
-        *(f"| {key} | {shown(value)} |" for key, value in sorted(flat(decided).items()) if key != "stage"),
+        *(f"| {key} | {format_value(value)} |" for key, value in sorted(flat(decided).items()) if key != "stage"),
         "",
         data_section(made_of),
     ]
