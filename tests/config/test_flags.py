@@ -27,8 +27,8 @@ BOMB = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
         "stage=sft language=sw": "unknown key language: did you mean languages=[sw]?",
         "tables=1": "unknown key tables: did you mean table",
         "--resolve": "--resolve belongs to --cfg: give --cfg job --resolve",
-        "--hydra-help": "--hydra-help is no flag of this program; there are --help",
-        "--stage sft": "--stage is no flag of this program: write stage=...; there are --help",
+        "--hydra-help": "--hydra-help is not a flag of this program; there are --help",
+        "--stage sft": "--stage is not a flag of this program: write stage=...; there are --help",
         "expert=null --cfg job": "expert=null is not an option: give one of",
         "--cfg job +thsi=1": "unknown key thsi",
         "--cfg": "--cfg shows one of job, hydra, all: give --cfg VALUE",
@@ -71,7 +71,7 @@ def test_aliases_inside_aliases(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "mine.yaml").write_text(BOMB)
     assert main(["stage=plan", f"table={tmp_path}/mine.yaml", f"runs_dir={tmp_path}/runs"]) == 1
     told = capsys.readouterr().err
-    assert "mine.yaml: its aliases (*NAME) stand for more than 100000 nodes" in told and told.count("\n") == 1
+    assert "mine.yaml: its aliases (*NAME) expand to more than 100000 nodes" in told and told.count("\n") == 1
     options = tmp_path / "own"
     (options / "recipe").mkdir(parents=True)
     (options / "recipe/mine.yaml").write_text(BOMB)

@@ -28,7 +28,7 @@ def test_a_knob_has_its_default_its_meaning_and_its_bounds(capsys: pytest.Captur
     assert main(["stage=sft", "--help"]) == 0
     text = capsys.readouterr().out
     assert entry_of(text, "sft.warmup_steps") == "sft.warmup_steps=0 optimizer steps [>= 0]"
-    assert entry_of(text, "sft.steps").startswith("sft.steps=null optimizer steps, both sides counted; null: all that")
+    assert entry_of(text, "sft.steps").startswith("sft.steps=null optimizer steps, counting both sides; null: all")
     assert entry_of(text, "sft.template") == "sft.template=plain plain: prompt, separator, completion [plain, chat]"
     assert entry_of(text, "seed") == "seed=0 [>= 0 and <= 4294967295]"
     assert "full unless given" in text and "(needed)" in text and max(map(len, text.splitlines())) <= 120

@@ -64,7 +64,7 @@ def show_plan(config: PlanStage) -> str:
         *(cost.causes if cost else []),
     ]
     if causes:
-        raise PipelineError("\nerror: ".join(causes), shown="\n".join(lines))
+        raise PipelineError("\nerror: ".join(causes), output="\n".join(lines))
     return "\n".join(lines)
 
 

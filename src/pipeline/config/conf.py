@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from pipeline import languages
 from pipeline.config.merging import Merge
 from pipeline.config.stages import Stage
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, suggest
 from pipeline.files import add_conf, added_conf, check_yaml_size, shipped_conf
 
 TABLES = "tables"  # a folder of conf/ but not a group: Hydra would take a folder `table` for the options of table=
@@ -54,8 +53,7 @@ def add_folder(name: str) -> None:
         if not path.is_dir() or path.name.startswith("."):
             continue
         if path.name not in names:
-            close = get_close_matches(path.name, names, n=1, cutoff=0.6)
-            hint = f"did you mean {close[0]}/?" if close else f"there are {', '.join(names)}"
+            hint = suggest(f"{path.name}/", [f"{group}/" for group in names])
             raise PipelineError(f"--config-dir={name}: {path.name}/ is not a group of options: {hint}")
         for option in path.glob("*.yaml"):
             check_yaml_size(option.read_text(encoding="utf-8", errors="replace"), option)
@@ -105,9 +103,8 @@ def table_file(name: str) -> Path:
             )
         return Path(name)
     if name not in options(TABLES):
-        close = get_close_matches(name, options(TABLES), n=3, cutoff=0.6)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(options(TABLES))}"
-        raise PipelineError(f"table={name} is not a table: {hint} A file of your own is table=./{name}.yaml")
+        hint = suggest(name, options(TABLES))
+        raise PipelineError(f"table={name} is not a table: {hint} (a file of your own: table=./{name}.yaml)")
     path = option_file(TABLES, name)
     assert path is not None
     return path

@@ -34,7 +34,7 @@ from pipeline.estimate.flops import (
 from pipeline.estimate.flops import training_seconds as seconds_of_training
 from pipeline.estimate.gpu_budget import ancestors, dtype_of, moved, shape_for, trained_parts
 from pipeline.models.shape import Shape, shape_of
-from pipeline.progress import duration
+from pipeline.progress import format_duration
 from pipeline.report.render.text import some
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run, runs_behind
@@ -111,7 +111,7 @@ class History:
             return NEEDS_GPU
         omitted = [f"{some(len(needing), 'run')} that need a GPU"] if needing else []
         omitted += [f"{some(unknown, 'run')} that cannot be estimated"] if unknown else []
-        text = f"about {duration(sum(predictions))}" if predictions or not omitted else "?"
+        text = f"about {format_duration(sum(predictions))}" if predictions or not omitted else "?"
         return text + (f", not including {' and '.join(omitted)}" if omitted else "")
 
     def median(self, values: dict[Kind, list[float]], kind: Kind) -> float:

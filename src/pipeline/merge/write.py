@@ -99,7 +99,7 @@ def write_weights(merge: Writable, folder: Path, known: Known, threads: int | No
             together = [one for one in ranges if one.target == into]
             ordered.append((sum(one.count for one in together), partial(_copy_all, together)))
         with Bar("merge", sum(size for size, _ in ordered), "byte") as bar:
-            counted = [bar.counting(task, size) for size, task in ordered]
+            counted = [bar.count_when_done(task, size) for size, task in ordered]
             digests |= dict(found for found in in_threads(counted, threads) if found is not None)
     return dict(sorted(digests.items()))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from pipeline.files import Seen, keep, kept
+from pipeline.files import FileState, cache_digests, cached_digests
 from pipeline.models.checkpoint import KIND, TensorInfo, hash_tensor, read_header
 
 
@@ -24,19 +24,19 @@ def folder_digest(folder: Path, files: Sequence[Path], runs_dir: Path | None = N
     """
     from pipeline.models.floats import in_threads
 
-    seen, begun = {path: Seen.now(path) for path in sorted(files)}, time.time_ns()
+    seen, begun = {path: FileState.now(path) for path in sorted(files)}, time.time_ns()
     unknown = {
         path: read_header(path) if path.suffix == ".safetensors" else {}
         for path, one in seen.items()
-        if not kept(one, runs_dir).get(KIND)
+        if not cached_digests(one, runs_dir).get(KIND)
     }
     infos = sorted((info for tensors in unknown.values() for info in tensors.values()), key=lambda one: -one.nbytes)
     tasks = [partial(hash_tensor, info.dtype, info.shape, info.pieces()) for info in infos]
     hashed = dict(zip(infos, in_threads(tasks), strict=True))
     for path, tensors in unknown.items():
         finite = {name: hashed[info][0] for name, info in tensors.items() if hashed[info][1]}
-        keep(seen[path], begun, runs_dir, **{KIND: _of_file(path, tensors, hashed), "tensors": finite})
-    lines = "".join(f"{path.relative_to(folder)} {kept(one)[KIND]}\n" for path, one in seen.items())
+        cache_digests(seen[path], begun, runs_dir, **{KIND: _of_file(path, tensors, hashed), "tensors": finite})
+    lines = "".join(f"{path.relative_to(folder)} {cached_digests(one)[KIND]}\n" for path, one in seen.items())
     return f"{KIND}:{blake3(lines.encode()).hexdigest()}"
 
 

@@ -34,7 +34,7 @@ def build(config: DataStage, resolver: Resolver) -> Draft:
 
 def own_languages(codes: Iterable[str]) -> dict[str, Parent]:
     """Languages that are not shipped, as parents: their fields affect the run hash."""
-    custom = {code: file for code in codes if (file := languages.own(code)) is not None}
+    custom = {code: file for code in codes if (file := languages.custom_language_file(code)) is not None}
     return {f"language {code}": External(code, digest, path) for code, (path, digest) in custom.items()}
 
 
