@@ -108,7 +108,7 @@ def test_a_table_whose_trainings_cannot_be_planned_is_still_shown(tmp_path: Path
     )
     with pytest.raises(PipelineError, match="^cannot be planned: sft.adam_beta2=") as refused:
         show_plan(config)  # type: ignore[arg-type]
-    assert " parts that depend on these" in str(refused.value) and "cells of 1108 scores" in refused.value.shown
+    assert " parts that depend on these" in str(refused.value) and "cells of 1108 scores" in refused.value.output
 
 
 def test_a_selection_is_planned_from_the_sizes_of_its_sets(tmp_path: Path) -> None:
