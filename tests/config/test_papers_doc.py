@@ -56,7 +56,7 @@ def test_the_page_names_many_knobs() -> None:
 @pytest.mark.parametrize(("row", "key", "value", "options"), [one for one in knobs() if "every." not in one[1]])
 def test_a_knob_has_the_default_that_the_page_says(row: str, key: str, value: Any, options: dict[str, str]) -> None:
     stage = STAGES.get(key.partition(".")[0], "sft")
-    allowed = {group for group, _ in conf.defaults(stage)} | {"checkpoint", "checkpoints"}
+    allowed = {group for group, _ in conf.stage_defaults(stage)} | {"checkpoint", "checkpoints"}
     asked = {name: of for name, of in {**NEEDED[stage], **options}.items() if name in allowed}
     if asked.get("expert", "").startswith("math_") and "sft" not in options:
         asked["sft"] = "mixed"

@@ -124,7 +124,7 @@ def test_a_joint_set_is_of_both_sides() -> None:
     config: Any = compose(["stage=data", "expert=math_sw"])
     two = {name: Expert(name, "math", {"a": Source(file="a", rows="gsm8k")}) for name in ("math", "more")}
     config.expert.union = two
-    with pytest.raises(PipelineError, match="is of sides math math, more math: give a math and a language expert"):
+    with pytest.raises(PipelineError, match="math math, more math: give a math and a language expert"):
         build(config)
 
 
@@ -137,5 +137,5 @@ def test_gpteacher_is_of_the_second_papers_telugu_alone() -> None:
     assert sources["unreasonable"] - sources["layer_swapping"] == {"telugu_gpteacher"}
     joint = built("stage=data", "expert=math_te", "mixture=layer_swapping").parents["te"]
     assert joint.hash == built("stage=data", "expert=te", "mixture=layer_swapping").hash
-    with pytest.raises(PipelineError, match="data.leave_out=gpteacher is no source: name of aya, nllb, telugu_alpaca"):
+    with pytest.raises(PipelineError, match="data.leave_out=gpteacher is .*: name one of aya, nllb, telugu_alpaca"):
         built("stage=data", "expert=te", "data.leave_out=[gpteacher]")

@@ -26,7 +26,7 @@ def pair(tmp_path, monkeypatch):
     """Two folders in bfloat16, settled; no digest is known in this process."""
     folders = [stacked(tmp_path / name, 3, seed) for seed, name in enumerate(("math", "language"))]
     monkeypatch.setattr(files, "SETTLED_NS", 0)
-    monkeypatch.setattr(files, "_known", {})
+    monkeypatch.setattr(files, "_digests_of", {})
     time.sleep(0.02)
     return folders
 
@@ -45,7 +45,7 @@ def nothing_is_read(monkeypatch, what="read"):
     def refuse(*words):
         raise AssertionError(f"{what}: {words}")
 
-    monkeypatch.setattr(files, "_known", {})  # as another process
+    monkeypatch.setattr(files, "_digests_of", {})  # as another process
     monkeypatch.setattr(identity, "hash_tensor", refuse)
     monkeypatch.setattr(identity, "_of_file", refuse)
     return refuse
@@ -80,7 +80,7 @@ def test_each_byte_is_hashed_once_for_all_merges_of_a_folder(pair, swap, monkeyp
     swap()
     every = [(info.file, info.offset) for one in pair for info in read_header(one / "model.safetensors").values()]
     assert sorted(read) == sorted(every)
-    monkeypatch.setattr(files, "_known", {})  # as another process
+    monkeypatch.setattr(files, "_digests_of", {})  # as another process
     read.clear()
     merged = swap("merge.bottom_layers=2")
     swap("merge.bottom_layers=2", "redo=true")

@@ -104,7 +104,7 @@ def test_folders_known_by_two_kinds_are_not_told_to_differ(finished):
 
 
 def test_a_merge_of_old_and_new_has_digests_of_one_kind(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_known", {})
+    monkeypatch.setattr(files, "_digests_of", {})
     settings: Merge = LayerSwap(math="m", language="l", bottom_layers=1)
     experts = {"math": finished("math", "sha256"), "language": finished("language", "blake3", seed=1)}
     merge = open_merge(settings, {role: Checkpoint.open(one.folder) for role, one in experts.items()})

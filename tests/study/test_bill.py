@@ -240,7 +240,7 @@ def test_what_cannot_fit_is_refused_after_the_plan_with_what_was_tried(tmp_path:
     assert re.match(
         r"2 runs of sft need up to \d+ GB a GPU \(math-full-s\d-\w+\), and h100_80 has 84: every\.sft", told
     )
-    assert "GPU-hours" in error.value.shown and "memory of sft" in error.value.shown
+    assert "GPU-hours" in error.value.output and "memory of sft" in error.value.output
     remedies = told.partition(": ")[2].removesuffix(" makes them fit").split(", or ")
     assert len(remedies) == 3 and "fsdp2" in remedies[0] and "bfloat16" in remedies[1] and "h200" in remedies[2]
     for remedy in remedies:  # each does what it says

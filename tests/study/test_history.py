@@ -34,7 +34,7 @@ from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build
 from pipeline.stages.steps import expected_rows, expected_steps, planned_steps
-from pipeline.train.memory import everything
+from pipeline.train.memory import full_model
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,7 @@ def test_a_training_by_its_tokens_and_steps(training: Callable[..., Run], math_e
     draws = random.Random(0)
     padded = statistics.fmean(max(draws.choices(lengths, k=4)) for _ in range(20_000))
     by_hand = training_seconds(
-        shape, everything(shape), 50 * 4, padded, 4, cpu.cpu(shape, 1), checkpointing=False, precision="fp32"
+        shape, full_model(shape), 50 * 4, padded, 4, cpu.cpu(shape, 1), checkpointing=False, precision="fp32"
     )
     fixed = 1 + FILES * 4 * shape.parameters
     assert guess(run) == pytest.approx(fixed + by_hand + 50 * STEP, rel=0.01)

@@ -41,7 +41,7 @@ def test_a_table_file_beside_the_command(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     refused = call("stage=plan", "table=mine.yaml")
-    assert refused.status == 1 and "table=mine.yaml is no file: give one, or one of" in refused.err
+    assert refused.status == 1 and "table=mine.yaml is not a file: give one, or one of" in refused.err
     (tmp_path / "mine.yaml").write_text(TABLE)
     assert call("stage=plan", "table=mine.yaml").out == call("stage=plan", "table=./mine.yaml").out
     assert "runs to compute" in call("stage=plan", "table=mine.yaml").out
@@ -55,7 +55,7 @@ def test_a_number_written_as_text_is_named(tmp_path: Path) -> None:
 
 def test_a_side_without_a_row_that_fits_names_seq_length() -> None:
     from pipeline.data.sandbox.tokenizer import make_tokenizer
-    from pipeline.train.examples import measure
+    from pipeline.train.examples import measure_lengths
 
     sft = Sft(name="simultaneous", method="simultaneous", seq_length=16, separator=" ")
     rows = [
@@ -63,7 +63,7 @@ def test_a_side_without_a_row_that_fits_names_seq_length() -> None:
         {"prompt": "Tom has 3 apples. " * 9, "completion": "3", "side": "language"},
     ]
     with pytest.raises(PipelineError, match="^sft.seq_length=16 leaves no row of side language with a loss: raise it"):
-        measure(rows, make_tokenizer(), sft)
+        measure_lengths(rows, make_tokenizer(), sft)
 
 
 @dataclass

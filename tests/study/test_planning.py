@@ -94,7 +94,7 @@ def test_what_every_does_not_reach_is_said_or_refused(tmp_path: Path) -> None:
     """Simultaneous training has a recipe of its own; the others are given the command line's."""
     found = planning(tmp_path, "table=unreasonable_table3", "every.recipe=unreasonable_cpt")
     assert told_every(found)[-1] == "every.recipe does not reach: simultaneous, which say their own"
-    with pytest.raises(PipelineError, match="recipe=nope is no option"):
+    with pytest.raises(PipelineError, match="recipe=nope is not an option"):
         planning(tmp_path, "table=unreasonable_table3", "every.recipe=nope").targets()
     with pytest.raises(PipelineError, match="table=sandbox|sandbox.yaml, every: expert reaches no run of .*math"):
         planning(tmp_path, "table=sandbox", "every.expert=nope")
@@ -108,7 +108,7 @@ def test_a_table_whose_trainings_cannot_be_planned_is_still_shown(tmp_path: Path
     )
     with pytest.raises(PipelineError, match="^cannot be planned: sft.adam_beta2=") as refused:
         show_plan(config)  # type: ignore[arg-type]
-    assert " parts that depend on these" in str(refused.value) and "cells of 1108 scores" in refused.value.shown
+    assert " parts that depend on these" in str(refused.value) and "cells of 1108 scores" in refused.value.output
 
 
 def test_a_selection_is_planned_from_the_sizes_of_its_sets(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_another_worlds_words_are_refused(call: Call, runs_dir: Path, world: Pat
     says = f"data_root={other_world.name} is the small world of seed 1"
     asked = ["stage=sft", f"runs_dir={runs_dir}", "model=sandbox", "expert=math", "recipe=sandbox_math"]
     told = call(*asked, f"data_root={other_world}")
-    assert told.status == 1 and says in told.err and "knows the words of seed 0" in told.err
+    assert told.status == 1 and says in told.err and "on seed 0" in told.err
     score = ["stage=eval", f"runs_dir={runs_dir}", "eval=mgsm_0shot", "languages=[qac]", f"data_root={other_world}"]
     told = call(*score, "checkpoint=package:data/sandbox_base")
     assert told.status == 1 and says in told.err
@@ -100,7 +100,7 @@ def test_of_runs_too(call: Call, runs_dir: Path, other_world: Path, math_expert:
     """Of a base made from nothing, by the run of its data; through experts and a merge that is not written."""
     score = ["stage=eval", f"runs_dir={runs_dir}", "eval=mgsm_0shot", "languages=[qac]", f"data_root={other_world}"]
     told = call(*score, f"checkpoint={math_expert}")
-    assert told.status == 1 and f"{math_expert.name} knows the words of seed 0" in told.err
+    assert told.status == 1 and f"{math_expert.name} was trained on seed 0" in told.err
     told = call(*score, "merge=soup", f"merge.experts=[{math_expert},{language_expert}]")
     assert told.status == 1 and "is the small world of seed 1" in told.err
 

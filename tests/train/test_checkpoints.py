@@ -30,7 +30,7 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.stop import UNFINISHED
 from pipeline.stages.rows import build
 from pipeline.train import checkpoints, stage, watchdog
-from pipeline.train.processes import Relay, stopped_together, together
+from pipeline.train.processes import Relay, stopped_together, train_together
 from pipeline.train.progress import Progress
 
 STEPS = 6
@@ -202,14 +202,14 @@ def test_a_signal_stops_it_with_a_resume_point_and_a_status_of_its_own(
     at_step(3, lambda model: os.kill(os.getpid(), number))
     told = call(*command)
     assert told.status == status and told.out == ""
-    assert f"{number.name}: math-full-s0" in told.err and told.err.count("the same command goes on") == 1
+    assert f"{number.name}: math-full-s0" in told.err and told.err.count("rerun the same command to resume") == 1
     ordinary = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
     assert signal.getsignal(number) == ordinary  # outside of a training it does what it always does
     record = resume.read(build(compose(command)).work)  # type: ignore[arg-type]
     assert record is not None and record["step"] == 3
     at_step(0)
     told = call(*command)
-    assert told.status == 0 and "goes on after step 3" in told.err
+    assert told.status == 0 and "resumes after step 3" in told.err
     assert results(Path(told.out.strip())) == whole
 
 
@@ -237,7 +237,7 @@ def test_two_processes_stop_together_and_go_on_together(words: Callable[..., lis
         make_once(parent, stage_function(parent))
     run.work.mkdir(parents=True)
     with pytest.raises(SystemExit) as ended:
-        together(whole_and_stopped, run, tmp_path, Relay(None))  # type: ignore[arg-type]
+        train_together(whole_and_stopped, run, tmp_path, Relay(None))  # type: ignore[arg-type]
     assert ended.value.code == UNFINISHED
     (whole, stopped), resumed = json.loads((tmp_path / "told.json").read_text())
     assert whole == stopped and len(whole) > 3 and [one["step"] for one in resumed] == [3]
@@ -312,7 +312,7 @@ def test_a_resume_point_of_other_processes_is_refused(
     record_file = run.work / "resume.json"
     record_file.write_text(json.dumps(record | {"made_with": record["made_with"] | {"threads": 9}}))
     told = call(*interrupted)
-    assert told.status == 0 and "goes on with another threads 9 -> 1: bits may differ" in told.err
+    assert told.status == 0 and "resumes with another threads 9 -> 1: bits may differ" in told.err
 
 
 def test_another_configuration_says_that_it_begins_anew(
@@ -332,7 +332,7 @@ def test_another_configuration_says_that_it_begins_anew(
     assert line.endswith(f"after step 3 stays in {work}")
     assert {path: path.stat().st_mtime_ns for path in work.rglob("*")} == before
     told = call(*interrupted)
-    assert told.status == 0 and "goes on after step 3" in told.err and "begins anew" not in told.err
+    assert told.status == 0 and "resumes after step 3" in told.err and "begins anew" not in told.err
 
 
 def test_a_disk_that_fills_while_a_resume_point_is_written_leaves_the_one_before(
@@ -388,7 +388,7 @@ def hangs(monkeypatch: pytest.MonkeyPatch, at_step: Callable[..., None], write: 
 
 
 @pytest.mark.parametrize(
-    ("minutes", "then"), [("0", "goes on from its resume point"), ("null", "begins anew: it has no resume point")]
+    ("minutes", "then"), [("0", "resumes from its resume point"), ("null", "starts over: it has no resume point")]
 )
 def test_no_step_for_long_ends_it_with_the_stacks_of_all_threads(
     minutes: str, then: str, words: Callable[..., list[str]], at_step: Callable[..., None], tmp_path: Path,
@@ -415,7 +415,7 @@ def test_one_that_hangs_at_the_same_step_again_has_failed(
         made([*command, "redo=true"])
         assert ended[0] == status
         run.workplace.mkdir(parents=True, exist_ok=True)
-    assert "the attempt before hung there too, so that no job is requeued for it" in capfd.readouterr().err
+    assert "the previous attempt hung there too, so no job is requeued for it" in capfd.readouterr().err
 
 
 def test_what_grows_on_the_disk_does_not_hang(

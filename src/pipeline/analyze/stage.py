@@ -47,7 +47,7 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
     sources, axis = list(experts.values()), config.analyze.axis
     with Bar("changes", sum(base.info(name).nbytes for name in names), "byte") as bar:
         of_each = {name: partial(tensor_changes, sources, base, name, limits, axis) for name in names}
-        tasks = [bar.counting(task, base.info(name).nbytes) for name, task in of_each.items()]
+        tasks = [bar.count_when_done(task, base.info(name).nbytes) for name, task in of_each.items()]
         results = dict(zip(names, in_threads(tasks, config.threads), strict=True))
     sites = anatomy(base.names)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pipeline.config.stages import CleanStage, SelectStage
 from pipeline.evaluate.selection import compared
-from pipeline.files import move
+from pipeline.files import move_folder
 from pipeline.report.render.text import align_columns
 from pipeline.runs import resume
 from pipeline.runs.folders import finished, of_same_digits
@@ -162,5 +162,5 @@ def delete(item: Removable) -> None:
     doomed = item.folder.with_name(f"{item.folder.name}.freed")
     shutil.rmtree(doomed, ignore_errors=True)  # left by a clean that was killed
     with suppress(FileNotFoundError):
-        move(item.folder, doomed)  # so that a partly deleted folder is not taken for a complete one
+        move_folder(item.folder, doomed)  # so that a partly deleted folder is not taken for a complete one
         shutil.rmtree(doomed)

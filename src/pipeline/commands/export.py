@@ -43,7 +43,7 @@ def export_table(config: ExportStage, to: str) -> Path:
         raise PipelineError(f"table={config.table} has no finished evaluation in {config.runs_dir}: nothing to export")
     roots = [str(Path(root).resolve()) for root in (config.runs_dir, planning.config.data_root, ".") if root]
     return write_archive(
-        results, conf.table(config.table).read_text(encoding="utf-8"), file, [*roots, str(Path.home())]
+        results, conf.table_file(config.table).read_text(encoding="utf-8"), file, [*roots, str(Path.home())]
     )
 
 

@@ -27,7 +27,7 @@ from pipeline.models.files import HUB_PATTERNS
 from pipeline.runs.dtypes import dtypes_in
 from pipeline.runs.graph import ordered
 from pipeline.runs.run import Run
-from pipeline.stages.hub_inputs import needs
+from pipeline.stages.hub_inputs import collect_hub_inputs
 from pipeline.tables.planned_runs import Planning
 
 
@@ -48,7 +48,7 @@ def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
     Raises:
         PipelineError: some inputs could not be fetched; the others are locked.
     """
-    runs_dir, inputs = Path(config.runs_dir), needs(runs)
+    runs_dir, inputs = Path(config.runs_dir), collect_hub_inputs(runs)
     runs_dir.mkdir(parents=True, exist_ok=True)
     lock = read_lock(runs_dir)
     path = runs_dir / LOCK

@@ -29,7 +29,7 @@ from pipeline.runs.lease import job
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, runs_behind
 from pipeline.stages.evaluation import is_bundle
-from pipeline.stages.hub_inputs import needs
+from pipeline.stages.hub_inputs import collect_hub_inputs
 from pipeline.tables.overrides import told_every
 from pipeline.tables.plan import TablePlan
 from pipeline.tables.planned_runs import Planning
@@ -64,7 +64,7 @@ def show_plan(config: PlanStage) -> str:
         *(cost.causes if cost else []),
     ]
     if causes:
-        raise PipelineError("\nerror: ".join(causes), shown="\n".join(lines))
+        raise PipelineError("\nerror: ".join(causes), output="\n".join(lines))
     return "\n".join(lines)
 
 
@@ -95,7 +95,7 @@ def show_runs(runs: list[Run], max_lines: int = 10**9) -> str:
     lines = align_columns(rows[: max_lines + 1])
     lines += [f"and {omitted} more; plan.lines={len(runs)} lists all"] if omitted > 0 else []
     if runs:
-        inputs = needs(runs)
+        inputs = collect_hub_inputs(runs)
         missing = inputs.not_pinned(read_lock(runs[0].runs_dir))
         lines += [f"not pinned: {', '.join(missing)}; stage=prefetch locks their revisions"] if missing else []
         lines += inputs.problems

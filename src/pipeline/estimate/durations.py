@@ -29,12 +29,12 @@ from pipeline.estimate.flops import (
 from pipeline.estimate.gpu_budget import dtype_of, moved, seconds_of_parts
 from pipeline.estimate.models import shape_for, tokenizer_of
 from pipeline.estimate.questions import kinds_of
-from pipeline.progress import duration
+from pipeline.progress import format_duration
 from pipeline.report.render.text import pluralize
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run, runs_behind
 from pipeline.stages.evaluation import is_bundle
-from pipeline.stages.lengths import BYTES, longest_of, sampled
+from pipeline.stages.lengths import BYTES, longest_of, sampled_lengths
 from pipeline.stages.rows import bytes_of_merge
 from pipeline.stages.steps import expected_steps
 from pipeline.train.memory import WIDTH, micro_batches, training_memory
@@ -106,7 +106,7 @@ class History:
             return NEEDS_GPU
         omitted = [f"{pluralize(len(needing), 'run')} that need a GPU"] if needing else []
         omitted += [f"{pluralize(unknown, 'run')} that cannot be estimated"] if unknown else []
-        text = f"about {duration(sum(predictions))}" if predictions or not omitted else "?"
+        text = f"about {format_duration(sum(predictions))}" if predictions or not omitted else "?"
         return text + (f", not including {' and '.join(omitted)}" if omitted else "")
 
     def median(self, values: dict[Kind, list[float]], kind: Kind) -> float:
@@ -184,13 +184,13 @@ def row_lengths(run: Run[TrainStage]) -> tuple[float, ...]:
     neither is here."""
     data = run.parents["data"]
     if (data_file := data.folder / "train.jsonl").is_file():
-        return sampled(data_file, (), tokenizer_of(run))
+        return sampled_lengths(data_file, (), tokenizer_of(run))
     root = data.parents.get("data_root") if isinstance(data, Run) else None
     if not isinstance(data, Run) or root is None or not root.folder.is_dir():
         return ()
     tokenizer = tokenizer_of(run)
     files = [root.folder / source.file for source in data.config.expert.sources.values()]
-    lengths = [length for file in files if file.suffix == ".jsonl" for length in sampled(file, (), tokenizer)]
+    lengths = [length for file in files if file.suffix == ".jsonl" for length in sampled_lengths(file, (), tokenizer)]
     return tuple(sorted(lengths))
 
 

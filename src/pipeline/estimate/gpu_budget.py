@@ -36,17 +36,17 @@ from pipeline.runs.graph import unfinished
 from pipeline.runs.run import Run, runs_behind
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.steps import expected_steps
-from pipeline.train.disk import written
+from pipeline.train.disk import written_bytes
 from pipeline.train.memory import (
     Trained,
-    changed,
-    everything,
+    full_model,
+    is_possible,
     one_side,
     overrides,
-    possible,
     remedies,
     trained_parameters,
     training_memory,
+    with_knobs,
 )
 from pipeline.train.steps import snapshots_at_once
 
@@ -159,7 +159,7 @@ def training_cost(run: Run[TrainStage], gpu: Gpu) -> Cost:
     seconds = seconds_of_parts(
         run, shape, steps, partial(row_tokens, config.expert, sft=sft), gpu, sft.processes, sft.optimizer
     )
-    files = written(sft, shape.parameters, moved(run, shape), snapshots_at_once(sft, steps), points=0)
+    files = written_bytes(sft, shape.parameters, moved(run, shape), snapshots_at_once(sft, steps), points=0)
     return Cost(
         run, shape, seconds * sft.processes / 3600, memory_of(run, shape, sft),
         host_memory(shape.parameters, "float32", sft.processes), files["weights"], files["snapshots"],
@@ -185,7 +185,7 @@ def trained_parts(run: Run[TrainStage], shape: Shape) -> list[tuple[str, Trained
     """(side of the rows, what they move): simultaneous training is two, all else one."""
     sft, expert, partition = run.config.sft, run.config.expert, run.config.partition
     if partition is None:
-        return [(expert.side, everything(shape))]
+        return [(expert.side, full_model(shape))]
     if sft.method == "partial":
         return [(expert.side, one_side(shape, partition, sft.side or expert.side))]
     return [(side, one_side(shape, partition, side)) for side in ("math", "language")]
@@ -271,9 +271,9 @@ def overrides_that_fit(kind: str, large: list[Cost], room: float, plan: Plan) ->
     distinct = {repr((cost.shape, cost.memory, cost.run.config.sft)): cost for cost in large}.values()
 
     def fits(knobs: Mapping[str, Any]) -> bool:
-        return possible(
+        return is_possible(
             lambda: all(
-                memory_of(cost.run, cost.shape, changed(cost.run.config.sft, knobs)) <= room for cost in distinct
+                memory_of(cost.run, cost.shape, with_knobs(cost.run.config.sft, knobs)) <= room for cost in distinct
             )
         )
 

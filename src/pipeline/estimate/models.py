@@ -54,7 +54,10 @@ def models_of(run: Parent) -> list[Parent]:
 def by_hub(hub: str) -> str:
     """The option of conf/model that names a model on the Hub."""
     for option in conf.options("model"):
-        if OmegaConf.select(OmegaConf.load(str(conf.file("model", option))), "path") == f"hub:{hub.partition('@')[0]}":
+        if (
+            OmegaConf.select(OmegaConf.load(str(conf.option_file("model", option))), "path")
+            == f"hub:{hub.partition('@')[0]}"
+        ):
             return option
     return ""
 

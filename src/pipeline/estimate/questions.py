@@ -15,7 +15,7 @@ from pipeline.errors import PipelineError
 from pipeline.estimate.flops import MGSM, QuestionSet, question_sets
 from pipeline.estimate.models import tokenizer_of
 from pipeline.runs.run import Run
-from pipeline.stages.lengths import lines, sampled
+from pipeline.stages.lengths import count_lines, sampled_lengths
 
 
 def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[QuestionSet]:
@@ -28,11 +28,11 @@ def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[Questio
     kinds = question_sets(task.task, task.num_fewshot, language if language in MGSM else "en")
     file = scored_file(run, task, language)
     columns, worked = benchmark.columns, benchmark.kind == "number"
-    if file and columns and (lengths := sampled(file, columns, tokenizer := tokenizer_of(run))):
+    if file and columns and (lengths := sampled_lengths(file, columns, tokenizer := tokenizer_of(run))):
         question = statistics.fmean(lengths)
         exemplars = file.with_name(benchmark.exemplar_file) if worked and benchmark.exemplar_file else file
         columns = (*columns, "answer") if worked else columns
-        shot = statistics.fmean(sampled(exemplars, columns, tokenizer)) if exemplars.is_file() else question
+        shot = statistics.fmean(sampled_lengths(exemplars, columns, tokenizer)) if exemplars.is_file() else question
         kinds = [replace(kind, question=question, prefix=task.num_fewshot * shot) for kind in kinds]
     return [
         replace(kind, questions=min(kind.questions, count), room=room or kind.room, prefixes=min(kind.prefixes, count))
@@ -57,7 +57,7 @@ def count_questions(run: Run[EvalStage], task: EvalTask, language: str) -> int:
     if isinstance(root, Run) and not root.folder.is_dir():
         return min(limit, root.config.expert.questions(config.eval.split) or limit)
     local_file = scored_file(run, task, language)
-    return min(limit, lines(local_file)) if local_file else limit
+    return min(limit, count_lines(local_file)) if local_file else limit
 
 
 def question_sets_of(run: Run[EvalStage]) -> list[QuestionSet]:

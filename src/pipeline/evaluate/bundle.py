@@ -21,7 +21,7 @@ from pipeline.evaluate.records import (
     named_scores,
     write_scores,
 )
-from pipeline.files import link
+from pipeline.files import link_or_copy
 
 if TYPE_CHECKING:
     from pipeline.config.stages import EvalStage
@@ -70,7 +70,7 @@ def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
     (work / "samples").mkdir()
     for part in scored.values():
         for path in sorted((part.folder / "samples").iterdir()):
-            link(path, work / "samples" / path.name)
+            link_or_copy(path, work / "samples" / path.name)
     return {"scores": named_scores(result), "harness": harness}
 
 

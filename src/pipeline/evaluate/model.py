@@ -208,7 +208,7 @@ class Answering(HFLM):
         self._each = self.processes * questions / max(len(requests), 1)
         self._pace = Pace()
         if self.bar:
-            self.bar.left = None
+            self.bar.seconds_left = None
 
     def _answered(self, requests: float) -> None:
         if self.bar:
@@ -364,7 +364,7 @@ class Answering(HFLM):
             self._answered(answers / room)
 
         self._pace.begin(size, room)
-        bar.left = lambda: self._pace.left(max(waiting, 0), self.batch_size * self._each)
+        bar.seconds_left = lambda: self._pace.seconds_left(max(waiting, 0), self.batch_size * self._each)
         return Steps(step)
 
     def add_partial(self, attr: str, request: Any, response: Any) -> None:

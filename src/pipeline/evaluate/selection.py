@@ -18,7 +18,7 @@ from pipeline.config.knob import identity
 from pipeline.config.stages import SelectStage
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
-from pipeline.files import link
+from pipeline.files import link_or_copy
 from pipeline.models.files import SUFFIXES
 from pipeline.runs.find import find
 from pipeline.runs.manifest import MANIFEST, read_manifest
@@ -182,4 +182,4 @@ def link_model(folder: Path, work: Path) -> None:
     """The model's files, which take no room."""
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.suffix in SUFFIXES and path.name not in (MANIFEST, CHOICE):
-            link(path, work / path.name)
+            link_or_copy(path, work / path.name)

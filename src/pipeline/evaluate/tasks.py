@@ -17,7 +17,7 @@ from pipeline.benchmarks import BENCHMARKS, benchmark_of
 from pipeline.benchmarks.local_files import Missing
 from pipeline.benchmarks.task_files import Ask, Definition, merge_includes
 from pipeline.config.evaluation import EvalTask
-from pipeline.errors import PipelineError, meant
+from pipeline.errors import PipelineError, suggest
 from pipeline.languages import language
 
 
@@ -106,7 +106,7 @@ def refuse_unspoken(data_root: Path, code: str) -> None:
     """Any private-use code is a constructed language, but not one of a data_root that has nothing in it."""
     if not any(benchmark.files(data_root, code) for benchmark in BENCHMARKS.values()):
         spoken = sorted({path.parent.name for item in BENCHMARKS.values() for path in item.files(data_root)})
-        raise Missing(f"languages=[{code}] is unknown, data_root={data_root} has none of it: {meant(code, spoken)}")
+        raise Missing(f"languages=[{code}] is unknown, data_root={data_root} has none of it: {suggest(code, spoken)}")
 
 
 def data_sets(definition: Definition) -> list[tuple[str, str | None, str]]:

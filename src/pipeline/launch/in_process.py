@@ -30,7 +30,7 @@ from pipeline.runs.run import Run, runs_behind
 from pipeline.runs.unchanged import check_unchanged
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.rows import RUN_STAGES, build
-from pipeline.train.processes import Relay, is_follower, launched
+from pipeline.train.processes import Relay, is_follower, launched_count
 
 
 def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
@@ -43,13 +43,13 @@ def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
         if run.config.threads:
             torch.set_num_threads(run.config.threads)
     with redirect_stdout(io.StringIO()):  # transformers prints, when it is imported, where W&B is offline
-        return row.maker()
+        return row.import_make()
 
 
 def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
     """The run's folder; the run is computed unless it is finished."""
     bytes_needed = RUN_STAGES[run.config.stage].bytes_needed
-    alone = launched() is None  # else other processes wait for this one to train with them
+    alone = launched_count() is None  # else other processes wait for this one to train with them
 
     def stage(*arguments: Any) -> dict[str, Any]:
         return stage_function(run)(*arguments)
@@ -74,7 +74,7 @@ def refuse_without_gpus(runs: Iterable[Run]) -> None:
     """
     for run in runs:
         knob, count = gpus_requested(run)
-        if count == 1 or launched() is not None:  # a launcher's processes may be of several nodes
+        if count == 1 or launched_count() is not None:  # a launcher's processes may be of several nodes
             continue
         import torch
 

@@ -25,7 +25,7 @@ from pipeline.estimate.durations import History, cores, visible_gpus
 from pipeline.launch import in_process, plan_files
 from pipeline.launch.run_json import element_of
 from pipeline.launch.worker import log_of
-from pipeline.progress import EVERY, draw, duration, say
+from pipeline.progress import LOG_SECONDS, draw_line, format_duration, say
 from pipeline.runs import state
 from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished
@@ -195,7 +195,7 @@ class Round:
             self.begun += 1
             worker.start_run(run, self.expected_seconds(run))
             head = f"[{self.begun}/{len(self.runs)}] {run.name} ({run.config.stage})"
-            say(f"{head}, about {duration(self.seconds_left())} left in all")
+            say(f"{head}, about {format_duration(self.seconds_left())} left in all")
 
     def seconds_left(self) -> float:
         """Expected seconds until the end: the remaining work divided among workers, at least the longest path."""
@@ -215,8 +215,8 @@ class Round:
                 self.handle_answer(worker)
             self.hand_out()
             if sys.stderr.isatty():
-                draw(progress_line(self.pool.workers, len(self.remaining)))
-            elif time.monotonic() - printed_at >= EVERY:
+                draw_line(progress_line(self.pool.workers, len(self.remaining)))
+            elif time.monotonic() - printed_at >= LOG_SECONDS:
                 printed_at = time.monotonic()
                 say(progress_line(self.pool.workers, len(self.remaining)))
         if self.held:

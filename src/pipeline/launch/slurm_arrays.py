@@ -51,7 +51,7 @@ from pipeline.runs.graph import ordered, unfinished
 from pipeline.runs.lease import holder, leased
 from pipeline.runs.run import Run, runs_behind
 from pipeline.runs.stop import finishing
-from pipeline.train.disk import written
+from pipeline.train.disk import written_bytes
 
 FOLDER = ".slurm"
 START = 120.0  # seconds from a job's start to its first step: libraries and an 8B model from a shared file system
@@ -329,7 +329,7 @@ def resources_of(run: Run, launcher: Launcher) -> Resources:
 def bytes_of_resume_point(run: Run[TrainStage]) -> int:
     """Size of a training's resume point, by the shape of its base, which need not be on this disk yet."""
     shape = shape_for(run)
-    return written(run.config.sft, shape.parameters, moved(run, shape), snapshots=0, points=1)["resume points"]
+    return written_bytes(run.config.sft, shape.parameters, moved(run, shape), snapshots=0, points=1)["resume points"]
 
 
 @cache

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.files import Seen, keep, kept
+from pipeline.files import FileState, cache_digests, cached_digests
 from pipeline.merge.adapters import Adapted, Source
 from pipeline.models.checkpoint import KIND, kind_of
 from pipeline.runs.manifest import read_manifest
@@ -24,13 +24,13 @@ class SourceDigests:
 
     def __init__(self, merge: Merging, runs_dir: Path) -> None:
         self.merge, self.runs_dir, self.begun = merge, runs_dir, time.time_ns()
-        self.seen = {file: Seen.now(file) for source in merge.sources.values() for file in source.files}
+        self.seen = {file: FileState.now(file) for source in merge.sources.values() for file in source.files}
         self.known = {role: self._recorded_digests(source) for role, source in merge.sources.items()}
 
     def _recorded_digests(self, source: Source) -> dict[str, str]:
         manifest = read_manifest(source.base.folder if isinstance(source, Adapted) else source.folder)
         recorded = [manifest.weights.get("digests", {})] if manifest else []
-        recorded += [kept(self.seen[file], self.runs_dir).get("tensors", {}) for file in source.files]
+        recorded += [cached_digests(self.seen[file], self.runs_dir).get("tensors", {}) for file in source.files]
         return {name: digest for digests in recorded for name, digest in digests.items() if kind_of(digest) == KIND}
 
     def cache_digests(self, digests: Mapping[str, str]) -> None:
@@ -42,4 +42,4 @@ class SourceDigests:
             if role is not None and info is not None and name not in self.known[role]:
                 by_file.setdefault(info.file, {})[name] = digests[name]
         for file, tensors in by_file.items():
-            keep(self.seen[file], self.begun, self.runs_dir, tensors=tensors)
+            cache_digests(self.seen[file], self.begun, self.runs_dir, tensors=tensors)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.config.knob import knob
-from pipeline.config.merging import Merge, References, numbered
+from pipeline.config.merging import Merge, References, numbered_references
 from pipeline.config.training import Partition
 from pipeline.merge.weights import expert_weights
 
@@ -32,7 +32,7 @@ class TaskVectors(Merge):
     weights: list[float] | None = None  # a number an expert; null: 1 each
 
     def references(self) -> References:
-        return numbered(self.experts)
+        return numbered_references(self.experts)
 
     def needs_base(self) -> bool:
         return True

@@ -99,7 +99,7 @@ def write_weights(merge: Writable, folder: Path, recorded: Known, threads: int |
             together = [copy for copy in ranges if copy.target == into]
             ordered.append((sum(copy.count for copy in together), partial(_copy_all, together)))
         with Bar("merge", sum(size for size, _ in ordered), "byte") as bar:
-            counting_tasks = [bar.counting(task, size) for size, task in ordered]
+            counting_tasks = [bar.count_when_done(task, size) for size, task in ordered]
             digests |= dict(item for item in in_threads(counting_tasks, threads) if item is not None)
     return dict(sorted(digests.items()))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from pipeline.files import Seen, keep, kept
+from pipeline.files import FileState, cache_digests, cached_digests
 from pipeline.models.checkpoint import KIND, TensorInfo, hash_tensor, read_header
 
 
@@ -24,19 +24,19 @@ def folder_digest(folder: Path, files: Sequence[Path], runs_dir: Path | None = N
     """
     from pipeline.models.floats import in_threads
 
-    stats, begun = {path: Seen.now(path) for path in sorted(files)}, time.time_ns()
+    stats, begun = {path: FileState.now(path) for path in sorted(files)}, time.time_ns()
     unknown = {
         path: read_header(path) if path.suffix == ".safetensors" else {}
         for path, stat in stats.items()
-        if not kept(stat, runs_dir).get(KIND)
+        if not cached_digests(stat, runs_dir).get(KIND)
     }
     infos = sorted((info for tensors in unknown.values() for info in tensors.values()), key=lambda info: -info.nbytes)
     tasks = [partial(hash_tensor, info.dtype, info.shape, info.pieces()) for info in infos]
     hashed = dict(zip(infos, in_threads(tasks), strict=True))
     for path, tensors in unknown.items():
         finite = {name: hashed[info][0] for name, info in tensors.items() if hashed[info][1]}
-        keep(stats[path], begun, runs_dir, **{KIND: _of_file(path, tensors, hashed), "tensors": finite})
-    lines = "".join(f"{path.relative_to(folder)} {kept(stat)[KIND]}\n" for path, stat in stats.items())
+        cache_digests(stats[path], begun, runs_dir, **{KIND: _of_file(path, tensors, hashed), "tensors": finite})
+    lines = "".join(f"{path.relative_to(folder)} {cached_digests(stat)[KIND]}\n" for path, stat in stats.items())
     return f"{KIND}:{blake3(lines.encode()).hexdigest()}"
 
 

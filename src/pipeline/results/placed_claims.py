@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from pipeline.benchmarks import kind_of, primary_metric
 from pipeline.config import conf
-from pipeline.errors import meant
+from pipeline.errors import suggest
 from pipeline.report.stats.claims import FACT, Claim, read_claims
 from pipeline.report.stats.translations import CORPUS_METRICS
 from pipeline.results.questions import leaves, linear
@@ -60,7 +60,7 @@ class PlacedClaim:
         for name in names:
             if name not in sides:
                 names_there = [*plan.columns, *plan.rows]
-                raise claim.refuse(f"{name!r} is no column or row of {claim.table}: {meant(name, names_there)}")
+                raise claim.refuse(f"{name!r} is no column or row of {claim.table}: {suggest(name, names_there)}")
         written = [side.name for side in (plan.table.rows if columns else plan.table.columns)]
         places: list[str] = []
         axes: list[str] = []
@@ -74,7 +74,7 @@ class PlacedClaim:
             else:
                 names_there = [*across, *written, *plan.table.axes]
                 raise claim.refuse(
-                    f"over names {name!r}, no row, column or axis of {claim.table}: {meant(name, names_there)}"
+                    f"over names {name!r}, no row, column or axis of {claim.table}: {suggest(name, names_there)}"
                 )
         if not places:
             raise claim.refuse(f"over names no {'row' if columns else 'column'} of {claim.table}")
@@ -91,7 +91,7 @@ class PlacedClaim:
         )
         if claim.test == "spearman":
             if claim.metric not in sides:
-                raise claim.refuse(f"metric {claim.metric!r} is no column to go with: {meant(claim.metric, sides)}")
+                raise claim.refuse(f"metric {claim.metric!r} is no column to go with: {suggest(claim.metric, sides)}")
             placed.outcome = cells(claim.metric)
         else:
             placed.check_metric()
@@ -126,7 +126,7 @@ class PlacedClaim:
         metrics = metrics_of(str(next(iter(tasks))))
         if claim.metric not in metrics:
             raise claim.refuse(
-                f"metric {claim.metric!r} is not kept answer by answer here: {meant(claim.metric, metrics)}"
+                f"metric {claim.metric!r} is not kept answer by answer here: {suggest(claim.metric, metrics)}"
             )
 
     def check_axes(self) -> None:

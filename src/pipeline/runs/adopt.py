@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.files import link
+from pipeline.files import link_or_copy
 from pipeline.hub.addresses import without_credentials
 from pipeline.models.files import ADAPTER_CONFIG, DECIDING
 from pipeline.runs.folders import finished_names
@@ -62,7 +62,7 @@ def adopt(run: Run, manifest: Manifest, attempt: int) -> None:
     run.work.mkdir()
     for name in manifest.files:
         (run.work / name).parent.mkdir(parents=True, exist_ok=True)
-        link(run.runs_dir / manifest.name / name, run.work / name)
+        link_or_copy(run.runs_dir / manifest.name / name, run.work / name)
     source = manifest.adopted_from or {"name": manifest.name, "hash": manifest.hash}
     replace(
         manifest, name=run.name, hash=run.hash, decided_by=run.decided_by, config=recorded(run.config),

@@ -28,7 +28,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from pipeline.errors import Held
-from pipeline.files import move
+from pipeline.files import move_folder
 
 BEAT = 10.0  # seconds between two touches of a lease
 DEAD_AFTER = 120.0  # longer than clients of NFS keep a time in their caches (60 s)
@@ -176,7 +176,7 @@ class Lease:
         """Make what an owner before left the work folder of this lease; an empty one where there was nothing."""
         work = left(self.workplace)
         try:
-            move(work, self.folder)
+            move_folder(work, self.folder)
         except FileNotFoundError:
             self.folder.mkdir()
         for path in self.workplace.iterdir():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.files import fingerprints, move
+from pipeline.files import fingerprints, move_folder
 from pipeline.hub.lock import read_lock
 from pipeline.progress import say
 from pipeline.runs import state
@@ -165,6 +165,6 @@ def publish(lease: Lease, folder: Path) -> None:
     old = work.with_name(f"{work.name}.replaced")
     shutil.rmtree(old, ignore_errors=True)
     if folder.is_dir():
-        move(folder, old)
-    move(work, folder)
+        move_folder(folder, old)
+    move_folder(work, folder)
     shutil.rmtree(old, ignore_errors=True)

@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pipeline.config.knob import identity
 from pipeline.config.stages import RunStage
-from pipeline.files import Seen
+from pipeline.files import FileState
 from pipeline.hub.addresses import without_credentials
 from pipeline.models.identity import folder_digest
 from pipeline.runs.folders import place_of
@@ -72,13 +72,13 @@ class Folder:
         One that is gone did not change what was read of it.
         """
         files_then, was = self._content
-        if not all(path.is_file() for path in self.files) or files_then == [Seen.now(path) for path in self.files]:
+        if not all(path.is_file() for path in self.files) or files_then == [FileState.now(path) for path in self.files]:
             return False
         return folder_digest(self.folder, self.files, self.runs_dir) != was
 
     @cached_property
-    def _content(self) -> tuple[list[Seen], str]:
-        files_now = [Seen.now(path) for path in self.files]
+    def _content(self) -> tuple[list[FileState], str]:
+        files_now = [FileState.now(path) for path in self.files]
         return files_now, folder_digest(self.folder, self.files, self.runs_dir)
 
 

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.errors import PipelineError, meant
+from pipeline.errors import PipelineError, suggest
 from pipeline.papers import published as papers
 from pipeline.tables.plan import (
     ROWS_CHANGED,
@@ -88,7 +88,9 @@ class Expansion:
                 del found.cells[cell.row, cell.column]
         for one in (name for pair in table.compare for name in pair):
             if one not in found.columns and one not in found.rows:
-                raise table.refuse("compare", f"{one!r} is no column or row: {meant(one, found.columns + found.rows)}")
+                raise table.refuse(
+                    "compare", f"{one!r} is no column or row: {suggest(one, found.columns + found.rows)}"
+                )
         found.compare = table.compare
         self.refuse_unprinted()
         return found
@@ -111,7 +113,7 @@ class Expansion:
         written = [side.name for side in self.table.columns]
         for one in row.columns:
             if one not in written and one not in self.found.columns:
-                problem = f"columns: {one!r} is no column: {meant(one, self.found.columns)}"
+                problem = f"columns: {one!r} is no column: {suggest(one, self.found.columns)}"
                 raise self.table.refuse(f"row {row.name!r}", problem)
         return not row.columns or name in row.columns or column.name in row.columns
 
@@ -164,7 +166,7 @@ class Expansion:
         named = [name for side in place.sides for _, names in side.reduce for name in names]
         for name in named:
             if name not in axes and (name not in rows or len(place.row.reduce) != 1):
-                problem = f"{name!r} is neither an axis nor a row to reduce over: {meant(name, [*axes, *rows])}"
+                problem = f"{name!r} is neither an axis nor a row to reduce over: {suggest(name, [*axes, *rows])}"
                 raise self.table.refuse(place.where, problem)
         over = place.row.reduce[0][1] if place.row.reduce else ()
         return over if over and all(name in rows and name not in axes for name in over) else ()
@@ -176,7 +178,7 @@ class Expansion:
             raise self.table.refuse(place.where, f"{word} names {open_axes[0]}, which neither of them fixes")
         run = self.specs.fill(word, place.at)
         if run is not None and run not in runs:
-            problem = f"{run!r} is no run: {meant(run, runs)}" if run else f"it names no run: {meant(run, runs)}"
+            problem = f"{run!r} is no run: {suggest(run, runs)}" if run else f"it names no run: {suggest(run, runs)}"
             raise self.table.refuse(place.where, problem)
         return None if run is None else str(run)
 
@@ -211,9 +213,9 @@ class Expansion:
             if key not in tables_used and papers.published_rows(key):
                 columns = papers.published_table(key)["columns"]
                 problem = (
-                    f"{key} has no row {row!r}: {meant(row, papers.published_rows(key))}"
+                    f"{key} has no row {row!r}: {suggest(row, papers.published_rows(key))}"
                     if row not in papers.published_rows(key)
-                    else f"{key} has no column {column!r}: {meant(column, columns)}"
+                    else f"{key} has no column {column!r}: {suggest(column, columns)}"
                 )
                 raise self.table.refuse("published", problem)
 

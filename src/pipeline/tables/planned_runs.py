@@ -20,7 +20,7 @@ from pipeline.benchmarks import primary_metric
 from pipeline.config import conf
 from pipeline.config.stages import EvalStage, RunStage, TableStage, TrainStage
 from pipeline.config.words import stage_of
-from pipeline.errors import PipelineError, meant
+from pipeline.errors import PipelineError, suggest
 from pipeline.runs.manifest import read_manifest, snapshot_hash
 from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import refuse_dtypes
@@ -39,7 +39,7 @@ def load(config: TableStage) -> Table:
     """The table that is asked for, with the words of the command line over its `every`."""
 
     def find(name: str) -> tuple[str, str]:
-        path = conf.table(name)
+        path = conf.table_file(name)
         try:
             return path.read_text(encoding="utf-8"), name if "/" in name or name.startswith(".") else path.name
         except UnicodeDecodeError as error:
@@ -58,8 +58,8 @@ def load(config: TableStage) -> Table:
 def reads(stage: str) -> set[str]:
     """The groups, and the keys outside of groups, that a stage reads."""
     if stage not in RUN_STAGES:
-        raise PipelineError(f"stage={stage} makes no run: {meant(stage, RUN_STAGES)}")
-    keys = {item.name for item in fields(RUN_STAGES[stage].config)} | set(conf.reads(stage))
+        raise PipelineError(f"stage={stage} makes no run: {suggest(stage, RUN_STAGES)}")
+    keys = {item.name for item in fields(RUN_STAGES[stage].config)} | set(conf.groups_read(stage))
     return keys.difference(SHARED)
 
 

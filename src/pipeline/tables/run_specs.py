@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.errors import PipelineError, meant
+from pipeline.errors import PipelineError, suggest
 from pipeline.tables.schema import PLACEHOLDER, Names, Reference, Table, TableRun, Words
 
 Reads = Callable[[str], Collection[str]]  # stage -> the groups and the keys outside groups that it reads
@@ -108,7 +108,7 @@ class Specs:
         """Refuse a run's word that its stage does not read, whether a cell needs the run or not."""
         for key in row.words if row.kind in ("stage", "merge") else ():
             if key != "stage" and not self.reads_key(row, key.lstrip("+")):
-                near = meant(key.lstrip("+").partition(".")[0], sorted(self.read_by(row)))
+                near = suggest(key.lstrip("+").partition(".")[0], sorted(self.read_by(row)))
                 raise self.table.refuse(f"run {row.name!r}", f"stage={row.stage} does not read {key}: {near}")
 
     def read_by_eval(self, key: str) -> bool:
@@ -161,18 +161,18 @@ class Specs:
                 for axis in (*reference.over, *fixed):
                     if axis not in axes_of_run:
                         raise self.table.refuse(
-                            place, f"run {reference.run!r} has no axis {axis}: {meant(axis, axes_of_run)}"
+                            place, f"run {reference.run!r} has no axis {axis}: {suggest(axis, axes_of_run)}"
                         )
                 axes += [axis for axis in axes_of_run if axis not in reference.over and axis not in fixed]
             else:
                 axes += self.names(place, reference)
         for axis, word in placeholders(value):
             if axis not in self.axes:
-                raise self.table.refuse(place, f"{{{axis}}} is no axis: {meant(axis, self.table.axes)}")
+                raise self.table.refuse(place, f"{{{axis}}} is no axis: {suggest(axis, self.table.axes)}")
             axes.append(axis)
             for reference, words in self.axes[axis].items() if word is not None else ():
                 if word not in words:
-                    problem = f"{{{axis}.{word}}}: {axis}={reference} has no such word: {meant(word, words)}"
+                    problem = f"{{{axis}.{word}}}: {axis}={reference} has no such word: {suggest(word, words)}"
                     raise self.table.refuse(place, problem)
                 axes += self.names(place, words[word])
         self.used.update(axes)

@@ -38,7 +38,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from pipeline.errors import PipelineError, meant
+from pipeline.errors import PipelineError, suggest
 from pipeline.files import check_yaml_size
 
 KEYS = ("name", "title", "note", "published", "axes", "every", "trials", "runs", "score", "columns", "rows", "beside",
@@ -169,7 +169,7 @@ def inherited(text: str, file: str, find: Find | None, above: tuple[str, ...]) -
     words = parsed_yaml(text, file)
     for key in words:
         if key not in KEYS:
-            raise refuse(file, "", f"unknown key {key}: {meant(key, KEYS)}")
+            raise refuse(file, "", f"unknown key {key}: {suggest(key, KEYS)}")
     merged: Words = {}
     for name in as_list(words.pop("defaults", None) or []):
         if name == "_self_":
@@ -273,15 +273,17 @@ class Reader:
     def axes_in(self, place: str, key: str, value: Any) -> tuple[str, ...]:
         for name in as_list(value):
             if not isinstance(name, str) or name not in self.axes:
-                raise refuse(self.file, place, f"{key} names {name!r}, which is no axis: {meant(name, self.axes)}")
+                raise refuse(self.file, place, f"{key} names {name!r}, which is no axis: {suggest(name, self.axes)}")
         return tuple(as_list(value))
 
     def value_of(self, place: str, name: str, value: Any) -> Any:
         """A value of an axis."""
         if name not in self.axes:
-            raise refuse(self.file, place, f"unknown word {name}: {meant(name, [*self.axes, *CELL])}")
+            raise refuse(self.file, place, f"unknown word {name}: {suggest(name, [*self.axes, *CELL])}")
         if isinstance(value, list | dict) or value not in self.axes[name]:
-            raise refuse(self.file, place, f"{name}={value} is no value of that axis: {meant(value, self.axes[name])}")
+            raise refuse(
+                self.file, place, f"{name}={value} is no value of that axis: {suggest(value, self.axes[name])}"
+            )
         return value
 
     # ------------------------------------------------------------------------------------------ runs
@@ -328,7 +330,7 @@ class Reader:
         if stem in self.names and step.isdigit() and "all" not in words:
             return Reference(stem, at, step=int(step))
         if "all" in words or at or not ELSEWHERE.search(name):
-            problem = f"{key} names {name!r}, which is no run of this table: {meant(name, self.names)}"
+            problem = f"{key} names {name!r}, which is no run of this table: {suggest(name, self.names)}"
             raise refuse(self.file, place, problem)
         return name
 

@@ -5,26 +5,26 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from pipeline.config.knob import shown
+from pipeline.config.knob import format_value
 from pipeline.config.stages import TrainStage
 from pipeline.runs.model_card import card, data_section, origin
 from pipeline.runs.run import Run, flat
 
 
 def card_of(run: Run[TrainStage]) -> str:
-    """The text. Settings are those that differ from the defaults of this program; parents are named, without paths."""
+    """Text of the model card: settings that differ from this program's defaults, and parents by name, without paths."""
     config, decided = run.config, run.decided_by["config"]
     made_of = origin(run.name, asdict(config), run.parents, Path(config.runs_dir))
-    base = run.parents["model"].name if "model" in run.parents else "nothing: random weights"
+    base = run.parents["model"].name if "model" in run.parents else "random weights"
     lines = [
         f"# {run.label}",
         "",
         f"Trained from {base} on `expert={config.expert.name}`, with `stage={config.stage} sft={config.sft.name}`. "
-        "What is not listed stood at its default.",
+        "All other settings are at their defaults.",
         "",
         "| setting | value |",
         "|---|---|",
-        *(f"| {key} | {shown(value)} |" for key, value in sorted(flat(decided).items()) if key != "stage"),
+        *(f"| {key} | {format_value(value)} |" for key, value in sorted(flat(decided).items()) if key != "stage"),
         "",
         data_section(made_of),
     ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.config.knob import knob
-from pipeline.config.merging import Merge, References, numbered
+from pipeline.config.merging import Merge, References, numbered_references
 from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
 
@@ -35,7 +35,7 @@ class Slerp(Merge):
     def references(self) -> References:
         if len(self.experts) != 2:
             raise PipelineError(f"merge.experts={self.experts}: merge=slerp is of two runs, name two")
-        return numbered(self.experts)
+        return numbered_references(self.experts)
 
     def exact_for_adapters(self) -> bool:
         return False

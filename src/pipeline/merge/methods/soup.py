@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.knob import knob
-from pipeline.config.merging import Merge, References, numbered
+from pipeline.config.merging import Merge, References, numbered_references
 from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
 from pipeline.merge.weights import Weights, expert_weights, inverse_weights
@@ -31,7 +31,7 @@ class Soup(Merge):
             self.weights = [float(weight) for weight in self.weights]
 
     def references(self) -> References:
-        return numbered(self.experts)
+        return numbered_references(self.experts)
 
     def needs_base(self) -> bool:
         return isinstance(self.weights, str) and self.weights == "magnitude"

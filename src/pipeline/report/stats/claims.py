@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.errors import PipelineError, meant
+from pipeline.errors import PipelineError, suggest
 from pipeline.files import check_yaml_size
 from pipeline.report.render.sheets import comma_separated
 from pipeline.report.stats.ranks import Alike, Correlations, Friedman, holm
@@ -129,12 +129,12 @@ def claim_of(words: Any, table: str, file: str) -> Claim:
         raise PipelineError(f"{place}: a claim is a mapping with {', '.join(KEYS)}")
     for key in words:
         if key not in KEYS + OPTIONAL:
-            raise PipelineError(f"{place}: unknown key {key}: {meant(key, KEYS + OPTIONAL)}")
+            raise PipelineError(f"{place}: unknown key {key}: {suggest(key, KEYS + OPTIONAL)}")
     if missing := [key for key in KEYS if key not in words]:
         raise PipelineError(f"{place}: {missing[0]} is missing")
     for key, names in (("test", TESTS), ("direction", DIRECTIONS)):
         if words[key] not in names:
-            raise PipelineError(f"{place}: {key} {words[key]!r}: {meant(words[key], names)}")
+            raise PipelineError(f"{place}: {key} {words[key]!r}: {suggest(words[key], names)}")
     threshold, relative = str(words["threshold"]), str(words["threshold"]).endswith("%")
     try:
         number = float(threshold.removesuffix("%"))
