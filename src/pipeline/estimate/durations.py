@@ -37,7 +37,7 @@ from pipeline.models.shape import Shape, shape_of
 from pipeline.progress import duration
 from pipeline.report.render.text import some
 from pipeline.runs.manifest import Manifest, read_manifest
-from pipeline.runs.run import Run, runs_behind
+from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.lengths import BYTES, lines, longest_of, sampled
 from pipeline.stages.rows import bytes_of_merge
@@ -122,7 +122,7 @@ class History:
 
     def guess(self, run: Run) -> float | None:
         """Once its parents are made, more is known of it."""
-        key = f"{run.hash} {all(read_manifest(parent.folder) for parent in runs_behind(run.parents))}"
+        key = f"{run.hash} {all(read_manifest(parent.folder) for parent in parent_runs(run.parents))}"
         if key not in self.guesses:
             self.guesses[key] = guess(run, self.on_gpu)
         return self.guesses[key]
@@ -229,7 +229,7 @@ def padded_row(run: Run[TrainStage]) -> float | None:
 def behind_data(run: Run) -> list[Run]:
     """The data runs that a training's rows come from."""
     data = run.parents["data"]
-    return [ancestor for parent in runs_behind({"data": data}) for ancestor in [parent, *runs_behind(parent.parents)]]
+    return [ancestor for parent in parent_runs({"data": data}) for ancestor in [parent, *parent_runs(parent.parents)]]
 
 
 def memory_here(run: Run) -> float | None:
@@ -340,7 +340,7 @@ def shape_here(run: Run) -> Shape:
     if isinstance(run.config, TrainStage) and run.config.model.init == "random":
         model = run.config.model
         return shape_of({"vocab_size": model.vocab_size, **model.architecture})
-    for parent in runs_behind(run.parents):
+    for parent in parent_runs(run.parents):
         if isinstance(parent.config, TrainStage | EvalStage) or parent.config.stage in ("merge", "select"):
             return shape_here(parent)
     return shape_for(run)

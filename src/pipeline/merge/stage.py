@@ -20,8 +20,8 @@ from pipeline.models.anatomy import anatomy, num_layers
 from pipeline.models.checkpoint import weights_root
 from pipeline.models.partition import resolved
 from pipeline.runs.manifest import SNAPSHOTS
-from pipeline.runs.model_card import CARD, data_section, origin, relation_of
-from pipeline.runs.model_card import card as model_card
+from pipeline.runs.model_card import CARD, data_section, origin_from_config, relation_of
+from pipeline.runs.model_card import render_card as model_card
 
 if TYPE_CHECKING:
     from pipeline.runs.run import Parent, Run
@@ -65,7 +65,7 @@ def describe(run: Run, merge: Merging, work: Path) -> None:
     beside = f"`{FILE}` is this merge for mergekit 0.1.5: {difference(merge.config)}."
     told = f"mergekit cannot express this merge: {reason}."
     split = resolved(config.partition, num_layers(anatomy(merge.names))) if config.partition else None
-    made_of = origin("", {"merge": asdict(merge.config)}, run.parents, runs_dir)
+    made_of = origin_from_config("", {"merge": asdict(merge.config)}, run.parents, runs_dir)
     body = "\n".join(
         [
             recipe(merge.config, run.parents, merge.plan_rows(), merge.bytes(), split),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pipeline.config.stages import EvalStage, SelectStage, TrainStage
 from pipeline.errors import PipelineError
-from pipeline.runs.find import snapshot
+from pipeline.runs.find import find_snapshot
 from pipeline.runs.lineage import base_of, one_base, recorded_base
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent, Run, Snapshot
@@ -70,7 +70,10 @@ def snapshots_of(training: Parent, which: str) -> dict[int, Parent]:
     found: dict[int, Parent] = {last: training}
     if which == "all":
         made = isinstance(training, Run)
-        found |= {step: Snapshot(training, step) if made else snapshot(training, step, "checkpoints") for step in steps}  # type: ignore[arg-type]
+        found |= {
+            step: Snapshot(training, step) if made else find_snapshot(training, step, "checkpoints")  # type: ignore[arg-type]
+            for step in steps
+        }
     return dict(sorted(found.items()))
 
 

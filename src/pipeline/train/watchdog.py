@@ -39,7 +39,7 @@ def supervised(
         with heard_by(checkpoints.ask_to_stop), ended_by_a_stall(checkpoints, stacks):
             yield checkpoints
     except PipelineError as error:
-        record = resume.usable(run)
+        record = resume.usable_resume_point(run)
         if record is None:
             raise
         raise PipelineError(f"{error}; the resume point after step {record['step']} stays in {run.work}") from error
@@ -73,7 +73,7 @@ def watch(checkpoints: Checkpoints, minutes: float, stacks: Path, over: threadin
             written, checkpoints.beat = now, time.monotonic()
         if time.monotonic() - checkpoints.beat <= 60 * minutes:
             continue
-        before = state.read(run.workplace)
+        before = state.read_state(run.workplace)
         step, earlier = checkpoints.trainer.state.global_step, before.get("stalled_at")
         then = "goes on from its resume point" if checkpoints.can_go_on else "begins anew: it has no resume point"
         then = f"the same command {then}"
@@ -88,7 +88,7 @@ def watch(checkpoints: Checkpoints, minutes: float, stacks: Path, over: threadin
         ended = "failed" if step == earlier else "stopped"
         told = f"no step after {step} for sft.stall_minutes={minutes}"
         stops = [*before.get("stops", []), step][-3:]
-        state.write(run.workplace, state=ended, step=step, stops=stops, stalled_at=step, last_line=told)
+        state.update_state(run.workplace, state=ended, step=step, stops=stops, stalled_at=step, last_line=told)
         os._exit(1 if step == earlier else UNFINISHED)  # a thread that hangs in a library hears nothing softer
 
 
