@@ -149,11 +149,11 @@ def gpu_of(card: dict[str, Any]) -> flops.Gpu:
 def card(size: str, _: dict[str, Any]) -> Iterator[dict[str, Any]]:
     import torch
 
-    from pipeline.runs.provenance import machine, versions
+    from pipeline.runs.provenance import machine_facts, package_versions
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     width = SIZES[size]["matrix"]
-    found: dict[str, Any] = {"part": "card", "machine": machine(), "versions": versions()}
+    found: dict[str, Any] = {"part": "card", "machine": machine_facts(), "versions": package_versions()}
     found["device"] = found["machine"]["device"]
     found["memory"] = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 2**33
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):

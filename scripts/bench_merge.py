@@ -395,7 +395,7 @@ def each_median(each: list[dict[str, float]], key: str) -> float:
 
 
 def versions() -> dict[str, str]:
-    from pipeline.runs.provenance import versions as installed
+    from pipeline.runs.provenance import package_versions as installed
 
     return {key: value for key, value in installed().items() if key in ("python", "numpy", "torch", "transformers")}
 

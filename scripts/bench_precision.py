@@ -26,7 +26,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipeline.config.training import Sft
-from pipeline.runs.provenance import machine, versions
+from pipeline.runs.provenance import machine_facts, package_versions
 from pipeline.train.memory import BYTES
 from pipeline.train.optim import torchao_optimizer
 
@@ -57,7 +57,7 @@ def main() -> None:
         path = Path(options.record)
         path.parent.mkdir(parents=True, exist_ok=True)
         was = json.loads(path.read_text()) if options.moments and path.is_file() else {}
-        made = {"machine": machine(), "versions": versions()}
+        made = {"machine": machine_facts(), "versions": package_versions()}
         path.write_text(json.dumps(was | made | found, indent=1) + "\n")
 
 

@@ -42,7 +42,7 @@ from pipeline.config.stages import TrainStage
 from pipeline.config.training import Model, Partition, Sft
 from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
 from pipeline.models.partition import scaled_count
-from pipeline.runs.provenance import machine, versions
+from pipeline.runs.provenance import machine_facts, package_versions
 from pipeline.train.memory import BYTES
 from pipeline.train.simultaneous import Alternating
 from pipeline.train.stage import plan_steps, silence_warnings, trainer_arguments
@@ -88,7 +88,8 @@ def main() -> None:
     told = f"{statistics.median(extra):.2f} ms ({min(extra):.2f} to {max(extra):.2f})"
     print(f"ours over the bare SFTTrainer, a step: {told}; speed against it {1 / rows[0]['speed']:.3f}", flush=True)
     record = {
-        "settings": vars(options), "machine": machine(), "versions": versions(), "matrix_rate": matrix_rate(),
+        "settings": vars(options), "machine": machine_facts(), "versions": package_versions(),
+        "matrix_rate": matrix_rate(),
         "rows": rows, "overhead_ms": extra, "choices": choices(options),
     }  # fmt: skip
     if options.record:

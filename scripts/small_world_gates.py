@@ -29,7 +29,7 @@ from pipeline.config.compose import compose
 from pipeline.data.sandbox.text import lookup_text, make_lookup
 from pipeline.data.sandbox.world import POOL, ConstructedWorld, draw_problem, draw_reading
 from pipeline.launch.in_process import make_single_run
-from pipeline.runs.find import find
+from pipeline.runs.find import find_run
 from pipeline.runs.manifest import read_manifest
 from pipeline.stages.rows import RUN_STAGES
 
@@ -53,7 +53,7 @@ def main() -> None:
         return make_single_run(compose([f"runs_dir={asked.runs}", "tracking.mode=disabled", *words]))  # type: ignore[arg-type]
 
     world = made("stage=data", "expert=sandbox", f"expert.world.dev_items={ITEMS}")
-    base = find(asked.base, Path(asked.runs), "--base").folder
+    base = find_run(asked.base, Path(asked.runs), "--base").folder
     start = ("stage=sft", "model=trained", f"model.path={base}", "threads=1")
     models, seconds = {"base": base}, dict[str, float]()
     RUN_STAGES["sft"].maker()  # imports what trains, which is not to be counted

@@ -123,7 +123,7 @@ def test_config_dir_brings_languages_and_refuses_shipped_codes(tmp_path: Path) -
         assert done.returncode == 1
         return done.stderr
 
-    assert "no_such is no finished run" in told("kpz") and "unknown language 'kpx'" in told("kpx")
+    assert "no_such is not a finished run" in told("kpz") and "unknown language 'kpx'" in told("kpx")
     (tmp_path / "language/sw.yaml").write_text(OWN)
     assert "language=sw exists already" in told("kpz")
 

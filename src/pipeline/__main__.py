@@ -6,7 +6,7 @@ table; table and report print the path of index.html. All else goes to standard 
 
 from __future__ import annotations
 
-from pipeline.runs.stop import UNFINISHED, Stopped, answer_early, asked, heeded, listening
+from pipeline.runs.stop import UNFINISHED, Stopped, answer_early, handle_signals, handled_signals, stop_signal_name
 
 if __name__ == "__main__":
     answer_early()
@@ -44,7 +44,7 @@ from pipeline.launch.in_process import error_sentence, make_single_run
 from pipeline.launch.launchers import executor_for
 from pipeline.progress import quiet
 from pipeline.runs.make import why_not_finished
-from pipeline.runs.provenance import DISTRIBUTION, version
+from pipeline.runs.provenance import DISTRIBUTION, package_version
 from pipeline.stages.rows import STUDY_STAGES, build
 from pipeline.train.processes import check_launch, end_all, is_follower, launched_count
 
@@ -110,7 +110,7 @@ def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None] = print
         print(error, file=sys.stderr)
         return UNFINISHED
     except Exception as error:
-        if name := asked():  # libraries convert the signal into errors of their own
+        if name := stop_signal_name():  # libraries convert the signal into errors of their own
             return stopped_by(name)
         sentence = error_sentence(error)
         if sentence is None:
@@ -125,7 +125,9 @@ def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None] = print
     except SystemExit as ended:
         if isinstance(ended, Stopped):
             return stopped_by(ended.signal_name)
-        if ended.code == UNFINISHED and asked() == "SIGINT":  # a training, which has reported where it stopped
+        if (
+            ended.code == UNFINISHED and stop_signal_name() == "SIGINT"
+        ):  # a training, which has reported where it stopped
             return 130
         return ended.code if isinstance(ended.code, int) else 1
     return 0
@@ -279,9 +281,9 @@ def main(words: list[str] | None = None) -> int:
             print(f"error: {error}", file=sys.stderr)
             return 1
     if "--version" in words:
-        print(DISTRIBUTION, version(DISTRIBUTION))
+        print(DISTRIBUTION, package_version(DISTRIBUTION))
         return 0
-    with listening():
+    with handle_signals():
         flags = {word for word in words if word.startswith("-")}
         if flags and flags <= {"-m", "--multirun"}:
             return run_multirun([word for word in words if word not in flags])
@@ -293,7 +295,7 @@ def main(words: list[str] | None = None) -> int:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     status = main()
-    for _number in heeded():  # finished: Python's shutdown takes a while and has no handlers
+    for _number in handled_signals():  # finished: Python's shutdown takes a while and has no handlers
         signal.signal(_number, signal.SIG_IGN)
     end_all(status)
     sys.exit(status)

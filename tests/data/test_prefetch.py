@@ -22,7 +22,7 @@ from pipeline.config import conf
 from pipeline.config.data import Source
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import Lock, hub_cache, read_lock
-from pipeline.runs.find import find
+from pipeline.runs.find import find_run
 from pipeline.runs.manifest import read_manifest
 
 MODEL = "hub:tiny/base"
@@ -244,10 +244,10 @@ def test_what_cannot_be_fetched_is_told_and_the_rest_is_locked(place: Place, tmp
 
 def test_a_locked_model_is_its_folder_in_the_cache_and_has_another_hash(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    free = find("hub:org/name", tmp_path, "checkpoint")
+    free = find_run("hub:org/name", tmp_path, "checkpoint")
     lock = {"models": {"org/name": {"revision": "abc", "files": {"config.json": 2}}}, "datasets": {}, "urls": {}}
     (tmp_path / "hub.lock.json").write_text(json.dumps(lock))
-    locked = find("hub:org/name", tmp_path, "checkpoint")
+    locked = find_run("hub:org/name", tmp_path, "checkpoint")
     assert free.folder == Path("org/name") and free.name == locked.name == "name"
     assert locked.folder == tmp_path / "hub/models--org--name/snapshots/abc" and locked.hash != free.hash
     with pytest.raises(

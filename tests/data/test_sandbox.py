@@ -305,10 +305,10 @@ def test_say_spaces_words_as_english_does():
 
 def test_the_shipped_base_is_whole_small_and_of_this_world():
     """Its manifest's digests hold, it is at most 10 MB, and it speaks with the world's tokenizer."""
-    from pipeline.runs.find import find
+    from pipeline.runs.find import find_run
     from pipeline.runs.unchanged import check_unchanged
 
-    base = find("package:data/sandbox_base", Path("runs"), "model.path")
+    base = find_run("package:data/sandbox_base", Path("runs"), "model.path")
     check_unchanged(base.folder)
     assert sum(path.stat().st_size for path in base.folder.iterdir()) < 10_000_000
     ours = json.loads(make_tokenizer().backend_tokenizer.to_str())

@@ -17,7 +17,7 @@ from pipeline.errors import PipelineError
 from pipeline.merge import write as writing
 from pipeline.models import identity
 from pipeline.models.checkpoint import TensorInfo, digest_tensors, read_header
-from pipeline.runs.find import find
+from pipeline.runs.find import find_run
 from pipeline.runs.manifest import read_manifest
 
 
@@ -92,7 +92,7 @@ def test_a_folder_with_values_that_are_not_finite_has_a_digest_and_no_merge(pair
     tensors = load_file(pair[1] / "model.safetensors")
     tensors["model.layers.0.mlp.up_proj.weight"][1, 1] = float("nan")
     save_file(tensors, pair[1] / "model.safetensors", {"format": "pt"})
-    assert find(str(pair[1]), pair[1], "merge.language").hash.startswith("blake3:")
+    assert find_run(str(pair[1]), pair[1], "merge.language").hash.startswith("blake3:")
     with pytest.raises(PipelineError, match="model.layers.0.mlp.up_proj.weight holds NaN or infinite values"):
         swap()
 
@@ -131,7 +131,7 @@ def test_weights_of_a_run_are_known_by_their_tensors(swap, tmp_path):
 
 
 def test_the_hash_of_a_folder_is_asked_for_late(pair, tmp_path):
-    found = find(str(pair[0]), tmp_path / "runs", "merge.math")
+    found = find_run(str(pair[0]), tmp_path / "runs", "merge.math")
     assert "_content" not in vars(found) and found.name == "math"
     shutil.rmtree(pair[0])
     with pytest.raises(FileNotFoundError):

@@ -25,7 +25,7 @@ from pipeline.errors import PipelineError
 from pipeline.estimate import flops, questions
 from pipeline.estimate.gpu_budget import Bill, estimate_costs
 from pipeline.models.shape import LLAMA_8B
-from pipeline.runs.graph import ordered
+from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.tables.planned_runs import Planning
 
@@ -48,7 +48,7 @@ def planned(table: str, every: tuple[str, ...] = CHECKPOINTING) -> tuple[Plannin
     """A table's plan and its runs, none of them made."""
     config: Any = compose(["stage=plan", f"table={table}", "runs_dir=nothing_is_here", *every])
     planning = Planning.of(config)
-    return planning, ordered(planning.targets())
+    return planning, order_runs(planning.targets())
 
 
 def runs_of(*tables: str) -> list[Run]:

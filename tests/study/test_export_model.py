@@ -342,7 +342,7 @@ def test_an_empty_folder_is_a_place(export: Callable[..., SimpleNamespace], swap
             ["checkpoint=x", "export.to=y", "export.dtype=int8"],
             "export.dtype must be one of float32, bfloat16, float16",
         ),
-        (["checkpoint=x", "export.to=y"], "checkpoint=x is no finished run"),
+        (["checkpoint=x", "export.to=y"], "checkpoint=x is not a finished run"),
         (["checkpoint=x", "export.to=y", "data_root=z"], "every, data_root and table.free_snapshots apply to table=T"),
         (["checkpoint=x", "export.to=y", "every.seed=1"], "every, data_root and table.free_snapshots apply to table=T"),
         (["checkpoint=./gone", "export.to=y"], "checkpoint=gone is not a folder"),

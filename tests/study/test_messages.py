@@ -22,7 +22,7 @@ from pipeline.merge.summary import print_plan, recipe_text, row_cells
 from pipeline.models.alike import same_architecture
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.runs import state
-from pipeline.runs.graph import ordered
+from pipeline.runs.graph import order_runs
 from pipeline.runs.make import make_once
 from pipeline.stages.rows import build
 from pipeline.tables.planned_runs import Planning
@@ -112,7 +112,7 @@ def test_status_of_a_table_and_without_failures_that_were_repaired(
     told = json.loads(call("stage=status", f"runs_dir={runs}", "status.json=true").out)
     assert sorted((one["run"], one["state"]) for one in told) == [(second.name, "finished"), (other.name, "failed")]
     since = "2000-01-01T00:00:00+00:00"
-    state.write(other.workplace, since=since)
+    state.update_state(other.workplace, since=since)
     told = json.loads(call("stage=status", f"runs_dir={runs}", "status.json=true").out)
     assert (other.name, "failed") in [(one["run"], one["state"]) for one in told]  # nothing was finished after it
 
@@ -122,7 +122,7 @@ def test_status_of_a_table_and_without_failures_that_were_repaired(
         call(*words).out == f"no run of table={tmp_path}/mine.yaml was computed or submitted in runs_dir={runs} yet\n"
     )
     asked: Any = compose(["stage=table", f"table={tmp_path}/mine.yaml", f"runs_dir={runs}"])
-    world = ordered(Planning.of(asked).targets())[0]
+    world = order_runs(Planning.of(asked).targets())[0]
     make_once(world, writes())
     assert [one["run"] for one in json.loads(call(*words, "status.json=true").out)] == [world.name]
 

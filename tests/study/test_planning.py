@@ -14,8 +14,8 @@ from pipeline.commands.table import show_plan
 from pipeline.config.compose import compose
 from pipeline.config.words import as_words, stage_of
 from pipeline.errors import PipelineError
-from pipeline.results.intervals import role
-from pipeline.runs.graph import ordered
+from pipeline.results.intervals import model_role
+from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build
 from pipeline.tables.overrides import told_every
@@ -30,7 +30,7 @@ def planning(tmp_path: Path, *words: str) -> Planning:
 
 
 def kinds(runs: list[Run]) -> Counter[str]:
-    return Counter(run.config.stage for run in ordered(runs))
+    return Counter(run.config.stage for run in order_runs(runs))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,7 +82,7 @@ def test_a_score_is_the_run_of_the_same_command(tmp_path: Path) -> None:
 
 def test_every_from_the_command_line_goes_to_the_runs_that_read_it(tmp_path: Path) -> None:
     plain, more = (
-        {run.label: run for run in ordered(planning(tmp_path, "table=sandbox", *words).targets())}
+        {run.label: run for run in order_runs(planning(tmp_path, "table=sandbox", *words).targets())}
         for words in ([], ["every.sft.max_grad_norm=0.5"])
     )
     changed = {label for label in plain if plain[label].hash != more[label].hash}
@@ -114,9 +114,9 @@ def test_a_table_whose_trainings_cannot_be_planned_is_still_shown(tmp_path: Path
 def test_a_selection_is_planned_from_the_sizes_of_its_sets(tmp_path: Path) -> None:
     """40,000 rows, a snapshot each 5,000: eight, the last of them the final weights."""
     found = planning(tmp_path, "table=layer_swapping_table1")
-    select = next(run for run in ordered(found.targets()) if run.config.stage == "select")
+    select = next(run for run in order_runs(found.targets()) if run.config.stage == "select")
     steps = sorted(int(role.partition("@")[2]) for role in select.parents if "@" in role)
-    training = next(run for run in ordered([select]) if run.config.stage == "sft")
+    training = next(run for run in order_runs([select]) if run.config.stage == "sft")
     batch = training.config.sft.batch_size  # type: ignore[attr-defined]
     assert steps == [5000 * number // batch for number in range(1, 9)]
     with_fewer = planning(tmp_path, "table=layer_swapping_table1", "every.data.allow_fewer=true")
@@ -162,7 +162,7 @@ def test_a_joint_training_stands_with_the_merges_also_where_a_snapshot_of_it_is_
     planning = Planning.of(compose(words))  # type: ignore[arg-type]
     table = planning.bind()
     roles = {
-        cell.column: role(table, reading[()])
+        cell.column: model_role(table, reading[()])
         for cell in planning.plan.cells.values()
         for item in cell.items
         for reading in item.readings

@@ -22,8 +22,8 @@ from pipeline.files import fingerprints
 from pipeline.papers.published import published_value
 from pipeline.results.placed_claims import RANKED
 from pipeline.results.report_state import Reported
-from pipeline.results.simulated import RATE, published_rates, settled
-from pipeline.runs.graph import ordered
+from pipeline.results.simulated import RATE, published_rates, settle_choices
+from pipeline.runs.graph import order_runs
 from pipeline.runs.manifest import MANIFEST, Ancestor, Manifest
 from pipeline.runs.run import Run
 from pipeline.tables.plan import ScoreRef, TablePlan
@@ -58,7 +58,7 @@ def planned(name: str, runs_dir: Path) -> Planning:
 
 def truth_of(plan: TablePlan) -> dict[ScoreRef, float]:
     """The published rates, each candidate of a choice at its own number where that is printed, else at the choice's."""
-    one_each, _ = settled(plan)
+    one_each, _ = settle_choices(plan)
     told = published_rates(one_each)
     found = dict(told)
     for place, cell in plan.cells.items():
@@ -92,7 +92,7 @@ def finish(
 def needed(planning: Planning) -> list[Run]:
     targets = planning.targets()
     shown = {run.hash for run in targets}
-    return [run for run in ordered(targets) if run.hash in shown or run.config.stage != "eval"]
+    return [run for run in order_runs(targets) if run.hash in shown or run.config.stage != "eval"]
 
 
 def make(run: Run, folder: Path, rate: float, questions: int) -> None:

@@ -13,7 +13,7 @@ from tiny_words import WORLD
 
 from pipeline.config.compose import compose
 from pipeline.data.rows import read_jsonl
-from pipeline.runs.graph import ordered
+from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.tables.planned_runs import Planning
 
@@ -52,7 +52,7 @@ def runs_of(tmp_path: Path, table: dict[str, object]) -> dict[str, list[Run]]:
     file.write_text(yaml.safe_dump({"defaults": ["sandbox_full"], "name": "own", **table}))
     planned = Planning.of(compose(["stage=plan", f"runs_dir={tmp_path}/runs", f"table={file}"]))  # type: ignore[arg-type]
     found: dict[str, list[Run]] = {}
-    for run in ordered(planned.targets()):
+    for run in order_runs(planned.targets()):
         found.setdefault(run.config.stage, []).append(run)
     return found
 

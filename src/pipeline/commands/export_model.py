@@ -33,7 +33,7 @@ from pipeline.report.load.scores import percent_factor, primary_of, score_line
 from pipeline.runs.folders import finished_names
 from pipeline.runs.lineage import base_of
 from pipeline.runs.manifest import MANIFEST, Manifest, read_manifest
-from pipeline.runs.model_card import CARD, Origin, body_of, card, data_section, origin_of, relation_of
+from pipeline.runs.model_card import CARD, Origin, body_of, data_section, origin_of, relation_of, render_card
 from pipeline.runs.run import Parent
 from pipeline.runs.unchanged import check_unchanged
 from pipeline.stages.resolver import Resolver
@@ -217,7 +217,7 @@ def card_text(
         sections.append("\n".join(["## Results", "", *head, *rows]) + "\n")
     merged = manifest is not None and manifest.stage == "merge"
     results = [to_eval_result(row, request) for row, request in scored]
-    return card(
+    return render_card(
         name, "\n".join(sections), origin, tags=tags_of(manifest), relation=relation_of(origin, merged),
         licence=licence, results=results,
     )  # fmt: skip

@@ -25,7 +25,7 @@ from pipeline.hub.addresses import plain_addresses, without_credentials
 from pipeline.hub.lock import LOCK, Lock, cached_snapshot, digest_of, part_of, pinned_as, read_lock, url_key
 from pipeline.models.files import HUB_PATTERNS
 from pipeline.runs.dtypes import dtypes_in
-from pipeline.runs.graph import ordered
+from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.stages.hub_inputs import collect_hub_inputs
 from pipeline.tables.planned_runs import Planning
@@ -38,7 +38,7 @@ def prefetch(config: PrefetchStage) -> Path:
     """
     planning = Planning.of(config)
     likely = [run for score in planning.waiting() if (run := planning.like(score))]
-    return fetch_and_lock(ordered([*planning.targets(), *likely]), config)
+    return fetch_and_lock(order_runs([*planning.targets(), *likely]), config)
 
 
 def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:

@@ -32,7 +32,7 @@ from pipeline.estimate.questions import kinds_of
 from pipeline.progress import format_duration
 from pipeline.report.render.text import pluralize
 from pipeline.runs.manifest import Manifest, read_manifest
-from pipeline.runs.run import Run, runs_behind
+from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.lengths import BYTES, longest_of, sampled_lengths
 from pipeline.stages.rows import bytes_of_merge
@@ -117,7 +117,7 @@ class History:
 
     def guess(self, run: Run) -> float | None:
         """Once its parents are made, more is known of it."""
-        key = f"{run.hash} {all(read_manifest(parent.folder) for parent in runs_behind(run.parents))}"
+        key = f"{run.hash} {all(read_manifest(parent.folder) for parent in parent_runs(run.parents))}"
         if key not in self.guesses:
             self.guesses[key] = guess(run, self.on_gpu)
         return self.guesses[key]
@@ -216,7 +216,7 @@ def padded_row(run: Run[TrainStage]) -> float | None:
 def behind_data(run: Run) -> list[Run]:
     """The data runs that a training's rows come from."""
     data = run.parents["data"]
-    return [ancestor for parent in runs_behind({"data": data}) for ancestor in [parent, *runs_behind(parent.parents)]]
+    return [ancestor for parent in parent_runs({"data": data}) for ancestor in [parent, *parent_runs(parent.parents)]]
 
 
 def memory_here(run: Run) -> float | None:

@@ -32,8 +32,8 @@ from pipeline.estimate.models import shape_for
 from pipeline.estimate.questions import question_sets_of
 from pipeline.evaluate.selection import compared
 from pipeline.models.shape import Shape
-from pipeline.runs.graph import unfinished
-from pipeline.runs.run import Run, runs_behind
+from pipeline.runs.graph import reasons_unfinished
+from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.steps import expected_steps
 from pipeline.train.disk import written_bytes
@@ -99,11 +99,11 @@ def estimate_costs(runs: list[Run], plan: Plan, free_snapshots: bool = False, wa
     What selections compare is a kind of its own, `selection`.
     """
     assert plan.gpu is not None
-    total, reasons, gpu = Bill(plan), unfinished(runs), GPUS[plan.gpu]
+    total, reasons, gpu = Bill(plan), reasons_unfinished(runs), GPUS[plan.gpu]
     selections = [run for run in runs if run.hash in reasons and isinstance(run.config, SelectStage)]
-    inputs = [member for run in selections for member in runs_behind(run.parents)]
+    inputs = [member for run in selections for member in parent_runs(run.parents)]
     scored = {
-        member.hash for run in inputs for member in [run, *runs_behind(run.parents)]
+        member.hash for run in inputs for member in [run, *parent_runs(run.parents)]
     }  # a bundle, and its scoring runs
     unfinished_runs = [run for run in runs if run.hash in reasons and isinstance(run.config, TrainStage | EvalStage)]
     unfinished_runs = [run for run in unfinished_runs if not is_bundle(run)]  # whose scores are runs of their own

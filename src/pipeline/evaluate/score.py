@@ -34,7 +34,7 @@ from pipeline.evaluate.tasks import data_sets
 from pipeline.hub import reach
 from pipeline.models.load import date_of_templates
 from pipeline.progress import Bar, say
-from pipeline.runs.provenance import processor
+from pipeline.runs.provenance import processor_model
 
 FEWSHOT_SEED = 1234  # of simple_evaluate
 
@@ -158,7 +158,7 @@ def rounding_settings(settings: Eval) -> dict[str, Any]:
     shared = {"batch_size": settings.batch_size, "share_prefix": settings.share_prefix, "shards": settings.shards}
     if torch.cuda.is_available():
         return shared | {"processor": torch.cuda.get_device_name()}
-    return shared | {"processor": f"{processor()}, {torch.backends.cpu.get_cpu_capability()}"}
+    return shared | {"processor": f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"}
 
 
 def was_halved(lm: LM | None, settings: Eval) -> bool:

@@ -20,7 +20,7 @@ from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.files import link_or_copy
 from pipeline.models.files import SUFFIXES
-from pipeline.runs.find import find
+from pipeline.runs.find import find_run
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import Parent, Run, Snapshot
 from pipeline.runs.unchanged import check_unchanged
@@ -79,7 +79,7 @@ def scored(evaluation: Parent, config: SelectStage) -> Parent:
         return evaluation.parents["checkpoint"]
     manifest = read_manifest(evaluation.folder)
     assert manifest is not None
-    return find(manifest.parents["checkpoint"].name, Path(config.runs_dir), "checkpoints")
+    return find_run(manifest.parents["checkpoint"].name, Path(config.runs_dir), "checkpoints")
 
 
 def label(measure: Measure) -> str:

@@ -20,13 +20,13 @@ from pipeline.hub.addresses import without_credentials
 from pipeline.launch.attempts import count_attempt
 from pipeline.report.load.scores import score_lines
 from pipeline.runs import stop
-from pipeline.runs.adopt import adoptable
-from pipeline.runs.disk import check_writable, full
-from pipeline.runs.folders import finished
-from pipeline.runs.graph import ordered, unfinished
+from pipeline.runs.adopt import adoptable_run
+from pipeline.runs.disk import check_writable, disk_full_reason
+from pipeline.runs.folders import finished_manifests
+from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import read_manifest
-from pipeline.runs.run import Run, runs_behind
+from pipeline.runs.run import Run, parent_runs
 from pipeline.runs.unchanged import check_unchanged
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.rows import RUN_STAGES, build
@@ -55,7 +55,7 @@ def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
         return stage_function(run)(*arguments)
 
     with count_attempt(run):
-        if not (alone and adoptable(run)):
+        if not (alone and adoptable_run(run)):
             stage_function(run)  # imports, before the run's time is taken
         return make_once(run, stage, bytes_needed, predicted_seconds, guess(run), adopts=alone)
 
@@ -94,27 +94,29 @@ def execute(
     Raises:
         Held: when all else is done, for a run that another process holds.
     """
-    runs = ordered(targets)
-    history = History(finished(runs[0].runs_dir) if runs else ())
-    reasons, names = unfinished(runs), {run.hash: run.name for run in runs}
+    runs = order_runs(targets)
+    history = History(finished_manifests(runs[0].runs_dir) if runs else ())
+    reasons, names = reasons_unfinished(runs), {run.hash: run.name for run in runs}
     remaining = [run for run in runs if run.hash in reasons]
     if remaining:
         check_writable(runs[0].runs_dir)
     refuse_without_gpus(remaining)
     failed: dict[str, str] = dict(earlier_failures or {})
     held_runs: dict[str, Held] = {}  # run hash -> who holds its lease
-    if stop.asked() and remaining:  # before the first run: the attempt is counted for the training, which takes longest
+    if (
+        stop.stop_signal_name() and remaining
+    ):  # before the first run: the attempt is counted for the training, which takes longest
         with count_attempt(next((run for run in remaining if isinstance(run.config, TrainStage)), remaining[0])):
             pass
     for number, run in enumerate(runs, start=1):
-        stop.check()
+        stop.raise_if_signalled()
         if run.name in failed:
             continue
-        waits_for = next((parent.hash for parent in runs_behind(run.parents) if parent.hash in held_runs), None)
+        waits_for = next((parent.hash for parent in parent_runs(run.parents) if parent.hash in held_runs), None)
         if waits_for:
             held_runs[run.hash] = held_runs[waits_for]
             continue
-        blocked = [parent.name for parent in runs_behind(run.parents) if names.get(parent.hash) in failed]
+        blocked = [parent.name for parent in parent_runs(run.parents) if names.get(parent.hash) in failed]
         if blocked:
             failed[run.name] = f"its parent {blocked[0]} failed"
             continue
@@ -197,4 +199,4 @@ def error_sentence(error: BaseException) -> str | None:
         return text + (shared if error.errno in (errno.EACCES, errno.EPERM) else "")
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out of memory: lower sft.micro_batch_size, sft.seq_length or eval.batch_size; nothing was published"
-    return f"{reason}; nothing was published" if (reason := full(error)) else None
+    return f"{reason}; nothing was published" if (reason := disk_full_reason(error)) else None

@@ -23,7 +23,7 @@ from pipeline.evaluate.before import Lengths, define_tasks, refuse_early, refuse
 from pipeline.files import sha256, write_atomically
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.report.render.text import pluralize
-from pipeline.runs.graph import unfinished
+from pipeline.runs.graph import reasons_unfinished
 from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import is_bundle
 
@@ -37,7 +37,7 @@ def evaluation_problems(runs: Sequence[Run], prompts: bool) -> list[str]:
 
     prompts: check the lengths of prompts too.
     """
-    remaining = unfinished(list(runs))
+    remaining = reasons_unfinished(list(runs))
     causes: dict[str, list[str]] = {}
     cache: Cache = {}, {}
     for run in runs:

@@ -46,11 +46,11 @@ from pipeline.launch.worker import LOGS
 from pipeline.report.render.text import pluralize
 from pipeline.runs import state
 from pipeline.runs.disk import check_writable
-from pipeline.runs.folders import finished
-from pipeline.runs.graph import ordered, unfinished
-from pipeline.runs.lease import holder, leased
-from pipeline.runs.run import Run, runs_behind
-from pipeline.runs.stop import finishing
+from pipeline.runs.folders import finished_manifests
+from pipeline.runs.graph import order_runs, reasons_unfinished
+from pipeline.runs.lease import hold_lease, live_holder
+from pipeline.runs.run import Run, parent_runs
+from pipeline.runs.stop import delay_signals
 from pipeline.train.disk import written_bytes
 
 FOLDER = ".slurm"
@@ -94,19 +94,19 @@ def execute(
         Held: jobs are in the queue; rerun the same command when they are done.
         PipelineError: Slurm rejected the jobs; has its message.
     """
-    runs = ordered(targets)
-    missing = unfinished(runs)
+    runs = order_runs(targets)
+    missing = reasons_unfinished(runs)
     if not missing:
         return {}
     check_installed("squeue", "sbatch", "scontrol")
     check_writable(runs[0].runs_dir)
     folder = runs[0].runs_dir / FOLDER
     name = plan_files.plan_name(targets)
-    with leased(folder / "submitting", "submitting"):
+    with hold_lease(folder / "submitting", "submitting"):
         queued = jobs_in_queue(runs[0].runs_dir)
         failed = {} if launcher.retry_failed else failed_runs([run for run in runs if run.hash in missing], queued)
         unsubmitted = [run for run in runs if run.hash in missing and run.hash not in queued and run.name not in failed]
-        unsubmitted = [run for run in unsubmitted if not holder(run.workplace)]
+        unsubmitted = [run for run in unsubmitted if not live_holder(run.workplace)]
         if not unsubmitted and not queued:
             return failed
         submitted = submit_arrays(launcher, folder, name, runs, unsubmitted, queued, again)
@@ -126,11 +126,11 @@ def failed_runs(runs: Sequence[Run], queued: Mapping[str, str]) -> dict[str, str
     """
     reasons: dict[str, str] = {}
     for run in runs:
-        blocked = next((parent.name for parent in runs_behind(run.parents) if parent.name in reasons), None)
-        record = state.read(run.workplace)
+        blocked = next((parent.name for parent in parent_runs(run.parents) if parent.name in reasons), None)
+        record = state.read_state(run.workplace)
         if blocked:
             reasons[run.name] = f"its parent {blocked} failed"
-        elif record.get("state") not in (None, "blocked") and run.hash not in queued and not holder(run.workplace):
+        elif record.get("state") not in (None, "blocked") and run.hash not in queued and not live_holder(run.workplace):
             words = record.get("last_line") if record["state"] == "failed" else None
             words = words or last_log_line(run.runs_dir / LOGS / f"slurm-{record.get('job')}.log")
             if words or record.get("resubmitted"):
@@ -168,7 +168,7 @@ def submit_arrays(
     try:
         for array in arrays:
             try:
-                with finishing():
+                with delay_signals():
                     job, part = submit_part(launcher, folder, name, array, jobs)
                     new.append(part)
                     record_jobs(launcher, name, runs, part, job, jobs)
@@ -232,7 +232,7 @@ def submit_continuation(
         run_slurm("scancel", jobs[task[0].hash])
         for run in task:
             del jobs[run.hash]
-            state.forget(run.workplace)
+            state.remove_state(run.workplace)
         job = submit_script(launcher, *arguments)
     print(f"job {job}: the same command, when these are done", file=sys.stderr)
 
@@ -247,8 +247,11 @@ def record_jobs(
         for run in (run for task in array.tasks for run in task):
             run.workplace.mkdir(parents=True, exist_ok=True)
             facts = {"name": run.name, "stage": run.config.stage, "state": "waiting", "job": jobs[run.hash]}
-            resubmitted = not launcher.retry_failed and state.read(run.workplace).get("state") not in (None, "blocked")
-            state.write(run.workplace, **facts, last_line=None, resubmitted=resubmitted)
+            resubmitted = not launcher.retry_failed and state.read_state(run.workplace).get("state") not in (
+                None,
+                "blocked",
+            )
+            state.update_state(run.workplace, **facts, last_line=None, resubmitted=resubmitted)
     except OSError:
         run_slurm("scancel", job)  # runs without a recorded job would be submitted again
         raise
@@ -260,7 +263,7 @@ def wait_for(new: Collection[str], runs: Sequence[Run], queued: Mapping[str, str
     parents: dict[str, set[str]] = defaultdict(set)
     for run in runs:
         if run.hash in queued:
-            parent_jobs = (jobs[parent.hash] for parent in runs_behind(run.parents) if parent.hash in jobs)
+            parent_jobs = (jobs[parent.hash] for parent in parent_runs(run.parents) if parent.hash in jobs)
             parents[array_of(queued[run.hash])] |= set(map(array_of, parent_jobs))
     for array, ids in parents.items():
         if ids & set(new):
@@ -279,11 +282,11 @@ def dependency_on(jobs: Iterable[str]) -> str:
 
 def arrays_of(runs: Sequence[Run], launcher: Launcher, largest: int) -> list[Array]:
     """Arrays by level and resource class; runs of a class share a task up to launcher.batch_minutes."""
-    history = History(finished(runs[0].runs_dir) if runs else (), on_gpu=launcher.gpus != 0)
+    history = History(finished_manifests(runs[0].runs_dir) if runs else (), on_gpu=launcher.gpus != 0)
     levels: dict[str, int] = {}
     classes: dict[tuple[int, Resources], list[Run]] = defaultdict(list)
     for run in runs:
-        levels[run.hash] = 1 + max((levels.get(parent.hash, -1) for parent in runs_behind(run.parents)), default=-1)
+        levels[run.hash] = 1 + max((levels.get(parent.hash, -1) for parent in parent_runs(run.parents)), default=-1)
         classes[levels[run.hash], resources_of(run, launcher)].append(run)
     arrays = []
     for (level, resources), members in sorted(classes.items(), key=lambda entry: (entry[0][0], str(entry[0][1]))):
@@ -360,7 +363,7 @@ def submit_array(launcher: Launcher, folder: Path, name: str, array: Array, jobs
     ]
     file = folder / f"{name}-{time.time_ns()}.jsonl"
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    parents = {jobs[parent.hash] for task in array.tasks for run in task for parent in runs_behind(run.parents)
+    parents = {jobs[parent.hash] for task in array.tasks for run in task for parent in parent_runs(run.parents)
                if parent.hash in jobs}  # fmt: skip
     options = ["--array", f"0-{len(lines) - 1}", "--job-name", f"{name}-{array.level}", "--requeue"]
     if parents:

@@ -15,7 +15,7 @@ from pipeline.models.checkpoint import DTYPES
 from pipeline.models.floats import buffers, matrix, pieces
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent
-from pipeline.runs.unchanged import content
+from pipeline.runs.unchanged import content_digest
 
 ROWS = 8  # of a tensor, looked at to tell a descendant from a stranger
 
@@ -95,5 +95,10 @@ def refuse_unmoved(parents: Mapping[str, Parent]) -> None:
     for role, parent in parents.items():
         manifest = read_manifest(parent.folder)
         base = manifest.parents.get("model") if manifest else None
-        if role != "base" and base and base.content is not None and content(parent, base.content) == base.content:
+        if (
+            role != "base"
+            and base
+            and base.content is not None
+            and content_digest(parent, base.content) == base.content
+        ):
             raise PipelineError(f"{key_of(role)}: {parent.name} is equal to its base {base.name}: it learned nothing")

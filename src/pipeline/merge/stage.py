@@ -20,8 +20,8 @@ from pipeline.models.anatomy import anatomy, num_layers
 from pipeline.models.checkpoint import weights_root
 from pipeline.models.partition import resolve_partition
 from pipeline.runs.manifest import SNAPSHOTS
-from pipeline.runs.model_card import CARD, data_section, origin, relation_of
-from pipeline.runs.model_card import card as model_card
+from pipeline.runs.model_card import CARD, data_section, origin_from_config, relation_of
+from pipeline.runs.model_card import render_card as model_card
 
 if TYPE_CHECKING:
     from pipeline.runs.run import Parent, Run
@@ -66,7 +66,7 @@ def write_descriptions(run: Run, merge: Merging, work: Path) -> None:
     if reason:
         note = f"mergekit cannot express this merge: {reason}."
     split = resolve_partition(config.partition, num_layers(anatomy(merge.names))) if config.partition else None
-    made_of = origin("", {"merge": asdict(merge.config)}, run.parents, runs_dir)
+    made_of = origin_from_config("", {"merge": asdict(merge.config)}, run.parents, runs_dir)
     body = "\n".join(
         [
             recipe_text(merge.config, run.parents, merge.plan_rows(), merge.bytes(), split),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.config.stages import RunStage
 from pipeline.errors import PipelineError
-from pipeline.runs.find import find
+from pipeline.runs.find import find_run
 from pipeline.runs.folders import label_in
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent, Run, Snapshot
@@ -40,7 +40,7 @@ class Resolver:
             return Snapshot(run, int(step))
         if reference in self.references:
             return self.references[reference]
-        parent = find(reference, self.runs_dir, knob, revision)
+        parent = find_run(reference, self.runs_dir, knob, revision)
         manifest = read_manifest(parent.folder)
         if manifest and manifest.stage in ("data", "eval", "analyze"):
             raise PipelineError(
@@ -59,7 +59,7 @@ class Resolver:
             raise PipelineError(
                 f"data_root={reference} is not a folder: name one laid out like mgsm/sw/test.jsonl, or a data run"
             )
-        return find(reference, self.runs_dir, "data_root")
+        return find_run(reference, self.runs_dir, "data_root")
 
     def run(self, config: RunStage, references: Mapping[str, Parent] | None = None) -> Run:
         """The run of a stage that another stage needs: a training's data set, the evaluations of a selection."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pipeline.config.stages import EvalStage, SelectStage, TrainStage
 from pipeline.errors import PipelineError
-from pipeline.runs.find import snapshot
+from pipeline.runs.find import find_snapshot
 from pipeline.runs.lineage import base_of, one_base, recorded_base
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent, Run, Snapshot
@@ -73,7 +73,7 @@ def snapshots_of(training: Parent, choice: str) -> dict[int, Parent]:
     if choice == "all" and isinstance(training, Run):
         candidates |= {step: Snapshot(training, step) for step in steps}
     elif choice == "all":
-        candidates |= {step: snapshot(training, step, "checkpoints") for step in steps}
+        candidates |= {step: find_snapshot(training, step, "checkpoints") for step in steps}  # type: ignore[arg-type]
     return dict(sorted(candidates.items()))
 
 

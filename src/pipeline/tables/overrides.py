@@ -6,14 +6,14 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from pipeline.config.knob import is_hashed
-from pipeline.runs.graph import ordered
+from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.tables.planned_runs import Planning
 
 
 def told_every(planning: Planning) -> list[str]:
     """The words of `every`, those that change hashes and those that do not; what the command line's do not reach."""
-    runs = ordered(planning.targets())
+    runs = order_runs(planning.targets())
     settings = planning.plan.table.every
     of = {key: any(changes_hash(run, key) for run in runs) for key in settings}
     lines = [

@@ -27,8 +27,8 @@ from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.progress import say
 from pipeline.runs import resume
-from pipeline.runs.provenance import machine, versions
-from pipeline.runs.state import write as at_stop
+from pipeline.runs.provenance import machine_facts, package_versions
+from pipeline.runs.state import update_state as at_stop
 from pipeline.runs.stop import UNFINISHED
 from pipeline.train.reload_check import check_saved
 from pipeline.train.steps import kept_snapshots, snapshot_steps
@@ -71,7 +71,7 @@ class Checkpoints(TrainerCallback):
         self.steps = snapshot_steps(self.sft.snapshot_every, self.sft.batch_size, trainer.args.max_steps)
         if self.sft.snapshot_keep and self.sft.snapshot_keep_by == "validation_loss" and not self.validated:
             raise PipelineError("sft.snapshot_keep_by=validation_loss needs a validation set: give data.validation=N")
-        self.record = resume.usable(run)
+        self.record = resume.usable_resume_point(run)
         self.snapshots: dict[str, dict[str, Any]] = self.record["snapshots"] if self.record else {}
         self.earlier_seconds: float = self.record["seconds"] if self.record else 0.0  # of earlier attempts
         self.resumed: list[dict[str, Any]] = self.record["resumed"] if self.record else []
@@ -91,7 +91,7 @@ class Checkpoints(TrainerCallback):
 
     @property
     def resume_from(self) -> str | None:
-        return str(resume.point(self.run.work, self.record)) if self.record else None
+        return str(resume.resume_folder(self.run.work, self.record)) if self.record else None
 
     @property
     def seconds(self) -> float:
@@ -117,7 +117,7 @@ class Checkpoints(TrainerCallback):
         self.begun = self.beat = self.saved = time.monotonic()
         if not self.record:
             return
-        folder = resume.point(self.run.work, self.record)
+        folder = resume.resume_folder(self.run.work, self.record)
         file = folder / f"between_logs_{args.process_index}.pt"
         device = "cpu" if args.device.type == "cpu" else args.device  # torch cannot restore to cpu:0, as gloo calls it
         between_logs = torch.load(file, weights_only=True, map_location=device)
@@ -176,7 +176,7 @@ class Checkpoints(TrainerCallback):
                 "snapshots": self.snapshots, "seconds": self.seconds, "resumed": self.resumed,
                 "processes": args.world_size, "made_with": made_with(),
             }  # fmt: skip
-            resume.write(self.run, checkpoint, state.global_step, facts)
+            resume.write_resume_point(self.run, checkpoint, state.global_step, facts)
         self.trainer.accelerator.wait_for_everyone()
         self.can_resume = True
         self.beat = self.saved = time.monotonic()
@@ -259,8 +259,11 @@ def resume_point_bytes(model: Any) -> int:
 
 def made_with() -> dict[str, Any]:
     """Versions and hardware on which bits may depend besides the configuration."""
-    this_machine = machine()
-    return {"torch": versions()["torch"], **{key: this_machine[key] for key in ("processor", "device", "threads")}}
+    this_machine = machine_facts()
+    return {
+        "torch": package_versions()["torch"],
+        **{key: this_machine[key] for key in ("processor", "device", "threads")},
+    }
 
 
 def refuse_broken(model: Any, step: int) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
-from pipeline.runs.stop import STOPPING, UNFINISHED, heard_by, listening
+from pipeline.runs.stop import STOPPING, UNFINISHED, handle_signals, heard_by
 
 if TYPE_CHECKING:
     from pipeline.config.stages import TrainStage
@@ -226,7 +226,7 @@ def _train_rank(rank: int, count: int, port: int, answers: Any, train: Train, ru
         os.dup2(null, 1)
         os.dup2(null, 2)
     try:
-        with listening():
+        with handle_signals():
             facts = train(run, work, Relay(answers if rank == 0 else None))
     except PipelineError as error:
         answers.put(("refused", str(error)))

@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 
 from pipeline.errors import PipelineError
 from pipeline.progress import Bar
-from pipeline.runs.state import at_step
+from pipeline.runs.state import record_step
 
 if TYPE_CHECKING:
     from pipeline.config.stages import TrainStage
@@ -45,7 +45,7 @@ class Progress(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.bar.to(state.global_step)
-        at_step(self.run.workplace, state.global_step, state.max_steps)
+        record_step(self.run.workplace, state.global_step, state.max_steps)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
         row = {"step": state.global_step}

@@ -39,7 +39,7 @@ def supervised(
         with heard_by(checkpoints.ask_to_stop), ending_on_stall(checkpoints, stacks):
             yield checkpoints
     except PipelineError as error:
-        record = resume.usable(run)
+        record = resume.usable_resume_point(run)
         if record is None:
             raise
         raise PipelineError(f"{error}; the resume point after step {record['step']} stays in {run.work}") from error
@@ -73,7 +73,7 @@ def watch_for_stall(checkpoints: Checkpoints, minutes: float, stacks: Path, over
             written, checkpoints.beat = now, time.monotonic()
         if time.monotonic() - checkpoints.beat <= 60 * minutes:
             continue
-        previous_state = state.read(run.workplace)
+        previous_state = state.read_state(run.workplace)
         step, earlier = checkpoints.trainer.state.global_step, previous_state.get("stalled_at")
         then = "resumes from its resume point" if checkpoints.can_resume else "starts over: it has no resume point"
         then = f"the same command {then}"
@@ -88,7 +88,7 @@ def watch_for_stall(checkpoints: Checkpoints, minutes: float, stacks: Path, over
         ended = "failed" if step == earlier else "stopped"
         summary = f"no step after {step} for sft.stall_minutes={minutes}"
         stops = [*previous_state.get("stops", []), step][-3:]
-        state.write(run.workplace, state=ended, step=step, stops=stops, stalled_at=step, last_line=summary)
+        state.update_state(run.workplace, state=ended, step=step, stops=stops, stalled_at=step, last_line=summary)
         os._exit(1 if step == earlier else UNFINISHED)  # a thread that hangs in a library ignores anything softer
 
 
