@@ -21,7 +21,7 @@ from fake_hub import Hub, serving
 from pipeline.config import conf
 from pipeline.config.data import Source
 from pipeline.errors import PipelineError
-from pipeline.hub.lock import Lock, cache, read_lock
+from pipeline.hub.lock import Lock, hub_cache, read_lock
 from pipeline.runs.find import find
 from pipeline.runs.manifest import read_manifest
 
@@ -297,7 +297,7 @@ def test_the_cache_is_where_huggingface_hub_has_it(monkeypatch: Any) -> None:
         theirs = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, check=True
         ).stdout.strip()
-        assert cache() == Path(theirs)
+        assert hub_cache() == Path(theirs)
 
 
 def test_nothing_of_the_hub_is_needed_in_the_small_world(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:

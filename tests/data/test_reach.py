@@ -79,7 +79,7 @@ def test_the_cache_stands_in_and_other_refusals_stay(tmp_path: Path, monkeypatch
     monkeypatch.setattr(datasets, "load_dataset_builder", Builder)
     source = Source(hub="org/rows", stream=False, file="rows.jsonl", rows="pairs")
     for error in (OSError("no route"), Answer(502), Answer(404), None):
-        monkeypatch.setattr(reach, "refusal", lambda _, error=error: error)
+        monkeypatch.setattr(reach, "refusal_of_set", lambda _, error=error: error)
         assert len(list(read("mine", source, None))) == 1
     assert seen == [True, True, False, False] and not datasets.config.HF_HUB_OFFLINE
 
@@ -87,9 +87,9 @@ def test_the_cache_stands_in_and_other_refusals_stay(tmp_path: Path, monkeypatch
         raise Answer(404)
 
     monkeypatch.setattr(datasets, "load_dataset_builder", not_there)
-    monkeypatch.setattr(reach, "refusal", lambda _: Answer(404))
+    monkeypatch.setattr(reach, "refusal_of_set", lambda _: Answer(404))
     with pytest.raises(Answer):  # of no library that is put in words: not swallowed
         list(read("mine", source, None))
-    monkeypatch.setattr(reach, "refusal", lambda _: OSError("no route"))
+    monkeypatch.setattr(reach, "refusal_of_set", lambda _: OSError("no route"))
     with pytest.raises(PipelineError, match=r"cannot be reached: .* \(no route"):
         list(read("mine", source, None))

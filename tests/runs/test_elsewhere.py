@@ -127,12 +127,12 @@ def test_experts_of_different_bases_are_refused(cached: dict[str, Path], make_ru
 @pytest.mark.parametrize("text", ["---\nbase_model: [unclosed\n---\n", "---\n- a\n---\n", "no head", ""])
 def test_a_card_that_cannot_be_read_says_nothing(text: str, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(text)
-    assert hub_models.metadata(tmp_path) == {}
+    assert hub_models.read_metadata(tmp_path) == {}
 
 
 def test_without_the_hub_a_card_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    assert hub_models.metadata(Path("org/nowhere")) == {}
+    assert hub_models.read_metadata(Path("org/nowhere")) == {}
 
 
 def test_a_sweep_of_checkpoints_made_elsewhere(

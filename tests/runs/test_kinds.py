@@ -111,7 +111,7 @@ def test_a_merge_of_old_and_new_has_digests_of_one_kind(finished, tmp_path, monk
     (tmp_path / "out").mkdir()
     sources = SourceDigests(merge, tmp_path)
     assert not sources.known["math"] and sources.known["language"]
-    digests = merge.write(tmp_path / "out", known=sources.known)
+    digests = merge.write(tmp_path / "out", recorded=sources.known)
     assert digests == digest_tensors(tmp_path / "out") and {kind_of(one) for one in digests.values()} == {"blake3"}
 
 

@@ -22,8 +22,7 @@ from pipeline.commands.table import show_plan
 from pipeline.config.compose import compose
 from pipeline.config.stages import Plan
 from pipeline.errors import PipelineError
-from pipeline.estimate import flops
-from pipeline.estimate import gpu_budget as module
+from pipeline.estimate import flops, questions
 from pipeline.estimate.gpu_budget import Bill, estimate_costs
 from pipeline.models.shape import LLAMA_8B
 from pipeline.runs.graph import ordered
@@ -187,9 +186,11 @@ def test_selection_of_layer_swapping(monkeypatch: pytest.MonkeyPatch) -> None:
     """24 math snapshots in ten languages of 75 s: 5 h. 96 language snapshots of 17 minutes, which is Swahili's length:
     27 h. The plan itself counts Telugu's 4.2 and Bengali's 2.7 times as long questions: 63 h."""
     assert selection("language") == (96, near(63))
-    monkeypatch.setattr(module, "question_sets", same_length)
+    monkeypatch.setattr(questions, "question_sets", same_length)
     assert selection("math") == (24, near(5))
-    monkeypatch.setattr(module, "question_sets", lambda task, shots, language: flops.question_sets(task, shots, "sw"))
+    monkeypatch.setattr(
+        questions, "question_sets", lambda task, shots, language: flops.question_sets(task, shots, "sw")
+    )
     assert selection("language") == (96, near(27))
 
 
@@ -198,7 +199,7 @@ def test_scores_of_mgsm(monkeypatch: pytest.MonkeyPatch) -> None:
     swaps of the shipped grid 1,548 and 32 h; two of them, the base in te and bn, are compared by selections too and
     stand there. 17.7 h for 848 of unreasonable; printed are 788, and 16 with chat templates: 16.8 h.
     """
-    monkeypatch.setattr(module, "question_sets", same_length)
+    monkeypatch.setattr(questions, "question_sets", same_length)
     for tables, count, expected in ((LAYER_SWAPPING, 1_548, 32.3), (UNREASONABLE, 788 + 16, 17.7 * (788 + 16) / 848)):
         waiting = {}
         for planning, _ in map(planned, tables):
@@ -265,7 +266,7 @@ def test_scores_that_cannot_fit() -> None:
     tables = "layer_swapping_table2"
     small = flops.Gpu(1e12, 1e12, 1e12, 20 * 10**9)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(module.GPUS, "a100_80", small)
+        patch.setitem(flops.GPUS, "a100_80", small)
         told = estimate_costs(runs_of(tables), Plan(gpu="a100_80")).causes
     assert any(re.match(r"\d+ runs of eval need .* and a100_80 has 20: every.eval.dtype=bfloat16", one) for one in told)
     assert any(

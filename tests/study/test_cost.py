@@ -63,7 +63,7 @@ def test_what_is_trained_is_counted_as_the_trainer_counts_it() -> None:
     from transformers import CohereConfig, CohereForCausalLM
 
     from pipeline.models.anatomy import anatomy
-    from pipeline.models.partition import sides
+    from pipeline.models.partition import sides_of_all
 
     cut = Partition("own", 2, 1, all_attention=True)
     config = CohereConfig(
@@ -71,7 +71,7 @@ def test_what_is_trained_is_counted_as_the_trainer_counts_it() -> None:
     )
     with torch.device("meta"):
         named = dict(CohereForCausalLM(config).named_parameters())
-    side_of = sides(cut, anatomy(named))
+    side_of = sides_of_all(cut, anatomy(named))
     shape = shape_of(config.to_dict())
     for side in ("math", "language"):
         there = sum(p.numel() for name, p in named.items() if side_of[name] == side)

@@ -23,12 +23,11 @@ from pipeline.estimate.durations import (
     STEP,
     WORLD_ROWS,
     History,
-    count_questions,
     guess,
-    kinds_of,
     memory_here,
 )
 from pipeline.estimate.flops import training_seconds
+from pipeline.estimate.questions import count_questions, kinds_of, question_sets_of
 from pipeline.models.checkpoint import read_json
 from pipeline.models.shape import SHAPES, shape_of
 from pipeline.runs.manifest import Manifest, read_manifest
@@ -101,6 +100,8 @@ def test_an_evaluation_by_its_questions(world: Path, base: Path, runs_dir: Path,
     assert count_questions(limited, limited.config.eval.tasks[0], "qac") == 2
     hub: Any = of(*start, "languages=[sw]")
     assert count_questions(hub, hub.config.eval.tasks[0], "sw") == 250
+    few: Any = of(*start, "languages=[sw]", "eval.limit=10")
+    assert [kind.questions for run in (hub, few) for kind in question_sets_of(run)] == [250, 10]  # of GPU-hours too
     assert seconds(limited) < seconds(run) < seconds(hub) / 3
     short: Any = of(*start, f"data_root={world}", "languages=[qac]", "eval.max_gen_toks=4")
     assert seconds(short) < seconds(run)

@@ -19,7 +19,7 @@ from pipeline.commands.table import write_results
 from pipeline.config.compose import compose
 from pipeline.config.stages import Report
 from pipeline.files import fingerprints
-from pipeline.papers.published import value
+from pipeline.papers.published import published_value
 from pipeline.results.placed_claims import RANKED
 from pipeline.results.report_state import Reported
 from pipeline.results.simulated import RATE, published_rates, settled
@@ -46,8 +46,10 @@ FACTS = {"rows_kept": 70.0, "parameters_kept": 75.0}
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is flushed to the disk: a manifest of each of 10,000 runs would wait for it."""
+    """Nothing is flushed to disk, and folders are listed once: 10,000 runs would wait. Nobody else writes."""
     monkeypatch.setattr("pipeline.files.os.fsync", lambda _: None)
+    for module in ("folders", "manifest"):
+        monkeypatch.setattr(f"pipeline.runs.{module}.SETTLED_NS", 2 * 10**7)
 
 
 def planned(name: str, runs_dir: Path) -> Planning:
@@ -166,7 +168,7 @@ def test_the_report_of_a_shipped_table(name: str, tmp_path: Path) -> None:
         assert len(cells) == len(plan.cells) and missing == figures, cells
     for one in cells:
         cell = plan.cells[one["row"], one["column"]]
-        assert one["published"] == ("" if cell.published is None else str(value(*cell.published) or ""))
+        assert one["published"] == ("" if cell.published is None else str(published_value(*cell.published) or ""))
         if one["published"] and not one["suspect"] and not cell.metric:
             assert abs(float(one["difference"])) < 0.06, one  # as printed, to a tenth
 

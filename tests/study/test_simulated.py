@@ -15,7 +15,7 @@ import pytest
 from planned import TABLES, plan, plan_of
 
 from pipeline.config.compose import compose
-from pipeline.papers.published import value as printed
+from pipeline.papers.published import published_value as printed
 from pipeline.report.stats.claims import SHOWN
 from pipeline.results import simulated
 from pipeline.results.contrasts import DISCORDANT

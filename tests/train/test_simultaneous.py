@@ -16,7 +16,7 @@ from pipeline.config.training import Partition
 from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
 from pipeline.errors import PipelineError
 from pipeline.models.anatomy import anatomy
-from pipeline.models.partition import sides
+from pipeline.models.partition import sides_of_all
 from pipeline.train import stage, trainer
 from pipeline.train.simultaneous import Alternating, Turns
 from pipeline.train.steps import side_of_step, steps_of_sides
@@ -60,7 +60,7 @@ class Record(TrainerCallback):
 
 
 def sides_of(model: Any, partition: Partition) -> dict[str, list[torch.nn.Parameter]]:
-    found = sides(partition, anatomy([name for name, _ in model.named_parameters()]))
+    found = sides_of_all(partition, anatomy([name for name, _ in model.named_parameters()]))
     return {side: [p for name, p in model.named_parameters() if found[name] == side] for side in ("math", "language")}
 
 

@@ -12,7 +12,7 @@ from pipeline.config.training import Partition
 from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
 from pipeline.errors import PipelineError
 from pipeline.models.anatomy import OUTSIDE, anatomy, plain_name
-from pipeline.models.partition import sides
+from pipeline.models.partition import sides_of_all
 from pipeline.train.save import save_model
 from pipeline.train.trainable import choose_parameters, module_pattern
 
@@ -27,7 +27,7 @@ def test_partial_moves_its_side_and_nothing_else(tmp_path: Path, kind: str, part
     recipe = tiny.recipe(method="partial", side=side, steps=2, gradient_checkpointing=side == "math")
     made = tiny.trainer(tmp_path, recipe, tiny.rows(8), partition, of=tiny.model(kind))
     before = tiny.snapshot(made.model)
-    expected = {name for name, where in sides(partition, anatomy(before)).items() if where == side}
+    expected = {name for name, where in sides_of_all(partition, anatomy(before)).items() if where == side}
     made.train()
     assert tiny.moved(before, made.model) == expected
     assert sum(len(group["params"]) for group in made.optimizer.param_groups) == len(expected)
@@ -54,7 +54,7 @@ def test_adapters_sit_where_they_should(tmp_path: Path, kind: str, method: str, 
     partition = A if side else None
     base = tiny.model(kind)
     names = [name for name, _ in base.named_parameters()]
-    found = sides(A, anatomy(names))
+    found = sides_of_all(A, anatomy(names))
     made = tiny.trainer(tmp_path, recipe, tiny.rows(8), partition, of=base)
     before = tiny.snapshot(made.model)
     made.train()

@@ -11,8 +11,8 @@ COLUMNS = ("flores_passage", "question", *(f"mc_answer{number}" for number in ra
 
 def define(ask: Ask) -> list[Definition]:
     code = "eng_Latn" if ask.language.constructed else ask.language.flores
-    theirs = stock(ask, f"belebele/belebele_{code}.yaml", "belebele/belebele_eng_Latn.yaml")
-    body: Row = {"include": [str(theirs), *by_text(ask)]}
+    stock_file = stock(ask, f"belebele/belebele_{code}.yaml", "belebele/belebele_eng_Latn.yaml")
+    body: Row = {"include": [str(stock_file), *by_text(ask)]}
     if ask.data_root:
         (test,) = local_files(ask, "belebele", ask.split)
         rows = rows_of(test, dict.fromkeys(COLUMNS, str), {"correct_answer_num": ("1", "2", "3", "4")})

@@ -28,24 +28,24 @@ def sentences(data_root: Path, spoken: Language, split: str) -> tuple[Path, dict
     release's `flores/devtest/swh_Latn.devtest`, a sentence a line.
     """
     file = place(data_root, "flores", spoken, split)
-    beside, release = file.with_suffix(".txt"), data_root / "flores" / split / f"{spoken.flores}.{split}"
-    for text in (beside, release):
+    plain_text, release = file.with_suffix(".txt"), data_root / "flores" / split / f"{spoken.flores}.{split}"
+    for text in (plain_text, release):
         if text.is_file() and not file.is_file():
             return text, dict(enumerate((line.strip() for _, line in lines_of(text)), start=1))
     rows = rows_of(file, {"id": int})
     column = "sentence" if "sentence" in rows[0] else "text"
     rows = rows_of(file, {"id": int, column: str})
-    found = {row["id"]: row[column] for row in rows}
-    if len(found) != len(rows):
+    by_id = {row["id"]: row[column] for row in rows}
+    if len(by_id) != len(rows):
         raise PipelineError(f"{file} has an id twice: the sentences of two languages are joined by id")
-    return file, found
+    return file, by_id
 
 
-def joined(sides: list[dict[int, str]], names: list[str], what: str) -> list[Row]:
+def joined(sides: list[dict[int, str]], names: list[str], label: str) -> list[Row]:
     """The rows of a translation task: two languages' sentences joined by id, in the order of the first."""
     if sides[0].keys() != sides[1].keys():
         odd = sorted(sides[0].keys() ^ sides[1].keys())
-        raise PipelineError(f"{what} have different ids, {odd[0]} for one: take both files from the same release")
+        raise PipelineError(f"{label} have different ids, {odd[0]} for one: take both files from the same release")
     spoken = {"source_name": names[0], "target_name": names[1]}
     return [{"id": key, **spoken, "source": text, "target": sides[1][key]} for key, text in sides[0].items()]
 
@@ -53,9 +53,9 @@ def joined(sides: list[dict[int, str]], names: list[str], what: str) -> list[Row
 def define(ask: Ask) -> list[Definition]:
     if ask.language.constructed and not ask.data_root:
         raise PipelineError(f"{ask.language.code} is a constructed language and not on the Hub: set data_root")
-    english, other = language("en"), ask.language
-    found = []
-    for source, target in ((english, other), (other, english)):
+    english, spoken = language("en"), ask.language
+    definitions = []
+    for source, target in ((english, spoken), (spoken, english)):
         pair = f"{source.code}-{target.code}"
         if target.code == "ja" and not importlib.util.find_spec("MeCab"):
             raise PipelineError(f"flores {pair}: BLEU of Japanese needs a word list, pip install 'sacrebleu[ja]'")
@@ -70,8 +70,8 @@ def define(ask: Ask) -> list[Definition]:
                 sides = [sentences(ask.data_root, one, split) for one in (source, target)]
                 if name == "dev":
                     enough(ask, "flores", len(sides[0][1]) - min(first, 1), sides[0][0])
-                what = f"flores {split} of {source.code} and {target.code}"
-                rows = joined([side for _, side in sides], [source.name, target.name], what)
+                label = f"flores {split} of {source.code} and {target.code}"
+                rows = joined([side for _, side in sides], [source.name, target.name], label)
                 files[name] = ask.folder / f"flores.{pair}.{name}.jsonl"
                 lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
                 files[name].write_text("".join(lines), encoding="utf-8")
@@ -81,8 +81,8 @@ def define(ask: Ask) -> list[Definition]:
         else:
             body["include"].append(str(ours("flores_hub")))
             body["dataset_kwargs"] = {"source": source.code, "target": target.code}
-        found.append(write(ask, body | generation_kwargs(ask, ours("flores")), pair, first))
-    return found
+        definitions.append(write(ask, body | generation_kwargs(ask, ours("flores")), pair, first))
+    return definitions
 
 
 def flores_plus(source: str, target: str, **_: Any) -> dict[str, Any]:
@@ -90,15 +90,17 @@ def flores_plus(source: str, target: str, **_: Any) -> dict[str, Any]:
     by id, which the harness cannot do. Named by tasks/flores_hub.yaml."""
     import datasets
 
-    found = {}
+    splits_of_pair = {}
     for name, split in SPLITS.items():
         sides, names = [], []
         for spoken in (language(source), language(target)):
             rows = datasets.load_dataset(FLORES_PLUS, configuration(spoken), split=split)
             sides.append({int(row["id"]): row["text"] for row in rows})
             names.append(spoken.name)
-        found[name] = datasets.Dataset.from_list(joined(sides, names, f"flores {split} of {source} and {target}"))
-    return found
+        splits_of_pair[name] = datasets.Dataset.from_list(
+            joined(sides, names, f"flores {split} of {source} and {target}")
+        )
+    return splits_of_pair
 
 
 def configuration(spoken: Language) -> str:

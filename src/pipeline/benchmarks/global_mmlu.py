@@ -13,8 +13,8 @@ COLUMNS = ("question", "option_a", "option_b", "option_c", "option_d")
 
 def define(ask: Ask) -> list[Definition]:
     code = ask.language.global_mmlu or ask.language.stock
-    theirs = stock(ask, f"global_mmlu/full/{code}/_{code}_template_yaml", "global_mmlu/full/en/_en_template_yaml")
-    body: Row = {"include": [str(theirs), str(ours("global_mmlu")), *by_text(ask)]}
+    stock_file = stock(ask, f"global_mmlu/full/{code}/_{code}_template_yaml", "global_mmlu/full/en/_en_template_yaml")
+    body: Row = {"include": [str(stock_file), str(ours("global_mmlu")), *by_text(ask)]}
     if ask.data_root:
         dev, test = local_files(ask, "global_mmlu", "dev", "test" if ask.split == "test" else "development")
         columns: dict[str, type] = dict.fromkeys(("subject", *COLUMNS), str)

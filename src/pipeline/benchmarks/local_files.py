@@ -51,8 +51,8 @@ def rows_of(
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise PipelineError(f"{file}, line {number} is not JSON ({error.msg}): write the file again") from error
-        there = {column: kind for column, kind in (optional or {}).items() if isinstance(row, dict) and column in row}
-        for column, kind in (columns | there).items():
+        present = {column: kind for column, kind in (optional or {}).items() if isinstance(row, dict) and column in row}
+        for column, kind in (columns | present).items():
             if not isinstance(row, dict) or column not in row:
                 raise PipelineError(f"{file}, line {number} has no column {column!r}: the Hub's columns are needed")
             if not isinstance(row[column], kind) or isinstance(row[column], bool):

@@ -116,10 +116,10 @@ def local_files(ask: Ask, folder: str, *splits: str) -> list[Path]:
     return [place(ask.data_root, folder, ask.language, split) for split in splits]
 
 
-def enough(ask: Ask, what: str, have: int, file: Path) -> None:
-    if ask.num_fewshot > have:
+def enough(ask: Ask, label: str, available: int, file: Path) -> None:
+    if ask.num_fewshot > available:
         raise PipelineError(
-            f"{what}: num_fewshot={ask.num_fewshot}, but {file} has {have} exemplars: ask for at most {have}"
+            f"{label}: num_fewshot={ask.num_fewshot}, but {file} has {available} exemplars: ask for at most {available}"
         )
 
 
@@ -130,9 +130,9 @@ def read_from(body: Row, **files: Path) -> None:
 
 
 def write(ask: Ask, body: Row, pair: str | None = None, first: int = 0) -> Definition:
-    where = pair or ask.language.code
-    name = f"{ask.task}_{where}_{ask.num_fewshot}shot"
-    file = ask.folder / f"{ask.task}.{where}.yaml"
+    code = pair or ask.language.code
+    name = f"{ask.task}_{code}_{ask.num_fewshot}shot"
+    file = ask.folder / f"{ask.task}.{code}.yaml"
     body = {"task": name, "num_fewshot": ask.num_fewshot, **body}
     file.write_text(yaml.safe_dump(body, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return Definition(name, file, ask.task, ask.language.code, pair, ask.num_fewshot, first)

@@ -20,7 +20,7 @@ from pipeline.data.benchmarks import hub_sources
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow, read_scores
 from pipeline.files import fingerprints
-from pipeline.hub.publish import publish, ready_for
+from pipeline.hub.publish import publish_folder, ready_for
 from pipeline.merge.adapters import Source, open_source
 from pipeline.merge.cast import cost_of_cast
 from pipeline.merge.compatibility import check_sources
@@ -75,7 +75,7 @@ def export_model(config: ExportStage) -> str:
         (folder / CARD).write_text(text, encoding="utf-8")
         (folder / CARD).chmod(0o644)
         if api is not None:
-            return publish(api, name, folder, config.export.private, "export.to")
+            return publish_folder(api, name, folder, config.export.private, "export.to")
         move_export(folder, Path(target))
     return target
 

@@ -12,13 +12,13 @@ from pipeline.config.stages import ShowStage
 from pipeline.config.training import Sft
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
-from pipeline.launch.run_json import from_json
 from pipeline.report.load.scores import score_lines
 from pipeline.report.render.text import aligned
 from pipeline.runs.find import find
 from pipeline.runs.folders import folder_of
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import flat
+from pipeline.typed_json import from_json
 
 POINTS = 8  # of a curve
 LONGEST = 600  # characters of a prompt's end and of an answer

@@ -32,7 +32,9 @@ STRAY = "\udc0d"  # stands for a carriage return inside a line; decoded UTF-8 ho
 Columns = dict[str, pa.Array]
 
 
-def tables_of(files_iterables: Any, read: Callable[[TextIO, str], Iterator[Columns]]) -> Iterator[tuple[Key, pa.Table]]:
+def tables_of(
+    files_iterables: Any, read_columns: Callable[[TextIO, str], Iterator[Columns]]
+) -> Iterator[tuple[Key, pa.Table]]:
     """The tables that `read` makes of each file's text, UTF-8 with or without a byte order mark.
 
     `open` of this module is made to read URLs and archives by datasets.
@@ -41,7 +43,7 @@ def tables_of(files_iterables: Any, read: Callable[[TextIO, str], Iterator[Colum
         for path in files:
             with open(path, "rb") as file:
                 text = TextIOWrapper(file, encoding="utf-8-sig", newline="\n")
-                for batch, columns in enumerate(read(text, path)):
+                for batch, columns in enumerate(read_columns(text, path)):
                     yield Key(shard, batch), pa.table(columns)
 
 
@@ -80,9 +82,9 @@ def objects(text: TextIO, path: str) -> Iterator[tuple[int, str]]:
     lines = ((number, line) for number, line in enumerate(text, 1) if line.strip())
     first = next(lines, None)
     if first and first[1].lstrip().startswith("["):
-        whole = first[1] + "".join(line for _, line in lines)
+        text_of_list = first[1] + "".join(line for _, line in lines)
         try:
-            for number, row in enumerate(json.loads(whole, parse_float=str), 1):
+            for number, row in enumerate(json.loads(text_of_list, parse_float=str), 1):
                 yield number, json.dumps(row, ensure_ascii=False)
         except ValueError as error:
             raise PipelineError(f"{path} is no JSON list ({error}): write one object a line") from error

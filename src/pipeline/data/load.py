@@ -21,7 +21,7 @@ from pipeline.data.rows import JSON_COLUMNS
 from pipeline.data.sources import MAY_BE_BLANK, READERS, Example, Row, Unusable, columns, is_blank, is_text, wanted
 from pipeline.errors import PipelineError
 from pipeline.hub.addresses import plain_addresses, without_credentials
-from pipeline.hub.reach import reaching
+from pipeline.hub.reach import reach_or_offline
 from pipeline.progress import Bar
 
 MOST_CANDIDATES = 10_000_000  # rows looked at: their digests and places stay below 2 GB; of more, a sample is drawn
@@ -114,7 +114,7 @@ def open_rows(name: str, source: Source, data_root: Path | None, seed: int, lock
         return of_dataset(packaged(source, [source.url]), limit, seed)
     if source.hub is None:
         raise PipelineError(f"source {name} is on no hub: give data_root, a folder that holds {source.file}")
-    with nullcontext() if Path(source.hub).is_dir() else reaching(source.hub):
+    with nullcontext() if Path(source.hub).is_dir() else reach_or_offline(source.hub):
         return of_dataset(of_repository(source), limit, seed)
 
 

@@ -196,17 +196,17 @@ def pair(prompt: Any, completion: Any) -> Example:
     return {"prompt": str(prompt), "completion": str(completion)}
 
 
-def joined(instruction: Any, more: Any, between: str = "\n") -> str:
-    return str(instruction) if is_blank(more) else f"{instruction}{between}{more}"
+def joined(instruction: Any, continuation: Any, between: str = "\n") -> str:
+    return str(instruction) if is_blank(continuation) else f"{instruction}{between}{continuation}"
 
 
-def translation(english: str, other: str, code: str) -> Example | Unusable:
+def translation(english: str, target_text: str, code: str) -> Example | Unusable:
     """One direction of a pair and one wording, both drawn by the pair itself: half of the pairs go each way."""
-    english, other = english.strip(), other.strip()
-    if not english or not other:
+    english, target_text = english.strip(), target_text.strip()
+    if not english or not target_text:
         return "empty"
-    drawn = crc32(f"{english}\t{other}".encode("utf-8", "replace"))
-    names, texts = ("English", language(code).name), (english, other)
+    drawn = crc32(f"{english}\t{target_text}".encode("utf-8", "replace"))
+    names, texts = ("English", language(code).name), (english, target_text)
     source, target = (0, 1) if drawn & 1 else (1, 0)
     wording = INSTRUCTIONS[(drawn >> 1) % len(INSTRUCTIONS)]
     prompt = wording.format(source=names[source], target=names[target], text=texts[source])
@@ -231,13 +231,13 @@ def messages_of(cell: Any, tools: bool = False) -> list[Message] | Unusable:
     """
     if not isinstance(cell, list):
         return [] if not cell else "not_text"
-    if all(isinstance(messages, dict) for messages in cell):
+    if all(isinstance(turn_or_text, dict) for turn_or_text in cell):
         return by_speaker(cell, tools)
     if cell and all(isinstance(turn, list) for turn in cell):
-        cell = [messages for turn in cell for messages in (*turn[:2], *[None] * (2 - len(turn)))]
-    if any(isinstance(messages, dict | list) for messages in cell):
+        cell = [turn_or_text for turn in cell for turn_or_text in (*turn[:2], *[None] * (2 - len(turn)))]
+    if any(isinstance(turn_or_text, dict | list) for turn_or_text in cell):
         return "not_text"
-    texts = [messages if isinstance(messages, str) else "" for messages in cell]
+    texts = [turn_or_text if isinstance(turn_or_text, str) else "" for turn_or_text in cell]
     return [{"role": "user" if at % 2 == 0 else "assistant", "content": text} for at, text in enumerate(texts)]
 
 
@@ -267,21 +267,21 @@ def by_speaker(cell: list[Row], tools: bool) -> list[Message] | Unusable:
     return merged
 
 
-def whole_turns(messages: list[Message], most: int | None) -> list[Message]:
+def whole_turns(messages: list[Message], limit: int | None) -> list[Message]:
     """The messages from the first of a user, system messages before it included, to the last answer of whole turns:
     up to the first message without words, or answer that no user asked for; `most` answers."""
     start = next((at for at, message in enumerate(messages) if message["role"] == "user"), len(messages))
     turns = [message for message in messages[:start] if message["role"] == "system" and message["content"].strip()]
-    answers, end, before = 0, 0, ""
+    answers, end, last_role = 0, 0, ""
     for message in messages[start:]:
         blank = not message["content"].strip() and "tool_calls" not in message and message["role"] != "tool"
-        if blank or (message["role"] == "assistant" and before not in ("user", "tool", "system")):
+        if blank or (message["role"] == "assistant" and last_role not in ("user", "tool", "system")):
             break
         turns.append(message)
-        before = message["role"]
+        last_role = message["role"]
         if message["role"] == "assistant" and "tool_calls" not in message:
             answers, end = answers + 1, len(turns)
-            if answers == most:
+            if answers == limit:
                 break
     return turns[:end]
 
@@ -311,37 +311,44 @@ def columns(name: str, source: Source) -> list[str]:
     Raises:
         PipelineError: an unknown function, or one that lacks a knob.
     """
-    where = f"expert.sources.{name}"
+    knob_prefix = f"expert.sources.{name}"
     if source.language is not None:
         language(source.language)  # refuses an unknown one
     if source.rows not in READERS:
-        raise PipelineError(f"{where}.rows must be one of {', '.join(READERS)}, got {source.rows!r}")
+        raise PipelineError(f"{knob_prefix}.rows must be one of {', '.join(READERS)}, got {source.rows!r}")
     if source.rows in ("nllb", "bitext") and source.language is None:
-        raise PipelineError(f"{where}.rows={source.rows} needs {where}.language, such as sw")
+        raise PipelineError(f"{knob_prefix}.rows={source.rows} needs {knob_prefix}.language, such as sw")
     if source.rows == "text":
         return [source.column or "text"]
     if source.rows == "conversation":
         if source.column is None and source.language is None:
-            raise PipelineError(f"{where}.rows=conversation needs {where}.column, the column that holds the turns")
+            raise PipelineError(
+                f"{knob_prefix}.rows=conversation needs {knob_prefix}.column, the column that holds the turns"
+            )
         return [source.column or language(source.language or "").flores]
     if source.rows in ("template", "bitext"):
         try:
             names = {knob: fields(getattr(source, knob) or "") for knob in ("prompt", "completion")}
         except ValueError as error:
-            raise PipelineError(f"{where}: a template has a stray brace ({error}); write {{{{ for one") from error
+            raise PipelineError(f"{knob_prefix}: a template has a stray brace ({error}); write {{{{ for one") from error
         unset = [knob for knob in names if getattr(source, knob) is None]
         if unset:
             example = "'Swali: {question}'" if unset[0] == "prompt" else "'{answer}'"
             raise PipelineError(
-                f"{where}.{unset[0]} is missing: give {where}.{unset[0]}={example}, your file's columns in braces"
+                f"{knob_prefix}.{unset[0]} is missing: give {knob_prefix}.{unset[0]}={example}, your file's columns in braces"
             )
         empty = [knob for knob in names if not names[knob]]
         if empty:
-            raise PipelineError(f"{where}.{empty[0]} names no column: give one in braces, as {{answer}}")
-        odd = [one for found in names.values() for one in found if not re.fullmatch(r"[^.\[\]]+", one)]
+            raise PipelineError(f"{knob_prefix}.{empty[0]} names no column: give one in braces, as {{answer}}")
+        odd = [
+            column
+            for names_of_columns in names.values()
+            for column in names_of_columns
+            if not re.fullmatch(r"[^.\[\]]+", column)
+        ]
         if odd:
-            raise PipelineError(f"{where}: a template names a column in braces, {{{odd[0]}}} is none")
-        return sorted({one for found in names.values() for one in found})
+            raise PipelineError(f"{knob_prefix}: a template names a column in braces, {{{odd[0]}}} is none")
+        return sorted({column for names_of_columns in names.values() for column in names_of_columns})
     return list(COLUMNS[source.rows])
 
 

@@ -55,17 +55,17 @@ def gather(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
     samples/ their questions, as hard links. Gives the facts of a run, as scoring does.
     """
     written = [json.loads((part.folder / "scores.json").read_text(encoding="utf-8")) for part in scored.values()]
-    rows, beside = (
+    rows, further = (
         [ScoreRow.from_json(row) for scores in written for row in scores[side]] for side in ("rows", "beside")
     )
-    averages = over_languages([*rows, *beside]) + average_of_ten([*rows, *beside])
+    averages = over_languages([*rows, *further]) + average_of_ten([*rows, *further])
     harness = written[0]["harness"]
     for key, value in harness.items():
         if isinstance(value, dict):
             harness[key] = {name: inner for scores in written for name, inner in scores["harness"][key].items()}
         elif isinstance(value, list):
             harness[key] = [inner for scores in written for inner in scores["harness"][key]]
-    result = EvaluationResult(rows, {}, harness, beside + averages)
+    result = EvaluationResult(rows, {}, harness, further + averages)
     write_scores(result, work)
     (work / "samples").mkdir()
     for part in scored.values():

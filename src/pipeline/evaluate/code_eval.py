@@ -108,16 +108,16 @@ def outcome_of(status: int, line: bytes, nonce: str) -> Execution:
     """The outcome of a process by its exit status (minus the signal that ended it) and the line that it wrote."""
     if status == -signal.SIGXCPU:
         return Execution(Ending.TIMED_OUT)
-    own, _, told = line.decode(errors="replace").partition(" ")
-    word, _, detail = told.partition(" ")
-    if own != nonce:
+    answer, _, exception_name = line.decode(errors="replace").partition(" ")
+    word, _, detail = exception_name.partition(" ")
+    if answer != nonce:
         return Execution(Ending.KILLED)
-    if status == 0 and told == "passed":
+    if status == 0 and exception_name == "passed":
         return Execution(Ending.PASSED)
     if status == 1 and word == "raised":
         kind = getattr(builtins, detail, None)
-        known = isinstance(kind, type) and issubclass(kind, BaseException)
-        return Execution(Ending.RAISED, detail if known else "Exception")
+        is_builtin = isinstance(kind, type) and issubclass(kind, BaseException)
+        return Execution(Ending.RAISED, detail if is_builtin else "Exception")
     if status == 1 and word == "unconfined":
         return Execution(Ending.UNCONFINED, detail)
     return Execution(Ending.KILLED)
@@ -134,11 +134,11 @@ def check_confinement() -> None:
     if begun.ending is not Ending.PASSED:
         raise PipelineError("eval.run_code=true: a confined program cannot even compute here: use Linux on x86-64")
 
-    def escapes(what: str) -> bool:
-        found = run(_ESCAPES[what], 1 if what == "run for ever" else SECONDS)
-        if what == "run for ever":
-            return found.ending not in (Ending.TIMED_OUT, Ending.KILLED)
-        return str(found) != ("MemoryError" if what == "take all memory" else "PermissionError")
+    def escapes(attempt: str) -> bool:
+        outcome = run(_ESCAPES[attempt], 1 if attempt == "run for ever" else SECONDS)
+        if attempt == "run for ever":
+            return outcome.ending not in (Ending.TIMED_OUT, Ending.KILLED)
+        return str(outcome) != ("MemoryError" if attempt == "take all memory" else "PermissionError")
 
     tried = [what for what in _ESCAPES if what != _NEEDS_LANDLOCK or has_landlock()]
     with ThreadPoolExecutor(len(tried)) as pool:
@@ -153,13 +153,13 @@ def refuse_secrets() -> None:
     """Without Landlock a program can read this process' environment and the user's files: not beside secrets."""
     if has_landlock():
         return
-    found = sorted(name for name, value in os.environ.items() if _SECRET.search(name.upper()) and len(value) >= 8)
+    secrets = sorted(name for name, value in os.environ.items() if _SECRET.search(name.upper()) and len(value) >= 8)
     home = os.environ.get("HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"))
     files = (os.environ.get("NETRC", "~/.netrc"), os.environ.get("HF_TOKEN_PATH", os.path.join(home, "token")))
-    found += [file for file in files if Path(file).expanduser().is_file()]
-    if found:
+    secrets += [file for file in files if Path(file).expanduser().is_file()]
+    if secrets:
         raise PipelineError(
-            f"eval.run_code=true: this kernel has no Landlock, so programs of a model could read {', '.join(found)}: "
+            f"eval.run_code=true: this kernel has no Landlock, so programs of a model could read {', '.join(secrets)}: "
             "take what is secret away for this evaluation, or use Linux 5.13 or later with Landlock"
         )
 

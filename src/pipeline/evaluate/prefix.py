@@ -60,23 +60,23 @@ def _cheapest(common: np.ndarray, lengths: Sequence[int], first: int, last: int,
     """
     if last - first == 1:
         return lengths[first], [(0, [first])]
-    inside = common[first : last - 1]
-    shared = int(inside.min())
+    within_group = common[first : last - 1]
+    shared = int(within_group.min())
     if depth == DEEPEST:
         return shared + sum(lengths[first:last]) - shared * (last - first), [(shared, list(range(first, last)))]
-    cuts = [first, *(first + 1 + int(at) for at in np.flatnonzero(inside == shared)), last]
-    apart, together, groups_apart, pool = 0, shared, [], []
+    cuts = [first, *(first + 1 + int(at) for at in np.flatnonzero(within_group == shared)), last]
+    cost_apart, cost_together, groups_apart, pool = 0, shared, [], []
     for start, end in zip(cuts, cuts[1:], strict=False):
-        cost, found = _cheapest(common, lengths, start, end, depth + 1)
+        cost, subgroups = _cheapest(common, lengths, start, end, depth + 1)
         joining = sum(lengths[start:end]) - shared * (end - start)
-        apart, together = apart + cost, together + min(cost, joining)
+        cost_apart, cost_together = cost_apart + cost, cost_together + min(cost, joining)
         if joining < cost:
-            pool.append((range(start, end), found))
+            pool.append((range(start, end), subgroups))
         else:
-            groups_apart += found
-    if together < apart:
-        return together, [(shared, [one for members, _ in pool for one in members]), *groups_apart]
-    return apart, [*groups_apart, *(group for _, found in pool for group in found)]
+            groups_apart += subgroups
+    if cost_together < cost_apart:
+        return cost_together, [(shared, [member for members, _ in pool for member in members]), *groups_apart]
+    return cost_apart, [*groups_apart, *(group for _, subgroups in pool for group in subgroups)]
 
 
 def shareable(config: Any) -> bool:
@@ -99,8 +99,8 @@ class _Layer(CacheLayerMixin):
         self.rows, self.room, self.length = rows, room, 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        def empty(like: torch.Tensor) -> torch.Tensor:
-            return like.new_empty(self.rows, like.shape[1], like.shape[2] + self.room, like.shape[3])
+        def empty(states: torch.Tensor) -> torch.Tensor:
+            return states.new_empty(self.rows, states.shape[1], states.shape[2] + self.room, states.shape[3])
 
         self.keys, self.values = empty(key_states), empty(value_states)
         self.is_initialized = True
@@ -146,8 +146,8 @@ class Prefix(Cache):
 def laid_out(prefix: Sequence[int], rests: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and attention mask, [rests, tokens] each: the prefix, padding, then the rest, so that all end alike."""
     width = max(map(len, rests))
-    ids = [[*prefix, *[pad] * (width - len(rest)), *rest] for rest in rests]
-    mask = [[1] * len(prefix) + [0] * (width - len(rest)) + [1] * len(rest) for rest in rests]
+    ids = [[*prefix, *[pad] * (width - len(tail)), *tail] for tail in rests]
+    mask = [[1] * len(prefix) + [0] * (width - len(tail)) + [1] * len(tail) for tail in rests]
     return torch.tensor(ids), torch.tensor(mask)
 
 
@@ -172,15 +172,15 @@ def heads_as_they_are(device: torch.device) -> Iterator[None]:
     transformers copies them for each query head first, a third of the time of attention to a long prefix; the result
     is the same. On a GPU it is right to: with a mask, the fast kernels do not take grouped heads.
     """
-    before = os.environ.get(FORCE_GROUPED)
+    value = os.environ.get(FORCE_GROUPED)
     if device.type == "cpu":
         os.environ[FORCE_GROUPED] = "1"
     try:
         yield
     finally:
         os.environ.pop(FORCE_GROUPED, None)
-        if before is not None:
-            os.environ[FORCE_GROUPED] = before
+        if value is not None:
+            os.environ[FORCE_GROUPED] = value
 
 
 def batches(places: Sequence[int], lengths: Sequence[int], size: int) -> Iterator[list[int]]:

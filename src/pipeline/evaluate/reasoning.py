@@ -136,11 +136,11 @@ def same_plan(answer: str, solution: str) -> bool:
     A step may go on from its own result where the solution goes on from the right one: a slip of arithmetic is no
     other plan.
     """
-    given, expected = equations(answer), equations(solution)
-    if len(given) != len(expected):
+    equations_given, expected = equations(answer), equations(solution)
+    if len(equations_given) != len(expected):
         return False
     results: list[tuple[Fraction | None, Fraction | None]] = []
-    for equation, expected_equation in zip(given, expected, strict=True):
+    for equation, expected_equation in zip(equations_given, expected, strict=True):
         if len(equation.terms) != len(expected_equation.terms):
             return False
         for term, expected_term in zip(equation.terms, expected_equation.terms, strict=True):
@@ -204,9 +204,9 @@ def shares(answers: Sequence[str], code: str, solutions: Sequence[str | None]) -
     What there is none of (equations, answers long enough, solutions) has no share.
     """
     by_answer = [equations(answer) for answer in answers]
-    yield Share("no_equation", "none", tuple(not one for one in by_answer))
-    yield Share("equations_true", "none", tuple(one.holds for found in by_answer for one in found))
+    yield Share("no_equation", "none", tuple(not item for item in by_answer))
+    yield Share("equations_true", "none", tuple(item.holds for found in by_answer for item in found))
     languages = [in_language(answer, code) for answer in answers]
-    yield Share("other_language", told_by(code), tuple(not one for one in languages if one is not None))
-    pairs = [(answer, one) for answer, one in zip(answers, solutions, strict=True) if one]
+    yield Share("other_language", told_by(code), tuple(not item for item in languages if item is not None))
+    pairs = [(answer, item) for answer, item in zip(answers, solutions, strict=True) if item]
     yield Share("plan", "none", tuple(same_plan(*pair) for pair in pairs))

@@ -54,17 +54,17 @@ def make(run: Run[SelectStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     ]  # fmt: skip
     keys = ["validation_loss"] if by_loss else [label(measure) for measure in select.primary or []]
     ranking = ranked(rows, keys, lower_is_better=by_loss)
-    chosen = choose(ranking, select.place)
-    folder = next(parent.folder for parent in models.values() if parent.name == chosen["checkpoint"])
+    choice = choose(ranking, select.place)
+    folder = next(parent.folder for parent in models.values() if parent.name == choice["checkpoint"])
     check_unchanged(folder)
     link_model(folder, work)
-    content = {"rule": identity(select), "floor": floor, "chosen": chosen, "ranking": ranking}
+    content = {"rule": identity(select), "floor": floor, "chosen": choice, "ranking": ranking}
     (work / CHOICE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    tracker.summary({"chosen": chosen["checkpoint"], **chosen["values"]})
+    tracker.summary({"chosen": choice["checkpoint"], **choice["values"]})
     manifest = read_manifest(folder)
     assert manifest is not None
     base = (manifest.config.get("model") or {}).get("path") or manifest.facts.get("base")
-    return {"weights": manifest.weights, "base": base, "choice": chosen, "candidates": len(rows)}
+    return {"weights": manifest.weights, "base": base, "choice": choice, "candidates": len(rows)}
 
 
 def compared(selection: Run) -> list[Snapshot]:
@@ -153,8 +153,8 @@ def ranked(rows: list[Row], keys: list[str], lower_is_better: bool = False) -> l
 
     def rank(row: Row, key: str) -> float:
         score = sign * row["values"][key]
-        rivals = [sign * other["values"][key] for other in allowed]
-        return sum(other < score for other in rivals) + (1 + sum(other == score for other in rivals)) / 2
+        rivals = [sign * rival["values"][key] for rival in allowed]
+        return sum(rival < score for rival in rivals) + (1 + sum(rival == score for rival in rivals)) / 2
 
     for row in rows:
         row["rank"] = statistics.fmean(rank(row, key) for key in keys) if not row["below"] else None

@@ -25,8 +25,8 @@ from pipeline.evaluate.bundle import gather, scoring_runs
 from pipeline.evaluate.model import answering, load_model
 from pipeline.evaluate.score import harness_tamed, load_tasks, score
 from pipeline.evaluate.tasks import LeftOut
-from pipeline.hub.models import local
-from pipeline.merge.stage import measured
+from pipeline.hub.models import local_folder
+from pipeline.merge.stage import measure_merge
 from pipeline.runs.dtypes import dtypes_in, one_dtype
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     merge: dict[str, float] = {}
     if "checkpoint" not in run.parents:  # what the run of the written merge records
         lm: Any = model()
-        merge = measured(lm.live[1], run.config.threads)
+        merge = measure_merge(lm.live[1], run.config.threads)
     tracker.summary(scores | merge)
     return {"scores": scores, "harness": result.harness, "weights_root": cache.model["root"], **merge}
 
@@ -78,7 +78,7 @@ def in_its_dtype(run: Run[EvalStage]) -> Run[EvalStage]:
     if config.eval.dtype != "auto" and not config.as_stored:
         return run
     model = run.parents[next(iter(config.merge.references())) if config.merge else "checkpoint"]
-    folder = local(model.folder) if config.merge else model.folder
+    folder = local_folder(model.folder) if config.merge else model.folder
     stored = (config.merge and config.merge.dtype) or one_dtype(dtypes_in(folder), model.name)
     if stored is None:
         return run  # no safetensors: refused when they are loaded

@@ -49,14 +49,14 @@ def without_credentials(value: Any) -> Any:
         return [without_credentials(inner) for inner in value]
     if not isinstance(value, str):
         return value
-    return _NAMED.sub(_masked, plain_addresses(value))
+    return _NAMED.sub(_mask_match, plain_addresses(value))
 
 
-def _masked(found: re.Match[str]) -> str:
-    name, sign, value = found["name"], found["sign"], found["value"]
+def _mask_match(match: re.Match[str]) -> str:
+    name, sign, value = match["name"], match["sign"], match["value"]
     prose = sign.lstrip() == ": " and name.lower().rpartition(".")[2] in ("key", "token")  # "unknown key sft.key: ..."
     if prose or value.strip("\"'.:,[]").lower() in _EXAMPLES:
-        return found[0]
+        return match[0]
     quote = value[0] if value[0] in "\"'" else ""
     return f"{name}{sign}{quote}{MASK}{quote}"
 
@@ -85,7 +85,7 @@ def masked_output() -> Iterator[None]:
 
     Where an error leaves it stays so: the interpreter prints its traceback.
     """
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (stream and Masked(stream) for stream in before)
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (stream and Masked(stream) for stream in streams)
     yield
-    sys.stdout, sys.stderr = before
+    sys.stdout, sys.stderr = streams

@@ -174,9 +174,9 @@ def keeping_models(run: Run) -> AbstractContextManager[None]:
     """Context that keeps a model in memory between several evaluations of it."""
     if not (is_bundle(run) or isinstance(run.config, SelectStage)):
         return nullcontext()
-    from pipeline.merge.resident import resident
+    from pipeline.merge.resident import keep_models_resident
 
-    return resident()
+    return keep_models_resident()
 
 
 def reason_of(error: Exception) -> str:

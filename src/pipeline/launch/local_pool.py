@@ -290,9 +290,9 @@ def local_executor(launcher: Launcher, targets: Sequence[Run]) -> Iterator[Any]:
     gpus = visible_gpus()
     count = launcher.workers or default_workers(ordered(list(targets)), len(gpus))
     if count == 1:
-        from pipeline.merge.resident import resident
+        from pipeline.merge.resident import keep_models_resident
 
-        with resident():
+        with keep_models_resident():
             yield in_process.execute
         return
     if gpus:

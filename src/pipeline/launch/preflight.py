@@ -18,7 +18,7 @@ from typing import Any
 from pipeline.benchmarks.task_files import Definition, whole
 from pipeline.config.stages import EvalStage
 from pipeline.errors import PipelineError
-from pipeline.estimate.gpu_budget import models_of
+from pipeline.estimate.models import models_of
 from pipeline.evaluate.before import Lengths, defined, refuse_early, refuse_model, too_long
 from pipeline.files import sha256, write_atomically
 from pipeline.models.files import ADAPTER_CONFIG

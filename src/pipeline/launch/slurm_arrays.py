@@ -25,7 +25,8 @@ from typing import Any
 from pipeline.config.stages import EvalStage, Launcher, TrainStage
 from pipeline.errors import Held, PipelineError
 from pipeline.estimate.durations import History
-from pipeline.estimate.gpu_budget import moved, shape_for
+from pipeline.estimate.gpu_budget import moved
+from pipeline.estimate.models import shape_for
 from pipeline.files import ADDED_CONF
 from pipeline.launch import plan_files
 from pipeline.launch.job_script import COMPLETED, job_script, quote_with_expansion, requeue_lines

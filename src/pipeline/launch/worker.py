@@ -112,9 +112,9 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     end_with_the_parent()
     with listening():
-        from pipeline.merge.resident import resident
+        from pipeline.merge.resident import keep_models_resident
 
-        with resident():
+        with keep_models_resident():
             for line in iter(sys.stdin.readline, ""):
                 answer = answer_of(json.loads(line))
                 answers.write(json.dumps(answer) + "\n")
@@ -133,9 +133,9 @@ def run_array_task(file: Path) -> int:
     record = json.loads(task)
     ended: list[str] = []
     with listening():
-        from pipeline.merge.resident import resident
+        from pipeline.merge.resident import keep_models_resident
 
-        with resident():
+        with keep_models_resident():
             for element in record["elements"]:
                 ended.append(run_task_element(element))
                 if ended[-1] == "stopped":

@@ -26,26 +26,27 @@ def key_of(role: str) -> str:
     return f"merge.experts[{role}]" if role.isdigit() else f"merge.{side}[{index}]" if index else f"merge.{role}"
 
 
-def check_sources(sources: Mapping[str, Source], base: Source | None, named: Callable[[str], str] = key_of) -> None:
+def check_sources(sources: Mapping[str, Source], base: Source | None, key_for: Callable[[str], str] = key_of) -> None:
     """Refuse sources that do not fit each other, and experts that moved from `base` not at all or to another model."""
-    (role, first), *others = sources.items()
-    for one, source in (*sources.items(), *([("base", base)] if base else [])):
+    (role, first), *further = sources.items()
+    for source_role, source in (*sources.items(), *([("base", base)] if base else [])):
         if quantized := source.config.get("quantization_config"):
-            told = quantized.get("quant_method", quantized) if isinstance(quantized, dict) else quantized
+            quantization = quantized.get("quant_method", quantized) if isinstance(quantized, dict) else quantized
             raise PipelineError(
-                f"{named(one)}: config.json of {source.folder} has quantization_config ({told}), so its tensors are "
-                "not the weights that it computes with: name the model before it was quantized, or dequantize it"
+                f"{key_for(source_role)}: config.json of {source.folder} has quantization_config ({quantization}), "
+                "so its tensors are not the weights that it computes with: "
+                "name the model before it was quantized, or dequantize it"
             )
     for name in first.names:
         if first.info(name).dtype not in DTYPES.values():
             raise PipelineError(f"{first.folder}: {name} is stored as {first.info(name).dtype}, not as a float")
-    for other, source in others:
-        same_architecture(first, source, (named(role), named(other)))
-        same_tokenizer(first, source, (named(role), named(other)))
+    for other_role, source in further:
+        same_architecture(first, source, (key_for(role), key_for(other_role)))
+        same_tokenizer(first, source, (key_for(role), key_for(other_role)))
     if base is not None:
-        same_architecture(first, base, (named(role), named("base")), dtypes=False)
-        for one, source in sources.items():
-            check_descent(source, base, named(one))
+        same_architecture(first, base, (key_for(role), key_for("base")), dtypes=False)
+        for expert_role, source in sources.items():
+            check_descent(source, base, key_for(expert_role))
 
 
 def check_descent(expert: Source, base: Source, key: str) -> None:
@@ -72,7 +73,7 @@ def check_descent(expert: Source, base: Source, key: str) -> None:
         moved, identical, change = moved or distance > 0, identical + (distance == 0), change + distance
     if not np.isfinite(change):
         raise PipelineError(f"{key}: {expert.folder} is further from its base than float32 can tell: name another")
-    if not moved and not _differs(expert, base):
+    if not moved and not _differs_from_base(expert, base):
         raise PipelineError(f"{key}: {expert.folder} is equal to its base {base.folder}: training changed nothing")
     if not identical and change > size:
         raise PipelineError(
@@ -81,7 +82,7 @@ def check_descent(expert: Source, base: Source, key: str) -> None:
         )
 
 
-def _differs(expert: Source, base: Source) -> bool:
+def _differs_from_base(expert: Source, base: Source) -> bool:
     return any(
         task_vectors([expert], base, name, *piece)[0].any()
         for name in base.names

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-KEPT: list[Any] = []  # of merge.live.Live
+LIVE_MODELS: list[Any] = []  # of merge.live.Live
 _keeping = False
 
 
 @contextmanager
-def resident() -> Iterator[None]:
+def keep_models_resident() -> Iterator[None]:
     """Inside, a model stays in memory from one merge to the next, whatever their sources: a base, its experts and all
     their merges are one model, of which only the parameters that differ are copied anew."""
     global _keeping
@@ -20,13 +20,13 @@ def resident() -> Iterator[None]:
         yield
     finally:
         _keeping = False
-        release()
+        release_models()
 
 
-def release() -> None:
+def release_models() -> None:
     """Give the memory of what is kept back, to a training for instance."""
-    KEPT.clear()
+    LIVE_MODELS.clear()
 
 
-def keeping() -> bool:
+def keeps_models() -> bool:
     return _keeping

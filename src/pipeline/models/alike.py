@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.errors import PipelineError
-from pipeline.models.arithmetic import arithmetic
+from pipeline.models.arithmetic import arithmetic_settings
 from pipeline.models.checkpoint import TensorInfo
 
 
@@ -37,32 +37,32 @@ def same_architecture(
     `keys` are the knobs to name in the sentence. `dtypes=False` accepts tensors of other precision (a base
     in bfloat16 under experts in float32).
     """
-    for a, b in differences(first, second, dtypes):
+    for a, b in find_differences(first, second, dtypes):
         raise PipelineError(
             f"{keys[1]}: {second.folder} has {b}, {keys[0]}: {first.folder} has {a}; they must be alike"
         )
 
 
-def differences(first: Headers, second: Headers, dtypes: bool) -> Iterator[tuple[str, str]]:
+def find_differences(first: Headers, second: Headers, dtypes: bool) -> Iterator[tuple[str, str]]:
     """What the first has and what the second has, in words, of all in which they differ."""
-    both = (first, second)
-    depths = [one.config.get("num_hidden_layers") for one in both]
+    headers = (first, second)
+    depths = [header.config.get("num_hidden_layers") for header in headers]
     if depths[0] != depths[1]:
         yield f"{depths[0]} layers", f"{depths[1]} layers"
-    ours, theirs = arithmetic(first.config), arithmetic(second.config)
-    for key in ("model_type", *sorted(ours.keys() | theirs.keys())):
-        a, b = ours.get(key), theirs.get(key)
+    first_settings, second_settings = arithmetic_settings(first.config), arithmetic_settings(second.config)
+    for key in ("model_type", *sorted(first_settings.keys() | second_settings.keys())):
+        a, b = first_settings.get(key), second_settings.get(key)
         if key == "architectures" and (a is None or b is None):
             continue  # no class is named: told by model_type
         if a != b:
-            yield setting(key, a, b), setting(key, b, a)
+            yield describe_setting(key, a, b), describe_setting(key, b, a)
     if first.tied_head != second.tied_head:
-        mine, other = ("a tied head" if one.tied_head else "a head of its own" for one in both)
-        yield mine, other
+        a_text, b_text = ("a tied head" if header.tied_head else "a head of its own" for header in headers)
+        yield a_text, b_text
     for name in sorted(first.infos.keys() | second.infos.keys()):
         if name not in first.infos or name not in second.infos:
-            mine, other = (f"{'a' if name in one.infos else 'no'} {name}" for one in both)
-            yield mine, other
+            a_text, b_text = (f"{'a' if name in header.infos else 'no'} {name}" for header in headers)
+            yield a_text, b_text
             continue
         x, y = first.infos[name], second.infos[name]
         if x.shape != y.shape:
@@ -71,8 +71,8 @@ def differences(first: Headers, second: Headers, dtypes: bool) -> Iterator[tuple
             yield f"{name} as {x.dtype}", f"{name} as {y.dtype}"
 
 
-def setting(key: str, value: Any, other: Any) -> str:
+def describe_setting(key: str, value: Any, compared: Any) -> str:
     """A setting and its value, as JSON where that of the other prints alike: "1e-06", which is text, and 1e-06."""
     if value is None:
         return f"no {key}"
-    return f"{key} {json.dumps(value) if str(value) == str(other) else value}"
+    return f"{key} {json.dumps(value) if str(value) == str(compared) else value}"

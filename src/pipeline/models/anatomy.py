@@ -69,7 +69,7 @@ def anatomy(names: Iterable[str]) -> dict[str, Site]:
     the norm before the MLP (Llama), unless the layer has one for it beside (Gemma 2 and 3, OLMo 2 and 3): then it norms
     what attention gives. Raises PipelineError for a name that it does not know, and for a mixture of experts.
     """
-    sites = {name: _site(name) for name in names}
+    sites = {name: _classify(name) for name in names}
     owned = {site.layer for name, site in sites.items() if any(norm in name for norm in _OF_FEEDFORWARD)}
     for name, site in sites.items():
         if site.layer in owned and _AFTER_ATTENTION in name:
@@ -81,7 +81,7 @@ def anatomy(names: Iterable[str]) -> dict[str, Site]:
     }
 
 
-def _site(name: str) -> Site:
+def _classify(name: str) -> Site:
     plain = re.sub(r"\.(weight|bias)$", "", plain_name(name))
     if plain in _OUTSIDE_NAMES:
         return Site(None, _OUTSIDE_NAMES[plain])

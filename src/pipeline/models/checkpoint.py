@@ -72,15 +72,15 @@ class TensorInfo:
     def pieces(self) -> Iterator[memoryview]:
         """The raw bytes in pieces of at most 1 MB; a piece is valid until the next one is asked for."""
         buffer = memoryview(bytearray(min(PIECE_BYTES, self.nbytes)))
-        left = self.nbytes
+        remaining = self.nbytes
         with open(self.file, "rb") as stream:
             stream.seek(self.offset)
-            while left:
-                piece = buffer[: min(left, len(buffer))]
+            while remaining:
+                piece = buffer[: min(remaining, len(buffer))]
                 if stream.readinto(piece) != len(piece):
                     raise PipelineError(f"{self.file} became shorter while it was read: copy it again")
                 yield piece
-                left -= len(piece)
+                remaining -= len(piece)
 
 
 @dataclass
@@ -164,12 +164,12 @@ class Checkpoint:
         stream = self._streams.get(info.file)
         if stream is None:  # setdefault: where two threads come at once, both take the same one
             stream = self._streams.setdefault(info.file, open(info.file, "rb", buffering=0))  # noqa: SIM115
-        left, position = into.reshape(-1).view("u1").data, info.offset + offset
-        while left:
-            count = os.preadv(stream.fileno(), [left], position)
+        remaining, position = into.reshape(-1).view("u1").data, info.offset + offset
+        while remaining:
+            count = os.preadv(stream.fileno(), [remaining], position)
             if not count:
                 raise PipelineError(f"{info.file} became shorter while it was read: copy it again")
-            left, position = left[count:], position + count
+            remaining, position = remaining[count:], position + count
 
     @property
     def files(self) -> dict[Path, list[str]]:
@@ -320,41 +320,43 @@ def hash_tensor(dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryview]
     """
     import numpy
 
-    item, ones = _EXPONENT.get(dtype, ("u1", None))
-    told, finite = f"{dtype} {list(shape)}\n".encode(), True
-    result = blake3() if kind == KIND else hashlib.new(kind, told)
+    item, all_ones = _EXPONENT.get(dtype, ("u1", None))
+    header, finite = f"{dtype} {list(shape)}\n".encode(), True
+    result = blake3() if kind == KIND else hashlib.new(kind, header)
     for piece in pieces:
         result.update(piece)
-        if ones is not None and finite:  # NaN and infinities are the largest of each sign, as integers
+        if all_ones is not None and finite:  # NaN and infinities are the largest of each sign, as integers
             positive = numpy.frombuffer(piece, item.replace("u", "i")).max(initial=0)
             either = numpy.frombuffer(piece, item).max(initial=0)
-            finite = positive < ones and either < ones | 1 << 8 * either.itemsize - 1
+            finite = positive < all_ones and either < all_ones | 1 << 8 * either.itemsize - 1
     if kind == KIND:
-        result.update(told)
+        result.update(header)
     return f"{kind}:{result.hexdigest()}", bool(finite)
 
 
-def digest(dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryview], what: str, kind: str = KIND) -> str:
-    """The digest of a tensor, as `hash_tensor` has it. Refuses NaN and infinities, naming `what`."""
-    found, finite = hash_tensor(dtype, shape, pieces, kind)
+def digest_tensor(
+    dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryview], label: str, kind: str = KIND
+) -> str:
+    """The digest of a tensor, as `hash_tensor` has it. Refuses NaN and infinities, naming `label`."""
+    value, finite = hash_tensor(dtype, shape, pieces, kind)
     if not finite:
-        raise PipelineError(f"{what} holds NaN or infinite values: train it again or choose another")
-    return found
+        raise PipelineError(f"{label} holds NaN or infinite values: train it again or choose another")
+    return value
 
 
 def digest_tensors(folder: str | Path, kind: str = KIND) -> dict[str, str]:
     """The digest of every tensor of a checkpoint, by name. Refuses NaN and infinite values."""
-    return _digests(Checkpoint.open(folder).infos, kind)
+    return _digest_names(Checkpoint.open(folder).infos, kind)
 
 
 def digests_in(file: Path, kind: str = KIND) -> dict[str, str]:
     """The digest of every tensor of one safetensors file, by name. Refuses NaN and infinite values."""
-    return _digests(read_header(file), kind)
+    return _digest_names(read_header(file), kind)
 
 
-def _digests(infos: Mapping[str, TensorInfo], kind: str) -> dict[str, str]:
+def _digest_names(infos: Mapping[str, TensorInfo], kind: str) -> dict[str, str]:
     return {
-        name: digest(info.dtype, info.shape, info.pieces(), f"{info.file}: {name}", kind)
+        name: digest_tensor(info.dtype, info.shape, info.pieces(), f"{info.file}: {name}", kind)
         for name, info in sorted(infos.items())
     }
 

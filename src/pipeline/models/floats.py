@@ -40,7 +40,7 @@ class Buffers(threading.local):
             size = math.prod(shape) * np.dtype(dtype).itemsize
             if name not in self.held or self.held[name].nbytes < size:
                 self.held[name] = np.empty(size, np.uint8)
-                self.views = {key: other for key, other in self.views.items() if key[0] != name}
+                self.views = {key: cached for key, cached in self.views.items() if key[0] != name}
             view = self.views[name, shape, dtype] = self.held[name][:size].view(dtype).reshape(shape)
         return view
 
@@ -70,7 +70,7 @@ def widen(stored: np.ndarray, dtype: str, out: np.ndarray) -> None:
         np.copyto(out, stored)
 
 
-def lost(exact: np.ndarray, stored: np.ndarray, dtype: str) -> np.ndarray:
+def squared_rounding_error(exact: np.ndarray, stored: np.ndarray, dtype: str) -> np.ndarray:
     """(sum of squared errors, sum of squares) of float32 values that were stored narrower."""
     error = buffers("lost", exact.shape)
     widen(stored, dtype, error)
@@ -118,7 +118,7 @@ def in_threads(tasks: Sequence[Callable[[], T]], threads: int | None = None) -> 
         finally:
             for future in futures:
                 future.cancel()
-        failed = [error for one in futures if not one.cancelled() and (error := one.exception())]
+        failed = [error for task in futures if not task.cancelled() and (error := task.exception())]
         if failed:
             raise failed[0]
         return [future.result() for future in futures]

@@ -24,24 +24,24 @@ def folder_digest(folder: Path, files: Sequence[Path], runs_dir: Path | None = N
     """
     from pipeline.models.floats import in_threads
 
-    seen, begun = {path: FileState.now(path) for path in sorted(files)}, time.time_ns()
+    stats, begun = {path: FileState.now(path) for path in sorted(files)}, time.time_ns()
     unknown = {
         path: read_header(path) if path.suffix == ".safetensors" else {}
-        for path, one in seen.items()
-        if not cached_digests(one, runs_dir).get(KIND)
+        for path, stat in stats.items()
+        if not cached_digests(stat, runs_dir).get(KIND)
     }
-    infos = sorted((info for tensors in unknown.values() for info in tensors.values()), key=lambda one: -one.nbytes)
+    infos = sorted((info for tensors in unknown.values() for info in tensors.values()), key=lambda info: -info.nbytes)
     tasks = [partial(hash_tensor, info.dtype, info.shape, info.pieces()) for info in infos]
     hashed = dict(zip(infos, in_threads(tasks), strict=True))
     for path, tensors in unknown.items():
         finite = {name: hashed[info][0] for name, info in tensors.items() if hashed[info][1]}
-        cache_digests(seen[path], begun, runs_dir, **{KIND: _of_file(path, tensors, hashed), "tensors": finite})
-    lines = "".join(f"{path.relative_to(folder)} {cached_digests(one)[KIND]}\n" for path, one in seen.items())
+        cache_digests(stats[path], begun, runs_dir, **{KIND: _of_file(path, tensors, hashed), "tensors": finite})
+    lines = "".join(f"{path.relative_to(folder)} {cached_digests(stat)[KIND]}\n" for path, stat in stats.items())
     return f"{KIND}:{blake3(lines.encode()).hexdigest()}"
 
 
 def _of_file(path: Path, tensors: Mapping[str, TensorInfo], hashed: Mapping[TensorInfo, tuple[str, bool]]) -> str:
     with open(path, "rb") as file:
         head = file.read(min((info.offset for info in tensors.values()), default=-1))  # of no tensors: all
-    in_order = sorted(tensors.values(), key=lambda one: (one.offset, one.nbytes))
+    in_order = sorted(tensors.values(), key=lambda info: (info.offset, info.nbytes))
     return f"{KIND}:{blake3(head + ''.join(hashed[info][0] for info in in_order).encode()).hexdigest()}"

@@ -66,13 +66,13 @@ def refuse_own_code(folder: Path) -> None:
 
     for name in ("config.json", "tokenizer_config.json"):
         fields = read_json(folder / name) if (folder / name).is_file() else {}
-        named = fields.get("auto_map") if isinstance(fields, dict) else None
+        auto_map = fields.get("auto_map") if isinstance(fields, dict) else None
         of_tokenizer = name == "tokenizer_config.json"
-        if of_tokenizer and isinstance(named, dict):
-            named = named.get("AutoTokenizer")
-        if named and (of_tokenizer or fields.get("model_type") not in CONFIG_MAPPING_NAMES):
-            what = "tokenizer.json" if of_tokenizer else "a model_type that transformers has"
+        if of_tokenizer and isinstance(auto_map, dict):
+            auto_map = auto_map.get("AutoTokenizer")
+        if auto_map and (of_tokenizer or fields.get("model_type") not in CONFIG_MAPPING_NAMES):
+            expected = "tokenizer.json" if of_tokenizer else "a model_type that transformers has"
             raise PipelineError(
-                f"{folder / name} names Python code in auto_map ({named}), which is never run: give a model with "
-                f"{what}, and without auto_map"
+                f"{folder / name} names Python code in auto_map ({auto_map}), which is never run: give a model with "
+                f"{expected}, and without auto_map"
             )

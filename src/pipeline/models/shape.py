@@ -62,8 +62,8 @@ class Shape:
     @property
     def around_attention(self) -> int:
         """Parameters of a layer's attention besides its matrices: biases, norms of queries and keys, its own norms."""
-        own = self.norms // 2 * self.width
-        return self.bias + own + (2 * self.head_width if self.qk_norm else 0)
+        before_attention = self.norms // 2 * self.width
+        return self.bias + before_attention + (2 * self.head_width if self.qk_norm else 0)
 
     @property
     def layer(self) -> int:
@@ -127,21 +127,21 @@ def shape_of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> Shape:
     sites = anatomy(shapes)
     first = {name.rpartition(".layers.0.")[2]: shape for name, shape in shapes.items() if ".layers.0." in name}
 
-    def size(*kinds: str) -> int:
+    def matrix_size(*kinds: str) -> int:
         """Numbers in the matrices of the first layer of these kinds."""
-        found = (shape for name, shape in shapes.items() if sites[name].layer == 0 and sites[name].kind in kinds)
-        return sum(shape[0] * shape[1] for shape in found if len(shape) == 2)
+        matching = (shape for name, shape in shapes.items() if sites[name].layer == 0 and sites[name].kind in kinds)
+        return sum(shape[0] * shape[1] for shape in matching if len(shape) == 2)
 
     output = first.get("self_attn.o_proj.weight") or first.get("self_attn.dense.weight")
     if EMBEDDING not in shapes or output is None:
         raise PipelineError(f"its tensors hold no {EMBEDDING} or no output of the attention: its size is not known")
     vocabulary, width = shapes[EMBEDDING]
     queries = output[1]
-    keys = (size("attention") // width - 2 * queries) // 2
+    keys = (matrix_size("attention") // width - 2 * queries) // 2
     head_width = math.gcd(queries, keys)  # no more is counted on than heads x head_width
     norms = sum(len(shape) == 1 and "norm" in name and "self_attn" not in name for name, shape in first.items())
     return Shape(
-        num_layers(sites), width, size("mlp") // (3 * width), heads=queries // head_width,
+        num_layers(sites), width, matrix_size("mlp") // (3 * width), heads=queries // head_width,
         kv_heads=keys // head_width, head_width=head_width, vocabulary=vocabulary, tied=HEAD not in shapes,
         qkv_bias="self_attn.q_proj.bias" in first, norms=norms, qk_norm="self_attn.q_norm.weight" in first,
     )  # fmt: skip

@@ -82,7 +82,7 @@ class Outcome:
     def number(self, cell: Cell) -> Number:
         printed, suspect = None, None
         if cell.published:
-            printed, suspect = papers.value(*cell.published), papers.suspect(*cell.published)
+            printed, suspect = papers.published_value(*cell.published), papers.reason_for_doubt(*cell.published)
         runs: dict[Path, None] = {}
         if any(item.model is not None for item in cell.items) and cell.fact is None:  # a figure
             models = [self.table.training(item.model) for item in cell.items if item.model is not None]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.benchmarks import kind_of
-from pipeline.estimate import durations
+from pipeline.estimate.questions import count_questions, scored_file
 from pipeline.report.load.contents import CellResult
 from pipeline.report.stats.claims import Claim
 from pipeline.report.stats.ranks import holm
@@ -65,10 +65,10 @@ def of_score(planning: Planning, score: ScoreRef) -> tuple[str, int] | None:
     if run is None:
         return None
     task, language, root = run.config.eval.tasks[0], run.config.languages[0], run.parents.get("data_root")
-    unknown = root is not None and root.folder.is_dir() and durations.scored_file(run, task, language) is None
+    unknown = root is not None and root.folder.is_dir() and scored_file(run, task, language) is None
     if unknown or kind_of(task.task) == "translation":
         return None
-    return task.task, durations.count_questions(run, task, language)
+    return task.task, count_questions(run, task, language)
 
 
 # ---------------------------------------------------------------------------------------------------- measured

@@ -75,7 +75,7 @@ def equations(plan: TablePlan, cell: Cell) -> list[tuple[list[ScoreRef], float]]
     """
     if cell.published is None or cell.metric or cell.fact:
         return []
-    printed = papers.value(*cell.published)
+    printed = papers.published_value(*cell.published)
     items = [item for leaf in leaves(plan, cell) for item in leaf.items]
     steps = {how for leaf in [cell, *leaves(plan, cell)] for how, _ in leaf.reduce}
     if printed is None or not all(item.readings for item in items) or len(steps) > 1:

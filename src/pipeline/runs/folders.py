@@ -46,12 +46,19 @@ def scan(runs_dir: Path) -> Scan:
         return Scan(0, False, [])
     cached = _scans.get(key)
     if cached is None or not cached.settled or cached.mtime_ns != mtime_ns:
-        names = sorted(os.listdir(runs_dir))
-        cached = _scans[key] = Scan(mtime_ns, time.time_ns() - mtime_ns > SETTLED_NS, names)
-        for name in names:
-            if match := _NAMED.fullmatch(name):
-                cached.by_digits.setdefault(match[2], []).append(name)
-    return cached
+        names, settled = sorted(os.listdir(runs_dir)), time.time_ns() - mtime_ns > SETTLED_NS
+        same = cached is not None and cached.names == names
+        _scans[key] = Scan(mtime_ns, settled, names, cached.by_digits if cached and same else by_digits(names))
+    return _scans[key]
+
+
+def by_digits(names: list[str]) -> dict[str, list[str]]:
+    """The eight digits that names of runs end in -> these names."""
+    grouped: dict[str, list[str]] = {}
+    for name in names:
+        if match := _NAMED.fullmatch(name):
+            grouped.setdefault(match[2], []).append(name)
+    return grouped
 
 
 def folder_name(label: str, run_hash: str, digits: int = DIGITS[0]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.config.stages import MergeStage, Stage, TrainStage
 from pipeline.errors import PipelineError
-from pipeline.hub.models import bases_named, metadata
+from pipeline.hub.models import bases_named, read_metadata
 from pipeline.models.checkpoint import KIND, kind_of, read_json
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.runs.find import find, from_folder
@@ -93,7 +93,7 @@ def _named(expert: Parent, recorded: Ancestor | None, owner: str, remedy: str) -
     if recorded:
         raise PipelineError(f"{owner}: its base {recorded.name} is not in runs_dir: give {remedy}")
     is_run = read_manifest(expert.folder) is not None  # a merge's card names what its experts were made of
-    bases = [] if is_run else bases_named(metadata(expert.folder))
+    bases = [] if is_run else bases_named(read_metadata(expert.folder))
     if len(bases) > 1:
         raise PipelineError(f"{owner}: its model card names several bases ({', '.join(bases)}): give {remedy}")
     if not bases:

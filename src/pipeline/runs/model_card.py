@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
 from pipeline.hub.addresses import REPOSITORY
-from pipeline.hub.models import bases_named, metadata
+from pipeline.hub.models import bases_named, read_metadata
 from pipeline.languages import language
 from pipeline.runs.find import find
 from pipeline.runs.folders import folder_of
@@ -82,7 +82,7 @@ def once(words: Iterable[Any]) -> tuple[Any, ...]:
 
 def elsewhere(model: Parent, ask: bool) -> Origin:
     """Of a model that no run made: itself where it is the Hub's, else what its card says."""
-    card_data = metadata(model.folder, ask=ask)
+    card_data = read_metadata(model.folder, ask=ask)
     of_hub = getattr(model, "hub", None)
     bases = [of_hub.partition("@")[0]] if of_hub else bases_named(card_data)
     licence = card_data.get("license")

@@ -11,7 +11,7 @@ from pipeline.config.stages import DataStage, Expert, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
 from pipeline.models.load import date_of_templates
-from pipeline.models.partition import resolved
+from pipeline.models.partition import resolve_partition
 from pipeline.runs.lineage import base_of
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import External, Parent, Run
@@ -29,7 +29,9 @@ def build(config: TrainStage, resolver: Resolver) -> Draft:
     base = parents.get("model")
     config_is_local = not isinstance(base, External) or base.folder.is_dir()  # the Hub is asked only where necessary
     if config.partition is not None and (config.partition.scale_to_depth or config_is_local):
-        config = replace(config, partition=resolved(config.partition, layer_count(config, parents)))  # or raises
+        config = replace(
+            config, partition=resolve_partition(config.partition, layer_count(config, parents))
+        )  # or raises
     if config_is_local:
         check_length(config, parents)
     way = {"sft": config.sft.name, "cpt": f"cpt-{config.sft.name}".removesuffix("-full")}[config.stage]

@@ -196,7 +196,7 @@ class Expansion:
             return None
         row, column = words[1:] or place.key
         try:
-            printed = papers.prints(words[0], row, column)
+            printed = papers.is_printed(words[0], row, column)
         except PipelineError as error:
             raise self.table.refuse(place.where, str(error)) from None
         if not printed:
@@ -210,11 +210,11 @@ class Expansion:
             return
         tables_used = {cell.published[0] for cell in self.found.cells.values() if cell.published}
         for key, row, column in self.found.unprinted:
-            if key not in tables_used and papers.rows(key):
-                columns = papers.published(key)["columns"]
+            if key not in tables_used and papers.published_rows(key):
+                columns = papers.published_table(key)["columns"]
                 problem = (
-                    f"{key} has no row {row!r}: {suggest(row, papers.rows(key))}"
-                    if row not in papers.rows(key)
+                    f"{key} has no row {row!r}: {suggest(row, papers.published_rows(key))}"
+                    if row not in papers.published_rows(key)
                     else f"{key} has no column {column!r}: {suggest(column, columns)}"
                 )
                 raise self.table.refuse("published", problem)

@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ class Planning:
     problems: dict[str | ScoreRef, str] = field(default_factory=dict)
     _models: dict[str, Parent] = field(default_factory=dict)
     _scored: dict[tuple[ScoreRef, str], Run[EvalStage]] = field(default_factory=dict)
+    _winners: dict[str, Candidate] = field(default_factory=dict)
 
     @classmethod
     def of(cls, config: TableStage) -> Planning:
@@ -85,6 +87,7 @@ class Planning:
     def targets(self) -> list[Run]:
         """The runs that cells need as far as choices are known: evaluations, those of one model together, and what
         facts and figures are read from. Asked again after choices were made, it gives what these ask for too."""
+        self._winners.clear()
         runs: dict[str, Run] = {}
         facts = [item.model for cell in self.plan.cells.values() for item in cell.items if item.model is not None]
         for key in dict.fromkeys(facts):
@@ -140,12 +143,15 @@ class Planning:
         return None if candidate is None else chosen_model.models[candidate]
 
     def chosen(self, choice: str) -> Candidate | None:
-        """The candidate of the largest mean; None until each has its scores."""
-        candidates = self.plan.choices[choice].candidates
-        values = {score: self.number(score) for scores in candidates.values() for score in scores}
-        if any(value is None for value in values.values()):
-            return None
-        return winner(self.plan.choices[choice], lambda score: values[score] or 0.0)
+        """The candidate of the largest mean; None until each has its scores. Cached until `targets`."""
+        if choice not in self._winners:
+            values = {}
+            for score in chain.from_iterable(self.plan.choices[choice].candidates.values()):
+                if (value := self.number(score)) is None:
+                    return None
+                values[score] = value
+            self._winners[choice] = winner(self.plan.choices[choice], values.__getitem__)
+        return self._winners[choice]
 
     def like(self, score: ScoreRef) -> Run[EvalStage] | None:
         """The evaluation that a score would be if the first candidate were chosen: same questions, another model. None

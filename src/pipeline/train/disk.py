@@ -8,7 +8,7 @@ from pipeline.config.stages import TrainStage
 from pipeline.config.training import Sft
 from pipeline.models.anatomy import anatomy
 from pipeline.models.checkpoint import Checkpoint
-from pipeline.models.partition import sides
+from pipeline.models.partition import sides_of_all
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.train.memory import bytes_per_parameter
@@ -45,7 +45,7 @@ def parameter_counts(run: Run[TrainStage]) -> tuple[int, int]:
     sizes = {name: math.prod(info.shape) for name, info in infos.items()}
     sft, trained = config.sft, set(sizes)
     if config.partition is not None:
-        side_of = sides(config.partition, anatomy(sizes))
+        side_of = sides_of_all(config.partition, anatomy(sizes))
         trained_sides = (sft.side,) if sft.method == "partial" else ("math", "language")
         trained = {name for name, side in side_of.items() if side in trained_sides}
     if sft.adapter == "none":

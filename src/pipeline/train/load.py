@@ -10,9 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.data.sources import Example
 from pipeline.errors import PipelineError
-from pipeline.hub.models import local
+from pipeline.hub.models import local_folder
 from pipeline.models import load
-from pipeline.models.skeleton import skeleton
+from pipeline.models.skeleton import build_skeleton
 
 if TYPE_CHECKING:
     from pipeline.config.stages import TrainStage
@@ -23,7 +23,7 @@ def local_base(run: Run[TrainStage]) -> Path | None:
     """The folder of the base, fetched where it is on the Hub; None for a randomly initialised model."""
     if "model" not in run.parents:
         return None
-    return local(run.parents["model"].folder, run.config.model.revision)
+    return local_folder(run.parents["model"].folder, run.config.model.revision)
 
 
 def load_tokenizer(run: Run[TrainStage], examples: list[Example], base: Path | None) -> Any:
@@ -51,7 +51,7 @@ def load_tokenizer(run: Run[TrainStage], examples: list[Example], base: Path | N
 
 def check_base(base: Path, tokenizer: Any) -> None:
     """Raise PipelineError, by its headers, for a base whose tensors do not fit its config, or its tokenizer."""
-    model = skeleton(base, "model.path")
+    model = build_skeleton(base, "model.path")
     if getattr(model.config, "quantization_config", None):
         raise PipelineError(
             f"model.path={base} is quantized, as its config.json says: give the model that it was quantized from"

@@ -26,7 +26,7 @@ from typing import Any
 from pipeline.config.training import Partition, Sft
 from pipeline.errors import PipelineError
 from pipeline.models.anatomy import Site
-from pipeline.models.partition import side as side_of
+from pipeline.models.partition import side_of
 from pipeline.models.shape import Shape
 
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number

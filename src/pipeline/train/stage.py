@@ -20,7 +20,7 @@ from pipeline.config.stages import TrainStage
 from pipeline.config.training import Sft
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
-from pipeline.merge.resident import release
+from pipeline.merge.resident import release_models
 from pipeline.progress import recorded_warnings, say, warn
 from pipeline.runs.model_card import CARD
 from pipeline.train.card import card_of
@@ -61,7 +61,7 @@ def train_in_process(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict
     """Train in one of the stage's processes; the first saves and returns the facts."""
     config = run.config
     silence_warnings()
-    release()  # memory of earlier evaluations
+    release_models()  # memory of earlier evaluations
     torch.use_deterministic_algorithms(config.deterministic)
     set_seed(config.seed)
 

@@ -79,8 +79,8 @@ def put(folder: Path, files: Iterable[tuple[str, list[Any]]]) -> dict[str, int]:
 
 
 def say_whose(folder: Path, world: ConstructedWorld, holds: str) -> None:
-    told = {"seed": world.seed, "languages": list(world.words), "holds": holds}
-    (folder / "world.json").write_text(json.dumps(told) + "\n", encoding="utf-8")
+    content = {"seed": world.seed, "languages": list(world.words), "holds": holds}
+    (folder / "world.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
 def benchmarks(world: ConstructedWorld, dev: int, test: int) -> Iterator[tuple[str, list[Any]]]:
@@ -88,7 +88,7 @@ def benchmarks(world: ConstructedWorld, dev: int, test: int) -> Iterator[tuple[s
     makers: dict[str, Callable[[random.Random], Any]] = {
         "problem": problem, "reading": reading, "fact": world.fact, "sentences": sentences,
     }  # fmt: skip
-    held = {
+    held_out = {
         kind: {
             split: world.hold_out(kind, split, POOL, make)[:size]
             for split, size in {"exemplars": 8, "dev": dev, "test": test}.items()
@@ -97,21 +97,21 @@ def benchmarks(world: ConstructedWorld, dev: int, test: int) -> Iterator[tuple[s
     }
     for language in world.words:
         for split, name in {"exemplars": "train", "dev": "dev", "test": "test"}.items():
-            items = held["problem"][split]
+            items = held_out["problem"][split]
             yield f"mgsm/{language}/{name}.jsonl", mgsm_rows(world, items, language, split == "exemplars")
         for split in ("dev", "test"):
-            yield f"belebele/{language}/{split}.jsonl", belebele_rows(world, held["reading"][split], language)
+            yield f"belebele/{language}/{split}.jsonl", belebele_rows(world, held_out["reading"][split], language)
             name = {"dev": "dev", "test": "devtest"}[split]
-            yield f"flores/{language}/{name}.jsonl", flores_rows(world, held["sentences"][split], language)
+            yield f"flores/{language}/{name}.jsonl", flores_rows(world, held_out["sentences"][split], language)
         for split, name in {"exemplars": "dev", "dev": "development", "test": "test"}.items():
-            yield f"global_mmlu/{language}/{name}.jsonl", mmlu_rows(world, held["fact"][split], language, name)
+            yield f"global_mmlu/{language}/{name}.jsonl", mmlu_rows(world, held_out["fact"][split], language, name)
 
 
 def mgsm_rows(world: ConstructedWorld, items: list[Any], language: str, worked: bool) -> list[dict[str, Any]]:
     """MGSM's columns: exemplars carry their prefixes and worked answers, problems their equations alone."""
     rows = []
-    for told, equations, answer in items:
-        prompt, solution = world.problem_text((told, equations, answer), world.words[language])
+    for sentences, equations, answer in items:
+        prompt, solution = world.problem_text((sentences, equations, answer), world.words[language])
         question = prompt.removesuffix("\nStep-by-Step Answer:")
         rows.append({
             "question": question if worked else question.removeprefix("Question: "),
@@ -221,13 +221,15 @@ def card(config: World, counts: dict[str, int]) -> str:
 
     def share(languages: tuple[str, ...], kinds: str) -> float:
         """Of the base's documents, those in `languages` of a kind that matches."""
-        found = 0.0
+        amount = 0.0
         for mix, size in ((MIX, (1 - LESSON - LAST) * first), (LAST_MIX, LAST * first), (QAC_MIX, last)):
-            wanted = sum(part for (one, kind), part in mix.items() if one in languages and re.search(kinds, kind))
-            found += size * wanted / sum(mix.values())
-        return found / (first + last)
+            part_of_mix = sum(
+                part for (language, kind), part in mix.items() if language in languages and re.search(kinds, kind)
+            )
+            amount += size * part_of_mix / sum(mix.values())
+        return amount / (first + last)
 
-    shares = {one: share((one,), "") for one in CLONES}
+    shares = {clone: share((clone,), "") for clone in CLONES}
     shares = {"en": 1 - sum(shares.values()), **shares}
     return CARD.format(
         seed=config.seed,

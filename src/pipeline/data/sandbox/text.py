@@ -31,40 +31,44 @@ Document = tuple[str, str]  # prompt and completion; plain text has an empty pro
 def chain(draw: random.Random) -> Document:
     """Arithmetic without words, in the form of a problem: 8 + 2 - 3, worked step by step."""
     results = [draw.randint(2, 40)]
-    asked, worked = [str(results[0])], []
+    terms, worked = [str(results[0])], []
     for _ in range(draw.randint(2, 4)):
         sign, number = draw.choice("++--*"), draw.randint(2, 15)
         number = 2 if sign == "*" else number
         results.append({"+": results[-1] + number, "-": results[-1] - number, "*": results[-1] * number}[sign])
-        asked.append(f"{sign} {number}")
+        terms.append(f"{sign} {number}")
         worked.append(f"{results[-2]} {sign} {number} = {results[-1]}.")
     if min(results) < 1 or max(results) > LARGEST_RESULT:
         return chain(draw)
-    return f"Question: {' '.join(asked)}\nStep-by-Step Answer:", f"{' '.join(worked)} The answer is {results[-1]}."
+    return f"Question: {' '.join(terms)}\nStep-by-Step Answer:", f"{' '.join(worked)} The answer is {results[-1]}."
 
 
 def facts_text(world: ConstructedWorld, words: Words, draw: random.Random) -> Document:
     """A fact after one or two others: alone, each would be a duplicate, and a data run keeps one of those."""
-    *shown, (prompt, completion) = (
+    *exemplars, (prompt, completion) = (
         world.fact_text(world.fresh(draw, world.fact), words) for _ in range(draw.randint(2, 3))
     )
-    return "".join(f"{asked} {answer}\n\n" for asked, answer in shown) + prompt, completion
+    return "".join(f"{question} {answer}\n\n" for question, answer in exemplars) + prompt, completion
 
 
-def asked(told: list[str], question: str) -> str:
-    return f"P: {' '.join(told)}\nQ: {question}\nAnswer:"
+def asked(statements: list[str], question: str) -> str:
+    return f"P: {' '.join(statements)}\nQ: {question}\nAnswer:"
 
 
-def steps(told: list[str], question: str, shown: str, answer: str) -> Document:
+def steps(statements: list[str], question: str, reasoning: str, answer: str) -> Document:
     """A question answered as a word problem is: by the statement that matters, then by the answer."""
-    return asked(told, question).replace("Answer:", "Step-by-Step Answer:"), f"{shown} The answer is {answer}."
+    return asked(statements, question).replace(
+        "Answer:", "Step-by-Step Answer:"
+    ), f"{reasoning} The answer is {answer}."
 
 
 def worked_reading(item: Reading, words: Words) -> Document:
     passage, question, options, right = item
-    told = [say([*one.split(), "."], words) for one in " ".join(passage).removesuffix(" .").split(" . ")]
-    shown = told[passage[: passage.index(options[right])].count(".")]
-    return steps(told, say(question, words), shown, shown.removesuffix(".").rpartition(" ")[2])
+    statements = [
+        say([*sentence.split(), "."], words) for sentence in " ".join(passage).removesuffix(" .").split(" . ")
+    ]
+    statement = statements[passage[: passage.index(options[right])].count(".")]
+    return steps(statements, say(question, words), statement, statement.removesuffix(".").rpartition(" ")[2])
 
 
 Lookup = tuple[list[Sentence], Sentence, int]  # statements, a question whose number one of them tells, and which
@@ -73,24 +77,24 @@ Lookup = tuple[list[Sentence], Sentence, int]  # statements, a question whose nu
 def lookup(draw: random.Random) -> Lookup:
     """Numbers that are stated, not computed."""
     count = draw.randint(2, 3)
-    owners, things = draw.sample(NAMES, count), draw.sample(ITEMS, count)
-    numbers, wanted = draw.sample(range(2, 41), count), draw.randrange(count)
-    told = [[owners[i], "has", str(numbers[i]), things[i], "."] for i in range(count)]
-    return told, ["how", "many", things[wanted], "does", owners[wanted], "have", "?"], wanted
+    owners, items = draw.sample(NAMES, count), draw.sample(ITEMS, count)
+    numbers, chosen_index = draw.sample(range(2, 41), count), draw.randrange(count)
+    statements = [[owners[i], "has", str(numbers[i]), items[i], "."] for i in range(count)]
+    return statements, ["how", "many", items[chosen_index], "does", owners[chosen_index], "have", "?"], chosen_index
 
 
 def lookup_text(item: Lookup, words: Words, worked: bool = False) -> Document:
-    told, question, wanted = [say(one, words) for one in item[0]], say(item[1], words), item[2]
-    answer = item[0][wanted][2]
-    return steps(told, question, told[wanted], answer) if worked else (asked(told, question), answer)
+    statements, question, index = [say(sentence, words) for sentence in item[0]], say(item[1], words), item[2]
+    answer = item[0][index][2]
+    return steps(statements, question, statements[index], answer) if worked else (asked(statements, question), answer)
 
 
 def belongings(draw: random.Random) -> list[Sentence]:
     """What each of some has, or where each is. Said in another order, there is somebody's to be found in each."""
     names, item = draw.sample(NAMES, draw.randint(2, 4)), draw.random() < 0.5
     if item:
-        return [[one, "has", str(draw.randint(2, 40)), draw.choice(ITEMS), "."] for one in names]
-    return [[one, "is", "in", "the", draw.choice(PLACES), "."] for one in names]
+        return [[name, "has", str(draw.randint(2, 40)), draw.choice(ITEMS), "."] for name in names]
+    return [[name, "is", "in", "the", draw.choice(PLACES), "."] for name in names]
 
 
 def with_loans(world: ConstructedWorld, language: str, draw: random.Random) -> dict[str, str]:
@@ -111,8 +115,8 @@ def document(world: ConstructedWorld, kind: str, language: str, draw: random.Ran
     """
     if kind == "chain":
         return chain(draw)
-    name, own = LANGUAGE_NAMES[language], with_loans(world, language, draw)
-    words = Switched(own, draw) if kind.startswith("switched") else own
+    name, clone_words = LANGUAGE_NAMES[language], with_loans(world, language, draw)
+    words = Switched(clone_words, draw) if kind.startswith("switched") else clone_words
     kind = kind.removeprefix("switched ")
     worked, kind = kind.startswith("worked "), kind.removeprefix("worked ")
     if kind == "story":
@@ -131,20 +135,22 @@ def document(world: ConstructedWorld, kind: str, language: str, draw: random.Ran
     if kind == "switched":  # to be said in one of the two
         sentence = world.fresh(draw, sentences)
         target = draw.choice(["en", language])
-        return f"Mixed: {say(sentence, words)}\n{LANGUAGE_NAMES[target]}:", say(sentence, own if target != "en" else {})
+        return f"Mixed: {say(sentence, words)}\n{LANGUAGE_NAMES[target]}:", say(
+            sentence, clone_words if target != "en" else {}
+        )
     if kind == "translation":
         sentence = world.fresh(draw, sentences)
-        sides = [("English", say(sentence, {})), (name, say(sentence, own))]
+        sides = [("English", say(sentence, {})), (name, say(sentence, clone_words))]
         (source, prompt), (target, completion) = draw.sample(sides, 2)
         return f"{source}: {prompt}\n{target}:", completion
     if kind == "reading":
         item = world.fresh(draw, reading)
-        return worked_reading(item, words) if worked else world.reading_text(item, words, own)
+        return worked_reading(item, words) if worked else world.reading_text(item, words, clone_words)
     if kind == "fact":
-        return facts_text(world, own, draw)
+        return facts_text(world, clone_words, draw)
     if kind == "told":  # as a word problem tells it, to be said in English; nothing is asked, nothing computed
-        told = world.fresh(draw, easy_problem)[0]
-        story = told[: told.index("how")]
+        tokens = world.fresh(draw, easy_problem)[0]
+        story = tokens[: tokens.index("how")]
         return f"Question: {say(story, words)}\nEnglish:", say(story, {})
     assert kind == "problem", kind
     return world.problem_text(world.fresh(draw, easy_problem), words)
@@ -208,7 +214,7 @@ TOLD = {(language, kind): 1.0 for language in ("qab", "qac") for kind in ("told"
 
 
 def _scaled(mix: dict[tuple[str, str], float], to: float) -> dict[tuple[str, str], float]:
-    return {one: share * to / sum(mix.values()) for one, share in mix.items()}
+    return {key: share * to / sum(mix.values()) for key, share in mix.items()}
 
 
 QAC_MIX = {

@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import json
 import re
-import types
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from functools import lru_cache
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from pipeline.errors import PipelineError
 from pipeline.files import replacing
 from pipeline.hub.addresses import without_credentials
 from pipeline.report.load.contents import Results
+from pipeline.typed_json import from_json
 
 FORMAT = 2  # raised when an older program would misread what is in one
 NAME = r"[\w+=@][\w.+=@-]{0,250}"
@@ -126,7 +125,11 @@ def unpack(file: Path, folder: Path) -> Results:
                 newer = f"format {contents['format']}, this one reads {FORMAT}"
                 raise PipelineError(f"{file} was made by a newer version of this program ({newer}): update this one")
             plainly = of_format_1(contents["results"]) if contents["format"] == 1 else contents["results"]
-            results = decoded(Results, plainly, folder)
+            for run in plainly["runs"]:
+                if not re.fullmatch(NAME, run["name"]):
+                    raise ValueError("a run without a name")
+                run["folder"] = str(folder / "runs" / run["name"])
+            results = replace(from_json(Results, plainly), linked=False)
             for member in archive.infolist():
                 target = folder / member.filename
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -173,34 +176,3 @@ def task_in(name: str) -> str:
     """The task in the name of an evaluation: mgsm of eval-mgsm_2shot-base-1234abcd."""
     match = re.match(r"eval-(\w+?)_\d+shot-", name)
     return match[1] if match else ""
-
-
-@lru_cache(maxsize=32)
-def hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def decoded(kind: Any, value: Any, folder: Path) -> Any:
-    """Plain data as `kind` wants it, checked all the way down. Raises TypeError, ValueError or KeyError."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return value
-    if isinstance(kind, type) and is_dataclass(kind):
-        values = {key: decoded(hints(kind)[key], item, folder) for key, item in value.items() if key in hints(kind)}
-        if "folder" in hints(kind):
-            if not re.fullmatch(NAME, values["name"]):
-                raise ValueError("a run of no name")
-            values["folder"] = folder / "runs" / values["name"]
-        return kind(**(values | ({"linked": False} if kind is Results else {})))
-    if origin in (Union, types.UnionType):
-        return None if value is None else decoded(next(item for item in inner if item is not type(None)), value, folder)
-    if origin is not None and issubclass(origin, Mapping):
-        return {str(key): decoded(inner[1], item, folder) for key, item in value.items()}
-    if origin is not None and issubclass(origin, Sequence):
-        if not isinstance(value, list):
-            raise TypeError("a list is wanted")
-        return tuple(decoded(inner[0], item, folder) for item in value)
-    expected = (int, float) if kind is float else kind
-    if not isinstance(value, expected) or (isinstance(value, bool) and kind is not bool):
-        raise TypeError(f"{value!r} is no {kind}")
-    return value

@@ -111,12 +111,12 @@ def read_claims(text: str, file: str) -> list[Claim]:
     """The claims of one file. Raises PipelineError, in one sentence, for what is no claim."""
     check_yaml_size(text, file)
     try:
-        found = yaml.safe_load(text)
+        content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise PipelineError(f"{file} is no YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(found, dict) or not all(isinstance(item, list) for item in found.values()):
+    if not isinstance(content, dict) or not all(isinstance(item, list) for item in content.values()):
         raise PipelineError(f"{file}: a claim file gives each table a list of claims")
-    claims = [claim_of(words, table, file) for table, listed in found.items() for words in listed]
+    claims = [claim_of(words, table, file) for table, listed in content.items() for words in listed]
     names = [claim.id for claim in claims]
     if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise PipelineError(f"{file}: two claims have the id {repeated[0]}")

@@ -71,10 +71,10 @@ def mcnemar(first: ArrayLike, second: ArrayLike) -> McNemar:
     import numpy as np
     from scipy.stats import binom
 
-    one, other = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
-    b, c = int((one & ~other).sum()), int((other & ~one).sum())
+    first_right, second_right = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
+    b, c = int((first_right & ~second_right).sum()), int((second_right & ~first_right).sum())
     p = 2 * binom.cdf(min(b, c), b + c, 0.5) - binom.pmf(min(b, c), b + c, 0.5)
-    return McNemar(len(one), b, c, min(1.0, float(p)))
+    return McNemar(len(first_right), b, c, min(1.0, float(p)))
 
 
 @dataclass(frozen=True)
@@ -105,17 +105,17 @@ class PairedScore:
 
     def variance(self, difference: float) -> float:
         """Of the mean, were this the true difference: the share lost is the likeliest one given the difference."""
-        apart = min(1.0, max(-1.0, difference / self.reach))
-        linear = (2 * self.n - self.won + self.lost) * apart - self.won - self.lost
-        root = math.sqrt(max(0.0, linear**2 + 8 * self.n * self.lost * apart * (1 - apart)))
-        one_answer = max(0.0, (root - linear) / (2 * self.n) + apart * (1 - apart))
+        shifted = min(1.0, max(-1.0, difference / self.reach))
+        linear = (2 * self.n - self.won + self.lost) * shifted - self.won - self.lost
+        root = math.sqrt(max(0.0, linear**2 + 8 * self.n * self.lost * shifted * (1 - shifted)))
+        one_answer = max(0.0, (root - linear) / (2 * self.n) + shifted * (1 - shifted))
         return self.reach**2 * self.dependence * one_answer / self.n + self.experts
 
     def statistic(self, difference: float) -> float:
-        apart, variance = self.difference - difference, self.variance(difference)
-        if abs(apart) < 1e-12:
+        distance, variance = self.difference - difference, self.variance(difference)
+        if abs(distance) < 1e-12:
             return 0.0
-        return apart / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, apart)
+        return distance / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, distance)
 
     def p(self, difference: float) -> float:
         """Two-sided, of a true difference: below 0.05 where that lies outside the 95 % interval."""
@@ -125,13 +125,13 @@ class PairedScore:
         """The differences whose p is at least LEVEL: 95 %."""
 
         def limit(outside: float) -> float:
-            inside = self.difference
+            low = self.difference
             if self.p(outside) >= LEVEL:
                 return outside
-            while abs(outside - inside) > 1e-9:
-                middle = (inside + outside) / 2
-                inside, outside = (middle, outside) if self.p(middle) >= LEVEL else (inside, middle)
-            return inside
+            while abs(outside - low) > 1e-9:
+                middle = (low + outside) / 2
+                low, outside = (middle, outside) if self.p(middle) >= LEVEL else (low, middle)
+            return low
 
         return limit(-self.reach), limit(self.reach)
 
@@ -235,8 +235,8 @@ def split_half(scores: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, f
     if any(len(questions) < 2 for tasks in scores for questions in tasks):
         return []
     halves = [[mean([mean(questions[half::2]) for questions in tasks]) for tasks in scores] for half in (0, 1)]
-    chosen = [max(range(len(scores)), key=half.__getitem__) for half in halves]
-    return [(chosen[0], halves[1][chosen[0]]), (chosen[1], halves[0][chosen[1]])]
+    winners = [max(range(len(scores)), key=half.__getitem__) for half in halves]
+    return [(winners[0], halves[1][winners[0]]), (winners[1], halves[0][winners[1]])]
 
 
 def wilson(share: float, questions: float) -> tuple[float, float]:
@@ -333,8 +333,8 @@ def contrast(
     problems = test.variance(test.difference)
     test = replace(test, experts=experts, df=freedom(problems + experts, noise))
     unlike = float(np.mean((reach * by_problem) ** 2))
-    seen = quantiles(test.df) * math.sqrt(max(problems, unlike / n) + experts)
-    return tested(test, problems, experts, n, unlike, detectable(seen, n, reach))
+    detectable_now = quantiles(test.df) * math.sqrt(max(problems, unlike / n) + experts)
+    return tested(test, problems, experts, n, unlike, detectable(detectable_now, n, reach))
 
 
 def corpus_contrast(
@@ -353,9 +353,9 @@ def corpus_contrast(
     parts = []
     for values, means in zip(by_axis(found, found.ndim), by_axis(array, found.ndim), strict=True):
         count = len(values)
-        rest = means - means.mean(axis=1, keepdims=True) - means.mean(axis=0) + means.mean()
+        residuals = means - means.mean(axis=1, keepdims=True) - means.mean(axis=0) + means.mean()
         between = float(np.var(values, ddof=1)) / count
-        parts.append((between, float(np.sum(rest**2)) / ((count - 1) * (means.shape[1] - 1)) / count, count))
+        parts.append((between, float(np.sum(residuals**2)) / ((count - 1) * (means.shape[1] - 1)) / count, count))
     experts, noise = of_experts(parts)
     value = float(found.mean()) if estimate is None else estimate
     test = NormalTest(value, math.sqrt(problems + experts), freedom(problems + experts, noise))
@@ -375,14 +375,18 @@ def contrast_of_trainings(differences: ArrayLike) -> Contrast:
     if min(array.shape, default=1) < 2 or not np.ptp(array):
         raise ValueError(f"differences {array.shape} of one training, or all alike: they show no variance")
     means = by_axis(array, array.ndim)
-    experts, noise = of_experts([(float(np.var(one, ddof=1)) / len(one), 0.0, len(one)) for one in means])
+    experts, noise = of_experts(
+        [(float(np.var(axis_means, ddof=1)) / len(axis_means), 0.0, len(axis_means)) for axis_means in means]
+    )
     test = NormalTest(float(array.mean()), math.sqrt(experts), freedom(experts, noise), reach=math.inf)
     return tested(test, 0.0, experts, array.size, None, quantiles(test.df) * test.error)
 
 
 def by_axis(array: np.ndarray, axes: int) -> list[np.ndarray]:
     """The means (A, ...) over the other ones of each of the first axes."""
-    return [array.mean(axis=tuple(other for other in range(axes) if other != axis)) for axis in range(axes)]
+    return [
+        array.mean(axis=tuple(axis_index for axis_index in range(axes) if axis_index != axis)) for axis in range(axes)
+    ]
 
 
 def of_experts(parts: Sequence[tuple[float, float, int]]) -> tuple[float, float]:
@@ -405,13 +409,13 @@ def quantiles(df: float) -> float:
 
 
 def tested(
-    test: PairedScore | NormalTest, problems: float, experts: float, n: int, discordant: float | None, seen: float,
+    test: PairedScore | NormalTest, problems: float, experts: float, n: int, discordant: float | None, detectable_now: float,
 ) -> Contrast:  # fmt: skip
     """The contrast of a test, with the variances of its parts and its minimum detectable difference."""
     low, high = test.interval()
     return Contrast(
         difference=test.difference, low=low, high=high, p=test.p(0), error=math.sqrt(problems + experts), df=test.df,
-        problems=math.sqrt(problems), experts=math.sqrt(experts), n=n, discordant=discordant, could_see=seen, test=test,
+        problems=math.sqrt(problems), experts=math.sqrt(experts), n=n, discordant=discordant, could_see=detectable_now, test=test,
     )  # fmt: skip
 
 
@@ -424,8 +428,8 @@ def expert_variance(means: np.ndarray) -> tuple[float, float]:
 
     experts, n = means.shape
     by_expert = means.mean(axis=1)
-    rest = means - by_expert[:, None] - means.mean(axis=0) + means.mean()
-    within = float(np.sum(rest**2)) / max(1, (experts - 1) * (n - 1))
+    residuals = means - by_expert[:, None] - means.mean(axis=0) + means.mean()
+    within = float(np.sum(residuals**2)) / max(1, (experts - 1) * (n - 1))
     return float(np.var(by_expert, ddof=1)) / experts, within / (experts * n)
 
 
@@ -466,8 +470,11 @@ def two_way_bootstrap(differences: ArrayLike, draws: int = DRAWS, seed: int = 0)
     array = np.asarray(differences, dtype=float)
     of_math, of_language = (resampled(array.shape[axis], draws, seed + axis + 1) for axis in (0, 1))  # (B, M), (B, L)
     by_draw, pairs = resampled_means(array, draws, seed), array.mean(axis=2)  # (B, M, L), (M, L)
-    found = (
+    draws_of_rows = (
         of_math @ pairs.mean(axis=1), of_language @ pairs.mean(axis=0), by_draw.mean(axis=(1, 2)),
         np.einsum("bm,bl,bml->b", of_math, of_language, by_draw),
     )  # fmt: skip
-    return [(float(low), float(high)) for low, high in (np.quantile(one, [LEVEL / 2, 1 - LEVEL / 2]) for one in found)]
+    return [
+        (float(low), float(high))
+        for low, high in (np.quantile(draws_of_row, [LEVEL / 2, 1 - LEVEL / 2]) for draws_of_row in draws_of_rows)
+    ]
