@@ -43,7 +43,7 @@ from transformers import (
 
 from pipeline.config.evaluation import EvalTask
 from pipeline.evaluate.model import Answering
-from pipeline.evaluate.prefix import groups
+from pipeline.evaluate.prefix import group_prompts
 from pipeline.evaluate.score import load_tasks
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.runs.provenance import git_state, machine, versions
@@ -136,7 +136,7 @@ def timed(lm: Any, method: str, requests: list[Instance]) -> tuple[list[Any], di
 
 
 def tokens_of(prompts: list[list[int]]) -> dict[str, int]:
-    found = groups(prompts)
+    found = group_prompts(prompts)
     shared = sum(length + sum(len(prompts[one]) - length for one in members) for length, members in found)
     longest = max(length for length, _ in found)
     questions = [len(prompt) - longest for prompt in prompts]
@@ -151,7 +151,7 @@ def tokens_of(prompts: list[list[int]]) -> dict[str, int]:
 def short_questions(prompts: list[str], tokenizer: PreTrainedTokenizerFast) -> list[str]:
     """The problems that are no longer than a tenth of the exemplars before them."""
     lengths = [len(tokenizer.encode(prompt)) for prompt in prompts]
-    ((prefix, _),) = groups([tokenizer.encode(prompt) for prompt in prompts])
+    ((prefix, _),) = group_prompts([tokenizer.encode(prompt) for prompt in prompts])
     return [prompt for prompt, length in zip(prompts, lengths, strict=True) if length - prefix <= prefix / 10]
 
 

@@ -40,7 +40,7 @@ from trl import SFTTrainer
 from pipeline.config.data import Data, Expert
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import Model, Partition, Sft
-from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
+from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
 from pipeline.models.partition import scaled_count
 from pipeline.runs.provenance import machine, versions
 from pipeline.train.memory import BYTES

@@ -21,8 +21,8 @@ from pipeline.report.stats.claims import SHOWN
 from pipeline.report.stats.statistics import (
     PairedScore,
     contrast,
+    half_weights,
     halved_means,
-    halves,
     resampled_means,
     share_interval,
 )
@@ -92,7 +92,7 @@ def cell(candidates: int, spread: float, n: int, worlds: int = 300) -> Cell:
         level = rng.normal(0, spread, (candidates, 1)) - 0.8
         answers = (rng.random((candidates, n)) < 1 / (1 + np.exp(-(rng.normal(0, 1.5, n) + level)))).astype(float)
         truth = float((1 / (1 + np.exp(-(others + level)))).mean(axis=1)[answers.mean(axis=1).argmax()])
-        by_half = halves(n) @ answers.T
+        by_half = half_weights(n) @ answers.T
         value = float(best(by_half, by_half[::-1]).mean())
         odd, even = halved_means(answers, 400)
         variance = float(np.var((best(odd, even) + best(even, odd)) / 2, ddof=1))

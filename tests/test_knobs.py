@@ -300,10 +300,10 @@ def trainer_with(args: Any, **more: Any) -> Any:
     from datasets import Dataset
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from pipeline.data.sandbox.tokenizer import tokenizer
+    from pipeline.data.sandbox.tokenizer import make_tokenizer
     from pipeline.train.trainer import Trainer
 
-    words = tokenizer()
+    words = make_tokenizer()
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     config = AutoConfig.for_model("llama", vocab_size=len(words), **sizes)
     rows = Dataset.from_list([{"prompt": "Mia has 3", "completion": " 3"}])

@@ -93,7 +93,7 @@ def test_below_float32_a_batch_that_memory_halved_is_not_kept(
 ) -> None:
     """It was not computed as its key says: in float32 that changes nothing."""
     narrow: dict[str, Any] = {"dtype": "bfloat16", "limit": 2, "max_gen_toks": 1}
-    monkeypatch.setattr(score, "halved", lambda lm, asked: True)
+    monkeypatch.setattr(score, "was_halved", lambda lm, asked: True)
     assert scored_again(before=narrow, **narrow) == []
     assert scored_again(limit=2, max_gen_toks=1, before={"limit": 2, "max_gen_toks": 1}) == BOTH
 

@@ -18,7 +18,7 @@ from pipeline.analyze.changes import COLUMNS
 from pipeline.analyze.heatmaps import published_maps
 from pipeline.errors import PipelineError
 from pipeline.report.stats.claims import Verdict
-from pipeline.report.stats.ranks import alike
+from pipeline.report.stats.ranks import profile_likeness
 from pipeline.report.stats.statistics import contrast, contrast_of_trainings
 from pipeline.results.cell_values import NoScore, rows_changed
 from pipeline.results.placed_claims import PlacedClaim, claims_of
@@ -215,16 +215,16 @@ def test_profiles_of_two_kinds_by_hand_and_without_an_effect() -> None:
     """Two kinds of 3 and 4 that are each their own, mixed, and drawn alike: at most one labelling in 35 is accepted."""
     rng = np.random.default_rng(0)
     kinds, noise = rng.normal(0, 1, (2, 9)), rng.normal(0, 0.2, (7, 9))
-    apart = alike(kinds[0] + noise[:3], kinds[1] + noise[3:])
+    apart = profile_likeness(kinds[0] + noise[:3], kinds[1] + noise[3:])
     profiles = np.concatenate([kinds[0] + noise[:3], kinds[1] + noise[3:]])
     r = np.corrcoef(profiles)
     assert apart.within == pytest.approx((r[:3, :3].sum() - 3 + r[3:, 3:].sum() - 4) / 2 / 9)
     assert apart.between == pytest.approx(r[:3, 3:].mean())
     assert (apart.p, apart.opposed, apart.least_p, apart.labellings) == pytest.approx((1 / 35, 1, 1 / 35, 35))
-    assert alike(profiles[[0, 3, 4]], profiles[[1, 2, 5, 6]]).p > 0.5  # kinds mixed up
-    assert alike(profiles[:2], profiles[2:4]).least_p == pytest.approx(2 / 6)
-    assert np.isnan(alike(np.ones((3, 9)), profiles[3:]).least_p)
-    found = [alike(one[:3], one[3:]) for one in rng.normal(0, 1, (300, 7, 9))]
+    assert profile_likeness(profiles[[0, 3, 4]], profiles[[1, 2, 5, 6]]).p > 0.5  # kinds mixed up
+    assert profile_likeness(profiles[:2], profiles[2:4]).least_p == pytest.approx(2 / 6)
+    assert np.isnan(profile_likeness(np.ones((3, 9)), profiles[3:]).least_p)
+    found = [profile_likeness(one[:3], one[3:]) for one in rng.normal(0, 1, (300, 7, 9))]
     assert np.mean([one.p < 0.05 for one in found]) <= 0.05 + 2 * (0.05 * 0.95 / 300) ** 0.5
     assert np.mean([one.opposed < 0.05 for one in found]) <= 0.05 + 2 * (0.05 * 0.95 / 300) ** 0.5
 

@@ -54,7 +54,7 @@ def test_a_number_written_as_text_is_named(tmp_path: Path) -> None:
 
 
 def test_a_side_without_a_row_that_fits_names_seq_length() -> None:
-    from pipeline.data.sandbox.tokenizer import tokenizer
+    from pipeline.data.sandbox.tokenizer import make_tokenizer
     from pipeline.train.examples import measure_lengths
 
     sft = Sft(name="simultaneous", method="simultaneous", seq_length=16, separator=" ")
@@ -63,7 +63,7 @@ def test_a_side_without_a_row_that_fits_names_seq_length() -> None:
         {"prompt": "Tom has 3 apples. " * 9, "completion": "3", "side": "language"},
     ]
     with pytest.raises(PipelineError, match="^sft.seq_length=16 leaves no row of side language with a loss: raise it"):
-        measure_lengths(rows, tokenizer(), sft)
+        measure_lengths(rows, make_tokenizer(), sft)
 
 
 @dataclass

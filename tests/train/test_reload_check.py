@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tiny import model
 from transformers import LlamaForCausalLM
 
-from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
+from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
 from pipeline.errors import PipelineError
 from pipeline.train import reload_check
 from pipeline.train.checkpoints import same_random_numbers

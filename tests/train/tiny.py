@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PrinterCallback
 from pipeline.config.data import Data, Expert
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import Model, Partition, Sft
-from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
+from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
 from pipeline.train.stage import trainer_of
 from pipeline.train.trainable import choose_parameters
 

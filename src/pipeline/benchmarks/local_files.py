@@ -15,7 +15,7 @@ from pipeline.languages import Language
 Row = dict[str, Any]
 
 
-def place(data_root: Path, benchmark: str, spoken: Language, split: str) -> Path:
+def path_of_split(data_root: Path, benchmark: str, spoken: Language, split: str) -> Path:
     return data_root / benchmark / spoken.code / f"{split}.jsonl"
 
 

@@ -14,14 +14,14 @@ from pipeline.benchmarks.local_files import Row, rows_of
 from pipeline.benchmarks.task_files import (
     Ask,
     Definition,
-    enough,
+    check_exemplars,
     generation_kwargs,
     local_files,
-    ours,
+    merge_includes,
+    own_task_file,
     read_from,
-    stock,
-    whole,
-    write,
+    stock_file,
+    write_task,
 )
 from pipeline.errors import PipelineError
 
@@ -34,27 +34,30 @@ def define(ask: Ask) -> list[Definition]:
     kind = {"mgsm": "native_cot", "mgsm_en_cot": "en_cot", "mgsm_direct": "direct"}[ask.task]
     code = ask.language.mgsm or ask.language.stock
     english = f"mgsm/{kind}/mgsm_{kind}_en.yaml"
-    stock_file = stock(ask, f"mgsm/{kind}/mgsm_{kind}_{code}.yaml", english)
-    body: Row = {"include": [str(stock_file), str(ours("mgsm"))], **generation_kwargs(ask, stock_file, ours("mgsm"))}
+    included = stock_file(ask, f"mgsm/{kind}/mgsm_{kind}_{code}.yaml", english)
+    body: Row = {
+        "include": [str(included), str(own_task_file("mgsm"))],
+        **generation_kwargs(ask, included, own_task_file("mgsm")),
+    }
     if ask.data_root:
         train, test = local_files(ask, "mgsm", "train", ask.split)
         items = rows_of(test, {"question": str, "answer_number": int}, optional={"answer": type(None)})
         worked: dict[str, type] = {"answer_number": int} if kind == "direct" else {"answer": str}
         exemplars = rows_of(train, {"question": str} | worked) if ask.num_fewshot or train.is_file() else []
-        enough(ask, ask.task, len(exemplars), train)
-        if stock_file.name == Path(english).name and code != "en":
+        check_exemplars(ask, ask.task, len(exemplars), train)
+        if included.name == Path(english).name and code != "en":
             question, answer = prompt_words(exemplars)
             exemplars = [with_words(row, question, answer) for row in exemplars]
-            body |= worded(whole(stock_file), question, answer, native=ask.task == "mgsm")
+            body |= reword_prompt(merge_includes(included), question, answer, native=ask.task == "mgsm")
             body["generation_kwargs"]["until"] = [question, *body["generation_kwargs"]["until"][1:]]
         elif ask.task == "mgsm":
-            check_worked(train, exemplars, yaml.safe_load(stock_file.read_text()))
+            check_worked(train, exemplars, yaml.safe_load(included.read_text()))
         read_from(body, **with_all_columns(ask, {train: exemplars, test: items}))
         if not exemplars:
             body["training_split"] = None
     if ask.exemplars == "random":
         body["fewshot_config"] = {"sampler": "default"}
-    return [write(ask, body)]
+    return [write_task(ask, body)]
 
 
 COLUMNS = ("question", "answer", "answer_number", "equation_solution")
@@ -81,7 +84,7 @@ def with_words(row: Row, question: str, answer: str) -> Row:
     return row | changes
 
 
-def worded(english: Row, question: str, answer: str, native: bool) -> Row:
+def reword_prompt(english: Row, question: str, answer: str, native: bool) -> Row:
     """The prompt of MGSM's English file with other words before question and answer; native: an answer is asked for
     in these words, not English's."""
     text, target = english["doc_to_text"].replace(f"{QUESTION} ", f"{question} "), english["doc_to_target"]

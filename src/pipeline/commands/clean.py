@@ -17,7 +17,7 @@ from pathlib import Path
 from pipeline.config.stages import CleanStage, SelectStage
 from pipeline.evaluate.selection import compared
 from pipeline.files import move_folder
-from pipeline.report.render.text import aligned
+from pipeline.report.render.text import align_columns
 from pipeline.runs import resume
 from pipeline.runs.folders import finished, of_same_digits
 from pipeline.runs.graph import unfinished
@@ -54,7 +54,7 @@ def clean_up(config: CleanStage) -> str:
         if problem is None:
             total, count = total + size, count + 1
     outcome = "would be freed: nothing was touched, clean.dry_run=false frees it" if config.clean.dry_run else "freed"
-    return "\n".join([*aligned(rows, right={0}), f"{total / 2**20:.1f} MB in {count} folders {outcome}"])
+    return "\n".join([*align_columns(rows, right={0}), f"{total / 2**20:.1f} MB in {count} folders {outcome}"])
 
 
 def stale_work(runs_dir: Path, hours: float, resume_points: bool) -> list[Removable]:

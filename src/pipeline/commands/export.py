@@ -10,7 +10,7 @@ from pipeline.config import conf
 from pipeline.config.stages import Export, ExportStage, ReportStage
 from pipeline.errors import PipelineError
 from pipeline.report.html.write import write_report
-from pipeline.report.load.archive import pack, unpack
+from pipeline.report.load.archive import read_archive, write_archive
 from pipeline.results.collect import gather
 from pipeline.results.report_state import Reported
 from pipeline.tables.planned_runs import Planning
@@ -42,13 +42,15 @@ def export_table(config: ExportStage, to: str) -> Path:
     if not results.evaluations:
         raise PipelineError(f"table={config.table} has no finished evaluation in {config.runs_dir}: nothing to export")
     roots = [str(Path(root).resolve()) for root in (config.runs_dir, planning.config.data_root, ".") if root]
-    return pack(results, conf.table_file(config.table).read_text(encoding="utf-8"), file, [*roots, str(Path.home())])
+    return write_archive(
+        results, conf.table_file(config.table).read_text(encoding="utf-8"), file, [*roots, str(Path.home())]
+    )
 
 
 def report_archive(config: ReportStage) -> Path:
     """Write the page of an archive to runs_dir/reports, like that of a table computed here. Returns its path."""
     with tempfile.TemporaryDirectory() as folder:
-        results = replace(unpack(Path(config.table), Path(folder)), base_tolerance=config.report.base_tolerance)
+        results = replace(read_archive(Path(config.table), Path(folder)), base_tolerance=config.report.base_tolerance)
         report = Path(config.runs_dir) / "reports" / results.table
         reported = Reported.read(report)
         reported.refuse_fewer(report, results, config.report.fewer)

@@ -29,7 +29,7 @@ from pipeline.merge.mergekit import FILE
 from pipeline.merge.methods.soup import Soup
 from pipeline.models.alike import same_architecture
 from pipeline.models.checkpoint import DTYPES, Checkpoint, read_json
-from pipeline.report.load.scores import percent, primary_of, score_line
+from pipeline.report.load.scores import percent_factor, primary_of, score_line
 from pipeline.runs.folders import finished_names
 from pipeline.runs.lineage import base_of
 from pipeline.runs.manifest import MANIFEST, Manifest, read_manifest
@@ -273,5 +273,5 @@ def to_eval_result(row: ScoreRow, request: dict[str, Any]) -> EvalResult:
         dataset_split=request["eval"].get("split", "test"),
         dataset_args={"num_fewshot": row.num_fewshot} | ({"limit": limit} if limit else {}),
         metric_type=row.metric, metric_name=f"{row.task} {row.num_fewshot}-shot {row.metric}",
-        metric_value=round(row.value * percent(row.metric), 2),
+        metric_value=round(row.value * percent_factor(row.metric), 2),
     )  # fmt: skip

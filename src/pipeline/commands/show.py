@@ -13,7 +13,7 @@ from pipeline.config.training import Sft
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.report.load.scores import score_lines
-from pipeline.report.render.text import aligned
+from pipeline.report.render.text import align_columns
 from pipeline.runs.find import find
 from pipeline.runs.folders import folder_of
 from pipeline.runs.manifest import Manifest, read_manifest
@@ -123,7 +123,7 @@ def format_value(value: Any) -> str:
 
 def parent_lines(manifest: Manifest) -> list[str]:
     rows = [(f"  {role}", parent.name, parent.hash[:12]) for role, parent in manifest.parents.items()]
-    return ["parents:", *aligned(rows)] if rows else []
+    return ["parents:", *align_columns(rows)] if rows else []
 
 
 def curve_lines(folder: Path) -> list[str]:
@@ -140,7 +140,7 @@ def curve_lines(folder: Path) -> list[str]:
     names = list(dict.fromkeys(key for row in points for key in row if "loss" in key or key == "grad_norm"))
     rows = [("  step", *names)]
     rows += [(f"  {row['step']}", *(f"{row[key]:.4g}" if key in row else "" for key in names)) for row in points]
-    return [f"curve ({len(steps)} logged steps, log.jsonl has all):", *aligned(rows)]
+    return [f"curve ({len(steps)} logged steps, log.jsonl has all):", *align_columns(rows)]
 
 
 def answer_lines(folder: Path, count: int) -> list[str]:

@@ -20,8 +20,8 @@ from pipeline.errors import PipelineError
 from pipeline.launch import plan_files
 from pipeline.launch.slurm_commands import JOB_LOST, last_log_line, queued_jobs
 from pipeline.launch.worker import LOGS
-from pipeline.report.load.scores import percent
-from pipeline.report.render.text import aligned
+from pipeline.report.load.scores import percent_factor
+from pipeline.report.render.text import align_columns
 from pipeline.runs import resume, state
 from pipeline.runs.folders import DIGITS, finished, folder_name, label_in
 from pipeline.runs.lease import holder, left
@@ -68,7 +68,7 @@ def show_status(config: StatusStage) -> str:
     if not statuses:
         return f"no run{of_table} was computed or submitted in runs_dir={runs_dir} yet"
     counts = [f"{count} {state}" for state, count in Counter(status.state for status in statuses).items()]
-    return "\n".join([*aligned(rows, right={2, 3}), ", ".join(counts)])
+    return "\n".join([*align_columns(rows, right={2, 3}), ", ".join(counts)])
 
 
 def hashes_of(table: str, runs_dir: str) -> set[str]:
@@ -132,7 +132,7 @@ def main_score(scores: Mapping[str, float]) -> str | None:
         places = [name.split("/")[1] for name in scores if re.fullmatch(rf"{task}/[^/]+/{re.escape(metric)}", name)]
         if places:
             place = "mean" if "mean" in places else places[0]
-            return f"{task} {place} {percent(metric) * scores[f'{task}/{place}/{metric}']:.1f}"
+            return f"{task} {place} {percent_factor(metric) * scores[f'{task}/{place}/{metric}']:.1f}"
     return None
 
 

@@ -17,7 +17,7 @@ from pipeline.hub.lock import read_lock
 from pipeline.launch.launchers import Execute, executor_for
 from pipeline.launch.preflight import evaluation_problems
 from pipeline.report.load.archive import is_archive
-from pipeline.report.render.text import aligned, some
+from pipeline.report.render.text import align_columns, pluralize
 from pipeline.results.contrasts import contrasts
 from pipeline.results.placed_claims import check_claims
 from pipeline.results.report_state import Reported
@@ -92,7 +92,7 @@ def show_runs(runs: list[Run], max_lines: int = 10**9) -> str:
             assert manifest is not None
             rows.append((run.name, run.config.stage, f"{manifest.seconds:.0f}", "finished"))
     omitted = len(rows) - 1 - max_lines
-    lines = aligned(rows[: max_lines + 1])
+    lines = align_columns(rows[: max_lines + 1])
     lines += [f"and {omitted} more; plan.lines={len(runs)} lists all"] if omitted > 0 else []
     if runs:
         inputs = collect_hub_inputs(runs)
@@ -143,7 +143,7 @@ def published_lines(plan: TablePlan) -> list[str]:
     for key, count in counts.items():
         absent = dict.fromkeys(f"{row} {column}" for table, row, column in plan.unprinted if table == key)
         suffix = f"; not printed there, so left empty: {', '.join(absent)}" if absent else ""
-        lines.append(f"published: {key} for {some(count, 'cell')}{suffix}")
+        lines.append(f"published: {key} for {pluralize(count, 'cell')}{suffix}")
     return lines
 
 
@@ -188,7 +188,7 @@ def what_failed(failed: Mapping[str, str], runs: Sequence[Run]) -> str:
     blocked = {run.name for run in runs if any(parent.name in failed for parent in runs_behind(run.parents))}
     own_failures = [f"{name}: {reason}" for name, reason in failed.items() if name not in blocked]
     suffix = f"; {len(own_failures) - 3} more" if len(own_failures) > 3 else ""
-    summary = f"{some(len(own_failures), 'run')} failed ({'; '.join(own_failures[:3])}{suffix})"
+    summary = f"{pluralize(len(own_failures), 'run')} failed ({'; '.join(own_failures[:3])}{suffix})"
     dependents = len(failed) - len(own_failures)
     return f"{summary}, so {dependents} that depend on them were not computed" if dependents else summary
 

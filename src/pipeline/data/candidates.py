@@ -101,7 +101,7 @@ class Candidates:
 
 
 @contextmanager
-def gathering(folder: Path, benchmark_ngrams: Known | None) -> Iterator[Candidates]:
+def open_candidates(folder: Path, benchmark_ngrams: Known | None) -> Iterator[Candidates]:
     """Candidates with their file in `folder`, which is gone afterwards."""
     path = folder / "candidates.jsonl"
     try:

@@ -56,28 +56,28 @@ class Lines(Text):  # type: ignore[misc]
     """One column, text: a line a row."""
 
     def _generate_tables(self, base_files: Any, files_iterables: Any) -> Iterator[tuple[Key, pa.Table]]:
-        def read(text: TextIO, path: str) -> Iterator[Columns]:
+        def read_columns(text: TextIO, path: str) -> Iterator[Columns]:
             while lines := text.readlines(AT_A_TIME):
                 texts = [line.removesuffix("\n").removesuffix("\r") for line in lines]
                 yield {"text": pa.array(texts, pa.string())}
 
-        return tables_of(files_iterables, read)
+        return tables_of(files_iterables, read_columns)
 
 
 class Objects(Text):  # type: ignore[misc]
     """The columns JSON_COLUMNS: line and text of one object a row. The file holds one a line, or a list of them."""
 
     def _generate_tables(self, base_files: Any, files_iterables: Any) -> Iterator[tuple[Key, pa.Table]]:
-        def read(text: TextIO, path: str) -> Iterator[Columns]:
-            for rows in in_batches(objects(text, path)):
+        def read_columns(text: TextIO, path: str) -> Iterator[Columns]:
+            for rows in in_batches(read_objects(text, path)):
                 numbers, texts = zip(*rows, strict=True)
                 arrays = pa.array(numbers, pa.int64()), pa.array(texts, pa.large_string())
                 yield dict(zip(JSON_COLUMNS, arrays, strict=True))
 
-        return tables_of(files_iterables, read)
+        return tables_of(files_iterables, read_columns)
 
 
-def objects(text: TextIO, path: str) -> Iterator[tuple[int, str]]:
+def read_objects(text: TextIO, path: str) -> Iterator[tuple[int, str]]:
     """The number, from 1, and the text of each line that is not blank; of a list, of each of its objects."""
     lines = ((number, line) for number, line in enumerate(text, 1) if line.strip())
     first = next(lines, None)
@@ -97,15 +97,15 @@ class Cells(Csv):  # type: ignore[misc]
     """The columns of the header, each cell as its text."""
 
     def _generate_tables(self, base_files: Any, files_iterables: Any) -> Iterator[tuple[Key, pa.Table]]:
-        def read(text: TextIO, path: str) -> Iterator[Columns]:
-            for rows in in_batches(cells(text, self.config.sep, path)):
+        def read_columns(text: TextIO, path: str) -> Iterator[Columns]:
+            for rows in in_batches(read_cells(text, self.config.sep, path)):
                 names = [name for name in rows[0] if name]  # a column without a name cannot be requested
                 yield {name: pa.array([row[name] for row in rows], pa.large_string()) for name in names}
 
-        return tables_of(files_iterables, read)
+        return tables_of(files_iterables, read_columns)
 
 
-def cells(text: TextIO, separator: str, path: str) -> Iterator[dict[str, str]]:
+def read_cells(text: TextIO, separator: str, path: str) -> Iterator[dict[str, str]]:
     """The rows of CSV by the csv module, as text.
 
     Raises:
@@ -113,7 +113,7 @@ def cells(text: TextIO, separator: str, path: str) -> Iterator[dict[str, str]]:
             quotation marks that do not fit; with the line, counted from 1.
     """
     csv.field_size_limit((1 << 31) - 1)
-    reader = csv.reader(terminated(text), delimiter=separator, strict=True)
+    reader = csv.reader(terminate_lines(text), delimiter=separator, strict=True)
     names: list[str] = []
     any_row, line = False, 1
     try:
@@ -138,7 +138,7 @@ def cells(text: TextIO, separator: str, path: str) -> Iterator[dict[str, str]]:
         raise PipelineError(f"{path} has {'a header and no rows' if names else 'no header'}: write a header and rows")
 
 
-def terminated(text: TextIO) -> Iterator[str]:
+def terminate_lines(text: TextIO) -> Iterator[str]:
     """Lines for csv.reader, which ends a row at any carriage return outside quotation marks.
 
     Where the first line ends in a line feed, a carriage return elsewhere is a character of its cell. Otherwise

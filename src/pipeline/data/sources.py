@@ -70,17 +70,17 @@ def aya(row: Row, _: Source) -> Example | Unusable:
 
 def alpaca(row: Row, _: Source) -> Example | Unusable:
     """instruction, input (may be empty), output: BongChat, llm-japanese-dataset, Dolly in Japanese."""
-    return pair(joined(row["instruction"], row["input"]), row["output"])
+    return pair(join_texts(row["instruction"], row["input"]), row["output"])
 
 
 def telugu_alpaca(row: Row, _: Source) -> Example | Unusable:
     """Telugu-LLM-Labs' sets: nine columns, of which instruction, input and output are the English originals."""
-    return pair(joined(row["telugu_instruction"], row["telugu_input"]), row["telugu_output"])
+    return pair(join_texts(row["telugu_instruction"], row["telugu_input"]), row["telugu_output"])
 
 
 def inkuba(row: Row, _: Source) -> Example | Unusable:
     """lelapa/Inkuba-instruct: instruction, inputs, targets; its splits are language and part, as swahili_train."""
-    return pair(joined(row["instruction"], row["inputs"], "\n\n"), row["targets"])
+    return pair(join_texts(row["instruction"], row["inputs"], "\n\n"), row["targets"])
 
 
 def xp3mt(row: Row, _: Source) -> Example | Unusable:
@@ -108,7 +108,7 @@ def nllb(row: Row, source: Source) -> Example | Unusable:
         return "broken"
     if source.min_score is not None and not margin >= source.min_score:
         return "low_score"
-    return translation(first, second, code) if code > "en" else translation(second, first, code)
+    return translation_example(first, second, code) if code > "en" else translation_example(second, first, code)
 
 
 def conversation(row: Row, source: Source) -> Example | Unusable:
@@ -147,12 +147,14 @@ def text(row: Row, source: Source) -> Example | Unusable:
 
 def template(row: Row, source: Source) -> Example | Unusable:
     """Anyone's data: a prompt and a completion with the names of columns in braces."""
-    return pair(fill(source.prompt or "", row), fill(source.completion or "", row))
+    return pair(fill_template(source.prompt or "", row), fill_template(source.completion or "", row))
 
 
 def bitext(row: Row, source: Source) -> Example | Unusable:
     """Anyone's sentence pairs: `prompt` names the English side, `completion` the other."""
-    return translation(fill(source.prompt or "", row), fill(source.completion or "", row), source.language or "")
+    return translation_example(
+        fill_template(source.prompt or "", row), fill_template(source.completion or "", row), source.language or ""
+    )
 
 
 READERS: dict[str, Callable[[Row, Source], Example | Unusable]] = {
@@ -196,11 +198,11 @@ def pair(prompt: Any, completion: Any) -> Example:
     return {"prompt": str(prompt), "completion": str(completion)}
 
 
-def joined(instruction: Any, continuation: Any, between: str = "\n") -> str:
+def join_texts(instruction: Any, continuation: Any, between: str = "\n") -> str:
     return str(instruction) if is_blank(continuation) else f"{instruction}{between}{continuation}"
 
 
-def translation(english: str, target_text: str, code: str) -> Example | Unusable:
+def translation_example(english: str, target_text: str, code: str) -> Example | Unusable:
     """One direction of a pair and one wording, both drawn by the pair itself: half of the pairs go each way."""
     english, target_text = english.strip(), target_text.strip()
     if not english or not target_text:
@@ -231,13 +233,13 @@ def messages_of(cell: Any, tools: bool = False) -> list[Message] | Unusable:
     """
     if not isinstance(cell, list):
         return [] if not cell else "not_text"
-    if all(isinstance(turn_or_text, dict) for turn_or_text in cell):
+    if all(isinstance(turn, dict) for turn in cell):
         return by_speaker(cell, tools)
     if cell and all(isinstance(turn, list) for turn in cell):
-        cell = [turn_or_text for turn in cell for turn_or_text in (*turn[:2], *[None] * (2 - len(turn)))]
-    if any(isinstance(turn_or_text, dict | list) for turn_or_text in cell):
+        cell = [text for turn in cell for text in (*turn[:2], *[None] * (2 - len(turn)))]
+    if any(isinstance(text, dict | list) for text in cell):
         return "not_text"
-    texts = [turn_or_text if isinstance(turn_or_text, str) else "" for turn_or_text in cell]
+    texts = [text if isinstance(text, str) else "" for text in cell]
     return [{"role": "user" if at % 2 == 0 else "assistant", "content": text} for at, text in enumerate(texts)]
 
 
@@ -257,7 +259,7 @@ def by_speaker(cell: list[Row], tools: bool) -> list[Message] | Unusable:
         with_tool = role == "tool" or "tool_calls" in calls or bool(message.get("function_call"))
         if with_tool and (not tools or message.get("function_call")):
             return "tool_turns"
-        words = plain(message.get("content") if message.get("content") is not None else message.get("value"))
+        words = text_of_message(message.get("content") if message.get("content") is not None else message.get("value"))
         if words is None:
             return "not_text"
         if merged and merged[-1]["role"] == role and not with_tool and "tool_calls" not in merged[-1]:
@@ -286,26 +288,26 @@ def whole_turns(messages: list[Message], limit: int | None) -> list[Message]:
     return turns[:end]
 
 
-def plain(content: Any) -> str | None:
+def text_of_message(content: Any) -> str | None:
     """The text of a message, or of its parts, such as {"type": "text", "text": ...}; None where one is no text."""
     if content is None or isinstance(content, str):
         return content or ""
     kinds = (None, "text", "input_text", "output_text")
     parts = content if isinstance(content, list) else [content]
     texts = [part["text"] for part in parts if isinstance(part, dict) and part.get("type") in kinds and "text" in part]
-    return "\n".join(texts) if len(texts) == len(parts) and all(isinstance(message, str) for message in texts) else None
+    return "\n".join(texts) if len(texts) == len(parts) and all(isinstance(text, str) for text in texts) else None
 
 
-def fill(words: str, row: Row) -> str:
+def fill_template(words: str, row: Row) -> str:
     """A template with its columns filled in."""
-    return words.format_map({name: row[name] for name in fields(words)})
+    return words.format_map({name: row[name] for name in template_fields(words)})
 
 
-def fields(words: str) -> list[str]:
+def template_fields(words: str) -> list[str]:
     return [name for _, name, _, _ in Formatter().parse(words) if name is not None]
 
 
-def columns(name: str, source: Source) -> list[str]:
+def source_columns(name: str, source: Source) -> list[str]:
     """The columns that a source's function reads.
 
     Raises:
@@ -328,14 +330,15 @@ def columns(name: str, source: Source) -> list[str]:
         return [source.column or language(source.language or "").flores]
     if source.rows in ("template", "bitext"):
         try:
-            names = {knob: fields(getattr(source, knob) or "") for knob in ("prompt", "completion")}
+            names = {knob: template_fields(getattr(source, knob) or "") for knob in ("prompt", "completion")}
         except ValueError as error:
             raise PipelineError(f"{knob_prefix}: a template has a stray brace ({error}); write {{{{ for one") from error
         unset = [knob for knob in names if getattr(source, knob) is None]
         if unset:
             example = "'Swali: {question}'" if unset[0] == "prompt" else "'{answer}'"
             raise PipelineError(
-                f"{knob_prefix}.{unset[0]} is missing: give {knob_prefix}.{unset[0]}={example}, your file's columns in braces"
+                f"{knob_prefix}.{unset[0]} is missing: give {knob_prefix}.{unset[0]}={example}, "
+                "your file's columns in braces"
             )
         empty = [knob for knob in names if not names[knob]]
         if empty:
@@ -352,7 +355,7 @@ def columns(name: str, source: Source) -> list[str]:
     return list(COLUMNS[source.rows])
 
 
-def wanted(row: Row, source: Source) -> bool:
+def is_wanted(row: Row, source: Source) -> bool:
     """Whether a row is of the language asked for; the others are not counted as rows."""
     if source.rows != "aya" or source.language is None:
         return True

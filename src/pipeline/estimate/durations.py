@@ -30,7 +30,7 @@ from pipeline.estimate.gpu_budget import dtype_of, moved, seconds_of_parts
 from pipeline.estimate.models import shape_for, tokenizer_of
 from pipeline.estimate.questions import kinds_of
 from pipeline.progress import format_duration
-from pipeline.report.render.text import some
+from pipeline.report.render.text import pluralize
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run, runs_behind
 from pipeline.stages.evaluation import is_bundle
@@ -104,8 +104,8 @@ class History:
         unknown = len(runs) - len(needing) - len(predictions)
         if sum(predictions) > 30 * DAY and not runs_on_gpu(self.on_gpu):
             return NEEDS_GPU
-        omitted = [f"{some(len(needing), 'run')} that need a GPU"] if needing else []
-        omitted += [f"{some(unknown, 'run')} that cannot be estimated"] if unknown else []
+        omitted = [f"{pluralize(len(needing), 'run')} that need a GPU"] if needing else []
+        omitted += [f"{pluralize(unknown, 'run')} that cannot be estimated"] if unknown else []
         text = f"about {format_duration(sum(predictions))}" if predictions or not omitted else "?"
         return text + (f", not including {' and '.join(omitted)}" if omitted else "")
 

@@ -50,7 +50,7 @@ def scoring_runs(config: EvalStage) -> dict[str, EvalStage]:
     return configs
 
 
-def gather(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
+def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
     """What finished scoring runs come to together: all their rows, and the averages over languages, in scores.json; in
     samples/ their questions, as hard links. Gives the facts of a run, as scoring does.
     """

@@ -23,7 +23,15 @@ from transformers.generation.streamers import BaseStreamer
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate import metrics
-from pipeline.evaluate.prefix import Prefix, batches, groups, heads_as_they_are, laid_out, last_logits, shareable
+from pipeline.evaluate.prefix import (
+    Prefix,
+    batch_places,
+    can_share_prefix,
+    group_prompts,
+    heads_as_they_are,
+    laid_out,
+    last_logits,
+)
 from pipeline.evaluate.shards import Helpers
 from pipeline.models import load
 from pipeline.models.checkpoint import DTYPES
@@ -40,7 +48,7 @@ Result = TypeVar("Result")
 ENCODED_AHEAD = 256  # texts
 
 
-def answering(run: Run[EvalStage], load: Callable[[], Answering]) -> LM:
+def answering_model(run: Run[EvalStage], load: Callable[[], Answering]) -> LM:
     """The model that answers: `load()`, with helpers on other GPUs where shards are asked for, or the harness' vLLM."""
     settings = run.config.eval
     if settings.backend == "vllm":
@@ -107,7 +115,7 @@ def refuse_other_dtype(model: Any, dtype: str, folder: str) -> None:
         raise PipelineError(f"eval.dtype={dtype}, but transformers loaded {folder} in {dtypes}: give a dtype it keeps")
 
 
-def remembered(request: Sequence[Any]) -> tuple[str, str]:
+def request_key(request: Sequence[Any]) -> tuple[str, str]:
     """What `Answering.ran_out` knows a generation request (prompt, settings) by."""
     return request[0], json.dumps(request[1], sort_keys=True)
 
@@ -183,12 +191,12 @@ class Answering(HFLM):
         if self.helpers:
             return self.helpers.answer(self, "generate_until", requests)
         self._count(requests)
-        if self.share_prefix and shareable(self.model.config):
+        if self.share_prefix and can_share_prefix(self.model.config):
             return self._generate_shared(requests)
         return self._as_a_whole(functools.partial(HFLM.generate_until, self, requests, disable_tqdm=True))
 
     def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None) -> list:
-        if self.share_prefix and shareable(self.model.config):
+        if self.share_prefix and can_share_prefix(self.model.config):
             return self._loglikelihood_shared(requests)
         return self._as_a_whole(functools.partial(HFLM._loglikelihood_tokens, self, requests, True, override_bs))
 
@@ -208,11 +216,11 @@ class Answering(HFLM):
 
     def _as_a_whole(self, work: Callable[[], Result]) -> Result:
         """The harness' own loop, which begins anew where memory ran out."""
-        done_before = self.bar.done if self.bar else 0
+        answered_before = self.bar.done if self.bar else 0
 
         def begin() -> Result:
             if self.bar:
-                self.bar.to(done_before)
+                self.bar.to(answered_before)
             return work()
 
         return self.halving(begin)
@@ -240,11 +248,11 @@ class Answering(HFLM):
             self._answered(sum(len(inputs[prompts[index]]) for index in batch))
 
         longest = [len(prompt) - shared_length for prompt, shared_length in zip(prompts, keep, strict=True)]
-        for shared, members in groups(prompts, longest):
+        for shared, members in group_prompts(prompts, longest):
             if shared:
                 self._in_batches(prompts, shared, members, 0, weigh)
                 continue
-            places = [place for one in members for place in inputs[prompts[one]]]
+            places = [place for index in members for place in inputs[prompts[index]]]
             alone = [requests[place] for place in places]
             likelihoods = self._as_a_whole(functools.partial(HFLM._loglikelihood_tokens, self, alone, True))
             for place, answer in zip(places, likelihoods, strict=True):
@@ -272,7 +280,7 @@ class Answering(HFLM):
                 answers[place] = postprocess_generated_text(text, until, think_end_token=None)
                 self.add_partial("generate_until", requests[place].args, answers[place])
 
-        for shared, members in groups(prompts):
+        for shared, members in group_prompts(prompts):
             if shared:
                 self._in_batches(prompts, shared, members, room, generate)
                 continue
@@ -299,7 +307,7 @@ class Answering(HFLM):
             prefix = Prefix(
                 self.model, prompts[pending[0]][:shared], min(self.batch_size, len(pending)), longest + room
             )
-            for batch in batches(pending, [len(prompt) for prompt in prompts], self.batch_size):
+            for batch in batch_places(pending, [len(prompt) for prompt in prompts], self.batch_size):
                 answer(prefix, batch, [prompts[member][shared:] for member in batch])
                 finished.update(batch)
 
@@ -363,4 +371,4 @@ class Answering(HFLM):
         if attr == "loglikelihood":
             self._answered(1)
         if attr == "generate_until":
-            self.ran_out[remembered(request)] = self._batch.pop(0)
+            self.ran_out[request_key(request)] = self._batch.pop(0)

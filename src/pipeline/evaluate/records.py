@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.benchmarks import answer_language, benchmark_of, kind_of, primary_metric
 from pipeline.benchmarks.task_files import Definition
 from pipeline.evaluate import metrics
-from pipeline.evaluate.reasoning import shares
+from pipeline.evaluate.reasoning import answer_shares
 from pipeline.evaluate.tasks import LeftOut
 from pipeline.languages import TEN
 
@@ -172,7 +172,7 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
     return sample | {"filter": record["filter"], "prompt_hash": record["prompt_hash"], "scores": scores}
 
 
-def beside(
+def further_rows_of(
     definitions: Sequence[Definition], samples: Mapping[str, list[Sample]], spm_model: Path | None
 ) -> list[ScoreRow]:
     """Rows that are ours alone: a numeric match for MGSM and what stands in its answers, spBLEU where its model is."""
@@ -200,7 +200,7 @@ def reasoning_rows(definition: Definition, samples: Sequence[Sample]) -> list[Sc
     """
     language = answer_language(definition.task, definition.language)
     answers = [str(sample["response"]) for sample in samples]
-    computed = shares(answers, language, [sample.get("equation_solution") for sample in samples])
+    computed = answer_shares(answers, language, [sample.get("equation_solution") for sample in samples])
     return [
         score_row(definition, share.metric, share.how, metrics.mean(share.each), share.each)
         for share in computed
@@ -242,7 +242,7 @@ def missing_row(left_out: LeftOut) -> ScoreRow:
 # ------------------------------------------------------------------------------------------------------ files
 
 
-def write(result: EvaluationResult, definitions: Sequence[Definition], work: Path) -> dict[str, float]:
+def write_evaluation(result: EvaluationResult, definitions: Sequence[Definition], work: Path) -> dict[str, float]:
     """scores.json and samples/<task>.<language or pair>.jsonl; gives back the scores by name for the manifest."""
     (work / "samples").mkdir(parents=True, exist_ok=True)
     for definition in definitions:

@@ -28,7 +28,7 @@ from pipeline.config.evaluation import Eval, below_float32
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate import score_cache
 from pipeline.evaluate.before import Lengths, too_long
-from pipeline.evaluate.model import Answering, remembered
+from pipeline.evaluate.model import Answering, request_key
 from pipeline.evaluate.records import EvaluationResult, TaskResult, rows_of, sample_of
 from pipeline.evaluate.tasks import data_sets
 from pipeline.hub import reach
@@ -77,7 +77,7 @@ def _refuse_too_many_shots(definition: Definition, task: Any) -> None:
             )
 
 
-def score(
+def score_tasks(
     load: Callable[[], LM],
     definitions: Sequence[Definition],
     tasks: Sequence[Task],
@@ -93,7 +93,7 @@ def score(
         "chat_template": settings_asked.chat_template,
         "dtype": settings_asked.dtype,
     }
-    settings |= rounding(settings_asked) | (
+    settings |= rounding_settings(settings_asked) | (
         {"template_date": settings_asked.template_date} if settings_asked.chat_template else {}
     )
     put = list(zip(definitions, tasks, strict=True))
@@ -114,7 +114,9 @@ def score(
         lm = load() if unscored else None
         if lm and settings_asked.chat_template:
             set_template_date(lm, settings_asked)
-        fitting = {d.name: _fitting(lm, d, task, rows_of_task[d.name], settings_asked) for d, task in unscored if lm}
+        fitting = {
+            d.name: _fitting_rows(lm, d, task, rows_of_task[d.name], settings_asked) for d, task in unscored if lm
+        }
         with Bar(", ".join(fitting), sum(map(len, fitting.values())), "question") if unscored else nullcontext() as bar:
             for definition, task in unscored:
                 assert lm
@@ -125,7 +127,7 @@ def score(
                 )
                 results[definition.name] = result
                 _report_endless_answers(definition, result, settings_asked)
-                if cache and not (below_float32(settings_asked) and halved(lm, settings_asked)):
+                if cache and not (below_float32(settings_asked) and was_halved(lm, settings_asked)):
                     cache.keep(keys[definition.name], result)
         if isinstance(lm, Answering) and lm.helpers:
             lm.helpers.close()
@@ -140,7 +142,7 @@ def score(
         "found_again": found_again,
         **(
             {"halved_batch_size": lm.least_batch_size}
-            if isinstance(lm, Answering) and halved(lm, settings_asked)
+            if isinstance(lm, Answering) and was_halved(lm, settings_asked)
             else {}
         ),
         "too_long": {name: results[name].too_long for name in names if results[name].too_long},
@@ -149,7 +151,7 @@ def score(
     return EvaluationResult(rows, {name: results[name].samples for name in names}, harness)
 
 
-def rounding(settings: Eval) -> dict[str, Any]:
+def rounding_settings(settings: Eval) -> dict[str, Any]:
     """What decides how intermediate values are rounded, and so the answers below float32; empty in float32."""
     if not below_float32(settings):
         return {}
@@ -159,7 +161,7 @@ def rounding(settings: Eval) -> dict[str, Any]:
     return shared | {"processor": f"{processor()}, {torch.backends.cpu.get_cpu_capability()}"}
 
 
-def halved(lm: LM | None, settings: Eval) -> bool:
+def was_halved(lm: LM | None, settings: Eval) -> bool:
     """Whether memory ran out, so that another batch size was used than eval.batch_size."""
     return isinstance(lm, Answering) and lm.least_batch_size < settings.batch_size
 
@@ -204,7 +206,7 @@ def score_one(
     _, chief = primary_metric(definition.task)
     ran_out = lm.ran_out if isinstance(lm, Answering) else {}
     task_samples = [
-        sample_of(definition, record, ran_out.get(remembered(record["arguments"][0])))
+        sample_of(definition, record, ran_out.get(request_key(record["arguments"][0])))
         for record in records
         if record["filter"] == chief
     ]
@@ -267,7 +269,7 @@ def lengths_of(lm: Any, definition: Definition, task: Task, rows: Sequence[int],
     return Lengths(lengths, answer)
 
 
-def _fitting(lm: Any, definition: Definition, task: Task, rows: range, settings: Eval) -> Sequence[int]:
+def _fitting_rows(lm: Any, definition: Definition, task: Task, rows: range, settings: Eval) -> Sequence[int]:
     """The rows whose prompts fit the model. Raises PipelineError where more than eval.too_long do not."""
     if not hasattr(lm, "max_length"):
         return rows

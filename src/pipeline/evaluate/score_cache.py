@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from pipeline.benchmarks.task_files import Definition, whole
+from pipeline.benchmarks.task_files import Definition, merge_includes
 from pipeline.evaluate.records import TaskResult
 from pipeline.files import sha256, write_atomically
 from pipeline.hub.models import local_folder
@@ -83,7 +83,7 @@ def task_key(definition: Definition, task: Any, rows: Sequence[int]) -> Key:
 
 def _body(file: Path) -> Key:
     """What a task file says, with those that it includes. Of functions the name alone (tasks.py): modules move."""
-    body = whole(file)
+    body = merge_includes(file)
     body.pop("dataset_kwargs", None)
     return body
 

@@ -61,8 +61,8 @@ class Helpers:
         finally:
             lm.helpers, lm.processes = self, 1
         for future in waiting:
-            found, ran_out, batch_size = future.result()
-            answers += found
+            texts, ran_out, batch_size = future.result()
+            answers += texts
             lm.ran_out |= ran_out
             lm.least_batch_size = min(lm.least_batch_size, batch_size)
         return answers

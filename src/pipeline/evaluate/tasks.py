@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pipeline.benchmarks import BENCHMARKS, benchmark_of
 from pipeline.benchmarks.local_files import Missing
-from pipeline.benchmarks.task_files import Ask, Definition, whole
+from pipeline.benchmarks.task_files import Ask, Definition, merge_includes
 from pipeline.config.evaluation import EvalTask
 from pipeline.errors import PipelineError, suggest
 from pipeline.languages import language
@@ -111,7 +111,7 @@ def refuse_unspoken(data_root: Path, code: str) -> None:
 
 def data_sets(definition: Definition) -> list[tuple[str, str | None, str]]:
     """(repository, configuration, split) of each set on the Hub that a task reads; none where data is local."""
-    body = whole(definition.file)
+    body = merge_includes(definition.file)
     if body.get("dataset_path") == "json":
         return []
     if "custom_dataset" in body:

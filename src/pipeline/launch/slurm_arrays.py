@@ -43,7 +43,7 @@ from pipeline.launch.slurm_commands import (
     seconds_left,
 )
 from pipeline.launch.worker import LOGS
-from pipeline.report.render.text import some
+from pipeline.report.render.text import pluralize
 from pipeline.runs import state
 from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished
@@ -176,8 +176,8 @@ def submit_arrays(
                 if not new or not SUBMIT_LIMIT.search(str(error)):
                     raise
                 break
-            print(f"job {job}: level {part.level}, {some(len(part.tasks), 'task')}, "
-                  f"{some(sum(map(len, part.tasks)), 'run')}, {some(part.resources.gpus, 'GPU')} each",
+            print(f"job {job}: level {part.level}, {pluralize(len(part.tasks), 'task')}, "
+                  f"{pluralize(sum(map(len, part.tasks)), 'run')}, {pluralize(part.resources.gpus, 'GPU')} each",
                   file=sys.stderr)  # fmt: skip
             if part is not array:
                 break
@@ -198,7 +198,7 @@ def submit_arrays(
     count = sum(len(task) for part in new for task in part.tasks)
     remaining = len(unsubmitted) - count
     then = f", {remaining} more {'by the last job' if again is not None else 'by the same command'} when these are done"
-    return f"{some(count, 'run')} submitted as {some(len(new), 'array')}{then if remaining else ''}"
+    return f"{pluralize(count, 'run')} submitted as {pluralize(len(new), 'array')}{then if remaining else ''}"
 
 
 def submit_part(
@@ -424,7 +424,7 @@ def submit_script(
         file.unlink()
         knobs = {f"launcher.{key}": getattr(launcher, key) for key in ("partition", "account", "qos", "time", "memory")}
         words = [f"{knob}={value}" for knob, value in knobs.items() if value is not None]
-        words += [some(resources.gpus, "GPU"), *([some(resources.cpus, "core")] if resources.cpus else [])]
+        words += [pluralize(resources.gpus, "GPU"), *([pluralize(resources.cpus, "core")] if resources.cpus else [])]
         text = f"{error}; asked for: {', '.join([*words, *(launcher.options or [])])}"
         if NO_GRES.search(str(error)):
             text += (

@@ -15,7 +15,7 @@ from pathlib import Path
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.papers import published as papers
-from pipeline.report.load.scores import percent
+from pipeline.report.load.scores import percent_factor
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.tables.bound import BoundTable
@@ -148,7 +148,7 @@ class Outcome:
             remedy = f": give {SPM_MODEL}" if metric == "spbleu" else ""
             raise NoScore(f"{run.name} has no {metric or 'score'}{f' of {pair}' if pair else ''}{remedy}")
         number = statistics.fmean(row["value"] for row in rows) if main is None else main
-        return number * (percent(rows[0]["metric"]) if rows else 100)
+        return number * (percent_factor(rows[0]["metric"]) if rows else 100)
 
     def fact(self, key: str | ScoreRef, run: Run | None, fact: str, runs: dict[Path, None]) -> float:
         """A number that a run recorded: a training, or the evaluation of a merge in memory."""

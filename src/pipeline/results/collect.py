@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.config.stages import EvalStage
 from pipeline.hub.addresses import without_credentials
 from pipeline.report.html.sweep import sweeps_of
-from pipeline.report.load.archive import shared
+from pipeline.report.load.archive import without_private
 from pipeline.report.load.contents import FailedRun, Link, Results, RunResult
 from pipeline.results.cell_values import Outcome
 from pipeline.results.contrasts import compared, default_pairs, measured, sampled, with_best
@@ -52,7 +52,7 @@ def gather(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, 
             f"python -m pipeline stage=table table={planning.config.table}",
             *(f"{'' if key == 'data_root' else 'every.'}{key}={value}" for key, value in overrides.items())])),
         rows=plan.rows, columns=plan.columns, cells=cells, sampled=sampled(plan), runs=run_results,
-        failed=[FailedRun(name, shared(why)) for name, why in failed.items()], missing=missing,
+        failed=[FailedRun(name, without_private(why)) for name, why in failed.items()], missing=missing,
         seconds=sum(run.seconds or 0.0 for run in finished), versions=versions, machine=machine, git=git_state(),
         contrasts=measured(plan, answers, compared(plan) or default_pairs(plan, cells)), declared=bool(plan.compare),
         verdicts=judged(plan, answers), choices=choices_of(outcome), links=[Link(*sweep) for sweep in sweeps_of(
@@ -71,12 +71,12 @@ def described(
     for run in runs:
         manifest = read_manifest(run.folder)
         if manifest is None:
-            why = shared(failed.get(names[run.hash], f"not made ({reasons.get(run.hash, 'never made')})"))
+            why = without_private(failed.get(names[run.hash], f"not made ({reasons.get(run.hash, 'never made')})"))
             run_results.append(RunResult(names[run.hash], run.config.stage, run.folder, run.label, False, why))
             missing += [FailedRun(names[run.hash], why)] if names[run.hash] not in failed else []
             continue
         stale = reasons.get(run.hash, "") or changed(run.folder, manifest, SMALL_BYTES)
-        run_results.append(recorded(run, names[run.hash], manifest, shared(stale)))
+        run_results.append(recorded(run, names[run.hash], manifest, without_private(stale)))
     return marked(run_results), missing
 
 
@@ -92,7 +92,7 @@ def recorded(run: Run, name: str, manifest: Manifest, stale: str) -> RunResult:
         model=parents.get("checkpoint") or merge or parents.get("model", ""), card=parents.get("data", ""),
         parents=parents, config=config, seconds=manifest.seconds, attempt=manifest.attempt, started=manifest.started,
         weights_root=root, versions=manifest.versions, machine=manifest.machine,
-        warnings=[shared(parent) for parent in manifest.facts.get("warnings", [])],
+        warnings=[without_private(parent) for parent in manifest.facts.get("warnings", [])],
     )  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def told(value: Any) -> Any:
     """A knob's value as one reads it; text without a letter, as a separator is, in quotes."""
     if isinstance(value, int | float | bool) or value is None:
         return value
-    return shared(value if isinstance(value, str) and value.strip() else json.dumps(value, ensure_ascii=False))
+    return without_private(value if isinstance(value, str) and value.strip() else json.dumps(value, ensure_ascii=False))
 
 
 def made_on(run: RunResult) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.config.stages import TrainStage
-from pipeline.report.load.archive import shared
+from pipeline.report.load.archive import without_private
 from pipeline.report.load.contents import CellResult, CellScore
 from pipeline.report.stats.statistics import replication_reach
 from pipeline.report.stats.translations import CORPUS_METRICS
@@ -32,7 +32,7 @@ def cell_result(outcome: Outcome, place: tuple[str, str], answers: StoredAnswers
     return CellResult(
         *place, value=value if is_chosen else number.value, low=low, high=high, n=number.n, published=number.published,
         base=judged and untrained(table.plan, cell), experts=experts(outcome, cell) if judged else None,
-        suspect=number.suspect, missing=shared(number.missing), runs=[folder.name for folder in number.runs],
+        suspect=number.suspect, missing=without_private(number.missing), runs=[folder.name for folder in number.runs],
         digits=digits, maximum=number.value if is_chosen else None,
         scores=[
             CellScore(run.name, {axis: str(value) for axis, value in item.at.items()})

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
-from pipeline.report.stats.statistics import DRAWS, NormalTest, halved_means, halves, resampled_means, share_interval
+from pipeline.report.stats.statistics import (
+    DRAWS,
+    NormalTest,
+    half_weights,
+    halved_means,
+    resampled_means,
+    share_interval,
+)
 from pipeline.report.stats.translations import CORPUS_METRICS, copies_of, corpus_scores, counts_of, drawn_scores
 from pipeline.results.cell_values import NoScore, Outcome
 from pipeline.runs.manifest import read_manifest
@@ -158,7 +165,7 @@ class Questions:
         """Of the odd and of the even problems."""
         if self.size < 2:
             raise NoScore("one question cannot both choose the best and score it")
-        return self.values(lambda stacked: halves(stacked.shape[1]) @ stacked.T)
+        return self.values(lambda stacked: half_weights(stacked.shape[1]) @ stacked.T)
 
     @cached_property
     def draws_by_half(self) -> tuple[dict[tuple[ScoreRef, str | None], np.ndarray], ...]:
@@ -252,7 +259,7 @@ class Corpora(Questions):
     def by_half(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
         if self.size < 2:
             raise NoScore("one question cannot both choose the best and score it")
-        return self.of((halves(self.size) > 0).astype(float))
+        return self.of((half_weights(self.size) > 0).astype(float))
 
     @cached_property
     def draws_by_half(self) -> tuple[dict[tuple[ScoreRef, str | None], np.ndarray], ...]:

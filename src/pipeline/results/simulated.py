@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.errors import PipelineError
 from pipeline.papers import published as papers
-from pipeline.report.render.text import aligned
+from pipeline.report.render.text import align_columns
 from pipeline.report.stats.claims import (
     CONTRADICTED,
     FACT,
@@ -233,4 +233,4 @@ def lines(planning: Planning, worlds: int) -> list[str]:
     note = (
         f"(in {worlds} simulated worlds, of tests on ranks {fewer}; experts differ as published maxima and minima tell)"
     )
-    return [*aligned(rows), note]
+    return [*align_columns(rows), note]

@@ -14,7 +14,7 @@ from pipeline.report.stats.claims import (
     Claim,
     Ranked,
     Verdict,
-    corrected,
+    correct_verdicts,
     judge_alike,
     judge_difference,
     judge_every,
@@ -198,7 +198,7 @@ def judged(plan: TablePlan, answers: StoredAnswers) -> list[Verdict]:
         except NoScore as error:
             verdicts[claim.id] = not_made(claim, str(error))
     verdicts |= {verdict.id: verdict for verdict in judge_wilcoxon(signed_ranks)}
-    return corrected(claims, [verdicts[claim.id] for claim in claims])
+    return correct_verdicts(claims, [verdicts[claim.id] for claim in claims])
 
 
 def difference(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
@@ -235,7 +235,7 @@ def alike(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
     import numpy as np
 
     sides = [np.array(facts_of(placed, answers, cells)) for (cells,) in (placed.left, placed.right)]
-    return judge_alike(placed.claim, ranks.alike(*(side.reshape(len(side), -1).T for side in sides)))
+    return judge_alike(placed.claim, ranks.profile_likeness(*(side.reshape(len(side), -1).T for side in sides)))
 
 
 def facts_of(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell]) -> list[np.ndarray]:

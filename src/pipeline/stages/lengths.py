@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.data import Source
-from pipeline.data.sources import wanted
+from pipeline.data.sources import is_wanted
 
 BYTES = 4.0  # of text a token, where no tokenizer is at hand
 SAMPLE = 64  # rows
@@ -31,7 +31,7 @@ def rows_of(path: Path, source: Source) -> int | None:
 def count_in_language(path: Path, code: str) -> int:
     source = Source(rows="aya", language=code)
     with open(path, encoding="utf-8") as file:
-        return sum(wanted(json.loads(line), source) for line in file if line.strip())
+        return sum(is_wanted(json.loads(line), source) for line in file if line.strip())
 
 
 @lru_cache(maxsize=1024)

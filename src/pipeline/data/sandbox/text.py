@@ -17,18 +17,18 @@ from pipeline.data.sandbox.world import (
     Sentence,
     Switched,
     Words,
+    draw_reading,
+    draw_sentences,
+    draw_statement,
     easy_problem,
     fact_statement,
-    reading,
     say,
-    sentences,
-    statement,
 )
 
 Document = tuple[str, str]  # prompt and completion; plain text has an empty prompt
 
 
-def chain(draw: random.Random) -> Document:
+def make_chain(draw: random.Random) -> Document:
     """Arithmetic without words, in the form of a problem: 8 + 2 - 3, worked step by step."""
     results = [draw.randint(2, 40)]
     terms, worked = [str(results[0])], []
@@ -39,7 +39,7 @@ def chain(draw: random.Random) -> Document:
         terms.append(f"{sign} {number}")
         worked.append(f"{results[-2]} {sign} {number} = {results[-1]}.")
     if min(results) < 1 or max(results) > LARGEST_RESULT:
-        return chain(draw)
+        return make_chain(draw)
     return f"Question: {' '.join(terms)}\nStep-by-Step Answer:", f"{' '.join(worked)} The answer is {results[-1]}."
 
 
@@ -51,13 +51,13 @@ def facts_text(world: ConstructedWorld, words: Words, draw: random.Random) -> Do
     return "".join(f"{question} {answer}\n\n" for question, answer in exemplars) + prompt, completion
 
 
-def asked(statements: list[str], question: str) -> str:
+def prompt_of(statements: list[str], question: str) -> str:
     return f"P: {' '.join(statements)}\nQ: {question}\nAnswer:"
 
 
-def steps(statements: list[str], question: str, reasoning: str, answer: str) -> Document:
+def worked_answer(statements: list[str], question: str, reasoning: str, answer: str) -> Document:
     """A question answered as a word problem is: by the statement that matters, then by the answer."""
-    return asked(statements, question).replace(
+    return prompt_of(statements, question).replace(
         "Answer:", "Step-by-Step Answer:"
     ), f"{reasoning} The answer is {answer}."
 
@@ -68,13 +68,13 @@ def worked_reading(item: Reading, words: Words) -> Document:
         say([*sentence.split(), "."], words) for sentence in " ".join(passage).removesuffix(" .").split(" . ")
     ]
     statement = statements[passage[: passage.index(options[right])].count(".")]
-    return steps(statements, say(question, words), statement, statement.removesuffix(".").rpartition(" ")[2])
+    return worked_answer(statements, say(question, words), statement, statement.removesuffix(".").rpartition(" ")[2])
 
 
 Lookup = tuple[list[Sentence], Sentence, int]  # statements, a question whose number one of them tells, and which
 
 
-def lookup(draw: random.Random) -> Lookup:
+def make_lookup(draw: random.Random) -> Lookup:
     """Numbers that are stated, not computed."""
     count = draw.randint(2, 3)
     owners, items = draw.sample(NAMES, count), draw.sample(ITEMS, count)
@@ -86,10 +86,14 @@ def lookup(draw: random.Random) -> Lookup:
 def lookup_text(item: Lookup, words: Words, worked: bool = False) -> Document:
     statements, question, index = [say(sentence, words) for sentence in item[0]], say(item[1], words), item[2]
     answer = item[0][index][2]
-    return steps(statements, question, statements[index], answer) if worked else (asked(statements, question), answer)
+    return (
+        worked_answer(statements, question, statements[index], answer)
+        if worked
+        else (prompt_of(statements, question), answer)
+    )
 
 
-def belongings(draw: random.Random) -> list[Sentence]:
+def draw_belongings(draw: random.Random) -> list[Sentence]:
     """What each of some has, or where each is. Said in another order, there is somebody's to be found in each."""
     names, item = draw.sample(NAMES, draw.randint(2, 4)), draw.random() < 0.5
     if item:
@@ -107,44 +111,44 @@ def with_loans(world: ConstructedWorld, language: str, draw: random.Random) -> d
     return {word: word if word in rare and draw.random() > RARE_WORDS_SAID else words[word] for word in words}
 
 
-def document(world: ConstructedWorld, kind: str, language: str, draw: random.Random) -> Document:
+def make_document(world: ConstructedWorld, kind: str, language: str, draw: random.Random) -> Document:
     """One document of the text that makes the base. No kind but `problem` holds a word problem with its solution.
 
     In a `switched` document English words and the clone's are mixed, in a `worked` one the statement that answers is
     said again before the answer.
     """
     if kind == "chain":
-        return chain(draw)
+        return make_chain(draw)
     name, clone_words = LANGUAGE_NAMES[language], with_loans(world, language, draw)
     words = Switched(clone_words, draw) if kind.startswith("switched") else clone_words
     kind = kind.removeprefix("switched ")
     worked, kind = kind.startswith("worked "), kind.removeprefix("worked ")
     if kind == "story":
-        return "", " ".join(say(statement(draw), words) for _ in range(draw.randint(2, 4)))
+        return "", " ".join(say(draw_statement(draw), words) for _ in range(draw.randint(2, 4)))
     if kind == "echo":  # the same sentence twice
-        sentence = say(statement(draw), words)
+        sentence = say(draw_statement(draw), words)
         return f"{name}: {sentence}\n{name}:", sentence
     if kind == "shuffled":
-        texts = [say(one, words) for one in belongings(draw)]
+        texts = [say(belonging, words) for belonging in draw_belongings(draw)]
         return f"{name}: {' '.join(texts)}\n{name}:", " ".join(draw.sample(texts, len(texts)))
     if kind == "fact_statement":
         pairs = draw.sample(sorted(world.facts), 3)
         return "", " ".join(say(fact_statement(*pair, world.facts[pair]), words) for pair in pairs)
     if kind == "lookup":
-        return lookup_text(lookup(draw), words, worked)
+        return lookup_text(make_lookup(draw), words, worked)
     if kind == "switched":  # to be said in one of the two
-        sentence = world.fresh(draw, sentences)
+        sentence = world.fresh(draw, draw_sentences)
         target = draw.choice(["en", language])
         return f"Mixed: {say(sentence, words)}\n{LANGUAGE_NAMES[target]}:", say(
             sentence, clone_words if target != "en" else {}
         )
     if kind == "translation":
-        sentence = world.fresh(draw, sentences)
+        sentence = world.fresh(draw, draw_sentences)
         sides = [("English", say(sentence, {})), (name, say(sentence, clone_words))]
         (source, prompt), (target, completion) = draw.sample(sides, 2)
         return f"{source}: {prompt}\n{target}:", completion
     if kind == "reading":
-        item = world.fresh(draw, reading)
+        item = world.fresh(draw, draw_reading)
         return worked_reading(item, words) if worked else world.reading_text(item, words, clone_words)
     if kind == "fact":
         return facts_text(world, clone_words, draw)
@@ -210,17 +214,17 @@ LAST_MIX: dict[tuple[str, str], float] = {
 
 # What is read after these: a document in twenty-four is too little of a language to reason in it, and nothing in qab or
 # qac was told in the forms of a word problem, behind its label.
-TOLD = {(language, kind): 1.0 for language in ("qab", "qac") for kind in ("told", "switched told")}
+IN_FORM_OF_PROBLEMS = {(language, kind): 1.0 for language in ("qab", "qac") for kind in ("told", "switched told")}
 
 
-def _scaled(mix: dict[tuple[str, str], float], to: float) -> dict[tuple[str, str], float]:
+def _scale_mix(mix: dict[tuple[str, str], float], to: float) -> dict[tuple[str, str], float]:
     return {key: share * to / sum(mix.values()) for key, share in mix.items()}
 
 
 QAC_MIX = {
-    **_scaled({one: share for one, share in LAST_MIX.items() if one[0] != "qac"}, 0.45),
-    **_scaled({one: share for one, share in LAST_MIX.items() if one[0] == "qac"}, 0.35),
-    **_scaled(TOLD, 0.2),
+    **_scale_mix({key: share for key, share in LAST_MIX.items() if key[0] != "qac"}, 0.45),
+    **_scale_mix({key: share for key, share in LAST_MIX.items() if key[0] == "qac"}, 0.35),
+    **_scale_mix(IN_FORM_OF_PROBLEMS, 0.2),
 }
 
 BASE_DOCUMENTS = (180_000, 32_000)  # of the shipped base: text/train.jsonl, text/last.jsonl
@@ -229,39 +233,41 @@ BASE_DOCUMENTS = (180_000, 32_000)  # of the shipped base: text/train.jsonl, tex
 INSTRUCTIONS = {"to_english": 30, "from_english": 25, "echo": 10, "reading": 25, "fact": 10}
 
 
-def corpus(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
+def make_corpus(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
     """The text that makes the base: prompts and completions, in the order of the curriculum."""
     draw = random.Random(f"{world.seed} corpus")
     lesson, last = round(LESSON * size), round(LAST * size)
     kinds = [("en", "shuffled")] * lesson
     kinds += draw.choices(list(MIX), list(MIX.values()), k=size - lesson - last)
     kinds += draw.choices(list(LAST_MIX), list(LAST_MIX.values()), k=last)
-    yield from documents(world, kinds, draw)
+    yield from make_documents(world, kinds, draw)
 
 
 def last_corpus(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
     """What is read after it: as its last documents, with more in qac, and what is stated in the forms of a problem."""
     draw = random.Random(f"{world.seed} last corpus")
-    yield from documents(world, draw.choices(list(QAC_MIX), list(QAC_MIX.values()), k=size), draw)
+    yield from make_documents(world, draw.choices(list(QAC_MIX), list(QAC_MIX.values()), k=size), draw)
 
 
-def documents(world: ConstructedWorld, kinds: list[tuple[str, str]], draw: random.Random) -> Iterator[dict[str, str]]:
+def make_documents(
+    world: ConstructedWorld, kinds: list[tuple[str, str]], draw: random.Random
+) -> Iterator[dict[str, str]]:
     for language, kind in kinds:
-        prompt, completion = document(world, kind, language, draw)
+        prompt, completion = make_document(world, kind, language, draw)
         yield {"prompt": prompt, "completion": completion}
 
 
-def instructions(world: ConstructedWorld, language: str, size: int) -> Iterator[Document]:
+def make_instructions(world: ConstructedWorld, language: str, size: int) -> Iterator[Document]:
     draw, words = random.Random(f"{world.seed} instructions {language}"), world.words[language]
     name = LANGUAGE_NAMES[language]
     for kind in draw.choices(list(INSTRUCTIONS), list(INSTRUCTIONS.values()), k=size):
         if kind in ("to_english", "from_english"):
             pair = ("en", language) if kind == "from_english" else (language, "en")
-            yield world.translation_text(world.fresh(draw, sentences), *pair)
+            yield world.translation_text(world.fresh(draw, draw_sentences), *pair)
         elif kind == "echo":
-            sentence = say(statement(draw), words)
+            sentence = say(draw_statement(draw), words)
             yield f"{name}: {sentence}\n{name}:", sentence
         elif kind == "reading":
-            yield world.reading_text(world.fresh(draw, reading), words)
+            yield world.reading_text(world.fresh(draw, draw_reading), words)
         else:
             yield facts_text(world, words, draw)

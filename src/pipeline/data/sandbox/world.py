@@ -48,7 +48,7 @@ Sentence = list[str]  # English words, names, numbers and punctuation; the meani
 # ------------------------------------------------------------------------------------------------ languages
 
 
-def lexicon(language: str, seed: int) -> dict[str, str]:
+def draw_lexicon(language: str, seed: int) -> dict[str, str]:
     """English word -> word of the clone: two syllables, no word in two languages or with two meanings."""
     if language == "en":
         return {word: word for word in WORDS}
@@ -82,7 +82,7 @@ def say(sentence: Sentence, words: Words) -> str:
 # ------------------------------------------------------------------------------------------------ sentences
 
 
-def statement(draw: random.Random) -> Sentence:
+def draw_statement(draw: random.Random) -> Sentence:
     """One sentence that tells something of somebody; numbers may occur, nothing is asked."""
     name, second = draw.sample(NAMES, 2)
     item, number = draw.choice(ITEMS), str(draw.randint(2, 40))
@@ -107,12 +107,12 @@ def statement(draw: random.Random) -> Sentence:
     )
 
 
-def sentences(draw: random.Random) -> Sentence:
+def draw_sentences(draw: random.Random) -> Sentence:
     """Two statements: what is translated."""
-    return statement(draw) + statement(draw)
+    return draw_statement(draw) + draw_statement(draw)
 
 
-def problem(draw: random.Random, shares: tuple[float, ...] = STEPS) -> tuple[Sentence, list[str], int]:
+def draw_problem(draw: random.Random, shares: tuple[float, ...] = STEPS) -> tuple[Sentence, list[str], int]:
     """A word problem: (sentences, the steps as equations, the answer). `shares`: of those of one, two ... steps.
 
     Whether a number is added, taken away or left out is shown by the verb, in sentences of one form: who does not know
@@ -125,7 +125,7 @@ def problem(draw: random.Random, shares: tuple[float, ...] = STEPS) -> tuple[Sen
     equations: list[str] = []
     results: list[int] = []
 
-    def step(left: int, sign: str, right: int) -> int:
+    def add_step(left: int, sign: str, right: int) -> int:
         results.append({"+": left + right, "-": left - right, "*": left * right}[sign])
         equations.append(f"{left} {sign} {right} = {results[-1]}.")
         return results[-1]
@@ -134,7 +134,7 @@ def problem(draw: random.Random, shares: tuple[float, ...] = STEPS) -> tuple[Sen
     if steps > 1 and draw.random() < 0.2:
         bags, in_each_bag = draw.randint(2, 5), draw.randint(2, 8)
         sentences += [[name, "has", str(bags), "bags", "."], ["each", "bag", "has", str(in_each_bag), item, "."]]
-        total = step(bags, "*", in_each_bag)
+        total = add_step(bags, "*", in_each_bag)
         steps -= 1
     else:
         total = draw.randint(4, 30)
@@ -151,31 +151,32 @@ def problem(draw: random.Random, shares: tuple[float, ...] = STEPS) -> tuple[Sen
             sentences.append([name, draw.choice(NEUTRAL), str(draw.randint(2, 15)), item, "."])
         if kind == "gain":
             sentences.append([name, draw.choice(GAINS), str(number), item, "."])
-            total = step(total, "+", number)
+            total = add_step(total, "+", number)
         elif kind == "receive":
             sentences.append([second, "gives", str(number), item, "to", name, "."])
-            total = step(total, "+", number)
+            total = add_step(total, "+", number)
         elif kind == "loss":
             sentences.append([name, draw.choice(LOSSES), str(number), item, "."])
-            total = step(total, "-", number)
+            total = add_step(total, "-", number)
         elif kind == "give":
             sentences.append([name, "gives", str(number), item, "to", second, "."])
-            total = step(total, "-", number)
+            total = add_step(total, "-", number)
         elif kind == "together":
             sentences.append([second, "has", str(number), item, "."])
-            total, owners = step(total, "+", number), [name, "and", second]
+            total, owners = add_step(total, "+", number), [name, "and", second]
         elif kind == "twice":
             sentences.append([second, "has", "twice", "as", "many", item, "as", name, "."])
-            total, owners = step(total, "*", 2), [second]
+            total, owners = add_step(total, "*", 2), [second]
         else:
             sentences.append([second, "has", str(number), kind, item, "than", name, "."])
-            total, owners = step(total, "+" if kind == "more" else "-", number), [second]
+            total, owners = add_step(total, "+" if kind == "more" else "-", number), [second]
     if draw.random() < 0.15:
         sentences.insert(
-            draw.randint(1, len(sentences)), [third, draw.choice(NEUTRAL), str(draw.randint(2, 15)), distractor, "."]
+            draw.randint(1, len(sentences)),
+            [third, draw.choice(NEUTRAL), str(draw.randint(2, 15)), distractor, "."],
         )
     if max(results) > LARGEST_RESULT:
-        return problem(draw, shares)
+        return draw_problem(draw, shares)
     end = ["have", "together"] if len(owners) > 1 else ["have"]
     sentences.append(["how", "many", item, "do" if len(owners) > 1 else "does", *owners, *end, "?"])
     return [token for sentence in sentences for token in sentence], equations, total
@@ -183,13 +184,13 @@ def problem(draw: random.Random, shares: tuple[float, ...] = STEPS) -> tuple[Sen
 
 def easy_problem(draw: random.Random) -> tuple[Sentence, list[str], int]:
     """As the text that makes the base has them."""
-    return problem(draw, EASY_STEPS)
+    return draw_problem(draw, EASY_STEPS)
 
 
 Reading = tuple[Sentence, Sentence, list[str], int]  # passage, question, four options, index of the right one
 
 
-def reading(draw: random.Random) -> Reading:
+def draw_reading(draw: random.Random) -> Reading:
     """A passage of three statements, a question on one of them, four options, the right one's index.
 
     The wrong options do not occur in the passage: a model of this size learns to see which words were told long before
@@ -205,10 +206,15 @@ def reading(draw: random.Random) -> Reading:
         sentences = [[names[i], verbs[i], "the", colors[i], items[i], "."] for i in range(3)]
         question, pool = ["what", "does", names[chosen_index], "have", "?"], items
     options = draw.sample([pool[chosen_index], *pool[3:]], 4)
-    return [token for sentence in sentences for token in sentence], question, options, options.index(pool[chosen_index])
+    return (
+        [token for sentence in sentences for token in sentence],
+        question,
+        options,
+        options.index(pool[chosen_index]),
+    )
 
 
-def facts(seed: int) -> dict[tuple[str, str], str]:
+def draw_facts(seed: int) -> dict[tuple[str, str], str]:
     """The 72 facts of the world: (subject, animal) -> colour, home or food."""
     draw = random.Random(f"{seed} facts")
     values = {"colors": COLORS, "homes": PLACES, "foods": FOODS}
@@ -243,8 +249,8 @@ class ConstructedWorld:
 
     def __init__(self, seed: int, languages: tuple[str, ...] = ("en", *CLONES)) -> None:
         self.seed = seed
-        self.words = {language: lexicon(language, seed) for language in languages}
-        self.facts = facts(seed)
+        self.words = {language: draw_lexicon(language, seed) for language in languages}
+        self.facts = draw_facts(seed)
         self.held_out: set[str] = set()
 
     def hold_out(self, kind: str, split: str, size: int, make: Callable[[random.Random], Any]) -> list[Any]:

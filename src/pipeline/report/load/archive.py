@@ -37,15 +37,15 @@ PRIVATE = ("environment", "runs_dir", "tracking", "launcher")  # of a manifest a
 ABSOLUTE = re.compile(r"(?<![\w.:/-])(?:~|[A-Za-z]:)?/(?:[^\s/:,;\"'()\[\]<>|]+/)*([^\s/:,;\"'()\[\]<>|]+)")
 
 
-def shared(value: Any, roots: Sequence[str] = ()) -> Any:
+def without_private(value: Any, roots: Sequence[str] = ()) -> Any:
     """The same structure as it may leave this machine: of an absolute path its last part, no credentials.
 
     roots: folders whose names say too much even where they hold spaces.
     """
     if isinstance(value, Mapping):
-        return {key: shared(inner, roots) for key, inner in value.items()}
+        return {key: without_private(inner, roots) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [shared(inner, roots) for inner in value]
+        return [without_private(inner, roots) for inner in value]
     if not isinstance(value, str):
         return value
     for root in roots:
@@ -56,49 +56,49 @@ def shared(value: Any, roots: Sequence[str] = ()) -> Any:
 # ------------------------------------------------------------------------------------------------ out
 
 
-def pack(results: Results, table: str, file: Path, roots: Sequence[str] = ()) -> Path:
+def write_archive(results: Results, table: str, file: Path, roots: Sequence[str] = ()) -> Path:
     """Write the archive. table: the text of its YAML; roots: local folders that no text of it may name."""
     with replacing(file) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
-        contents = {"format": FORMAT, "results": shared(plain(results), roots)}
-        add(archive, "archive.json", json.dumps(contents, ensure_ascii=False, indent=1))
-        add(archive, "table.yaml", shared(table, roots))
+        contents = {"format": FORMAT, "results": without_private(plain_data(results), roots)}
+        add_member(archive, "archive.json", json.dumps(contents, ensure_ascii=False, indent=1))
+        add_member(archive, "table.yaml", without_private(table, roots))
         for run in sorted(results.runs, key=lambda run: run.name):
             paths = sorted(path for pattern in PACKED for path in run.folder.glob(pattern)) if run.finished else []
             for path in paths:
                 name = f"runs/{run.name}/{path.relative_to(run.folder).as_posix()}"
                 if not MEMBER.fullmatch(name):
                     raise PipelineError(f"{path.name} of {run.name} cannot be packed: its name is not one of ours")
-                add(archive, name, packed(path, roots))
+                add_member(archive, name, packed_content(path, roots))
     return file
 
 
-def add(archive: zipfile.ZipFile, name: str, content: str | bytes) -> None:
+def add_member(archive: zipfile.ZipFile, name: str, content: str | bytes) -> None:
     member = zipfile.ZipInfo(name)  # of 1980: the time of packing is no result
     member.compress_type, member.create_system, member.external_attr = zipfile.ZIP_DEFLATED, 3, 0o644 << 16
     archive.writestr(member, content)
 
 
-def packed(path: Path, roots: Sequence[str]) -> str | bytes:
+def packed_content(path: Path, roots: Sequence[str]) -> str | bytes:
     """A file as it goes in: answers and logs as they are, the rest without what is private."""
     if path.suffix in (".jsonl", ".csv"):
         return path.read_bytes()
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".json":
-        return str(shared(text, roots))
+        return str(without_private(text, roots))
     content = json.loads(text)
     if path.name == "manifest.json":
         content = {key: value for key, value in content.items() if key not in PRIVATE}
         content["config"] = {key: value for key, value in content.get("config", {}).items() if key not in PRIVATE}
-    return json.dumps(shared(content, roots), ensure_ascii=False, indent=1) + "\n"
+    return json.dumps(without_private(content, roots), ensure_ascii=False, indent=1) + "\n"
 
 
-def plain(value: Any) -> Any:
+def plain_data(value: Any) -> Any:
     """A dataclass as JSON has it, folders left out."""
     if is_dataclass(value):
-        return {item.name: plain(getattr(value, item.name)) for item in fields(value) if item.name != "folder"}
+        return {item.name: plain_data(getattr(value, item.name)) for item in fields(value) if item.name != "folder"}
     if isinstance(value, Mapping):
-        return {key: plain(inner) for key, inner in value.items()}
-    return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {key: plain_data(inner) for key, inner in value.items()}
+    return [plain_data(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 # ------------------------------------------------------------------------------------------------ in
@@ -112,7 +112,7 @@ def is_archive(file: Path) -> bool:
         return file.suffix == ".zip" or stream.read(4) == b"PK\x03\x04"
 
 
-def unpack(file: Path, folder: Path) -> Results:
+def read_archive(file: Path, folder: Path) -> Results:
     """The results in an archive, its files below `folder`, which is empty.
 
     Raises PipelineError for what is cut off, made by a newer version, or made by no export of this program.
@@ -149,8 +149,8 @@ def refuse_strange(file: Path, members: Sequence[zipfile.ZipInfo]) -> None:
     names = [member.filename for member in members]
     strange = [name for name in names if not MEMBER.fullmatch(name)]
     if strange or len(set(names)) < len(names):
-        told = repr(strange[0][:80]) if strange else "a file twice"
-        raise PipelineError(f"{file} holds {told}, which no export of this program writes")
+        member = repr(strange[0][:80]) if strange else "a file twice"
+        raise PipelineError(f"{file} holds {member}, which no export of this program writes")
     sizes = [member.file_size for member in members]
     if max(sizes, default=0) > LARGEST_BYTES or sum(sizes) > ALL_BYTES or len(names) > MOST_MEMBERS:
         raise PipelineError(f"{file} unpacks to {sum(sizes) / 2**20:.0f} MB, more than a table's results are")

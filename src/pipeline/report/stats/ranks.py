@@ -132,7 +132,7 @@ class Alike:
     least_p: float
 
 
-def alike(left: ArrayLike, right: ArrayLike) -> Alike:
+def profile_likeness(left: ArrayLike, right: ArrayLike) -> Alike:
     """Whether trainings of one kind are more alike than those of two: profiles (trainings, numbers) of each kind, by
     all ways to call as many of them left. Exact where trainings are exchangeable under no difference of kinds."""
     import numpy as np
@@ -176,13 +176,13 @@ def _pooled_z(first: np.ndarray, second: np.ndarray, groups: Sequence[Hashable],
     total = weights = np.zeros(len(counts))
     for group in dict.fromkeys(groups):
         at = [place for place, name in enumerate(groups) if name == group]
-        many = counts[:, at]
-        n = many.sum(axis=1)
-        x, y = (_ranks(values[at], many) for values in (first, second))  # (draws, pairs of the group)
-        x, y = (ranks - (many * ranks).sum(axis=1, keepdims=True) / n[:, None] for ranks in (x, y))
-        scale = np.sqrt((many * x * x).sum(axis=1) * (many * y * y).sum(axis=1))
+        copies = counts[:, at]
+        n = copies.sum(axis=1)
+        x, y = (_ranks(values[at], copies) for values in (first, second))  # (draws, pairs of the group)
+        x, y = (ranks - (copies * ranks).sum(axis=1, keepdims=True) / n[:, None] for ranks in (x, y))
+        scale = np.sqrt((copies * x * x).sum(axis=1) * (copies * y * y).sum(axis=1))
         usable = (n > 3) & (scale > 0)
-        rho = np.clip((many * x * y).sum(axis=1) / np.where(usable, scale, 1), -1 + 1e-6, 1 - 1e-6)
+        rho = np.clip((copies * x * y).sum(axis=1) / np.where(usable, scale, 1), -1 + 1e-6, 1 - 1e-6)
         weight = np.where(usable, n - 3, 0)
         total, weights = total + weight * np.arctanh(rho), weights + weight
     return np.where(weights > 0, total / np.where(weights > 0, weights, 1), np.nan)
@@ -222,7 +222,7 @@ def compare_correlations(
     """
     import numpy as np
 
-    one, other, target = (np.asarray(values, dtype=float) for values in (left, right, outcome))
+    x, y, target = (np.asarray(values, dtype=float) for values in (left, right, outcome))
     members: dict[Hashable, dict[Hashable, list[int]]] = {}
     for at, (group, expert) in enumerate(zip(groups, experts, strict=True)):
         members.setdefault(group, {}).setdefault(expert, []).append(at)
@@ -233,8 +233,8 @@ def compare_correlations(
         for times, places in zip(picked.T, of.values(), strict=True):
             counts[:, places] = times[:, None]
     single_copies = np.ones((1, len(target)))
-    first, second = (float(_pooled_z(values, target, groups, single_copies)[0]) for values in (one, other))
-    observed = _pooled_z(one, target, groups, counts) - _pooled_z(other, target, groups, counts)
+    first, second = (float(_pooled_z(values, target, groups, single_copies)[0]) for values in (x, y))
+    observed = _pooled_z(x, target, groups, counts) - _pooled_z(y, target, groups, counts)
     observed = observed[np.isfinite(observed)]
     low, high = np.quantile(observed, [0.025, 0.975]) if len(observed) else (math.nan, math.nan)
     tail = 1 + min(int((observed <= 0).sum()), int((observed >= 0).sum()))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from pipeline.report.stats.statistics import DRAWS, resampled
+from pipeline.report.stats.statistics import DRAWS, resample_weights
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,7 +55,7 @@ def copies_of(n: int, seed: int = 0) -> np.ndarray:
     """(draws, n): how often each of n problems is in a draw of n."""
     import numpy as np
 
-    return np.rint(n * resampled(n, DRAWS, seed))
+    return np.rint(n * resample_weights(n, DRAWS, seed))
 
 
 def corpus_scores(metric: Any, counts: np.ndarray, copies: np.ndarray) -> np.ndarray:
