@@ -18,6 +18,7 @@ import repositories
 import yaml
 from fake_hub import Hub, serving
 
+from pipeline.benchmarks import BENCHMARKS
 from pipeline.config import conf
 from pipeline.config.data import Source
 from pipeline.errors import PipelineError
@@ -46,6 +47,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from datasets import config
+from pipeline.benchmarks import BENCHMARKS
 from pipeline.config import conf
 from pipeline.data import benchmarks
 config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
@@ -165,7 +167,7 @@ def test_a_table_is_fetched_locked_and_made_with_the_hub_off(place: Place) -> No
     missing = next(line for line in before.out.splitlines() if line.startswith("not pinned: "))
     named = missing.removeprefix("not pinned: ").partition(";")[0].split(", ")
     assert {"tiny/base", "CohereLabs/aya_dataset", "bigscience/xP3mt", "juletxara/mgsm"} <= set(named)
-    assert len(named) == 10  # one model, three sets and one file for training, five benchmarks
+    assert len(named) == 5 + len(BENCHMARKS)  # one model, three sets and one file for training
 
     fetched = place.run("stage=prefetch", "table=fetched")
     assert fetched.status == 0, fetched.err

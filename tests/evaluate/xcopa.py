@@ -22,7 +22,7 @@ def define(ask: Ask) -> list[Definition]:
     body: Row = {"include": [str(stock_file(ask, f"xcopa/default_{ask.language.stock}.yaml"))]}
     if ask.data_root:
         (test,) = local_files(ask, "xcopa", ask.split)
-        rows_of(test, {**dict.fromkeys(COLUMNS, str), "label": int}, {"question": ("cause", "effect")})
+        rows_of(test, {**dict.fromkeys(COLUMNS, str), "label": int}, {"question": ("cause", "effect"), "label": (0, 1)})
         check_exemplars(ask, "xcopa", 0, test)  # the exemplars of the stock task are on the Hub
         read_from(body, test=test)
         body["validation_split"] = None

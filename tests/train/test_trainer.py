@@ -232,8 +232,6 @@ def test_a_weight_of_prompts_keeps_rows_that_are_all_prompt_and_needs_prompts():
     assert kept["truncated"] == 1 and kept["dropped"] == 0
     with pytest.raises(PipelineError, match="sft.prompt_weight=0.15: plain text has no prompts"):
         measure_lengths([{"text": "a"}], sandbox_tokenizer(), sft(prompt_weight=0.15))
-    with pytest.raises(PipelineError, match="sft.prompt_weight=0.15: sft.loss_on=all"):
-        measure_lengths([ROW], sandbox_tokenizer(), sft(prompt_weight=0.15, loss_on="all"))
 
 
 def test_what_does_not_fit_a_gpu_is_refused_by_arithmetic():

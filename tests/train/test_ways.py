@@ -25,6 +25,8 @@ REFUSED = {
     "expert=math_sw sft=simultaneous": "sft=simultaneous needs a partition: give partition=A, B, C, Z",
     "expert=math partition=B": "sft=full reads no partition: leave partition=B out, or use sft=partial",
     "expert=math_sw sft=mixed partition=B": "sft=mixed reads no partition",
+    "expert=math sft.prompt_weight=0.5 sft.packing=true": "sft.prompt_weight=0.5: packed rows have no prompts",
+    "expert=math sft.prompt_weight=0.5 sft.loss_on=all": "sft.prompt_weight=0.5: sft.loss_on=all sets what is trained",
     "expert=math_sw": "sft=full trains on one set, expert=math_sw is two: use sft=mixed or sft=simultaneous",
     "expert=math_sw sft=partial_lora partition=A": "sft=partial_lora trains on one set, expert=math_sw is two",
     "expert=sw sft=mixed": "sft=mixed trains on two sets, expert=sw is one: give a joint set, such as expert=math_sw",

@@ -40,7 +40,7 @@ def lines_of(file: Path) -> list[tuple[int, str]]:
 def rows_of(
     file: Path,
     columns: dict[str, type],
-    options: dict[str, tuple[str, ...]] | None = None,
+    options: dict[str, tuple[str | int, ...]] | None = None,
     optional: dict[str, type] | None = None,
 ) -> list[Row]:
     """All rows of a JSON-lines file, each with `columns` of these types, as are those of `optional` where they are
@@ -61,7 +61,9 @@ def rows_of(
         for column, values in (options or {}).items():
             if row.get(column) not in values:
                 got = repr(row[column]) if column in row else "no such column"
-                raise PipelineError(f"{file}, line {number}: {column} must be one of {', '.join(values)}, got {got}")
+                raise PipelineError(
+                    f"{file}, line {number}: {column} must be one of {', '.join(map(str, values))}, got {got}"
+                )
         rows.append(row)
     if not rows:
         raise PipelineError(f"{file} is empty: put the data there, or point data_root elsewhere")

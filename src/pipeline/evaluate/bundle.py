@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.benchmarks import kind_of
+from pipeline.benchmarks import benchmark_of
 from pipeline.evaluate.records import (
     EvaluationResult,
     ScoreRow,
@@ -31,20 +31,21 @@ if TYPE_CHECKING:
 def scoring_runs(config: EvalStage) -> dict[str, EvalStage]:
     """Role -> the scoring run's configuration, for each task in each language. FLORES goes between English and others.
 
-    The longest answer of a language stands where that of all did, only FLORES has a model for spBLEU, and only choices
-    have options, so that a scoring run is the same whatever else it was asked for with.
+    The longest answer of a language stands where that of all did, only FLORES has a model for spBLEU, and only answers
+    that are letters can be texts, so that a scoring run is the same whatever else it was asked for with.
     """
     settings, configs = config.eval, {}
     for task in settings.tasks:
-        name, kind = f"{task.task}_{task.num_fewshot}shot", kind_of(task.task)
+        name, benchmark = f"{task.task}_{task.num_fewshot}shot", benchmark_of(task.task)
         for language in dict.fromkeys(config.languages):
-            if kind == "translation" and language == "en" and len(set(config.languages)) > 1:
+            is_translation = benchmark.kind == "translation"
+            if is_translation and language == "en" and len(set(config.languages)) > 1:
                 continue
             part = replace(
                 settings, name=name, tasks=[task], max_gen_toks_of={},
                 max_gen_toks=settings.max_gen_toks_of.get(language, settings.max_gen_toks),
-                spm_model=settings.spm_model if kind == "translation" else None,
-                options=settings.options if kind == "choice" else "letters",
+                spm_model=settings.spm_model if is_translation else None,
+                options=settings.options if benchmark.letters else "letters",
             )  # fmt: skip
             configs[f"{name}.{language}"] = replace(config, eval=part, languages=[language])
     return configs

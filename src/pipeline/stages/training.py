@@ -68,6 +68,9 @@ def check_method(config: TrainStage) -> None:
         )
     if sft.validate_at_start and not config.data.validation:
         raise PipelineError("sft.validate_at_start=true needs validation rows: give data.validation=N, or leave it out")
+    if sft.prompt_weight and (sft.packing or sft.loss_on != "response"):
+        why = "packed rows have no prompts" if sft.packing else f"sft.loss_on={sft.loss_on} sets what is trained on"
+        raise PipelineError(f"sft.prompt_weight={sft.prompt_weight}: {why}; leave it at 0")
     if sft.loss_on == "assistant_turns" and sft.template != "chat":
         raise PipelineError("sft.loss_on=assistant_turns needs turns: give sft.template=chat, or sft.loss_on=response")
     if sft.template == "chat":

@@ -73,10 +73,8 @@ def measure_lengths(
     For chats also the faults of their template in some rows; on `validation` it is only checked not to raise.
     `base`: the folder of the base.
     """
-    if sft.prompt_weight and ("text" in examples[0] or sft.loss_on != "response"):
-        why = f"sft.loss_on={sft.loss_on} sets what is trained on"
-        why = "plain text has no prompts" if "text" in examples[0] else why
-        raise PipelineError(f"sft.prompt_weight={sft.prompt_weight}: {why}; leave it at 0")
+    if sft.prompt_weight and "text" in examples[0]:
+        raise PipelineError(f"sft.prompt_weight={sft.prompt_weight}: plain text has no prompts; leave it at 0")
     rows, faults = tokens_of(examples, tokenizer, sft, base, validation)
     lengths = [len(ids) for ids, _ in rows]
     if sft.packing and "text" in examples[0]:  # cuts what it has strung together, and loses none
