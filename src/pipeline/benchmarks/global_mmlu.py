@@ -39,8 +39,8 @@ def define(ask: Ask) -> list[Definition]:
 
 
 BENCHMARK = Benchmark(
-    name="global_mmlu", title="Global MMLU", kind="choice", metric="acc", choices=4, letters=True, columns=COLUMNS, group="subject",
-    questions=14042, tokens=105, exemplar_sets=57, exemplar_file="dev.jsonl",
+    name="global_mmlu", title="Global MMLU", kind="choice", metric="acc", choices=4, letters=True, columns=COLUMNS,
+    group="subject", questions=14042, tokens=105, exemplar_sets=57, exemplar_file="dev.jsonl",
     define=define,
     texts=lambda row: ["\n".join(row[column] for column in COLUMNS)],
     sources=lambda spoken: [] if spoken.code == "th" else [on_hub("CohereLabs/Global-MMLU", spoken.code)],  # no Thai
