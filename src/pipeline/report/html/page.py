@@ -62,14 +62,14 @@ def page(
         .get_template("page.html.j2")
         .render(
             results=results,
-            headline_sentence=headline_sentence(contrasts),
+            headline=headline_sentence(contrasts),
             notes=notes,
             cells={(item.row, item.column): item for item in results.cells},
             published=any(item.published is not None for item in results.cells),
             chosen=shortened(f"{key}: {chosen_text(choice)}." for key, choice in results.choices.items()),
-            group_reasons={name: shortened(group_reasons(results, name)) for name in ("suspect", "missing")},
+            reasons={name: shortened(group_reasons(results, name)) for name in ("suspect", "missing")},
             far=lambda cell: is_outside(cell, results.base_tolerance),
-            cell_difference=cell_difference,
+            difference=cell_difference,
             best_note=BEST_NOTE if any(item.maximum is not None for item in results.cells) else "",
             checks=answer_checks(results, written),
             shares=list(SHARES.values()),
