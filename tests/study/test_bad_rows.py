@@ -54,7 +54,7 @@ def refused(text: str, **every: Any) -> str:
         (UNUSED, "unused: {expert: math}", "mine.yaml: run 'unused' is neither a "
          "stage, a merge, a checkpoint nor empty"),
         (UNUSED, "unused: {merge: soup, checkpoint: math}", "is neither a stage"),
-        (UNUSED, "unused: [math]", "run 'unused': ['math'] is no mapping"),
+        (UNUSED, "unused: [math]", "run 'unused': expected a mapping of names to values, got ['math']"),
         ("model: base_model, ", "", "mine.yaml, run 'base': it is empty, the model of every, and every names no model"),
         ("mixture: small", "analyze.axis: input", "mine.yaml, every: no run of this table reads analyze.axis"),
         (COLUMN, "  math: mth\n", "row 'sw.avg', column 'math': 'mth' is no run: did you mean math?"),
