@@ -125,9 +125,7 @@ def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None] = print
     except SystemExit as ended:
         if isinstance(ended, Stopped):
             return stopped_by(ended.signal_name)
-        if (
-            ended.code == UNFINISHED and stop_signal_name() == "SIGINT"
-        ):  # a training, which has reported where it stopped
+        if ended.code == UNFINISHED and stop_signal_name() == "SIGINT":  # a training has reported where it stopped
             return 130
         return ended.code if isinstance(ended.code, int) else 1
     return 0

@@ -13,7 +13,7 @@ from planned import TABLES, shipped
 
 from pipeline.config import conf
 from pipeline.config.compose import compose
-from pipeline.tables.schema import read
+from pipeline.tables.schema import read_table
 
 PAGE = Path(__file__).parents[2] / "docs/papers.md"
 WORD = re.compile(r"`([a-z][\w.]*)=([^`]+)`")
@@ -73,5 +73,5 @@ def test_what_the_papers_tables_say_of_all_their_runs(key: str, value: Any) -> N
     names = [path.stem for path in TABLES.glob("*.yaml") if not path.stem.startswith(("sandbox", "real"))]
     assert len(names) > 15
     for name in names:
-        table = read(*shipped(name), shipped)
+        table = read_table(*shipped(name), shipped)
         assert table.every[key.removeprefix("every.")] == value, name

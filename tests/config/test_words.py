@@ -12,7 +12,7 @@ from planned import plan_of
 from pipeline.config.compose import compose, parse_override
 from pipeline.config.words import format_word, stage_of, with_values
 from pipeline.errors import PipelineError
-from pipeline.tables.planned_runs import as_names, thawed
+from pipeline.tables.planned_runs import refs_as_names, thaw_value
 
 TABLES = sorted(path.stem for path in TABLE_FILES.glob("*.yaml"))
 
@@ -22,7 +22,7 @@ def rows(table: str) -> Iterator[dict[str, Any]]:
     alike: dict[Any, list[dict[str, Any]]] = {}
     for spec in plan_of(table).specs.values():
         if spec.kind == "stage":
-            words = {key: as_names(thawed(value)) for key, value in spec.words.items()}
+            words = {key: refs_as_names(thaw_value(value)) for key, value in spec.words.items()}
             alike.setdefault((words["stage"], tuple(words)), []).append(words)
     for same in alike.values():
         yield from same[:: max(1, len(same) - 1)]

@@ -203,7 +203,7 @@ def test_scores_of_mgsm(monkeypatch: pytest.MonkeyPatch) -> None:
     for tables, count, expected in ((LAYER_SWAPPING, 1_548, 32.3), (UNREASONABLE, 788 + 16, 17.7 * (788 + 16) / 848)):
         waiting = {}
         for planning, _ in map(planned, tables):
-            waiting |= {score: planning.like(score) for score in planning.waiting()}
+            waiting |= {score: planning.representative_evaluation(score) for score in planning.waiting_scores()}
         found = estimate_costs(runs_of(*tables), Plan(gpu="h100_80"), waiting=list(waiting.values()))  # type: ignore[arg-type]
         scores = [*found.kinds["eval"], *(one for one in found.kinds["selection"] if not is_snapshot(one.run))]
         mgsm = [one for one in scores if one.run.label.startswith("eval-mgsm")]  # a selection asks the base for some

@@ -18,7 +18,7 @@ from pipeline.results.intervals import model_role
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build
-from pipeline.tables.overrides import told_every
+from pipeline.tables.overrides import describe_every_keys
 from pipeline.tables.plan import Candidate
 from pipeline.tables.planned_runs import Planning
 
@@ -65,7 +65,7 @@ def test_a_stage_put_together_of_parts_is_the_composed_one(tmp_path: Path) -> No
         found = planning(tmp_path, f"table={name}")
         specs = [spec for spec in found.plan.specs.values() if spec.kind == "stage" and spec.words["stage"] == "sft"]
         for spec in specs[:: max(1, len(specs) // 6)]:
-            words, _ = found.named(spec.words)
+            words, _ = found.replace_refs(spec.words)
             assert dataclasses.asdict(stage_of(words)) == dataclasses.asdict(compose(as_words(words)))
 
 
@@ -93,7 +93,7 @@ def test_every_from_the_command_line_goes_to_the_runs_that_read_it(tmp_path: Pat
 def test_what_every_does_not_reach_is_said_or_refused(tmp_path: Path) -> None:
     """Simultaneous training has a recipe of its own; the others are given the command line's."""
     found = planning(tmp_path, "table=unreasonable_table3", "every.recipe=unreasonable_cpt")
-    assert told_every(found)[-1] == "every.recipe does not reach: simultaneous, which say their own"
+    assert describe_every_keys(found)[-1] == "every.recipe does not reach: simultaneous, which override it"
     with pytest.raises(PipelineError, match="recipe=nope is not an option"):
         planning(tmp_path, "table=unreasonable_table3", "every.recipe=nope").targets()
     with pytest.raises(PipelineError, match="table=sandbox|sandbox.yaml, every: expert reaches no run of .*math"):
@@ -126,11 +126,11 @@ def test_a_selection_is_planned_from_the_sizes_of_its_sets(tmp_path: Path) -> No
 
 def test_what_a_choice_names_is_planned_once_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = planning(tmp_path, "table=sandbox")
-    assert len(found.waiting()) == 14
+    assert len(found.waiting_scores()) == 14
     numbers = {score: float("counts=3+0" in score.model or "density=0.5" in score.model) for score in found.plan.scores}
-    monkeypatch.setattr(found, "number", numbers.__getitem__)
-    winners: set[Candidate | None] = {found.chosen(key) for key in found.plan.choices}
-    assert winners == {("3+0",), (0.5,)} and not found.waiting()
+    monkeypatch.setattr(found, "primary_number", numbers.__getitem__)
+    winners: set[Candidate | None] = {found.chosen_candidate(key) for key in found.plan.choices}
+    assert winners == {("3+0",), (0.5,)} and not found.waiting_scores()
     chosen = [run for run in found.targets() if run.config.chosen_by]  # type: ignore[attr-defined]
     assert len(chosen) == 14
     assert {getattr(run.config.merge, "bottom_layers", None) for run in chosen} == {3, None}  # type: ignore[attr-defined]

@@ -81,7 +81,7 @@ def finish(
     while left := [run for run in needed(planning) if run.hash not in done and wanted(run)]:
         at = {}
         for score in sorted(planning.plan.scores, key=candidates.__contains__):  # what a cell prints itself comes first
-            if run := planning.evaluation(score):
+            if run := planning.evaluation_of(score):
                 at.setdefault(run.hash, rates.get(score, RATE))
         folders = [run.folder for run in left]  # looked up before anything is written: each look reads all of runs_dir
         for run, folder in zip(left, folders, strict=True):

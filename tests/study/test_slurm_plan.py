@@ -112,7 +112,7 @@ def test_submitting_again_adds_what_is_missing_and_nothing_else(tools: Path, tmp
     with pytest.raises(Held, match=r"^7 in the queue or in work, as they were submitted \("):
         slurm_arrays.execute(launcher, None, targets)
     assert len(calls(tools)) == before
-    for run in slurm_arrays.ordered(targets):
+    for run in slurm_arrays.order_runs(targets):
         make_once(run, writes())
     assert slurm_arrays.execute(launcher, None, targets) == {}
 
@@ -252,7 +252,7 @@ def test_what_failed_is_submitted_again_unless_the_command_goes_on_by_itself(too
     targets = plan(tmp_path)
     parent = targets[0].parents["data"]
     assert isinstance(parent, Run)
-    for run in slurm_arrays.ordered(targets):
+    for run in slurm_arrays.order_runs(targets):
         if run not in (parent, targets[0]):
             make_once(run, writes())
     parent.workplace.mkdir(parents=True)
@@ -272,11 +272,11 @@ def test_the_last_job_submits_what_was_cancelled_or_lost_again_once(tools: Path,
     first, again = (Launcher(name="slurm", batch_minutes=0.2, retry_failed=retry) for retry in (True, False))
     with pytest.raises(Held):
         slurm_arrays.execute(first, ["stage=table"], targets)
-    lost, failed, cancelled = slurm_arrays.ordered(targets)[:3]
+    lost, failed, cancelled = slurm_arrays.order_runs(targets)[:3]
     state.update_state(lost.workplace, state="running")  # by a node that is gone
     state.update_state(failed.workplace, state="failed", last_line="no room")
     state.update_state(cancelled.workplace, state="stopped")
-    for run in slurm_arrays.ordered(targets):
+    for run in slurm_arrays.order_runs(targets):
         if run not in (lost, failed, cancelled, targets[0]):
             make_once(run, writes())
     with pytest.raises(Held, match="^2 runs submitted as 1 array, ") as held:

@@ -27,7 +27,7 @@ from pipeline.results.placed_claims import PlacedClaim, claims_of
 from pipeline.results.questions import answers_of
 from pipeline.results.verdicts import Sides, judge_claims, place_values
 from pipeline.tables.bound import BoundTable
-from pipeline.tables.plan import ScoreRef, TablePlan, value
+from pipeline.tables.plan import ScoreRef, TablePlan, cell_value
 
 FILES = sorted((CONF / "claims").glob("*.yaml"))
 CLAIMS = [claim for file in FILES for claim in read_claims(file.read_text(encoding="utf-8"), file.name)]
@@ -239,7 +239,7 @@ def test_a_sides_value_is_the_cells(table):
         names = (line["left"], line["right"])
         columns = names[0] in there.columns
         keys = [(line["place"], name) if columns else (name, line["place"]) for name in names]
-        wanted = [100 * value(there, there.cells[key], of) for key in keys]
+        wanted = [100 * cell_value(there, there.cells[key], of) for key in keys]
         assert [line["left_value"], line["right_value"]] == pytest.approx(wanted), line
 
 
@@ -303,7 +303,7 @@ def test_contrasts_resample_the_axes_that_give_trainings_their_seeds():
 
 def cell_of(there: TablePlan, made: Any, row: str, column: str) -> CellResult:
     outcome = Outcome(BoundTable(there, {}, {}, dict.fromkeys(there.choices), {}))
-    plain = 100 * value(
+    plain = 100 * cell_value(
         there, there.cells[row, column], lambda score: mean(list(made.scores_by_question(score, "", None).values()))
     )
     outcome.cells[row, column] = Number(plain, 1)

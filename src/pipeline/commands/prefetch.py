@@ -37,7 +37,7 @@ def prefetch(config: PrefetchStage) -> Path:
     Evaluations of models that are still to be selected need the same inputs for each candidate.
     """
     planning = Planning.of(config)
-    likely = [run for score in planning.waiting() if (run := planning.like(score))]
+    likely = [run for score in planning.waiting_scores() if (run := planning.representative_evaluation(score))]
     return fetch_and_lock(order_runs([*planning.targets(), *likely]), config)
 
 

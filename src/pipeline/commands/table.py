@@ -30,7 +30,7 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.hub_inputs import collect_hub_inputs
-from pipeline.tables.overrides import told_every
+from pipeline.tables.overrides import describe_every_keys
 from pipeline.tables.plan import TablePlan
 from pipeline.tables.planned_runs import Planning
 
@@ -46,11 +46,11 @@ def show_plan(config: PlanStage) -> str:
     check_claims(planning)
     runs = order_runs(planning.targets())
     lines = [show_runs(runs, config.plan.lines), *count_kinds(planning, runs)]
-    waiting = [run for score in planning.waiting() if (run := planning.like(score))]
+    waiting = [run for score in planning.waiting_scores() if (run := planning.representative_evaluation(score))]
     cost = estimate_costs(runs, config.plan, planning.plan.table.free_snapshots, waiting) if config.plan.gpu else None
     lines += [
         *(cost.lines() if cost else []),
-        *told_every(planning),
+        *describe_every_keys(planning),
         *published_lines(planning.plan),
         *detectable_differences(planning),
     ]
@@ -128,9 +128,9 @@ def count_kinds(planning: Planning, runs: Sequence[Run]) -> list[str]:
         f"{kind}: {len(members)}, {sum(run.hash not in remaining for run in members)} finished"
         for kind, members in by_kind.items()
     ]
-    plan, waiting = planning.plan, len(planning.waiting())
+    plan, waiting = planning.plan, len(planning.waiting_scores())
     count = len(plan.scores)
-    distinct = len({run.hash for run in map(planning.evaluation, plan.scores) if run})
+    distinct = len({run.hash for run in map(planning.evaluation_of, plan.scores) if run})
     cells = f"{len(plan.cells)} cells of {count} scores, {distinct} distinct"
     lines += [f"{cells}; {len(plan.choices)} choices" + (f", {waiting} scores wait for theirs" if waiting else "")]
     return lines
@@ -162,7 +162,7 @@ def make_table(config: TableStage) -> Path:
             f"table={config.table} needs {', '.join(missing)}, which {'was' if len(missing) == 1 else 'were'} deleted"
         )
         raise PipelineError(f"{problem}: train again with redo=true, or remove the runs that need it")
-    waiting = [run for score in planning.waiting() if (run := planning.like(score))]
+    waiting = [run for score in planning.waiting_scores() if (run := planning.representative_evaluation(score))]
     # the job that continues a table leaves prompts to the evaluations, which check them, too
     prompts = config.launcher.retry_failed or slurm_job() is None
     if causes := not_planned(planning) or evaluation_problems([*order_runs(targets), *waiting], prompts):
@@ -198,7 +198,7 @@ def execute_targets(execute: Execute, planning: Planning, targets: list[Run], fa
     it has ranked before the next."""
     if planning.plan.table.free_snapshots:
         runs = order_runs(targets)
-        protected = planning.snapshots()
+        protected = planning.named_snapshots()
         for selection in (run for run in runs if isinstance(run.config, SelectStage)):
             failed = execute([selection], failed)
             for name in free_ranked(runs, protected):

@@ -103,9 +103,8 @@ def execute(
     refuse_without_gpus(remaining)
     failed: dict[str, str] = dict(earlier_failures or {})
     held_runs: dict[str, Held] = {}  # run hash -> who holds its lease
-    if (
-        stop.stop_signal_name() and remaining
-    ):  # before the first run: the attempt is counted for the training, which takes longest
+    if stop.stop_signal_name() and remaining:
+        # before the first run: the attempt is counted for the training, which takes longest
         with count_attempt(next((run for run in remaining if isinstance(run.config, TrainStage)), remaining[0])):
             pass
     for number, run in enumerate(runs, start=1):

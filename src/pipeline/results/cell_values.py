@@ -19,8 +19,18 @@ from pipeline.report.load.scores import percent_factor
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.tables.bound import BoundTable
-from pipeline.tables.plan import REDUCERS, ROWS_CHANGED, Candidate, Cell, ScoreRef, Values, item_value, levels, value
-from pipeline.tables.planned_runs import primary, readings
+from pipeline.tables.plan import (
+    REDUCERS,
+    ROWS_CHANGED,
+    Candidate,
+    Cell,
+    ScoreRef,
+    Values,
+    cell_value,
+    item_value,
+    reduce_items,
+)
+from pipeline.tables.planned_runs import primary_value, score_rows
 
 SPM_MODEL = (
     "every.eval.spm_model=FILE, what sacrebleu -tok flores200 fetches to ~/.sacrebleu/models/flores200sacrebleuspm"
@@ -71,7 +81,7 @@ class Outcome:
             means: dict[Candidate, float | None] = {}
             for candidate, scores in choice.candidates.items():
                 runs = [table.evaluations.get(score) for score in scores]
-                numbers = [primary(run) if run else None for run in runs]
+                numbers = [primary_value(run) if run else None for run in runs]
                 finished = [number for number in numbers if number is not None]
                 means[candidate] = statistics.fmean(finished) if len(finished) == len(numbers) else None
             outcome.choices[key] = MadeChoice(means, table.winners[key])
@@ -85,7 +95,7 @@ class Outcome:
             printed, suspect = papers.published_value(*cell.published), papers.reason_for_doubt(*cell.published)
         runs: dict[Path, None] = {}
         if any(item.model is not None for item in cell.items) and cell.fact is None:  # a figure
-            models = [self.table.training(item.model) for item in cell.items if item.model is not None]
+            models = [self.table.training_of(item.model) for item in cell.items if item.model is not None]
             folders = tuple(run.folder for run in models if run)
             return Number(None, len(folders), printed, suspect, "a figure, in its run's folder", folders)
         try:
@@ -103,7 +113,7 @@ class Outcome:
         values = self.score_numbers(cell, runs)
         for item in cell.items:  # the first missing one raises its reason
             item_value(plan, item, values)
-        return value(plan, cell, values), sum(max(1, len(item.readings)) for item in cell.items)
+        return cell_value(plan, cell, values), sum(max(1, len(item.readings)) for item in cell.items)
 
     def values_along(self, cell: Cell, axis: str) -> list[float]:
         """The number of a cell at each value of an axis that it is reduced over, all else reduced as it is."""
@@ -112,7 +122,7 @@ class Outcome:
             rows = [self.values_along(plan.cells[row, cell.column], axis) for row in cell.of]
             return [REDUCERS[cell.reduce[0][0]](parts) for parts in zip(*rows, strict=True)]
         values = self.score_numbers(cell, {})
-        numbers = levels(
+        numbers = reduce_items(
             cell, lambda _, item: item_value(plan, item, values), lambda how, parts: REDUCERS[how](parts), [axis]
         )
         return [number for at, number in numbers if axis in at]
@@ -123,7 +133,7 @@ class Outcome:
 
         def read_number(key: ScoreRef | str) -> float:
             if isinstance(key, str):
-                return self.read_fact(key, self.table.training(key), cell.fact or "", runs)
+                return self.read_fact(key, self.table.training_of(key), cell.fact or "", runs)
             if cell.fact is not None and key in own_scores:  # a merge in memory
                 return self.read_fact(key, self.table.evaluations.get(key), cell.fact, runs)
             metric, pair = (cell.metric, cell.pair) if key in own_scores else (None, None)
@@ -142,12 +152,12 @@ class Outcome:
         runs[run.folder] = None
         if read_manifest(run.folder) is None:
             raise NoScore(f"{run.name} {self.failed.get(run.name, 'is not made yet')}")
-        primary_value = primary(run) if metric is None and pair is None else None
-        rows = readings(run, metric, pair)
-        if primary_value is None and not rows:
+        main_value = primary_value(run) if metric is None and pair is None else None
+        rows = score_rows(run, metric, pair)
+        if main_value is None and not rows:
             remedy = f": give {SPM_MODEL}" if metric == "spbleu" else ""
             raise NoScore(f"{run.name} has no {metric or 'score'}{f' of {pair}' if pair else ''}{remedy}")
-        number = statistics.fmean(row["value"] for row in rows) if primary_value is None else primary_value
+        number = statistics.fmean(row["value"] for row in rows) if main_value is None else main_value
         return number * (percent_factor(rows[0]["metric"]) if rows else 100)
 
     def read_fact(self, key: str | ScoreRef, run: Run | None, fact: str, runs: dict[Path, None]) -> float:

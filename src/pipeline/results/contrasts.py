@@ -61,7 +61,7 @@ def questions_under(planning: Planning, cell: Cell) -> int:
 
 def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int] | None:
     """(task, number of questions) of one score; None for translations, and where its data is unknown."""
-    run = planning.evaluation(score) or planning.like(score)
+    run = planning.evaluation_of(score) or planning.representative_evaluation(score)
     if run is None:
         return None
     task, language, root = run.config.eval.tasks[0], run.config.languages[0], run.parents.get("data_root")

@@ -29,7 +29,7 @@ from pipeline.report.stats.translations import CORPUS_METRICS, copies_of, corpus
 from pipeline.results.cell_values import NoScore, Outcome
 from pipeline.runs.manifest import read_manifest
 from pipeline.tables.bound import BoundTable
-from pipeline.tables.plan import Cell, Item, ScoreRef, TablePlan, Values, fold, levels
+from pipeline.tables.plan import Cell, Item, ScoreRef, TablePlan, Values, reduce_cell, reduce_items
 
 if TYPE_CHECKING:
     import numpy as np
@@ -363,7 +363,7 @@ def cell_draws(plan: TablePlan, cell: Cell, choosing: dict, shown: dict) -> Chos
 
         return average_draws([(of_winner(choosing, reading), of_winner(shown, reading)) for reading in item.readings])
 
-    return fold(plan, cell, item_draws, lambda how, parts: REDUCERS[how](parts))
+    return reduce_cell(plan, cell, item_draws, lambda how, parts: REDUCERS[how](parts))
 
 
 # ---------------------------------------------------------------------------------------------------- by question
@@ -402,7 +402,7 @@ def by_level(cell: Cell, axes: Sequence[str], vector_of: Callable[[Item], np.nda
     """(levels of each axis ..., N): the vectors (N,) of a cell's items, reduced over all axes except `axes`."""
     import numpy as np
 
-    vectors = levels(cell, lambda _, item: vector_of(item), reduce_vectors, axes)
+    vectors = reduce_items(cell, lambda _, item: vector_of(item), reduce_vectors, axes)
     axis_values = [list(dict.fromkeys(at[axis] for at, _ in vectors if axis in at)) or [None] for axis in axes]
     array = np.full((*map(len, axis_values), len(vectors[0][1])), np.nan)
     for at, vector in vectors:

@@ -39,9 +39,9 @@ class Reported:
     @classmethod
     def of(cls, config: TableStage) -> Reported:
         """The stored state of a table's report."""
-        from pipeline.tables.planned_runs import load
+        from pipeline.tables.planned_runs import load_table
 
-        return cls.read_state(Path(config.runs_dir) / "reports" / load(config).name)
+        return cls.read_state(Path(config.runs_dir) / "reports" / load_table(config).name)
 
     def asked_again(self, config: Asking) -> Asking:
         """The configuration with the settings of the last stage=table, unless the command sets data_root or every."""
