@@ -285,7 +285,7 @@ def test_a_cache_half_written_is_refused_before_it_is_read(tmp_path: Path, monke
 @pytest.mark.parametrize("text", ["{", "[]", '{"models": {}}'])
 def test_a_broken_lock_file_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "hub.lock.json").write_text(text)
-    with pytest.raises(PipelineError, match="is no lock file of this program: remove it and run stage=prefetch"):
+    with pytest.raises(PipelineError, match="is not a lock file of this program: remove it and run stage=prefetch"):
         read_lock(tmp_path)
 
 

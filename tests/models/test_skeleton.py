@@ -87,11 +87,11 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "no such architecture": (
         lambda folder: reconfigure(folder, model_type="poem", architectures=["Poem"]),
-        "transformers makes no model of its config.json",
+        "transformers cannot build a model from its config.json",
     ),
     "a field of another type": (
         lambda folder: reconfigure(folder, hidden_size="wide"),
-        "transformers makes no model of its config.json",
+        "transformers cannot build a model from its config.json",
     ),
 }
 

@@ -41,7 +41,7 @@ def test_numbers_by_key_row_and_column() -> None:
             lambda: published_value("unreasonable.table3", "ja", "base"),
             "there is no ja, there are sw, bn, te, en, target_avg",
         ),
-        (lambda: published_rows("unreasonable.partitions"), "is no table of numbers: it has A, B, C, Z"),
+        (lambda: published_rows("unreasonable.partitions"), "is not a table of numbers: it has A, B, C, Z"),
     ],
 )
 def test_what_is_not_there_is_refused_in_one_sentence(asked, words) -> None:

@@ -213,7 +213,7 @@ def test_a_template_that_prints_the_date_prints_the_one_that_is_given(tmp_path: 
     assert "Today Date: 26 Jul 2024" in learnt_from(Sft(name="x").template_date)
     assert "Today Date: 01 Feb 2023" in learnt_from("2023-02-01")
     assert f"Today Date: {datetime.now().strftime('%d %b %Y')}" in learnt_from(None)
-    with pytest.raises(PipelineError, match="template_date=26 Jul 2024 is no date: give one as 2024-07-26"):
+    with pytest.raises(PipelineError, match="template_date=26 Jul 2024 is not a date: give one as 2024-07-26"):
         learnt_from("26 Jul 2024")
 
 

@@ -41,7 +41,8 @@ class Change:
 def tensor_changes(
     experts: Sequence[Source], base: Source, name: str, limits: Sequence[float], axis: str
 ) -> tuple[list[Change], dict[tuple[str, str], dict[str, float]]]:
-    """One tensor: the change of each expert, and for each pair the cosine and the share of entries that conflict.
+    """Change of one tensor in each expert, and for each pair of experts the cosine and the share of conflicting
+    entries.
 
     A conflict is an entry that both moved, in opposite directions.
     """
@@ -90,7 +91,8 @@ def tensor_changes(
 
 
 def row_key(name: str, site: Site) -> dict[str, Any]:
-    """Where a parameter stands: its layer, its column in the published maps (the rest of its name, else), its name."""
+    """Layer, column and parameter of a row of delta.csv: its layer, its column in the published maps (the rest of its
+    name, else), its name."""
     below_layer = name.split(".", 3)[3] if site.layer is not None else name
     layer = "" if site.layer is None else site.layer
     return {"layer": layer, "column": COLUMNS.get(below_layer, below_layer), "parameter": name}

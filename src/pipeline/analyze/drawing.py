@@ -1,4 +1,4 @@
-"""Figures as SVG and PNG, in the colours of the report: the bytes depend on the data alone."""
+"""Figures as SVG and PNG, in the colours of the report: the bytes depend on the data only."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ STYLE: dict[Any, Any] = {
 
 
 def draw_svg(draw: Callable[[], Figure], name: str, label: str) -> str:
-    """name: the prefix of its ids; label: what a screen reader says."""
+    """The drawing as SVG. name: the prefix of its ids; label: the text for screen readers."""
     return _embed_in_page(_save_figure(draw, SVG)[0], name, label)
 
 
@@ -63,13 +63,13 @@ def draw_png(draw: Callable[[], Figure]) -> bytes:
 
 
 def svg_and_png(draw: Callable[[], Figure], name: str, label: str) -> tuple[str, bytes]:
-    """One drawing as both: laying it out is what costs."""
+    """One drawing as SVG and PNG: the layout, which dominates the cost, is computed once."""
     vector, picture = _save_figure(draw, SVG, PNG)
     return _embed_in_page(vector, name, label), picture
 
 
 def _embed_in_page(vector: bytes, name: str, label: str) -> str:
-    """As it stands in a page, where several charts stand: their ids differ, and their colours are the page's."""
+    """The SVG made embeddable: its ids prefixed, its colours replaced by the page's CSS variables."""
     text = vector.decode()
     text = text[text.index("<svg") :].strip()
     text = re.sub(r'\bid="', f'id="{name}-', text)

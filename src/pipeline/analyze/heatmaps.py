@@ -98,7 +98,7 @@ def format_value(value: float, scale: tuple[float, float] | None) -> str:
 
 
 def map_of(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], measure: str) -> Map:
-    """One expert's map of delta.csv, layer by column of two dimensions: the relative norm of the change, or the
+    """Map of one expert from delta.csv, layer by column of two dimensions: the relative norm of the change, or the
     share of rows above its threshold, as in the published figures."""
     by_place = {(row["layer"], row["column"]): float(row[measure]) for row in rows if row["expert"] == facts["name"]}
     layers = sorted({layer for layer, _ in by_place if layer != ""}, reverse=True)
@@ -111,10 +111,10 @@ def map_of(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], measure:
 
 def published_maps(path: Path = HEATMAPS) -> list[Map]:
     """The maps of a CSV in the columns of the first paper's figures: figure, expert, layer, then a column a parameter.
-    By default those figures themselves.
+    By default the published figures.
 
-    One map a figure, layers from the top as printed. Raises PipelineError for a file of other columns, and for a value
-    that is no share.
+    One map a figure, layers from the top as printed. Raises PipelineError for a file with other columns, and for a
+    value that is not a share.
     """
     with open(path, newline="", encoding="utf-8") as stream:
         reader = csv.DictReader(stream)
@@ -129,6 +129,6 @@ def published_maps(path: Path = HEATMAPS) -> list[Map]:
         rows.sort(key=lambda row: -int(row["layer"]))
         values = [[float(row[column]) for column in fields[3:]] for row in rows]
         if not all(0 <= value <= 1 for row in values for value in row):
-            raise PipelineError(f"{path}: figure {figure} holds a value that is no share of rows, between 0 and 1")
+            raise PipelineError(f"{path}: figure {figure} holds a value that is not a share of rows, between 0 and 1")
         maps.append(Map(f"Figure {figure}: {expert}", [row["layer"] for row in rows], fields[3:], values))
     return maps

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 
 def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """The analyze stage: delta.csv, pairs.csv where there are two experts or more, and two maps: `map`, of the norm of
-    each change over the base's, which reads at any size of update, and `share`, the published figure."""
+    """Results of the analyze stage. Writes delta.csv, pairs.csv where there are two experts or more, and two maps:
+    `map`, of the norm of each change over the base's, which reads at any size of update, and `share`, the published
+    figure."""
     from pipeline.analyze.heatmaps import map_of, png_of_maps, svg_of_maps
 
     config = run.config
@@ -75,7 +76,7 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
 
 
 def expert_facts(parent: Parent, expert: Source, knobs: Analyze) -> dict[str, Any]:
-    """What must stand on an expert's map: its threshold, stored dtype and optimizer, by its manifest."""
+    """Facts for the label of an expert's map: its threshold, stored dtype and optimizer, from its manifest."""
     manifest = read_manifest(parent.folder)
     config = manifest.config if manifest else {}
     side = (config.get("expert") or {}).get("side")
@@ -83,7 +84,7 @@ def expert_facts(parent: Parent, expert: Source, knobs: Analyze) -> dict[str, An
     if threshold is None:
         if side not in ("math", "language"):
             raise PipelineError(
-                f"{parent.name} is of no side that has a published threshold: give analyze.threshold=1e-5"
+                f"{parent.name} has no side with a published threshold: give analyze.threshold=1e-5"
             )
         threshold = knobs.threshold_math if side == "math" else knobs.threshold_language
     dtypes = sorted({expert.info(name).dtype for name in expert.names})
@@ -98,7 +99,7 @@ def expert_facts(parent: Parent, expert: Source, knobs: Analyze) -> dict[str, An
 
 
 def refuse_unlike(facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Rounding noise is in a change: one scale for experts of other dtypes or optimizers misleads."""
+    """Raise PipelineError unless experts share dtype and optimizer: rounding noise makes one scale misleading."""
     (first, *further) = facts.values()
     for other_facts in further:
         for key in ("dtype", "optimizer"):

@@ -1,4 +1,4 @@
-"""Addresses of repositories on the Hub; and the one place that masks credentials in what is shown or recorded."""
+"""Addresses of repositories on the Hub, and the only place that masks credentials in output and records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def plain_addresses(text: str) -> str:
 def without_credentials(value: Any) -> Any:
     """The same structure without credentials.
 
-    Of every address user:password@ and what follows a ? or # (as tokens do) are taken out; the value of a name as in
+    user:password@ and what follows a ? or # (as tokens do) are removed from every address; the value of a name as in
     `is_secret_name` becomes ***, in text (HF_TOKEN=..., "api_key": "...") and, where it is text, in a dict.
     """
     if isinstance(value, dict):
@@ -62,7 +62,7 @@ def _mask_match(match: re.Match[str]) -> str:
 
 
 class Masked:
-    """A text stream that writes no credentials; all else is the stream's own."""
+    """A text stream that masks credentials in what it writes; every other attribute is the wrapped stream's."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -81,9 +81,9 @@ class Masked:
 
 @contextmanager
 def masked_output() -> Iterator[None]:
-    """Inside, what Python writes to standard output and error holds no credentials, that of libraries included.
+    """Context in which everything that Python writes to standard output and error, libraries included, is masked.
 
-    Where an error leaves it stays so: the interpreter prints its traceback.
+    Stays in force after an exception: the interpreter prints its traceback.
     """
     streams = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (stream and Masked(stream) for stream in streams)

@@ -1,7 +1,7 @@
-"""The lock file: which revision of each model, data set and file a table's runs are made from.
+"""The lock file: which revision of each model, dataset and file a table's runs use.
 
-stage=prefetch writes runs_dir/hub.lock.json. What it holds enters the hashes of runs, and is read from the Hub's cache
-alone, so that compute nodes need no hub. Imports nothing heavy.
+stage=prefetch writes runs_dir/hub.lock.json. Its content affects the hashes of runs, and the files are read from the
+Hub's cache only, so that compute nodes need no network. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def cached_snapshot(kind: str, name: str, revision: str) -> Path:
 
 
 def part_of(source: Source) -> str:
-    """What of a repository a source reads."""
+    """The part of a repository that a source reads: its files, or its configuration and split."""
     return source.files or f"{source.hub_config or 'default'}/{source.split}"
 
 
 @dataclass
 class Lock:
-    """models: id -> revision, files. datasets: id or id@asked -> revision, parts. urls: address -> sha256, path."""
+    """models: id -> revision, files. datasets: id or id@requested -> revision, parts. urls: address -> sha256, path."""
 
     models: dict[str, Any] = field(default_factory=dict)
     datasets: dict[str, Any] = field(default_factory=dict)
@@ -48,7 +48,8 @@ class Lock:
     folder: Path = Path()  # of the lock file; fetched files of `urls` are below it
 
     def entry(self, source: Source) -> dict[str, Any] | None:
-        """What is locked of a source: asked for as the configuration has it, or by its locked revision."""
+        """The lock entry of a source, requested as configured or by its locked revision; None where it is not
+        locked."""
         if source.url is not None:
             return self.urls.get(url_key(source.url))
         of_it = {name: locked for name, locked in self.datasets.items() if name.partition("@")[0] == source.hub}
@@ -59,12 +60,12 @@ class Lock:
         return next((locked for locked in entries if part_of(source) in locked["parts"]), None)
 
     def pinned(self, source: Source) -> Source:
-        """The source at its locked revision: of one file elsewhere, the digest of its content."""
+        """The source at its locked revision; for a single file from a URL, the digest of its content."""
         entry = self.entry(source)
         return replace(source, revision=entry.get("revision") or f"sha256:{entry['sha256']}") if entry else source
 
     def source(self, source: Source) -> tuple[Source, list[Path] | None]:
-        """A locked source and its files, checked to be whole; None where nothing is locked."""
+        """A locked source and its files, checked to be complete; (the source, None) where it is not locked."""
         entry = self.entry(source)
         if entry is None:
             return source, None
@@ -77,14 +78,15 @@ class Lock:
         return replace(self.pinned(source), format=source.format or part["format"]), paths
 
     def model(self, name: str) -> tuple[str, Path] | None:
-        """The locked revision of a model (id or id@asked) and its folder in the cache; None where it is not locked."""
+        """The locked revision of a model (id or id@requested) and its folder in the cache; None where it is not
+        locked."""
         entry = self.models.get(name)
         if entry is None:
             return None
         return entry["revision"], cached_snapshot("model", name.partition("@")[0], entry["revision"])
 
     def check_model(self, name: str) -> None:
-        """Raise a PipelineError unless the cache holds each file of a locked model whole."""
+        """Raise a PipelineError unless the cache holds each file of a locked model completely."""
         locked = self.model(name)
         for file, size in self.models[name]["files"].items() if locked else ():
             check_size(locked[1] / file, size, name)  # type: ignore[index]
@@ -125,7 +127,7 @@ def _read_lock_file(path: Path, _: int) -> Lock:
         content = json.loads(path.read_text(encoding="utf-8"))
         return Lock(content["models"], content["datasets"], content["urls"], path.parent)
     except (ValueError, KeyError, TypeError) as error:
-        raise PipelineError(f"{path} is no lock file of this program: remove it and run stage=prefetch") from error
+        raise PipelineError(f"{path} is not a lock file of this program: remove it and run stage=prefetch") from error
 
 
 def digest_of(words: list[str]) -> str:

@@ -43,7 +43,7 @@ ON_THE_BASE = (True, False, None, "gaussian", "eva", "orthogonal")  # init_lora_
 
 @dataclass(frozen=True)
 class Factors:
-    """Of one parameter: `a()` is (rank, columns), `b(start, stop)` rows of (rows, rank), both float32."""
+    """LoRA factors of one parameter: `a()` is (rank, columns), `b(start, stop)` rows of (rows, rank), both float32."""
 
     rank: int
     scale: float
@@ -170,7 +170,7 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
 
 
 def refuse_other_arithmetic(folder: Path, settings: dict[str, Any]) -> None:
-    """Refuse an adapter whose weights are not base + scale x B A, by the key of adapter_config.json that says so."""
+    """Raise PipelineError, naming the key of adapter_config.json, unless the weights are base + scale x B A."""
     if settings.get("peft_type") != "LORA":
         raise PipelineError(f"{folder} is an adapter with peft_type={settings.get('peft_type')}: {MERGE_FIRST}")
     start = settings.get("init_lora_weights")

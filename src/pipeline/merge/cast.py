@@ -1,4 +1,4 @@
-"""What a cast of all weights costs, read from what was written."""
+"""What a cast of all weights costs, measured on the written files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Cost:
 
 
 def cost_of_cast(source: Source, written: Source, base: Source | None = None, threads: int | None = None) -> Cost:
-    """Both are of the same names and shapes; errors are those of float32 values."""
+    """Cost of storing `source` as `written`, which has the same names and shapes, in errors of float32 values."""
     names = by_size(source)
     costs = in_threads([partial(_of_tensor, source, written, base, name) for name in names], threads)
     errors, sizes, changes, largest = (np.array(column) for column in zip(*costs, strict=True))
@@ -42,7 +42,7 @@ def cost_of_cast(source: Source, written: Source, base: Source | None = None, th
 
 
 def _of_tensor(source: Source, written: Source, base: Source | None, name: str) -> tuple[float, float, float, float]:
-    """Squares of errors, of weights and of changes from the base; the largest error."""
+    """Sums of squared errors, weights and changes from the base, and the largest error."""
     shape = source.info(name).shape
     error = size = change = largest = 0.0
     for start, stop in pieces(shape):

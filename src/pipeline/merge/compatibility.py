@@ -1,4 +1,4 @@
-"""What cannot be merged, told from headers and a few rows: other models, other tokenizers, experts of no base."""
+"""Checks of sources from headers and a few rows: other models, other tokenizers, experts of another base."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent
 from pipeline.runs.unchanged import content_digest
 
-ROWS = 8  # of a tensor, looked at to tell a descendant from a stranger
+ROWS = 8  # of a tensor, compared to detect experts of another base
 
 
 def key_of(role: str) -> str:
@@ -27,7 +27,7 @@ def key_of(role: str) -> str:
 
 
 def check_sources(sources: Mapping[str, Source], base: Source | None, key_for: Callable[[str], str] = key_of) -> None:
-    """Refuse sources that do not fit each other, and experts that moved from `base` not at all or to another model."""
+    """Raise PipelineError for incompatible sources, and for experts equal to `base` or not descended from it."""
     (role, first), *further = sources.items()
     for source_role, source in (*sources.items(), *([("base", base)] if base else [])):
         if quantized := source.config.get("quantization_config"):
@@ -50,7 +50,8 @@ def check_sources(sources: Mapping[str, Source], base: Source | None, key_for: C
 
 
 def check_descent(expert: Source, base: Source, key: str) -> None:
-    """Refuse an expert that equals its base, and one that shares no tensor with it and is further from it than zero is.
+    """Raise PipelineError for an expert equal to its base, and for one that shares no tensor with it and is further
+    from it than zero is.
 
     Judged on values, so that a base in bfloat16 and an expert in float32 compare; on a few rows of each tensor, and on
     all of them before an expert is said to be equal.
@@ -91,7 +92,7 @@ def _differs_from_base(expert: Source, base: Source) -> bool:
 
 
 def refuse_unmoved(parents: Mapping[str, Parent]) -> None:
-    """Refuse a run whose manifest says that its weights are those it was trained from."""
+    """Raise PipelineError for a run whose manifest records the weights it was trained from."""
     for role, parent in parents.items():
         manifest = read_manifest(parent.folder)
         base = manifest.parents.get("model") if manifest else None

@@ -1,4 +1,4 @@
-"""The digests of a merge's sources: on record where a run wrote them, else as kept when they were last read."""
+"""The digests of a merge's sources: on record where a run wrote them, else cached when they were last read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SourceDigests:
-    """What is known of a merge's sources before it is written, and is kept of them afterwards.
+    """Digests of a merge's sources, read before it is written and cached afterwards.
 
     `known`: source -> tensor -> digest; of an adapter its base's, for what it leaves alone.
     """
@@ -34,7 +34,7 @@ class SourceDigests:
         return {name: digest for digests in recorded for name, digest in digests.items() if kind_of(digest) == KIND}
 
     def cache_digests(self, digests: Mapping[str, str]) -> None:
-        """Keep the digests of what was copied, {tensor: digest}, for the next merge of the same sources."""
+        """Cache the digests of copied tensors, {tensor: digest}, for the next merge of the same sources."""
         by_file: dict[Path, dict[str, str]] = {}
         for name in digests:
             role = self.merge.copied_from(name) if name in self.merge.weights else None

@@ -71,7 +71,7 @@ def task_vectors(experts: Sequence[Source], base: Source, name: str, start: int,
 
 
 def refuse_not_finite(sources: Iterable[Source], names: Sequence[str]) -> None:
-    """Name the file and the tensor where a source holds NaN or infinite values; nothing where none does.
+    """Raise PipelineError, naming file and tensor, where a source holds NaN or infinite values.
 
     Reads the tensors again: asked when a result shows that one of them is broken.
     """

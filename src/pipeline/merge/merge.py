@@ -52,7 +52,7 @@ class Merging:
     changes: Weights | None = None
     adapter: Adapted | None = None
     measured: Callable[[int | None], dict[str, float]] = lambda threads: {}
-    lost: dict[str, np.ndarray] | None = None  # by merge.dtype, as floats.lost has it; counted while it is written
+    lost: dict[str, np.ndarray] | None = None  # floats.squared_rounding_error by tensor, filled by writing
 
     @property
     def dtype(self) -> str | None:

@@ -1,4 +1,4 @@
-"""A merge as mergekit 0.1.5 would be asked for it, where it can express the merge; else why it cannot.
+"""A merge as a configuration of mergekit 0.1.5, where it can express the merge; else why it cannot.
 
 Linear merges (swaps, soups, resets) are its `linear` with a weight for each layer; task arithmetic, TIES by its own
 definition and SLERP are its methods of those names. Imports nothing heavy.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pipeline.config.merging import Merge
     from pipeline.merge.merge import Merging
 
-FILE = "mergekit_config.yml"  # as mergekit itself names it beside what it writes
+FILE = "mergekit_config.yml"  # the name under which mergekit stores it with its output
 TIES = {"trim": "tensor", "zero_sum": "plus"}  # mergekit's definition, and with weights:
 WEIGHED = {"weigh": "before", "divisor": "weights"}
 SAME = "the same weights"
@@ -31,7 +31,7 @@ DIFFERENCES = {  # a method, of TIES also what becomes of ties at the threshold
 
 
 def why_inexpressible(merge: Merging) -> str | None:
-    """Why mergekit has no words for a merge; None where it has."""
+    """Why mergekit cannot express a merge; None where it can."""
     config: Any = merge.config
     if any(isinstance(source, Adapted) for source in merge.sources.values()):
         return "its experts are LoRA adapters on their base, which this program reads together as float32"
@@ -50,7 +50,7 @@ def why_inexpressible(merge: Merging) -> str | None:
 
 
 def describe_difference(config: Merge) -> str:
-    """What mergekit makes of the YAML, beside what this program makes."""
+    """How mergekit's result from the YAML differs from this program's."""
     return DIFFERENCES.get((config.method, getattr(config, "ties_at_threshold", None)), SAME)
 
 

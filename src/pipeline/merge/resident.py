@@ -12,8 +12,8 @@ _keeping = False
 
 @contextmanager
 def keep_models_resident() -> Iterator[None]:
-    """Inside, a model stays in memory from one merge to the next, whatever their sources: a base, its experts and all
-    their merges are one model, of which only the parameters that differ are copied anew."""
+    """Context in which a model stays in memory from one merge to the next, whatever their sources: a base, its experts
+    and all their merges are one model, of which only the parameters that differ are copied anew."""
     global _keeping
     _keeping = True
     try:
@@ -24,7 +24,7 @@ def keep_models_resident() -> Iterator[None]:
 
 
 def release_models() -> None:
-    """Give the memory of what is kept back, to a training for instance."""
+    """Free the memory of resident models, for a training for instance."""
     LIVE_MODELS.clear()
 
 

@@ -27,13 +27,14 @@ PROBES = (  # texts that normalizers, pre-tokenizers and post-processors treat d
 
 
 def tokenizer_folder(source: Source) -> Path:
-    """Where a source's tokenizer is: an adapter's may be its base's."""
+    """Folder of a source's tokenizer: for an adapter it may be its base's."""
     has_tokenizer = any((source.folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
     return source.base.folder if isinstance(source, Adapted) and not has_tokenizer else source.folder
 
 
 def same_tokenizer(first: Source, second: Source, keys: tuple[str, str]) -> None:
-    """Refuse experts that read text differently: rows of their embeddings would mean different tokens.
+    """Raise PipelineError for experts that tokenize text differently: rows of their embeddings would mean different
+    tokens.
 
     Where files differ, the vocabularies must be equal and so must the tokens of PROBES. A tokenizer that only one has
     is no obstacle; formats that differ between library versions are none either.
@@ -66,7 +67,7 @@ def describe_difference(first: list[list[int]], second: list[list[int]]) -> str 
 
 
 def _settings_of(folder: Path) -> dict[str, Any]:
-    """What tokenizer_config.json says of tokens that are added and of how text is read."""
+    """Keys of tokenizer_config.json on added tokens and on how text is read."""
     file = folder / "tokenizer_config.json"
     settings = read_json(file) if file.is_file() else {}
     return {key: settings[key] for key in READING if settings.get(key) is not None}

@@ -81,9 +81,9 @@ def recipe_text(
     size: Mapping[str, int],
     partition: Partition | None = None,
 ) -> str:
-    """What a merge's model card says of it: the settings that were read, the parents, and the plan.
+    """Section of a merge's model card: the settings that were read, the parents, and the plan.
 
-    partition: as `resolved` for the depth of the model.
+    partition: as resolved by `resolve_partition` for the depth of the model.
     """
     knobs = [item.name for item in dataclasses.fields(config) if not item.metadata.get("run")]  # parents stand below
     settings = {f"merge.{key}": getattr(config, key) for key in knobs if key not in config.unread(partition)}

@@ -105,7 +105,7 @@ def write_weights(merge: Writable, folder: Path, recorded: Known, threads: int |
 
 
 def _add_range(ranges: list[_Range], new: _Range) -> None:
-    """Neighbours in both files are one range."""
+    """Append a range, joined to the last one where they adjoin in both files."""
     last = ranges[-1] if ranges else None
     if (
         last
@@ -138,7 +138,7 @@ def _copy_all(ranges: list[_Range]) -> None:
 
 
 def _copy_range(copy: _Range) -> None:
-    """By copy_file_range, in the kernel (by reference where the file system can); by reading where there is none."""
+    """Copy one range by copy_file_range, in the kernel (by reference where supported); by reading where unavailable."""
     with open(copy.source, "rb", buffering=0) as source:
         copied = 0
         while copied < copy.count:
@@ -215,7 +215,7 @@ def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -
 
 
 def make_readable(folder: Path) -> None:
-    """Let a group that shares the runs read them: safetensors and umasks leave files to their owner alone."""
+    """Make files readable by the group that shares the runs: safetensors and umasks restrict them to their owner."""
     folder.chmod(folder.stat().st_mode | 0o055)
     for path in folder.iterdir():
         if path.is_file():

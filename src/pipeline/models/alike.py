@@ -1,4 +1,4 @@
-"""Whether the tensors of two models can be combined by name, told from their headers."""
+"""Whether the tensors of two models can be combined by name, decided from their headers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.models.checkpoint import TensorInfo
 
 
 class Headers(Protocol):
-    """What is known of a model before its weights are read; an adapter on its base has it too."""
+    """What is known of a model before its weights are read, also for an adapter on its base."""
 
     folder: Path
 
@@ -44,7 +44,7 @@ def same_architecture(
 
 
 def find_differences(first: Headers, second: Headers, dtypes: bool) -> Iterator[tuple[str, str]]:
-    """What the first has and what the second has, in words, of all in which they differ."""
+    """For each difference, a description of the first model's value and of the second's."""
     headers = (first, second)
     depths = [header.config.get("num_hidden_layers") for header in headers]
     if depths[0] != depths[1]:
@@ -53,7 +53,7 @@ def find_differences(first: Headers, second: Headers, dtypes: bool) -> Iterator[
     for key in ("model_type", *sorted(first_settings.keys() | second_settings.keys())):
         a, b = first_settings.get(key), second_settings.get(key)
         if key == "architectures" and (a is None or b is None):
-            continue  # no class is named: told by model_type
+            continue  # no class is named: model_type decides
         if a != b:
             yield describe_setting(key, a, b), describe_setting(key, b, a)
     if first.tied_head != second.tied_head:
@@ -72,7 +72,8 @@ def find_differences(first: Headers, second: Headers, dtypes: bool) -> Iterator[
 
 
 def describe_setting(key: str, value: Any, compared: Any) -> str:
-    """A setting and its value, as JSON where that of the other prints alike: "1e-06", which is text, and 1e-06."""
+    """A setting and its value; as JSON where the other value prints the same: the string "1e-06" and the number
+    1e-06."""
     if value is None:
         return f"no {key}"
     return f"{key} {json.dumps(value) if str(value) == str(compared) else value}"

@@ -1,6 +1,7 @@
-"""What of a config.json decides a model's arithmetic, however it is spelled: models that differ there do not merge.
+"""The settings of a config.json that decide a model's arithmetic, in one spelling: models that differ there do not
+merge.
 
-Keys that are left out have the default of their architecture, as transformers 5 reads them, and both spellings of the
+Missing keys have the default of their architecture, as transformers 5 reads them, and both spellings of the
 rotary embedding (rope_theta and rope_scaling of transformers 4, rope_parameters of 5) are one. No library is imported.
 """
 
@@ -49,7 +50,7 @@ _MISTRAL = {
     **{"num_key_value_heads": 8, "num_hidden_layers": 32, "hidden_act": "silu", "max_position_embeddings": 131072},
     **{"rms_norm_eps": 1e-6, "sliding_window": 4096, "rope_theta": 10000.0},
 }
-DEFAULTS: dict[str, dict[str, Any]] = {  # model_type -> what a key that is left out stands for
+DEFAULTS: dict[str, dict[str, Any]] = {  # model_type -> the default of a missing key
     "llama": _LLAMA,
     "qwen2": _QWEN2,
     "qwen3": {**_QWEN2, "head_dim": 128, "attention_bias": False},
@@ -59,7 +60,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # model_type -> what a key that is left
 
 
 def arithmetic_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a config.json that decide what the model computes, spelled one way; rope_parameters.* one by one."""
+    """The keys of a config.json that decide what the model computes, in one spelling, with rope_parameters
+    flattened."""
     default = DEFAULTS.get(str(config.get("model_type")), {})
     settings = {**default, **{key: value for key, value in config.items() if value is not None or key not in default}}
     if "sliding_window" in config:  # null is a value: no window
@@ -80,7 +82,7 @@ def arithmetic_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _set_windows(settings: dict[str, Any]) -> None:
-    """Qwen's three keys say which layers look how far back: layer_types of transformers 5, and sliding_window."""
+    """Replace, in place, Qwen's three keys for sliding windows by layer_types of transformers 5 and sliding_window."""
     first, window = settings.pop("max_window_layers", None), settings.get("sliding_window")
     window = settings["sliding_window"] = window if settings.pop("use_sliding_window") else None
     layers = settings.get("num_hidden_layers")

@@ -28,7 +28,7 @@ _LARGEST_BITS = {
 
 
 class Buffers(threading.local):
-    """Arrays by name, one set a thread. What a name holds lasts until it is asked for again."""
+    """Arrays by name, one set a thread. The content of a name is valid until it is requested again."""
 
     def __init__(self) -> None:
         self.held: dict[str, np.ndarray] = {}
@@ -49,7 +49,7 @@ buffers = Buffers()
 
 
 def matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    """(rows, columns) as which a tensor is worked on: output by input features; a vector is one row."""
+    """(rows, columns) of a tensor processed as a matrix: output by input features; a vector is one row."""
     return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
 
 
@@ -105,8 +105,8 @@ def narrow(values: np.ndarray, dtype: str, name: str) -> np.ndarray:
 def in_threads(tasks: Sequence[Callable[[], T]], threads: int | None = None) -> list[T]:
     """The results of tasks that do not depend on one another, in their order; the first error stops what has not begun.
 
-    Each task works alone, so a core that others keep busy delays its own tasks and no others. Results do not depend
-    on the number of threads. None: a thread a core, eight at most.
+    Each task works alone, so a core busy with other work delays only its own tasks. Results do not depend
+    on the number of threads. None: one thread per core, at most eight.
     """
     count = threads or min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     if count == 1 or len(tasks) < 2:

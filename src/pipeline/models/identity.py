@@ -1,4 +1,4 @@
-"""Identity of a model's folder that no run made: a BLAKE3 digest per file, in the same read one per tensor."""
+"""Identity of a model's folder that is not a run: a BLAKE3 digest per file, in the same read one per tensor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.models.checkpoint import KIND, TensorInfo, hash_tensor, read_heade
 
 
 def folder_digest(folder: Path, files: Sequence[Path], runs_dir: Path | None = None) -> str:
-    """`blake3:...` over the names and digests of a folder's files: as kept, else each byte is read once, in threads.
+    """`blake3:...` over the names and digests of a folder's files: cached, else each byte is read once, in threads.
 
     A safetensors file has the digest of its header followed by its tensors' digests in the order of their bytes, so
     that one read gives a merge the digests of what it copies; any other file has that of its bytes.

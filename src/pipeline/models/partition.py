@@ -18,7 +18,8 @@ REFERENCE_LAYERS = 32  # the depth of the model for which the papers chose their
 
 
 def is_outer(layer: int, bottom_layers: int, top_layers: int, num_layers: int) -> bool:
-    """Whether `layer` (from 0, next to the embeddings) is among the first or the last layers so counted."""
+    """Whether `layer` (from 0, next to the embeddings) is among the first bottom_layers or the last top_layers
+    layers."""
     return layer < bottom_layers or layer >= num_layers - top_layers
 
 
@@ -43,9 +44,9 @@ def layer_counts(partition: Partition, num_layers: int) -> tuple[int, int]:
 
 
 def resolve_partition(partition: Partition, num_layers: int) -> Partition:
-    """The same partition by its numbers alone: layer counts of a model of this depth, not scaled any more.
+    """The same partition with the layer counts of a model of this depth, no longer scaled.
 
-    Raises PipelineError where one side is left without a part of any layer: a partition must split.
+    Raises PipelineError where one side has no part of any layer: a partition must split the layers.
     """
     bottom, top = layer_counts(partition, num_layers)
     outer, inner = bottom + top > 0, bottom + top < num_layers
@@ -87,7 +88,7 @@ def side_of(partition: Partition, site: Site, num_layers: int) -> Side:
 
 
 def sides_of_all(partition: Partition, sites: Mapping[str, Site]) -> dict[str, Side]:
-    """The side of every parameter of a model. Raises PipelineError for a partition that does not split it."""
+    """The side of every parameter of a model. Raises PipelineError for a partition with an empty side."""
     layers = num_layers(sites)
     resolve_partition(partition, layers)
     return {name: side_of(partition, site, layers) for name, site in sites.items()}

@@ -90,7 +90,7 @@ class Shape:
         return 2 * self.kv_heads * self.head_width * self.layers
 
 
-TIED = ("cohere", "gemma", "gemma2", "gemma3_text")  # where config.json leaves tie_word_embeddings out
+TIED = ("cohere", "gemma", "gemma2", "gemma3_text")  # tied where config.json lacks tie_word_embeddings
 FOUR_NORMS = ("gemma2", "gemma3_text")
 QK_NORM = ("qwen3", "gemma3_text")
 WINDOWED = ("gemma2", "gemma3_text", "mistral")  # others have a sliding_window that is not used
@@ -98,7 +98,7 @@ NEEDED = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attentio
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
-    """From what a config.json holds. Raises PipelineError where it does not hold a dense decoder's sizes."""
+    """Shape from the content of a config.json. Raises PipelineError where it lacks a dense decoder's sizes."""
     config = config.get("text_config") or config
     kind = config.get("model_type")
     if missing := [key for key in NEEDED if not isinstance(config.get(key), int)]:
@@ -119,10 +119,10 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
 
 
 def shape_of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> Shape:
-    """From the tensors of a checkpoint, name -> shape, which do not show how many heads share a matrix.
+    """Shape from the tensors of a checkpoint, name -> shape, which do not show how many heads share a matrix.
 
     Raises:
-        PipelineError: names that models/anatomy.py does not know, or no matrices where they are looked for.
+        PipelineError: names that models/anatomy.py does not know, or missing matrices.
     """
     sites = anatomy(shapes)
     first = {name.rpartition(".layers.0.")[2]: shape for name, shape in shapes.items() if ".layers.0." in name}
@@ -149,10 +149,10 @@ def shape_of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> Shape:
 
 @lru_cache(maxsize=256)
 def shape_in(folder: Path) -> Shape:
-    """Of the model in a folder: by its config.json, where that leaves sizes out by the headers of its weights.
+    """Shape of the model in a folder, from its config.json; where that lacks sizes, from the headers of its weights.
 
     Raises:
-        PipelineError: neither can be read, or they hold no dense decoder.
+        PipelineError: neither can be read, or the model is not a dense decoder.
     """
     try:
         return shape_of(read_json(folder / "config.json"))

@@ -1,4 +1,5 @@
-"""A model without its weights: whether a folder holds the tensors that its config.json asks for, told by headers."""
+"""A model without its weights: whether a folder holds the tensors that its config.json requires, decided from
+headers."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ HARMLESS = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 
 
 def build_skeleton(folder: Path, key: str) -> Any:
-    """The model of `folder` on the meta device, made as from_pretrained would make it, without reading a weight.
+    """The model of `folder` on the meta device, built as from_pretrained builds it, without reading a weight.
 
     Tied heads, and names that transformers itself changes or passes over, are as in from_pretrained. The tensors of a
     quantized model are its quantizer's, and are not compared. `key` is the knob that named the folder.
 
     Raises:
-        PipelineError: config.json is no model of transformers, or the files lack a tensor that it asks for, hold one
+        PipelineError: config.json is not a model of transformers, or the files lack a tensor that it requires, hold one
             that it does not, or one of another shape: from_pretrained would draw it at random, or pass it over.
     """
     import torch
@@ -47,7 +48,9 @@ def build_skeleton(folder: Path, key: str) -> Any:
         raise
     except Exception as error:  # of values in config.json, whatever the model's class makes of them
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise PipelineError(f"{key}={folder}: transformers makes no model of its config.json ({reason})") from error
+        raise PipelineError(
+            f"{key}={folder}: transformers cannot build a model from its config.json ({reason})"
+        ) from error
     finally:
         logging.set_verbosity(verbosity)
         if bars:
@@ -71,6 +74,6 @@ def build_skeleton(folder: Path, key: str) -> Any:
 
 
 def name_first(names: set[str]) -> str:
-    """The first name, and how many more there are."""
+    """The first name, and the number of further names."""
     first, *rest_of_names = sorted(names)
     return f"{first} and {len(rest_of_names)} more tensors" if rest_of_names else first

@@ -23,12 +23,12 @@ NOT_ROWS = ("metric", "columns", "suspect")
 
 @lru_cache(maxsize=1)
 def load_tables() -> dict[str, Any]:
-    """All of tables.yaml: paper -> table -> what it prints. One object for all callers: do not change it."""
+    """All of tables.yaml: paper -> table -> printed content. One object for all callers: do not change it."""
     return yaml.safe_load((FOLDER / "tables.yaml").read_text(encoding="utf-8"))
 
 
 def published_table(key: str) -> dict[str, Any]:
-    """What is printed under a key. Raises PipelineError for one that is not there, with the nearest that is."""
+    """The table printed under a key. Raises PipelineError for an unknown key, naming the closest known one."""
     paper, _, table = key.partition(".")
     papers = load_tables()
     if table not in papers.get(paper, {}):
@@ -38,13 +38,14 @@ def published_table(key: str) -> dict[str, Any]:
 
 
 def published_rows(key: str) -> dict[str, list[float | None]]:
-    """Row -> its numbers, one a column; None is a cell that the paper leaves empty. No rows: they are lost.
+    """Row -> its numbers, one a column; None is a cell that the paper leaves empty. Empty where the rows are missing
+    from our copy of the paper.
 
-    Raises PipelineError for what is no table of numbers, such as unreasonable.partitions.
+    Raises PipelineError for a key that is not a table of numbers, such as unreasonable.partitions.
     """
     table = published_table(key)
     if "columns" not in table:
-        raise PipelineError(f"published={key} is no table of numbers: it has {', '.join(table)}")
+        raise PipelineError(f"published={key} is not a table of numbers: it has {', '.join(table)}")
     return dict(_flatten_rows("", {name: row for name, row in table.items() if name not in NOT_ROWS}))
 
 
@@ -57,24 +58,25 @@ def _flatten_rows(prefix: str, table: dict[str, Any]) -> Iterable[tuple[str, lis
 
 
 def published_value(key: str, row: str, column: str) -> float | None:
-    """One printed number; None where the paper prints none. Raises PipelineError for an unknown row or column."""
+    """One printed number; None where the paper leaves it empty. Raises PipelineError for an unknown row or column."""
     by_row, columns = published_rows(key), published_table(key)["columns"]
     if column not in columns:
         raise _unknown_name(f"a column of {key}", column, columns)
     if not by_row:
-        return None  # unreasonable.table_a3: its cells are lost
+        return None  # unreasonable.table_a3: its cells are missing from our copy
     if row not in by_row:
         raise _unknown_name(f"a row of {key}", row, by_row)
     return by_row[row][columns.index(column)]
 
 
 def is_printed(key: str, row: str, column: str) -> bool:
-    """Whether a table has this row and column. Raises PipelineError for a table that there is none of."""
+    """Whether a table has this row and column. Raises PipelineError for an unknown table."""
     return row in published_rows(key) and column in published_table(key)["columns"]
 
 
 def reason_for_doubt(key: str, row: str, column: str) -> str | None:
-    """Why a printed number is not to be trusted: what is said of its cell, else its row or rows, else its column."""
+    """Why a printed number is not to be trusted: the mark of its cell, else of its row or rows, else of its column; or
+    None."""
     marks = published_table(key).get("suspect", {})
     names, group = [f"{row}.{column}"], row
     while group:

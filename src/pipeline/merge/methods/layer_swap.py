@@ -153,7 +153,7 @@ def layer_swap_weights(
 
 
 def refuse_counts(config: LayerSwap, partition: Partition) -> None:
-    """Counts beside a partition would be read by nobody."""
+    """Raise PipelineError for layer counts given together with a partition, which would ignore them."""
     for key in (*COUNTS, "scale_to_depth"):
         value = getattr(config, key)
         if value != type(config).__dataclass_fields__[key].default:
