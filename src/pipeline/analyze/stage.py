@@ -83,9 +83,7 @@ def expert_facts(parent: Parent, expert: Source, knobs: Analyze) -> dict[str, An
     threshold = knobs.threshold
     if threshold is None:
         if side not in ("math", "language"):
-            raise PipelineError(
-                f"{parent.name} has no side with a published threshold: give analyze.threshold=1e-5"
-            )
+            raise PipelineError(f"{parent.name} has no side with a published threshold: give analyze.threshold=1e-5")
         threshold = knobs.threshold_math if side == "math" else knobs.threshold_language
     dtypes = sorted({expert.info(name).dtype for name in expert.names})
     optimizer = (config.get("sft") or {}).get("optimizer") or "unknown"

@@ -37,7 +37,8 @@ def ready_for(name: str, knob: str) -> HfApi:
         raise refusal_of_upload(name, knob, error) from error
     if owner not in owners:
         raise PipelineError(
-            f"{knob}=hub:{name}: the token belongs to {owners[0]}, who is not in {owner}: name one of your organizations"
+            f"{knob}=hub:{name}: the token belongs to {owners[0]}, who is not in {owner}: "
+            "name one of your organizations"
         )
     if files_there:
         raise PipelineError(
