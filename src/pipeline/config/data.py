@@ -42,6 +42,10 @@ class Source:
     count: int | None = knob(None, low=1)
     share: float | None = knob(None, above=0)
 
+    @property
+    def is_language_set(self) -> bool:
+        return self.language not in (None, "en")
+
 
 @dataclass
 class World:

@@ -51,8 +51,7 @@ def drop_reasons(config: DataStage, counts: dict[str, Any]) -> dict[str, str]:
 
 def fate_of_number_variants(config: DataStage, source: Source) -> str:
     """Drop or count. By default dropped where exact ones are, but in language sets counted."""
-    language_set = source.language not in (None, "en")
-    return config.data.number_variants or ("count" if language_set else config.data.decontaminate)
+    return config.data.number_variants or ("count" if source.is_language_set else config.data.decontaminate)
 
 
 def _comparison_lines(config: DataStage, counts: dict[str, Any], benchmarks: Known, vouched: bool) -> list[str]:

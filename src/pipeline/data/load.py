@@ -125,15 +125,15 @@ def open_rows(name: str, source: Source, data_root: Path | None, seed: int, lock
         path = local_file(source, data_root)
         if path.suffix == ".jsonl":
             return json_lines(path, limit, seed)
-        return of_dataset(open_packaged(source, [str(path)]), limit, seed)
+        return of_dataset(open_packaged(source, [str(path)]), limit, seed, path)
     if locked is not None:
-        return of_dataset(open_packaged(source, [str(path) for path in locked]), limit, seed)
+        return of_dataset(open_packaged(source, [str(path) for path in locked]), limit, seed, source.hub or locked[0])
     if source.url is not None:
-        return of_dataset(open_packaged(source, [source.url]), limit, seed)
+        return of_dataset(open_packaged(source, [source.url]), limit, seed, plain_addresses(source.url))
     if source.hub is None:
         raise PipelineError(f"source {name} is on no hub: give data_root, a folder that holds {source.file}")
     with nullcontext() if Path(source.hub).is_dir() else reach_or_offline(source.hub):
-        return of_dataset(of_repository(source), limit, seed)
+        return of_dataset(of_repository(source), limit, seed, source.hub)
 
 
 def of_repository(source: Source) -> Any:
@@ -191,7 +191,7 @@ def format_of(file: str) -> str:
     return formats[-1]
 
 
-def of_dataset(loaded: Any, limit: int, seed: int) -> Rows:
+def of_dataset(loaded: Any, limit: int, seed: int, origin: Path | str) -> Rows:
     """Rows of a `datasets` object: a stream is shuffled and cut, a set at hand is sampled without order lost."""
     import datasets
 
@@ -206,14 +206,14 @@ def of_dataset(loaded: Any, limit: int, seed: int) -> Rows:
             loaded = loaded.select(draw_indices(available, limit, seed))
         names, count, rows = loaded.column_names, len(loaded), unbatch(loaded)
     if names == JSON_COLUMNS:
-        return of_objects(rows, count, available)
+        return of_objects(rows, count, available, origin)
     return Rows(rows, names, count, available)
 
 
-def of_objects(rows: Iterator[Row], count: int | None, available: int | None) -> Rows:
+def of_objects(rows: Iterator[Row], count: int | None, available: int | None, origin: Path | str) -> Rows:
     """Rows of lines of JSON. A column that a row lacks is null; the first row says which there are."""
     number, text = JSON_COLUMNS
-    objects = (parse_line(row[text], row[number], "the file") for row in rows)
+    objects = (parse_line(row[text], row[number], origin) for row in rows)
     first = next(objects, {})
     names = dict.fromkeys(first)
     return Rows(({**names, **row} for row in chain([first], objects)), list(first), count, available)

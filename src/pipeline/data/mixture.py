@@ -33,7 +33,7 @@ def gather_candidates(
             counts[name] = {"rows": 0, "empty": 0}
             bar.note = f"source {name}"
             examples = examples_of(name, source, data_root, config.seed, lock, counts[name], bar)
-            candidates.add_all(name, index, examples, language_set=source.language not in (None, "en"))
+            candidates.add_all(name, index, examples, language_set=source.is_language_set)
     return counts
 
 

@@ -80,17 +80,9 @@ def task_definitions(
         for target in spoken:
             room = (max_gen_toks_of or {}).get(target.code, max_gen_toks)
             ask = Ask(
-                eval_task.task,
-                target,
-                eval_task.num_fewshot,
-                data_root,
-                split,
-                room,
-                run_code,
-                folder,
-                exemplars,
-                options,
-            )
+                task=eval_task.task, language=target, num_fewshot=eval_task.num_fewshot, data_root=data_root,
+                split=split, max_gen_toks=room, run_code=run_code, folder=folder, exemplars=exemplars, options=options,
+            )  # fmt: skip
             try:
                 if data_root and target.constructed:
                     refuse_unspoken(data_root, target.code)

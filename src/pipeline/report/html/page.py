@@ -64,7 +64,7 @@ def page(
             results=results,
             headline=headline_sentence(contrasts),
             notes=notes,
-            cells={(item.row, item.column): item for item in results.cells},
+            cells=results.by_place,
             published=any(item.published is not None for item in results.cells),
             chosen=shortened(f"{key}: {chosen_text(choice)}." for key, choice in results.choices.items()),
             reasons={name: shortened(group_reasons(results, name)) for name in ("suspect", "missing")},
@@ -144,7 +144,7 @@ def maps_of(results: Results) -> list[Changes]:
 
 def chart_of(results: Results) -> str:
     """Bars of the table's scores, a panel a column; empty where there are too many, or none."""
-    cells = {(cell.row, cell.column): cell for cell in results.cells}
+    cells = results.by_place
     panels = []
     for column in results.columns:
         in_column = [cells.get((row, column)) for row in results.rows]

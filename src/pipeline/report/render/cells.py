@@ -93,7 +93,7 @@ def group_reasons(results: Results, name: str) -> list[str]:
 
 def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str:
     """The table with its headline, its notes, and why anything is missing."""
-    cells = {(item.row, item.column): item for item in results.cells}
+    cells = results.by_place
     columns = results.columns
     lines = [f"# {one_line(results.title)}", "", *([one_line(results.note), ""] if results.note else [])]
     lines += [one_line(headline), ""]
