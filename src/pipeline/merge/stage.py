@@ -24,11 +24,12 @@ from pipeline.runs.model_card import CARD, data_section, origin_from_config, rel
 from pipeline.runs.model_card import render_card as model_card
 
 if TYPE_CHECKING:
+    from pipeline.config.stages import EvalStage, MergeStage
     from pipeline.runs.run import Parent, Run
     from pipeline.runs.tracking import Tracker
 
 
-def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
+def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """The merge stage: open the parents, state the plan, write the merged checkpoint and its card."""
     merge = merge_of(run)
     config, rows, size = merge.config, merge.plan_rows(), merge.bytes()
@@ -54,9 +55,9 @@ def measure_merge(merge: Merging, threads: int | None) -> dict[str, float]:
     return facts
 
 
-def write_descriptions(run: Run, merge: Merging, work: Path) -> None:
+def write_descriptions(run: Run[MergeStage], merge: Merging, work: Path) -> None:
     """The model card, and the merge in mergekit's words where it has them."""
-    config: Any = run.config
+    config = run.config
     runs_dir = Path(config.runs_dir)
     reason = why_inexpressible(merge)
     if reason is None:
@@ -91,9 +92,10 @@ def place_named(parent: Parent) -> str:
     return f"./{name}/{SNAPSHOTS}/step-{step}" if at and step.isdigit() else f"./{parent.name}"
 
 
-def merge_of(run: Run) -> Merging:
+def merge_of(run: Run[MergeStage] | Run[EvalStage]) -> Merging:
     """The merge that a run of stage=merge, or of stage=eval with a merge, asks for: headers read, nothing computed."""
-    config: Any = run.config
+    config = run.config
+    assert config.merge is not None
     roles = (*config.merge.references(), "base")  # an evaluation has other parents too
     parents = {role: parent for role, parent in run.parents.items() if role in roles}
     refuse_unmoved(parents)
