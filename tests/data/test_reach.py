@@ -20,14 +20,14 @@ from pipeline.hub import reach
 READ = """
 import sys
 from pipeline.config.data import Source
-from pipeline.data.load import read
+from pipeline.data.load import read_source
 from pipeline.errors import PipelineError
 
 for stream in (True, False):
     for files in (None, "data/*.jsonl"):
         source = Source(hub="org/rows", stream=stream, files=files, file="rows.jsonl", rows="pairs")
         try:
-            list(read("mine", source, None))
+            list(read_source("mine", source, None))
         except PipelineError as error:
             print(error)
 """
