@@ -28,6 +28,7 @@ class Merge:
     base: str | None = knob(None, run=True)  # null: from the experts' manifests, where the merge needs it
     files_from: str | None = None  # whose tokenizer, template and configs: a role of the plan; null: the first
     form: str = knob("auto", options=("auto", "dense", "adapter"))  # auto: an adapter from adapters, where it is exact
+    control: list[str] | None = None  # roles of experts that the base replaces, once weights are decided; null: none
 
     reads_partition: ClassVar[bool] = False
     fewest: ClassVar[int] = 2  # experts
@@ -39,6 +40,21 @@ class Merge:
     def needs_base(self) -> bool:
         """Whether it reads the base: for task vectors, or to weight experts by how far they moved from it."""
         return False
+
+    def controlled_roles(self) -> list[str]:
+        """The roles of `control`: of a side that is a list, all of its experts.
+
+        Raises:
+            PipelineError: a role that the merge does not have, or no expert is left.
+        """
+        roles, requested = list(self.references()), self.control or []
+        sides = {role.partition(".")[0] for role in roles}
+        if unknown := next((role for role in requested if role not in (*roles, *sides)), None):
+            raise PipelineError(f"merge.control={self.control}: {unknown} is not a role: there are {', '.join(roles)}")
+        controlled = [role for role in roles if {role, role.partition(".")[0]} & set(requested)]
+        if controlled == roles:
+            raise PipelineError(f"merge.control={self.control} leaves no expert: name the language expert alone")
+        return controlled
 
     def exact_for_adapters(self) -> bool:
         """Whether LoRA experts are merged into an adapter exactly: whether it is a weighted sum of whole parameters."""

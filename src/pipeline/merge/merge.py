@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -223,12 +223,19 @@ def open_merge(
     sources = {role: sources[role] for role in roles}
     if base is None:
         base = next((source.base for source in sources.values() if isinstance(source, Adapted)), None)
-    if base is None and config.needs_base():
+    if base is None and (config.needs_base() or config.control):
         raise PipelineError(f"merge={config.method} needs merge.base, the model that the experts were trained from")
     if partition is not None and not config.reads_partition:
         raise PipelineError(f"merge={config.method} reads no partition: leave partition={partition.name} out")
     check_sources(sources, base)
     merge = cast(Method, config).decide(sources, base, partition, threads)
+    if controlled := config.controlled_roles():
+        assert base is not None
+        if merge.weights:
+            merge = linear_merge(config, {**sources, "base": base}, weights_on_base(merge.weights, controlled))
+        else:
+            in_place = {role: base if role in controlled else source for role, source in sources.items()}
+            merge = cast(Method, config).decide(in_place, base, partition, threads)
     refuse_unknown_role(config.files_from, merge)
     return _as_adapter(merge)
 
@@ -236,6 +243,17 @@ def open_merge(
 def refuse_unknown_role(role: str | None, merge: Merging) -> None:
     if role is not None and role not in merge.sources:
         raise PipelineError(f"merge.files_from={role} is no source: there are {', '.join(merge.sources)}")
+
+
+def weights_on_base(weights: Weights, controlled: Sequence[str]) -> Weights:
+    """The weights of a merge's control: those of the experts in `controlled` are the base's."""
+
+    def moved(row: Mapping[str, float]) -> dict[str, float]:
+        kept = {role: weight for role, weight in row.items() if role not in controlled}
+        share = math.fsum(weight for role, weight in row.items() if role in controlled)
+        return kept | ({"base": kept.get("base", 0.0) + share} if share else {})
+
+    return {name: moved(row) for name, row in weights.items()}
 
 
 def linear_merge(config: Merge, sources: dict[str, Source], weights: Weights) -> Merging:

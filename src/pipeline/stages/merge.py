@@ -24,10 +24,11 @@ def label_and_parents(config: MergeStage | EvalStage, resolver: Resolver) -> tup
     assert config.merge is not None
     parents = merge_parents(config.merge, config, resolver)
     config.merge.refuse(config.partition, layers_of(parents))
+    prefix = "control-" if config.merge.controlled_roles() else ""
     names = [label_of(expert) for role, expert in parents.items() if role != "base"]
     joined = "-".join(names)
     joined = joined if len(joined) <= LIMIT or len(names) < 3 else f"{len(names)}-experts"
-    return f"{config.merge.label(config.partition)}-{joined}", parents
+    return f"{prefix}{config.merge.label(config.partition)}-{joined}", parents
 
 
 def merge_parents(merge: Merge, config: RunStage, resolver: Resolver) -> dict[str, Parent]:
@@ -54,7 +55,7 @@ def merge_parents(merge: Merge, config: RunStage, resolver: Resolver) -> dict[st
         parents["base"] = resolver.model(merge.base, "merge.base")
         return parents
     adapters = [role for role, parent in parents.items() if gives_adapter(parent)]
-    if adapters or merge.needs_base():
+    if adapters or merge.needs_base() or merge.control:
         sources = {role: parents[role] for role in adapters} or parents
         bases = [(expert.name, base_of(expert, config, experts[role][0])) for role, expert in sources.items()]
         parents["base"] = one_base(bases, "merge.experts", ", or give merge.base=RUN")
