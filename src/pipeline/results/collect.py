@@ -15,7 +15,14 @@ from pipeline.report.html.sweep import sweeps_of
 from pipeline.report.load.archive import without_private
 from pipeline.report.load.contents import FailedRun, Link, Results, RunResult
 from pipeline.results.cell_values import Outcome
-from pipeline.results.contrasts import declared_pairs, default_pairs, mark_best, measure_pairs, sampled_axes
+from pipeline.results.contrasts import (
+    control_pairs,
+    declared_pairs,
+    default_pairs,
+    mark_best,
+    measure_pairs,
+    sampled_axes,
+)
 from pipeline.results.intervals import cell_result, choices_of
 from pipeline.results.questions import StoredAnswers
 from pipeline.results.verdicts import judge_claims
@@ -46,6 +53,7 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
         overrides["data_root"] = planning.config.data_root
     words = [f"{'' if key == 'data_root' else 'every.'}{key}={value}" for key, value in overrides.items()]
     cells = mark_best(plan, answers, [cell_result(outcome, place, answers) for place in outcome.cells])
+    pairs = [*(declared_pairs(plan) or default_pairs(plan, cells)), *control_pairs(plan)]
     return Results(
         table=table.name, title=table.title, note=table.note,
         command=without_credentials(
@@ -53,7 +61,7 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
         rows=plan.rows, columns=plan.columns, cells=cells, sampled=sampled_axes(plan), runs=run_results,
         failed=[FailedRun(name, without_private(reason)) for name, reason in failed.items()], missing=missing,
         seconds=sum(run.seconds or 0.0 for run in finished), versions=versions, machine=machine, git=git_state(),
-        contrasts=measure_pairs(plan, answers, declared_pairs(plan) or default_pairs(plan, cells)),
+        contrasts=measure_pairs(plan, answers, pairs),
         declared=bool(plan.compare), verdicts=judge_claims(plan, answers), choices=choices_of(outcome),
         links=[Link(*sweep) for sweep in sweeps_of(
             Path(planning.config.runs_dir) / "reports", {run.hash for run in runs})],

@@ -30,7 +30,7 @@ def detectable_differences(planning: Planning) -> list[str]:
     """
     lines = []
     cells = planning.plan.cells
-    for left, right in planning.plan.compare:
+    for left, right in [*planning.plan.compare, *planning.plan.controls]:
         counts = [
             questions_under(planning, cell)
             for place, cell in cells.items()
@@ -82,9 +82,19 @@ Pair = tuple[str, str, str]  # left, right, and the row or column that has both
 
 def declared_pairs(plan: TablePlan) -> list[Pair]:
     """The pairs that a table's `compare` names, in each row (or column) that has both sides."""
-    places = [plan.rows if left in plan.columns else plan.columns for left, _ in plan.compare]
-    pairs = [(*sides, place) for sides, across in zip(plan.compare, places, strict=True) for place in across]
+    return pairs_across(plan, plan.compare)
+
+
+def pairs_across(plan: TablePlan, compared: Sequence[tuple[str, str]]) -> list[Pair]:
+    """Each pair of rows (or columns) in every column (or row) that has both."""
+    places = [plan.rows if left in plan.columns else plan.columns for left, _ in compared]
+    pairs = [(*sides, place) for sides, across in zip(compared, places, strict=True) for place in across]
     return [pair for pair in pairs if all(key in plan.cells for key in cell_keys(plan, pair))]
+
+
+def control_pairs(plan: TablePlan) -> list[Pair]:
+    """Each merge with its control, in every row (or column) that has both."""
+    return pairs_across(plan, plan.controls)
 
 
 def default_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> list[Pair]:
@@ -100,7 +110,8 @@ def default_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> list[Pair]:
         bases, experts, merges = ([name for name, cell in models.items() if cell.role == role]
                                   for role in ("base", "expert", "merge"))  # fmt: skip
         best = sorted(experts, key=lambda name: -(models[name].value or 0))[:1]
-        merges = [name for name in merges if models[name].maximum is None]
+        controls = {control for _, control in plan.controls}
+        merges = [name for name in merges if models[name].maximum is None and name not in controls]
         pairs += [(merge, rival, place) for merge in merges for rival in (*bases, *best)]
     return pairs
 

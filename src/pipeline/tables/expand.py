@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.errors import PipelineError, suggest
 from pipeline.papers import published as papers
+from pipeline.tables.controls import add_controls
 from pipeline.tables.plan import (
     ROWS_CHANGED,
     Candidate,
@@ -36,7 +37,7 @@ def expand_table(table: Table, reads: Reads) -> TablePlan:
     Raises:
         PipelineError: an unknown word, or one without effect, naming file and row.
     """
-    return Expansion(table, reads).build_plan()
+    return Expansion(add_controls(table), reads).build_plan()
 
 
 # ---------------------------------------------------------------------------------------------------- rows x columns
@@ -55,6 +56,7 @@ class Place:
         chooser = next((side for side in self.sides if side.best), Side(""))
         self.best, self.each, self.by = chooser.best, chooser.each, chooser.by or Side("")
         self.choosing: Words = scoring_words({**table.score.words, **self.by.words})
+        self.control = next((side for side in (row, column) if side.control_of), None)
 
 
 def scoring_words(words: Mapping[str, Any]) -> Words:
@@ -94,6 +96,11 @@ class Expansion:
                     "compare", f"{name!r} is no column or row: {suggest(name, plan.columns + plan.rows)}"
                 )
         plan.compare = table.compare
+        plan.controls = [
+            (str(self.specs.fill_placeholders(side.control_of, at)), name)
+            for side, name, at in (*rows, *columns)
+            if side.control_of
+        ]
         self.refuse_unprinted()
         return plan
 
@@ -183,6 +190,8 @@ class Expansion:
         if open_axes := [axis for axis in self.axes_named_by(place, word) if axis not in place.at]:
             raise self.table.refuse(place.where, f"{word} names {open_axes[0]}, which neither of them fixes")
         run = self.specs.fill_placeholders(word, place.at)
+        if place.control and run not in runs:
+            return None  # this value of the axis is not a merge
         if run is not None and run not in runs:
             problem = f"{run!r} is no run: {suggest(run, runs)}" if run else f"it names no run: {suggest(run, runs)}"
             raise self.table.refuse(place.where, problem)
@@ -235,7 +244,8 @@ class Expansion:
         if not best:
             model = specs.add_spec(run, at)
             return Item(at, tuple({(): self.add_score(place, model, words, language)} for language in languages))
-        choice = self.add_choice(place, run, at, best)
+        chooser = str(specs.fill_placeholders(place.control.best_of, at)) if place.control else run
+        choice = self.add_choice(place, chooser, at, best)
         models = {
             tuple(point.values()): specs.add_spec(run, {**at, **point}) for point in specs.axis_combinations(best)
         }
@@ -315,7 +325,8 @@ class Expansion:
 
     def add_chosen(self, choice: Choice, run: str, at: At, models: dict[Candidate, str]) -> str:
         own_axes = [axis for axis in self.specs.axes_of(run) if axis not in choice.axes]
-        key = " ".join([choice.key, "for", *(f"{axis}={at[axis]}" for axis in own_axes)])
+        controlled = [run] if run != choice.run else []
+        key = " ".join([choice.key, "for", *controlled, *(f"{axis}={at[axis]}" for axis in own_axes)])
         self.table_plan.chosen.setdefault(key, Chosen(key, choice.key, models))
         return key
 

@@ -102,6 +102,7 @@ class TablePlan:
     columns: list[str] = field(default_factory=list)
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
     compare: list[tuple[str, str]] = field(default_factory=list)  # of columns, or of rows
+    controls: list[tuple[str, str]] = field(default_factory=list)  # (merge, its control), as in compare
     unprinted: list[Published] = field(default_factory=list)  # rows and columns that a published table lacks
     overriders: dict[str, list[str]] = field(default_factory=dict)  # every.KEY of the command line -> runs that set it
 

@@ -8,6 +8,8 @@
     columns, rows  name -> words; a cell is both together, the row's word before the column's. Names may hold {axis}
     beside   axes whose values stand beside the best of them: all are scored wherever the best one is
     compare  column -> columns (or row -> rows) that it is held against
+    controls true, or the runs of language experts: each merge of them again with the base in their place, compared
+             with the merge (tables/controls.py)
     defaults tables that this one starts from: their axes, every, trials and runs entry by entry (null takes one away),
              the rest whole
 
@@ -42,7 +44,7 @@ from pipeline.errors import PipelineError, suggest
 from pipeline.files import check_yaml_size
 
 KEYS = ("name", "title", "note", "published", "axes", "every", "trials", "runs", "score", "columns", "rows", "beside",
-        "compare", "defaults", "free_snapshots")  # fmt: skip
+        "compare", "controls", "defaults", "free_snapshots")  # fmt: skip
 SECTIONS = ("axes", "every", "trials", "runs", "score", "columns", "rows", "compare")
 INHERITED = ("axes", "every", "trials", "runs")  # entry by entry; the rest whole
 REDUCE = ("mean", "max", "min")
@@ -106,6 +108,8 @@ class Side:
     each: tuple[str, ...] = ()
     by: Side | None = None
     columns: tuple[str, ...] = ()  # of a row: the only columns it fills; none: all
+    control_of: str = ""  # of a control: the row or column whose merge it controls,
+    best_of: str = ""  # and the run whose best value is taken
 
 
 @dataclass
@@ -125,6 +129,7 @@ class Table:
     beside: tuple[str, ...]
     compare: list[tuple[str, str]]
     free_snapshots: bool
+    controls: Any = False  # as written: true, or names of runs
     override_keys: tuple[str, ...] = ()  # the keys of `every` that the command line sets
     inherited: frozenset[str] = frozenset()  # axes, keys of `every`, `published`: of `defaults` alone
 
@@ -249,7 +254,7 @@ class Reader:
             [self.read_side(f"row {name!r}", name, value) for name, value in (raw["rows"] or {"all": {}}).items()],
             self.axes_in("", "beside", raw.get("beside") or []),
             [(str(left), str(right)) for left, rights in raw["compare"].items() for right in as_list(rights)],
-            raw.get("free_snapshots", False),
+            raw.get("free_snapshots", False), raw.get("controls", False),
         )  # fmt: skip
 
     def read_values(self, place: str, example: str, values: Any) -> list[Any]:
