@@ -453,13 +453,13 @@ def test_a_table_without_compare_contrasts_its_merges_with_the_base_and_the_best
     found += cells("sw", base=20.0, math=10.0, language=30.0, soup=40.0, swap=35.0)
     found += cells("te", base=None, math=10.0, language=None, soup=40.0, swap=None)
     found += cells("belebele", "belebele", base=20.0, soup=40.0)
-    by_row: Any = SimpleNamespace(table=SimpleNamespace(rows=[SimpleNamespace(words={"run": "soup"})]))
+    by_row: Any = SimpleNamespace(controls=[], table=SimpleNamespace(rows=[SimpleNamespace(words={"run": "soup"})]))
     pairs = [
         ("soup", "base", "en"), ("soup", "math", "en"), ("soup", "base", "sw"), ("soup", "language", "sw"),
         ("swap", "base", "sw"), ("swap", "language", "sw"), ("soup", "math", "te"),
     ]  # fmt: skip
     assert default_pairs(by_row, found) == pairs
-    by_column: Any = SimpleNamespace(table=SimpleNamespace(rows=[SimpleNamespace(words={"in": "en"})]))
+    by_column: Any = SimpleNamespace(controls=[], table=SimpleNamespace(rows=[SimpleNamespace(words={"in": "en"})]))
     assert default_pairs(by_column, [replace(one, row=one.column, column=one.row) for one in found]) == pairs
 
 
