@@ -168,7 +168,7 @@ def test_vllm_is_handed_over(tiny: Path, tmp_path: Path, data_root: Path, monkey
     given = {}
     stand_in = SimpleNamespace(VLLM=lambda **kwargs: given.update(kwargs))
     monkeypatch.setitem(sys.modules, "lm_eval.models.vllm_causallms", stand_in)
-    stage.answering(run, lambda: None)  # type: ignore[arg-type,return-value]
+    stage.answering_model(run, lambda: None)  # type: ignore[arg-type,return-value]
     assert (given["pretrained"], given["dtype"]) == (str(tiny), "bfloat16")
 
 
