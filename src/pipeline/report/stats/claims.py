@@ -300,7 +300,7 @@ def judge_mcnemar(claim: Claim, test: McNemar, contrast: Contrast, left: float, 
 
 
 def judge_friedman(claim: Claim, test_result: Friedman, blocks: int) -> Verdict:
-    """Shown if both p are small: blocks of one model share a math expert, so the permutation test has to agree."""
+    """The verdict: shown if both p are small, as blocks of one model share a math expert and are not independent."""
     word = SHOWN if max(test_result.p, test_result.permuted) < claim.threshold else UNDECIDED
     ranks = ", ".join(f"{name} {rank:.2f}" for name, rank in zip(claim.left, test_result.mean_ranks, strict=True))
     names = claim.left
