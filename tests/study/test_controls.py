@@ -97,3 +97,23 @@ def test_the_report_compares_each_merge_with_its_control(tmp_path: Path) -> None
         pairs = {(line["left"], line["right"]) for line in csv.DictReader(lines)}
     assert pairs >= {("swap", "swap, control"), ("soup", "soup, control"), ("swap", "base"), ("soup", "math")}
     assert not any(left.endswith("control") for left, _ in pairs)
+
+
+@pytest.mark.parametrize(
+    "name, controls",
+    [
+        ("layer_swapping_table1", 3),
+        ("layer_swapping_claims", 19),
+        ("unreasonable_table3", 4),
+        ("sandbox_unreasonable", 4),
+    ],
+)
+def test_controls_of_a_shipped_table(name: str, controls: int) -> None:
+    """Merges in rows or columns, behind axes in braces, chosen, and listed by rows that fill only some columns."""
+    without, with_controls = (
+        plan(f"defaults: [{name}]\nname: mine\ncontrols: {value}\n") for value in ("false", "true")
+    )
+    assert len(with_controls.controls) == controls and not without.controls
+    assert without.cells.keys() < with_controls.cells.keys()
+    shown = {part for place in with_controls.cells for part in place}
+    assert shown.issuperset(name for pair in with_controls.controls for name in pair)

@@ -7,12 +7,12 @@ expert contributes; without it, half of a math vector passes for cross-lingual t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from pipeline.errors import suggest
-from pipeline.tables.schema import PLACEHOLDER, Names, Reference, Side, Table, TableRun
+from pipeline.tables.schema import Names, Reference, Side, Table, TableRun
 
 SUFFIX = ", control"
 
@@ -26,7 +26,7 @@ def add_controls(table: Table) -> Table:
     if not table.controls:
         return table
     experts = language_experts(table, table.controls)
-    controlled = {name: roles for name, run in table.runs.items() if (roles := controlled_roles(run, experts))}
+    controlled = {name: roles for name, run in table.runs.items() if (roles := controlled_roles(table, run, experts))}
     if not controlled:
         raise table.refuse("controls", f"no merge is made of {', '.join(experts)}: leave controls out")
     runs = dict(table.runs)
@@ -34,13 +34,20 @@ def add_controls(table: Table) -> Table:
         words = {**table.runs[name].words, "merge.control": roles}
         runs[name + SUFFIX] = TableRun(name + SUFFIX, table.runs[name].kind, words)
     rows, columns = ([*sides_with_controls(sides, controlled)] for sides in (table.rows, table.columns))
+    with_control = [side.control_of for side in columns if side.control_of]
+    rows = [replace(row, columns=tuple(columns_with_controls(row.columns, with_control))) for row in rows]
     return replace(table, runs=runs, rows=rows, columns=columns)
 
 
 def language_experts(table: Table, requested: Any) -> list[str]:
     """The names of the runs whose place the base takes: of `true`, those that some merge.language names."""
     if requested is True:
-        named = [reference.run for run in table.runs.values() for reference in references(run, "merge.language")]
+        named = [
+            name
+            for run in table.runs.values()
+            for item in items_of(run, "merge.language")
+            for name in runs_named(table, item)
+        ]
         if not named:
             raise table.refuse("controls", "no merge.language says which runs are language experts: name them, [RUN]")
         return list(dict.fromkeys(named))
@@ -51,20 +58,33 @@ def language_experts(table: Table, requested: Any) -> list[str]:
     return names
 
 
-def references(run: TableRun, key: str) -> list[Reference]:
+def items_of(run: TableRun, key: str) -> tuple[Reference | str, ...]:
     names = run.words.get(key)
-    return [item for item in names.items if isinstance(item, Reference)] if isinstance(names, Names) else []
+    return names.items if isinstance(names, Names) else ()
 
 
-def controlled_roles(run: TableRun, experts: list[str]) -> list[str]:
+def runs_named(table: Table, item: Reference | str) -> list[str]:
+    """The runs of the table that a word may name, whatever the values of the axes in its braces."""
+    pattern = name_pattern(item.run if isinstance(item, Reference) else item)
+    return [name for name in table.runs if re.fullmatch(pattern, name)]
+
+
+def name_pattern(text: str) -> str:
+    return ".*".join(re.escape(part) for part in re.split(r"\{.*?\}", text))
+
+
+def controlled_roles(table: Table, run: TableRun, experts: list[str]) -> list[str]:
     """The roles in a merge of the runs `experts`: language, or their places in merge.experts."""
     if run.kind != "merge":
         return []
-    if any(reference.run in experts for reference in references(run, "merge.language")):
+
+    def is_controlled(item: Reference | str) -> bool:
+        return not set(experts).isdisjoint(runs_named(table, item))
+
+    if any(map(is_controlled, items_of(run, "merge.language"))):
         return ["language"]
-    names = run.words.get("merge.experts")
-    items = names.items if isinstance(names, Names) else ()
-    roles = [str(index) for index, item in enumerate(items) if isinstance(item, Reference) and item.run in experts]
+    items = items_of(run, "merge.experts")
+    roles = [str(index) for index, item in enumerate(items) if is_controlled(item)]
     return roles if len(roles) < len(items) else []
 
 
@@ -73,7 +93,14 @@ def sides_with_controls(sides: list[Side], controlled: dict[str, list[str]]) -> 
     for side in sides:
         yield side
         run = str(side.words.get("run"))
-        pattern = re.sub(r"\\\{.*?\\\}", ".*", re.escape(run)) if PLACEHOLDER.search(run) else re.escape(run)
-        if any(re.fullmatch(pattern, name) for name in controlled):
+        if any(re.fullmatch(name_pattern(run), name) for name in controlled):
             words = {**side.words, "run": run + SUFFIX, "published": None}
             yield replace(side, name=side.name + SUFFIX, words=words, control_of=side.name, best_of=run)
+
+
+def columns_with_controls(listed: Iterable[str], with_control: Iterable[str]) -> Iterator[str]:
+    """The columns that a row lists, as written or expanded, and the control of each that has one."""
+    for name in listed:
+        yield name
+        if any(name == column or re.fullmatch(name_pattern(column), name) for column in with_control):
+            yield name + SUFFIX
