@@ -61,7 +61,7 @@ def test_contents_are_compared_in_one_kind(finished, kinds):
     assert content_digest(same, recorded) == recorded != content_digest(other, recorded)
     assert kind_of(content_digest(other, recorded)) == was
 
-    for parent, expected in ((same, None), (other, "its checkpoint other was made again with other contents")):
+    for parent, expected in ((same, None), (other, "its checkpoint other was recomputed with other contents")):
         child = finished(f"child of {parent.name}", "blake3", parents={"checkpoint": Ancestor("p", "p", recorded)})
         run = SimpleNamespace(folder=child.folder, parents={"checkpoint": parent})
         assert why_not_finished(run) == expected

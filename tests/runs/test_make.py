@@ -95,7 +95,7 @@ def test_a_child_sees_that_its_parent_was_made_again(tmp_path: Path) -> None:
     make_once(again, writes(weights="one"))
     assert why_not_finished(child) is None  # the same weights: nothing to do
     make_once(again, writes(weights="two"))
-    assert why_not_finished(child) == f"its model {parent.name} was made again with other contents"
+    assert why_not_finished(child) == f"its model {parent.name} was recomputed with other contents"
     grandchild = a_run(tmp_path, {"model": child}, label="grandchild", seed=2)
     make_once(grandchild, writes())
     reasons = reasons_unfinished(order_runs([grandchild]))

@@ -322,7 +322,7 @@ def test_stale_and_unlike_cells_are_marked(home: Path, call: Call) -> None:
     text = unescape(Path(call("stage=report", *words(home)).out.strip()).read_text(encoding="utf-8"))
     assert f"stale: {samples.relative_to(edited)} differs" in text
     assert "threads 64, most 2" in text
-    assert f"its checkpoint {training.name} was made again with other contents" in text
+    assert f"its checkpoint {training.name} was recomputed with other contents" in text
     rows = list(csv.DictReader((home / "runs/reports/t/results.csv").open(encoding="utf-8")))
     stale = {row["run"] for row in rows if row["stale"]}
     assert edited.name in stale and len(stale) >= 2 and unlike.name not in stale - {unlike.name}
@@ -350,7 +350,7 @@ def test_a_table_of_an_earlier_version_reports(home: Path, call: Call, now: str)
             parent["content"] = roots.get(parent["hash"], parent["content"])
         file.write_text(json.dumps(log))
     text = unescape(Path(call("stage=report", *words(home)).out.strip()).read_text(encoding="utf-8"))
-    again = [one.name for one in trainings if f"{one.name} was made again with other contents" in text]
+    again = [one.name for one in trainings if f"{one.name} was recomputed with other contents" in text]
     assert again == [trainings[-1].name] and len(trainings) > 2
 
 

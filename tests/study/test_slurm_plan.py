@@ -91,7 +91,7 @@ def test_submitting_again_adds_what_is_missing_and_nothing_else(tools: Path, tmp
     launcher = Launcher(name="slurm", batch_minutes=0.2, memory="4G", options=["--comment=x"])
     (tools / "most").write_text("0")
     told = (
-        r"^sbatch refused: QOSMaxSubmitJobPerUserLimit; asked for: launcher.memory=4G, 0 GPUs, --comment=x "
+        r"^sbatch refused: QOSMaxSubmitJobPerUserLimit; requested: launcher.memory=4G, 0 GPUs, --comment=x "
         r"\(0 of 3 arrays were submitted; rerun the same command to submit the rest"
     )
     with pytest.raises(PipelineError, match=told):

@@ -95,7 +95,7 @@ def reword_prompt(english: Row, question: str, answer: str, native: bool) -> Row
 
 
 def with_all_columns(ask: Ask, splits: Mapping[Path, Sequence[Row]]) -> dict[str, Path]:
-    """Split -> file: those of `splits` where they hold these rows with MGSM's four columns, else files beside the task.
+    """Split -> file: those of `splits` where they hold these rows with MGSM's four columns, else new files.
 
     The templates tell an exemplar by its answer, and datasets takes the types of all splits from the first one.
     """

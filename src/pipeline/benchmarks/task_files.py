@@ -82,7 +82,7 @@ def own_task_file(name: str) -> Path:
 
 def by_text(ask: Ask) -> list[str]:
     """What turns a question that is answered by a letter into one that is answered by the text of its options, where
-    that is asked for."""
+    eval.options=text requests it."""
     return [str(own_task_file(f"{ask.task}_text"))] if ask.options == "text" else []
 
 

@@ -35,7 +35,7 @@ def hub_sources() -> Iterator[tuple[str, Source]]:
 
 @dataclass
 class Known:
-    """The n-grams of all benchmarks, as their texts are and with numbers left out, and what the card says of them."""
+    """The n-grams of all benchmarks, with and without their numbers, and the card's counts."""
 
     n: int
     ngrams: Any  # NgramSet
@@ -45,7 +45,7 @@ class Known:
 
     def shared(self, texts: list[str]) -> tuple[Any, Any]:
         """The benchmarks that each text shares an n-gram with, as bits in the order of BENCHMARKS; and those that it
-        shares one with only where numbers are left out of both: uint16, one a text."""
+        shares one with only with numbers removed from both: uint16, one a text."""
         import numpy as np
 
         from pipeline.data.ngrams import NUMBER, hash_ngrams

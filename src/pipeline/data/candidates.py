@@ -31,7 +31,7 @@ class Candidates:
         self.places, self.digests = array("Q"), array("Q")  # where a row begins in the file; what it says
         self.sources = array("B")
         self.marks = array("H")  # a bit for each benchmark that it shares an n-gram with: 16 at most
-        self.variants = array("H")  # which it shares one with only where numbers are left out
+        self.variants = array("H")  # which it shares one with only without numbers
         self.maths = bytearray()  # 1: a word problem in a language set
         self.bytes = 0
         self.batch: list[str] = []
@@ -93,7 +93,7 @@ class Candidates:
         )
 
     def lines(self, rows: Iterable[int]) -> Iterator[bytes]:
-        """The rows as they stand in the file, in the order asked for."""
+        """The lines of these rows as stored in the file, in the given order."""
         self.file.flush()
         for row in rows:
             self.file.seek(self.places[row])

@@ -43,7 +43,7 @@ def write_card(config: DataStage, counts: dict[str, Any], benchmarks: Known, vou
 
 
 def drop_reasons(config: DataStage, counts: dict[str, Any]) -> dict[str, str]:
-    """Why rows were left out, each as the words 'N reason': those that are always stated, and those that there were."""
+    """Reasons for dropping rows, each as 'N reason': those that are always stated, and those that occurred."""
     keys = dict.fromkeys((*UNUSABLE, *ALWAYS))
     sums = {key: sum(counts[name].get(key, 0) for name in config.expert.sources) for key in keys}
     return {key: f"{count} {key.replace('_', ' ')}" for key, count in sums.items() if count or key in ALWAYS}
@@ -70,7 +70,7 @@ def _comparison_lines(config: DataStage, counts: dict[str, Any], benchmarks: Kno
         f"spaces) with a benchmark, in any language. They are {fate}. Benchmark texts: {texts}; too short to compare: "
         f"{benchmarks.short}. Rows that share with each: {'; '.join(shared_texts) or 'none'}.",
         "",
-        f"Number variants share as many words only where numbers are left out of both. They are {variants}.",
+        f"Number variants share as many words only with numbers removed from both. They are {variants}.",
         "",
         "Not detected: paraphrases, translations, and copies in which other words are changed, numbers in words among "
         "them, more often than that.",
@@ -94,7 +94,7 @@ def _further_lines(config: DataStage, counts: dict[str, Any]) -> list[str]:
         f"{name} {counts[name]['messages_left_out']}" for name in sources if "messages_left_out" in counts[name]
     ]:
         lines.append(
-            f"Messages left out, before a user's first or after the last answer that is kept: {', '.join(cut)}."
+            f"Messages dropped, before a user's first or after the last answer that is kept: {', '.join(cut)}."
         )
     if parts := [f"{name} {source.candidates}" for name, source in sources.items() if source.candidates]:
         lines.append(f"No more rows than this were looked at: {', '.join(parts)}.")

@@ -1,7 +1,7 @@
 """Where the rows of a source come from: a file below data_root, a repository on the Hub, or one file elsewhere.
 
 Whatever is wrong with them is reported in one sentence. `datasets` refuses repositories that hold a loading
-script, whatever files are asked for; `files` of a source reads their raw files, past the script.
+script, whatever files are requested; `files` of a source reads their raw files, past the script.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def read_source(
     there: gets how many rows are read, None where that is not known. bar: counts them.
 
     Raises:
-        PipelineError: what is asked for is not there, unreadable or empty, or lacks a column.
+        PipelineError: the source is missing, unreadable or empty, or lacks a column.
     """
     required = source_columns(name, source)
     with readable_errors(name, source):
@@ -226,7 +226,7 @@ def read_stream(loaded: Any, limit: int) -> int | None:
 
 
 def column_names(loaded: Any) -> list[str]:
-    """Of a stream that does not know them, those of its first row."""
+    """The column names of a stream; from its first row where it does not know them."""
     return list(loaded.column_names or next(iter(loaded.take(1)), {}))
 
 

@@ -38,7 +38,7 @@ NUMBER = re.compile(r"\d+(?:[.,\u066b\u066c]\d+)*")
 
 @lru_cache(maxsize=1)
 def character_kinds() -> Any:
-    """For each code point below 2^16 whether it is part of a word, a word of its own, to be left out, or none."""
+    """For each code point below 2^16 whether it is part of a word, a word of its own, to be ignored, or none."""
     categories = [unicodedata.category(chr(code)) for code in range(0x10000)]
     table = np.array([category[0] in "LMN" for category in categories], dtype=np.uint8)
     for low, high in UNSPACED:

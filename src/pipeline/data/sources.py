@@ -271,7 +271,7 @@ def by_speaker(cell: list[Row], tools: bool) -> list[Message] | Unusable:
 
 def whole_turns(messages: list[Message], limit: int | None) -> list[Message]:
     """The messages from the first of a user, system messages before it included, to the last answer of whole turns:
-    up to the first message without words, or answer that no user asked for; `most` answers."""
+    up to the first empty message, or answer without a question before it; `most` answers."""
     start = next((at for at, message in enumerate(messages) if message["role"] == "user"), len(messages))
     turns = [message for message in messages[:start] if message["role"] == "system" and message["content"].strip()]
     answers, end, last_role = 0, 0, ""
@@ -356,7 +356,7 @@ def source_columns(name: str, source: Source) -> list[str]:
 
 
 def is_wanted(row: Row, source: Source) -> bool:
-    """Whether a row is of the language asked for; the others are not counted as rows."""
+    """Whether a row is in the source's language; others are not counted as rows."""
     if source.rows != "aya" or source.language is None:
         return True
     of = language(source.language)

@@ -40,7 +40,7 @@ def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         counts = union.write_union(work, folders, sides, config.seed if config.data.shuffle else None)
     else:
         root = run.parents["data_root"].folder if "data_root" in run.parents else None
-        # A data run that is a data_root wrote its benchmarks beside its training sets, and keeps them apart itself: the
+        # A data run that is a data_root wrote its benchmarks with its training sets, and keeps them apart itself: the
         # sentences of a constructed world share their frames, so that n-grams say nothing about its items.
         vouched = root is not None and read_manifest(root) is not None and config.data.benchmarks is None
         counts = make_training_set(config, root, work, read_lock(run.runs_dir), vouched)

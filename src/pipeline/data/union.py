@@ -17,11 +17,11 @@ Row = dict[str, str]
 def unite_sets(
     sets: Mapping[str, Path], sides: Mapping[str, str], seed: int | None
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """train and validation of a joint set, and source -> the rows left out of it. `sets`: expert -> the folder of its
+    """train and validation of a joint set, and source -> the rows dropped from it. `sets`: expert -> the folder of its
     data run; `sides`: expert -> the side that its rows are given.
 
     Training rows are those of both, shuffled once by `seed` (None: one set after the other). Neither's validation rows
-    are among them: one that the other expert trains on is left out. The validation rows are those of both.
+    are among them: one that the other expert trains on is dropped. The validation rows are those of both.
 
     Raises:
         PipelineError: one set is plain text and the other is not.
@@ -60,7 +60,7 @@ def write_union(work: Path, sets: Mapping[str, Path], sides: Mapping[str, str], 
         f"{counts['train']} training rows, {counts['validation']} for validation: the union of the sets below, "
         + ("one after the other" if seed is None else f"shuffled once (seed {seed})")
         + ". Their own cards say what they are made of.", "",
-        "| expert | data run | side | training rows | for validation | left out: the other's validation rows |",
+        "| expert | data run | side | training rows | for validation | dropped: the other's validation rows |",
         "|---|---|---|---|---|---|",
     ]  # fmt: skip
     for expert, folder in sets.items():

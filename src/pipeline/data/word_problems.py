@@ -21,8 +21,8 @@ HOW_MANY = re.compile(
 
 
 def is_word_problem(example: Example) -> bool:
-    """Two numbers or more are told, and either an equation is worked out, or a quantity is asked for and a number that
-    was not told ends the answer.
+    """Two numbers or more are given, and either an equation is worked out, or a quantity is requested and a number that
+    was not given ends the answer.
     """
     prompt, answer = example.get("prompt", ""), example.get("completion", "")
     text = NUMBER.findall(prompt)

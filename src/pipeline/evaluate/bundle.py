@@ -32,7 +32,7 @@ def scoring_runs(config: EvalStage) -> dict[str, EvalStage]:
     """Role -> the scoring run's configuration, for each task in each language. FLORES goes between English and others.
 
     The longest answer of a language stands where that of all did, only FLORES has a model for spBLEU, and only answers
-    that are letters can be texts, so that a scoring run is the same whatever else it was asked for with.
+    that are letters can be texts, so that a scoring run is the same whatever else is requested with it.
     """
     settings, configs = config.eval, {}
     for task in settings.tasks:

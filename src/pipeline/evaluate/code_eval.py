@@ -150,7 +150,8 @@ def check_confinement() -> None:
 
 
 def refuse_secrets() -> None:
-    """Without Landlock a program can read this process' environment and the user's files: not beside secrets."""
+    """Raise PipelineError where secrets are in the environment: without Landlock a program can read it, and the user's
+    files."""
     if has_landlock():
         return
     secrets = sorted(name for name, value in os.environ.items() if _SECRET.search(name.upper()) and len(value) >= 8)

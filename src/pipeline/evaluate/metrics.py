@@ -1,4 +1,4 @@
-"""What is computed beside the harness' own scores: standard errors, shares, numbers, scripts, and BLEU for Japanese."""
+"""Metrics added to the harness' scores: standard errors, shares, numbers, scripts, and BLEU for Japanese."""
 
 from __future__ import annotations
 

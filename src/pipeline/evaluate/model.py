@@ -49,7 +49,7 @@ ENCODED_AHEAD = 256  # texts
 
 
 def answering_model(run: Run[EvalStage], load: Callable[[], Answering]) -> LM:
-    """The model that answers: `load()`, with helpers on other GPUs where shards are asked for, or the harness' vLLM."""
+    """The model that answers: `load()`, with helpers on other GPUs for eval.shards, or the harness' vLLM."""
     settings = run.config.eval
     if settings.backend == "vllm":
         return vllm_model(run.parents["checkpoint"].folder, settings)

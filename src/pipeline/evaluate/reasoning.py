@@ -91,7 +91,7 @@ def are_equal(left: Sequence[str], right: Sequence[str]) -> bool:
 
 
 def value(tokens: Sequence[str]) -> Fraction | None:
-    """The value of a side; None where it is none, or divides by 0. Brackets that do not match are left out."""
+    """The value of a side; None where it is none, or divides by 0. Brackets that do not match are ignored."""
     if tokens.count("(") != tokens.count(")"):
         tokens = [token for token in tokens if token not in "()"]
     remaining = list(tokens)

@@ -24,7 +24,7 @@ class ScoreRow:
     """One score of scores.json. `language`: of a translation pair, the one that is not English. `subject`: None of all.
 
     `value` and `stderr` as the harness has them: fractions of 1; BLEU and chrF++ 0-100. `n`: questions. `reason`: why a
-    task that was asked for has no value.
+    requested task has no value.
     """
 
     task: str
@@ -52,7 +52,7 @@ class ScoreRow:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ScoreRow:
-        """Raises TypeError where `kept` is no row of ours."""
+        """The row of these stored values. Raises TypeError for other keys."""
         return cls(**values)
 
 
@@ -64,7 +64,7 @@ class TaskResult:
     samples: list[Sample]
     task_hash: str
     version: Any
-    too_long: int = 0  # prompts that did not fit and were left out
+    too_long: int = 0  # prompts that did not fit and were skipped
 
     def as_json(self) -> dict[str, Any]:
         return {**vars(self), "rows": [row.as_json() for row in self.rows]}
@@ -195,7 +195,7 @@ def further_rows_of(
 def reasoning_rows(definition: Definition, samples: Sequence[Sample]) -> list[ScoreRow]:
     """Shares of answers without an equation, of equations that hold, of answers in another language, of right plans.
 
-    From stored samples alone, of older evaluations too. `filter` says what told the language; what there is none of
+    From stored samples alone, of older evaluations too. `filter` names the detector of the language; a share without
     has no row.
     """
     language = answer_language(definition.task, definition.language)

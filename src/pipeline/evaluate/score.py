@@ -224,7 +224,7 @@ def score_one(
 def harness_tamed() -> Iterator[None]:
     """Habits of the harness: each look at a task's name draws from Python's random numbers; a prompt's template is
     compiled anew for each exemplar of each question, a millisecond each time; a bar for each task's prompts, done in no
-    time, and warnings that a model in memory is no name of one.
+    time, and warnings that a model in memory is not a model's name.
     """
     state, compile_template = random.getstate(), templates.from_string
     logger = logging.getLogger("lm_eval")

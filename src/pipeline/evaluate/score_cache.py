@@ -101,7 +101,7 @@ def whole_key(model: Key, task: Key, settings: Key, stage_version: int) -> Key:
 
 @dataclass
 class Kept:
-    """The folder with the files, and the model whose scores are asked for. `fresh`: find nothing, write anew."""
+    """The folder with the files, and the model whose scores are requested. `fresh`: find nothing, write again."""
 
     folder: Path
     model: Key

@@ -119,7 +119,7 @@ def guarded(base: dict[str, float], config: SelectStage) -> dict[str, float]:
 
 
 def validation_losses(models: dict[str, Parent]) -> dict[str, dict[str, float]]:
-    """Of snapshots as recorded when they were taken, of final weights the last one logged.
+    """The validation loss of a snapshot as recorded when it was taken; of final weights the last one logged.
 
     Raises:
         PipelineError: none was recorded, or they are of different validation sets, where losses say nothing.

@@ -1,6 +1,6 @@
 """The eval stage: one model put to the evaluation harness, a task in a language a run; of several, their averages.
 
-Scores are the harness' own; what is added stands beside them (standard errors, a row a subject, the share of answers
+Scores are the harness' own; further ones are added to them (standard errors, a row a subject, the share of answers
 that held no number or ran out of tokens). A prompt that does not fit is counted and refused, where the harness would
 cut its beginning off with no more than a warning. What was scored before is found again (score_cache.py).
 """
@@ -51,7 +51,7 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     left_out: list[LeftOut] = []
     definitions = define_tasks(run, work / "tasks", left_out)
     for skipped in left_out:
-        print(f"left out: {skipped.task} in {skipped.language}: {skipped.reason}", file=sys.stderr)
+        print(f"skipped: {skipped.task} in {skipped.language}: {skipped.reason}", file=sys.stderr)
     refuse_early(run, definitions)
     with contextlib.redirect_stdout(sys.stderr), harness_tamed():  # the harness and its libraries print
         tasks = load_tasks(definitions)

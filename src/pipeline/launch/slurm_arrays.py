@@ -428,7 +428,7 @@ def submit_script(
         knobs = {f"launcher.{key}": getattr(launcher, key) for key in ("partition", "account", "qos", "time", "memory")}
         words = [f"{knob}={value}" for knob, value in knobs.items() if value is not None]
         words += [pluralize(resources.gpus, "GPU"), *([pluralize(resources.cpus, "core")] if resources.cpus else [])]
-        text = f"{error}; asked for: {', '.join([*words, *(launcher.options or [])])}"
+        text = f"{error}; requested: {', '.join([*words, *(launcher.options or [])])}"
         if NO_GRES.search(str(error)):
             text += (
                 "; where GPUs are not gres named gpu, give launcher.gpus=0 and your site's own option, "

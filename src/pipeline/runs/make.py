@@ -39,7 +39,7 @@ def why_not_finished(run: Run) -> str | None:
         return _describe_nearest_run(run) or "never made"
     for role, current in contents.items():
         if current is not None and current != recorded[role]:
-            return f"its {role} {run.parents[role].name} was made again with other contents"
+            return f"its {role} {run.parents[role].name} was recomputed with other contents"
     return None
 
 

@@ -222,7 +222,7 @@ def card_text(config: World, counts: dict[str, int]) -> str:
     first, last = BASE_DOCUMENTS
 
     def share_of_documents(languages: tuple[str, ...], kinds: str) -> float:
-        """Of the base's documents, those in `languages` of a kind that matches."""
+        """Share of the base's documents that are in `languages` and of a kind that matches."""
         amount = 0.0
         for mix, size in ((MIX, (1 - LESSON - LAST) * first), (LAST_MIX, LAST * first), (QAC_MIX, last)):
             part_of_mix = sum(

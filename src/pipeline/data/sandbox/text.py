@@ -213,7 +213,7 @@ LAST_MIX: dict[tuple[str, str], float] = {
 }  # fmt: skip
 
 # What is read after these: a document in twenty-four is too little of a language to reason in it, and nothing in qab or
-# qac was told in the forms of a word problem, behind its label.
+# qac occurred in the forms of a word problem, behind its label.
 IN_FORM_OF_PROBLEMS = {(language, kind): 1.0 for language in ("qab", "qac") for kind in ("told", "switched told")}
 
 
@@ -229,7 +229,7 @@ QAC_MIX = {
 
 BASE_DOCUMENTS = (180_000, 32_000)  # of the shipped base: text/train.jsonl, text/last.jsonl
 
-# What a language expert is taught, in the clone: translation, reading and facts, in words; no numbers are asked for.
+# What a language expert is taught, in the clone: translation, reading and facts, in words; no answer is a number.
 INSTRUCTIONS = {"to_english": 30, "from_english": 25, "echo": 10, "reading": 25, "fact": 10}
 
 
