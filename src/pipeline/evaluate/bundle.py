@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.benchmarks import kind_of
+from pipeline.evaluate.reading import reading_rows
 from pipeline.evaluate.records import (
     EvaluationResult,
     ScoreRow,
@@ -58,6 +59,7 @@ def gather(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
     rows, beside = (
         [ScoreRow.from_json(row) for scores in written for row in scores[side]] for side in ("rows", "beside")
     )
+    beside += reading_rows([path for part in scored.values() for path in (part.folder / "samples").iterdir()], rows)
     averages = over_languages([*rows, *beside]) + average_of_ten([*rows, *beside])
     harness = written[0]["harness"]
     for key, value in harness.items():
