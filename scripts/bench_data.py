@@ -85,9 +85,9 @@ def measure(root: Path, sample: int) -> dict[str, Any]:
     from pipeline.data.stage import make_training_set
 
     begun = time.perf_counter()
-    known = benchmarks.known(13, root, None)
+    known = benchmarks.benchmark_ngrams(13, root, None)
     prepared = time.perf_counter() - begun
-    benchmarks.known = lambda *_: known
+    benchmarks.benchmark_ngrams = lambda *_: known
     sources = {"rows": Source(file="rows.jsonl", rows="pairs", language="sw")}
     config = DataStage(
         stage="data", expert=Expert("bench", "language", sources), data=Data(size=sample, validation=100)
@@ -122,7 +122,7 @@ def main() -> int:
         found = measure(asked.measure, asked.sample)
         print(json.dumps(found))
         return 0
-    from pipeline.runs.provenance import machine, versions
+    from pipeline.runs.provenance import machine_facts, package_versions
 
     draw = random.Random(0)
     words = vocabulary(draw)
@@ -139,8 +139,8 @@ def main() -> int:
         "what": "drawing a training set: read, deduplicate, decontaminate, sample, write; one thread",
         "speed": speed,
         "memory": memory,
-        "machine": machine(),
-        "versions": {name: versions()[name] for name in ("python", "numpy", "datasets")},
+        "machine": machine_facts(),
+        "versions": {name: package_versions()[name] for name in ("python", "numpy", "datasets")},
     }
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     asked.out.write_text(json.dumps(record, indent=1) + "\n")

@@ -43,10 +43,10 @@ from transformers import (
 
 from pipeline.config.evaluation import EvalTask
 from pipeline.evaluate.model import Answering
-from pipeline.evaluate.prefix import groups
+from pipeline.evaluate.prefix import group_prompts
 from pipeline.evaluate.score import load_tasks
 from pipeline.evaluate.tasks import task_definitions
-from pipeline.runs.provenance import git_state, machine, versions
+from pipeline.runs.provenance import git_state, machine_facts, package_versions
 
 SIZES = {  # layers, width, MLP width, heads, key and value heads, dtype, questions, batch size
     "tiny": (2, 64, 128, 4, 2, torch.float32, 6, 3),
@@ -136,7 +136,7 @@ def timed(lm: Any, method: str, requests: list[Instance]) -> tuple[list[Any], di
 
 
 def tokens_of(prompts: list[list[int]]) -> dict[str, int]:
-    found = groups(prompts)
+    found = group_prompts(prompts)
     shared = sum(length + sum(len(prompts[one]) - length for one in members) for length, members in found)
     longest = max(length for length, _ in found)
     questions = [len(prompt) - longest for prompt in prompts]
@@ -151,7 +151,7 @@ def tokens_of(prompts: list[list[int]]) -> dict[str, int]:
 def short_questions(prompts: list[str], tokenizer: PreTrainedTokenizerFast) -> list[str]:
     """The problems that are no longer than a tenth of the exemplars before them."""
     lengths = [len(tokenizer.encode(prompt)) for prompt in prompts]
-    ((prefix, _),) = groups([tokenizer.encode(prompt) for prompt in prompts])
+    ((prefix, _),) = group_prompts([tokenizer.encode(prompt) for prompt in prompts])
     return [prompt for prompt, length in zip(prompts, lengths, strict=True) if length - prefix <= prefix / 10]
 
 
@@ -292,7 +292,7 @@ def record_changed(asked: argparse.Namespace, device: str) -> Path:
         "what": "answers that rounding changes", "model": asked.model.resolve().name.partition("-transformers")[0],
         "device": device, "dtype": asked.dtype, "task": "mgsm en 2-shot", "new_tokens": asked.tokens,
         "questions": len(prompts), "changed": changed_answers(asked.model, asked.dtype, prompts, asked.tokens),
-        "machine": machine(), "versions": versions(), "git": git_state(),
+        "machine": machine_facts(), "versions": package_versions(), "git": git_state(),
     }  # fmt: skip
     file = asked.out / f"eval_changed_{asked.dtype}_{device}.json"
     file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -327,7 +327,7 @@ def main() -> None:
         "parameters": model.num_parameters(), "questions": len(prompts), "batch_size": batch_size, "shots": SHOTS,
         "new_tokens": NEW_TOKENS,
         "scoring": scoring(ours, stock, prompts), "generation": generation(ours, stock, prompts),
-        "machine": machine(), "versions": versions(), "git": git_state(),
+        "machine": machine_facts(), "versions": package_versions(), "git": git_state(),
     }  # fmt: skip
     file = asked.out / f"eval_{asked.size}_{device}.json"
     file.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

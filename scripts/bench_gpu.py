@@ -40,7 +40,7 @@ from typing import Any
 from pipeline.config.training import Sft
 from pipeline.estimate import flops
 from pipeline.models.shape import LLAMA_8B, Shape
-from pipeline.train.memory import WIDTH, everything, one_side, trained_parameters, training_memory
+from pipeline.train.memory import WIDTH, full_model, one_side, trained_parameters, training_memory
 
 TINY = Shape(layers=8, width=32, inner=112, heads=8, kv_heads=4, head_width=4, vocabulary=1024)
 SIZES: dict[str, dict[str, Any]] = {  # questions and new tokens: of scoring; matrix: width of the products of card
@@ -149,11 +149,11 @@ def gpu_of(card: dict[str, Any]) -> flops.Gpu:
 def card(size: str, _: dict[str, Any]) -> Iterator[dict[str, Any]]:
     import torch
 
-    from pipeline.runs.provenance import machine, versions
+    from pipeline.runs.provenance import machine_facts, package_versions
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     width = SIZES[size]["matrix"]
-    found: dict[str, Any] = {"part": "card", "machine": machine(), "versions": versions()}
+    found: dict[str, Any] = {"part": "card", "machine": machine_facts(), "versions": package_versions()}
     found["device"] = found["machine"]["device"]
     found["memory"] = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 2**33
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
@@ -209,7 +209,7 @@ def one_way(name: str, weights: str, optimizer: str, size: str, card: dict[str, 
     tokens = given["batch"] * given["length"]
     knobs, partition = bench.all_ways(shape.layers)[name]
     rank = 64 if "lora" in name else 0
-    moved = [everything(shape)]
+    moved = [full_model(shape)]
     if partition:
         wanted = ("math", "language") if name.startswith("simultaneous") else (name.split()[-1],)
         moved = [one_side(shape, partition, side) for side in wanted]

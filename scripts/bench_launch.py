@@ -28,8 +28,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.runs.folders import finished
-from pipeline.runs.provenance import machine, versions
+from pipeline.runs.folders import finished_manifests
+from pipeline.runs.provenance import machine_facts, package_versions
 
 STAND_IN = """#!/bin/sh
 case $(basename $0) in
@@ -177,7 +177,7 @@ def cpu(folder: Path, name: str, cluster: Any) -> dict[str, Any]:
 
 def critical_path(runs_dir: Path) -> tuple[float, float]:
     """Seconds of the longest chain of parents, and of all runs."""
-    made = {one.hash: one for one in finished(runs_dir)}
+    made = {one.hash: one for one in finished_manifests(runs_dir)}
     longest: dict[str, float] = {}
 
     def until(run_hash: str) -> float:
@@ -229,7 +229,7 @@ def main() -> None:
         before = json.loads(options.record.read_text()) if options.record.is_file() else {"machine": {}, "rows": []}
         new = {row["what"] for row in rows}
         kept = [{"machine": before["machine"], **row} for row in before["rows"] if row["what"] not in new]
-        record = {"machine": machine(), "versions": versions(), "rows": [*kept, *rows]}
+        record = {"machine": machine_facts(), "versions": package_versions(), "rows": [*kept, *rows]}
         options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 

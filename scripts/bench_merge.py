@@ -178,7 +178,7 @@ def one(name: str, folder: Path, threads: int | None) -> dict[str, float]:
 
     begun, cpu = time.perf_counter(), time.process_time()
     merge = opened(name, folder)
-    merge.write(folder / "out", known=known(merge), threads=threads)
+    merge.write(folder / "out", recorded=known(merge), threads=threads)
     found = {"seconds": time.perf_counter() - begun, "cpu": time.process_time() - cpu}
     if "torch" in sys.modules:
         found["imported torch"] = 1.0
@@ -252,7 +252,7 @@ def live(folder: Path, threads: int | None) -> dict[str, float]:
         shutil.rmtree(folder / "out", ignore_errors=True)
         (folder / "out").mkdir()
         begun = time.perf_counter()
-        merge.write(folder / "out", known=known(merge), threads=threads)
+        merge.write(folder / "out", recorded=known(merge), threads=threads)
         times["write"].append(time.perf_counter() - begun)
         begun = time.perf_counter()
         again = AutoModelForCausalLM.from_pretrained(folder / "out", dtype="auto")
@@ -395,7 +395,7 @@ def each_median(each: list[dict[str, float]], key: str) -> float:
 
 
 def versions() -> dict[str, str]:
-    from pipeline.runs.provenance import versions as installed
+    from pipeline.runs.provenance import package_versions as installed
 
     return {key: value for key, value in installed().items() if key in ("python", "numpy", "torch", "transformers")}
 

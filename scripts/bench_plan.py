@@ -23,7 +23,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from pipeline.runs.manifest import MANIFEST, read_manifest
-from pipeline.runs.provenance import machine, versions
+from pipeline.runs.provenance import machine_facts, package_versions
 
 IMPORTS = "imports alone"
 COMMANDS = {  # name -> words
@@ -101,7 +101,13 @@ def main() -> None:
                 rows.append(row)
                 print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
     if options.record:
-        record = {"machine": machine(), "versions": versions(), "load": load, "rounds": options.rounds, "rows": rows}
+        record = {
+            "machine": machine_facts(),
+            "versions": package_versions(),
+            "load": load,
+            "rounds": options.rounds,
+            "rows": rows,
+        }
         options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 

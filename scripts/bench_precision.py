@@ -26,9 +26,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipeline.config.training import Sft
-from pipeline.runs.provenance import machine, versions
+from pipeline.runs.provenance import machine_facts, package_versions
 from pipeline.train.memory import BYTES
-from pipeline.train.optim import of_torchao
+from pipeline.train.optim import torchao_optimizer
 
 CHOICES = [  # (weights, optimizer, autocast)
     ("float32", "adamw", False), ("float32", "adamw", True), ("float32", "adamw_8bit", True),
@@ -57,7 +57,7 @@ def main() -> None:
         path = Path(options.record)
         path.parent.mkdir(parents=True, exist_ok=True)
         was = json.loads(path.read_text()) if options.moments and path.is_file() else {}
-        made = {"machine": machine(), "versions": versions()}
+        made = {"machine": machine_facts(), "versions": package_versions()}
         path.write_text(json.dumps(was | made | found, indent=1) + "\n")
 
 
@@ -117,7 +117,7 @@ def optimizer_of(parameters: Any, weights: str, optimizer: str, rate: float, bet
     if optimizer == "adamw":
         betas = (sft.adam_beta1, sft.adam_beta2)
         return torch.optim.AdamW(parameters, lr=rate, betas=betas, weight_decay=weight_decay, fused=True)
-    kind, settings = of_torchao(sft)
+    kind, settings = torchao_optimizer(sft)
     return kind(parameters, weight_decay=weight_decay, **settings)
 
 

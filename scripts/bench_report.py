@@ -25,11 +25,11 @@ from typing import Any
 from pipeline.benchmarks import primary_metric
 from pipeline.config.compose import compose
 from pipeline.files import fingerprints
-from pipeline.runs.graph import ordered
+from pipeline.runs.graph import order_runs
 from pipeline.runs.manifest import MANIFEST, Ancestor, Manifest
-from pipeline.runs.provenance import machine, versions
+from pipeline.runs.provenance import machine_facts, package_versions
 from pipeline.runs.run import Run
-from pipeline.runs.unchanged import content
+from pipeline.runs.unchanged import content_digest
 from pipeline.tables.planned_runs import Planning
 
 GOAL = 10.0  # CPU seconds of stage=report
@@ -80,7 +80,7 @@ def finish(runs: list[Run], answers: int = 100, **made: Any) -> None:
         elif run.config.stage in ("sft", "cpt"):
             log = ({"step": step, "loss": 1 + 1 / step, "validation_loss": 1.1 + 1 / step} for step in range(1, 200))
             write(run.folder / "log.jsonl", "".join(json.dumps(line) + "\n" for line in log))
-        parents = {role: Ancestor(one.name, one.hash, content(one)) for role, one in run.parents.items()}
+        parents = {role: Ancestor(one.name, one.hash, content_digest(one)) for role, one in run.parents.items()}
         known = {"facts": {}, "cost": {"seconds": 1.5}, "versions": VERSIONS, "machine": MACHINE, **made}
         manifest = Manifest(
             name=run.name, hash=run.hash, decided_by=run.decided_by, config=asdict(run.config), parents=parents,
@@ -154,7 +154,7 @@ def main() -> None:
         table.write_text(TABLE.format(seeds=", ".join(map(str, range(options.seeds)))), encoding="utf-8")
         words = [f"table={table}", f"runs_dir={home / 'runs'}", "tracking.mode=disabled"]
         planning = Planning.of(compose(["stage=report", *words]))  # type: ignore[arg-type]
-        finish(ordered(planning.targets()))
+        finish(order_runs(planning.targets()))
         commands = {
             "stage=report": ["stage=report", *words],
             "stage=export": ["stage=export", *words, f"export.to={archive}"],
@@ -175,7 +175,13 @@ def main() -> None:
     about = {"results": results, "evaluations": evaluations, "answers_each": 100, "page_bytes": page}
     print(about)
     if options.record:
-        record = {"machine": machine(), "versions": versions(), "load": load, "rounds": options.rounds, **about}
+        record = {
+            "machine": machine_facts(),
+            "versions": package_versions(),
+            "load": load,
+            "rounds": options.rounds,
+            **about,
+        }
         options.record.write_text(json.dumps({**record, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 

@@ -40,13 +40,13 @@ from trl import SFTTrainer
 from pipeline.config.data import Data, Expert
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import Model, Partition, Sft
-from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
+from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
 from pipeline.models.partition import scaled_count
-from pipeline.runs.provenance import machine, versions
+from pipeline.runs.provenance import machine_facts, package_versions
 from pipeline.train.memory import BYTES
 from pipeline.train.simultaneous import Alternating
-from pipeline.train.stage import arguments, plan_steps, quiet
-from pipeline.train.trainable import choose
+from pipeline.train.stage import plan_steps, silence_warnings, trainer_arguments
+from pipeline.train.trainable import choose_parameters
 from pipeline.train.trainer import Trainer
 
 SHAPES = {"8b": dict(width=4096, inner=14336, layers=32, heads=32, groups=8, vocabulary=128256)}
@@ -70,7 +70,7 @@ def main() -> None:
     asked.add_argument("--checkpointing", action="store_true")
     asked.add_argument("--record", default="results/bench/train.json", help="where to; '' for nowhere")
     options = asked.parse_args()
-    quiet()
+    silence_warnings()
 
     ways = {name: way for name, way in all_ways(options.layers).items() if not options.ways or name in options.ways}
     base = base_model(options)
@@ -88,7 +88,8 @@ def main() -> None:
     told = f"{statistics.median(extra):.2f} ms ({min(extra):.2f} to {max(extra):.2f})"
     print(f"ours over the bare SFTTrainer, a step: {told}; speed against it {1 / rows[0]['speed']:.3f}", flush=True)
     record = {
-        "settings": vars(options), "machine": machine(), "versions": versions(), "matrix_rate": matrix_rate(),
+        "settings": vars(options), "machine": machine_facts(), "versions": package_versions(),
+        "matrix_rate": matrix_rate(),
         "rows": rows, "overhead_ms": extra, "choices": choices(options),
     }  # fmt: skip
     if options.record:
@@ -193,12 +194,12 @@ def one(
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     base.requires_grad_(True)
-    model, parts = choose(base, sft, partition)
+    model, parts = choose_parameters(base, sft, partition)
     expert = Expert(name="e", side="math")
     stage = TrainStage(stage="sft", model=Model(name="m"), expert=expert, data=Data(), sft=sft, partition=partition)
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
-        args = arguments(stage, text=False, validated=False, output=Path(folder))
+        args = trainer_arguments(stage, text=False, validated=False, output=Path(folder))
         rows = examples(options, base.config.vocab_size, steps)
         shared: dict[str, Any] = {"model": model, "args": args, "processing_class": sandbox_tokenizer()}
         trainer: Any
@@ -213,9 +214,9 @@ def one(
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(clock)
         if name == "bare" and options.optimizer != "adamw":  # the same optimizer for both
-            from pipeline.train.optim import of_torchao
+            from pipeline.train.optim import torchao_optimizer
 
-            trainer.optimizer_cls_and_kwargs = of_torchao(sft)
+            trainer.optimizer_cls_and_kwargs = torchao_optimizer(sft)
         trainer.train()
     trained = {name for names in parts.values() for name in names}
     facts = {

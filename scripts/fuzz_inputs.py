@@ -26,7 +26,7 @@ from typing import Any
 
 from pipeline.config import conf
 from pipeline.config.data import Source
-from pipeline.data.load import read
+from pipeline.data.load import read_source
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import last_number
 from pipeline.progress import quiet
@@ -44,7 +44,7 @@ def rows_read(file: Path, stream: bool) -> list[Any] | None:
     """(q, a) of each row, None for one that is left out; None alone where the file is refused."""
     source = Source(file=file.name, rows="template", prompt="{q}", completion="{a}", stream=stream)
     try:
-        found = list(read("own", source, file.parent))
+        found = list(read_source("own", source, file.parent))
     except PipelineError as error:
         assert "\n" not in str(error), "a refusal is one sentence"
         return None

@@ -21,14 +21,14 @@ from pipeline.report.stats.claims import SHOWN
 from pipeline.report.stats.statistics import (
     PairedScore,
     contrast,
+    half_weights,
     halved_means,
-    halves,
     resampled_means,
     share_interval,
 )
 from pipeline.results.placed_claims import claims_of
-from pipeline.results.questions import pick
-from pipeline.results.verdicts import judged
+from pipeline.results.questions import pick_largest
+from pipeline.results.verdicts import judge_claims
 from pipeline.tables.plan import ScoreRef, TablePlan
 from pipeline.tables.planned_runs import Planning
 
@@ -70,7 +70,7 @@ def seeds(sizes: tuple[int, ...] = (2, 3, 5, 10, 20, 30), worlds: int = 400, cou
 def best(choosing: np.ndarray, scoring: np.ndarray | None = None) -> np.ndarray:
     """(draws,) of the candidate that is best in each draw (draws, K): what is shown of it."""
     shown = choosing if scoring is None else scoring
-    return pick(list(zip(choosing.T, shown.T, strict=True)))[1]
+    return pick_largest(list(zip(choosing.T, shown.T, strict=True)))[1]
 
 
 class Cell(NamedTuple):
@@ -92,7 +92,7 @@ def cell(candidates: int, spread: float, n: int, worlds: int = 300) -> Cell:
         level = rng.normal(0, spread, (candidates, 1)) - 0.8
         answers = (rng.random((candidates, n)) < 1 / (1 + np.exp(-(rng.normal(0, 1.5, n) + level)))).astype(float)
         truth = float((1 / (1 + np.exp(-(others + level)))).mean(axis=1)[answers.mean(axis=1).argmax()])
-        by_half = halves(n) @ answers.T
+        by_half = half_weights(n) @ answers.T
         value = float(best(by_half, by_half[::-1]).mean())
         odd, even = halved_means(answers, 400)
         variance = float(np.var((best(odd, even) + best(even, odd)) / 2, ddof=1))
@@ -121,7 +121,7 @@ class NoEffect:
     def draw(self, *names: str) -> np.random.Generator:
         return np.random.default_rng([self.world, *hashlib.sha256(" ".join(names).encode()).digest()])
 
-    def of(self, score: ScoreRef, metric: str, pair: str | None) -> dict[int, float]:
+    def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> dict[int, float]:
         if score not in self.kept:
             base = str(self.plan.specs[score.model].at.get("model"))
             level = self.draw(base, score.language).normal(0, 0.5) + self.draw(score.model).normal(0, self.spread)
@@ -137,7 +137,7 @@ def ranks(worlds: int = 300, spread: float = 0.1, table: str = "unreasonable_fri
     found: Counter[str] = Counter({claim.id: 0 for claim in claims_of(table)})
     for world in range(worlds):
         answers: Any = NoEffect(plan, world, spread)
-        found.update(one.id for one in judged(plan, answers) if one.verdict == SHOWN)
+        found.update(one.id for one in judge_claims(plan, answers) if one.verdict == SHOWN)
     return {name: count / worlds for name, count in found.items()}
 
 

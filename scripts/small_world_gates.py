@@ -26,10 +26,10 @@ from safetensors.torch import load_file
 from scipy.stats import binomtest
 
 from pipeline.config.compose import compose
-from pipeline.data.sandbox.text import lookup, lookup_text
-from pipeline.data.sandbox.world import POOL, ConstructedWorld, problem, reading
+from pipeline.data.sandbox.text import lookup_text, make_lookup
+from pipeline.data.sandbox.world import POOL, ConstructedWorld, draw_problem, draw_reading
 from pipeline.launch.in_process import make_single_run
-from pipeline.runs.find import find
+from pipeline.runs.find import find_run
 from pipeline.runs.manifest import read_manifest
 from pipeline.stages.rows import RUN_STAGES
 
@@ -53,7 +53,7 @@ def main() -> None:
         return make_single_run(compose([f"runs_dir={asked.runs}", "tracking.mode=disabled", *words]))  # type: ignore[arg-type]
 
     world = made("stage=data", "expert=sandbox", f"expert.world.dev_items={ITEMS}")
-    base = find(asked.base, Path(asked.runs), "--base").folder
+    base = find_run(asked.base, Path(asked.runs), "--base").folder
     start = ("stage=sft", "model=trained", f"model.path={base}", "threads=1")
     models, seconds = {"base": base}, dict[str, float]()
     RUN_STAGES["sft"].maker()  # imports what trains, which is not to be counted
@@ -101,7 +101,7 @@ def control_problems(folder: Path) -> Path:
     world = kept_apart()
     draw, file = random.Random("0 control"), folder / "text" / "train.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
-    texts = (world.problem_text(world.fresh(draw, problem), world.words["qac"]) for _ in range(6000))
+    texts = (world.problem_text(world.fresh(draw, draw_problem), world.words["qac"]) for _ in range(6000))
     lines = (json.dumps({"prompt": prompt, "completion": completion}) + "\n" for prompt, completion in texts)
     file.write_text("".join(lines), encoding="utf-8")
     return folder
@@ -111,7 +111,7 @@ def kept_apart() -> ConstructedWorld:
     """The world, which draws no item of a benchmark any more."""
     world = ConstructedWorld(0)
     for split in ("exemplars", "dev", "test"):
-        for kind, make in {"problem": problem, "reading": reading}.items():
+        for kind, make in {"problem": draw_problem, "reading": draw_reading}.items():
             world.hold_out(kind, split, POOL, make)
     return world
 
@@ -169,14 +169,14 @@ def greedy(model: Path) -> dict[str, float]:
     network = AutoModelForCausalLM.from_pretrained(model).eval()
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     world = ConstructedWorld(0)
-    items = world.hold_out("reading", "dev", ITEMS, reading)
+    items = world.hold_out("reading", "dev", ITEMS, draw_reading)
     found = {}
     for language in ("en", "qac"):
         draw, words = random.Random("0 lookups of the gates"), world.words[language]
         asked = {
             "reply": [world.reading_text(item, words) for item in items],
-            "lookup": [lookup_text(lookup(draw), words) for _ in range(ITEMS)],
-            "worked lookup": [lookup_text(lookup(draw), words, worked=True) for _ in range(ITEMS)],
+            "lookup": [lookup_text(make_lookup(draw), words) for _ in range(ITEMS)],
+            "worked lookup": [lookup_text(make_lookup(draw), words, worked=True) for _ in range(ITEMS)],
         }
         for kind, texts in asked.items():
             answers = answered(network, tokenizer, [prompt for prompt, _ in texts])

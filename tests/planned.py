@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.tables.expand import expand
+from pipeline.tables.expand import expand_table
 from pipeline.tables.plan import ScoreRef, TablePlan
 from pipeline.tables.run_specs import Ref
-from pipeline.tables.schema import read
+from pipeline.tables.schema import read_table
 
 CONF = Path(__file__).parents[1] / "conf"
 TABLES = CONF / "tables"
@@ -34,11 +34,11 @@ def shipped(name: str) -> tuple[str, str]:
 
 def plan(text: str, **every: object) -> TablePlan:
     """The plan of a table's text, which may start from shipped ones."""
-    return expand(read(text, "mine.yaml", shipped, every), READS.__getitem__)
+    return expand_table(read_table(text, "mine.yaml", shipped, every), READS.__getitem__)
 
 
 def plan_of(name: str) -> TablePlan:
-    return expand(read(*shipped(name), shipped), READS.__getitem__)
+    return expand_table(read_table(*shipped(name), shipped), READS.__getitem__)
 
 
 def canonical(plan: TablePlan) -> dict[str, str]:

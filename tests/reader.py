@@ -106,8 +106,8 @@ def planned(command: str) -> Iterator[list[str]]:
     assert words[:3] == ["python", "-m", "pipeline"], command
     words = words[3:]
     if words[0] == "-m":
-        from pipeline.config.compose import jobs
+        from pipeline.config.compose import sweep_jobs
 
-        yield from jobs(words[1:])
+        yield from sweep_jobs(words[1:])
     else:
         yield words

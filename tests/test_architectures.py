@@ -39,7 +39,7 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def start(family: str, world: Path, tmp_path: Path) -> Path:
     """A random model with the small world's tokenizer, whose answers differ from prompt to prompt."""
-    from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
+    from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
 
     tokenizer = sandbox_tokenizer()
     config = AutoConfig.for_model(

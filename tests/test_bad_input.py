@@ -417,7 +417,7 @@ def test_a_checkpoint_without_weights(call: Callable[..., SimpleNamespace], worl
     words = ["stage=eval", "eval=mgsm_0shot", f"checkpoint={world}", f"data_root={world}", "tracking.mode=disabled"]
     refused(call(*words, f"runs_dir={tmp_path}/runs"), "is a run of stage=data, which holds no model")
     (tmp_path / "model").mkdir()
-    refused(call(*words, f"checkpoint={tmp_path}/model"), "has no manifest.json, so it is no finished run")
+    refused(call(*words, f"checkpoint={tmp_path}/model"), "has no manifest.json, so it is not a finished run")
     assert left(tmp_path / "runs") == []
 
 

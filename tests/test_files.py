@@ -14,14 +14,14 @@ import pytest
 
 from pipeline import files
 from pipeline.errors import PipelineError
-from pipeline.files import Seen, content_hash, keep, kept, move, sha256_of, write_atomically
+from pipeline.files import FileState, cache_digests, cached_digests, content_hash, move_folder, write_atomically
 
 
 @pytest.fixture
 def settled(monkeypatch):
     """Files count as settled at once; no digest is known in this process."""
     monkeypatch.setattr(files, "SETTLED_NS", 0)
-    monkeypatch.setattr(files, "_known", {})
+    monkeypatch.setattr(files, "_digests_of", {})
 
 
 def written(path, data):
@@ -34,6 +34,14 @@ def entries(runs_dir):
     return sorted((runs_dir / ".digests").glob("*"))
 
 
+def cached_sha256(file, runs_dir):
+    """As a caller of the cache: the digest in runs_dir, else that of the file, which is read."""
+    state, begun = FileState.now(file), time.time_ns()
+    if "sha256" not in cached_digests(state, runs_dir):
+        cache_digests(state, begun, runs_dir, sha256=files.sha256(file))
+    return cached_digests(state, runs_dir)["sha256"]
+
+
 def refuse(path):
     raise AssertionError(f"{path} was read")
 
@@ -41,28 +49,28 @@ def refuse(path):
 def test_the_content_of_a_folder_is_names_and_sha256(tmp_path):
     paths = [written(tmp_path / name, name.encode() * 9) for name in ("b.json", "a.safetensors")]
     lines = "".join(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for path in sorted(paths))
-    for runs_dir in (None, tmp_path / "runs", tmp_path / "runs"):
-        assert content_hash(paths, tmp_path, runs_dir) == hashlib.sha256(lines.encode()).hexdigest()
+    for _ in range(2):
+        assert content_hash(paths, tmp_path) == hashlib.sha256(lines.encode()).hexdigest()
     twice = lines + lines.splitlines(keepends=True)[-1]
     assert content_hash([*paths, paths[0]], tmp_path) == hashlib.sha256(twice.encode()).hexdigest()
 
 
 def test_a_file_is_read_once_for_all_processes(tmp_path, settled, monkeypatch):
     file = written(tmp_path / "x", b"one")
-    expected = {file: hashlib.sha256(b"one").hexdigest()}
-    assert sha256_of([file], tmp_path / "runs") == expected
-    monkeypatch.setattr(files, "_known", {})  # as another process
+    expected = hashlib.sha256(b"one").hexdigest()
+    assert cached_sha256(file, tmp_path / "runs") == expected
+    monkeypatch.setattr(files, "_digests_of", {})  # as another process
     monkeypatch.setattr(files, "sha256", refuse)
-    assert sha256_of([file], tmp_path / "runs") == expected
-    monkeypatch.setattr(files, "_known", {})
+    assert cached_sha256(file, tmp_path / "runs") == expected
+    monkeypatch.setattr(files, "_digests_of", {})
     with pytest.raises(AssertionError, match="was read"):
-        sha256_of([file], tmp_path / "other")
+        cached_sha256(file, tmp_path / "other")
 
 
 @pytest.mark.parametrize("way", ["longer", "same size", "time set back", "another file in its place"])
 def test_a_file_that_changed_is_read_again(tmp_path, settled, monkeypatch, way):
     file = written(tmp_path / "x", b"one")
-    sha256_of([file], tmp_path / "runs")
+    cached_sha256(file, tmp_path / "runs")
     before = file.stat()
     if way == "another file in its place":
         os.replace(written(tmp_path / "y", b"two"), file)
@@ -70,20 +78,20 @@ def test_a_file_that_changed_is_read_again(tmp_path, settled, monkeypatch, way):
         written(file, b"longer" if way == "longer" else b"two")
     if way != "longer":
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns if way != "same size" else time.time_ns()))
-    monkeypatch.setattr(files, "_known", {})
-    assert sha256_of([file], tmp_path / "runs")[file] == hashlib.sha256(file.read_bytes()).hexdigest()
+    monkeypatch.setattr(files, "_digests_of", {})
+    assert cached_sha256(file, tmp_path / "runs") == hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def test_a_file_touched_a_moment_ago_is_not_kept(tmp_path, monkeypatch):
     """It may change once more within one tick of its clock, and would look the same: git's racily clean."""
     file, runs_dir = written(tmp_path / "x", b"one"), tmp_path / "runs"
-    sha256_of([file], runs_dir)
+    cached_sha256(file, runs_dir)
     assert not entries(runs_dir)
     future = time.time_ns() + 10**12  # a clock elsewhere that is ahead
     os.utime(file, ns=(future, future))
-    sha256_of([file], runs_dir)
+    cached_sha256(file, runs_dir)
     assert not entries(runs_dir)
-    keep(Seen.now(file), time.time_ns() + 2 * 10**12, runs_dir, sha256="later")
+    cache_digests(FileState.now(file), time.time_ns() + 2 * 10**12, runs_dir, sha256="later")
     assert len(entries(runs_dir)) == 1
 
 
@@ -91,18 +99,18 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, settled, monk
     file = written(tmp_path / "x", b"one")
     monkeypatch.setattr(files, "sha256", lambda path: written(path, b"other").name)
     with pytest.raises(PipelineError, match="x changed while it was read: wait until it is complete"):
-        sha256_of([file], tmp_path / "runs")
+        cached_sha256(file, tmp_path / "runs")
     assert not entries(tmp_path / "runs")
 
 
 @pytest.mark.parametrize("broken", ["", "[]", '{"seen": []}', '{"seen": null, "known": {"sha256": "x"}}'])
 def test_an_entry_that_is_none_is_not_believed(tmp_path, settled, monkeypatch, broken):
     file = written(tmp_path / "x", b"one")
-    sha256_of([file], tmp_path / "runs")
+    cached_sha256(file, tmp_path / "runs")
     (entry,) = entries(tmp_path / "runs")
     entry.write_text(broken)
-    monkeypatch.setattr(files, "_known", {})
-    assert sha256_of([file], tmp_path / "runs")[file] == hashlib.sha256(b"one").hexdigest()
+    monkeypatch.setattr(files, "_digests_of", {})
+    assert cached_sha256(file, tmp_path / "runs") == hashlib.sha256(b"one").hexdigest()
 
 
 WRITER = """
@@ -112,7 +120,8 @@ from pipeline import files
 files.SETTLED_NS = 0
 file, runs_dir, mark = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 for number in range(200):
-    files.keep(files.Seen.now(file), time.time_ns(), runs_dir, sha256=mark * 64, tensors={mark * 2000: mark})
+    state = files.FileState.now(file)
+    files.cache_digests(state, time.time_ns(), runs_dir, sha256=mark * 64, tensors={mark * 2000: mark})
 """
 
 
@@ -127,13 +136,13 @@ def test_processes_may_write_at_once(tmp_path, settled):
             found.add(known["sha256"])
             assert list(known["tensors"].values()) == [known["sha256"][0]]
     assert [writer.returncode for writer in writers] == [0, 0, 0] and found <= {"a" * 64, "b" * 64, "c" * 64} and found
-    assert len(entries(runs_dir)) == 1 and kept(Seen.now(file), runs_dir)["sha256"] in found
+    assert len(entries(runs_dir)) == 1 and cached_digests(FileState.now(file), runs_dir)["sha256"] in found
 
 
 def test_a_folder_that_cannot_be_written_to_is_no_obstacle(tmp_path, settled):
     file = written(tmp_path / "x", b"one")
     (tmp_path / "runs").write_text("a file")
-    assert sha256_of([file], tmp_path / "runs") == {file: hashlib.sha256(b"one").hexdigest()}
+    assert cached_sha256(file, tmp_path / "runs") == hashlib.sha256(b"one").hexdigest()
 
 
 REWRITER = """
@@ -178,8 +187,8 @@ def test_a_folder_that_cannot_be_renamed_is_copied(tmp_path, monkeypatch):
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", overlay)
-    move(lower, tmp_path / "upper")
+    move_folder(lower, tmp_path / "upper")
     assert [path.name for path in tmp_path.iterdir()] == ["upper"]
     assert (tmp_path / "upper/inner/x").read_text() == "x" and os.readlink(tmp_path / "upper/link") == "inner/x"
     with pytest.raises(FileNotFoundError):
-        move(tmp_path / "nowhere", tmp_path / "other")
+        move_folder(tmp_path / "nowhere", tmp_path / "other")

@@ -300,10 +300,10 @@ def trainer_with(args: Any, **more: Any) -> Any:
     from datasets import Dataset
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from pipeline.data.sandbox.tokenizer import tokenizer
+    from pipeline.data.sandbox.tokenizer import make_tokenizer
     from pipeline.train.trainer import Trainer
 
-    words = tokenizer()
+    words = make_tokenizer()
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     config = AutoConfig.for_model("llama", vocab_size=len(words), **sizes)
     rows = Dataset.from_list([{"prompt": "Mia has 3", "completion": " 3"}])
@@ -322,6 +322,7 @@ SHARED: dict[str, Change | list[Change]] = {  # by all methods
     "dtype": Change("merge.dtype=float32"),
     "files_from": Change("merge.files_from=LAST"),
     "form": Change("merge.form=adapter", refused="merge.form=adapter is not possible"),
+    "control": Change("merge.control=[LAST]"),
 }
 MERGING: dict[str, tuple[str, dict[str, Change | list[Change]]]] = {  # method -> its words, its own knobs
     "layer_swap": (
@@ -342,6 +343,7 @@ MERGING: dict[str, tuple[str, dict[str, Change | list[Change]]]] = {  # method -
     "reset": (
         "merge.expert=MATH merge.layers=[0]",
         {
+            "control": Change("merge.control=[expert]", refused="leaves no expert"),
             "side": Change("merge.side=language", given=f"{SPLIT} merge.side=math merge.layers=null"),
             "layers": Change("merge.layers=[1]"),
             "threshold": Change("merge.threshold=0.04 merge.layers=null"),
@@ -411,7 +413,7 @@ def test_every_knob_of_a_merge_is_listed() -> None:
     shared = hashed_knobs(Merge, "merge.") - {"merge.method"}  # merge=METHOD
     assert {f"merge.{name}" for name in SHARED} == shared
     for method, kind in METHODS.items():
-        own = {f"merge.{name}" for name in MERGING[method][1]}
+        own = {f"merge.{name}" for name in MERGING[method][1]} - {f"merge.{name}" for name in SHARED}
         assert own == hashed_knobs(kind, "merge.") - shared - {"merge.method"}, method
     assert PARTITIONED.keys() == {method for method, kind in METHODS.items() if kind.reads_partition}
     assert {f"partition.{name}" for name in SPLITS} == hashed_knobs(Partition, "partition.")

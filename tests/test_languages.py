@@ -14,7 +14,7 @@ import yaml
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.files import ADDED_CONF
-from pipeline.languages import GROUP, MGSM, all_languages, folders, language
+from pipeline.languages import GROUP, MGSM, all_languages, language, language_folders
 from pipeline.stages.rows import build
 
 SCRIPT = Path(__file__).parent.parent / "scripts/make_languages.py"
@@ -34,7 +34,7 @@ def test_the_shipped_ones_are_belebeles_and_mgsms() -> None:
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
     wanted = made.languages()
-    folder = folders()[0]
+    folder = language_folders()[0]
     assert {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in folder.glob("*.yaml")} == wanted
     assert len(wanted) == 122 and set(MGSM) <= set(wanted)
     found = list(all_languages())
@@ -97,10 +97,10 @@ def test_a_language_of_ones_own_is_scored_and_decides_the_hash(
     ("text", "sentence"),
     [
         ("name: Kupsabiny\n", "must have name and flores"),
-        (OWN + "script: LATIN\n", "script is no field of a language; there are aya, aya_codes, flores"),
+        (OWN + "script: LATIN\n", "script is not a field of a language; there are aya, aya_codes, flores"),
         (OWN.replace("[LATIN]", "LATIN"), "scripts='LATIN' must be a list of text"),
         (OWN.replace("Kupsabiny", "no"), "name=False must be text"),
-        ("[", "is no YAML"),
+        ("[", "is not valid YAML"),
     ],
 )
 def test_a_bad_file_is_one_sentence(text: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +123,9 @@ def test_config_dir_brings_languages_and_refuses_shipped_codes(tmp_path: Path) -
         assert done.returncode == 1
         return done.stderr
 
-    assert "no_such is no finished run" in told("kpz") and "unknown language 'kpx'" in told("kpx")
+    assert "no_such is not a finished run" in told("kpz") and "unknown language 'kpx'" in told("kpx")
     (tmp_path / "language/sw.yaml").write_text(OWN)
-    assert "language=sw is there already" in told("kpz")
+    assert "language=sw exists already" in told("kpz")
 
 
 def test_a_worker_knows_the_languages_of_config_dir(tmp_path: Path, base: Path) -> None:

@@ -229,7 +229,7 @@ def test_a_run_that_changed_on_disk_stops_only_what_needs_it(
 
     monkeypatch.setattr(in_process, "stage_function", lambda run: writes)
     asked = Planning.of(compose(["stage=table", *table]))  # type: ignore[arg-type]
-    monkeypatch.setattr(Planning, "number", lambda self, score: None)  # nothing is chosen
+    monkeypatch.setattr(Planning, "primary_number", lambda self, score: None)  # nothing is chosen
     targets = asked.targets()
     assert in_process.execute(targets) == {}
     (next((tmp_path / "runs").glob("math-*")) / "x").write_text("changed")

@@ -24,25 +24,29 @@ from tiny_words import FEW, WORLD
 
 from pipeline import progress
 from pipeline.evaluate.model import load_model
-from pipeline.progress import Bar, Pace, amounts, duration, speed
+from pipeline.progress import Bar, Pace, format_amounts, format_duration, format_speed
 
 # ---------------------------------------------------------------------------------------------------- what it says
 
 
 def test_units_rates_and_times() -> None:
-    assert amounts(3.7, 40, "question") == "3/40 questions"
-    assert amounts(12_345, None, "row") == "12,345 rows"
-    assert amounts(1.5e9, 16.06e9, "byte") == "1.5/16.1 GB" and amounts(0, 6.5e6, "byte") == "0.0/6.5 MB"
-    assert [speed(rate, "step") for rate in (4277.4, 5.52, 0.125)] == ["4,277 steps/s", "5.5 steps/s", "8.0 s a step"]
-    assert speed(2e9, "byte") == "2.0 GB/s"
-    assert [duration(seconds) for seconds in (8, 59.4, 59.6, 69, 187)] == [
+    assert format_amounts(3.7, 40, "question") == "3/40 questions"
+    assert format_amounts(12_345, None, "row") == "12,345 rows"
+    assert format_amounts(1.5e9, 16.06e9, "byte") == "1.5/16.1 GB" and format_amounts(0, 6.5e6, "byte") == "0.0/6.5 MB"
+    assert [format_speed(rate, "step") for rate in (4277.4, 5.52, 0.125)] == [
+        "4,277 steps/s",
+        "5.5 steps/s",
+        "8.0 s a step",
+    ]
+    assert format_speed(2e9, "byte") == "2.0 GB/s"
+    assert [format_duration(seconds) for seconds in (8, 59.4, 59.6, 69, 187)] == [
         "8 s",
         "59 s",
         "1:00 min",
         "1:09 min",
         "3:07 min",
     ]
-    assert [duration(seconds) for seconds in (720, 3599.7, 3900, 90_000)] == [
+    assert [format_duration(seconds) for seconds in (720, 3599.7, 3900, 90_000)] == [
         "12:00 min",
         "1:00 h",
         "1:05 h",
@@ -69,7 +73,7 @@ def test_prefill_and_decoding_are_timed_apart(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(time, "monotonic", lambda: now)
     pace, bar = Pace(), Bar("x", 40, "question")
     pace.begin(16, 100)
-    bar.left = lambda: pace.left(24, 16)
+    bar.seconds_left = lambda: pace.seconds_left(24, 16)
     now += 60
     pace.step()
     bar.update(16 / 100)  # by the rate of these 0.16 questions it would be 4:09 h
@@ -78,15 +82,15 @@ def test_prefill_and_decoding_are_timed_apart(monkeypatch: pytest.MonkeyPatch) -
         now += 0.5
         pace.step()
     # of this batch 89 steps, of two more 100 each; the prompts of 24 questions at 60 s / 16
-    assert bar.left() == pytest.approx(24 * 60 / 16 + (89 + 200) * 0.5)
+    assert bar.seconds_left() == pytest.approx(24 * 60 / 16 + (89 + 200) * 0.5)
     assert str(bar).endswith(", 3:54 min left")
     for _ in range(9):
         now += 0.5
         pace.step()
     pace.end()  # all answers ended after 20 tokens
-    assert pace.left(24, 16) == pytest.approx(24 * 60 / 16 + 2 * 20 * 0.5)
+    assert pace.seconds_left(24, 16) == pytest.approx(24 * 60 / 16 + 2 * 20 * 0.5)
     pace.begin(16, 100)
-    assert pace.left(8, 16) == pytest.approx((16 + 8) * 60 / 16 + 2 * 20 * 0.5)
+    assert pace.seconds_left(8, 16) == pytest.approx((16 + 8) * 60 / 16 + 2 * 20 * 0.5)
 
 
 def test_without_a_terminal_lines_and_no_bar(
@@ -96,7 +100,7 @@ def test_without_a_terminal_lines_and_no_bar(
     with Bar("short", 2, "row") as bar:
         assert list(bar.over("ab")) == ["a", "b"] and bar.done == 2
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(progress, "EVERY", 0.05)
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.05)
     with Bar("long", 10, "row") as bar:
         bar.update(5)
         time.sleep(0.4)
@@ -109,7 +113,7 @@ def test_without_a_terminal_lines_and_no_bar(
 
 def test_threads_count_together() -> None:
     bar = Bar("x", 8000, "byte")
-    work = bar.counting(lambda: None, 1)
+    work = bar.count_when_done(lambda: None, 1)
     threads = [threading.Thread(target=lambda: [work() for _ in range(1000)]) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -154,7 +158,7 @@ def test_a_batch_that_holds_all_questions_is_counted_by_its_tokens(base: Path, s
     lm.generate_until(requests("generate_until", asked))
     assert lm.bar.seen == sorted(lm.bar.seen) and lm.bar.seen[-1] == pytest.approx(4)
     assert len([seen for seen in lm.bar.seen if 0 < seen < 4]) >= 7  # 4 questions, a step of 8 each time
-    assert lm.bar.left and lm.bar.left() == 0  # nothing waits, and the batch is done
+    assert lm.bar.seconds_left and lm.bar.seconds_left() == 0  # nothing waits, and the batch is done
 
 
 @pytest.mark.parametrize("shared", [False, True])

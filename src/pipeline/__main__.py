@@ -1,12 +1,12 @@
-"""The command line: compose, to dataclass, run one stage.
+"""The command line: compose the configuration, run one stage.
 
-A stage that makes a run prints its folder as the only line on standard output; plan, status and clean print their
+A stage that computes a run prints its folder as the only line on standard output; plan, status and clean print their
 table; table and report print the path of index.html. All else goes to standard error.
 """
 
 from __future__ import annotations
 
-from pipeline.runs.stop import UNFINISHED, Stopped, answer_early, asked, heeded, listening
+from pipeline.runs.stop import UNFINISHED, Stopped, answer_early, handle_signals, handled_signals, stop_signal_name
 
 if __name__ == "__main__":
     answer_early()
@@ -26,15 +26,15 @@ from pipeline.config import conf
 from pipeline.config.compose import (
     Incomplete,
     compose,
-    jobs,
-    parse,
+    parse_override,
     spelled_out,
     split_every,
     split_folders,
-    usage,
+    sweep_jobs,
+    usage_text,
     with_every,
 )
-from pipeline.config.manual import manual
+from pipeline.config.manual import manual_text
 from pipeline.config.stages import RunStage, Stage, TrainStage
 from pipeline.config.words import stage_of
 from pipeline.errors import Held, PipelineError
@@ -44,15 +44,15 @@ from pipeline.launch.in_process import error_sentence, make_single_run
 from pipeline.launch.launchers import executor_for
 from pipeline.progress import quiet
 from pipeline.runs.make import why_not_finished
-from pipeline.runs.provenance import DISTRIBUTION, version
+from pipeline.runs.provenance import DISTRIBUTION, package_version
 from pipeline.stages.rows import STUDY_STAGES, build
-from pipeline.train.processes import check_launch, end_all, is_follower, launched
+from pipeline.train.processes import check_launch, end_all, is_follower, launched_count
 
-STAYS = "finished runs and resume points stay, no other work was published; the same command goes on"
+STAYS = "finished runs and resume points stay, no other work was published; rerun the same command to resume"
 
 
-def answer(config: Stage) -> str:
-    """What the stage prints: of one that makes a run, its folder."""
+def stage_output(config: Stage) -> str:
+    """Run the stage and return what it prints: the folder of its run, for a stage that computes one."""
     row = STUDY_STAGES.get(config.stage)
     if row:
         return row.answer(config)
@@ -61,7 +61,7 @@ def answer(config: Stage) -> str:
 
 
 def by_jobs(config: RunStage) -> Path:
-    """The folder of a run that jobs have made; Held, with what was submitted, where they have not yet."""
+    """The folder of a run computed by Slurm jobs. Raises Held, with the submitted jobs, where it is not finished."""
     run = build(config)
     with executor_for(config.launcher, [run]) as execute:
         failed = execute([run])
@@ -72,52 +72,52 @@ def by_jobs(config: RunStage) -> Path:
 
 @contextmanager
 def results_alone_on_stdout() -> Iterator[Callable[[str], None]]:
-    """Send what libraries print to standard error, and give the function that prints a result."""
+    """Redirect the output of libraries to standard error; yields the function that prints a result."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout_copy = os.dup(1)
     os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):
-            yield partial(write_result, kept)
+            yield partial(write_result, stdout_copy)
     finally:
         sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout_copy, 1)
+        os.close(stdout_copy)
 
 
 def write_result(descriptor: int, text: str) -> None:
-    with suppress(BrokenPipeError):  # a reader that has read enough, as head
+    with suppress(BrokenPipeError):  # the reader has read enough, as head
         os.write(descriptor, (without_credentials(text) + "\n").encode())
 
 
 def print_answer(config: Stage, result: Callable[[str], None]) -> None:
-    told = answer(config)
+    output = stage_output(config)
     if not is_follower():
-        result(told)
+        result(output)
 
 
 def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None] = print_answer) -> int:
-    """Compose, run, print; every refusal is one sentence and no traceback. Gives the exit status."""
+    """Exit status of composing, running and printing; a PipelineError is printed as one sentence without traceback."""
     try:
         config = compose_stage()
         if isinstance(config, TrainStage):
             check_launch(config.sft.processes)
-        elif launched() is not None:
-            raise PipelineError(f"stage={config.stage} is of one process: start it without torchrun or accelerate")
+        elif launched_count() is not None:
+            raise PipelineError(f"stage={config.stage} runs in one process: start it without torchrun or accelerate")
         with results_alone_on_stdout() as result:
             run(config, result)
     except Held as error:
         print(error, file=sys.stderr)
         return UNFINISHED
     except Exception as error:
-        if name := asked():  # libraries turn what ends them into errors of their own
+        if name := stop_signal_name():  # libraries convert the signal into errors of their own
             return stopped_by(name)
-        refusal = error_sentence(error)
-        if refusal is None:
+        sentence = error_sentence(error)
+        if sentence is None:
             raise
-        if shown := getattr(error, "shown", ""):
-            print(shown)
-        print(f"error: {refusal}", file=sys.stderr)
+        if output := getattr(error, "output", ""):
+            print(output)
+        print(f"error: {sentence}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"interrupted: {STAYS}", file=sys.stderr)
@@ -125,7 +125,7 @@ def run_stage(compose_stage: Callable[[], Any], run: Callable[..., None] = print
     except SystemExit as ended:
         if isinstance(ended, Stopped):
             return stopped_by(ended.signal_name)
-        if ended.code == UNFINISHED and asked() == "SIGINT":  # of a training, which has said where it stopped
+        if ended.code == UNFINISHED and stop_signal_name() == "SIGINT":  # a training has reported where it stopped
             return 130
         return ended.code if isinstance(ended.code, int) else 1
     return 0
@@ -137,67 +137,69 @@ def stopped_by(signal_name: str) -> int:
     return 130 if interrupted else UNFINISHED
 
 
-def multirun(words: list[str]) -> int:
-    """`-m`: one stage for each of several values, all composed before the first begins.
+def run_multirun(words: list[str]) -> int:
+    """Exit status of `-m`: one stage for each of several values, all composed before the first begins.
 
-    Runs are a plan of one level; their folders are printed. The status is 1 where one failed, else 75 where one is
+    Runs form a plan of one level; their folders are printed. The status is 1 if any failed, else 75 if any is
     unfinished.
     """
     try:
-        words, every = split_every(spelled_out(words))
-        first, *others = jobs(words)
-        configs: list[Any] = [with_every(config, every) for config in (compose(first), *map(composed, others))]
+        words, run_overrides = split_every(spelled_out(words))
+        first, *later_jobs = sweep_jobs(words)
+        configs: list[Any] = [
+            with_every(config, run_overrides) for config in (compose(first), *map(compose_cached, later_jobs))
+        ]
     except PipelineError as error:
         print(f"error: {error_sentence(error)}", file=sys.stderr)
         return 1
     if not all(isinstance(config, RunStage) for config in configs):
-        return worst([run_stage(partial(replace, config)) for config in configs])
+        return worst_status([run_stage(partial(replace, config)) for config in configs])
     statuses: list[int] = []
 
     def make_all(_: Stage, result: Callable[[str], None]) -> None:
-        runs, held = [build(config) for config in configs], None
+        runs, lease_error = [build(config) for config in configs], None
         try:
             with executor_for(configs[0].launcher, runs) as execute:
                 failed = execute(runs)
         except Held as error:
-            held, failed = error, error.failed
+            lease_error, failed = error, error.failed
         for folder in dict.fromkeys(run.folder for run in runs if why_not_finished(run) is None):
             result(str(folder))
         for name, reason in failed.items():
             print(f"error: {name}: {reason}", file=sys.stderr)
-        if held is not None:
-            print(held, file=sys.stderr)
-        statuses.append(1 if failed else UNFINISHED if held else 0)
+        if lease_error is not None:
+            print(lease_error, file=sys.stderr)
+        statuses.append(1 if failed else UNFINISHED if lease_error else 0)
 
-    return worst([run_stage(lambda: configs[0], make_all), *statuses])
+    return worst_status([run_stage(lambda: configs[0], make_all), *statuses])
 
 
-def composed(words: list[str]) -> Stage:
-    """As compose, where a thousand commands differ in few options."""
+def compose_cached(words: list[str]) -> Stage:
+    """As compose, but faster for a thousand commands that differ in few options."""
     if any(word.startswith(("+", "~")) or "@" in word.partition("=")[0] for word in words):
         return compose(words)
-    return stage_of({one.key_or_group: one.value() for one in map(parsed, words)})
+    return stage_of({override.key_or_group: override.value() for override in map(parse_cached, words)})
 
 
-parsed = lru_cache(maxsize=4096)(parse)
+parse_cached = lru_cache(maxsize=4096)(parse_override)
 
 
-def worst(statuses: Iterable[int]) -> int:
-    """Of several commands: interrupted, failed, unfinished, done."""
-    found = set(statuses)
-    return next((status for status in (130, 1, UNFINISHED) if status in found), max(found, default=0))
+def worst_status(statuses: Iterable[int]) -> int:
+    """The most severe exit status: 130 (interrupted), 1 (failed), 75 (unfinished), 0 (done)."""
+    distinct = set(statuses)
+    return next((status for status in (130, 1, UNFINISHED) if status in distinct), max(distinct, default=0))
 
 
-def show(text: str) -> int:
-    """Print text to a reader that may have closed its pipe, as head does; what it has read is enough."""
+def print_text(text: str) -> int:
+    """Print text, ignoring a closed pipe, as with head; returns exit status 0."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the rest of the buffer
     return 0
 
 
-SHOWS = {  # Hydra's flags that show a command, by what each shows; the first where it is not said
+SHOWS = {  # Hydra's flags that show a command -> what they can show, the default first
     "--cfg": ("", "job", "hydra", "all"),
     "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
 }
@@ -206,19 +208,19 @@ FLAGS = "--help, --version, -m, --config-dir=DIR, --cfg job (with --resolve: ref
 
 
 def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Hydra's flags, each with its value, and the other words.
+    """Hydra's flags, each with its value, and the overrides.
 
     Raises:
-        PipelineError: a flag that this program has not, or a --cfg without what it shows.
+        PipelineError: an unknown flag, or --cfg with an unknown value.
     """
-    flags, rest, left = [], [], list(words)
-    while left:
-        word = left.pop(0)
+    flags, overrides, remaining = [], [], list(words)
+    while remaining:
+        word = remaining.pop(0)
         flag, _, value = word.partition("=")
         flag = SHORT.get(flag, flag)
         if flag in SHOWS:
-            if not value and left and left[0] in SHOWS[flag]:
-                value = left.pop(0)
+            if not value and remaining and remaining[0] in SHOWS[flag]:
+                value = remaining.pop(0)
             value = value or SHOWS[flag][0]
             if value not in SHOWS[flag] or not value:
                 raise PipelineError(f"{flag} shows one of {', '.join(filter(None, SHOWS[flag]))}: give {flag} VALUE")
@@ -226,35 +228,35 @@ def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
         elif word == "--resolve":
             flags.append(word)
         elif word in ("-m", "--multirun"):
-            raise PipelineError(f"{word} makes a run of each of several values, --cfg and --info show one: drop one")
+            raise PipelineError(f"{word} starts a run for each of several values, --cfg and --info show one: drop one")
         elif word.startswith("-"):
             key = flag.lstrip("-")
             instead = f": write {key}=..." if key in (*conf.groups(), "table", "languages", "seed", "runs_dir") else ""
-            raise PipelineError(f"{flag} is no flag of this program{instead}; there are {FLAGS}")
+            raise PipelineError(f"{flag} is not a flag of this program{instead}; there are {FLAGS}")
         else:
-            rest.append(word)
+            overrides.append(word)
     if "--resolve" in flags and "--cfg" not in flags:
         raise PipelineError("--resolve belongs to --cfg: give --cfg job --resolve")
-    return flags, rest
+    return flags, overrides
 
 
 def hydra_flags(words: list[str]) -> int:
-    """Hydra's flags --cfg and --info, which show a command and run nothing."""
+    """Exit status of Hydra's flags --cfg and --info, which show a command and run nothing."""
     import hydra
 
     try:
         flags, words = split_flags(words)
-        words, every = split_every(spelled_out(words))
-        with_every(compose(words), every)
+        words, run_overrides = split_every(spelled_out(words))
+        with_every(compose(words), run_overrides)
     except Incomplete:
         pass
     except PipelineError as error:
         print(f"error: {error_sentence(error)}", file=sys.stderr)
         return 1
-    sys.argv = [sys.argv[0], *flags, *words, *conf.searchpath()]
-    with redirect_stdout(StringIO()) as shown:
+    sys.argv = [sys.argv[0], *flags, *words, *conf.searchpath_override()]
+    with redirect_stdout(StringIO()) as printed:
         hydra.main(config_path=str(conf.folder()), config_name="config", version_base="1.3")(lambda config: None)()
-    return show(shown.getvalue().rstrip("\n"))
+    return print_text(printed.getvalue().rstrip("\n"))
 
 
 @masked_output()
@@ -265,24 +267,24 @@ def main(words: list[str] | None = None) -> int:
         words, folders = split_folders(words)
         os.environ.pop(ADDED_CONF, None)
         for folder in folders:
-            conf.add(folder)
+            conf.add_folder(folder)
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if {"-h", "--help"} & set(words):
-        given = [word for word in words if not word.startswith("-")]
+        overrides = [word for word in words if not word.startswith("-")]
         try:
-            return show(manual(given) if given else usage())
+            return print_text(manual_text(overrides) if overrides else usage_text())
         except PipelineError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
     if "--version" in words:
-        print(DISTRIBUTION, version(DISTRIBUTION))
+        print(DISTRIBUTION, package_version(DISTRIBUTION))
         return 0
-    with listening():
+    with handle_signals():
         flags = {word for word in words if word.startswith("-")}
         if flags and flags <= {"-m", "--multirun"}:
-            return multirun([word for word in words if word not in flags])
+            return run_multirun([word for word in words if word not in flags])
         if flags:
             return hydra_flags(words)
         return run_stage(lambda: compose(words))
@@ -291,7 +293,7 @@ def main(words: list[str] | None = None) -> int:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     status = main()
-    for _number in heeded():  # all is done: Python's own end takes a while, without handlers
+    for _number in handled_signals():  # finished: Python's shutdown takes a while and has no handlers
         signal.signal(_number, signal.SIG_IGN)
     end_all(status)
     sys.exit(status)

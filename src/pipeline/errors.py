@@ -9,33 +9,33 @@ from difflib import get_close_matches
 class PipelineError(ValueError):
     """Something the user can fix. The message is one sentence: the knob, the value, the remedy.
 
-    shown: what was worked out before, and is printed all the same.
+    output: text that was produced before the error, and is printed with it.
     """
 
-    def __init__(self, message: str = "", shown: str = "") -> None:
+    def __init__(self, message: str = "", output: str = "") -> None:
         super().__init__(message)
-        self.shown = shown
+        self.output = output
 
 
 class Held(PipelineError):
-    """Another process makes the run, and this one is not to wait: the same command goes on later (exit status 75).
+    """Another process computes the run, and this one does not wait: rerun the command later to resume (exit status 75).
 
-    `failed`: of several runs those that failed, run name -> reason.
+    failed: run name -> reason of those of several runs that failed.
     """
 
     failed: dict[str, str] = {}
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library says, in one line; its kind where it says nothing."""
+    """The first line of a library's error message; the name of its class where it is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def meant(word: object, known: Iterable[object]) -> str:
-    """What a word that is none of `known` may mean: those that are near, else what there is."""
-    names = [str(name) for name in known]
+def suggest(word: object, options: Iterable[object]) -> str:
+    """Hint for a word that is not in `options`: the close matches, else the first twelve options."""
+    names = [str(name) for name in options]
     close = get_close_matches(str(word), names, n=3, cutoff=0.6)
     if close:
         return f"did you mean {' or '.join(close)}?"
-    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return f"there are {', '.join(names[:12])}{more}" if names else "there are none"
+    remainder = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return f"there are {', '.join(names[:12])}{remainder}" if names else "there are none"

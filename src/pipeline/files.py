@@ -1,4 +1,4 @@
-"""Files: written at once or not at all, and known by their digests."""
+"""Files: written atomically, and identified by their digests, which are cached."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from typing import Any
 from pipeline.errors import PipelineError
 
 UNHASHED_FILES = ("wandb/",)  # tracking writes there; results are elsewhere
-MOST_NODES = 100_000  # of a YAML file, its aliases written out; the largest under conf/ has 742
-KEPT = ".digests"  # in runs_dir
-ADDED_CONF = "PIPELINE_CONFIG_DIRS"  # in the environment, where workers and the tasks of an array find them too
-SETTLED_NS = 2 * 10**9  # the coarsest clock of a file system, FAT's, ticks every two seconds
+MOST_NODES = 100_000  # in a YAML file, aliases expanded; the largest under conf/ has 742
+DIGESTS_FOLDER = ".digests"  # folder in runs_dir
+ADDED_CONF = "PIPELINE_CONFIG_DIRS"  # environment variable, inherited by workers and array tasks
+SETTLED_NS = 2 * 10**9  # FAT has the coarsest clock of all file systems: two seconds
 
 
 def shipped_conf() -> Path:
@@ -42,41 +42,41 @@ def add_conf(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
-    """A temporary path beside `path`, this writer's own; what is written to it replaces `path` in one rename.
+    """A temporary path next to `path`, unique to this writer, which replaces `path` by one rename at the end.
 
-    A reader sees the old file or the new one, and of several writers the last one's. Nothing is left after an error.
+    A reader sees the old or the new file, with several writers the last one's. Nothing remains after an error.
     durable: flush to disk before the rename.
     """
-    beside = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
-        yield beside
+        yield temporary
         if durable:
-            with open(beside, "rb") as file:
+            with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, text: str, durable: bool = True) -> None:
-    with replacing(path, durable) as beside:
-        beside.write_text(text, encoding="utf-8")
+    with replacing(path, durable) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
-def move(folder: Path, target: Path) -> None:
-    """Rename a folder. Where the file system cannot, as an overlay of what is in its lower layer, copy it beside the
+def move_folder(folder: Path, target: Path) -> None:
+    """Rename a folder. Where the file system cannot, such as an overlay for its lower layer, copy it next to the
     target, rename the copy, and delete the source."""
     try:
         os.rename(folder, target)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        beside = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
+        temporary = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
         try:
-            shutil.copytree(folder, beside, symlinks=True)
-            os.rename(beside, target)
+            shutil.copytree(folder, temporary, symlinks=True)
+            os.rename(temporary, target)
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -85,113 +85,112 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def fingerprints(folder: Path, without: Collection[str] = ()) -> dict[str, dict[str, Any]]:
-    """Size, time and sha256 of each file that counts as a result; no sha256 of those that are known `without` it."""
-    found: dict[str, dict[str, Any]] = {}
+def fingerprints(folder: Path, unhashed: Collection[str] = ()) -> dict[str, dict[str, Any]]:
+    """Size, time and sha256 of each file that counts as a result, by name; without sha256 for those in `unhashed`."""
+    entries: dict[str, dict[str, Any]] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
         if not name.startswith(UNHASHED_FILES):
             stat = path.stat()
-            found[name] = {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-            found[name] |= {} if name in without else {"sha256": sha256(path)}
-    return found
+            entries[name] = {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+            entries[name] |= {} if name in unhashed else {"sha256": sha256(path)}
+    return entries
 
 
-# ---------------------------------------------------------------------------------------------------- digests, kept
+# ---------------------------------------------------------------------------------------------------- cached digests
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A file as it was at a time: what tells that it did not change since."""
+class FileState:
+    """State of a file at one time, which shows whether it changed since."""
 
     path: Path
     size: int
     mtime_ns: int
-    ctime_ns: int  # no program can set this one
+    ctime_ns: int  # cannot be set by programs
     inode: int
 
     @classmethod
-    def now(cls, path: Path) -> Seen:
+    def now(cls, path: Path) -> FileState:
         path = path.resolve()
         stat = path.stat()
         return cls(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
 
 
-_known: dict[Seen, dict[str, Any]] = {}  # in this process
+_digests_of: dict[FileState, dict[str, Any]] = {}  # in this process
 
 
-def kept(seen: Seen, runs_dir: Path | None = None) -> dict[str, Any]:
-    """What is known of a file: its `sha256`, and the digests of its `tensors`. Empty where nothing is.
+def cached_digests(state: FileState, runs_dir: Path | None = None) -> dict[str, Any]:
+    """Cached digests of a file: its `sha256`, and the digests of its `tensors`. Empty where nothing is cached.
 
-    One small file for each in runs_dir/.digests, replaced whole: processes may write at once, and what one of them
-    loses is computed again.
+    Stored in one small file for each in runs_dir/.digests, replaced atomically: processes may write concurrently, and a
+    digest that is lost in between is computed again.
     """
-    if seen not in _known and runs_dir is not None:
+    if state not in _digests_of and runs_dir is not None:
         with suppress(OSError, ValueError, TypeError, KeyError):
-            entry = json.loads(_place(seen, runs_dir).read_bytes())
-            if entry["seen"] == _told(seen):
-                _known[seen] = dict(entry["known"])
-    return _known.get(seen, {})
+            entry = json.loads(_cache_file(state, runs_dir).read_bytes())
+            if entry["seen"] == _state_fields(state):
+                _digests_of[state] = dict(entry["known"])
+    return _digests_of.get(state, {})
 
 
-def keep(seen: Seen, begun_ns: int, runs_dir: Path | None = None, **known: Any) -> None:
-    """Keep what was found in a file that was read since `begun_ns`.
+def cache_digests(state: FileState, begun_ns: int, runs_dir: Path | None = None, **digests: Any) -> None:
+    """Cache the digests of a file that was read since `begun_ns`.
 
-    Beyond this process only where it had not been touched for a while by then: a file can change once more within the
+    Beyond this process only if it had not been touched for a while by then: a file can change once more within the
     same tick of its clock, and look as before (what git calls racily clean).
 
     Raises:
-        PipelineError: it changed meanwhile.
+        PipelineError: the file changed meanwhile.
     """
-    if Seen.now(seen.path) != seen:
-        raise PipelineError(f"{seen.path} changed while it was read: wait until it is complete")
-    before = _known.get(seen, {})
-    _known[seen] = before | known | {"tensors": before.get("tensors", {}) | known.get("tensors", {})}
-    if runs_dir is None or max(seen.mtime_ns, seen.ctime_ns) > begun_ns - SETTLED_NS:
+    if FileState.now(state.path) != state:
+        raise PipelineError(f"{state.path} changed while it was read: wait until it is complete")
+    earlier = _digests_of.get(state, {})
+    _digests_of[state] = earlier | digests | {"tensors": earlier.get("tensors", {}) | digests.get("tensors", {})}
+    if runs_dir is None or max(state.mtime_ns, state.ctime_ns) > begun_ns - SETTLED_NS:
         return
-    with suppress(OSError):  # a runs_dir that cannot be written to: hashed again next time
-        place = _place(seen, runs_dir)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"seen": _told(seen), "known": _known[seen]})
-        write_atomically(place, text, durable=False)
+    with suppress(OSError):  # runs_dir is not writable: hashed again next time
+        path = _cache_file(state, runs_dir)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"seen": _state_fields(state), "known": _digests_of[state]})
+        write_atomically(path, text, durable=False)
 
 
-def _place(seen: Seen, runs_dir: Path) -> Path:
-    return runs_dir / KEPT / f"{hashlib.sha256(os.fsencode(seen.path)).hexdigest()[:32]}.json"
+def _cache_file(state: FileState, runs_dir: Path) -> Path:
+    return runs_dir / DIGESTS_FOLDER / f"{hashlib.sha256(os.fsencode(state.path)).hexdigest()[:32]}.json"
 
 
-def _told(seen: Seen) -> list[Any]:
-    return [os.fsdecode(seen.path), seen.size, seen.mtime_ns, seen.ctime_ns, seen.inode]
+def _state_fields(state: FileState) -> list[Any]:
+    return [os.fsdecode(state.path), state.size, state.mtime_ns, state.ctime_ns, state.inode]
 
 
-def sha256_of(paths: Iterable[Path], runs_dir: Path | None = None) -> dict[Path, str]:
-    """The sha256 of each file: as kept, else read, in threads, as hashing is what takes the time."""
-    seen = {path: Seen.now(path) for path in paths}
-    unknown = {one for one in seen.values() if not kept(one, runs_dir).get("sha256")}
+def sha256_of(paths: Iterable[Path]) -> dict[Path, str]:
+    """Path -> sha256: cached in this process, else computed in threads."""
+    states = {path: FileState.now(path) for path in paths}
+    unknown = {state for state in states.values() if not cached_digests(state).get("sha256")}
 
-    def find(one: Seen) -> None:
-        begun = time.time_ns()
-        keep(one, begun, runs_dir, sha256=sha256(one.path))
+    def hash_file(state: FileState) -> None:
+        cache_digests(state, time.time_ns(), sha256=sha256(state.path))
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with ThreadPoolExecutor(min(8, cores)) as pool:
-        list(pool.map(find, sorted(unknown, key=lambda one: (-one.size, one.path))))
-    return {path: kept(one)["sha256"] for path, one in seen.items()}
+        list(pool.map(hash_file, sorted(unknown, key=lambda state: (-state.size, state.path))))
+    return {path: cached_digests(state)["sha256"] for path, state in states.items()}
 
 
-def content_hash(paths: list[Path], root: Path, runs_dir: Path | None = None) -> str:
-    """One digest over named files: the identity of what no run of ours made."""
-    digest, found = hashlib.sha256(), sha256_of(paths, runs_dir)
+def content_hash(paths: list[Path], root: Path) -> str:
+    """One digest over the names and contents of files: the identity of inputs that no run produced."""
+    digest, digests = hashlib.sha256(), sha256_of(paths)
     for path in sorted(paths):
-        digest.update(f"{path.relative_to(root)} {found[path]}\n".encode())
+        digest.update(f"{path.relative_to(root)} {digests[path]}\n".encode())
     return digest.hexdigest()
 
 
 def check_yaml_size(text: str, file: str | Path) -> None:
-    """Refuse YAML whose aliases, written out, make more than MOST_NODES nodes: a few lines can stand for millions.
+    """Check the size of YAML with its aliases expanded: a few lines can expand to millions of nodes.
 
     Raises:
-        PipelineError: too many nodes, or one that holds itself. What is no YAML is left to whoever reads it.
+        PipelineError: more than MOST_NODES nodes, or one that contains itself. Invalid YAML is left to its reader.
     """
     if "&" not in text:
         return
@@ -199,27 +198,25 @@ def check_yaml_size(text: str, file: str | Path) -> None:
 
     sizes: dict[yaml.Node, int] = {}
 
-    def size(node: yaml.Node | None) -> int:
+    def node_count(node: yaml.Node | None) -> int:
         if node is None or not isinstance(node.value, list):
             return 1
         if node not in sizes:
-            sizes[node] = MOST_NODES  # of one that holds itself
-            parts = (part for one in node.value for part in (one if isinstance(one, tuple) else (one,)))
-            sizes[node] = 1 + sum(map(size, parts))
+            sizes[node] = MOST_NODES  # for one that contains itself
+            parts = (part for item in node.value for part in (item if isinstance(item, tuple) else (item,)))
+            sizes[node] = 1 + sum(map(node_count, parts))
         return sizes[node]
 
     try:
-        nodes = size(yaml.compose(text, yaml.SafeLoader))
+        nodes = node_count(yaml.compose(text, yaml.SafeLoader))
     except (yaml.YAMLError, RecursionError):
         return
     if nodes > MOST_NODES:
-        raise PipelineError(
-            f"{file}: its aliases (*NAME) stand for more than {MOST_NODES} nodes: write fewer of them inside each other"
-        )
+        raise PipelineError(f"{file}: its aliases (*NAME) expand to more than {MOST_NODES} nodes: nest fewer of them")
 
 
-def link(source: Path, target: Path) -> None:
-    """A hard link, which takes no room; a copy where the file system has none."""
+def link_or_copy(source: Path, target: Path) -> None:
+    """Create a hard link, which takes no space, or a copy where links are not supported."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,4 +1,4 @@
-"""The languages: our code (as MGSM spells it), and what the other benchmarks and data sets call the same language.
+"""The languages: our code (as in MGSM), and the codes of the same language in other benchmarks and data sets.
 
 Each is a file, conf/language/<code>.yaml; a folder given by --config-dir may hold more. Shipped are Belebele's 122,
 MGSM's among them (scripts/make_languages.py writes them).
@@ -19,8 +19,8 @@ from typing import Any
 from pipeline.errors import PipelineError
 from pipeline.files import added_conf, shipped_conf
 
-GROUP = "language"  # the folder of conf/ that holds them
-MGSM = ("en", "sw", "bn", "te", "ja", "de", "fr", "zh", "ru", "es", "th")  # what it is in
+GROUP = "language"  # folder of conf/ with the language files
+MGSM = ("en", "sw", "bn", "te", "ja", "de", "fr", "zh", "ru", "es", "th")  # its languages
 TEN = ("en", "de", "fr", "zh", "ru", "es", "ja", "bn", "sw", "te")  # MGSM's average in the papers: all but Thai
 
 
@@ -28,17 +28,17 @@ TEN = ("en", "de", "fr", "zh", "ru", "es", "ja", "bn", "sw", "te")  # MGSM's ave
 class Language:
     """One language. `stock` is the code whose stock task file of the harness is used: English for constructed ones.
 
-    How numbers are written is no field: their form decides in all languages (evaluate/metrics.py, last_number).
+    The format of numbers is not a field: it is detected in all languages (evaluate/metrics.py, last_number).
     """
 
     code: str
-    name: str  # English name, as prompts spell it
+    name: str  # English name, as in prompts
     flores: str  # FLORES and Belebele
-    scripts: tuple[str, ...] = ("LATIN",)  # as Unicode names its letters
-    mgsm: str = ""  # its codes there, where they are not ours
+    scripts: tuple[str, ...] = ("LATIN",)  # Unicode's names of its scripts
+    mgsm: str = ""  # its codes there, if they differ from ours
     global_mmlu: str = ""
-    aya: str = ""  # the column `language` of the Aya dataset, where it is not the name
-    aya_codes: tuple[str, ...] = ()  # the column `language_code`, which is not the same in every release
+    aya: str = ""  # the column `language` of the Aya dataset, if it differs from the name
+    aya_codes: tuple[str, ...] = ()  # the column `language_code`, which differs between releases
     constructed: bool = False
 
     @property
@@ -49,73 +49,74 @@ class Language:
 def language(code: str) -> Language:
     """The language of a code. ISO 639's private-use codes, qaa to qtz, are constructed: Qaa is qaa everywhere.
 
-    Raises PipelineError, naming near ones, for an unknown code.
+    Raises PipelineError with close matches for an unknown code.
     """
     file = file_of(code)
     if file is not None:
-        return _read(file, file.stat().st_mtime_ns)
+        return _read_language(file, file.stat().st_mtime_ns)
     if re.fullmatch("q[a-t][a-z]", code):
         return Language(code, code.capitalize(), code, aya=code.capitalize(), aya_codes=(code,), constructed=True)
-    raise PipelineError(f"unknown language {code!r}: {suggestion(code)}")
+    raise PipelineError(f"unknown language {code!r}: {suggest_language(code)}")
 
 
-def folders() -> list[Path]:
-    return [one / GROUP for one in (shipped_conf(), *added_conf())]
+def language_folders() -> list[Path]:
+    return [root / GROUP for root in (shipped_conf(), *added_conf())]
 
 
 def file_of(code: str) -> Path | None:
-    """The file of a language that has one."""
+    """The file of a language; None where it has none."""
     if not re.fullmatch(r"[A-Za-z][\w-]*", code):
         return None
-    return next((path for one in folders() if (path := one / f"{code}.yaml").is_file()), None)
+    return next((path for folder in language_folders() if (path := folder / f"{code}.yaml").is_file()), None)
 
 
-def own(code: str) -> tuple[Path, str] | None:
-    """The file and the digest of the fields of a language that is not shipped; it decides what is made with it."""
+def custom_language_file(code: str) -> tuple[Path, str] | None:
+    """(file, digest of the fields) of a language that is not shipped, which affects run hashes; None for shipped
+    ones."""
     file = file_of(code)
-    if file is None or file.parent == folders()[0]:
+    if file is None or file.parent == language_folders()[0]:
         return None
     text = json.dumps(asdict(language(code)), sort_keys=True, ensure_ascii=False)
     return file, hashlib.sha256(text.encode()).hexdigest()
 
 
 def all_languages() -> Iterator[Language]:
-    for folder in folders():
+    for folder in language_folders():
         for path in sorted(folder.glob("*.yaml")):
             yield language(path.stem)
 
 
-def suggestion(code: str) -> str:
-    """What near languages there are, and how to add one."""
+def suggest_language(code: str) -> str:
+    """Hint for an unknown code: close matches, and how to add a language."""
     spellings: dict[str, Language] = {}
-    for known in all_languages():
-        for spelling in (known.code, known.name, known.aya, known.flores, *known.aya_codes):
-            spellings.setdefault(spelling.lower(), known)
+    for entry in all_languages():
+        for spelling in (entry.code, entry.name, entry.aya, entry.flores, *entry.aya_codes):
+            spellings.setdefault(spelling.lower(), entry)
     near = difflib.get_close_matches(code.lower(), [word for word in spellings if word], n=3, cutoff=0.6)
     hint = ", ".join(dict.fromkeys(f"{spellings[word].code} ({spellings[word].name})" for word in near))
-    return (
-        f"did you mean {hint}? " if hint else ""
-    ) + f"to add it, write DIR/{GROUP}/{code or 'CODE'}.yaml with name, flores and scripts, and give --config-dir=DIR"
+    hint = f"did you mean {hint}? " if hint else ""
+    file = f"DIR/{GROUP}/{code or 'CODE'}.yaml"
+    return f"{hint}to add it, write {file} with name, flores and scripts, and give --config-dir=DIR"
 
 
 @lru_cache(maxsize=256)
-def _read(file: Path, _: int) -> Language:
+def _read_language(file: Path, _: int) -> Language:
     import yaml
 
-    known = {one.name for one in fields(Language)} - {"code", "constructed"}
+    names = {item.name for item in fields(Language)} - {"code", "constructed"}
     try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise PipelineError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(found, dict) or not {"name", "flores"} <= found.keys():
+        raise PipelineError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict) or not {"name", "flores"} <= content.keys():
         raise PipelineError(f"{file} must have name and flores (its code in FLORES and Belebele, such as swh_Latn)")
-    if odd := sorted(set(map(str, found)) - known):
-        raise PipelineError(f"{file}: {odd[0]} is no field of a language; there are {', '.join(sorted(known))}")
-    for key, value in found.items():
-        many = key in ("scripts", "aya_codes")
-        texts = value if many and isinstance(value, list) else [] if many else [value]
-        if not texts or not all(isinstance(one, str) for one in texts):
-            wanted = "a list of text, such as [LATIN]" if many else "text; quote no, yes and numbers"
-            raise PipelineError(f"{file}: {key}={value!r} must be {wanted}")
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
-    return Language(**{"code": file.stem, "aya": found["name"], **values})
+    if unknown := sorted(set(map(str, content)) - names):
+        raise PipelineError(f"{file}: {unknown[0]} is not a field of a language; there are {', '.join(sorted(names))}")
+    for key, value in content.items():
+        is_list = key in ("scripts", "aya_codes")
+        texts = value if is_list and isinstance(value, list) else [] if is_list else [value]
+        if not texts or not all(isinstance(item, str) for item in texts):
+            expected = "a list of text, such as [LATIN]" if is_list else "text; quote no, yes and numbers"
+            raise PipelineError(f"{file}: {key}={value!r} must be {expected}")
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
+    return Language(**{"code": file.stem, "aya": content["name"], **values})

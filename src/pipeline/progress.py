@@ -1,7 +1,7 @@
-"""One line of progress a run, on standard error: what is done of its work, how fast, and the time that is left.
+"""One line of progress per run, on standard error: the work done, its speed, and the remaining time.
 
-At a terminal it is a bar, drawn anew each second; elsewhere, as in a log, a line every 30 seconds. The bars and the
-chatter of libraries are silenced (`quiet`).
+At a terminal it is a bar, redrawn each second; elsewhere, as in a log, a line every 30 seconds. Progress bars and
+messages of libraries are silenced (`quiet`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 T = TypeVar("T")
-EVERY = 30.0  # seconds between two lines where there is no terminal
+LOG_SECONDS = 30.0  # seconds between two lines without a terminal
 WIDTH = 20  # of the bar, in characters
-SILENT = {  # read by the libraries when they are imported, here and in processes that are started from here
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers asks it too
-    "HF_HUB_VERBOSITY": "error",  # each retry is a warning: what fails in the end is one sentence of ours
+SILENT = {  # read by the libraries on import, in this process and its children
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers reads it too
+    "HF_HUB_VERBOSITY": "error",  # each retry would be a warning; a final failure is one sentence of ours
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "DATASETS_VERBOSITY": "error",
     "TRANSFORMERS_VERBOSITY": "error",
@@ -32,15 +32,15 @@ SILENT = {  # read by the libraries when they are imported, here and in processe
 
 
 def quiet() -> None:
-    """Silence what libraries show of their own work; what the environment asks for stands above it."""
+    """Silence the output of libraries, unless the environment sets it otherwise."""
     for name, value in SILENT.items():
         os.environ.setdefault(name, value)
-    for name in ("torchao", "torch.utils._pytree"):  # kernels for GPUs that are absent, at each import
+    for name in ("torchao", "torch.utils._pytree"):  # warnings about missing GPU kernels at each import
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def say(line: str) -> None:
-    """A line of its own, above the bar that is being drawn."""
+    """Print a line above the progress bar."""
     print(f"\r\033[K{line}" if sys.stderr.isatty() else line, file=sys.stderr, flush=True)
 
 
@@ -48,7 +48,7 @@ _recorded: list[str] | None = None
 
 
 def warn(line: str) -> None:
-    """A warning, on a line of its own; inside `recorded_warnings` it is kept too."""
+    """Print a warning above the progress bar; inside `recorded_warnings` it is recorded too."""
     say(f"warning: {line}")
     if _recorded is not None:
         _recorded.append(line)
@@ -56,7 +56,7 @@ def warn(line: str) -> None:
 
 @contextmanager
 def recorded_warnings() -> Iterator[list[str]]:
-    """Gives a list that each warning of this process is added to, inside."""
+    """A list to which each warning of this process is added inside the context."""
     global _recorded
     _recorded = []
     try:
@@ -65,23 +65,23 @@ def recorded_warnings() -> Iterator[list[str]]:
         _recorded = None
 
 
-def draw(line: str) -> None:
-    """At a terminal: the line that is being drawn, cut to its width, in place of what stood there."""
+def draw_line(line: str) -> None:
+    """Replace the current line of a terminal, cut to its width."""
     print(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
 
 
 class Bar:
-    """Work of which `total` units are to be done, shown from start() to close(), or as a context. Any thread counts.
+    """Progress of `total` units of work, shown from start() to close(), or as a context. Thread-safe.
 
-    total: None where it is not known before the end. unit: in the singular; `byte` is written as kB, MB, GB. stays:
-    whether the last line at a terminal is left there at the end.
+    total: None where it is unknown before the end. unit: in the singular; `byte` is printed as kB, MB, GB. stays:
+    whether the last line remains at a terminal.
     """
 
-    def __init__(self, what: str, total: float | None, unit: str, stays: bool = False) -> None:
-        self.what, self.total, self.unit, self.stays = what, total, unit, stays
+    def __init__(self, label: str, total: float | None, unit: str, stays: bool = False) -> None:
+        self.label, self.total, self.unit, self.stays = label, total, unit, stays
         self.done, self.first, self.note = 0.0, 0.0, ""
         self.begun = time.monotonic()
-        self.left: Callable[[], float | None] | None = None  # seconds; null: by the rate of what was done
+        self.seconds_left: Callable[[], float | None] | None = None  # None: by the rate so far
         self._lock, self._over = threading.Lock(), threading.Event()
         self._at_terminal = sys.stderr.isatty()
 
@@ -90,15 +90,15 @@ class Bar:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
 
-    def start(self, done: float = 0) -> None:
-        """`done`: what was done before; the rate is that of what comes after."""
-        self.begun, self.done, self.first = time.monotonic(), done, done
+    def start(self, units: float = 0) -> None:
+        """Begin; `units`: done before, which do not count for the rate."""
+        self.begun, self.done, self.first = time.monotonic(), units, units
         if self._at_terminal:
-            draw(str(self))
+            draw_line(str(self))
         threading.Thread(target=self._keep_showing, daemon=True).start()
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class Bar:
                 return
             self._over.set()
             if self._at_terminal:
-                draw(str(self) if self.stays else "")
+                draw_line(str(self) if self.stays else "")
                 if self.stays:
                     print(file=sys.stderr, flush=True)
 
@@ -115,78 +115,78 @@ class Bar:
         with self._lock:
             self.done += count
 
-    def counting(self, work: Callable[[], T], units: float) -> Callable[[], T]:
-        """The same work, counted when it is done."""
+    def count_when_done(self, work: Callable[[], T], units: float) -> Callable[[], T]:
+        """The same work, which counts `units` when it is done."""
 
-        def counted() -> T:
-            found = work()
+        def run_and_count() -> T:
+            result = work()
             self.update(units)
-            return found
+            return result
 
-        return counted
+        return run_and_count
 
     def over(self, items: Iterable[T]) -> Iterator[T]:
-        """The items, each counted as a unit when the next is asked for."""
+        """Iterate over the items, each counted as a unit when the next is requested."""
         for item in items:
             yield item
             self.update()
 
-    def to(self, done: float) -> None:
-        """So much is done in all."""
+    def to(self, units: float) -> None:
+        """Set the number of units done."""
         with self._lock:
-            self.done = done
+            self.done = units
 
     @property
     def elapsed(self) -> float:
-        """Seconds."""
+        """Seconds since the start."""
         return time.monotonic() - self.begun
 
     def _keep_showing(self) -> None:
-        while not self._over.wait(1.0 if self._at_terminal else EVERY):
+        while not self._over.wait(1.0 if self._at_terminal else LOG_SECONDS):
             with self._lock:
                 if self._over.is_set():
                     return
                 if self._at_terminal:
-                    draw(str(self))
+                    draw_line(str(self))
                 else:
                     print(self, file=sys.stderr, flush=True)
 
     def __str__(self) -> str:
-        seconds, done = self.elapsed, self.done
-        told = [f"{amounts(done, self.total, self.unit)} in {duration(seconds)}"]
-        rate = (done - self.first) / seconds if seconds > 0 else 0.0
+        seconds, units = self.elapsed, self.done
+        items = [f"{format_amounts(units, self.total, self.unit)} in {format_duration(seconds)}"]
+        rate = (units - self.first) / seconds if seconds > 0 else 0.0
         if rate > 0:
-            told.append(speed(rate, self.unit))
+            items.append(format_speed(rate, self.unit))
             if self.total is not None:
-                left = self.left() if self.left else max(self.total - done, 0) / rate
-                told += [f"{duration(left)} left"] if left is not None else []
-        told += [self.note] if self.note else []
+                seconds_left = self.seconds_left() if self.seconds_left else max(self.total - units, 0) / rate
+                items += [f"{format_duration(seconds_left)} left"] if seconds_left is not None else []
+        items += [self.note] if self.note else []
         bar = ""
         if self._at_terminal and self.total:
-            full = round(WIDTH * min(done / self.total, 1))
+            full = round(WIDTH * min(units / self.total, 1))
             bar = "█" * full + "░" * (WIDTH - full) + " "
-        return f"{self.what}: {bar}{', '.join(told)}"
+        return f"{self.label}: {bar}{', '.join(items)}"
 
 
 class Pace:
-    """The time left of answers that are generated in batches: prompts first (prefill), then a token a step (decoding).
+    """Remaining time of generation in batches: prompts first (prefill), then one token per step (decoding).
 
-    The two are timed apart. A batch is expected to take as many steps as those before it did, the first one all that an
-    answer may have.
+    The two are timed separately. A batch is expected to take as many steps as earlier ones on average, the first one as
+    many as an answer may have tokens.
     """
 
     def __init__(self) -> None:
         self.prefill, self.decode = 0.0, 0.0  # seconds
-        self.questions, self.steps = 0.0, 0  # whose prefill, and steps that were timed
+        self.questions, self.steps = 0.0, 0  # numbers of questions whose prefill, and of steps that, were timed
         self.of_batches: list[int] = []  # steps of finished batches
         self.size, self.room, self.taken, self.last = 0.0, 0, 0, 0.0
 
     def begin(self, size: float, room: int) -> None:
-        """A batch of so many questions, whose answers have at most `room` tokens."""
+        """Begin a batch of `size` questions, whose answers have at most `room` tokens."""
         self.size, self.room, self.taken, self.last = size, room, 0, time.monotonic()
 
     def step(self) -> None:
-        """A token of each answer of the batch is there; the first ends the prefill."""
+        """Count a token of each answer in the batch; the first one ends the prefill."""
         now = time.monotonic()
         if self.taken:
             self.decode, self.steps = self.decode + now - self.last, self.steps + 1
@@ -198,45 +198,46 @@ class Pace:
         self.of_batches.append(self.taken)
         self.taken = self.room = 0
 
-    def left(self, waiting: float, batch: float) -> float | None:
-        """Seconds, with `waiting` questions that no batch has begun with, in batches of `batch`; None until both are
-        timed."""
+    def seconds_left(self, waiting: float, batch: float) -> float | None:
+        """Remaining seconds, with `waiting` questions that are in no batch yet, in batches of `batch`; None until both
+        phases are timed."""
         if not self.steps or not self.questions:
             return None
         expected = sum(self.of_batches) / len(self.of_batches) if self.of_batches else self.room
-        here = max(expected - self.taken, 0) if self.room else 0.0
-        steps = here + math.ceil(waiting / batch - 1e-9) * expected
+        steps_in_batch = max(expected - self.taken, 0) if self.room else 0.0
+        steps = steps_in_batch + math.ceil(waiting / batch - 1e-9) * expected
         prompts = waiting + (self.size if self.room and not self.taken else 0)
         return prompts * self.prefill / self.questions + steps * self.decode / self.steps
 
 
-def amounts(done: float, total: float | None, unit: str) -> str:
+def format_amounts(count: float, total: float | None, unit: str) -> str:
     """`3/40 questions`, `1.5/16.1 GB`."""
     if unit == "byte":
-        size, name = scale(total or done)
-        return f"{done / size:.1f}{f'/{total / size:.1f}' if total is not None else ''} {name}"
+        size, name = byte_unit(total or count)
+        return f"{count / size:.1f}{f'/{total / size:.1f}' if total is not None else ''} {name}"
     of = f"/{total:,.0f}" if total is not None else ""
-    return f"{int(done):,}{of} {unit}s"
+    return f"{int(count):,}{of} {unit}s"
 
 
-def speed(rate: float, unit: str) -> str:
-    """`5.5 steps/s`, `2.0 GB/s`, or `12 s a question` below one a second."""
+def format_speed(rate: float, unit: str) -> str:
+    """`5.5 steps/s`, `2.0 GB/s`, or `12 s a question` below one per second."""
     if unit == "byte":
-        size, name = scale(rate)
+        size, name = byte_unit(rate)
         return f"{rate / size:.1f} {name}/s"
     if rate < 1:
         return f"{1 / rate:.1f} s a {unit}"
     return f"{rate:,.{0 if rate >= 10 else 1}f} {unit}s/s"
 
 
-def scale(count: float) -> tuple[float, str]:
-    return next((one for one in ((1e9, "GB"), (1e6, "MB")) if count >= one[0]), (1e3, "kB"))
+def byte_unit(count: float) -> tuple[float, str]:
+    """(bytes, name) of the unit for a number of bytes."""
+    return next((unit for unit in ((1e9, "GB"), (1e6, "MB")) if count >= unit[0]), (1e3, "kB"))
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`45 s`, `3:07 min`, `1:05 h`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    more, unit = (whole, "min") if whole < 3600 else (round(seconds / 60), "h")
-    return f"{more // 60}:{more % 60:02} {unit}"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded} s"
+    parts, unit = (rounded, "min") if rounded < 3600 else (round(seconds / 60), "h")
+    return f"{parts // 60}:{parts % 60:02} {unit}"

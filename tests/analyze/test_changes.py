@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.analyze.changes import changes
+from pipeline.analyze.changes import tensor_changes
 from pipeline.analyze.stage import make
 from pipeline.config.merging import Analyze
 from pipeline.config.stages import AnalyzeStage
@@ -22,7 +22,7 @@ from pipeline.runs.manifest import Manifest
 def test_one_tensor_by_whole_tensors(models, axis):
     base, *experts = (Checkpoint.open(folder) for folder in models["qwen2"])
     for name in ("model.layers.3.mlp.down_proj.weight", "model.layers.3.self_attn.q_proj.bias", "model.norm.weight"):
-        each, pairs = changes(experts, base, name, [0.04, 0.042], axis)
+        each, pairs = tensor_changes(experts, base, name, [0.04, 0.042], axis)
         start = base.tensor(name).float()
         vectors = [one.tensor(name).float() - start for one in experts]
         for vector, limit, found in zip(vectors, [0.04, 0.042], each, strict=True):

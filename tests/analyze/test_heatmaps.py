@@ -21,7 +21,7 @@ def test_a_csv_of_maps_is_drawn_from_the_top_layer_down(tmp_path):
     assert "math expert #1" in drawn and 'aria-label="what changed"' in drawn
     holes = svg_of_maps([Map("t", ["a"], ["b", "c"], [[None, 3.0]])], "a", "x", None)
     assert "–" in holes
-    for text, words in ((HAND_MADE.replace("0.25", "1.25"), "no share"), ("a,b\n1,2\n", "it must have figure")):
+    for text, words in ((HAND_MADE.replace("0.25", "1.25"), "not a share"), ("a,b\n1,2\n", "it must have figure")):
         file.write_text(text)
         with pytest.raises(PipelineError, match=words):
             published_maps(file)

@@ -86,7 +86,7 @@ def test_every_stage_composes_and_is_its_dataclass(stage: str) -> None:
 
 
 def test_every_merge_method_has_an_option_and_a_schema() -> None:
-    assert set(conf.options("merge")) == {name for one in METHODS for name in (one, *conf.presets(one))}
+    assert set(conf.options("merge")) == {name for one in METHODS for name in (one, *conf.method_presets(one))}
     assert set(conf.options("stage")) == set(STAGES)
 
 
@@ -100,27 +100,27 @@ SOUP = "stage=merge merge=soup "
 SELECT = "stage=select select=unreasonable checkpoints=[a] "
 REFUSED = {
     # a wrong option
-    "stage=nope": "stage=nope is no option: there are analyze, clean, cpt, data, eval,",
-    "stage=": "stage= is no option: there are analyze, clean, cpt,",
-    "stage=null": "stage=null is no option: give one of analyze, clean, cpt,",
-    "stage=sft expert=mth": "expert=mth is no option: did you mean math",
+    "stage=nope": "stage=nope is not an option: there are analyze, clean, cpt, data, eval,",
+    "stage=": "stage= is not an option: there are analyze, clean, cpt,",
+    "stage=null": "stage=null is not an option: give one of analyze, clean, cpt,",
+    "stage=sft expert=mth": "expert=mth is not an option: did you mean math",
     "stage=sft": "stage=sft needs expert=...: one of bn,",
     "stage=eval checkpoint=x": "stage=eval needs eval=...: one of belebele_0shot,",
-    "stage=merge merge=tie": "merge=tie is no option: did you mean ties",
-    "stage=sft expert=[math,qac]": "expert=[math,qac] is no option: give one of bn,",
-    SFT + "sft=null": "sft=null is no option: give one of full",
-    SFT + "partition=D": "partition=D is no option: there are A, B, C, Z, own",
-    SFT + "partition.bottom_layers=3": "partition.bottom_layers needs partition=... beside it: one of A, B, C, Z, own",
+    "stage=merge merge=tie": "merge=tie is not an option: did you mean ties",
+    "stage=sft expert=[math,qac]": "expert=[math,qac] is not an option: give one of bn,",
+    SFT + "sft=null": "sft=null is not an option: give one of full",
+    SFT + "partition=D": "partition=D is not an option: there are A, B, C, Z, own",
+    SFT + "partition.bottom_layers=3": "partition.bottom_layers needs partition=... next to it: one of A, B, C, Z, own",
     SFT + "partition=own": "stage=sft needs partition.bottom_layers",
     SFT + "partition=A partition.bottom=3": "unknown key partition.bottom: did you mean partition.bottom_layers",
-    "table=nope": "table=nope is no table: there are calibrate,",
-    "table=sandbax": "table=sandbax is no table: did you mean sandbox",
-    "table=./nope.yaml": "table=./nope.yaml is no file: give one, or one of calibrate,",
-    "stage=prefetch table=nope": "table=nope is no table",
-    SFT + "every.sft.steps=2": "stage=sft has no table, whose runs every.sft.steps would be given to",
+    "table=nope": "table=nope is not a table: there are calibrate,",
+    "table=sandbax": "table=sandbax is not a table: did you mean sandbox",
+    "table=./nope.yaml": "table=./nope.yaml is not a file: give one, or one of calibrate,",
+    "stage=prefetch table=nope": "table=nope is not a table",
+    SFT + "every.sft.steps=2": "stage=sft has no table of runs for every.sft.steps",
     "every.sft.stops=2": "sandbox.yaml, run 'math expert': unknown key sft.stops: did you mean sft.steps",
-    "every.sft.steps=1,2": "every.sft.steps=1,2 names several values",
-    "every.model=nope": "sandbox.yaml, run 'math expert': model=nope is no option: there are",
+    "every.sft.steps=1,2": "every.sft.steps=1,2 gives several values",
+    "every.model=nope": "sandbox.yaml, run 'math expert': model=nope is not an option: there are",
     "every.moddel=x": "sandbox.yaml, every: no run of this table reads moddel",
     "plan.gpu=h100": "unknown key plan.gpu: stage=table reads",
     "stage=plan plan.gpu=h100": "plan.gpu must be one of a100_80, h100_80, h200_141, got 'h100'",
@@ -138,8 +138,8 @@ REFUSED = {
     SFT + "lr=1e-5": "unknown key lr: did you mean sft.learning_rate=...?",
     SFT + "sft.lr=1e-5": "unknown key sft.lr: did you mean sft.learning_rate=...?",
     SFT + "epochs=2": "unknown key epochs: did you mean sft.epochs=...?",
-    "stage=merge merge=swap": "merge=swap is no option: did you mean layer_swap",
-    "stage=eval languages=[en, sw]": "stands in quotes, 'languages=[en,sw]'",
+    "stage=merge merge=swap": "merge=swap is not an option: did you mean layer_swap",
+    "stage=eval languages=[en, sw]": "quote a value with brackets or spaces, 'languages=[en,sw]'",
     SFT + "sft.learning_rat=1": "unknown key sft.learning_rat: did you mean sft.learning_rate?",
     SFT + "+sft.learning_rat=1": "unknown key sft.learning_rat: did you mean sft.learning_rate?",
     SFT + "sed=1": "unknown key sed: did you mean seed?",
@@ -161,14 +161,14 @@ REFUSED = {
     # a wrong type
     SFT + "sft.learning_rate=fast": "sft.learning_rate must be a number, got 'fast'",
     SFT + "seed=1.5": "seed must be a whole number, got 1.5",
-    SFT + "seed=null": "seed=null: give a value, there is no meaning to null here",
+    SFT + "seed=null": "seed=null: give a value, null is not allowed",
     SFT + "sft.steps=": "sft.steps must be a whole number, got ''",
     SFT + "sft.epochs=many": "error: sft.epochs must be a whole number, got 'many'\n",
     SFT + "sft.separator=[1]": "sft.separator must be text, got [1]",
     SFT + "deterministic=maybe": "deterministic must be true or false, got 'maybe'",
     SFT + "model.architecture=3": "model.architecture=3: Cannot assign int to Dict",
     SFT + "sft.separator=${foo}": "sft.separator=${foo}: Interpolation key 'foo' not found",
-    "stage=data expert=sandbox expert.world=3": "expert.world=3: it holds keys of its own, give expert.world.KEY=...",
+    "stage=data expert=sandbox expert.world=3": "expert.world=3: it is a mapping, give expert.world.KEY=...",
     EVAL + "languages=en": "languages=en: write a list, languages=[en]",
     SOUP + "merge.experts=a": "merge.experts=a: write a list, merge.experts=[a]",
     "every.seed=a": "sandbox.yaml, run 'world': seed must be a whole number, got 'a'",
@@ -188,8 +188,8 @@ REFUSED = {
     "stage=eval eval=mgsm_2shot": "stage=eval needs checkpoint: give checkpoint=RUN",
     "stage=select select=unreasonable": "stage=select needs checkpoints: give checkpoints=[RUN,RUN]",
     "stage=select checkpoints=[a]": "stage=select needs select=...: one of layer_swapping_language,",
-    "stage=select select=unreasonable checkpoints=[a]": "checkpoints=a is no finished run of runs",
-    "stage=select select=unreasonable checkpoints=[a@3]": "checkpoints=a is no finished run of runs",
+    "stage=select select=unreasonable checkpoints=[a]": "checkpoints=a is not a finished run of runs",
+    "stage=select select=unreasonable checkpoints=[a@3]": "checkpoints=a is not a finished run of runs",
     "stage=select select=unreasonable checkpoints=[a] select.place=0": "select.place must be at least 1, got 0",
     "stage=clean clean.dry_run=maybe": "clean.dry_run must be true or false, got 'maybe'",
     "stage=clean redo=true": "unknown key redo",
@@ -198,11 +198,11 @@ REFUSED = {
     "stage=merge merge=layer_swap merge.math=a": "stage=merge needs merge.language: give merge.language=RUN",
     "stage=merge merge=layer_swap": "needs merge.language and merge.math: give merge.language=RUN merge.math=RUN",
     SOUP: "stage=merge needs merge.experts: give merge.experts=[RUN,RUN]",
-    EVAL: "checkpoint=x is no finished run of runs; there are none",
+    EVAL: "checkpoint=x is not a finished run of runs; there are none",
     "stage=eval eval=mgsm_2shot checkpoint=": "checkpoint is empty: give checkpoint=RUN",
     "stage=eval eval=mgsm_2shot checkpoint=/no/where": "checkpoint=/no/where is not a folder: name a finished run",
-    "stage=eval eval=mgsm_2shot checkpoint=x*": "checkpoint=x* is no finished run of runs",
-    "stage=eval eval=mgsm_2shot checkpoint=hub:": "checkpoint=hub: is no model on the Hub: write hub:org/name",
+    "stage=eval eval=mgsm_2shot checkpoint=x*": "checkpoint=x* is not a finished run of runs",
+    "stage=eval eval=mgsm_2shot checkpoint=hub:": "checkpoint=hub: is not a model on the Hub: write hub:org/name",
     SOUP + "merge.experts=[a]": "merge.experts=['a']: name two runs or more",
     SFT + "model=trained": "give model.path=RUN",
     SFT + "model=sandbox_random": "model.tokenizer=data_root needs data_root",
@@ -211,17 +211,17 @@ REFUSED = {
     "stage=sft expert=own expert.sources.own.rows=poems": "expert.sources.own.rows must be one of ",
     "stage=data expert=math data_root=/no/where": "data_root=/no/where is not a folder",
     # no key=value at all
-    "expert": "'expert' is no override: write key=value",
-    "launcher.options=[--constraint=a100,-x]": "an = inside brackets stands in quotes of its own, "
+    "expert": "'expert' is not an override: write key=value",
+    "launcher.options=[--constraint=a100,-x]": "quote an = inside brackets, "
     "'launcher.options=[\"--constraint=a100\",-x]'",
-    "launcher.options=[--a=b": "'launcher.options=[--a=b' is no override: write key=value",
-    "a=[": "'a=[' is no override: write key=value",
-    SFT + "~seed": "'~seed' takes a key away, and each has a meaning: give seed=value",
-    "~stage": "'~stage' takes a key away",
-    SFT + "seed=0,1": "seed=0,1 names several values: -m makes a run of each; a list is seed=[...]",
-    "stage=sft expert=math,qac": "expert=math,qac names several values: -m makes a run of each",
+    "launcher.options=[--a=b": "'launcher.options=[--a=b' is not an override: write key=value",
+    "a=[": "'a=[' is not an override: write key=value",
+    SFT + "~seed": "'~seed' removes a key that is needed: give seed=value",
+    "~stage": "'~stage' removes a key",
+    SFT + "seed=0,1": "seed=0,1 gives several values: -m starts a run for each; a list is seed=[...]",
+    "stage=sft expert=math,qac": "expert=math,qac gives several values: -m starts a run for each",
     SFT + "hydra.run.dir=/x": "hydra's own settings are read with -m only",
-    "-m stage=sft expert=mth,math": "expert=mth is no option: did you mean math",
+    "-m stage=sft expert=mth,math": "expert=mth is not an option: did you mean math",
     "-m stage=sft expert=math seed=0,1 sft.learning_rat=1": "did you mean sft.learning_rate?",
     "-m stage=sft expert=math seed=0,-1": "seed must be at least 0 and at most 4294967295, got -1",
     **{
@@ -274,14 +274,14 @@ def test_refused_before_anything_heavy_is_imported_or_written(refusals: dict[str
 
 @pytest.mark.parametrize("stage", conf.options("stage"))
 def test_the_groups_that_a_stage_names_exist(stage: str) -> None:
-    assert set(conf.reads(stage)) <= set(conf.groups())
+    assert set(conf.groups_read(stage)) <= set(conf.groups())
 
 
 def test_help_names_every_stage_and_option(call: Callable[..., SimpleNamespace]) -> None:
     told = call("--help").out
     assert call("-h").out == told
     lines = {line.split()[0]: line.split()[1:] for line in told.splitlines() if line.startswith("  stage=")}
-    assert {f"stage={stage}": conf.reads(stage)[:-2] for stage in STAGES} == lines
+    assert {f"stage={stage}": conf.groups_read(stage)[:-2] for stage in STAGES} == lines
     for group in conf.groups():
         assert group in ("stage", "data") or all(option in told for option in conf.options(group)), group
     assert max(map(len, told.splitlines())) <= 120
@@ -329,12 +329,12 @@ def test_a_folder_of_options_of_ones_own(own: Path, tmp_path: Path) -> None:
     assert "learning_rate: 3.0e-06" in typed(tmp_path, *asked).stdout
     refused = typed(tmp_path, "--config-dir", "my conf", *sft, "recipe=nope")
     assert refused.returncode == 1 and refused.stderr.count("\n") == 1
-    assert "recipe=nope is no option: did you mean mine? There are" in refused.stderr
+    assert "recipe=nope is not an option: did you mean mine? There are" in refused.stderr
     assert " mine," in refused.stderr and "layer_swapping_sw_1" in refused.stderr
     planned = typed(tmp_path, f"--config-dir={own}", "stage=plan", "table=mine")
     assert planned.returncode == 0 and "3 of 3 runs to compute" in planned.stdout, planned.stderr
     missing = typed(tmp_path, f"--config-dir={own}", "stage=plan", "table=min")
-    assert "table=min is no table: did you mean mine" in missing.stderr
+    assert "table=min is not a table: did you mean mine" in missing.stderr
 
 
 def test_claims_of_ones_own(own: Path, tmp_path: Path, call: Any) -> None:
@@ -364,16 +364,18 @@ def test_claims_of_ones_own(own: Path, tmp_path: Path, call: Any) -> None:
 def test_a_folder_that_would_be_misread_is_refused(own: Path, tmp_path: Path, call: Any) -> None:
     asked = [f"--config-dir={own}", "stage=plan"]
     assert call("--config-dir=nowhere", "stage=plan").err == (
-        "error: --config-dir=nowhere is not there: give a folder with options of yours, such as recipe/mine.yaml or "
+        "error: --config-dir=nowhere does not exist: give a folder with options of yours, such as recipe/mine.yaml or "
         "tables/mine.yaml in it\n"
     )
-    assert "pyproject.toml is a file and no folder" in call(f"--config-dir={conf.folder().parent}/pyproject.toml").err
+    assert (
+        "pyproject.toml is a file and not a folder" in call(f"--config-dir={conf.folder().parent}/pyproject.toml").err
+    )
     assert "--config-dir needs a folder" in call("stage=plan", "--config-dir").err
     (own / "table").mkdir()
-    assert "table/ is no group of options: did you mean tables/?" in call(*asked).err
+    assert "table/ is not a group of options: did you mean tables/?" in call(*asked).err
     (own / "table").rename(own / "model")
     (own / "model/sandbox.yaml").write_text("name: sandbox\n")
-    assert "model=sandbox is there already: call yours otherwise" in call(*asked).err
+    assert "model=sandbox exists already: choose another name" in call(*asked).err
     assert conf.folders() == [conf.folder()]
 
 
@@ -385,7 +387,7 @@ def test_an_equals_sign_inside_brackets_is_read_in_quotes_of_its_own() -> None:
 def test_a_table_of_another_kind_of_file_is_refused_by_its_name(call: Any, tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text('{"question": "1"}\n{"question": "2"}\n')
     refused = call("stage=report", f"table={tmp_path}/mine.jsonl").err
-    assert refused.endswith("mine.jsonl is no table: one is a .yaml file, or the .zip that stage=export wrote\n")
+    assert refused.endswith("mine.jsonl is not a table: expected a .yaml file, or the .zip written by stage=export\n")
 
 
 def test_a_sweep_over_tables_composes_inside_its_jobs(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:

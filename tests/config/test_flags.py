@@ -22,19 +22,19 @@ BOMB = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     {
-        "stage=status =1": "'=1' names no key: write key=value",
+        "stage=status =1": "'=1' has no key: write key=value",
         "language=1": "unknown key language: did you mean languages=[sw]?",
         "stage=sft language=sw": "unknown key language: did you mean languages=[sw]?",
         "tables=1": "unknown key tables: did you mean table",
         "--resolve": "--resolve belongs to --cfg: give --cfg job --resolve",
-        "--hydra-help": "--hydra-help is no flag of this program; there are --help",
-        "--stage sft": "--stage is no flag of this program: write stage=...; there are --help",
-        "expert=null --cfg job": "expert=null is no option: give one of",
+        "--hydra-help": "--hydra-help is not a flag of this program; there are --help",
+        "--stage sft": "--stage is not a flag of this program: write stage=...; there are --help",
+        "expert=null --cfg job": "expert=null is not an option: give one of",
         "--cfg job +thsi=1": "unknown key thsi",
         "--cfg": "--cfg shows one of job, hydra, all: give --cfg VALUE",
         "--cfg=jbo": "--cfg shows one of job, hydra, all: give --cfg VALUE",
-        "-m --cfg job seed=1,2": "-m makes a run of each of several values, --cfg and --info show one: drop one",
-        "--cfg job all": "'all' is no override: write key=value",
+        "-m --cfg job seed=1,2": "-m starts a run for each of several values, --cfg and --info show one: drop one",
+        "--cfg job all": "'all' is not an override: write key=value",
         "stage=sft sft.epochs=-1 expert=math --cfg job": "sft.epochs must be",
     }.items(),
 )
@@ -71,7 +71,7 @@ def test_aliases_inside_aliases(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "mine.yaml").write_text(BOMB)
     assert main(["stage=plan", f"table={tmp_path}/mine.yaml", f"runs_dir={tmp_path}/runs"]) == 1
     told = capsys.readouterr().err
-    assert "mine.yaml: its aliases (*NAME) stand for more than 100000 nodes" in told and told.count("\n") == 1
+    assert "mine.yaml: its aliases (*NAME) expand to more than 100000 nodes" in told and told.count("\n") == 1
     options = tmp_path / "own"
     (options / "recipe").mkdir(parents=True)
     (options / "recipe/mine.yaml").write_text(BOMB)

@@ -11,7 +11,7 @@ import pytest
 from pipeline.__main__ import main
 from pipeline.config import conf
 from pipeline.config.compose import compose
-from pipeline.config.manual import manual
+from pipeline.config.manual import manual_text
 from pipeline.config.training import Sft
 
 
@@ -28,7 +28,7 @@ def test_a_knob_has_its_default_its_meaning_and_its_bounds(capsys: pytest.Captur
     assert main(["stage=sft", "--help"]) == 0
     text = capsys.readouterr().out
     assert entry_of(text, "sft.warmup_steps") == "sft.warmup_steps=0 optimizer steps [>= 0]"
-    assert entry_of(text, "sft.steps").startswith("sft.steps=null optimizer steps, both sides counted; null: all that")
+    assert entry_of(text, "sft.steps").startswith("sft.steps=null optimizer steps, counting both sides; null: all")
     assert entry_of(text, "sft.template") == "sft.template=plain plain: prompt, separator, completion [plain, chat]"
     assert entry_of(text, "seed") == "seed=0 [>= 0 and <= 4294967295]"
     assert "full unless given" in text and "(needed)" in text and max(map(len, text.splitlines())) <= 120
@@ -38,17 +38,19 @@ def test_a_knob_has_its_default_its_meaning_and_its_bounds(capsys: pytest.Captur
 
 @pytest.mark.parametrize("stage", conf.options("stage"))
 def test_every_command_has_one(stage: str) -> None:
-    text = manual([f"stage={stage}"])
+    text = manual_text([f"stage={stage}"])
     assert text.startswith(f"stage={stage} reads")
     assert "(name: 'str'" not in text and "<factory>" not in text  # no class without words shows its signature
 
 
 def test_the_defaults_are_those_that_are_composed() -> None:
     """Of the partition and the merge that are asked for, those of their classes."""
-    text = manual(["stage=merge", "merge=ties"])
+    text = manual_text(["stage=merge", "merge=ties"])
     stage = compose(["stage=merge", "merge=ties", "merge.experts=[a,b]"])
     assert entry_of(text, "merge.density").startswith(f"merge.density={stage.merge.density} ")  # type: ignore[attr-defined]
-    assert "merge.bottom_layers" not in text and "merge.bottom_layers=5" in manual(["stage=merge", "merge=layer_swap"])
+    assert "merge.bottom_layers" not in text and "merge.bottom_layers=5" in manual_text(
+        ["stage=merge", "merge=layer_swap"]
+    )
 
 
 def test_it_loads_nothing_heavy_and_refuses_what_is_no_stage() -> None:
@@ -56,4 +58,4 @@ def test_it_loads_nothing_heavy_and_refuses_what_is_no_stage() -> None:
     program += "assert not {'torch', 'transformers', 'wandb', 'datasets'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
     done = subprocess.run([sys.executable, "-m", "pipeline", "stage=stf", "--help"], capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.startswith("error: stage=stf is no option: there are analyze, ")
+    assert done.returncode == 1 and done.stderr.startswith("error: stage=stf is not an option: there are analyze, ")

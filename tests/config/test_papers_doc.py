@@ -13,7 +13,7 @@ from planned import TABLES, shipped
 
 from pipeline.config import conf
 from pipeline.config.compose import compose
-from pipeline.tables.schema import read
+from pipeline.tables.schema import read_table
 
 PAGE = Path(__file__).parents[2] / "docs/papers.md"
 WORD = re.compile(r"`([a-z][\w.]*)=([^`]+)`")
@@ -56,7 +56,7 @@ def test_the_page_names_many_knobs() -> None:
 @pytest.mark.parametrize(("row", "key", "value", "options"), [one for one in knobs() if "every." not in one[1]])
 def test_a_knob_has_the_default_that_the_page_says(row: str, key: str, value: Any, options: dict[str, str]) -> None:
     stage = STAGES.get(key.partition(".")[0], "sft")
-    allowed = {group for group, _ in conf.defaults(stage)} | {"checkpoint", "checkpoints"}
+    allowed = {group for group, _ in conf.stage_defaults(stage)} | {"checkpoint", "checkpoints"}
     asked = {name: of for name, of in {**NEEDED[stage], **options}.items() if name in allowed}
     if asked.get("expert", "").startswith("math_") and "sft" not in options:
         asked["sft"] = "mixed"
@@ -73,5 +73,5 @@ def test_what_the_papers_tables_say_of_all_their_runs(key: str, value: Any) -> N
     names = [path.stem for path in TABLES.glob("*.yaml") if not path.stem.startswith(("sandbox", "real"))]
     assert len(names) > 15
     for name in names:
-        table = read(*shipped(name), shipped)
+        table = read_table(*shipped(name), shipped)
         assert table.every[key.removeprefix("every.")] == value, name

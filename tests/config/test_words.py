@@ -9,10 +9,10 @@ import pytest
 from planned import TABLES as TABLE_FILES
 from planned import plan_of
 
-from pipeline.config.compose import compose, parse
-from pipeline.config.words import stage_of, with_values, word
+from pipeline.config.compose import compose, parse_override
+from pipeline.config.words import format_word, stage_of, with_values
 from pipeline.errors import PipelineError
-from pipeline.tables.planned_runs import as_names, thawed
+from pipeline.tables.planned_runs import refs_as_names, thaw_value
 
 TABLES = sorted(path.stem for path in TABLE_FILES.glob("*.yaml"))
 
@@ -22,7 +22,7 @@ def rows(table: str) -> Iterator[dict[str, Any]]:
     alike: dict[Any, list[dict[str, Any]]] = {}
     for spec in plan_of(table).specs.values():
         if spec.kind == "stage":
-            words = {key: as_names(thawed(value)) for key, value in spec.words.items()}
+            words = {key: refs_as_names(thaw_value(value)) for key, value in spec.words.items()}
             alike.setdefault((words["stage"], tuple(words)), []).append(words)
     for same in alike.values():
         yield from same[:: max(1, len(same) - 1)]
@@ -30,7 +30,7 @@ def rows(table: str) -> Iterator[dict[str, Any]]:
 
 def typed(line: dict[str, Any]) -> list[str]:
     """As one types it: what is put into a mapping takes a plus."""
-    return [f"{'+' if isinstance(value, dict) else ''}{name}={word(value)}" for name, value in line.items()]
+    return [f"{'+' if isinstance(value, dict) else ''}{name}={format_word(value)}" for name, value in line.items()]
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ CHANGED = {  # key -> values, of one training
 def test_a_changed_value_is_what_composing_it_gives(key: str) -> None:
     for value in CHANGED[key]:
         line = {"stage": "sft", "expert": "math", key: value}
-        words = [f"{name}={word(one)}" for name, one in line.items()]
+        words = [f"{name}={format_word(one)}" for name, one in line.items()]
         assert stage_of(line) == compose(words), value
 
 
@@ -90,7 +90,7 @@ def test_a_stage_that_was_given_out_is_not_changed_by_the_next() -> None:
         ("sft.lora_targets", "q_proj", r"sft\.lora_targets: "),
         ("sft.learning_rate", -1.0, r"sft\.learning_rate must be above 0, got -1\.0"),
         ("sft.schedule", "none", r"sft\.schedule must be one of "),
-        ("sft.no_such", 1, r"sft\.no_such is no knob|unknown key sft\.no_such"),
+        ("sft.no_such", 1, r"sft\.no_such is not a knob|unknown key sft\.no_such"),
     ],
 )
 def test_a_value_of_another_type_or_out_of_its_bounds_is_refused_by_its_key(key: str, value: Any, told: str) -> None:
@@ -120,5 +120,5 @@ def test_a_wrong_value_after_a_right_one_is_refused_too() -> None:
     ],
 )
 def test_a_value_of_a_row_is_written_in_the_grammar_of_the_command_line(value: Any, expected: str) -> None:
-    assert word(value) == expected
-    assert parse(f"key={expected}").value() == value or isinstance(value, dict)
+    assert format_word(value) == expected
+    assert parse_override(f"key={expected}").value() == value or isinstance(value, dict)

@@ -14,7 +14,7 @@ import pytest
 from pipeline.config.compose import compose
 from pipeline.config.data import Source
 from pipeline.config.stages import DataStage
-from pipeline.data.load import read
+from pipeline.data.load import read_source
 from pipeline.errors import PipelineError
 
 
@@ -25,7 +25,7 @@ def own(folder: Path, file: str, *words: str, prompt: str = "{q}", completion: s
     ])  # fmt: skip
     assert isinstance(config, DataStage)
     counts: dict[str, Any] = {}
-    found = list(read("own", config.expert.sources["own"], folder, counts=counts))
+    found = list(read_source("own", config.expert.sources["own"], folder, counts=counts))
     return [(one["prompt"], one["completion"]) if isinstance(one, dict) else one for one in found], counts
 
 
@@ -59,7 +59,8 @@ def test_a_repository_of_csv_is_read_as_text_too(tmp_path: Path) -> None:
                       "expert.sources.own.prompt='{q}'", "expert.sources.own.completion='{a}'"])  # fmt: skip
     assert isinstance(config, DataStage)
     found = [
-        one if isinstance(one, str) else tuple(one.values()) for one in read("own", config.expert.sources["own"], None)
+        one if isinstance(one, str) else tuple(one.values())
+        for one in read_source("own", config.expert.sources["own"], None)
     ]
     assert found == [("None", "007"), ("NA", "5"), "empty"]
 
@@ -142,5 +143,5 @@ def test_a_blank_column_inside_a_template_empties_the_row(
 def test_a_table_with_columns_line_and_json_is_no_json(tmp_path: Path) -> None:
     (tmp_path / "own.csv").write_text('line,json\n1,"{""a"": 2}"\n2,plain text\n')
     source = Source(file="own.csv", rows="template", prompt="{line}", completion="{json}")
-    found = list(read("own", source, tmp_path))
+    found = list(read_source("own", source, tmp_path))
     assert found == [{"prompt": "1", "completion": '{"a": 2}'}, {"prompt": "2", "completion": "plain text"}]

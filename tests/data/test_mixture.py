@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from pipeline.benchmarks import scored_files
-from pipeline.benchmarks.flores import sentences
+from pipeline.benchmarks.flores import read_sentences
 from pipeline.config.compose import compose
 from pipeline.config.data import Data, Expert, Source
 from pipeline.config.stages import DataStage
 from pipeline.data import load
-from pipeline.data.draw import apportioned
-from pipeline.data.load import read
+from pipeline.data.draw import apportion
+from pipeline.data.load import read_source
 from pipeline.data.rows import read_jsonl
 from pipeline.data.stage import make_training_set
 from pipeline.data.word_problems import is_word_problem
@@ -155,9 +155,11 @@ def test_a_language_is_chosen_by_the_name_aya_gives_it(tmp_path: Path):
     ]
     put(tmp_path, "aya/train.jsonl", rows)  # type: ignore[arg-type]
     swahili = Source(file="aya/train.jsonl", rows="aya", language="sw")
-    assert list(read("aya", swahili, tmp_path)) == [{"prompt": "Mji mkuu wa Kenya ni upi?", "completion": "Nairobi."}]
+    assert list(read_source("aya", swahili, tmp_path)) == [
+        {"prompt": "Mji mkuu wa Kenya ni upi?", "completion": "Nairobi."}
+    ]
     with pytest.raises(PipelineError, match="source aya has no rows in language te"):
-        list(read("aya", Source(file="aya/train.jsonl", rows="aya", language="te"), tmp_path))
+        list(read_source("aya", Source(file="aya/train.jsonl", rows="aya", language="te"), tmp_path))
 
 
 def test_kinds_of_rows_are_not_mixed(tmp_path: Path):
@@ -248,10 +250,10 @@ def test_fewer_rows_are_taken_where_that_is_allowed(tmp_path: Path, capsys: pyte
 
 
 def test_shares_are_whole_numbers_that_add_up():
-    assert apportioned(10, {"a": 1, "b": 1, "c": 1}) == {"a": 4, "b": 3, "c": 3}
-    assert apportioned(7, {"a": 0.5, "b": 0.25, "c": 0.25}) == {"a": 3, "b": 2, "c": 2}
-    assert apportioned(0, {}) == {}
-    assert sum(apportioned(39_999, {"a": 1, "b": 2, "c": 4}).values()) == 39_999
+    assert apportion(10, {"a": 1, "b": 1, "c": 1}) == {"a": 4, "b": 3, "c": 3}
+    assert apportion(7, {"a": 0.5, "b": 0.25, "c": 0.25}) == {"a": 3, "b": 2, "c": 2}
+    assert apportion(0, {}) == {}
+    assert sum(apportion(39_999, {"a": 1, "b": 2, "c": 4}).values()) == 39_999
 
 
 # ------------------------------------------------------------------------------------------------ what is dropped
@@ -296,7 +298,7 @@ def test_flores_as_plain_text_is_compared_with(place: str, tmp_path: Path):
     counts = make_training_set(stage(Data(), a=of("a")), tmp_path, tmp_path)
     assert (counts["train"], counts["a"]["contaminated"], counts["a"]["shared"]) == (3, 1, {"flores": 1})
     assert "Benchmark texts: flores 2; too short to compare: 1" in (tmp_path / "data_card.md").read_text()
-    file, sentences_of = sentences(tmp_path, language("sw"), "devtest")
+    file, sentences_of = read_sentences(tmp_path, language("sw"), "devtest")
     assert scored_files(tmp_path)["flores"] == [file] and sentences_of[1] == sentence
 
 

@@ -14,8 +14,8 @@ import pytest
 import repositories
 
 from pipeline.benchmarks import BENCHMARKS, scored_files
-from pipeline.data.benchmarks import known
-from pipeline.data.ngrams import UNSPACED, NgramSet, ngrams
+from pipeline.data.benchmarks import benchmark_ngrams
+from pipeline.data.ngrams import UNSPACED, NgramSet, hash_ngrams
 from pipeline.errors import PipelineError
 
 
@@ -74,7 +74,7 @@ def test_ngrams_are_those_of_the_definition(n: int) -> None:
     """As many in each text, equal where the reference's are equal and different where they differ."""
     draw = random.Random(n)
     texts = [made_up(draw) for _ in range(400)]
-    numbers, owner = ngrams(texts, n)
+    numbers, owner = hash_ngrams(texts, n)
     expected = [gram for text in texts for gram in reference(text, n)]
     assert owner.tolist() == [index for index, text in enumerate(texts) for _ in reference(text, n)]
     meaning = dict(zip(numbers.tolist(), expected, strict=True))
@@ -84,12 +84,14 @@ def test_ngrams_are_those_of_the_definition(n: int) -> None:
 
 def test_numbers_do_not_depend_on_the_batch_or_on_what_lies_between_words() -> None:
     text = "Janet's ducks lay 16 eggs per day, and she eats three for breakfast every morning."
-    alone, _ = ngrams([text], 4)
-    numbers, owner = ngrams(["x " * 50, text, "", "emoji 😀 and Han 𠀀𠀁"], 4)
+    alone, _ = hash_ngrams([text], 4)
+    numbers, owner = hash_ngrams(["x " * 50, text, "", "emoji 😀 and Han 𠀀𠀁"], 4)
     assert numbers[owner == 1].tolist() == alone.tolist()
-    other, _ = ngrams(["JANET S DUCKS — lay: 16 eggs\nper day; and she eats three for breakfast every   morning"], 4)
+    other, _ = hash_ngrams(
+        ["JANET S DUCKS — lay: 16 eggs\nper day; and she eats three for breakfast every   morning"], 4
+    )
     assert other.tolist() == alone.tolist()
-    assert len(ngrams([], 4)[0]) == len(ngrams(["", "\x00"], 4)[0]) == 0
+    assert len(hash_ngrams([], 4)[0]) == len(hash_ngrams(["", "\x00"], 4)[0]) == 0
 
 
 NATIVE = {"te": 0x0C66, "bn": 0x09E6, "th": 0x0E50}  # the digit zero
@@ -119,7 +121,7 @@ def test_copies_of_mgsm_are_found_all(copy: str, code: str) -> None:
     lines = (Path(os.environ["PIPELINE_TEST_DATA"]) / f"mgsm/{code}/test.jsonl").read_text().splitlines()
     questions = [json.loads(line)["question"] for line in lines]
     found = [
-        NgramSet([ngrams([one], 13)[0]], [1]).marks_of(*ngrams([COPIES[copy](one, code)], 13), 1)[0]
+        NgramSet([hash_ngrams([one], 13)[0]], [1]).marks_of(*hash_ngrams([COPIES[copy](one, code)], 13), 1)[0]
         for one in questions
     ]
     assert (sum(found), len(found)) == (250, 250)
@@ -129,13 +131,13 @@ def test_a_set_says_which_sets_a_text_shares_with() -> None:
     draw = random.Random(0)
     vocabulary = [f"word{n}" for n in range(2000)]
     texts = [" ".join(draw.choices(vocabulary, k=60)) for _ in range(300)]
-    sets = NgramSet([ngrams(texts[:100], 5)[0], ngrams(texts[50:150], 5)[0]], [1, 2])
-    marks = sets.marks_of(*ngrams(texts, 5), len(texts))
+    sets = NgramSet([hash_ngrams(texts[:100], 5)[0], hash_ngrams(texts[50:150], 5)[0]], [1, 2])
+    marks = sets.marks_of(*hash_ngrams(texts, 5), len(texts))
     assert marks.tolist() == [1] * 50 + [3] * 50 + [2] * 50 + [0] * 150
     inside = f"before it {' '.join(texts[3].split()[20:25])} after it"
-    assert sets.marks_of(*ngrams([inside, "before it"], 5), 2).tolist() == [1, 0]
+    assert sets.marks_of(*hash_ngrams([inside, "before it"], 5), 2).tolist() == [1, 0]
     nothing = NgramSet([], [])
-    assert nothing.marks_of(*ngrams(texts[:2], 5), 2).tolist() == [0, 0]
+    assert nothing.marks_of(*hash_ngrams(texts[:2], 5), 2).tolist() == [0, 0]
     assert len(np.unique(sets.numbers)) == len(sets)
 
 
@@ -155,9 +157,11 @@ def lay_benchmarks(root: Path) -> None:
 
 def test_benchmarks_of_a_folder_are_all_languages_without_exemplars(tmp_path: Path) -> None:
     lay_benchmarks(tmp_path)
-    assert {name: len(paths) for name, paths in scored_files(tmp_path).items()} == dict.fromkeys(BENCHMARKS, 1)
-    found = known(13, tmp_path, None)
-    assert found.texts == {"mgsm": 1, "belebele": 2, "flores": 1, "global_mmlu": 1, "mbpp": 2}
+    found = benchmark_ngrams(13, tmp_path, None)
+    texts = {name: count for name, count in found.texts.items() if count}
+    assert texts == {"mgsm": 1, "belebele": 2, "flores": 1, "global_mmlu": 1, "mbpp": 2}
+    files = {name: len(paths) for name, paths in scored_files(tmp_path).items() if paths}
+    assert files == dict.fromkeys(texts, 1)
     assert found.short == 2  # a question with its options, in words
     words = " ".join(f"w{n}" for n in range(12))
     assert found.shared([f"x mgsm {words} y", f"flores {words}", words, "shown"])[0].tolist() == [
@@ -170,11 +174,13 @@ def test_a_benchmark_that_cannot_be_read_is_named(line: str, tmp_path: Path) -> 
     (tmp_path / "mgsm/sw").mkdir(parents=True)
     (tmp_path / "mgsm/sw/test.jsonl").write_text(f'{{"question": "1 + 1?"}}\n\n{line}\n')
     with pytest.raises(PipelineError, match="mgsm/sw/test.jsonl, line 3 cannot be compared with"):
-        known(13, tmp_path, None)
+        benchmark_ngrams(13, tmp_path, None)
 
 
 def test_a_text_is_marked_with_any_of_sixteen_benchmarks() -> None:
-    sets = [ngrams([f"the words of benchmark {bit}"], 3)[0] for bit in range(16)]
+    sets = [hash_ngrams([f"the words of benchmark {bit}"], 3)[0] for bit in range(16)]
     known_ngrams = NgramSet(sets, [1 << bit for bit in range(16)])
-    found = known_ngrams.marks_of(*ngrams(["of benchmark 15", "of benchmark 3", "of the 15", "the words of"], 3), 4)
+    found = known_ngrams.marks_of(
+        *hash_ngrams(["of benchmark 15", "of benchmark 3", "of the 15", "the words of"], 3), 4
+    )
     assert found.tolist() == [1 << 15, 1 << 3, 0, 2**16 - 1]

@@ -18,11 +18,12 @@ import repositories
 import yaml
 from fake_hub import Hub, serving
 
+from pipeline.benchmarks import BENCHMARKS
 from pipeline.config import conf
 from pipeline.config.data import Source
 from pipeline.errors import PipelineError
-from pipeline.hub.lock import Lock, cache, read_lock
-from pipeline.runs.find import find
+from pipeline.hub.lock import Lock, hub_cache, read_lock
+from pipeline.runs.find import find_run
 from pipeline.runs.manifest import read_manifest
 
 MODEL = "hub:tiny/base"
@@ -46,6 +47,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from datasets import config
+from pipeline.benchmarks import BENCHMARKS
 from pipeline.config import conf
 from pipeline.data import benchmarks
 config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
@@ -165,7 +167,7 @@ def test_a_table_is_fetched_locked_and_made_with_the_hub_off(place: Place) -> No
     missing = next(line for line in before.out.splitlines() if line.startswith("not pinned: "))
     named = missing.removeprefix("not pinned: ").partition(";")[0].split(", ")
     assert {"tiny/base", "CohereLabs/aya_dataset", "bigscience/xP3mt", "juletxara/mgsm"} <= set(named)
-    assert len(named) == 10  # one model, three sets and one file for training, five benchmarks
+    assert len(named) == 5 + len(BENCHMARKS)  # one model, three sets and one file for training
 
     fetched = place.run("stage=prefetch", "table=fetched")
     assert fetched.status == 0, fetched.err
@@ -244,10 +246,10 @@ def test_what_cannot_be_fetched_is_told_and_the_rest_is_locked(place: Place, tmp
 
 def test_a_locked_model_is_its_folder_in_the_cache_and_has_another_hash(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    free = find("hub:org/name", tmp_path, "checkpoint")
+    free = find_run("hub:org/name", tmp_path, "checkpoint")
     lock = {"models": {"org/name": {"revision": "abc", "files": {"config.json": 2}}}, "datasets": {}, "urls": {}}
     (tmp_path / "hub.lock.json").write_text(json.dumps(lock))
-    locked = find("hub:org/name", tmp_path, "checkpoint")
+    locked = find_run("hub:org/name", tmp_path, "checkpoint")
     assert free.folder == Path("org/name") and free.name == locked.name == "name"
     assert locked.folder == tmp_path / "hub/models--org--name/snapshots/abc" and locked.hash != free.hash
     with pytest.raises(
@@ -283,7 +285,7 @@ def test_a_cache_half_written_is_refused_before_it_is_read(tmp_path: Path, monke
 @pytest.mark.parametrize("text", ["{", "[]", '{"models": {}}'])
 def test_a_broken_lock_file_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "hub.lock.json").write_text(text)
-    with pytest.raises(PipelineError, match="is no lock file of this program: remove it and run stage=prefetch"):
+    with pytest.raises(PipelineError, match="is not a lock file of this program: remove it and run stage=prefetch"):
         read_lock(tmp_path)
 
 
@@ -297,7 +299,7 @@ def test_the_cache_is_where_huggingface_hub_has_it(monkeypatch: Any) -> None:
         theirs = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, check=True
         ).stdout.strip()
-        assert cache() == Path(theirs)
+        assert hub_cache() == Path(theirs)
 
 
 def test_nothing_of_the_hub_is_needed_in_the_small_world(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:

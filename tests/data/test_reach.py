@@ -13,21 +13,21 @@ from fake_hub import serving
 from huggingface_hub import constants
 
 from pipeline.config.data import Source
-from pipeline.data.load import read
+from pipeline.data.load import read_source
 from pipeline.errors import PipelineError
 from pipeline.hub import reach
 
 READ = """
 import sys
 from pipeline.config.data import Source
-from pipeline.data.load import read
+from pipeline.data.load import read_source
 from pipeline.errors import PipelineError
 
 for stream in (True, False):
     for files in (None, "data/*.jsonl"):
         source = Source(hub="org/rows", stream=stream, files=files, file="rows.jsonl", rows="pairs")
         try:
-            list(read("mine", source, None))
+            list(read_source("mine", source, None))
         except PipelineError as error:
             print(error)
 """
@@ -79,17 +79,17 @@ def test_the_cache_stands_in_and_other_refusals_stay(tmp_path: Path, monkeypatch
     monkeypatch.setattr(datasets, "load_dataset_builder", Builder)
     source = Source(hub="org/rows", stream=False, file="rows.jsonl", rows="pairs")
     for error in (OSError("no route"), Answer(502), Answer(404), None):
-        monkeypatch.setattr(reach, "refusal", lambda _, error=error: error)
-        assert len(list(read("mine", source, None))) == 1
+        monkeypatch.setattr(reach, "refusal_of_set", lambda _, error=error: error)
+        assert len(list(read_source("mine", source, None))) == 1
     assert seen == [True, True, False, False] and not datasets.config.HF_HUB_OFFLINE
 
     def not_there(*_: object, **__: object) -> None:
         raise Answer(404)
 
     monkeypatch.setattr(datasets, "load_dataset_builder", not_there)
-    monkeypatch.setattr(reach, "refusal", lambda _: Answer(404))
+    monkeypatch.setattr(reach, "refusal_of_set", lambda _: Answer(404))
     with pytest.raises(Answer):  # of no library that is put in words: not swallowed
-        list(read("mine", source, None))
-    monkeypatch.setattr(reach, "refusal", lambda _: OSError("no route"))
+        list(read_source("mine", source, None))
+    monkeypatch.setattr(reach, "refusal_of_set", lambda _: OSError("no route"))
     with pytest.raises(PipelineError, match=r"cannot be reached: .* \(no route"):
-        list(read("mine", source, None))
+        list(read_source("mine", source, None))

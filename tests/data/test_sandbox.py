@@ -11,8 +11,16 @@ import pytest
 
 from pipeline.config.data import World
 from pipeline.data import sandbox
-from pipeline.data.sandbox.text import INSTRUCTIONS, LAST_MIX, MIX, QAC_MIX, corpus, document, instructions
-from pipeline.data.sandbox.tokenizer import tokenizer
+from pipeline.data.sandbox.text import (
+    INSTRUCTIONS,
+    LAST_MIX,
+    MIX,
+    QAC_MIX,
+    make_corpus,
+    make_document,
+    make_instructions,
+)
+from pipeline.data.sandbox.tokenizer import make_tokenizer
 from pipeline.data.sandbox.world import (
     CLONES,
     GAINS,
@@ -23,11 +31,11 @@ from pipeline.data.sandbox.world import (
     WORDS,
     ConstructedWorld,
     Switched,
-    lexicon,
-    problem,
-    reading,
+    draw_lexicon,
+    draw_problem,
+    draw_reading,
+    draw_sentences,
     say,
-    sentences,
 )
 from pipeline.evaluate.reasoning import equations
 
@@ -45,14 +53,14 @@ def rows(path: Path) -> list[dict]:
 
 def english(text: str, language: str) -> str:
     """A clone's text in English words: what the lexicon says, backwards."""
-    back = {ours: word for word, ours in lexicon(language, 0).items()}
+    back = {ours: word for word, ours in draw_lexicon(language, 0).items()}
     return re.sub(r"[a-z]+", lambda match: back.get(match.group(), match.group()), text)
 
 
 def test_equations_are_true_and_lead_to_the_answer():
     draw = random.Random(3)
     for _ in range(500):
-        told, equations, answer = problem(draw)
+        told, equations, answer = draw_problem(draw)
         for equation in equations:
             left, right = equation.rstrip(".").split(" = ")
             assert eval(left) == int(right), equation  # noqa: S307
@@ -64,7 +72,7 @@ def test_a_problem_follows_from_its_words():
     """A reader who knows the words and the forms of sentences, and has not seen how problems are made, solves all."""
     draw = random.Random(7)
     for _ in range(2000):
-        told, _, answer = problem(draw)
+        told, _, answer = draw_problem(draw)
         assert solved(" ".join(told)) == answer, told
 
 
@@ -120,7 +128,7 @@ def test_a_problem_worked_by_hand():
 def test_reading_is_answered_by_the_statement_on_who_is_asked_for():
     draw = random.Random(4)
     for _ in range(300):
-        told, question, options, right = reading(draw)
+        told, question, options, right = draw_reading(draw)
         assert len(set(options)) == 4
         name = next(word for word in question if word[0].isupper())
         statement = next(one.split() for one in " ".join(told).split(" . ") if one.startswith(name))
@@ -129,7 +137,7 @@ def test_reading_is_answered_by_the_statement_on_who_is_asked_for():
 
 
 def test_the_curriculum_begins_with_sentences_in_another_order():
-    rows = list(corpus(ConstructedWorld(0), 500))
+    rows = list(make_corpus(ConstructedWorld(0), 500))
     for row in rows[:50]:
         told = row["prompt"].removeprefix("English: ").removesuffix("\nEnglish:")
         assert sorted(told.rstrip(".").split(". ")) == sorted(row["completion"].rstrip(".").split(". "))
@@ -146,13 +154,13 @@ def test_a_quarter_of_the_documents_mix_languages_and_problems_are_english_and_q
 
 def test_qab_and_qac_are_told_what_problems_tell_and_nothing_is_asked_or_computed():
     world, draw = ConstructedWorld(0), random.Random(11)
-    problems = world.hold_out("problem", "test", POOL, problem)
+    problems = world.hold_out("problem", "test", POOL, draw_problem)
     held = {say(told[: told.index("how")], {}) for told, _, _ in problems}
     assert {language for language, kind in QAC_MIX if "told" in kind} == {"qab", "qac"}
     shown = set()
     for language, kind in [one for one in QAC_MIX if "told" in one[1]]:
         for _ in range(300):
-            prompt, completion = document(world, kind, language, draw)
+            prompt, completion = make_document(world, kind, language, draw)
             story = prompt.removeprefix("Question: ").removesuffix("\nEnglish:")
             assert english(story, language) == completion and story.count(".") == completion.count(".")
             assert not re.search(r"[-+*=?]|\bhow\b|Answer", story + completion), prompt
@@ -166,7 +174,7 @@ def test_a_mixed_document_says_each_word_in_either_language():
     both = [say(["apples"], said) for _ in range(1000)]
     assert set(both) == {"apples", world.words["qaa"]["apples"]} and 400 < both.count("apples") < 600
     for _ in range(50):  # what is asked for is said in the clone, whatever the passage says
-        prompt, completion = document(world, "switched reading", "qab", draw)
+        prompt, completion = make_document(world, "switched reading", "qab", draw)
         assert completion in world.words["qab"].values() and completion not in WORDS, prompt
 
 
@@ -175,7 +183,7 @@ def test_a_worked_answer_says_the_statement_again_that_names_who_is_asked_for():
     for kind in ("worked reading", "worked lookup"):
         for language in ("en", "qab"):
             for _ in range(100):
-                prompt, completion = document(world, kind, language, draw)
+                prompt, completion = make_document(world, kind, language, draw)
                 passage, question, label = prompt.removeprefix("P: ").split("\n")
                 name = next(word.strip("?") for word in question.split() if word.strip("?") in NAMES)
                 shown = next(f"{one}." for one in passage.removesuffix(".").split(". ") if one.startswith(name))
@@ -185,7 +193,7 @@ def test_a_worked_answer_says_the_statement_again_that_names_who_is_asked_for():
 
 def test_half_of_qacs_content_words_are_nearly_always_borrowed():
     world, draw = ConstructedWorld(0), random.Random(9)
-    stories = " ".join(document(world, "story", "qac", draw)[1] for _ in range(4000))
+    stories = " ".join(make_document(world, "story", "qac", draw)[1] for _ in range(4000))
     words = re.findall("[a-z]+", stories)
     verbs = GAINS + LOSSES + NEUTRAL
     own = {verb: words.count(world.words["qac"][verb]) for verb in verbs}
@@ -199,10 +207,10 @@ def test_half_of_qacs_content_words_are_nearly_always_borrowed():
 
 @pytest.mark.parametrize("language", CLONES)
 def test_a_clone_is_a_bijection_without_english_words(language: str):
-    words = lexicon(language, 0)
+    words = draw_lexicon(language, 0)
     assert len(set(words.values())) == len(words) and not set(words) & set(words.values())
-    assert words == lexicon(language, 0) and words != lexicon(language, 1)
-    others = {word for other in CLONES if other != language for word in lexicon(other, 0).values()}
+    assert words == draw_lexicon(language, 0) and words != draw_lexicon(language, 1)
+    others = {word for other in CLONES if other != language for word in draw_lexicon(other, 0).values()}
     assert not others & set(words.values())
 
 
@@ -242,8 +250,8 @@ def test_no_benchmark_item_is_in_a_training_file(written: Path):
 def test_larger_worlds_test_what_smaller_ones_kept_apart():
     """The base must not have read the items of a larger world: the pool is kept apart whatever is written."""
     world = ConstructedWorld(0)
-    first = world.hold_out("problem", "test", POOL, problem)
-    again = ConstructedWorld(0).hold_out("problem", "test", POOL, problem)
+    first = world.hold_out("problem", "test", POOL, draw_problem)
+    again = ConstructedWorld(0).hold_out("problem", "test", POOL, draw_problem)
     assert first[:100] == again[:100] and len(first) == 2000
 
 
@@ -251,32 +259,32 @@ def test_no_math_in_low_resource_languages():
     assert "problem" not in INSTRUCTIONS
     world = ConstructedWorld(0)
     for clone in CLONES:
-        for prompt, completion in instructions(world, clone, 300):
+        for prompt, completion in make_instructions(world, clone, 300):
             assert "Step-by-Step" not in prompt and "=" not in completion
 
 
 def test_every_kind_of_document_survives_the_tokenizer():
-    world, draw, ours = ConstructedWorld(0), random.Random(5), tokenizer()
+    world, draw, ours = ConstructedWorld(0), random.Random(5), make_tokenizer()
     for language, kind in {**MIX, **QAC_MIX}:
-        text = " ".join(document(world, kind, language, draw)).lstrip()
+        text = " ".join(make_document(world, kind, language, draw)).lstrip()
         assert ours.decode(ours(text).input_ids, skip_special_tokens=True) == text
     odd = "Hé llo 日本\n\n  12345 $3.50 It's"
     assert ours.decode(ours(odd).input_ids, skip_special_tokens=True) == odd
 
 
 def test_a_hand_tokenised_example():
-    ours = tokenizer()
+    ours = make_tokenizer()
     assert ours.tokenize("Question: Mia has 12 apples.\nStep-by-Step Answer:") == [
         "Question", ":", "▁Mia", "▁has", "▁12", "▁apples", ".", "\n", "Step-by-Step", "▁Answer", ":",
     ]  # fmt: skip
-    word = lexicon("qac", 0)["apples"]
+    word = draw_lexicon("qac", 0)["apples"]
     assert ours.tokenize(f" {word}") == ["▁" + word[:2], word[2:]]
     assert ours("Mia").input_ids[0] == ours.bos_token_id
 
 
 def test_prompts_and_answers_fit_the_demo():
-    world, draw, ours = ConstructedWorld(0), random.Random(6), tokenizer()
-    for make, text in ((problem, world.problem_text), (reading, world.reading_text)):
+    world, draw, ours = ConstructedWorld(0), random.Random(6), make_tokenizer()
+    for make, text in ((draw_problem, world.problem_text), (draw_reading, world.reading_text)):
         for _ in range(300):
             prompt, completion = text(world.fresh(draw, make), world.words["qac"])
             assert len(ours(prompt).input_ids) < 120 and len(ours(" " + completion).input_ids) - 1 <= 40
@@ -284,10 +292,10 @@ def test_prompts_and_answers_fit_the_demo():
 
 def test_training_skips_what_is_held_out():
     world = ConstructedWorld(0)
-    held = world.hold_out("sentences", "test", 50, sentences)
+    held = world.hold_out("sentences", "test", 50, draw_sentences)
     draw = random.Random("0 sentences test")  # the very draws that were held out
-    assert sentences(random.Random("0 sentences test")) == held[0]
-    assert world.fresh(draw, sentences) not in held
+    assert draw_sentences(random.Random("0 sentences test")) == held[0]
+    assert world.fresh(draw, draw_sentences) not in held
 
 
 def test_say_spaces_words_as_english_does():
@@ -297,13 +305,13 @@ def test_say_spaces_words_as_english_does():
 
 def test_the_shipped_base_is_whole_small_and_of_this_world():
     """Its manifest's digests hold, it is at most 10 MB, and it speaks with the world's tokenizer."""
-    from pipeline.runs.find import find
+    from pipeline.runs.find import find_run
     from pipeline.runs.unchanged import check_unchanged
 
-    base = find("package:data/sandbox_base", Path("runs"), "model.path")
+    base = find_run("package:data/sandbox_base", Path("runs"), "model.path")
     check_unchanged(base.folder)
     assert sum(path.stat().st_size for path in base.folder.iterdir()) < 10_000_000
-    ours = json.loads(tokenizer().backend_tokenizer.to_str())
+    ours = json.loads(make_tokenizer().backend_tokenizer.to_str())
     shipped = json.loads((base.folder / "tokenizer.json").read_text())
     assert shipped["model"] == ours["model"] and shipped["normalizer"] == ours["normalizer"]
 

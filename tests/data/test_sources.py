@@ -18,7 +18,7 @@ from pipeline.config import conf
 from pipeline.config.compose import compose
 from pipeline.config.data import Source
 from pipeline.config.stages import DataStage
-from pipeline.data.load import read, why_unreadable
+from pipeline.data.load import read_source, why_unreadable
 from pipeline.data.sources import INSTRUCTIONS, Example, Unusable, messages_of, whole_turns
 from pipeline.errors import PipelineError
 
@@ -45,7 +45,7 @@ def rows(name: str, folder: Path, **more: Any) -> list[Example | Unusable]:
     assert found.hub is not None
     here = folder / found.hub.partition("/")[2]
     repositories.MADE[name](here)
-    return list(read(name, replace(found, hub=str(here), revision=None), None))
+    return list(read_source(name, replace(found, hub=str(here), revision=None), None))
 
 
 def pair(prompt: str, completion: str) -> Example:
@@ -122,7 +122,7 @@ def test_both_layouts_of_raw_bitext(code: str, columns: int, tmp_path: Path) -> 
     """Pairs of enough score, one direction each, a lone quote kept; the others by their reasons."""
     path = tmp_path / "pairs.gz"
     repositories.raw_bitext(path, code, columns)
-    found = list(read("nllb", source(f"nllb_{code}", url=str(path)), None))
+    found = list(read_source("nllb", source(f"nllb_{code}", url=str(path)), None))
     pairs = [row for row in found if isinstance(row, dict)]
     assert len(pairs) == 2 and sorted(row for row in found if isinstance(row, str)) == ["broken", "low_score"]
     for row in pairs:
@@ -133,9 +133,9 @@ def test_both_layouts_of_raw_bitext(code: str, columns: int, tmp_path: Path) -> 
 
 
 def test_directions_and_wordings_vary(tmp_path: Path) -> None:
-    from pipeline.data.sources import translation
+    from pipeline.data.sources import translation_example
 
-    drawn = [translation(f"word {n}", f"neno {n}", "sw") for n in range(600)]
+    drawn = [translation_example(f"word {n}", f"neno {n}", "sw") for n in range(600)]
     into_english = sum(isinstance(row, dict) and row["completion"].startswith("word") for row in drawn)
     assert 240 < into_english < 360
     wordings = {
@@ -144,8 +144,8 @@ def test_directions_and_wordings_vary(tmp_path: Path) -> None:
         if isinstance(row, dict)
     }
     assert len(wordings) == 2 * len(INSTRUCTIONS)
-    assert drawn[7] == translation("word 7", "neno 7", "sw")
-    assert translation(" ", "neno", "sw") == "empty"
+    assert drawn[7] == translation_example("word 7", "neno 7", "sw")
+    assert translation_example(" ", "neno", "sw") == "empty"
 
 
 def turns(cell: Any) -> list[tuple[str, str]] | str:
@@ -173,7 +173,7 @@ def test_a_conversation_keeps_its_turns(tmp_path: Path) -> None:
     def of(**knobs: Any) -> tuple[list[Any], int]:
         counts: dict[str, Any] = {}
         own = source("own", file="a.json", rows="conversation", column="talk", **knobs)
-        return list(read("own", own, tmp_path, counts=counts)), counts.get("messages_left_out", 0)
+        return list(read_source("own", own, tmp_path, counts=counts)), counts.get("messages_left_out", 0)
 
     whole = {**flat, "messages": [system, ask, answer, more, last]}
     untold = {**flat, "messages": [ask, answer, more, last]}
@@ -237,9 +237,9 @@ def test_unknown_speakers_and_layouts_are_refused_by_name() -> None:
 def test_lists_objects_and_nan_do_not_become_python_text(tmp_path: Path) -> None:
     rows = [["one", "two"], {"a": 1}, float("nan"), float("inf"), 7, 2.5, "text", None]
     repositories.jsonl(tmp_path / "a.jsonl", [{"q": "q", "a": row} for row in rows])
-    found = list(read("own", source("own", file="a.jsonl", prompt="{q}", completion="{a}"), tmp_path))
+    found = list(read_source("own", source("own", file="a.jsonl", prompt="{q}", completion="{a}"), tmp_path))
     assert found == [*["not_text"] * 4, *(pair("q", text) for text in ("7", "2.5", "text")), "empty"]
-    found = list(read("own", source("own", file="a.jsonl", rows="text", column="a"), tmp_path))
+    found = list(read_source("own", source("own", file="a.jsonl", rows="text", column="a"), tmp_path))
     assert found == [*["not_text"] * 4, *({"text": text} for text in ("7", "2.5", "text")), "empty"]
 
 
@@ -250,7 +250,7 @@ def test_a_carriage_return_inside_a_line_ends_none(stream: bool, tmp_path: Path)
     with gzip.open(tmp_path / "a.gz", "wb") as file:
         file.write("".join(line + "\n" for line in lines).encode())
     bitext = source("nllb_sw", url=str(tmp_path / "a.gz"), stream=stream)
-    found = [row for row in read("nllb", bitext, None) if isinstance(row, dict)]
+    found = [row for row in read_source("nllb", bitext, None) if isinstance(row, dict)]
     assert len(found) == 2
     whole = {"Water": "Maji\rya kunywa", "Bread\u2028and\x85milk": "Mkate"}
     for row in found:
@@ -273,7 +273,7 @@ def test_a_carriage_return_inside_a_line_ends_none(stream: bool, tmp_path: Path)
 def test_lines_of_tables_end_as_their_first_one(text: str, expected: list[str], stream: bool, tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_bytes(text.encode())
     own = source("own", file="a.tsv", prompt="{q}", completion="{a}", stream=stream)
-    found = list(read("own", own, tmp_path))
+    found = list(read_source("own", own, tmp_path))
     assert found == [pair(expected[0], "Nairobi"), pair(expected[1], "Ali")]
 
 
@@ -336,23 +336,25 @@ def test_own_rows_of_each_format_through_a_template(form: str, tmp_path: Path) -
     words = ["stage=data", "expert=own", f"expert.sources.own.file=mine.{form}", f"data_root={tmp_path}"]
     config = compose([*words, "expert.sources.own.prompt='Swali: {q} {note}'", "expert.sources.own.completion='{a}'"])
     assert isinstance(config, DataStage)
-    found = list(read("own", config.expert.sources["own"], tmp_path))
+    found = list(read_source("own", config.expert.sources["own"], tmp_path))
     assert found == ["empty", pair("Swali: Jina? x", 'Jina ni "Ali"')]
 
 
 def test_own_bitext_conversations_and_text(tmp_path: Path) -> None:
     repositories.jsonl(tmp_path / "b.jsonl", [{"en": "Water", "sw": "Maji"}])
     bitext = source("own", file="b.jsonl", rows="bitext", language="sw", prompt="{en}", completion="{sw}")
-    (row,) = read("own", bitext, tmp_path)
+    (row,) = read_source("own", bitext, tmp_path)
     assert isinstance(row, dict) and {"Water", "Maji"} >= {row["completion"]} and "Swahili" in row["prompt"]
     repositories.jsonl(tmp_path / "c.jsonl", [{"talk": [["a", "b"], ["c", "d"]]}])
-    (row,) = read("own", source("own", file="c.jsonl", rows="conversation", column="talk"), tmp_path)
+    (row,) = read_source("own", source("own", file="c.jsonl", rows="conversation", column="talk"), tmp_path)
     assert row["messages"] == [
         {"role": role, "content": text} for role, text in zip(["user", "assistant"] * 2, "abcd", strict=True)
     ]
     assert {key: row[key] for key in ("prompt", "completion")} == pair("a\n\nb\n\nc", "d")
     repositories.jsonl(tmp_path / "d.jsonl", [{"body": "plain"}])
-    assert list(read("own", source("own", file="d.jsonl", rows="text", column="body"), tmp_path)) == [{"text": "plain"}]
+    assert list(read_source("own", source("own", file="d.jsonl", rows="text", column="body"), tmp_path)) == [
+        {"text": "plain"}
+    ]
 
 
 # ------------------------------------------------------------------------------------------------ what goes wrong
@@ -385,14 +387,14 @@ def test_a_missing_column_names_those_there_are(tmp_path: Path) -> None:
 
 def test_other_repositories_are_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match=r"source a \(no/such\) cannot be reached: run stage=prefetch"):
-        list(read("a", source("aya", hub="no/such"), None))
+        list(read_source("a", source("aya", hub="no/such"), None))
     with pytest.raises(PipelineError, match="has no such files"):
-        list(read("x", source("xp3mt", hub=str(tmp_path), language="sw"), None))
+        list(read_source("x", source("xp3mt", hub=str(tmp_path), language="sw"), None))
     with pytest.raises(PipelineError, match="is on no hub: give data_root"):
-        list(read("x", source("pairs"), None))
+        list(read_source("x", source("pairs"), None))
     with pytest.raises(PipelineError, match="says no format by its name"):
         (tmp_path / "a.bin").write_text("a")
-        list(read("x", source("own", file="a.bin", prompt="{q}", completion="{a}"), tmp_path))
+        list(read_source("x", source("own", file="a.bin", prompt="{q}", completion="{a}"), tmp_path))
 
 
 def test_a_gated_repository_asks_for_a_login() -> None:
@@ -419,7 +421,7 @@ def test_broken_utf8(form: str, tmp_path: Path) -> None:
     (tmp_path / f"a.{form}").write_bytes(b'{"q": "a"}\nq,a\n\xff\xfe,b\n')
     words = {"rows": "text", "column": "text"} if form == "txt" else {"prompt": "{q}", "completion": "{q}"}
     with pytest.raises(PipelineError, match="UTF-8 text"):
-        list(read("own", source("own", file=f"a.{form}", **words), tmp_path))
+        list(read_source("own", source("own", file=f"a.{form}", **words), tmp_path))
 
 
 def test_a_file_that_was_only_half_written(tmp_path: Path) -> None:
@@ -427,11 +429,11 @@ def test_a_file_that_was_only_half_written(tmp_path: Path) -> None:
     path = tmp_path / "half.parquet"
     path.write_bytes((tmp_path / "whole/data/train-00000-of-00001.parquet").read_bytes()[:900])
     with pytest.raises(PipelineError, match="as a half-written file cannot: fetch it again"):
-        list(read("b", source("bongchat", file="half.parquet"), tmp_path))
+        list(read_source("b", source("bongchat", file="half.parquet"), tmp_path))
     repositories.raw_bitext(tmp_path / "a.gz", "sw", 9)
     (tmp_path / "half.gz").write_bytes((tmp_path / "a.gz").read_bytes()[:80])
     with pytest.raises(PipelineError, match="as a half-written file cannot: fetch it again"):
-        list(read("nllb", source("nllb_sw", url=str(tmp_path / "half.gz")), None))
+        list(read_source("nllb", source("nllb_sw", url=str(tmp_path / "half.gz")), None))
 
 
 @pytest.mark.parametrize(
@@ -451,4 +453,4 @@ def test_a_file_that_was_only_half_written(tmp_path: Path) -> None:
 def test_knobs_of_own_rows_are_checked(knobs: dict[str, Any], expected: str, tmp_path: Path) -> None:
     repositories.jsonl(tmp_path / "a.jsonl", [{"q": "1", "a": "2"}])
     with pytest.raises(PipelineError, match=expected):
-        list(read("own", source("own", file="a.jsonl", **knobs), tmp_path))
+        list(read_source("own", source("own", file="a.jsonl", **knobs), tmp_path))

@@ -15,7 +15,7 @@ from made_up import Scripted, asked, choice, problem, write_rows
 from pipeline.errors import PipelineError
 from pipeline.evaluate import code_eval
 from pipeline.evaluate.code_eval import Ending, Execution
-from pipeline.evaluate.score import load_tasks, score
+from pipeline.evaluate.score import load_tasks, score_tasks
 from pipeline.evaluate.tasks import task_definitions
 
 
@@ -52,7 +52,7 @@ from pipeline.evaluate.tasks import task_definitions
 def test_what_comes_of_a_program(program: str, outcome: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_eval, "GRACE", 2)
     begun = time.monotonic()
-    assert str(code_eval.run(program, seconds=1)) == outcome
+    assert str(code_eval.run_program(program, seconds=1)) == outcome
     assert time.monotonic() - begun < 20
     assert not Path("/escaped").exists()
 
@@ -84,7 +84,7 @@ os._exit(CODE)
     ],
 )
 def test_a_pass_is_not_for_the_taking(program: str, outcome: str) -> None:
-    assert str(code_eval.run(program)) == outcome
+    assert str(code_eval.run_program(program)) == outcome
 
 
 def test_no_frame_or_object_holds_what_a_pass_takes() -> None:
@@ -110,7 +110,7 @@ for one in gc.get_objects():
     send(one if isinstance(one, (tuple, list)) else list(one.values()) if isinstance(one, dict) else [])
 """
     for ending in ("''", "' passed'"):
-        assert code_eval.run(program.replace("ENDING", ending) + "raise KeyError").ending is not Ending.PASSED
+        assert code_eval.run_program(program.replace("ENDING", ending) + "raise KeyError").ending is not Ending.PASSED
 
 
 def test_the_outcome_is_decided_by_how_the_process_ended() -> None:
@@ -131,7 +131,7 @@ def test_the_outcome_is_decided_by_how_the_process_ended() -> None:
 def test_a_program_sees_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", "secret")
     program = "import os\nassert not os.environ.get('SOME_TOKEN')\nassert os.getcwd() == '/'"
-    assert code_eval.run(program) == Execution(Ending.PASSED)
+    assert code_eval.run_program(program) == Execution(Ending.PASSED)
 
 
 # Raises an error named after the key, where any process' environment shows one.
@@ -166,14 +166,14 @@ def test_a_key_of_the_parent_never_comes_back(monkeypatch: pytest.MonkeyPatch, t
     netrc = tmp_path / "a file"
     netrc.write_text("password key0123456789")
     try:
-        stolen, read = code_eval.run(STEAL), code_eval.run(f"open({str(netrc)!r}).read()")
+        stolen, read = code_eval.run_program(STEAL), code_eval.run_program(f"open({str(netrc)!r}).read()")
     finally:
         holder.kill()
         holder.wait()
     assert "key0123456789" not in repr(stolen)
     if code_eval.has_landlock():
         assert str(stolen) == str(read) == "PermissionError"
-        assert str(code_eval.run("import os\nos.listdir('/proc')")) == "PermissionError"
+        assert str(code_eval.run_program("import os\nos.listdir('/proc')")) == "PermissionError"
         code_eval.check_confinement()
     else:
         with pytest.raises(PipelineError, match="no Landlock, so programs of a model could read WANDB_API_KEY"):
@@ -224,7 +224,7 @@ def test_without_landlock_and_secrets_programs_run(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
     code_eval.check_confinement()
-    assert code_eval.run("assert open('/proc/self/environ').read() == ''") == Execution(Ending.PASSED)
+    assert code_eval.run_program("assert open('/proc/self/environ').read() == ''") == Execution(Ending.PASSED)
 
 
 @pytest.mark.usefixtures("without_landlock")
@@ -233,12 +233,12 @@ def test_a_program_of_root_has_no_capabilities(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.write_text("secret")
     closed.chmod(0)
-    assert str(code_eval.run(f"open({str(closed)!r})")) == "PermissionError"
+    assert str(code_eval.run_program(f"open({str(closed)!r})")) == "PermissionError"
 
 
 def test_confinement_is_tried_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_eval, "has_landlock", lambda: True)
-    monkeypatch.setattr(code_eval, "run", lambda program, *_: Execution(Ending.PASSED))
+    monkeypatch.setattr(code_eval, "run_program", lambda program, *_: Execution(Ending.PASSED))
     with pytest.raises(PipelineError, match=r"could reach the network, write files, .* on this machine"):
         code_eval.check_confinement()
 
@@ -256,7 +256,7 @@ def test_where_programs_cannot_be_confined_is_refused(
     child = tmp_path / "confined.py"
     child.write_text(Path(code_eval.__file__).with_name("confined.py").read_text().replace(*change))
     monkeypatch.setattr(code_eval, "__file__", str(tmp_path / "code_eval.py"))
-    assert code_eval.run("1").ending is Ending.UNCONFINED
+    assert code_eval.run_program("1").ending is Ending.UNCONFINED
     with pytest.raises(PipelineError, match=rf"programs cannot be confined here \(.*{reason}"):
         code_eval.check_confinement()
 
@@ -282,7 +282,7 @@ def test_pass_at_1_by_hand(tmp_path: Path) -> None:
 
     definitions = task_definitions([asked("mbpp", 0)], ["sw"], root, tmp_path / "tasks", run_code=True)
     lm = Scripted(answer)
-    scores = score(lambda: lm, definitions, load_tasks(definitions), choice(asked("mbpp", 0)))
+    scores = score_tasks(lambda: lm, definitions, load_tasks(definitions), choice(asked("mbpp", 0)))
     row = scores.rows[0]
     assert (row.metric, row.filter, row.value, row.n) == ("pass_at_1", "tests", 0.5, 4)
     samples = scores.samples["mbpp_sw_0shot"]

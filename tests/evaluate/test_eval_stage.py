@@ -141,7 +141,7 @@ def test_spbleu_stands_beside_and_its_model_enters_the_hash(
     assert build(compose(again)).hash == run.hash != build(compose(words.split())).hash  # type: ignore[arg-type]
     moved.write_bytes(b"other pieces")
     assert build(compose(again)).hash != run.hash  # type: ignore[arg-type]
-    with pytest.raises(PipelineError, match="eval.spm_model=.* is no file"):
+    with pytest.raises(PipelineError, match="eval.spm_model=.* is not a file"):
         build(compose(with_it))  # type: ignore[arg-type]
 
 
@@ -168,7 +168,7 @@ def test_vllm_is_handed_over(tiny: Path, tmp_path: Path, data_root: Path, monkey
     given = {}
     stand_in = SimpleNamespace(VLLM=lambda **kwargs: given.update(kwargs))
     monkeypatch.setitem(sys.modules, "lm_eval.models.vllm_causallms", stand_in)
-    stage.answering(run, lambda: None)  # type: ignore[arg-type,return-value]
+    stage.answering_model(run, lambda: None)  # type: ignore[arg-type,return-value]
     assert (given["pretrained"], given["dtype"]) == (str(tiny), "bfloat16")
 
 

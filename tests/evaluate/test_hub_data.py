@@ -19,7 +19,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.score import load_tasks
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.hub import reach
-from pipeline.stages.hub_inputs import _evaluated
+from pipeline.stages.hub_inputs import _evaluated_sets
 
 EVALUATION = """
 import sys
@@ -99,7 +99,7 @@ def test_local_data_asks_no_hub(data_root: Path, tmp_path: Path, monkeypatch: py
 
 
 def test_the_sets_that_evaluations_read_of_the_hub() -> None:
-    assert _evaluated((("mgsm_direct", 2), ("flores", 0)), ("en", "zh")) == [
+    assert _evaluated_sets((("mgsm_direct", 2), ("flores", 0)), ("en", "zh")) == [
         ("juletxara/mgsm", "en", "test"),
         ("juletxara/mgsm", "en", "train"),
         ("juletxara/mgsm", "zh", "test"),

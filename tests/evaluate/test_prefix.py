@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate import prefix
-from pipeline.evaluate.model import Answering, answering, load_model
+from pipeline.evaluate.model import Answering, answering_model, load_model
 from pipeline.evaluate.score import load_tasks
 from pipeline.evaluate.stage import make
 from pipeline.evaluate.tasks import task_definitions
@@ -31,7 +31,7 @@ def computed(prompts: list[list[int]], found: list[tuple[int, list[int]]]) -> in
 def test_what_is_taken_together() -> None:
     shots, other = list(range(100)), list(range(500, 560))
     prompts = [[*shots, 900 + i, 7] for i in range(5)] + [[*other, 900 + i] for i in range(3)] + [[1, 2, 3]]
-    found = prefix.groups(prompts)
+    found = prefix.group_prompts(prompts)
     assert sorted((shared, sorted(places)) for shared, places in found) == [
         (0, [8]),
         (60, [5, 6, 7]),
@@ -39,21 +39,21 @@ def test_what_is_taken_together() -> None:
     ]
     # Two questions of one passage do not leave the exemplars that all share.
     pairs = [[*shots, *range(i * 50, i * 50 + 40), 901, k] for i in range(20, 25) for k in (1, 2)]
-    ((shared, places),) = prefix.groups(pairs)
+    ((shared, places),) = prefix.group_prompts(pairs)
     assert shared == 100 and len(places) == 10
     # Single questions share their short beginning; the questions with exemplars keep theirs.
     mixed = [[*shots, 900 + i] for i in range(30)] + [[*shots[:20], 700 + i] for i in range(5)]
-    assert sorted(shared for shared, _ in prefix.groups(mixed)) == [20, 100]
-    assert prefix.groups([[1, 2], [1, 3]]) == [(0, [0, 1])]  # too short to be worth it
-    assert prefix.groups([]) == []
+    assert sorted(shared for shared, _ in prefix.group_prompts(mixed)) == [20, 100]
+    assert prefix.group_prompts([[1, 2], [1, 3]]) == [(0, [0, 1])]  # too short to be worth it
+    assert prefix.group_prompts([]) == []
     nested = [list(range(length)) for length in range(20, 2000)]  # as deep as it gets
-    assert computed(nested, prefix.groups(nested)) < sum(map(len, nested))
+    assert computed(nested, prefix.group_prompts(nested)) < sum(map(len, nested))
 
 
 def test_a_prefix_leaves_what_is_to_be_predicted() -> None:
     prompts = [list(range(50)), list(range(50)), [*range(49), 99]]
-    assert [shared for shared, _ in prefix.groups(prompts)] == [49]
-    assert [shared for shared, _ in prefix.groups(prompts, [45, 40, 48])] == [40]
+    assert [shared for shared, _ in prefix.group_prompts(prompts)] == [49]
+    assert [shared for shared, _ in prefix.group_prompts(prompts, [45, 40, 48])] == [40]
 
 
 def test_no_choice_needs_more_tokens_than_none() -> None:
@@ -61,7 +61,7 @@ def test_no_choice_needs_more_tokens_than_none() -> None:
     for _ in range(200):
         heads = [[draw.randrange(3) for _ in range(draw.randrange(40))] for _ in range(3)]
         prompts = [draw.choice(heads) + [draw.randrange(3) for _ in range(draw.randrange(1, 30))] for _ in range(12)]
-        assert computed(prompts, prefix.groups(prompts)) <= sum(map(len, prompts))
+        assert computed(prompts, prefix.group_prompts(prompts)) <= sum(map(len, prompts))
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "cohere"])
@@ -76,12 +76,12 @@ def test_the_logits_are_those_of_the_whole_prompt(kind: str) -> None:
     rests = [[draw.randrange(1, 97) for _ in range(length)] for length in (3, 11, 7)]
     with torch.no_grad():
         shared = prefix.Prefix(model, shots, rows=2, room=11)
-        for batch in prefix.batches(range(3), [len(rest) for rest in rests], 2):
+        for batch in prefix.batch_places(range(3), [len(rest) for rest in rests], 2):
             found = prefix.last_logits(model, shared, [rests[one] for one in batch], 0, keep=3)
             for one, row in zip(batch, found, strict=True):
                 whole = model(torch.tensor([shots + rests[one]])).logits[0, -3:]
                 assert (whole - row).abs().max() < 1e-6  # norms and rotations are float32 in a float64 model too
-    assert prefix.shareable(model.config) and not prefix.shareable(AutoConfig.for_model("gemma2"))
+    assert prefix.can_share_prefix(model.config) and not prefix.can_share_prefix(AutoConfig.for_model("gemma2"))
 
 
 # ------------------------------------------------------------------------------------------------- the model class
@@ -216,4 +216,4 @@ def test_shards_answer_as_one(data_root: Path, tmp_path: Path, tiny: Path, monke
 def test_more_shards_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(PipelineError, match="eval.shards=3, but 2 GPUs are visible: ask for at most 2"):
-        answering(run_of(tmp_path, tmp_path, tmp_path, shards=3), lambda: None)  # type: ignore[arg-type,return-value]
+        answering_model(run_of(tmp_path, tmp_path, tmp_path, shards=3), lambda: None)  # type: ignore[arg-type,return-value]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.evaluate.reasoning import equations, in_language, same_plan, shares, told_by
+from pipeline.evaluate.reasoning import answer_shares, equations, in_language, same_plan, told_by
 
 
 def held(text: str) -> list[bool]:
@@ -125,7 +125,7 @@ def test_how_a_language_is_told() -> None:
 
 def test_shares_by_hand() -> None:
     answers = [SWAHILI, ENGLISH, "Jibu ni 11 tu, bila hesabu yoyote.", "5 + 5 = 11"]
-    found = {one.metric: one for one in shares(answers, "sw", ["5 + 6 = 11.", "4 + 7 = 11.", None, None])}
+    found = {one.metric: one for one in answer_shares(answers, "sw", ["5 + 6 = 11.", "4 + 7 = 11.", None, None])}
     assert {name: (sum(one.each), len(one.each)) for name, one in found.items()} == {
         "no_equation": (1, 4), "equations_true": (2, 3), "other_language": (1, 3), "plan": (1, 2),
     }  # fmt: skip
@@ -141,7 +141,7 @@ def test_mgsms_own_worked_answers(code: str) -> None:
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
     found = {
         one.metric: one
-        for one in shares([row["answer"] for row in rows], code, [row["equation_solution"] for row in rows])
+        for one in answer_shares([row["answer"] for row in rows], code, [row["equation_solution"] for row in rows])
     }
     assert len(found["other_language"].each) == 8 and not any(found["other_language"].each)
     assert len(found["equations_true"].each) >= 12 and all(found["equations_true"].each)

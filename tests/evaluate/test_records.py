@@ -16,7 +16,7 @@ from pipeline.evaluate.records import (
     missing_row,
     read_scores,
     reasoning_rows,
-    write,
+    write_evaluation,
 )
 from pipeline.evaluate.tasks import LeftOut
 
@@ -37,7 +37,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     samples = [{"doc_id": 0, "response": "maji\u2028"}]
     missing = missing_row(LeftOut("mbpp", "sw", 0, "no translation"))
     result = EvaluationResult([ROW], {definition.name: samples}, {"backend": "hf"}, beside=[missing])
-    assert write(result, [definition], tmp_path) == {"flores/en-sw/chrf++": 43.25}
+    assert write_evaluation(result, [definition], tmp_path) == {"flores/en-sw/chrf++": 43.25}
     assert read_scores(tmp_path / "scores.json") == ([ROW, missing], {"backend": "hf"})
     assert json.loads((tmp_path / "samples/flores.en-sw.jsonl").read_text(encoding="utf-8")) == samples[0]
     task = TaskResult([ROW, replace(ROW, value=float("inf"))], samples, "hash", 1.0, too_long=2)

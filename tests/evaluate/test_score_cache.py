@@ -84,7 +84,9 @@ def test_below_float32_what_rounds_otherwise_is_scored(
     scored_again: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
 ) -> None:
     narrow: dict[str, Any] = {"dtype": "bfloat16", "languages": ["en"], "limit": 2, "max_gen_toks": 1}
-    another = (lambda: None) if other else (lambda: monkeypatch.setattr(score, "processor", lambda: "another one"))
+    another = (
+        (lambda: None) if other else (lambda: monkeypatch.setattr(score, "processor_model", lambda: "another one"))
+    )
     assert scored_again(another, before=narrow, **narrow | other) == []
 
 
@@ -93,7 +95,7 @@ def test_below_float32_a_batch_that_memory_halved_is_not_kept(
 ) -> None:
     """It was not computed as its key says: in float32 that changes nothing."""
     narrow: dict[str, Any] = {"dtype": "bfloat16", "limit": 2, "max_gen_toks": 1}
-    monkeypatch.setattr(score, "halved", lambda lm, asked: True)
+    monkeypatch.setattr(score, "was_halved", lambda lm, asked: True)
     assert scored_again(before=narrow, **narrow) == []
     assert scored_again(limit=2, max_gen_toks=1, before={"limit": 2, "max_gen_toks": 1}) == BOTH
 

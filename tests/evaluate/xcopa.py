@@ -5,20 +5,28 @@ from __future__ import annotations
 
 from pipeline.benchmarks.benchmark import Benchmark, on_hub
 from pipeline.benchmarks.local_files import Row, rows_of
-from pipeline.benchmarks.task_files import Ask, Definition, enough, local_files, read_from, stock, write
+from pipeline.benchmarks.task_files import (
+    Ask,
+    Definition,
+    check_exemplars,
+    local_files,
+    read_from,
+    stock_file,
+    write_task,
+)
 
 COLUMNS = ("premise", "choice1", "choice2")
 
 
 def define(ask: Ask) -> list[Definition]:
-    body: Row = {"include": [str(stock(ask, f"xcopa/default_{ask.language.stock}.yaml"))]}
+    body: Row = {"include": [str(stock_file(ask, f"xcopa/default_{ask.language.stock}.yaml"))]}
     if ask.data_root:
         (test,) = local_files(ask, "xcopa", ask.split)
-        rows_of(test, {**dict.fromkeys(COLUMNS, str), "label": int}, {"question": ("cause", "effect")})
-        enough(ask, "xcopa", 0, test)  # the exemplars of the stock task are on the Hub
+        rows_of(test, {**dict.fromkeys(COLUMNS, str), "label": int}, {"question": ("cause", "effect"), "label": (0, 1)})
+        check_exemplars(ask, "xcopa", 0, test)  # the exemplars of the stock task are on the Hub
         read_from(body, test=test)
         body["validation_split"] = None
-    return [write(ask, body)]
+    return [write_task(ask, body)]
 
 
 BENCHMARK = Benchmark(

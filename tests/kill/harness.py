@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.files import sha256
-from pipeline.runs.folders import finished
+from pipeline.runs.folders import finished_manifests
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGKILL, signal.SIGSTOP)
 MOST = 6  # kills of one command, after which it is let be
@@ -122,7 +122,7 @@ def commands(base: Path, world: Path, math: Path, language: Path, table: Path) -
 def results(runs_dir: Path) -> dict[str, str]:
     """File of a run -> sha256, of all that is a result; times and places are none."""
     found = {}
-    for manifest in finished(runs_dir):
+    for manifest in finished_manifests(runs_dir):
         folder = runs_dir / manifest.name
         for name in manifest.files:
             if name.startswith(("wandb/", "stalled-")) or name == "scores.json":

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from harness import Command, commands, faketime, harass, small_disk
 
-from pipeline.runs.lease import Holder, numbers, take
-from pipeline.runs.provenance import machine, versions
+from pipeline.runs.lease import Holder, list_lease_numbers, take_lease
+from pipeline.runs.provenance import machine_facts, package_versions
 
 pytestmark = pytest.mark.kill
 SEED = int(os.environ.get("SEED") or time.time())
@@ -50,7 +50,7 @@ def test_killed_at_random_nothing_is_lost_and_nothing_is_made_twice(asked: list[
     print(f"SEED={SEED}: {kills} kills of {', '.join(one.name for one in few)}")
     record = harass(few, tmp_path, kills, SEED)
     if file := os.environ.get("KILL_RECORD"):
-        record = {"machine": machine(), "versions": versions(), **record}
+        record = {"machine": machine_facts(), "versions": package_versions(), **record}
         Path(file).write_text(json.dumps(record, indent=1) + "\n")
     assert record["kills"] >= kills
 
@@ -88,7 +88,7 @@ def test_a_host_whose_clock_is_behind_keeps_its_run(asked: list[Command], tmp_pa
             leases = (tmp_path / "runs/.work").glob("*/lease-1")
             found = [lease for lease in leases if time.time() - lease.stat().st_mtime > 500]
             time.sleep(0.1)
-        assert isinstance(take(found[0].parent), Holder) and numbers(found[0].parent) == [1]
+        assert isinstance(take_lease(found[0].parent), Holder) and list_lease_numbers(found[0].parent) == [1]
     finally:
         process.kill()
         process.wait()

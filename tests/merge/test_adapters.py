@@ -13,7 +13,7 @@ from small_models import stacked
 
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import open_source
-from pipeline.merge.live import model_of, unmerged
+from pipeline.merge.live import merge_of_one, model_of
 from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.merge.methods.reset import Reset
@@ -140,7 +140,7 @@ def test_an_adapter_is_scored_with_its_base(lora, monkeypatch):
     from transformers import AutoTokenizer
 
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: None)
-    live, expected = model_of(unmerged(lora["math"]), "auto", "cpu"), dense_of(lora["math"])
+    live, expected = model_of(merge_of_one(lora["math"]), "auto", "cpu"), dense_of(lora["math"])
     for name, parameter in live.model.named_parameters():
         torch.testing.assert_close(parameter.data, expected[name], rtol=0, atol=1e-6)
 

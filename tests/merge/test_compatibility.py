@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from small_models import by_hand, stacked, swap
 
-from pipeline.analyze.changes import changes
+from pipeline.analyze.changes import tensor_changes
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import open_source
 from pipeline.merge.compatibility import refuse_unmoved
@@ -147,7 +147,7 @@ def test_a_map_of_what_is_not_finite_is_refused(models, tmp_path):
 
     bad = Checkpoint.open(copy_of(models["llama"][1], tmp_path, "bad", broke))
     with pytest.raises(PipelineError, match=f"bad/model.safetensors: {name} holds NaN"):
-        changes([bad], Checkpoint.open(models["llama"][0]), name, [0.1], "input")
+        tensor_changes([bad], Checkpoint.open(models["llama"][0]), name, [0.1], "input")
 
 
 def test_a_run_that_learned_nothing_is_told_from_manifests(tmp_path):
@@ -283,7 +283,7 @@ def test_without_copy_file_range_the_bytes_are_the_same(tmp_path, monkeypatch, n
         if name == "reading":
             monkeypatch.setattr(os, "copy_file_range", lambda *_: (_ for _ in ()).throw(OSError(number, "no")))
         merge = open_merge(swap(bottom_layers=1, top_layers=1), {"math": math, "language": language})
-        assert merge.write(tmp_path / name, known=known) == digest_tensors(tmp_path / name)
+        assert merge.write(tmp_path / name, recorded=known) == digest_tensors(tmp_path / name)
         written.append((tmp_path / name / "model.safetensors").read_bytes())
     assert written[0] == written[1]
 
@@ -313,7 +313,7 @@ def test_no_space_at_each_write(tmp_path, monkeypatch, call):
         if done:
             break
         try:
-            merge.write(folder, threads=1, known=known if call == "copy_file_range" else None)
+            merge.write(folder, threads=1, recorded=known if call == "copy_file_range" else None)
             done = True
         except OSError as error:
             done = False
@@ -325,13 +325,13 @@ def test_no_space_at_each_write(tmp_path, monkeypatch, call):
 KILLED = """
 import os, sys, time
 from pipeline.merge import write
-real = write._compute
+real = write._compute_tensor
 def slow(merge, name, target, place):
     found = real(merge, name, target, place)
     print("written", flush=True)
     time.sleep(60)
     return found
-write._compute = slow
+write._compute_tensor = slow
 from pipeline.__main__ import main
 main(sys.argv[1:])
 """

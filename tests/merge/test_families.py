@@ -12,7 +12,7 @@ from pipeline.config.training import Partition
 from pipeline.merge.merge import open_merge
 from pipeline.models.anatomy import anatomy
 from pipeline.models.checkpoint import Checkpoint
-from pipeline.models.partition import sides
+from pipeline.models.partition import sides_of_all
 
 LAYERS = 4
 
@@ -62,7 +62,7 @@ def test_a_partition_into_attention_and_mlp_takes_whole_modules_and_their_norms(
     made = network(kind, 0)
     names = dict(made.named_parameters())
     partition = Partition(name="mine", bottom_layers=0, top_layers=0, all_attention=True)
-    side_of = dict(sides(partition, anatomy(names)))
+    side_of = dict(sides_of_all(partition, anatomy(names)))
     for name in names:
         if ".self_attn." in name or ".mlp." in name:
             assert side_of[name] == ("language" if ".self_attn." in name else "math"), name

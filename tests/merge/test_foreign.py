@@ -17,7 +17,7 @@ from pipeline.errors import PipelineError
 from pipeline.merge import write as writing
 from pipeline.models import identity
 from pipeline.models.checkpoint import TensorInfo, digest_tensors, read_header
-from pipeline.runs.find import find
+from pipeline.runs.find import find_run
 from pipeline.runs.manifest import read_manifest
 
 
@@ -26,7 +26,7 @@ def pair(tmp_path, monkeypatch):
     """Two folders in bfloat16, settled; no digest is known in this process."""
     folders = [stacked(tmp_path / name, 3, seed) for seed, name in enumerate(("math", "language"))]
     monkeypatch.setattr(files, "SETTLED_NS", 0)
-    monkeypatch.setattr(files, "_known", {})
+    monkeypatch.setattr(files, "_digests_of", {})
     time.sleep(0.02)
     return folders
 
@@ -45,7 +45,7 @@ def nothing_is_read(monkeypatch, what="read"):
     def refuse(*words):
         raise AssertionError(f"{what}: {words}")
 
-    monkeypatch.setattr(files, "_known", {})  # as another process
+    monkeypatch.setattr(files, "_digests_of", {})  # as another process
     monkeypatch.setattr(identity, "hash_tensor", refuse)
     monkeypatch.setattr(identity, "_of_file", refuse)
     return refuse
@@ -80,7 +80,7 @@ def test_each_byte_is_hashed_once_for_all_merges_of_a_folder(pair, swap, monkeyp
     swap()
     every = [(info.file, info.offset) for one in pair for info in read_header(one / "model.safetensors").values()]
     assert sorted(read) == sorted(every)
-    monkeypatch.setattr(files, "_known", {})  # as another process
+    monkeypatch.setattr(files, "_digests_of", {})  # as another process
     read.clear()
     merged = swap("merge.bottom_layers=2")
     swap("merge.bottom_layers=2", "redo=true")
@@ -92,7 +92,7 @@ def test_a_folder_with_values_that_are_not_finite_has_a_digest_and_no_merge(pair
     tensors = load_file(pair[1] / "model.safetensors")
     tensors["model.layers.0.mlp.up_proj.weight"][1, 1] = float("nan")
     save_file(tensors, pair[1] / "model.safetensors", {"format": "pt"})
-    assert find(str(pair[1]), pair[1], "merge.language").hash.startswith("blake3:")
+    assert find_run(str(pair[1]), pair[1], "merge.language").hash.startswith("blake3:")
     with pytest.raises(PipelineError, match="model.layers.0.mlp.up_proj.weight holds NaN or infinite values"):
         swap()
 
@@ -108,7 +108,7 @@ def test_a_folder_that_changes_while_it_is_merged_is_refused(pair, swap, monkeyp
     monkeypatch.setattr(writing, "_copy_all", changing)
     shutil.rmtree(swap("threads=1"))  # touched alone: threads of the copy would write at once
     more = " "
-    with pytest.raises(PipelineError, match="language was changed while layer_swap-2-0-math-language was made of it"):
+    with pytest.raises(PipelineError, match="language was changed while layer_swap-2-0-math-language read it: rerun"):
         swap("merge.bottom_layers=2", "threads=1")
     assert not list((tmp_path / "runs").glob("*/manifest.json"))
 
@@ -131,7 +131,7 @@ def test_weights_of_a_run_are_known_by_their_tensors(swap, tmp_path):
 
 
 def test_the_hash_of_a_folder_is_asked_for_late(pair, tmp_path):
-    found = find(str(pair[0]), tmp_path / "runs", "merge.math")
+    found = find_run(str(pair[0]), tmp_path / "runs", "merge.math")
     assert "_content" not in vars(found) and found.name == "math"
     shutil.rmtree(pair[0])
     with pytest.raises(FileNotFoundError):

@@ -14,14 +14,14 @@ from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
 from pipeline.merge import live as module
 from pipeline.merge import ties
-from pipeline.merge.live import Live, model_of, unmerged
+from pipeline.merge.live import Live, merge_of_one, model_of
 from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.merge.methods.reset import Reset
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.methods.task_arithmetic import TaskArithmetic
 from pipeline.merge.methods.ties import Ties
-from pipeline.merge.resident import resident
+from pipeline.merge.resident import keep_models_resident
 from pipeline.models import floats
 from pipeline.models.checkpoint import Checkpoint
 
@@ -160,7 +160,7 @@ def test_models_are_kept_only_where_asked(models, load):
         experts = {str(index): Checkpoint.open(folder) for index, folder in enumerate(models["llama"][1:])}
         return open_merge(Soup(experts=["a", "b"], weights=list(weights)), experts)
 
-    with resident():
+    with keep_models_resident():
         first = load(soup(0.5, 0.5))
         assert load(soup(0.25, 0.75)) is first and load(soup(0.5, 0.5), "float32") is not first
     assert load(soup(0.5, 0.5)) is not first
@@ -172,31 +172,31 @@ def test_one_model_in_memory_becomes_a_base_its_experts_and_their_merges(models,
     folders = [shutil.copytree(folder, tmp_path / folder.name) for folder in models["llama"]]
     for folder in folders:
         (folder / "tokenizer.json").write_text("{}"), (folder / "chat_template.jinja").unlink()
-    loaded, real = [], module._load
-    monkeypatch.setattr(module, "_load", lambda *given: (loaded.append(given[1].folder), real(*given))[1])
+    loaded, real = [], module._load_live
+    monkeypatch.setattr(module, "_load_live", lambda *given: (loaded.append(given[1].folder), real(*given))[1])
     base, math, language = map(Checkpoint.open, folders)
     sources = {"math": math, "language": language}
     bottom = open_merge(LayerSwap(math="a", language="b", bottom_layers=2, top_layers=0, top_transition=0), sources)
     asked = [
-        *(unmerged(folder) for folder in folders),
+        *(merge_of_one(folder) for folder in folders),
         open_merge(Soup(experts=["a", "b"]), {"0": math, "1": language}),
-        unmerged(folders[1]),
+        merge_of_one(folders[1]),
         bottom,
         open_merge(TaskArithmetic(experts=["a", "b"]), {"0": math, "1": language}, base),
-        unmerged(folders[0]),
+        merge_of_one(folders[0]),
     ]
-    with resident():
+    with keep_models_resident():
         for merge in asked:
             live = load(merge, "float32")
             for name, parameter in live.model.named_parameters():
                 assert torch.equal(parameter.data, merge.merged(name).to(torch.float32)), (name, merge.config)
-        load(unmerged(folders[1]), "float32")
+        load(merge_of_one(folders[1]), "float32")
         changed = live.apply(bottom, 1)
         kept = [name for name in bottom.names if bottom.weights[name] == {"math": 1.0}]
         assert kept and sorted(changed) == sorted(set(bottom.names) - set(kept))
         assert loaded == [base.folder]
         (folders[2] / "tokenizer.json").write_text("[]")
-        load(unmerged(folders[2]), "float32")
+        load(merge_of_one(folders[2]), "float32")
     assert loaded == [base.folder, folders[2]]
 
 

@@ -146,7 +146,7 @@ def test_copied_tensors_inherit_digests_on_record(models, tmp_path):
     math, language = (Checkpoint.open(folder) for folder in models["llama"][1:])
     merge = open_merge(swap(bottom_layers=1), {"math": math, "language": language})
     known = {"math": digest_tensors(math.folder), "language": digest_tensors(language.folder)}
-    digests = merge.write(tmp_path, known=known)
+    digests = merge.write(tmp_path, recorded=known)
     assert digests == digest_tensors(tmp_path)
     name = "model.layers.5.mlp.up_proj.weight"
     assert digests[name] == known["math"][name]

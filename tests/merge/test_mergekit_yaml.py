@@ -17,7 +17,7 @@ from pipeline.config.merging import Merge
 from pipeline.config.stages import Partition
 from pipeline.merge.adapters import open_source
 from pipeline.merge.merge import Merging, open_merge
-from pipeline.merge.mergekit import inexpressible, setting, yaml_of
+from pipeline.merge.mergekit import weight_setting, why_inexpressible, yaml_of
 from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.merge.methods.reset import Reset
 from pipeline.merge.methods.slerp import Slerp
@@ -129,10 +129,10 @@ def test_the_weights_of_a_swap_in_mergekits_words(models: dict[str, list[Path]])
 
 def test_layer_1_is_no_part_of_layer_10() -> None:
     weights = {f"model.layers.{layer}.mlp.up_proj.weight": float(layer == 1) for layer in range(12)}
-    assert setting(weights) == [{"filter": "model.layers.1.", "value": 1.0}, {"value": 0.0}]
-    assert setting(dict.fromkeys(weights, 0.5)) == 0.5
+    assert weight_setting(weights) == [{"filter": "model.layers.1.", "value": 1.0}, {"value": 0.0}]
+    assert weight_setting(dict.fromkeys(weights, 0.5)) == 0.5
     whole = {"model.layers.0.mlp.a": 1.0, "model.layers.0.mlp.b": 0.0, "model.layers.1.mlp.a": 0.0}
-    assert setting(whole) == [{"filter": "model.layers.0.mlp.a", "value": 1.0}, {"value": 0.0}]
+    assert weight_setting(whole) == [{"filter": "model.layers.0.mlp.a", "value": 1.0}, {"value": 0.0}]
 
 
 @pytest.mark.parametrize(
@@ -144,15 +144,15 @@ def test_layer_1_is_no_part_of_layer_10() -> None:
     ],
 )
 def test_what_mergekit_cannot_express(config: Merge, reason: str, models: dict[str, list[Path]]) -> None:
-    told = inexpressible(opened(models["llama"], config))
+    told = why_inexpressible(opened(models["llama"], config))
     assert told is not None and reason in told
 
 
 def test_merges_of_adapters_are_not_mergekits(lora: dict[str, Path]) -> None:  # noqa: F811
     sources = {"0": open_source(lora["math"]), "1": open_source(lora["language"])}
-    told = inexpressible(open_merge(Soup(experts=["a", "b"], form="dense"), sources))
+    told = why_inexpressible(open_merge(Soup(experts=["a", "b"], form="dense"), sources))
     assert told is not None and "its experts are LoRA adapters" in told
 
 
 def test_without_weights_of_experts_pefts_ties_is_mergekits(models: dict[str, list[Path]]) -> None:
-    assert inexpressible(opened(models["llama"], Ties(**TWO, trim="tensor", zero_sum="plus"))) is None
+    assert why_inexpressible(opened(models["llama"], Ties(**TWO, trim="tensor", zero_sum="plus"))) is None

@@ -8,7 +8,15 @@ from safetensors.torch import load_file
 
 from pipeline.errors import PipelineError
 from pipeline.merge.methods.ties import Ties
-from pipeline.merge.ties import balance, disjoint_mean, elect, exactly_kept, kept_count, kth_largest, trim
+from pipeline.merge.ties import (
+    disjoint_mean,
+    elect_signs,
+    exactly_kept,
+    kept_count,
+    kth_largest,
+    sign_balance,
+    trim_vector,
+)
 from pipeline.runs.manifest import read_manifest
 
 
@@ -23,24 +31,24 @@ def test_two_experts_by_hand():
     assert kept_count(0.5, 8) == 4
     thresholds = [kth_largest(lambda v=v: [abs(v)], 4) for v in (first, second)]
     assert thresholds == [2.0, 2.0]
-    trimmed = [trim(v, t) for v, t in zip((first, second), thresholds, strict=True)]
+    trimmed = [trim_vector(v, t) for v, t in zip((first, second), thresholds, strict=True)]
     assert [v.tolist() for v in trimmed] == [
         [4.0, -2.0, 0.0, 3.0, 0.0, 0.0, 2.0, -5.0],
         [2.0, 6.0, 0.0, -3.0, 0.0, 0.0, -2.0, 0.0],
     ]
     # sums: 6, 4, 0, 0, 0, 0, 0, -5: two elect +, one -, so the majority is + and decides entries 3 and 6
-    assert balance(trimmed) == 1
-    positive = elect(trimmed, 1.0)
+    assert sign_balance(trimmed) == 1
+    positive = elect_signs(trimmed, 1.0)
     assert positive.tolist() == [True] * 7 + [False]
     again = [v.copy() for v in trimmed]
     assert disjoint_mean(trimmed, positive).tolist() == [3.0, 6.0, 0.0, 3.0, 0.0, 0.0, 2.0, -5.0]
     # had the majority been -, those entries would have taken the negative expert
-    assert disjoint_mean(again, elect(again, -1.0)).tolist() == [3.0, 6.0, 0.0, -3.0, 0.0, 0.0, -2.0, -5.0]
+    assert disjoint_mean(again, elect_signs(again, -1.0)).tolist() == [3.0, 6.0, 0.0, -3.0, 0.0, 0.0, -2.0, -5.0]
 
 
 def test_three_experts_mean_over_those_that_agree():
     vectors = f32([1, 1], [3, -2], [-2, -4])
-    assert disjoint_mean(vectors, elect(vectors, 1.0)).tolist() == [2.0, -3.0]
+    assert disjoint_mean(vectors, elect_signs(vectors, 1.0)).tolist() == [2.0, -3.0]
 
 
 def test_weights_and_divisors_by_hand():
@@ -101,7 +109,7 @@ def test_kept_count_is_of_the_decimal_as_typed():
 def test_density_one_with_agreeing_experts_is_their_mean():
     vectors = list(np.random.default_rng(0).random((3, 4, 5), np.float32) + 0.1)
     expected = np.mean(vectors, axis=0)
-    np.testing.assert_allclose(disjoint_mean(vectors, elect(vectors, 1.0)), expected, rtol=1e-6)
+    np.testing.assert_allclose(disjoint_mean(vectors, elect_signs(vectors, 1.0)), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("density", [0.01, 0.29, 0.5, 1.0])

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pipeline.models.arithmetic import DEFAULTS, arithmetic
+from pipeline.models.arithmetic import DEFAULTS, arithmetic_settings
 
 LLAMA3 = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 AS_PUBLISHED = {  # config.json as transformers 4 wrote them
@@ -38,12 +38,14 @@ def as_transformers_writes(config):
 
 @pytest.mark.parametrize("kind", DEFAULTS)
 def test_a_key_that_is_left_out_is_the_default_of_its_class(kind):
-    assert arithmetic({"model_type": kind}) == arithmetic(as_transformers_writes({"model_type": kind}))
+    assert arithmetic_settings({"model_type": kind}) == arithmetic_settings(
+        as_transformers_writes({"model_type": kind})
+    )
 
 
 @pytest.mark.parametrize("name", AS_PUBLISHED)
 def test_both_spellings_are_one(name):
-    assert arithmetic(AS_PUBLISHED[name]) == arithmetic(as_transformers_writes(AS_PUBLISHED[name]))
+    assert arithmetic_settings(AS_PUBLISHED[name]) == arithmetic_settings(as_transformers_writes(AS_PUBLISHED[name]))
 
 
 @pytest.mark.parametrize("name", AS_PUBLISHED)
@@ -52,8 +54,8 @@ def test_both_spellings_are_one(name):
 )
 def test_what_changes_arithmetic_shows_in_either_spelling(name, change):
     before, after = AS_PUBLISHED[name], AS_PUBLISHED[name] | change
-    assert arithmetic(before) != arithmetic(after)
-    assert arithmetic(before) != arithmetic(as_transformers_writes(after))
+    assert arithmetic_settings(before) != arithmetic_settings(after)
+    assert arithmetic_settings(before) != arithmetic_settings(as_transformers_writes(after))
 
 
 def test_no_library_is_imported():

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
 from pipeline.errors import PipelineError
-from pipeline.hub.models import local
+from pipeline.hub.models import local_folder
 from pipeline.models.files import HUB_PATTERNS
 
 
@@ -45,7 +45,7 @@ def refused() -> GatedRepoError:
 
 def test_a_folder_is_itself_and_the_hub_is_not_asked(hub: dict[str, Any], tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "gone", Path("a/b/c")):
-        assert local(folder) == folder
+        assert local_folder(folder) == folder
     assert hub["calls"] == []
 
 
@@ -55,7 +55,7 @@ def test_a_folder_is_itself_and_the_hub_is_not_asked(hub: dict[str, Any], tmp_pa
 def test_a_name_is_fetched_at_its_revision(
     hub: dict[str, Any], tmp_path: Path, folder: str, revision: str | None, wanted: str | None
 ) -> None:
-    assert local(Path(folder), revision) == tmp_path
+    assert local_folder(Path(folder), revision) == tmp_path
     assert hub["calls"] == [("a/b", wanted, 10), ("a/b", wanted, False)]
 
 
@@ -64,13 +64,13 @@ def test_without_the_hub_its_cache_serves(hub: dict[str, Any], tmp_path: Path) -
     with pytest.raises(
         PipelineError, match="hub:a/b cannot be reached, and is not in its cache here: run stage=prefetch"
     ):
-        local(Path("a/b"))
+        local_folder(Path("a/b"))
     hub["cached"] = True
-    assert local(Path("a/b")) == tmp_path and hub["calls"][-1] == ("a/b", None, True)
+    assert local_folder(Path("a/b")) == tmp_path and hub["calls"][-1] == ("a/b", None, True)
 
 
 @pytest.mark.parametrize("when", ["answer", "fetch"])
 def test_a_refusal_says_what_to_do(hub: dict[str, Any], when: str) -> None:
     hub[when] = refused()
     with pytest.raises(PipelineError, match=r"hub:a/b cannot be fetched \(403: ask for access.*accept its terms"):
-        local(Path("a/b"))
+        local_folder(Path("a/b"))

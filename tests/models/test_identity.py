@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from pipeline import files
 from pipeline.errors import PipelineError
-from pipeline.files import Seen, kept
+from pipeline.files import FileState, cached_digests
 from pipeline.models.identity import folder_digest
 
 NAMES = ("config.json", "tokenizer.json", "model.safetensors")
@@ -21,7 +21,7 @@ NAMES = ("config.json", "tokenizer.json", "model.safetensors")
 
 @pytest.fixture
 def model(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_known", {})
+    monkeypatch.setattr(files, "_digests_of", {})
     (tmp_path / "m").mkdir()
     tensors = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.ones(700_000).bfloat16(), "empty": torch.ones(0, 3)}
     save_file(tensors, tmp_path / "m/model.safetensors", {"format": "pt"})
@@ -55,7 +55,7 @@ def by_hand(folder):
 def test_the_digest_of_a_folder_and_of_its_tensors_is_as_by_hand(model):
     expected, tensors = by_hand(model)
     assert digest_of(model) == expected
-    assert kept(Seen.now(model / "model.safetensors"))["tensors"] == tensors
+    assert cached_digests(FileState.now(model / "model.safetensors"))["tensors"] == tensors
 
 
 @pytest.mark.parametrize("name", NAMES)

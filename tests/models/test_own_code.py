@@ -14,10 +14,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.config.training import Model
-from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
+from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
 from pipeline.errors import PipelineError
 from pipeline.models.load import load_config, load_model, load_tokenizer
-from pipeline.models.skeleton import skeleton
+from pipeline.models.skeleton import build_skeleton
 
 CODE = """
 from pathlib import Path
@@ -77,9 +77,9 @@ def evaluated(folder: Path) -> Any:
 
 
 def merged(folder: Path) -> Any:
-    from pipeline.merge.live import model_of, unmerged
+    from pipeline.merge.live import merge_of_one, model_of
 
-    return model_of(unmerged(folder), "auto", "cpu")
+    return model_of(merge_of_one(folder), "auto", "cpu")
 
 
 @pytest.mark.parametrize("load", [trained, evaluated, merged])
@@ -100,7 +100,7 @@ def test_a_type_that_transformers_has_is_loaded_by_its_class(folder: Path) -> No
     names = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
     change(folder / "config.json", auto_map=names)
     assert type(load_config(folder)).__name__ == "LlamaConfig"
-    assert type(load_model(folder)).__name__ == type(skeleton(folder, "x")).__name__ == "LlamaForCausalLM"
+    assert type(load_model(folder)).__name__ == type(build_skeleton(folder, "x")).__name__ == "LlamaForCausalLM"
     assert load_tokenizer(folder)("Mia").input_ids == sandbox_tokenizer()("Mia").input_ids
     assert not (folder.parent / "marker").exists()
 

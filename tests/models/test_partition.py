@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.errors import PipelineError
 from pipeline.models.anatomy import Site, anatomy
-from pipeline.models.partition import Partition, layer_counts, scaled_count, side, sides
+from pipeline.models.partition import Partition, layer_counts, scaled_count, side_of, sides_of_all
 
 A = Partition("A", 6, 2, all_attention=True)
 B = Partition("B", 8, 4)
@@ -15,7 +15,7 @@ Z = Partition("Z", 8, 4, inverse=True)
 
 
 def language_layers(partition: Partition, kind: str, layers: int) -> list[int]:
-    return [i for i in range(layers) if side(partition, Site(i, kind), layers) == "language"]
+    return [i for i in range(layers) if side_of(partition, Site(i, kind), layers) == "language"]
 
 
 def test_b_c_and_z_on_32_layers():
@@ -34,19 +34,19 @@ def test_a_gives_attention_and_its_norm_to_language():
     assert language_layers(A, "attention_norm", 32) == list(range(32))
     assert language_layers(A, "mlp", 32) == [0, 1, 2, 3, 4, 5, 30, 31]
     assert language_layers(A, "mlp_norm", 32) == [0, 1, 2, 3, 4, 5, 30, 31]
-    assert side(A, Site(6, "mlp"), 32) == "math"
+    assert side_of(A, Site(6, "mlp"), 32) == "math"
 
 
 def test_a_freezes_the_shared_norm_of_the_middle():
-    assert side(A, Site(5, "shared_norm"), 32) == "language"
-    assert side(A, Site(6, "shared_norm"), 32) == "frozen"
-    assert side(A, Site(30, "shared_norm"), 32) == "language"
+    assert side_of(A, Site(5, "shared_norm"), 32) == "language"
+    assert side_of(A, Site(6, "shared_norm"), 32) == "frozen"
+    assert side_of(A, Site(30, "shared_norm"), 32) == "language"
 
 
 @pytest.mark.parametrize("kind", ["embedding", "final_norm", "head"])
 def test_outside_parameters(kind):
-    assert side(B, Site(None, kind), 32) == "outside"
-    assert side(Partition("B", 8, 4, outside="math"), Site(None, kind), 32) == "math"
+    assert side_of(B, Site(None, kind), 32) == "outside"
+    assert side_of(Partition("B", 8, 4, outside="math"), Site(None, kind), 32) == "math"
 
 
 def test_scaling_to_depth():
@@ -64,7 +64,7 @@ def model(layers: int) -> dict[str, Site]:
 
 
 def test_sides_of_a_whole_model():
-    result = sides(Partition("P", 1, 1), model(3))
+    result = sides_of_all(Partition("P", 1, 1), model(3))
     assert {name: value for name, value in result.items() if "up_proj" in name} == {
         "model.layers.0.mlp.up_proj.weight": "language",
         "model.layers.1.mlp.up_proj.weight": "math",
@@ -87,4 +87,4 @@ def test_sides_of_a_whole_model():
 )
 def test_partitions_that_do_not_split_are_refused(partition, words):
     with pytest.raises(PipelineError, match=words):
-        sides(partition, model(3))
+        sides_of_all(partition, model(3))

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
+from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
 from pipeline.errors import PipelineError
-from pipeline.models.skeleton import skeleton
+from pipeline.models.skeleton import build_skeleton
 from pipeline.train.load import check_base
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -49,10 +49,10 @@ def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_transformers_saved_is_whole(kind: str, tmp_path: Path) -> None:
-    made = skeleton(stored(tmp_path / "one", kind), "model.path")
+    made = build_skeleton(stored(tmp_path / "one", kind), "model.path")
     assert made.get_input_embeddings().weight.shape == (32, 16)
     assert all(parameter.device.type == "meta" for parameter in made.parameters())
-    skeleton(stored(tmp_path / "shards", kind, max_shard_size="8KB"), "model.path")
+    build_skeleton(stored(tmp_path / "shards", kind, max_shard_size="8KB"), "model.path")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
 
 
@@ -87,11 +87,11 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "no such architecture": (
         lambda folder: reconfigure(folder, model_type="poem", architectures=["Poem"]),
-        "transformers makes no model of its config.json",
+        "transformers cannot build a model from its config.json",
     ),
     "a field of another type": (
         lambda folder: reconfigure(folder, hidden_size="wide"),
-        "transformers makes no model of its config.json",
+        "transformers cannot build a model from its config.json",
     ),
 }
 
@@ -102,7 +102,7 @@ def test_what_does_not_fit_its_config_is_refused(what: str, tmp_path: Path, capf
     change(stored(tmp_path / "model"))
     capfd.readouterr()
     with pytest.raises(PipelineError, match=told) as refused:
-        skeleton(tmp_path / "model", "model.path")
+        build_skeleton(tmp_path / "model", "model.path")
     assert "\n" not in str(refused.value) and str(tmp_path / "model") in str(refused.value)
     said = capfd.readouterr()
     assert said.out == said.err == ""  # no report of the library beside our sentence
@@ -119,20 +119,20 @@ def test_what_others_store_besides_is_harmless(tmp_path: Path) -> None:
             "model.layers.0.self_attn.rotary_emb.cos_cached": torch.ones(1, 1, 8, 4),
         },
     )  # fmt: skip
-    skeleton(folder, "model.path")
+    build_skeleton(folder, "model.path")
     tied = stored(tmp_path / "tied", "tied")
     rewrite(tied, lambda was: was | {"lm_head.weight": was["model.embed_tokens.weight"].clone()})
-    skeleton(tied, "model.path")
+    build_skeleton(tied, "model.path")
     bare = stored(tmp_path / "bare")
     rewrite(bare, lambda was: {name.removeprefix("model."): tensor for name, tensor in was.items()})
-    skeleton(bare, "model.path")
+    build_skeleton(bare, "model.path")
 
 
 def test_a_quantized_model_is_not_compared_and_not_trained(tmp_path: Path) -> None:
     folder = stored(tmp_path / "model")
     reconfigure(folder, quantization_config={"quant_method": "gptq", "bits": 4})
     rewrite(folder, lambda was: was | {"model.layers.0.mlp.up_proj.qweight": torch.ones(2, 2, dtype=torch.int32)})
-    assert skeleton(folder, "checkpoint").config.num_hidden_layers == 4
+    assert build_skeleton(folder, "checkpoint").config.num_hidden_layers == 4
     with pytest.raises(PipelineError, match=f"model.path={folder} is quantized, as its config.json says"):
         check_base(folder, sandbox_tokenizer())
 
@@ -153,4 +153,4 @@ def test_only_headers_are_read(tmp_path: Path) -> None:
     with open(folder / "model.safetensors", "wb") as file:
         file.write(header)
         file.truncate(len(header) + sizes + 2**35)
-    assert skeleton(folder, "model.path").get_input_embeddings().weight.shape == (2**30, 16)
+    assert build_skeleton(folder, "model.path").get_input_embeddings().weight.shape == (2**30, 16)

@@ -8,27 +8,40 @@ import pytest
 
 from pipeline.analyze.heatmaps import published_maps
 from pipeline.errors import PipelineError
-from pipeline.papers.published import HEATMAPS, load, published, rows, suspect, value
+from pipeline.papers.published import (
+    HEATMAPS,
+    load_tables,
+    published_rows,
+    published_table,
+    published_value,
+    reason_for_doubt,
+)
 
 
 def test_numbers_by_key_row_and_column() -> None:
-    assert value("layer_swapping.table1", "sw.avg", "layer_swap_default") == 32.4
-    assert value("layer_swapping.table5", "belebele_5shot_accuracy.te", "te") == 60.2
-    assert value("layer_swapping.table5", "belebele_5shot_accuracy.te", "sw") is None  # not reported
-    assert value("unreasonable.table3", "en", "simultaneous_full") == 81.8
-    assert value("unreasonable.table_a8", "aya_expanse_8b", "mgsm_te") == 3.2
-    assert value("unreasonable.table_a3", "10", "mgsm_sw") is None  # its cells are lost
-    assert published("layer_swapping.training")["samples_joint"] == 80000
+    assert published_value("layer_swapping.table1", "sw.avg", "layer_swap_default") == 32.4
+    assert published_value("layer_swapping.table5", "belebele_5shot_accuracy.te", "te") == 60.2
+    assert published_value("layer_swapping.table5", "belebele_5shot_accuracy.te", "sw") is None  # not reported
+    assert published_value("unreasonable.table3", "en", "simultaneous_full") == 81.8
+    assert published_value("unreasonable.table_a8", "aya_expanse_8b", "mgsm_te") == 3.2
+    assert published_value("unreasonable.table_a3", "10", "mgsm_sw") is None  # its cells are lost
+    assert published_table("layer_swapping.training")["samples_joint"] == 80000
 
 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (lambda: published("unreasonable.tabel3"), "there is no unreasonable.tabel3, did you mean unreasonable.table3"),
-        (lambda: published("layerswapping.table1"), "did you mean layer_swapping.table1"),
-        (lambda: value("unreasonable.table3", "sw", "layer_swap"), "did you mean layer_swap_"),
-        (lambda: value("unreasonable.table3", "ja", "base"), "there is no ja, there are sw, bn, te, en, target_avg"),
-        (lambda: rows("unreasonable.partitions"), "is no table of numbers: it has A, B, C, Z"),
+        (
+            lambda: published_table("unreasonable.tabel3"),
+            "there is no unreasonable.tabel3, did you mean unreasonable.table3",
+        ),
+        (lambda: published_table("layerswapping.table1"), "did you mean layer_swapping.table1"),
+        (lambda: published_value("unreasonable.table3", "sw", "layer_swap"), "did you mean layer_swap_"),
+        (
+            lambda: published_value("unreasonable.table3", "ja", "base"),
+            "there is no ja, there are sw, bn, te, en, target_avg",
+        ),
+        (lambda: published_rows("unreasonable.partitions"), "is not a table of numbers: it has A, B, C, Z"),
     ],
 )
 def test_what_is_not_there_is_refused_in_one_sentence(asked, words) -> None:
@@ -38,11 +51,11 @@ def test_what_is_not_there_is_refused_in_one_sentence(asked, words) -> None:
 
 
 def test_every_row_has_a_number_a_column_and_every_mark_names_something() -> None:
-    for paper, tables in load().items():
+    for paper, tables in load_tables().items():
         for name, table in tables.items():
             if "columns" not in table:
                 continue
-            found, columns = rows(f"{paper}.{name}"), table["columns"]
+            found, columns = published_rows(f"{paper}.{name}"), table["columns"]
             assert all(len(row) == len(columns) for row in found.values()), name
             groups = {row.rsplit(".", depth)[0] for row in found for depth in range(row.count(".") + 1)}
             cells = {f"{row}.{column}" for row in found for column in columns}
@@ -99,20 +112,20 @@ def pairs() -> list[list[str]]:
 @pytest.mark.parametrize("place", pairs(), ids=" ".join)
 def test_what_is_printed_twice_agrees_or_is_marked_in_both_places(place: list[str]) -> None:
     one, other = place[:3], place[3:]
-    agree = value(*one) == pytest.approx(value(*other), abs=0.051)
-    marked = [suspect(*there) for there in (one, other)]
+    agree = published_value(*one) == pytest.approx(published_value(*other), abs=0.051)
+    marked = [reason_for_doubt(*there) for there in (one, other)]
     assert agree or all(marked), marked
 
 
 def test_the_base_rows_of_tables_1_and_5_agree_to_the_digit() -> None:
     for lang in ("sw", "te", "bn", "ja"):
-        one = value("layer_swapping.table1", f"{lang}.avg", "base")
-        assert one == value("layer_swapping.table5", f"mgsm_8shot_exact_match.{lang}", "base") > 1
+        one = published_value("layer_swapping.table1", f"{lang}.avg", "base")
+        assert one == published_value("layer_swapping.table5", f"mgsm_8shot_exact_match.{lang}", "base") > 1
 
 
 def test_every_score_of_table_5_is_in_percent() -> None:
     """The least score in print is 12.0 % (Telugu); a fraction would be below 1."""
-    numbers = [one for row in rows("layer_swapping.table5").values() for one in row if one is not None]
+    numbers = [one for row in published_rows("layer_swapping.table5").values() for one in row if one is not None]
     assert len(numbers) == 82 and all(12 <= one <= 100 for one in numbers)
 
 
@@ -120,40 +133,44 @@ def test_means_of_printed_numbers_are_the_printed_means_or_are_marked() -> None:
     models = ["llama3.1_8b_instruct", "qwen2.5_7b_instruct", "aya_expanse_8b", "falcon3_7b_instruct"]
     for table in ("unreasonable.table3", "unreasonable.table_a1"):
         for row in ("sw", "bn", "te", "en"):
-            mean = sum(value("unreasonable.table_a8", model, f"mgsm_{row}") for model in models) / 4
-            assert (abs(value(table, row, "base") - mean) < 0.051) == (suspect(table, row, "base") is None)
-        for column in published(table)["columns"]:
-            mean = sum(value(table, row, column) for row in ("sw", "bn", "te")) / 3
-            assert value(table, "target_avg", column) == pytest.approx(mean, abs=0.051)
+            mean = sum(published_value("unreasonable.table_a8", model, f"mgsm_{row}") for model in models) / 4
+            assert (abs(published_value(table, row, "base") - mean) < 0.051) == (
+                reason_for_doubt(table, row, "base") is None
+            )
+        for column in published_table(table)["columns"]:
+            mean = sum(published_value(table, row, column) for row in ("sw", "bn", "te")) / 3
+            assert published_value(table, "target_avg", column) == pytest.approx(mean, abs=0.051)
 
 
 def test_contradictions_between_words_and_numbers_are_marked() -> None:
     """Computed here, from what the text claims (layer_swapping 5.1; unreasonable 5 and table 2)."""
     for lang in ("sw", "te", "bn", "ja"):
         row = ("layer_swapping.table1", f"{lang}.avg")
-        below = value(*row, "layer_swap_default") < value(*row, "model_soup_best")
-        assert below == (suspect(*row, "layer_swap_default") is not None)
-        pairwise = value("layer_swapping.table6", lang, "model_soup_pairwise_avg")
-        assert pairwise == value(*row, "model_soup_best")  # "best" there, "default" here
-        assert "table1's best" in suspect("layer_swapping.table6", lang, "model_soup_pairwise_avg")
+        below = published_value(*row, "layer_swap_default") < published_value(*row, "model_soup_best")
+        assert below == (reason_for_doubt(*row, "layer_swap_default") is not None)
+        pairwise = published_value("layer_swapping.table6", lang, "model_soup_pairwise_avg")
+        assert pairwise == published_value(*row, "model_soup_best")  # "best" there, "default" here
+        assert "table1's best" in reason_for_doubt("layer_swapping.table6", lang, "model_soup_pairwise_avg")
     key = "unreasonable.table1"
-    best_baseline = max(value(key, row, "full_sft") for row in ("math_only", "language_only", "data_mixing"))
+    best_baseline = max(published_value(key, row, "full_sft") for row in ("math_only", "language_only", "data_mixing"))
     for row in ("simultaneous_sft", "layer_swapping"):
         for column in ("partial_lora", "partial_sft", "lora", "full_sft"):
-            number = value(key, row, column)
-            assert (number is not None and number <= best_baseline) == (suspect(key, row, column) is not None)
+            number = published_value(key, row, column)
+            assert (number is not None and number <= best_baseline) == (reason_for_doubt(key, row, column) is not None)
     partial = [
-        value("unreasonable.table2", row, "frozen_during") for row in rows("unreasonable.table2") if row[1:2] == "_"
+        published_value("unreasonable.table2", row, "frozen_during")
+        for row in published_rows("unreasonable.table2")
+        if row[1:2] == "_"
     ]
-    assert value("unreasonable.table_a1", "en", "math_partial") > max(partial)
-    assert suspect("unreasonable.table_a1", "en", "math_partial")
-    assert value("unreasonable.table_a2", "bn", "base") == value(
+    assert published_value("unreasonable.table_a1", "en", "math_partial") > max(partial)
+    assert reason_for_doubt("unreasonable.table_a1", "en", "math_partial")
+    assert published_value("unreasonable.table_a2", "bn", "base") == published_value(
         "unreasonable.table_a8", "qwen2.5_7b_instruct", "mgsm_bn"
     )
-    assert "Instruct" in suspect("unreasonable.table_a2", "bn", "base")
-    assert "nine languages" in suspect("layer_swapping.table2", "all_languages_avg", "ties_best")
-    assert "spBLEU" in suspect("layer_swapping.table5", "flores_0shot_bleu.en-te", "base")
-    assert suspect("layer_swapping.table5", "mgsm_8shot_exact_match.sw", "base") is None
+    assert "Instruct" in reason_for_doubt("unreasonable.table_a2", "bn", "base")
+    assert "nine languages" in reason_for_doubt("layer_swapping.table2", "all_languages_avg", "ties_best")
+    assert "spBLEU" in reason_for_doubt("layer_swapping.table5", "flores_0shot_bleu.en-te", "base")
+    assert reason_for_doubt("layer_swapping.table5", "mgsm_8shot_exact_match.sw", "base") is None
 
 
 def test_the_shares_of_the_maps_that_cannot_be_shares_are_marked_and_kept() -> None:
@@ -165,13 +182,13 @@ def test_the_shares_of_the_maps_that_cannot_be_shares_are_marked_and_kept() -> N
                 features = 14336 if column.endswith("w2") else 4096
                 if f"{round(float(text) * features) / features:.6f}" != text:
                     impossible.add(f"{row['figure']}.{row['layer']}.{column}")
-                    told = suspect("layer_swapping.figures", f"{row['figure']}.{row['layer']}", column)
+                    told = reason_for_doubt("layer_swapping.figures", f"{row['figure']}.{row['layer']}", column)
                     assert told and told.startswith(text)
                     likely = float(told.split()[-1])
                     assert f"{round(likely * features) / features:.6f}" == f"{likely:.6f}"
-    assert impossible == set(published("layer_swapping.figures")["suspect"]) and len(impossible) == 6
+    assert impossible == set(published_table("layer_swapping.figures")["suspect"]) and len(impossible) == 6
 
 
 def test_the_maps_are_those_of_the_package() -> None:
-    assert published("layer_swapping.figures")["file"] == HEATMAPS.name and HEATMAPS.is_file()
+    assert published_table("layer_swapping.figures")["file"] == HEATMAPS.name and HEATMAPS.is_file()
     assert len(published_maps()) == 6

@@ -19,7 +19,7 @@ from pipeline.config.compose import compose
 from pipeline.merge.adapters import open_source
 from pipeline.merge.live import model_of
 from pipeline.merge.merge import open_merge
-from pipeline.merge.resident import resident
+from pipeline.merge.resident import keep_models_resident
 from pipeline.models.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.real_models
@@ -38,7 +38,7 @@ MERGES = {  # as mergekit_digests.mergekit_configs has them
 def folders(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
     """The base, and two experts of 540 MB each, which are deleted at the end. In it a model stays in memory."""
     folder = tmp_path_factory.mktemp("experts")
-    with resident():
+    with keep_models_resident():
         yield {"base": smollm2, **recorded.make_experts(smollm2, folder)}
     shutil.rmtree(folder)
 

@@ -13,7 +13,7 @@ from made_up_report import results_of
 
 from pipeline.report.html.write import write_report
 from pipeline.report.load.contents import CellResult
-from pipeline.report.render.cells import allowed, cells_csv, outside
+from pipeline.report.render.cells import allowed_difference, cells_csv, is_outside
 from pipeline.report.stats.statistics import replication_reach
 
 BASE = CellResult("sw", "base", 24.8, 20.0, 30.0, 1, 24.8, base=True)
@@ -25,17 +25,17 @@ BASE = CellResult("sw", "base", 24.8, 20.0, 30.0, 1, 24.8, base=True)
 )  # fmt: skip
 def test_a_base_row_may_differ_by_three_of_250_questions(value: float, tolerance: float, far: bool) -> None:
     """Its interval over draws of questions, 10 points wide, has no part in it: both sides answered the same ones."""
-    assert outside(replace(BASE, value=value), tolerance) == far
+    assert is_outside(replace(BASE, value=value), tolerance) == far
 
 
 def test_a_trained_row_may_differ_by_what_another_set_of_experts_would() -> None:
     trained = replace(BASE, base=False, experts=5.0)
-    assert allowed(trained, 1.2) == 5.0 and allowed(replace(trained, experts=0.0), 1.2) == 1.2
-    assert not outside(replace(trained, value=29.8), 1.2) and outside(replace(trained, value=30.2), 1.2)
-    assert not outside(replace(trained, value=99.0, suspect="why"), 1.2)
+    assert allowed_difference(trained, 1.2) == 5.0 and allowed_difference(replace(trained, experts=0.0), 1.2) == 1.2
+    assert not is_outside(replace(trained, value=29.8), 1.2) and is_outside(replace(trained, value=30.2), 1.2)
+    assert not is_outside(replace(trained, value=99.0, suspect="why"), 1.2)
     alone = replace(trained, experts=None, value=99.0)  # one training shows nothing about others
-    assert allowed(alone, 1.2) is None and not outside(alone, 1.2)
-    assert not outside(replace(trained, value=None), 1.2) and not outside(replace(trained, published=None), 1.2)
+    assert allowed_difference(alone, 1.2) is None and not is_outside(alone, 1.2)
+    assert not is_outside(replace(trained, value=None), 1.2) and not is_outside(replace(trained, published=None), 1.2)
 
 
 def test_the_page_says_that_the_tolerance_is_assumed(tmp_path: Path) -> None:

@@ -35,10 +35,10 @@ def test_curves_start_high_and_end_low():
 
 @pytest.mark.parametrize(("low", "high"), [(0, 100), (0, 1), (0.81, 3.2), (0, 37.3), (5, 5.002), (0, 600)])
 def test_ticks_are_few_and_round(low, high):
-    found = plots.steps(low, high)
+    found = plots.round_steps(low, high)
     assert 3 <= len(found) <= 6 and all(low <= tick <= high for tick in found)
 
 
 def test_long_logs_are_averaged_in_blocks():
-    assert plots.thinned([(step, 2.0) for step in range(400)]) == [(step, 2.0) for step in range(400)]
-    assert plots.thinned([(step, step) for step in range(800)])[:2] == [(0.5, 0.5), (2.5, 2.5)]
+    assert plots.thin_points([(step, 2.0) for step in range(400)]) == [(step, 2.0) for step in range(400)]
+    assert plots.thin_points([(step, step) for step in range(800)])[:2] == [(0.5, 0.5), (2.5, 2.5)]

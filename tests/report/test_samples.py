@@ -66,7 +66,7 @@ def test_contrasts_are_corrected_over_all_lines_that_have_a_p():
         line_of("swap", "ties", "math", 9.0, None, missing="eval-x is not made yet"),
         line_of("swap", "expert", "math", -9.0, 0.03, mcnemar_p=0.03),
     ]  # fmt: skip
-    found = compare.corrected(lines)
+    found = compare.correct_contrasts(lines)
     assert [one.line for one in found] == lines
     assert [one.p for one in found] == [pytest.approx(0.03), pytest.approx(0.06), None, pytest.approx(0.06)]
     assert [one.mid_p for one in found] == [pytest.approx(0.04), None, None, pytest.approx(0.04)]
@@ -79,20 +79,20 @@ def test_the_headline_says_what_is_significant_and_what_could_have_been_detected
         line_of("swap", "expert", "math", -20.0, 0.0001, n=250, low=-29.0, high=-11.0),
         line_of("TIES", "base", "math", 2.0, 0.6, n=100, could_see=13.4),
     ]  # fmt: skip
-    assert compare.headline(compare.corrected(lines)) == (
+    assert compare.headline_sentence(compare.correct_contrasts(lines)) == (
         "100 to 250 questions: 2 of 4 differences are significant, swap under expert in math by 20.0 points "
         "(11.0 to 29.0) and swap over base in math by 10.0 points (5.0 to 15.0); the others are not (minimum "
         "detectable difference 12 to 13 points)."
     )
-    assert compare.headline(compare.corrected(lines[:1])) == (
+    assert compare.headline_sentence(compare.correct_contrasts(lines[:1])) == (
         "100 questions: none of 1 differences is significant (minimum detectable difference 12 points)."
     )
     many = [line_of("swap", f"rival {n}", "math", 10.0 + n, 0.001) for n in range(6)]
-    assert compare.headline(compare.corrected(many)).endswith(
+    assert compare.headline_sentence(compare.correct_contrasts(many)).endswith(
         ", swap over rival 2 in math by 12.0 points (7.0 to 17.0) and 2 more."
     )
     for empty in ([], [line_of("swap", "base", "math", 0.0, None)]):
-        assert compare.headline(compare.corrected(empty)) == "No two models have answers to compare."
+        assert compare.headline_sentence(compare.correct_contrasts(empty)) == "No two models have answers to compare."
 
 
 # ---------------------------------------------------------------------------------------------------- marks
@@ -100,7 +100,9 @@ def test_the_headline_says_what_is_significant_and_what_could_have_been_detected
 
 def test_sanity_marks(tmp_path):
     answers = {"base": ["a 1", "b 2"], "twin": ["a 1", "b 2"], "mute": ["", ""], "fine": ["a 7", "b 1"]}
-    marks = {(mark.row, mark.mark) for mark in samples.sanity(*scored(tmp_path, answers, values={"mute": 0.0}))}
+    marks = {
+        (mark.row, mark.mark) for mark in samples.suspicious_scores(*scored(tmp_path, answers, values={"mute": 0.0}))
+    }
     assert marks == {
         ("base", "identical"),
         ("twin", "identical"),
@@ -115,12 +117,12 @@ def test_sanity_marks(tmp_path):
 def test_chance_of_four(tmp_path, value, wanted):
     """Two standard errors of guessing over 100 questions are 2 * sqrt(0.25 * 0.75 / 100) = 0.0866."""
     made = scored(tmp_path, {"base": ["A"]}, task="belebele", values={"base": value}, n=100)
-    assert [mark.mark for mark in samples.sanity(*made)] == ([wanted] if wanted else [])
+    assert [mark.mark for mark in samples.suspicious_scores(*made)] == ([wanted] if wanted else [])
 
 
 def test_a_number_that_is_not_finite_is_marked_unless_its_reason_is_told(tmp_path):
     nan, never = score_of("mgsm", None, 4), score_of("mbpp", None, 0, reason="mbpp has no translation")
-    (mark,) = samples.sanity(*cells_of({"nan": nan, "never": never}), {})
+    (mark,) = samples.suspicious_scores(*cells_of({"nan": nan, "never": never}), {})
     assert (mark.row, mark.mark, mark.detail) == (
         "nan",
         "no number",
@@ -131,7 +133,7 @@ def test_a_number_that_is_not_finite_is_marked_unless_its_reason_is_told(tmp_pat
 def test_an_evaluation_behind_several_cells_of_a_row_is_marked_once(tmp_path):
     made, written = cells_of({"base": score_of("mgsm", 0.0, 4)})
     made = replace(made, cells=[*made.cells, replace(made.cells[0], column="math again")])
-    assert [mark.mark for mark in samples.sanity(made, written, {})] == ["exactly 0"]
+    assert [mark.mark for mark in samples.suspicious_scores(made, written, {})] == ["exactly 0"]
 
 
 def test_the_browser_has_the_first_evaluation_of_each_language(tmp_path):
@@ -144,7 +146,7 @@ def test_the_browser_has_the_first_evaluation_of_each_language(tmp_path):
     written: Written = {name: ([score_of("mgsm", 1.0, 1, where, where)], {}) for name, where in
                         (("a0", "qaa"), ("a1", "qaa"), ("b0", "qab"), ("b1", "qab"))}  # fmt: skip
     made = results_of([CellResult("swap", "math", 100.0, runs=list(folders), scores=scores, task="mgsm")])
-    shown = samples.browser(made, written, read(tmp_path, folders))
+    shown = samples.answer_browser(made, written, read(tmp_path, folders))
     found = [(cell["row"], cell["column"], cell["language"], cell["run"], cell["at"]) for cell in shown["cells"]]
     assert found == [("swap", "math", "qaa", "a0", "seed 0"), ("swap", "math", "qab", "b0", "seed 0")]
     assert [shown["strings"][cell["items"][0][3]] for cell in shown["cells"]] == ["a0 7", "b0 7"]
@@ -153,7 +155,7 @@ def test_the_browser_has_the_first_evaluation_of_each_language(tmp_path):
 def test_answers_cut_off_are_counted(tmp_path):
     lines = [sample(0, "7", True, cut_off=False), sample(1, "the answer", False, cut_off=True)]
     found = read(tmp_path, {"e": write_eval(tmp_path / "e", [], {"mgsm.qac": lines})})
-    (mark,) = samples.sanity(*cells_of({"e": score_of("mgsm", 0.5, 2)}), found)
+    (mark,) = samples.suspicious_scores(*cells_of({"e": score_of("mgsm", 0.5, 2)}), found)
     told = "math, qac, seed 0: 1 of 2 answers ran out of tokens (eval.max_gen_toks)"
     assert (mark.mark, mark.detail) == ("cut off", told)
 
@@ -174,7 +176,7 @@ def test_answers_cut_off_are_counted(tmp_path):
 def test_answers_in_another_script_are_marked(tmp_path, task, where, response, marked):
     lines = [sample(doc, response, True) for doc in range(3)] + [sample(3, "", False)]
     found = read(tmp_path, {"e": write_eval(tmp_path / "e", [], {f"{task}.{where}": lines})})
-    marks = samples.sanity(*cells_of({"e": score_of(task, 0.5, 4, where, "te")}), found)
+    marks = samples.suspicious_scores(*cells_of({"e": score_of(task, 0.5, 4, where, "te")}), found)
     told = [mark.detail.rpartition(": ")[2] for mark in marks if mark.mark == "wrong script"]
     assert told == (["3 of 4 answers are mostly in letters of another script"] if marked else [])
 

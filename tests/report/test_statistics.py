@@ -16,10 +16,10 @@ from pipeline.evaluate.metrics import mean
 from pipeline.report.stats.statistics import (
     contrast,
     expert_variance,
+    half_weights,
     halved_means,
-    halves,
     mcnemar,
-    resampled,
+    resample_weights,
     resampled_means,
     share_interval,
     smallest_difference,
@@ -192,10 +192,12 @@ def test_error_rates_of_three_seeds_of_few_questions(axis):
 
 
 def test_draws_of_problems():
-    weights = resampled(7, draws=400)
+    weights = resample_weights(7, draws=400)
     assert weights.shape == (400, 7)
     assert np.allclose(weights.sum(axis=1), 1) and np.allclose((7 * weights) % 1, 0)
-    assert np.array_equal(weights, resampled(7, draws=400)) and not np.array_equal(weights, resampled(7, 400, seed=1))
+    assert np.array_equal(weights, resample_weights(7, draws=400)) and not np.array_equal(
+        weights, resample_weights(7, 400, seed=1)
+    )
     values = np.random.default_rng(0).random((2, 3, 7))
     assert np.allclose(resampled_means(values, 400), np.einsum("bn,ijn->bij", weights, values))
 
@@ -220,7 +222,7 @@ def test_the_best_is_chosen_again_in_each_draw():
 def test_split_half_by_problem():
     """Odd problems prefer the first, which gets 1/2 of the even ones; those prefer the second, 1/3 of the odd ones."""
     scores = [[1, 1, 1, 0, 1], [1, 1, 0, 1, 0]]
-    by_half = halves(5) @ np.transpose(scores)
+    by_half = half_weights(5) @ np.transpose(scores)
     assert simulate.best(by_half, by_half[::-1]).mean() == pytest.approx((1 / 2 + 1 / 3) / 2)
     assert np.mean([score for _, score in split_half([[one] for one in scores])]) == pytest.approx(5 / 12)
 
@@ -341,7 +343,7 @@ def test_the_best_of_equals_is_no_better_on_other_problems():
         observed, drawn = answers.mean(axis=-1)[None], resampled_means(answers, 300)
         naive = contrast(differences, apart(observed, observed)[0], apart(drawn, drawn))
         odd, even = halved_means(answers, 300)
-        half = np.moveaxis(answers @ halves(250).T, -1, 0)
+        half = np.moveaxis(answers @ half_weights(250).T, -1, 0)
         both = (apart(odd, even) + apart(even, odd)) / 2
         found["chosen on the same problems"] += naive.p < 0.05
         found["by halves"] += contrast(differences, apart(half, half[::-1]).mean(), both).p < 0.05

@@ -16,7 +16,7 @@ from pipeline.report.html.beside import SHARES, answer_checks
 from pipeline.report.html.write import write_report
 from pipeline.report.load.contents import CellResult, CellScore, FailedRun, Results
 from pipeline.report.load.scores import notes_of, read_evaluations
-from pipeline.report.render.cells import BEST_NOTE, cells_markdown, difference, outside
+from pipeline.report.render.cells import BEST_NOTE, cell_difference, cells_markdown, is_outside
 
 EARLIER = ("table.csv", "table.md", "scores.json")
 
@@ -201,7 +201,7 @@ def test_notes_tell_shots_and_tasks_apart(tmp_path):
 
 def test_the_published_number_is_compared_with_the_papers_own_method():
     one = CellResult("a", "b", 45.0, 40.0, 50.0, published=47.5, maximum=48.0, base=True)
-    assert difference(one) == 0.5 and not outside(one, 1.2) and outside(replace(one, published=46.5), 1.2)
+    assert cell_difference(one) == 0.5 and not is_outside(one, 1.2) and is_outside(replace(one, published=46.5), 1.2)
 
 
 def test_nothing_at_all_is_still_a_page(tmp_path):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pipeline.report.render.cells import contrasts_csv
-from pipeline.report.render.text import aligned
+from pipeline.report.render.text import align_columns
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
     rows = [("run", "seconds", "state"), ("math-full-s0", "7", "finished"), ("sw", "1234567890", "")]
-    assert aligned(rows) == [
+    assert align_columns(rows) == [
         "run           seconds     state",
         "math-full-s0  7           finished",
         "sw            1234567890",
     ]
-    assert aligned([("1.0 MB", "a"), ("12.5 MB", "b")], right={0}) == [" 1.0 MB  a", "12.5 MB  b"]
-    assert aligned([]) == []
+    assert align_columns([("1.0 MB", "a"), ("12.5 MB", "b")], right={0}) == [" 1.0 MB  a", "12.5 MB  b"]
+    assert align_columns([]) == []
 
 
 def test_a_negative_difference_stays_a_number() -> None:

@@ -11,7 +11,7 @@ import pytest
 from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
-from pipeline.report.stats.statistics import Contrast, NormalTest, corpus_contrast, resampled
+from pipeline.report.stats.statistics import Contrast, NormalTest, corpus_contrast, resample_weights
 from pipeline.report.stats.translations import corpus_scores, metric_of, sentence_counts
 
 # WMT17 English-German against LIUM-NMT: p of Moses' bootstrap (mean of 3 runs of 2,000) and of multeval's 10,000
@@ -31,7 +31,7 @@ PUBLISHED = {
 def wmt17() -> dict[str, tuple[float, np.ndarray]]:
     """System -> its BLEU, and that of 2,000 draws of its sentences."""
     kept = np.load(Path(__file__).parent / "wmt17_en_de_counts.npz")
-    copies = np.rint(3004 * resampled(3004))
+    copies = np.rint(3004 * resample_weights(3004))
     found = {}
     for name, lengths, matches in zip(kept["systems"], kept["lengths"], kept["matches"], strict=True):
         totals = [np.maximum(0, lengths.astype(float) - order) for order in range(4)]
@@ -62,7 +62,7 @@ def test_coverage_of_intervals_of_bleu():
     truth, rng, copies = (
         corpus_scores(BLEU(), counts, np.ones((1, 3004)))[0],
         np.random.default_rng(0),
-        60 * resampled(60, 400),
+        60 * resample_weights(60, 400),
     )
     held = []
     for _ in range(300):
@@ -102,7 +102,7 @@ def sentences(quality: float, seed: int, n: int = 150) -> tuple[list[str], list[
 
 
 def compared(name: str, left: list[str], right: list[str], references: list[str]) -> Contrast:
-    metric, copies = metric_of(name, "en-sw"), np.rint(len(references) * resampled(len(references)))
+    metric, copies = metric_of(name, "en-sw"), np.rint(len(references) * resample_weights(len(references)))
     counts = [sentence_counts(metric, references, side) for side in (left, right)]
     observed = [corpus_scores(metric, one, np.ones((1, len(references))))[0] for one in counts]
     for value, side in zip(observed, (left, right), strict=True):
@@ -136,7 +136,7 @@ def test_three_trainings_add_their_variance_as_they_do_elsewhere():
 
     rng = np.random.default_rng(0)
     each = rng.normal(0, 0.05, (3, 1)) + rng.normal(0.03, 0.2, (3, 400))
-    drawn = each @ resampled(400).T
+    drawn = each @ resample_weights(400).T
     found, plain = corpus_contrast(each.mean(axis=1), drawn, 400), contrast(np.clip(each, -1, 1))
     assert found.experts == pytest.approx(plain.experts, rel=0.1)
     assert found.df == pytest.approx(plain.df, rel=0.3)

@@ -12,7 +12,7 @@ from small_runs import a_run, never, writes
 
 from pipeline.config.stages import MergeStage
 from pipeline.files import sha256
-from pipeline.runs.graph import ordered, unfinished
+from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run
@@ -121,15 +121,15 @@ def test_a_plan_says_what_may_be_adopted(tmp_path: Path) -> None:
     data = a_data_run(tmp_path, 2, made=False)
     expert = an_expert(data)
     merge = a_merge(tmp_path, expert)
-    reasons = unfinished(ordered([merge]))
+    reasons = reasons_unfinished(order_runs([merge]))
     assert "adopted" not in reasons[data.hash]
     for run in (expert, merge):
         assert reasons[run.hash].endswith("; may be adopted, known after its data run")
     a_data_run(tmp_path, 2)
-    reasons = unfinished(ordered([merge]))
+    reasons = reasons_unfinished(order_runs([merge]))
     assert reasons[expert.hash].endswith(f"; may be adopted from {old.name}")
     other = an_expert(a_run(tmp_path, {"benchmarks": a_benchmark(tmp_path, 2)}, label="data-math", seed=9))
-    assert "adopted" not in unfinished(ordered([other]))[other.hash]  # its rows are drawn by another seed
+    assert "adopted" not in reasons_unfinished(order_runs([other]))[other.hash]  # its rows are drawn by another seed
 
 
 def test_a_manifest_of_before_adoption_is_read(tmp_path: Path) -> None:

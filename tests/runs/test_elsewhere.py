@@ -102,10 +102,10 @@ def test_a_base_on_the_card_may_be_a_folder_beside_it(three: dict[str, Path], ma
 @pytest.mark.parametrize(
     ("base", "sentence"),
     [
-        (None, "does not say which base it was trained from: it has no manifest and no base_model on a model card"),
+        (None, "its base is unknown, as it has no manifest and no base_model on a model card"),
         ("[org/a, org/b]", "checkpoint: math: its model card names several bases (org/a, org/b): give base=RUN"),
         ("/gone/base", "checkpoint: math: base_model /gone/base of its model card is not here: give base=RUN"),
-        ("{a: b}", "does not say which base it was trained from"),
+        ("{a: b}", "its base is unknown"),
     ],
 )
 def test_no_base_is_one_sentence(
@@ -127,12 +127,12 @@ def test_experts_of_different_bases_are_refused(cached: dict[str, Path], make_ru
 @pytest.mark.parametrize("text", ["---\nbase_model: [unclosed\n---\n", "---\n- a\n---\n", "no head", ""])
 def test_a_card_that_cannot_be_read_says_nothing(text: str, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(text)
-    assert hub_models.metadata(tmp_path) == {}
+    assert hub_models.read_metadata(tmp_path) == {}
 
 
 def test_without_the_hub_a_card_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    assert hub_models.metadata(Path("org/nowhere")) == {}
+    assert hub_models.read_metadata(Path("org/nowhere")) == {}
 
 
 def test_a_sweep_of_checkpoints_made_elsewhere(
@@ -149,7 +149,7 @@ def test_a_sweep_of_checkpoints_made_elsewhere(
     words += [f"runs_dir={tmp_path}/runs", f"data_root={world}", "tracking.mode=disabled"]
     words += ["eval=mgsm_0shot", "eval.max_gen_toks=4", "eval.limit=2", "languages=[qac]"]
     told = call("stage=sweep", *words)
-    assert told.status == 1 and "does not say which base it was trained from" in told.err
+    assert told.status == 1 and "its base is unknown" in told.err
     for name in ("math", "language"):
         card(tmp_path / name, tmp_path / "base")
     told = call("stage=sweep", *words)

@@ -10,7 +10,7 @@ from small_runs import a_run, writes
 
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
-from pipeline.runs.find import find
+from pipeline.runs.find import find_run
 from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import read_manifest
 from pipeline.stages.rows import build
@@ -20,44 +20,44 @@ def test_what_a_run_reference_means(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     one, two = (
         make_once(a_run(tmp_path, label=label, seed=seed), writes()) for label, seed in (("math-a", 1), ("math-b", 2))
     )
-    assert find(one.name, tmp_path, "x").folder == one
-    assert find("math-a", tmp_path, "x").hash == read_manifest(one).hash  # type: ignore[union-attr]
-    assert find(str(two), tmp_path, "x").folder == two
+    assert find_run(one.name, tmp_path, "x").folder == one
+    assert find_run("math-a", tmp_path, "x").hash == read_manifest(one).hash  # type: ignore[union-attr]
+    assert find_run(str(two), tmp_path, "x").folder == two
     monkeypatch.chdir(tmp_path)
-    assert find(f"./{two.name}", Path("elsewhere"), "x").name == two.name
+    assert find_run(f"./{two.name}", Path("elsewhere"), "x").name == two.name
     with pytest.raises(PipelineError) as refused:
-        find("math", tmp_path, "checkpoint")
+        find_run("math", tmp_path, "checkpoint")
     assert one.name in str(refused.value) and two.name in str(refused.value)
     assert "checkpoint=math means more than one run" in str(refused.value)
-    with pytest.raises(PipelineError, match=rf"mth-a is no finished run of .*; did you mean .*{one.name}"):
-        find("mth-a", tmp_path, "checkpoint")
+    with pytest.raises(PipelineError, match=rf"mth-a is not a finished run of .*; did you mean .*{one.name}"):
+        find_run("mth-a", tmp_path, "checkpoint")
     make_once(a_run(tmp_path, label="a_merge-3-1-of-many-experts-and-more-words", seed=3), writes())
     with pytest.raises(PipelineError, match=r"; did you mean a_merge-3-1-of-many-"):  # a beginning is a RUN too
-        find("a_merge-3-2", tmp_path, "checkpoint")
+        find_run("a_merge-3-2", tmp_path, "checkpoint")
 
 
 def test_an_exact_name_stands_above_a_prefix(tmp_path: Path) -> None:
     short = make_once(a_run(tmp_path), writes())
     shutil.copytree(short, tmp_path / f"{short.name}-copy")
-    assert find(short.name, tmp_path, "x").folder == short
+    assert find_run(short.name, tmp_path, "x").folder == short
 
 
 def test_a_model_on_the_hub_or_in_a_folder(tmp_path: Path) -> None:
-    found = find("hub:org/name", tmp_path, "model.path")
+    found = find_run("hub:org/name", tmp_path, "model.path")
     assert (found.name, str(found.folder)) == ("name", "org/name")
-    assert found.hash != find("hub:org/other", tmp_path, "model.path").hash
+    assert found.hash != find_run("hub:org/other", tmp_path, "model.path").hash
     folder = tmp_path / "my model [1]"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    with pytest.raises(PipelineError, match="no config.json with safetensors, so it is no model"):
-        find(str(folder), tmp_path, "model.path")
+    with pytest.raises(PipelineError, match="no config.json with safetensors, so it is not a model"):
+        find_run(str(folder), tmp_path, "model.path")
     (folder / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")  # a header without tensors
-    was = find(str(folder), tmp_path, "model.path")
-    assert was.name == folder.name and was.hash == find(f"{folder}/", tmp_path, "model.path").hash
+    was = find_run(str(folder), tmp_path, "model.path")
+    assert was.name == folder.name and was.hash == find_run(f"{folder}/", tmp_path, "model.path").hash
     (folder / "README.md").write_text("a note changes nothing")
-    assert find(str(folder), tmp_path, "model.path").hash == was.hash
+    assert find_run(str(folder), tmp_path, "model.path").hash == was.hash
     (folder / "model.safetensors").write_bytes(b"\3" + bytes(7) + b"{} ")
-    assert find(str(folder), tmp_path, "model.path").hash != was.hash
+    assert find_run(str(folder), tmp_path, "model.path").hash != was.hash
     run = build(compose(["stage=eval", "eval=mgsm_2shot", f"checkpoint='{folder}'", f"runs_dir={tmp_path}"]))  # type: ignore[arg-type]
     assert run.name.startswith("eval-mgsm_2shot-my-model-1") and why_not_finished(run) == "never made"
 
@@ -68,6 +68,6 @@ def test_a_path_below_a_folder_that_is_there_is_no_model_of_the_hub(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     with pytest.raises(PipelineError, match="name a finished run, or a folder with a model$"):
-        find("runs/nothing", tmp_path / "runs", "merge.language")
+        find_run("runs/nothing", tmp_path / "runs", "merge.language")
     with pytest.raises(PipelineError, match="or hub:org/nothing for a model on the Hub$"):
-        find("org/nothing", tmp_path / "runs", "merge.language")
+        find_run("org/nothing", tmp_path / "runs", "merge.language")

@@ -17,8 +17,16 @@ from small_runs import a_run, never, of_digits, writes
 
 from pipeline.commands.clean import idle_snapshots
 from pipeline.errors import PipelineError
-from pipeline.runs.find import find
-from pipeline.runs.folders import DIGITS, finished, finished_names, folder_name, folder_of, label_in, scan
+from pipeline.runs.find import find_run
+from pipeline.runs.folders import (
+    DIGITS,
+    finished_manifests,
+    finished_names,
+    folder_name,
+    folder_of,
+    label_in,
+    scan_folders,
+)
 from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import read_manifest
 
@@ -33,15 +41,15 @@ def test_two_runs_may_share_eight_digits_of_their_hashes(tmp_path: Path) -> None
         assert make_once(run, never) == folder == run.folder and (folder / "train.jsonl").read_text() == text
         manifest = read_manifest(folder)
         assert manifest is not None and (manifest.name, manifest.hash) == (folder.name, run.hash)
-        found = find(folder.name, tmp_path, "checkpoint")
+        found = find_run(folder.name, tmp_path, "checkpoint")
         assert (found.hash, found.folder) == (run.hash, folder)
     again = of_digits(a_run(tmp_path, seed=2, redo=True))
     assert (
         make_once(again, writes("again\n", weights="two")) == second and (first / "train.jsonl").read_text() == "one\n"
     )
-    assert find(second.name[:-2], tmp_path, "checkpoint").hash == two.hash
+    assert find_run(second.name[:-2], tmp_path, "checkpoint").hash == two.hash
     with pytest.raises(PipelineError, match=f"means more than one run: {first.name}, {second.name}"):
-        find("data-x-0123", tmp_path, "checkpoint")
+        find_run("data-x-0123", tmp_path, "checkpoint")
     shutil.rmtree(first)  # the other keeps its name
     assert two.folder == second and one.folder == first and why_not_finished(one) is not None
     third = of_digits(a_run(tmp_path, seed=3), two.hash[:12])
@@ -90,9 +98,9 @@ def old(folder: Path, seconds: int = 3600) -> None:
 def test_a_scan_is_kept_while_the_folder_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_once(a_run(tmp_path), writes())
     old(tmp_path)
-    first = scan(tmp_path)
+    first = scan_folders(tmp_path)
     monkeypatch.setattr(os, "listdir", lambda path: pytest.fail("read again"))
-    assert scan(tmp_path) is first
+    assert scan_folders(tmp_path) is first
 
 
 def test_a_run_published_within_the_same_second_is_seen(tmp_path: Path) -> None:
@@ -100,7 +108,7 @@ def test_a_run_published_within_the_same_second_is_seen(tmp_path: Path) -> None:
     one, two = a_run(tmp_path, seed=1), a_run(tmp_path, seed=2)
     assert folder_of(one.hash, tmp_path) is None  # which reads runs_dir, young as it is
     make_once(one, writes())
-    assert folder_of(one.hash, tmp_path) == one.folder and scan(tmp_path).names
+    assert folder_of(one.hash, tmp_path) == one.folder and scan_folders(tmp_path).names
     tick = os.stat(tmp_path).st_mtime_ns
     text = (
         f"from small_runs import a_run, writes; from pipeline.runs.make import make_once; from pathlib import Path\n"
@@ -117,7 +125,7 @@ def test_a_run_published_after_a_kept_scan_is_seen(tmp_path: Path) -> None:
     tmp_path.joinpath(".work").mkdir()
     old(tmp_path)
     run = a_run(tmp_path)
-    assert folder_of(run.hash, tmp_path) is None and scan(tmp_path).settled
+    assert folder_of(run.hash, tmp_path) is None and scan_folders(tmp_path).settled
     make_once(run, writes())
     assert folder_of(run.hash, tmp_path) == run.folder
 
@@ -134,7 +142,7 @@ def test_a_folder_that_was_removed_is_gone(tmp_path: Path) -> None:
 
 def test_without_a_runs_dir_nothing_is_finished(tmp_path: Path) -> None:
     nowhere = tmp_path / "none"
-    assert finished_names(nowhere) == [] and list(finished(nowhere)) == []
+    assert finished_names(nowhere) == [] and list(finished_manifests(nowhere)) == []
     assert folder_of("0" * 64, nowhere) is None and not nowhere.exists()
 
 

@@ -23,7 +23,7 @@ from pipeline.runs.lineage import one_base, recorded_base
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.manifest import Ancestor, Manifest, read_manifest
 from pipeline.runs.run import External
-from pipeline.runs.unchanged import check_unchanged, content
+from pipeline.runs.unchanged import check_unchanged, content_digest
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_finished_run_of_an_earlier_version_is_still_told_from_a_changed_one(f
     old = finished("old", "sha256")
     os.utime(old.folder / "model.safetensors", ns=(1, 1))  # as copying does
     check_unchanged(old.folder)
-    assert content(old) == read_manifest(old.folder).weights_root and content(old).startswith("sha256:")
+    assert content_digest(old) == read_manifest(old.folder).weights_root and content_digest(old).startswith("sha256:")
     tensors = load_file(old.folder / "model.safetensors")
     tensors["model.norm.weight"][0] += 1
     save_file(tensors, old.folder / "model.safetensors", {"format": "pt"})
@@ -58,8 +58,8 @@ def test_contents_are_compared_in_one_kind(finished, kinds):
     was, now = kinds
     recorded = weights_root(digest_tensors(finished("was", was).folder, was), was)
     same, other = finished("same", now), finished("other", now, seed=1)
-    assert content(same, recorded) == recorded != content(other, recorded)
-    assert kind_of(content(other, recorded)) == was
+    assert content_digest(same, recorded) == recorded != content_digest(other, recorded)
+    assert kind_of(content_digest(other, recorded)) == was
 
     for parent, expected in ((same, None), (other, "its checkpoint other was made again with other contents")):
         child = finished(f"child of {parent.name}", "blake3", parents={"checkpoint": Ancestor("p", "p", recorded)})
@@ -70,7 +70,7 @@ def test_contents_are_compared_in_one_kind(finished, kinds):
 @pytest.mark.parametrize("kinds", [("sha256", "blake3"), ("blake3", "sha256")])
 def test_an_expert_that_learned_nothing_is_told_across_kinds(finished, kinds):
     base = finished("base", kinds[0])
-    trained = {"parents": {"model": Ancestor("base", "base", content(base))}}
+    trained = {"parents": {"model": Ancestor("base", "base", content_digest(base))}}
     refuse_unmoved({"math": finished("moved", kinds[1], 1, **trained)})
     with pytest.raises(PipelineError, match="merge.math: unmoved is equal to its base base"):
         refuse_unmoved({"math": finished("unmoved", kinds[1], **trained)})
@@ -82,7 +82,7 @@ def test_freed_weights_of_the_other_kind_are_unknown(finished):
     manifest.weights["freed"] = True
     manifest.write(freed.folder)
     (freed.folder / "model.safetensors").unlink()
-    assert content(freed, "sha256:0") is None and content(freed, "blake3:0") == manifest.weights_root
+    assert content_digest(freed, "sha256:0") is None and content_digest(freed, "blake3:0") == manifest.weights_root
 
 
 def test_folders_known_by_two_kinds_are_not_told_to_differ(finished):
@@ -104,14 +104,14 @@ def test_folders_known_by_two_kinds_are_not_told_to_differ(finished):
 
 
 def test_a_merge_of_old_and_new_has_digests_of_one_kind(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_known", {})
+    monkeypatch.setattr(files, "_digests_of", {})
     settings: Merge = LayerSwap(math="m", language="l", bottom_layers=1)
     experts = {"math": finished("math", "sha256"), "language": finished("language", "blake3", seed=1)}
     merge = open_merge(settings, {role: Checkpoint.open(one.folder) for role, one in experts.items()})
     (tmp_path / "out").mkdir()
     sources = SourceDigests(merge, tmp_path)
     assert not sources.known["math"] and sources.known["language"]
-    digests = merge.write(tmp_path / "out", known=sources.known)
+    digests = merge.write(tmp_path / "out", recorded=sources.known)
     assert digests == digest_tensors(tmp_path / "out") and {kind_of(one) for one in digests.values()} == {"blake3"}
 
 

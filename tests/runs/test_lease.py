@@ -20,7 +20,7 @@ from small_runs import a_run, never, writes
 from pipeline.errors import Held
 from pipeline.runs import lease as leases
 from pipeline.runs import resume, state
-from pipeline.runs.lease import DEAD_AFTER, Holder, Lease, Lost, holder, me, take
+from pipeline.runs.lease import DEAD_AFTER, Holder, Lease, Lost, live_holder, take_lease, this_process
 from pipeline.runs.make import make_once
 from pipeline.runs.run import Run
 
@@ -28,7 +28,9 @@ from pipeline.runs.run import Run
 def elsewhere(run: Run, age: float, **changes: Any) -> Holder:
     """A lease of a process on another machine, last touched `age` seconds ago by the clock of the file system."""
     run.workplace.mkdir(parents=True, exist_ok=True)
-    other = replace(me(), host="node17", machine="another boot", job="812_3", since="2026-01-02T03:04:05", **changes)
+    other = replace(
+        this_process(), host="node17", machine="another boot", job="812_3", since="2026-01-02T03:04:05", **changes
+    )
     file = run.workplace / "lease-1"
     file.write_text(json.dumps(asdict(other)))
     then = leases.now_at(run.workplace) - age
@@ -42,17 +44,17 @@ def with_a_resume_point(run: Run, folder: Path) -> None:
     (run.work / "beside").mkdir(parents=True)
     (run.work / "beside/state").write_text("state")
     (run.work / "half").write_text("not of the resume point")
-    resume.write(run, run.work / "beside", 3, {"snapshots": {}, "seconds": 1.0})
+    resume.write_resume_point(run, run.work / "beside", 3, {"snapshots": {}, "seconds": 1.0})
     run.lease = None
 
 
 def test_there_is_one_owner_and_the_next_comes_when_it_is_done(tmp_path: Path) -> None:
     place = a_run(tmp_path).workplace
-    first = take(place)
-    assert isinstance(first, Lease) and holder(place) == first.of == take(place)
+    first = take_lease(place)
+    assert isinstance(first, Lease) and live_holder(place) == first.of == take_lease(place)
     first.release()
-    assert holder(place) is None and not place.exists()
-    second = take(place)
+    assert live_holder(place) is None and not place.exists()
+    second = take_lease(place)
     assert isinstance(second, Lease) and second.folder != first.folder
     second.release()
 
@@ -61,7 +63,9 @@ def test_in_an_allocation_a_live_lease_is_not_waited_for(tmp_path: Path, monkeyp
     monkeypatch.setenv("SLURM_JOB_ID", "813")
     run = a_run(tmp_path)
     elsewhere(run, age=DEAD_AFTER - 30)
-    expected = f"^{run.name} is held by job 812_3 on node17 since 2026-01-02T03:04:05: the same command goes on when"
+    expected = (
+        f"^{run.name} is held by job 812_3 on node17 since 2026-01-02T03:04:05: rerun the same command to resume when"
+    )
     with pytest.raises(Held, match=expected):
         make_once(run, never)
     assert (run.workplace / "lease-1").is_file()
@@ -98,7 +102,7 @@ def test_one_that_gave_no_sign_is_dead_and_its_resume_point_is_taken_over(tmp_pa
     seen: list[Any] = []
 
     def stage(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
-        seen.append((work.name, resume.usable(run), (work / "half").exists()))
+        seen.append((work.name, resume.usable_resume_point(run), (work / "half").exists()))
         return {}
 
     make_once(run, stage)
@@ -114,9 +118,9 @@ def test_a_clock_that_is_off_takes_nothing_from_the_living(
     run, real = a_run(tmp_path), time.time
     elsewhere(run, age=30)
     monkeypatch.setattr(time, "time", lambda: real() + off)
-    assert isinstance(take(run.workplace), Holder)
+    assert isinstance(take_lease(run.workplace), Holder)
     elsewhere(run, age=DEAD_AFTER + 30)
-    assert isinstance(take(run.workplace), Lease)
+    assert isinstance(take_lease(run.workplace), Lease)
 
 
 def test_one_whose_clock_sets_the_times_of_its_files_is_alive_while_it_touches_them(
@@ -133,8 +137,8 @@ def test_one_whose_clock_sets_the_times_of_its_files_is_alive_while_it_touches_t
 
     with monkeypatch.context() as patch:
         patch.setattr(time, "sleep", sleep)
-        assert take(run.workplace) == other and touched
-    assert isinstance(take(run.workplace), Lease)  # now it is still
+        assert take_lease(run.workplace) == other and touched
+    assert isinstance(take_lease(run.workplace), Lease)  # now it is still
 
 
 def test_a_disk_without_room_for_a_lease_leaves_none(tmp_path: Path) -> None:
@@ -144,30 +148,30 @@ def test_a_disk_without_room_for_a_lease_leaves_none(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            take(place)
+            take_lease(place)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
-    assert holder(place) is None and not list(place.iterdir())
-    assert isinstance(take(place), Lease)
+    assert live_holder(place) is None and not list(place.iterdir())
+    assert isinstance(take_lease(place), Lease)
 
 
 def test_a_process_of_this_machine_is_dead_when_it_is_gone(tmp_path: Path) -> None:
     """At once, killed as it may be; and one that has its number since is another."""
     run = a_run(tmp_path)
-    code = "import sys, time; from pathlib import Path; from pipeline.runs.lease import take; "
-    code += "take(Path(sys.argv[1])).take_over(); print('taken', flush=True); time.sleep(60)"
+    code = "import sys, time; from pathlib import Path; from pipeline.runs.lease import take_lease; "
+    code += "take_lease(Path(sys.argv[1])).take_over(); print('taken', flush=True); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", code, str(run.workplace)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "taken\n"
-    assert (found := holder(run.workplace)) is not None and found.pid == process.pid
+    assert (found := live_holder(run.workplace)) is not None and found.pid == process.pid
     process.kill()
     process.wait()
-    assert holder(run.workplace) is None
-    mine = me()
+    assert live_holder(run.workplace) is None
+    mine = this_process()
     (run.workplace / "lease-2").write_text(json.dumps(asdict(replace(mine, began="1"))))
-    assert holder(run.workplace) is None
+    assert live_holder(run.workplace) is None
     (run.workplace / "lease-2").write_text(json.dumps(asdict(mine)))
-    assert holder(run.workplace) == mine
+    assert live_holder(run.workplace) == mine
 
 
 def test_one_that_was_taken_for_dead_publishes_nothing_and_is_told_so(
@@ -194,7 +198,7 @@ def test_one_that_was_taken_for_dead_publishes_nothing_and_is_told_so(
 
 def test_writing_where_it_was_taken_over_says_so(tmp_path: Path) -> None:
     def sleeps(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
-        (run.workplace / "lease-9").write_text(json.dumps(asdict(me())))
+        (run.workplace / "lease-9").write_text(json.dumps(asdict(this_process())))
         os.rename(work, work.with_name("other"))
         (work / "train.jsonl").write_text("x")
         return {}
@@ -205,7 +209,7 @@ def test_writing_where_it_was_taken_over_says_so(tmp_path: Path) -> None:
 
 def test_a_lease_is_touched_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "BEAT", 0.05)
-    lease = take(a_run(tmp_path).workplace)
+    lease = take_lease(a_run(tmp_path).workplace)
     assert isinstance(lease, Lease)
     os.utime(lease.file, (0, 0))
     time.sleep(0.3)
@@ -216,10 +220,10 @@ def test_a_lease_is_touched_while_it_is_held(tmp_path: Path, monkeypatch: pytest
 MANY = """
 import sys, time
 from pathlib import Path
-from pipeline.runs.lease import Lease, take
+from pipeline.runs.lease import Lease, take_lease
 place, log = Path(sys.argv[1]), open(sys.argv[2], "a", buffering=1)
 for turn in range(40):
-    while not isinstance(lease := take(place), Lease):
+    while not isinstance(lease := take_lease(place), Lease):
         time.sleep(0.001)
     lease.take_over()
     lease.check()
@@ -247,8 +251,8 @@ def test_seconds_a_step_are_of_the_steps_of_this_attempt(tmp_path: Path, monkeyp
 
     def goes_on(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
         for step, seconds in ((501, None), (502, None), (503, 2.0), (504, 2.0), (520, 3.0)):
-            state.at_step(run.workplace, step, 900)
-            assert state.read(run.workplace)["seconds_a_step"] == seconds
+            state.record_step(run.workplace, step, 900)
+            assert state.read_state(run.workplace)["seconds_a_step"] == seconds
             now[0] += {501: 1.5, 502: 2.5, 503: 1.0, 504: 52.0}.get(step, 0)
         raise RuntimeError("no room")
 
@@ -261,22 +265,22 @@ def test_state_json_tells_who_makes_it_and_how_it_ended(tmp_path: Path) -> None:
     run, seen = a_run(tmp_path), []
 
     def fails(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
-        seen.append(state.read(run.workplace))
-        state.at_step(run.workplace, 5, 9)
+        seen.append(state.read_state(run.workplace))
+        state.record_step(run.workplace, 5, 9)
         state._written.clear()
-        state.at_step(run.workplace, 7, 9)
+        state.record_step(run.workplace, 7, 9)
         raise RuntimeError("no room")
 
     with pytest.raises(RuntimeError):
         make_once(run, fails)
     (running,) = seen
     assert (running["state"], running["pid"], running["name"]) == ("running", os.getpid(), run.name)
-    ended = state.read(run.workplace)
+    ended = state.read_state(run.workplace)
     assert (ended["state"], ended["last_line"], ended["step"], ended["steps"]) == ("failed", "no room", 7, 9)
     for _ in range(4):
         with pytest.raises(SystemExit):
             make_once(run, lambda *_: (_ for _ in ()).throw(SystemExit(75)))
-    ended = state.read(run.workplace)
+    ended = state.read_state(run.workplace)
     assert (ended["state"], ended["step"]) == ("stopped", 7)
     make_once(run, writes())
     assert not run.workplace.exists()

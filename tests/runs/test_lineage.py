@@ -10,7 +10,7 @@ from small_runs import a_run, of_digits, writes
 
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
-from pipeline.runs.find import find
+from pipeline.runs.find import find_run
 from pipeline.runs.lineage import base_folder, base_of
 from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
@@ -28,8 +28,8 @@ def test_a_parent_is_known_by_all_digits_of_its_hash(tmp_path: Path) -> None:
     make_once(expert, writes(weights="expert"))
     manifest = read_manifest(expert.folder)
     assert manifest is not None and manifest.parents["model"].content == "base"
-    assert label_of(find(base.folder.name, tmp_path, "base")) == "b" and len(base.folder.name) == len("b-") + 12
-    found = find(expert.name, tmp_path, "checkpoint")
+    assert label_of(find_run(base.folder.name, tmp_path, "base")) == "b" and len(base.folder.name) == len("b-") + 12
+    found = find_run(expert.name, tmp_path, "checkpoint")
     assert base_of(found, compose([f"runs_dir={tmp_path}", *SOUP.split()])).hash == base.hash  # type: ignore[arg-type]
     assert base_folder(expert.folder) == base.folder
     shutil.rmtree(base.folder)  # no longer here; what shares its digits does not stand in for it

@@ -19,8 +19,8 @@ import pytest
 from small_runs import a_run, never, writes
 
 from pipeline.errors import PipelineError
-from pipeline.runs.find import find
-from pipeline.runs.graph import ordered, unfinished
+from pipeline.runs.find import find_run
+from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
@@ -70,7 +70,7 @@ def test_work_that_failed_is_begun_anew(tmp_path: Path) -> None:
 def test_work_that_was_finished_and_not_renamed_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = a_run(tmp_path)
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
-        killed.setattr("pipeline.runs.make.publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        killed.setattr("pipeline.runs.make.publish_run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         make_once(run, writes())
     assert not run.folder.exists()
     assert (make_once(run, never) / "train.jsonl").is_file()
@@ -98,11 +98,11 @@ def test_a_child_sees_that_its_parent_was_made_again(tmp_path: Path) -> None:
     assert why_not_finished(child) == f"its model {parent.name} was made again with other contents"
     grandchild = a_run(tmp_path, {"model": child}, label="grandchild", seed=2)
     make_once(grandchild, writes())
-    reasons = unfinished(ordered([grandchild]))
+    reasons = reasons_unfinished(order_runs([grandchild]))
     assert reasons[grandchild.hash] == f"its parent {child.name} is made first"
     assert make_once(child, writes()) == child.folder and why_not_finished(child) is None
     assert read_manifest(child.folder).attempt == 2  # type: ignore[union-attr]
-    assert unfinished(ordered([grandchild])) == {}
+    assert reasons_unfinished(order_runs([grandchild])) == {}
 
 
 def test_a_run_that_changed_on_disk_is_refused(tmp_path: Path) -> None:
@@ -128,8 +128,8 @@ def test_a_folder_without_a_manifest_is_not_taken_for_a_run_nor_overwritten(tmp_
     with pytest.raises(PipelineError, match=r"has no manifest.json, so no run made it: move it away"):
         make_once(run, never)
     assert (folder / "train.jsonl").is_file()
-    with pytest.raises(PipelineError, match=r"has no manifest.json, so it is no finished run, and no config.json"):
-        find(folder.name, tmp_path, "checkpoint")
+    with pytest.raises(PipelineError, match=r"has no manifest.json, so it is not a finished run, and no config.json"):
+        find_run(folder.name, tmp_path, "checkpoint")
 
 
 def test_a_full_disk_is_seen_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

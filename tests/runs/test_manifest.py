@@ -37,7 +37,7 @@ def malformed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_a_manifest_that_is_none_is_refused(malformed: Path) -> None:
-    where = f"^{malformed}/manifest.json is (not readable JSON|no manifest of this program)"
+    where = f"^{malformed}/manifest.json is (not readable JSON|not a manifest of this program)"
     with pytest.raises(PipelineError, match=where):
         read_manifest(malformed)
 
@@ -48,7 +48,7 @@ def test_commands_that_list_runs_name_it_and_go_on(
 ) -> None:
     finished = make_once(a_run(tmp_path), writes())
     told = call(*f"stage={stage}".split(), f"runs_dir={tmp_path}")
-    assert told.status == 0 and told.err.count(f"left out: {malformed}/manifest.json is ") == 1
+    assert told.status == 0 and told.err.count(f"skipped: {malformed}/manifest.json is ") == 1
     if stage == "status":
         assert finished.name in told.out and "1 finished" in told.out
 
@@ -69,7 +69,7 @@ def test_a_parent_whose_manifest_is_malformed_does_not_stop_a_plan(tmp_path: Pat
     make_once(parent, writes())
     make_once(child, writes())
     (parent.folder / "manifest.json").write_text("[]")
-    assert "manifest.json is no manifest of this program" in str(why_not_finished(child))
+    assert "manifest.json is not a manifest of this program" in str(why_not_finished(child))
 
 
 def test_a_manifest_that_is_written_again_is_read_again(tmp_path: Path) -> None:

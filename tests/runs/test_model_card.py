@@ -10,8 +10,8 @@ import pytest
 from huggingface_hub import ModelCard
 
 from pipeline.config.compose import compose
-from pipeline.runs.find import find
-from pipeline.runs.model_card import Origin, card, of_iso_639, origin
+from pipeline.runs.find import find_run
+from pipeline.runs.model_card import Origin, of_iso_639, origin_from_config, render_card
 
 
 def asked(*words: str) -> dict[str, Any]:
@@ -19,12 +19,12 @@ def asked(*words: str) -> dict[str, Any]:
 
 
 def of(config: dict[str, Any], tmp_path: Path) -> Origin:
-    return origin("mine", config, {"model": find(config["model"]["path"], tmp_path, "model")}, tmp_path)
+    return origin_from_config("mine", config, {"model": find_run(config["model"]["path"], tmp_path, "model")}, tmp_path)
 
 
 def test_a_training_from_the_hub_names_its_base_sets_languages_and_licence(tmp_path: Path) -> None:
     made_of = of(asked("stage=sft", "expert=sw", "model=llama3.1_8b"), tmp_path)
-    data = ModelCard(card("mine", "# Mine", made_of, tags=["sft"], relation="finetune")).data.to_dict()
+    data = ModelCard(render_card("mine", "# Mine", made_of, tags=["sft"], relation="finetune")).data.to_dict()
     assert data["base_model"] == ["meta-llama/Llama-3.1-8B"] and data["base_model_relation"] == "finetune"
     assert data["license"] == "llama3.1" and data["language"] == ["sw"]
     assert {"CohereLabs/aya_dataset", "lelapa/Inkuba-instruct"} <= set(data["datasets"])
@@ -55,5 +55,5 @@ def test_the_hub_knows_no_constructed_language(code: str | None, known: bool) ->
 
 def test_a_stated_licence_stands_before_the_experts(tmp_path: Path) -> None:
     both = Origin(bases=("a/b",), licences={"x": "mit", "y": "apache-2.0"})
-    assert ModelCard(card("m", "# M", both, tags=[], relation="merge")).data.license is None
-    assert ModelCard(card("m", "# M", both, tags=[], relation="merge", licence="mit")).data.license == "mit"
+    assert ModelCard(render_card("m", "# M", both, tags=[], relation="merge")).data.license is None
+    assert ModelCard(render_card("m", "# M", both, tags=[], relation="merge", licence="mit")).data.license == "mit"

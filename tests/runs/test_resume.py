@@ -8,7 +8,7 @@ import pytest
 from small_runs import a_run, writes
 
 from pipeline.runs import resume
-from pipeline.runs.lease import Lease, take
+from pipeline.runs.lease import Lease, take_lease
 from pipeline.runs.make import make_once
 from pipeline.runs.run import Run
 
@@ -22,15 +22,15 @@ def at_step(run: Run, step: int, snapshots: tuple[int, ...] = ()) -> Path:
     (beside / "inner").mkdir(parents=True)
     (beside / "state").write_text(f"state {step}")
     (beside / "inner/moments").write_text("moments")
-    resume.write(run, beside, step, {"snapshots": {str(one): {} for one in snapshots}, "seconds": 1.5})
+    resume.write_resume_point(run, beside, step, {"snapshots": {str(one): {} for one in snapshots}, "seconds": 1.5})
     return run.work / f"resume/step-{step}"
 
 
 def test_there_is_one_and_it_is_the_last(tmp_path: Path) -> None:
     run = a_run(tmp_path)
     first, second = at_step(run, 1), at_step(run, 2)
-    record = resume.usable(run)
-    assert record is not None and record["step"] == 2 and resume.point(run.work, record) == second
+    record = resume.usable_resume_point(run)
+    assert record is not None and record["step"] == 2 and resume.resume_folder(run.work, record) == second
     assert record["files"] == {"inner/moments": 7, "state": 7} and not first.exists()
 
 
@@ -39,7 +39,7 @@ def test_beginning_again_keeps_what_it_needs_and_nothing_else(tmp_path: Path) ->
     at_step(run, 4, snapshots=(2, 3))
     (run.work / "snapshots/step-4").mkdir()  # taken after the resume point
     (run.work / "model.safetensors").write_text("x")
-    assert resume.begin(run) == 1.5
+    assert resume.prepare_work_folder(run) == 1.5
     there = {path.relative_to(run.work).as_posix() for path in run.work.rglob("*")}
     point = {"resume", "resume/step-4", "resume/step-4/inner", "resume/step-4/inner/moments", "resume/step-4/state"}
     assert there == {"resume.json", *point, "snapshots", "snapshots/step-2", "snapshots/step-3"}
@@ -57,8 +57,8 @@ def test_one_that_is_not_whole_is_not_used(broken: str, tmp_path: Path) -> None:
         (run.work / "resume.json").write_text("{")
     else:
         (run.work / "resume.json").unlink()
-    assert resume.read(run.work) is None and resume.usable(run) is None
-    assert resume.begin(run) == 0.0 and list(run.work.iterdir()) == []
+    assert resume.read_resume_point(run.work) is None and resume.usable_resume_point(run) is None
+    assert resume.prepare_work_folder(run) == 0.0 and list(run.work.iterdir()) == []
 
 
 def test_one_of_another_attempt_or_other_parents_is_not_used(tmp_path: Path) -> None:
@@ -66,15 +66,15 @@ def test_one_of_another_attempt_or_other_parents_is_not_used(tmp_path: Path) -> 
     make_once(parent, writes("one\n", weights="one"))
     run = a_run(tmp_path, {"data_root": parent}, label="child")
     at_step(run, 3)
-    assert resume.usable(run) is not None
+    assert resume.usable_resume_point(run) is not None
     again = a_run(tmp_path, label="parent", seed=1, redo=True)
     make_once(again, writes("two\n", weights="two"))
-    assert resume.usable(run) is None and resume.read(run.work) is not None
+    assert resume.usable_resume_point(run) is None and resume.read_resume_point(run.work) is not None
     make_once(again, writes("one\n", weights="one"))
-    assert resume.usable(run) is not None
+    assert resume.usable_resume_point(run) is not None
     make_once(a_run(tmp_path, {"data_root": parent}, label="child"), writes())  # which takes up the point, and ends
     at_step(run, 3)
-    assert resume.usable(run) is not None  # of attempt 2, as the run is finished
+    assert resume.usable_resume_point(run) is not None  # of attempt 2, as the run is finished
 
 
 def test_another_of_its_label_that_could_go_on_is_named_unless_it_is_in_work(
@@ -82,13 +82,13 @@ def test_another_of_its_label_that_could_go_on_is_named_unless_it_is_in_work(
 ) -> None:
     left, asked = a_run(tmp_path, seed=1), a_run(tmp_path, seed=2)
     at_step(left, 3)
-    resume.begin(asked)
+    resume.prepare_work_folder(asked)
     told = capsys.readouterr().err
-    assert told.startswith(f"{asked.name} begins anew: an unfinished data-x differs in seed 1 -> 2; ")
+    assert told.startswith(f"{asked.name} starts from the beginning: an unfinished data-x differs in seed 1 -> 2; ")
     assert f"after step 3 stays in {left.work}" in told
-    lease = take(left.workplace)
+    lease = take_lease(left.workplace)
     assert isinstance(lease, Lease)
-    resume.begin(asked)
+    resume.prepare_work_folder(asked)
     lease.release()
     assert capsys.readouterr().err == ""
 
@@ -96,5 +96,5 @@ def test_another_of_its_label_that_could_go_on_is_named_unless_it_is_in_work(
 def test_what_is_forgotten_is_not_used(tmp_path: Path) -> None:
     run = a_run(tmp_path)
     at_step(run, 3)
-    resume.forget(run.work)
-    assert resume.usable(run) is None and not (run.work / "resume").exists()
+    resume.remove_resume_point(run.work)
+    assert resume.usable_resume_point(run) is None and not (run.work / "resume").exists()

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from pipeline.launch import in_process
-from pipeline.runs.stop import STOPPING, UNFINISHED, Stopped, check, heard_by, listening
+from pipeline.runs.stop import STOPPING, UNFINISHED, Stopped, handle_signals, heard_by, raise_if_signalled
 
 
 def test_it_ends_what_is_in_work_with_a_status_of_its_own() -> None:
-    with listening():
+    with handle_signals():
         with pytest.raises(Stopped) as stopped:
             os.kill(os.getpid(), signal.SIGUSR1)
             time.sleep(5)
@@ -46,7 +46,7 @@ def test_a_second_signal_does_not_cut_short_what_the_first_ends() -> None:
             time.sleep(0.01)
             ended.append("lease")
 
-    with listening(), pytest.raises(Stopped), work():
+    with handle_signals(), pytest.raises(Stopped), work():
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
     assert ended == ["state", "lease"]
@@ -54,27 +54,27 @@ def test_a_second_signal_does_not_cut_short_what_the_first_ends() -> None:
 
 def test_who_listens_decides_and_what_follows_is_not_begun() -> None:
     told: list[str] = []
-    with listening():
+    with handle_signals():
         with heard_by(told.append):
             os.kill(os.getpid(), signal.SIGTERM)
             check_runs_on = True
         assert told == ["SIGTERM"] and check_runs_on
         with pytest.raises(Stopped):
-            check()
-    check()
+            raise_if_signalled()
+    raise_if_signalled()
 
 
 def test_the_first_ctrl_c_lets_work_end_and_the_second_stops_at_once(
     interruptible: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     told: list[str] = []
-    with pytest.raises(KeyboardInterrupt), listening(), heard_by(told.append):
+    with pytest.raises(KeyboardInterrupt), handle_signals(), heard_by(told.append):
         os.kill(os.getpid(), signal.SIGINT)
         assert told == ["SIGINT"] and "Ctrl-C again stops at once" in capfd.readouterr().err
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(5)
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
-    with listening(), heard_by(told.append):  # counted anew
+    with handle_signals(), heard_by(told.append):  # counted anew
         os.kill(os.getpid(), signal.SIGINT)
     assert told == ["SIGINT", "SIGINT"]
 
@@ -146,10 +146,10 @@ from pipeline.runs import stop
 stop.answer_early()
 if sys.argv[1] == "early":
     os.kill(os.getpid(), signal.SIGUSR1)
-with stop.listening():
+with stop.handle_signals():
     if sys.argv[1] != "early":
         os.kill(os.getpid(), signal.SIGHUP)
-    print(stop.asked(), stop.EARLY in os.environ)
+    print(stop.stop_signal_name(), stop.EARLY in os.environ)
 """
 
 

@@ -27,8 +27,8 @@ from pipeline.runs import tracking
 from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
-from pipeline.runs.stop import Stopped, listening
-from pipeline.runs.tracking import Tracker, mode, open_run
+from pipeline.runs.stop import Stopped, handle_signals
+from pipeline.runs.tracking import Tracker, open_run, resolve_mode
 
 
 @pytest.fixture
@@ -41,15 +41,15 @@ def no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_auto_is_online_with_a_key_and_offline_without(no_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert mode("auto") == "offline"
+    assert resolve_mode("auto") == "offline"
     no_key.write_text("machine github.com login me password x\n")
-    assert mode("auto") == "offline"
+    assert resolve_mode("auto") == "offline"
     no_key.write_text("machine api.wandb.ai login user password x\n")
-    assert mode("auto") == "online"
+    assert resolve_mode("auto") == "online"
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.here.org")
-    assert mode("auto") == "offline"  # that host has no key
+    assert resolve_mode("auto") == "offline"  # that host has no key
     monkeypatch.setenv("WANDB_API_KEY", "x")
-    assert mode("auto") == "online"
+    assert resolve_mode("auto") == "online"
 
 
 @pytest.mark.parametrize("asked", ["offline", "disabled"])
@@ -58,24 +58,24 @@ def test_what_is_asked_for_stands_above_a_key_and_the_environment(
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "x")
     monkeypatch.setenv("WANDB_MODE", "online")
-    assert mode(asked) == asked
+    assert resolve_mode(asked) == asked
 
 
 def test_the_environment_stands_above_auto(no_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "x")
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert mode("auto") == "disabled"
+    assert resolve_mode("auto") == "disabled"
     monkeypatch.setenv("WANDB_MODE", "loud")
     with pytest.raises(PipelineError, match="^WANDB_MODE must be one of online, offline, disabled, got 'loud'$"):
-        mode("auto")
+        resolve_mode("auto")
 
 
 def test_online_without_a_key_is_refused_where_wandb_would_ask(no_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PipelineError, match="set WANDB_API_KEY, or give tracking.mode=offline"):
-        mode("online")
+        resolve_mode("online")
     monkeypatch.setenv("WANDB_MODE", "online")
     with pytest.raises(PipelineError, match="set WANDB_API_KEY"):
-        mode("auto")
+        resolve_mode("auto")
 
 
 class Recorded:
@@ -198,7 +198,7 @@ def test_a_service_that_dies_ends_nothing_and_the_next_run_has_one(
 
 def stop_service() -> None:
     """Alive, but it does not respond."""
-    for pid in tracking.services():
+    for pid in tracking.service_pids():
         os.kill(pid, signal.SIGSTOP)
 
 
@@ -221,7 +221,7 @@ def test_a_service_that_does_not_respond_costs_the_deadline_once(
         return {}
 
     assert read_manifest(make_once(a_run(tmp_path, tracking=quick), stops)) is not None
-    assert not tracking.services() and time.monotonic() - begun < 10
+    assert not tracking.service_pids() and time.monotonic() - begun < 10
     later = time.monotonic()
     assert not list(make_once(a_run(tmp_path, tracking=quick, seed=1), lambda *_: {}).glob("wandb"))
     assert time.monotonic() - later < 1
@@ -262,13 +262,13 @@ def test_a_service_that_stopped_while_it_started_is_ended(core: Callable[[str], 
     import wandb
 
     core("kill -STOP $$")
-    opening = tracking.in_thread(lambda: wandb.init(dir=str(tmp_path), mode="offline"))
-    while not tracking.services():
+    opening = tracking.call_in_thread(lambda: wandb.init(dir=str(tmp_path), mode="offline"))
+    while not tracking.service_pids():
         time.sleep(0.01)
     tracking.end_service()
     with pytest.raises(Exception, match="wandb-core exited with code -9"):
         opening.result(20)
-    assert not tracking.services()
+    assert not tracking.service_pids()
 
 
 def test_sigterm_ends_a_run_that_waits_for_w_and_b(tmp_path: Path, first_failure: None) -> None:
@@ -278,7 +278,7 @@ def test_sigterm_ends_a_run_that_waits_for_w_and_b(tmp_path: Path, first_failure
         return {}
 
     begun = time.monotonic()
-    with listening(), pytest.raises(Stopped):
+    with handle_signals(), pytest.raises(Stopped):
         make_once(a_run(tmp_path, tracking=Tracking(mode="offline")), stops)
     assert time.monotonic() - begun < 10
     tracking.end_service(0.0)
@@ -290,7 +290,7 @@ from pipeline.config.stages import Tracking
 from pipeline.runs import tracking
 with tracking.open_run(sys.argv[1], Tracking(mode="offline")) as tracker:
     tracker.log({"loss": 1.0}, step=1)
-for pid in tracking.services():
+for pid in tracking.service_pids():
     os.kill(pid, signal.SIGSTOP)
 print(time.time())
 """

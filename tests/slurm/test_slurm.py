@@ -291,7 +291,7 @@ def test_srun_on_two_nodes_trains_as_torchrun_does(
 
 def test_a_wrong_number_of_tasks_is_one_sentence(cluster: Cluster, base: Path, world: Path, tmp_path: Path) -> None:
     for asked, refusal in (
-        (["stage=plan"], "stage=plan is of one process: start it without"),
+        (["stage=plan"], "stage=plan runs in one process: start it without"),
         (["stage=sft", "expert=math"], "sft.processes=1, but 2 processes were launched: give sft.processes=2"),
     ):
         words = [sys.executable, "-m", "pipeline", *asked, f"runs_dir={tmp_path}/runs"]

@@ -17,7 +17,7 @@ from reader import PAGES, ROOT, Shell, blocks, commands, planned, words_of, writ
 import pipeline
 from pipeline.config import conf
 from pipeline.config.compose import compose
-from pipeline.config.manual import manual
+from pipeline.config.manual import manual_text
 from pipeline.config.stages import RunStage
 from pipeline.stages.rows import build
 
@@ -184,7 +184,7 @@ def knobs() -> set[str]:
     """The keys of all knobs: those of a stage by its manual, those of a merge method by its own."""
     asked = [[f"stage={stage}"] for stage in conf.options("stage")]
     asked += [["stage=merge", f"merge={method}"] for method in conf.options("merge")]
-    text = "\n".join(manual(words) for words in asked)
+    text = "\n".join(manual_text(words) for words in asked)
     return set(re.findall(r"^  ([a-z]+\.[a-z_0-9.]+)=", text, re.MULTILINE))
 
 

@@ -181,7 +181,7 @@ def test_a_table_from_the_page(experts: tuple[str, str], here: Path, call: Calla
     [
         (["stage=sft", "expert=math", "lr=1e-4"], "unknown key lr: did you mean sft.learning_rate=...?"),
         (["stage=sft", "expert=math", "epochs=3"], "unknown key epochs: did you mean sft.epochs=...?"),
-        (["stage=merge", "merge=swap"], "merge=swap is no option: did you mean layer_swap"),
+        (["stage=merge", "merge=swap"], "merge=swap is not an option: did you mean layer_swap"),
         (["stage=sft", "expert=math", "model=org/name"], "or hub:org/name for a model on the Hub"),
         (["stage=eval", "checkpoint=./my-llama", "eval=mgsm_2shot", "languages=[kpz]"], "unknown language 'kpz'"),
         (["stage=sft", "expert=own", *TRAIN, "sft.seq_length=9000", "expert.sources.own.file=mine.csv",

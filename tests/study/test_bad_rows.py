@@ -9,8 +9,8 @@ from planned import READS, plan
 from test_rows import changed
 
 from pipeline.errors import PipelineError
-from pipeline.tables.expand import expand
-from pipeline.tables.schema import read
+from pipeline.tables.expand import expand_table
+from pipeline.tables.schema import read_table
 
 UNUSED = "unused: {stage: sft, expert: math, seed: 9}"
 MATH, SWAP, ROWS = "merge.math: math", "{run: swap, best: [b]}", "rows:"
@@ -28,9 +28,9 @@ def refused(text: str, **every: Any) -> str:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("name: small", "name: [small", "mine.yaml: this is no YAML in line 3: expected ',' or ']'"),
-        ("name: small", "name: small\nname: again", "mine.yaml: this is no YAML in line 3: found duplicate key name"),
-        (COLUMN, "  math: math\n  math: base\n", "this is no YAML in line 19: found duplicate key math"),
+        ("name: small", "name: [small", "mine.yaml: invalid YAML in line 3: expected ',' or ']'"),
+        ("name: small", "name: small\nname: again", "mine.yaml: invalid YAML in line 3: found duplicate key name"),
+        (COLUMN, "  math: math\n  math: base\n", "invalid YAML in line 19: found duplicate key math"),
         ("columns:", "collumns:", "mine.yaml: unknown key collumns: did you mean columns?"),
         ("  m: [1, 2]", "  m: []", "mine.yaml, axis 'm': it has no values: give m: [...]"),
         ("  m: [1, 2]", "  m: [1, 1]", "mine.yaml, axis 'm': a value is there twice"),
@@ -54,7 +54,7 @@ def refused(text: str, **every: Any) -> str:
         (UNUSED, "unused: {expert: math}", "mine.yaml: run 'unused' is neither a "
          "stage, a merge, a checkpoint nor empty"),
         (UNUSED, "unused: {merge: soup, checkpoint: math}", "is neither a stage"),
-        (UNUSED, "unused: [math]", "run 'unused': ['math'] is no mapping"),
+        (UNUSED, "unused: [math]", "run 'unused': expected a mapping of names to values, got ['math']"),
         ("model: base_model, ", "", "mine.yaml, run 'base': it is empty, the model of every, and every names no model"),
         ("mixture: small", "analyze.axis: input", "mine.yaml, every: no run of this table reads analyze.axis"),
         (COLUMN, "  math: mth\n", "row 'sw.avg', column 'math': 'mth' is no run: did you mean math?"),
@@ -104,7 +104,7 @@ def test_tables_that_start_from_each_other_are_refused() -> None:
         return f"defaults: [{'b' if name == 'a' else 'a'}]\nname: {name}\n", f"{name}.yaml"
 
     with pytest.raises(PipelineError, match="^a.yaml: defaults: b starts from itself$"):
-        read(*find("a"), find)
+        read_table(*find("a"), find)
 
 
 def test_a_table_without_runs_and_one_that_is_a_list_are_refused() -> None:
@@ -121,4 +121,4 @@ def test_a_stage_that_is_none_is_refused_by_its_run() -> None:
 
     text = changed("{stage: sft, expert: math, seed: 9}", "{stage: stf, expert: math, seed: 9}")
     with pytest.raises(PipelineError, match="^mine.yaml, run 'unused': stage=stf is no stage$"):
-        expand(read(text, "mine.yaml"), reads)
+        expand_table(read_table(text, "mine.yaml"), reads)

@@ -22,11 +22,10 @@ from pipeline.commands.table import show_plan
 from pipeline.config.compose import compose
 from pipeline.config.stages import Plan
 from pipeline.errors import PipelineError
-from pipeline.estimate import flops
-from pipeline.estimate import gpu_budget as module
+from pipeline.estimate import flops, questions
 from pipeline.estimate.gpu_budget import Bill, estimate_costs
 from pipeline.models.shape import LLAMA_8B
-from pipeline.runs.graph import ordered
+from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.tables.planned_runs import Planning
 
@@ -49,7 +48,7 @@ def planned(table: str, every: tuple[str, ...] = CHECKPOINTING) -> tuple[Plannin
     """A table's plan and its runs, none of them made."""
     config: Any = compose(["stage=plan", f"table={table}", "runs_dir=nothing_is_here", *every])
     planning = Planning.of(config)
-    return planning, ordered(planning.targets())
+    return planning, order_runs(planning.targets())
 
 
 def runs_of(*tables: str) -> list[Run]:
@@ -187,9 +186,11 @@ def test_selection_of_layer_swapping(monkeypatch: pytest.MonkeyPatch) -> None:
     """24 math snapshots in ten languages of 75 s: 5 h. 96 language snapshots of 17 minutes, which is Swahili's length:
     27 h. The plan itself counts Telugu's 4.2 and Bengali's 2.7 times as long questions: 63 h."""
     assert selection("language") == (96, near(63))
-    monkeypatch.setattr(module, "question_sets", same_length)
+    monkeypatch.setattr(questions, "question_sets", same_length)
     assert selection("math") == (24, near(5))
-    monkeypatch.setattr(module, "question_sets", lambda task, shots, language: flops.question_sets(task, shots, "sw"))
+    monkeypatch.setattr(
+        questions, "question_sets", lambda task, shots, language: flops.question_sets(task, shots, "sw")
+    )
     assert selection("language") == (96, near(27))
 
 
@@ -198,11 +199,11 @@ def test_scores_of_mgsm(monkeypatch: pytest.MonkeyPatch) -> None:
     swaps of the shipped grid 1,548 and 32 h; two of them, the base in te and bn, are compared by selections too and
     stand there. 17.7 h for 848 of unreasonable; printed are 788, and 16 with chat templates: 16.8 h.
     """
-    monkeypatch.setattr(module, "question_sets", same_length)
+    monkeypatch.setattr(questions, "question_sets", same_length)
     for tables, count, expected in ((LAYER_SWAPPING, 1_548, 32.3), (UNREASONABLE, 788 + 16, 17.7 * (788 + 16) / 848)):
         waiting = {}
         for planning, _ in map(planned, tables):
-            waiting |= {score: planning.like(score) for score in planning.waiting()}
+            waiting |= {score: planning.representative_evaluation(score) for score in planning.waiting_scores()}
         found = estimate_costs(runs_of(*tables), Plan(gpu="h100_80"), waiting=list(waiting.values()))  # type: ignore[arg-type]
         scores = [*found.kinds["eval"], *(one for one in found.kinds["selection"] if not is_snapshot(one.run))]
         mgsm = [one for one in scores if one.run.label.startswith("eval-mgsm")]  # a selection asks the base for some
@@ -239,7 +240,7 @@ def test_what_cannot_fit_is_refused_after_the_plan_with_what_was_tried(tmp_path:
     assert re.match(
         r"2 runs of sft need up to \d+ GB a GPU \(math-full-s\d-\w+\), and h100_80 has 84: every\.sft", told
     )
-    assert "GPU-hours" in error.value.shown and "memory of sft" in error.value.shown
+    assert "GPU-hours" in error.value.output and "memory of sft" in error.value.output
     remedies = told.partition(": ")[2].removesuffix(" makes them fit").split(", or ")
     assert len(remedies) == 3 and "fsdp2" in remedies[0] and "bfloat16" in remedies[1] and "h200" in remedies[2]
     for remedy in remedies:  # each does what it says
@@ -265,7 +266,7 @@ def test_scores_that_cannot_fit() -> None:
     tables = "layer_swapping_table2"
     small = flops.Gpu(1e12, 1e12, 1e12, 20 * 10**9)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(module.GPUS, "a100_80", small)
+        patch.setitem(flops.GPUS, "a100_80", small)
         told = estimate_costs(runs_of(tables), Plan(gpu="a100_80")).causes
     assert any(re.match(r"\d+ runs of eval need .* and a100_80 has 20: every.eval.dtype=bfloat16", one) for one in told)
     assert any(

@@ -18,11 +18,11 @@ from pipeline.analyze.changes import COLUMNS
 from pipeline.analyze.heatmaps import published_maps
 from pipeline.errors import PipelineError
 from pipeline.report.stats.claims import Verdict
-from pipeline.report.stats.ranks import alike
+from pipeline.report.stats.ranks import profile_likeness
 from pipeline.report.stats.statistics import contrast, contrast_of_trainings
-from pipeline.results.cell_values import NoScore, rows_changed
+from pipeline.results.cell_values import NoScore, percent_rows_changed
 from pipeline.results.placed_claims import PlacedClaim, claims_of
-from pipeline.results.verdicts import JUDGES, judged
+from pipeline.results.verdicts import JUDGES, judge_claims
 from pipeline.tables.plan import ROWS_CHANGED, Cell, TablePlan, Values
 
 MAPS = ["ls_maps_of_a_kind_are_alike", "ls_math_lower_half_unchanged", "ls_math_changes_feed_forward",
@@ -41,7 +41,7 @@ class Recorded(Made):
         super().__init__(of, {})
         self.number = number
 
-    def facts(self, cell: Cell) -> Values:
+    def fact_numbers(self, cell: Cell) -> Values:
         return lambda key: self.number(cell.fact or "", {"run": self.plan.specs[key].run, **self.plan.specs[key].at})
 
 
@@ -71,14 +71,14 @@ def write_map(folder: Path, number: int) -> SimpleNamespace:
 def test_rows_changed_are_those_of_the_published_maps(tmp_path: Path) -> None:
     """Figure 4: 0.7 % of the rows of the lower half, 29.0 % of the upper; and by hand from the published numbers."""
     run: Any = write_map(tmp_path / "map", 0)
-    assert rows_changed(run, "rows_changed.all.0-15") == pytest.approx(0.70, abs=0.005)
-    assert rows_changed(run, "rows_changed.all.16-31") == pytest.approx(29.0, abs=0.05)
+    assert percent_rows_changed(run, "rows_changed.all.0-15") == pytest.approx(0.70, abs=0.005)
+    assert percent_rows_changed(run, "rows_changed.all.16-31") == pytest.approx(29.0, abs=0.05)
     values = np.array(published_maps()[0].values)[::-1]  # from layer 0
-    assert rows_changed(run, "rows_changed.attention.0-1,30-31") == pytest.approx(
+    assert percent_rows_changed(run, "rows_changed.attention.0-1,30-31") == pytest.approx(
         100 * values[[0, 1, 30, 31], :4].mean()
     )
-    assert rows_changed(run, "rows_changed.feed_forward.28-31") == pytest.approx(100 * values[28:, 4:].mean())
-    assert rows_changed(run, "rows_changed.all.30-32") is None  # there is no layer 32
+    assert percent_rows_changed(run, "rows_changed.feed_forward.28-31") == pytest.approx(100 * values[28:, 4:].mean())
+    assert percent_rows_changed(run, "rows_changed.all.30-32") is None  # there is no layer 32
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def published(there: TablePlan, noise: float, folder: Path) -> Recorded:
     def number(fact: str, of: dict[str, Any]) -> float:
         key = ("math", min(of["m"], 2)) if of["run"] == "map of math" else of["language"]
         rng = np.random.default_rng([len(fact), *str(of).encode()])
-        return (rows_changed(runs[key], fact) or 0) + rng.normal(0, noise)
+        return (percent_rows_changed(runs[key], fact) or 0) + rng.normal(0, noise)
 
     return Recorded(there, number)
 
@@ -158,11 +158,11 @@ def test_one_training_a_side_cannot_be_tested() -> None:
 class HalfMade(Recorded):
     """Nothing of the experts and trainings of the first value of an axis."""
 
-    def of(self, score: Any, metric: str, pair: str | None) -> dict[int, float]:
+    def scores_by_question(self, score: Any, metric: str, pair: str | None) -> dict[int, float]:
         spec = self.plan.specs.get(score.model)
         if spec is None or 1 in spec.at.values():
             raise NoScore("eval-x is not made yet")
-        return super().of(score, metric, pair)
+        return super().scores_by_question(score, metric, pair)
 
 
 @pytest.mark.parametrize("table", ["layer_swapping_claims", "unreasonable_table_a3", "layer_swapping_table1"])
@@ -174,14 +174,14 @@ def test_a_half_finished_table_makes_no_verdict_of_what_is_missing(table: str) -
             raise NoScore("sft-x is not made yet")
         return 1.0
 
-    found = judged(there, HalfMade(there, number))  # type: ignore[arg-type]
+    found = judge_claims(there, HalfMade(there, number))  # type: ignore[arg-type]
     assert {one.verdict for one in found} <= {"not made", "undecided", "cannot be tested"}
     missing = [one for one in found if one.verdict == "not made"]
     assert missing and all("is not made yet" in one.sentence and one.low is None for one in missing)
 
 
 class AlikeRecorded(Alike):
-    def facts(self, cell: Cell) -> Values:
+    def fact_numbers(self, cell: Cell) -> Values:
         return lambda _: 50.0
 
 
@@ -189,7 +189,7 @@ class AlikeRecorded(Alike):
 @pytest.mark.parametrize("table", ["layer_swapping_claims", "layer_swapping_table1", "unreasonable_table_a3"])
 def test_trainings_and_answers_that_are_all_alike_decide_nothing(table: str, n: int, right: float) -> None:
     there = plan(f"defaults: [{table}]\nname: {table}\naxes: {FEWER.get(table, '{}')}\n")
-    found = judged(there, AlikeRecorded(there, {"all": right}, n=n))  # type: ignore[arg-type]
+    found = judge_claims(there, AlikeRecorded(there, {"all": right}, n=n))  # type: ignore[arg-type]
     assert {one.verdict for one in found} <= {"not made", "undecided", "cannot be tested"}, found
     assert all(one.high - one.low > 20 for one in found if one.low is not None and one.high is not None)
 
@@ -215,16 +215,16 @@ def test_profiles_of_two_kinds_by_hand_and_without_an_effect() -> None:
     """Two kinds of 3 and 4 that are each their own, mixed, and drawn alike: at most one labelling in 35 is accepted."""
     rng = np.random.default_rng(0)
     kinds, noise = rng.normal(0, 1, (2, 9)), rng.normal(0, 0.2, (7, 9))
-    apart = alike(kinds[0] + noise[:3], kinds[1] + noise[3:])
+    apart = profile_likeness(kinds[0] + noise[:3], kinds[1] + noise[3:])
     profiles = np.concatenate([kinds[0] + noise[:3], kinds[1] + noise[3:]])
     r = np.corrcoef(profiles)
     assert apart.within == pytest.approx((r[:3, :3].sum() - 3 + r[3:, 3:].sum() - 4) / 2 / 9)
     assert apart.between == pytest.approx(r[:3, 3:].mean())
     assert (apart.p, apart.opposed, apart.least_p, apart.labellings) == pytest.approx((1 / 35, 1, 1 / 35, 35))
-    assert alike(profiles[[0, 3, 4]], profiles[[1, 2, 5, 6]]).p > 0.5  # kinds mixed up
-    assert alike(profiles[:2], profiles[2:4]).least_p == pytest.approx(2 / 6)
-    assert np.isnan(alike(np.ones((3, 9)), profiles[3:]).least_p)
-    found = [alike(one[:3], one[3:]) for one in rng.normal(0, 1, (300, 7, 9))]
+    assert profile_likeness(profiles[[0, 3, 4]], profiles[[1, 2, 5, 6]]).p > 0.5  # kinds mixed up
+    assert profile_likeness(profiles[:2], profiles[2:4]).least_p == pytest.approx(2 / 6)
+    assert np.isnan(profile_likeness(np.ones((3, 9)), profiles[3:]).least_p)
+    found = [profile_likeness(one[:3], one[3:]) for one in rng.normal(0, 1, (300, 7, 9))]
     assert np.mean([one.p < 0.05 for one in found]) <= 0.05 + 2 * (0.05 * 0.95 / 300) ** 0.5
     assert np.mean([one.opposed < 0.05 for one in found]) <= 0.05 + 2 * (0.05 * 0.95 / 300) ** 0.5
 
@@ -245,9 +245,9 @@ def gains(**rates: float) -> Verdict:
     there = plan_of("layer_swapping_table1")
 
     class ByLanguage(Made):
-        def of(self, score: Any, metric: str, pair: str | None) -> dict[int, float]:
+        def scores_by_question(self, score: Any, metric: str, pair: str | None) -> dict[int, float]:
             self.rates = {"swap": rates.get(score.language, 0.0)}
-            return super().of(score, metric, pair)
+            return super().scores_by_question(score, metric, pair)
 
     (found,) = verdicts(there, ByLanguage(there, {}, experts=0.1), "ls_low_resource_gain_most").values()
     return found
@@ -273,7 +273,7 @@ def test_a_gain_by_hand() -> None:
         for item in there.cells[place, column].items:
             (score,) = item.readings[0].values()
             ls = [item.at["l"] - 1] if "l" in item.at else range(3)
-            found[item.at["m"] - 1, ls] = list(made.of(score, "", None).values())
+            found[item.at["m"] - 1, ls] = list(made.scores_by_question(score, "", None).values())
         return found
 
     def apart(place: str) -> np.ndarray:
@@ -318,7 +318,7 @@ def test_claims_that_mix_facts_and_answers_are_refused() -> None:
     there = plan_of("layer_swapping_claims")
     for changed, told in (
         ({"metric": "exact_match"}, "of a fact or a figure"),
-        ({"left": ("mgsm.en",), "over": ("math_expert", "m")}, "metric fact, and it names a cell that shows none"),
+        ({"left": ("mgsm.en",), "over": ("math_expert", "m")}, "metric fact, but it names a cell that shows none"),
         ({"over": ("language_maps", "m")}, "over names m, which none of its cells has several of"),
     ):
         words = {**vars(claim), **changed}

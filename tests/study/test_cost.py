@@ -12,11 +12,11 @@ from pipeline.config.training import Partition, Sft
 from pipeline.estimate import flops
 from pipeline.estimate.flops import GPUS, MGSM, ROW, QuestionSet, question_sets, scoring_seconds
 from pipeline.models.shape import LLAMA_8B, SHAPES, Shape, shape_of
-from pipeline.train.disk import written
+from pipeline.train.disk import written_bytes
 from pipeline.train.memory import (
     Trained,
     activation_bytes,
-    everything,
+    full_model,
     one_side,
     remedies,
     states,
@@ -63,7 +63,7 @@ def test_what_is_trained_is_counted_as_the_trainer_counts_it() -> None:
     from transformers import CohereConfig, CohereForCausalLM
 
     from pipeline.models.anatomy import anatomy
-    from pipeline.models.partition import sides
+    from pipeline.models.partition import sides_of_all
 
     cut = Partition("own", 2, 1, all_attention=True)
     config = CohereConfig(
@@ -71,15 +71,15 @@ def test_what_is_trained_is_counted_as_the_trainer_counts_it() -> None:
     )
     with torch.device("meta"):
         named = dict(CohereForCausalLM(config).named_parameters())
-    side_of = sides(cut, anatomy(named))
+    side_of = sides_of_all(cut, anatomy(named))
     shape = shape_of(config.to_dict())
     for side in ("math", "language"):
         there = sum(p.numel() for name, p in named.items() if side_of[name] == side)
         assert trained_parameters(shape, one_side(shape, cut, side)) == there
-    assert trained_parameters(shape, everything(shape)) == shape.parameters
-    assert trained_parameters(LLAMA_8B, everything(LLAMA_8B), 64) == 167_772_160  # as PEFT makes them
+    assert trained_parameters(shape, full_model(shape)) == shape.parameters
+    assert trained_parameters(LLAMA_8B, full_model(LLAMA_8B), 64) == 167_772_160  # as PEFT makes them
     assert (
-        trained_parameters(SHAPES["falcon3_7b_instruct"], everything(SHAPES["falcon3_7b_instruct"]), 64) == 177_078_272
+        trained_parameters(SHAPES["falcon3_7b_instruct"], full_model(SHAPES["falcon3_7b_instruct"]), 64) == 177_078_272
     )
 
 
@@ -102,7 +102,7 @@ def test_flops_are_those_that_torch_counts(way: str, checkpointing: bool) -> Non
     from torch.utils.flop_counter import FlopCounterMode
 
     from pipeline.config.training import Sft
-    from pipeline.train.trainable import choose
+    from pipeline.train.trainable import choose_parameters
 
     cut = Partition("own", 2, 1)
     knobs: Mapping[str, Any] = {
@@ -111,7 +111,7 @@ def test_flops_are_those_that_torch_counts(way: str, checkpointing: bool) -> Non
     }[way]  # fmt: skip
     network = small_llama(6)
     shape = shape_of(network.config.to_dict())
-    model, _ = choose(network, Sft(name=way, **knobs), cut if "side" in knobs else None)
+    model, _ = choose_parameters(network, Sft(name=way, **knobs), cut if "side" in knobs else None)
     model.train()
     if checkpointing:
         network.activation_checkpointing_enable()
@@ -119,7 +119,7 @@ def test_flops_are_those_that_torch_counts(way: str, checkpointing: bool) -> Non
     ids = torch.arange(2 * 40).view(2, 40)
     with FlopCounterMode(display=False) as counter:
         model(input_ids=ids, labels=ids).loss.backward()
-    trained = one_side(shape, cut, way) if "side" in knobs else everything(shape)
+    trained = one_side(shape, cut, way) if "side" in knobs else full_model(shape)
     ours = flops.training_flops(shape, trained, 40, checkpointing, 4 if way == "lora" else 0) - 2 * shape.embedding
     if checkpointing and way != "lora":  # torch stops before the last product of a layer, whose output nobody needs
         ours -= 2 * shape.mlp / 3 * (4 if way == "math" else 6)  # the layers recomputed
@@ -129,8 +129,8 @@ def test_flops_are_those_that_torch_counts(way: str, checkpointing: bool) -> Non
 def test_a_full_training_takes_8_flops_a_weight_and_token() -> None:
     """6 N, 4/3 of it with checkpointing; N without the input embeddings, which are looked up."""
     matrices = 32 * (LLAMA_8B.attention + LLAMA_8B.mlp) + LLAMA_8B.embedding
-    assert flops.training_flops(LLAMA_8B, everything(LLAMA_8B), 0) == 8 * matrices
-    once = flops.training_flops(LLAMA_8B, everything(LLAMA_8B), 0, checkpointing=False)
+    assert flops.training_flops(LLAMA_8B, full_model(LLAMA_8B), 0) == 8 * matrices
+    once = flops.training_flops(LLAMA_8B, full_model(LLAMA_8B), 0, checkpointing=False)
     assert once == 6 * matrices + 2 * LLAMA_8B.embedding  # the fused loss computes the head again
 
 
@@ -144,8 +144,8 @@ def test_savings_of_sides_and_adapters() -> None:
         ours = flops.training_flops(LLAMA_8B, one_side(LLAMA_8B, PARTITIONS[name], "math"), 0, checkpointing=False)
         ours = (ours - 3 * head) / each
         assert ours == pytest.approx(by_hand[name], rel=0.003) and full / ours == pytest.approx(saved, rel=0.01)
-    whole = flops.training_flops(LLAMA_8B, everything(LLAMA_8B), 300)
-    assert flops.training_flops(LLAMA_8B, everything(LLAMA_8B), 300, lora_rank=64) / whole == pytest.approx(
+    whole = flops.training_flops(LLAMA_8B, full_model(LLAMA_8B), 300)
+    assert flops.training_flops(LLAMA_8B, full_model(LLAMA_8B), 300, lora_rank=64) / whole == pytest.approx(
         0.75, abs=0.03
     )
 
@@ -212,7 +212,7 @@ def test_memory_of_the_choices() -> None:
     assert held(**eight) == 6 * whole and sum(bytes_of(**eight).values()) < H100.memory
     assert held(weights="bfloat16", optimizer="adamw_bf16") == 8 * whole
     assert held(parallel="fsdp2", processes=4) == 4 * whole and held(processes=4) == 16 * whole
-    of_adapters = trained_parameters(LLAMA_8B, everything(LLAMA_8B), 64)
+    of_adapters = trained_parameters(LLAMA_8B, full_model(LLAMA_8B), 64)
     lora = states(whole, of_adapters, recipe(adapter="lora"))
     assert sum(lora.values()) == 4 * whole + 16 * of_adapters
 
@@ -239,7 +239,7 @@ def test_disk_of_a_training() -> None:
     ]
     assert kept == [8, 3] and snapshots_at_once(recipe(batch_size=8), 5000) == 0
     whole = LLAMA_8B.parameters
-    needs = written(recipe(**options), whole, whole, snapshots=8, points=2)
+    needs = written_bytes(recipe(**options), whole, whole, snapshots=8, points=2)
     assert needs["weights"] == pytest.approx(32.1e9, rel=0.01) and needs["resume points"] == 2 * 12 * whole
     assert 18 * needs["snapshots"] == pytest.approx(4.6e12, rel=0.1)
 
@@ -254,7 +254,7 @@ def hours(shape: Shape, trained: Trained, rows: int, tokens: float, batch: int, 
 @pytest.mark.parametrize(("data", "expected"), [("math", 1.13), ("sw", 0.73), ("bn", 1.48), ("te", 2.09)])
 def test_a_full_training_of_unreasonable(data: str, expected: float) -> None:
     """Mean of the four models, 78,000 rows, batches of 32."""
-    each = [hours(SHAPES[model], everything(SHAPES[model]), 78000, ROW[data], 32, H100) for model in INSTRUCT]
+    each = [hours(SHAPES[model], full_model(SHAPES[model]), 78000, ROW[data], 32, H100) for model in INSTRUCT]
     assert sum(each) / 4 == pytest.approx(expected, rel=0.1)
 
 

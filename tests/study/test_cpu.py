@@ -13,7 +13,7 @@ from pipeline.estimate import cpu
 from pipeline.estimate.flops import QuestionSet, training_seconds
 from pipeline.models.shape import Shape, shape_of
 from pipeline.stages.lengths import longest_of
-from pipeline.train.memory import everything
+from pipeline.train.memory import full_model
 
 SMOL = Shape(30, 576, 1536, 9, 3, 64, 49152, tied=True)
 GEMMA = Shape(18, 640, 2048, 4, 1, 256, 262144, tied=True, norms=4, qk_norm=True, window=512)
@@ -35,7 +35,7 @@ def test_scores_take_as_long_as_was_measured(shape: Shape, kind: QuestionSet, me
 @pytest.mark.parametrize(("shape", "steps", "measured"), [(SMOL, 4, 70.4), (GEMMA, 2, 79.9)])
 def test_trainings_take_as_long_as_was_measured(shape: Shape, steps: int, measured: float) -> None:
     found = training_seconds(
-        shape, everything(shape), 4 * steps, 232, 4, cpu.cpu(shape, 1), checkpointing=False, precision="fp32"
+        shape, full_model(shape), 4 * steps, 232, 4, cpu.cpu(shape, 1), checkpointing=False, precision="fp32"
     )
     assert measured / 2 < found < 2 * measured
 

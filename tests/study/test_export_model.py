@@ -342,11 +342,11 @@ def test_an_empty_folder_is_a_place(export: Callable[..., SimpleNamespace], swap
             ["checkpoint=x", "export.to=y", "export.dtype=int8"],
             "export.dtype must be one of float32, bfloat16, float16",
         ),
-        (["checkpoint=x", "export.to=y"], "checkpoint=x is no finished run"),
+        (["checkpoint=x", "export.to=y"], "checkpoint=x is not a finished run"),
         (["checkpoint=x", "export.to=y", "data_root=z"], "every, data_root and table.free_snapshots apply to table=T"),
         (["checkpoint=x", "export.to=y", "every.seed=1"], "every, data_root and table.free_snapshots apply to table=T"),
         (["checkpoint=./gone", "export.to=y"], "checkpoint=gone is not a folder"),
-        (["checkpoint=x", "export.to=hub:name"], "export.to=hub:name is no place on the Hub: write hub:org/name"),
+        (["checkpoint=x", "export.to=hub:name"], "export.to=hub:name is not a repository on the Hub"),
         (["checkpoint=x", "export.to=hub:me/name"], "export.to=hub:me/name needs a token of the Hub: log in (hf auth"),
     ],
 )
@@ -490,7 +490,7 @@ def test_a_model_goes_to_the_hub_as_one_commit(
     ("what", "place", "sentence"),
     [
         ("held", "org/model", "export.to=hub:org/model is not empty (config.json and 1 more files): name a new"),
-        ("other", "them/model", "the token is of me, who is not in them: name one of yours"),
+        ("other", "them/model", "the token belongs to me, who is not in them: name one of your organizations"),
         ("whoami", "org/model", "export.to=hub:org/model cannot be written (401: Invalid token)"),
     ],
 )

@@ -46,12 +46,12 @@ def test_a_training_takes_the_memory_of_what_evaluations_kept(
     make_run: Callable[..., Path], world: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[int] = []
-    real = resident.release
-    monkeypatch.setattr("pipeline.train.stage.release", lambda: (held.append(len(resident.KEPT)), real()))
-    with resident.resident():
+    real = resident.release_models
+    monkeypatch.setattr("pipeline.train.stage.release_models", lambda: (held.append(len(resident.LIVE_MODELS)), real()))
+    with resident.keep_models_resident():
         make_run("stage=eval", f"checkpoint={base}", f"data_root={world}", "eval=belebele_0shot", "eval.limit=2",
                  "languages=[en]", "redo=true")  # fmt: skip
-        assert len(resident.KEPT) == 1
+        assert len(resident.LIVE_MODELS) == 1
         words = ["model=trained", f"model.path={base}", f"data_root={world}", "sft.steps=1", "sft.seq_length=64"]
         make_run("stage=sft", "expert=math", "seed=77", "sft.precision=fp32", "sft.batch_size=2", *words)
-        assert held == [1] and not resident.KEPT
+        assert held == [1] and not resident.LIVE_MODELS

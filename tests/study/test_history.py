@@ -23,19 +23,18 @@ from pipeline.estimate.durations import (
     STEP,
     WORLD_ROWS,
     History,
-    count_questions,
     guess,
-    kinds_of,
     memory_here,
 )
 from pipeline.estimate.flops import training_seconds
+from pipeline.estimate.questions import count_questions, kinds_of, question_sets_of
 from pipeline.models.checkpoint import read_json
 from pipeline.models.shape import SHAPES, shape_of
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build
 from pipeline.stages.steps import expected_rows, expected_steps, planned_steps
-from pipeline.train.memory import everything
+from pipeline.train.memory import full_model
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +76,7 @@ def test_a_training_by_its_tokens_and_steps(training: Callable[..., Run], math_e
     draws = random.Random(0)
     padded = statistics.fmean(max(draws.choices(lengths, k=4)) for _ in range(20_000))
     by_hand = training_seconds(
-        shape, everything(shape), 50 * 4, padded, 4, cpu.cpu(shape, 1), checkpointing=False, precision="fp32"
+        shape, full_model(shape), 50 * 4, padded, 4, cpu.cpu(shape, 1), checkpointing=False, precision="fp32"
     )
     fixed = 1 + FILES * 4 * shape.parameters
     assert guess(run) == pytest.approx(fixed + by_hand + 50 * STEP, rel=0.01)
@@ -101,6 +100,8 @@ def test_an_evaluation_by_its_questions(world: Path, base: Path, runs_dir: Path,
     assert count_questions(limited, limited.config.eval.tasks[0], "qac") == 2
     hub: Any = of(*start, "languages=[sw]")
     assert count_questions(hub, hub.config.eval.tasks[0], "sw") == 250
+    few: Any = of(*start, "languages=[sw]", "eval.limit=10")
+    assert [kind.questions for run in (hub, few) for kind in question_sets_of(run)] == [250, 10]  # of GPU-hours too
     assert seconds(limited) < seconds(run) < seconds(hub) / 3
     short: Any = of(*start, f"data_root={world}", "languages=[qac]", "eval.max_gen_toks=4")
     assert seconds(short) < seconds(run)

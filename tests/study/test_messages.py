@@ -18,11 +18,11 @@ from pipeline.config.stages import EvalStage
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.merge.methods.soup import Soup
-from pipeline.merge.summary import cells, recipe, tell
+from pipeline.merge.summary import print_plan, recipe_text, row_cells
 from pipeline.models.alike import same_architecture
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.runs import state
-from pipeline.runs.graph import ordered
+from pipeline.runs.graph import order_runs
 from pipeline.runs.make import make_once
 from pipeline.stages.rows import build
 from pipeline.tables.planned_runs import Planning
@@ -41,7 +41,7 @@ def test_a_table_file_beside_the_command(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     refused = call("stage=plan", "table=mine.yaml")
-    assert refused.status == 1 and "table=mine.yaml is no file: give one, or one of" in refused.err
+    assert refused.status == 1 and "table=mine.yaml is not a file: give one, or one of" in refused.err
     (tmp_path / "mine.yaml").write_text(TABLE)
     assert call("stage=plan", "table=mine.yaml").out == call("stage=plan", "table=./mine.yaml").out
     assert "runs to compute" in call("stage=plan", "table=mine.yaml").out
@@ -54,8 +54,8 @@ def test_a_number_written_as_text_is_named(tmp_path: Path) -> None:
 
 
 def test_a_side_without_a_row_that_fits_names_seq_length() -> None:
-    from pipeline.data.sandbox.tokenizer import tokenizer
-    from pipeline.train.examples import measure
+    from pipeline.data.sandbox.tokenizer import make_tokenizer
+    from pipeline.train.examples import measure_lengths
 
     sft = Sft(name="simultaneous", method="simultaneous", seq_length=16, separator=" ")
     rows = [
@@ -63,7 +63,7 @@ def test_a_side_without_a_row_that_fits_names_seq_length() -> None:
         {"prompt": "Tom has 3 apples. " * 9, "completion": "3", "side": "language"},
     ]
     with pytest.raises(PipelineError, match="^sft.seq_length=16 leaves no row of side language with a loss: raise it"):
-        measure(rows, tokenizer(), sft)
+        measure_lengths(rows, make_tokenizer(), sft)
 
 
 @dataclass
@@ -77,12 +77,12 @@ def test_a_soup_is_told_by_the_names_of_its_runs(capsys: pytest.CaptureFixture[s
     config, parents = Soup(experts=["a", "b"]), {"0": Named("math-full-s0"), "1": Named("sw-full-s0")}
     row = {"where": "layers 0-3", "what": "all", "weights": {"0": 0.5, "1": 0.5}}
     told = "0.5 math-full-s0 + 0.5 sw-full-s0"
-    assert cells(row, parents) == ["layers 0-3", "all", told]
+    assert row_cells(row, parents) == ["layers 0-3", "all", told]
     size = {"copied": 0, "read": 0, "written": 0}
-    tell(config, parents, [row], size)
-    assert told in capsys.readouterr().err and told in recipe(config, parents, [row], size)
+    print_plan(config, parents, [row], size)
+    assert told in capsys.readouterr().err and told in recipe_text(config, parents, [row], size)
     swap = {"where": "layer 0", "what": "all", "weights": {"math": 1.0}}
-    assert cells(swap, {"math": Named("math-full-s0")})[2] == "1 math"  # a role says it already
+    assert row_cells(swap, {"math": Named("math-full-s0")})[2] == "1 math"  # a role says it already
 
 
 def test_an_evaluation_is_named_with_its_language(base: Path, world: Path, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_status_of_a_table_and_without_failures_that_were_repaired(
     told = json.loads(call("stage=status", f"runs_dir={runs}", "status.json=true").out)
     assert sorted((one["run"], one["state"]) for one in told) == [(second.name, "finished"), (other.name, "failed")]
     since = "2000-01-01T00:00:00+00:00"
-    state.write(other.workplace, since=since)
+    state.update_state(other.workplace, since=since)
     told = json.loads(call("stage=status", f"runs_dir={runs}", "status.json=true").out)
     assert (other.name, "failed") in [(one["run"], one["state"]) for one in told]  # nothing was finished after it
 
@@ -122,7 +122,7 @@ def test_status_of_a_table_and_without_failures_that_were_repaired(
         call(*words).out == f"no run of table={tmp_path}/mine.yaml was computed or submitted in runs_dir={runs} yet\n"
     )
     asked: Any = compose(["stage=table", f"table={tmp_path}/mine.yaml", f"runs_dir={runs}"])
-    world = ordered(Planning.of(asked).targets())[0]
+    world = order_runs(Planning.of(asked).targets())[0]
     make_once(world, writes())
     assert [one["run"] for one in json.loads(call(*words, "status.json=true").out)] == [world.name]
 

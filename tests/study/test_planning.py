@@ -14,11 +14,11 @@ from pipeline.commands.table import show_plan
 from pipeline.config.compose import compose
 from pipeline.config.words import as_words, stage_of
 from pipeline.errors import PipelineError
-from pipeline.results.intervals import role
-from pipeline.runs.graph import ordered
+from pipeline.results.intervals import model_role
+from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build
-from pipeline.tables.overrides import told_every
+from pipeline.tables.overrides import describe_every_keys
 from pipeline.tables.plan import Candidate
 from pipeline.tables.planned_runs import Planning
 
@@ -30,7 +30,7 @@ def planning(tmp_path: Path, *words: str) -> Planning:
 
 
 def kinds(runs: list[Run]) -> Counter[str]:
-    return Counter(run.config.stage for run in ordered(runs))
+    return Counter(run.config.stage for run in order_runs(runs))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -65,7 +65,7 @@ def test_a_stage_put_together_of_parts_is_the_composed_one(tmp_path: Path) -> No
         found = planning(tmp_path, f"table={name}")
         specs = [spec for spec in found.plan.specs.values() if spec.kind == "stage" and spec.words["stage"] == "sft"]
         for spec in specs[:: max(1, len(specs) // 6)]:
-            words, _ = found.named(spec.words)
+            words, _ = found.replace_refs(spec.words)
             assert dataclasses.asdict(stage_of(words)) == dataclasses.asdict(compose(as_words(words)))
 
 
@@ -82,7 +82,7 @@ def test_a_score_is_the_run_of_the_same_command(tmp_path: Path) -> None:
 
 def test_every_from_the_command_line_goes_to_the_runs_that_read_it(tmp_path: Path) -> None:
     plain, more = (
-        {run.label: run for run in ordered(planning(tmp_path, "table=sandbox", *words).targets())}
+        {run.label: run for run in order_runs(planning(tmp_path, "table=sandbox", *words).targets())}
         for words in ([], ["every.sft.max_grad_norm=0.5"])
     )
     changed = {label for label in plain if plain[label].hash != more[label].hash}
@@ -93,8 +93,8 @@ def test_every_from_the_command_line_goes_to_the_runs_that_read_it(tmp_path: Pat
 def test_what_every_does_not_reach_is_said_or_refused(tmp_path: Path) -> None:
     """Simultaneous training has a recipe of its own; the others are given the command line's."""
     found = planning(tmp_path, "table=unreasonable_table3", "every.recipe=unreasonable_cpt")
-    assert told_every(found)[-1] == "every.recipe does not reach: simultaneous, which say their own"
-    with pytest.raises(PipelineError, match="recipe=nope is no option"):
+    assert describe_every_keys(found)[-1] == "every.recipe does not reach: simultaneous, which override it"
+    with pytest.raises(PipelineError, match="recipe=nope is not an option"):
         planning(tmp_path, "table=unreasonable_table3", "every.recipe=nope").targets()
     with pytest.raises(PipelineError, match="table=sandbox|sandbox.yaml, every: expert reaches no run of .*math"):
         planning(tmp_path, "table=sandbox", "every.expert=nope")
@@ -108,15 +108,15 @@ def test_a_table_whose_trainings_cannot_be_planned_is_still_shown(tmp_path: Path
     )
     with pytest.raises(PipelineError, match="^cannot be planned: sft.adam_beta2=") as refused:
         show_plan(config)  # type: ignore[arg-type]
-    assert " parts that depend on these" in str(refused.value) and "cells of 1108 scores" in refused.value.shown
+    assert " parts that depend on these" in str(refused.value) and "cells of 1108 scores" in refused.value.output
 
 
 def test_a_selection_is_planned_from_the_sizes_of_its_sets(tmp_path: Path) -> None:
     """40,000 rows, a snapshot each 5,000: eight, the last of them the final weights."""
     found = planning(tmp_path, "table=layer_swapping_table1")
-    select = next(run for run in ordered(found.targets()) if run.config.stage == "select")
+    select = next(run for run in order_runs(found.targets()) if run.config.stage == "select")
     steps = sorted(int(role.partition("@")[2]) for role in select.parents if "@" in role)
-    training = next(run for run in ordered([select]) if run.config.stage == "sft")
+    training = next(run for run in order_runs([select]) if run.config.stage == "sft")
     batch = training.config.sft.batch_size  # type: ignore[attr-defined]
     assert steps == [5000 * number // batch for number in range(1, 9)]
     with_fewer = planning(tmp_path, "table=layer_swapping_table1", "every.data.allow_fewer=true")
@@ -126,11 +126,11 @@ def test_a_selection_is_planned_from_the_sizes_of_its_sets(tmp_path: Path) -> No
 
 def test_what_a_choice_names_is_planned_once_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = planning(tmp_path, "table=sandbox")
-    assert len(found.waiting()) == 14
+    assert len(found.waiting_scores()) == 14
     numbers = {score: float("counts=3+0" in score.model or "density=0.5" in score.model) for score in found.plan.scores}
-    monkeypatch.setattr(found, "number", numbers.__getitem__)
-    winners: set[Candidate | None] = {found.chosen(key) for key in found.plan.choices}
-    assert winners == {("3+0",), (0.5,)} and not found.waiting()
+    monkeypatch.setattr(found, "primary_number", numbers.__getitem__)
+    winners: set[Candidate | None] = {found.chosen_candidate(key) for key in found.plan.choices}
+    assert winners == {("3+0",), (0.5,)} and not found.waiting_scores()
     chosen = [run for run in found.targets() if run.config.chosen_by]  # type: ignore[attr-defined]
     assert len(chosen) == 14
     assert {getattr(run.config.merge, "bottom_layers", None) for run in chosen} == {3, None}  # type: ignore[attr-defined]
@@ -162,7 +162,7 @@ def test_a_joint_training_stands_with_the_merges_also_where_a_snapshot_of_it_is_
     planning = Planning.of(compose(words))  # type: ignore[arg-type]
     table = planning.bind()
     roles = {
-        cell.column: role(table, reading[()])
+        cell.column: model_role(table, reading[()])
         for cell in planning.plan.cells.values()
         for item in cell.items
         for reading in item.readings

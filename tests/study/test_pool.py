@@ -21,7 +21,7 @@ from pipeline.errors import PipelineError
 from pipeline.launch import local_pool
 from pipeline.launch.local_pool import Pool, default_workers, local_executor
 from pipeline.launch.run_json import element_of, run_of
-from pipeline.runs.graph import ordered
+from pipeline.runs.graph import order_runs
 from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
@@ -34,7 +34,7 @@ from pipeline.tables.planned_runs import Planning
 def test_an_element_is_the_run_again(tiny_table: list[str], tmp_path: Path) -> None:
     """Of every stage and merge of the table: as JSON and back, with parents that stand for finished ones."""
     planning = Planning.of(compose(["stage=table", *tiny_table]))  # type: ignore[arg-type]
-    runs = ordered(planning.targets())
+    runs = order_runs(planning.targets())
     assert len(runs) == 44
     for run in runs:
         for parent in run.parents.values():
@@ -140,8 +140,8 @@ def test_a_run_that_another_process_makes_is_waited_for(
     two: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = small(tmp_path, 1)
-    code = "import sys, time; from pathlib import Path; from pipeline.runs.lease import take; "
-    code += "lease = take(Path(sys.argv[1])); print('taken', flush=True); time.sleep(4); lease.release()"
+    code = "import sys, time; from pathlib import Path; from pipeline.runs.lease import take_lease; "
+    code += "lease = take_lease(Path(sys.argv[1])); print('taken', flush=True); time.sleep(4); lease.release()"
     other = subprocess.Popen([sys.executable, "-c", code, str(run.workplace)], stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None and other.stdout.readline()
     begun = time.monotonic()

@@ -17,7 +17,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate import unloaded
 from pipeline.launch.in_process import make_run
 from pipeline.launch.preflight import LENGTHS, evaluation_problems
-from pipeline.runs.graph import ordered
+from pipeline.runs.graph import order_runs
 from pipeline.stages.rows import build
 from pipeline.tables.planned_runs import Planning
 
@@ -137,7 +137,7 @@ def test_prompts_that_do_not_fit_are_what_the_stage_refuses(
 
 def test_data_that_a_run_will_write_is_no_problem(tmp_path: Path) -> None:
     planning = Planning.of(compose(["stage=table", "table=sandbox", f"runs_dir={tmp_path}"]))  # type: ignore[arg-type]
-    assert evaluation_problems(ordered(planning.targets()), prompts=True) == []
+    assert evaluation_problems(order_runs(planning.targets()), prompts=True) == []
 
 
 def test_a_table_without_models_is_planned(mine: Command) -> None:

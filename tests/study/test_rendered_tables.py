@@ -19,11 +19,11 @@ from pipeline.commands.table import write_results
 from pipeline.config.compose import compose
 from pipeline.config.stages import Report
 from pipeline.files import fingerprints
-from pipeline.papers.published import value
+from pipeline.papers.published import published_value
 from pipeline.results.placed_claims import RANKED
 from pipeline.results.report_state import Reported
-from pipeline.results.simulated import RATE, published_rates, settled
-from pipeline.runs.graph import ordered
+from pipeline.results.simulated import RATE, published_rates, settle_choices
+from pipeline.runs.graph import order_runs
 from pipeline.runs.manifest import MANIFEST, Ancestor, Manifest
 from pipeline.runs.run import Run
 from pipeline.tables.plan import ScoreRef, TablePlan
@@ -58,7 +58,7 @@ def planned(name: str, runs_dir: Path) -> Planning:
 
 def truth_of(plan: TablePlan) -> dict[ScoreRef, float]:
     """The published rates, each candidate of a choice at its own number where that is printed, else at the choice's."""
-    one_each, _ = settled(plan)
+    one_each, _ = settle_choices(plan)
     told = published_rates(one_each)
     found = dict(told)
     for place, cell in plan.cells.items():
@@ -81,7 +81,7 @@ def finish(
     while left := [run for run in needed(planning) if run.hash not in done and wanted(run)]:
         at = {}
         for score in sorted(planning.plan.scores, key=candidates.__contains__):  # what a cell prints itself comes first
-            if run := planning.evaluation(score):
+            if run := planning.evaluation_of(score):
                 at.setdefault(run.hash, rates.get(score, RATE))
         folders = [run.folder for run in left]  # looked up before anything is written: each look reads all of runs_dir
         for run, folder in zip(left, folders, strict=True):
@@ -92,7 +92,7 @@ def finish(
 def needed(planning: Planning) -> list[Run]:
     targets = planning.targets()
     shown = {run.hash for run in targets}
-    return [run for run in ordered(targets) if run.hash in shown or run.config.stage != "eval"]
+    return [run for run in order_runs(targets) if run.hash in shown or run.config.stage != "eval"]
 
 
 def make(run: Run, folder: Path, rate: float, questions: int) -> None:
@@ -168,7 +168,7 @@ def test_the_report_of_a_shipped_table(name: str, tmp_path: Path) -> None:
         assert len(cells) == len(plan.cells) and missing == figures, cells
     for one in cells:
         cell = plan.cells[one["row"], one["column"]]
-        assert one["published"] == ("" if cell.published is None else str(value(*cell.published) or ""))
+        assert one["published"] == ("" if cell.published is None else str(published_value(*cell.published) or ""))
         if one["published"] and not one["suspect"] and not cell.metric:
             assert abs(float(one["difference"])) < 0.06, one  # as printed, to a tenth
 

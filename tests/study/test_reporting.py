@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from pipeline.config.compose import compose
 from pipeline.models.checkpoint import digest_tensors, weights_root
 from pipeline.report import results as frames
-from pipeline.runs.graph import ordered
+from pipeline.runs.graph import order_runs
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.tables.planned_runs import Planning
 
@@ -63,11 +63,11 @@ def bench() -> Any:
 def made(words: list[str], most: int = 10**9, **fields: Any) -> list[Any]:
     """Finish what a table asks for, choices included, as far as `most` runs go; gives its runs."""
     planning = Planning.of(compose(["stage=report", *words]))  # type: ignore[arg-type]
-    while left := [run for run in ordered(planning.targets()) if read_manifest(run.folder) is None][:most]:
+    while left := [run for run in order_runs(planning.targets()) if read_manifest(run.folder) is None][:most]:
         bench().finish(left, 20, **fields)
         if most < 10**9:
             break
-    return ordered(planning.targets())
+    return order_runs(planning.targets())
 
 
 @pytest.fixture(scope="module")

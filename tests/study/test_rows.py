@@ -6,7 +6,7 @@ import pytest
 from planned import canonical, plan
 
 from pipeline.errors import PipelineError
-from pipeline.tables.plan import ScoreRef, value, winner
+from pipeline.tables.plan import ScoreRef, best_candidate, cell_value
 from pipeline.tables.run_specs import Ref
 
 TABLE = """
@@ -70,7 +70,7 @@ def test_a_run_that_nothing_needs_is_not_planned() -> None:
 def test_parents_come_before_what_is_made_of_them() -> None:
     found = plan(TABLE).specs
     order = list(found)
-    assert all(order.index(ref.spec) < order.index(key) for key, spec in found.items() for ref in spec.refs())
+    assert all(order.index(ref.spec) < order.index(key) for key, spec in found.items() for ref in spec.parent_refs())
 
 
 def test_the_cells_of_a_small_table() -> None:
@@ -217,24 +217,24 @@ def test_what_a_run_says_itself_the_command_line_does_not_change() -> None:
     """math says its recipe, both their expert; a run that is not planned counts for nothing."""
     made = plan(TABLE, recipe="mine")
     recipes = [made.specs[key].words["recipe"] for key in ("math m=1", "language language=sw l=1")]
-    assert recipes == ["math_1", "mine"] and made.own == {"recipe": ["math"]}
+    assert recipes == ["math_1", "mine"] and made.overriders == {"recipe": ["math"]}
     for words, told in (
-        ({"expert": "nope"}, "expert reaches no run of math, language, which say their own"),
-        ({"eval": "nope"}, "eval reaches no run of scores, which say their own"),
+        ({"expert": "nope"}, "expert reaches no run of math, language, which override it"),
+        ({"eval": "nope"}, "eval reaches no run of scores, which override it"),
         ({"languages": ["sw"]}, "no run of this table reads languages"),
         ({"analyze.axis": "input"}, "no run of this table reads analyze.axis"),
         ({"redo": True}, "no run of this table reads redo"),
     ):
         with pytest.raises(PipelineError, match=f"^mine.yaml, every: {told}"):
             plan(TABLE, **words)
-    assert plan(TABLE, **{"eval.batch_size": 4}).own == {}
+    assert plan(TABLE, **{"eval.batch_size": 4}).overriders == {}
     by_row = changed("  base: base", "  base: {run: base, eval.batch_size: 8}")
-    assert plan(by_row, **{"eval.batch_size": 4}).own == {"eval.batch_size": ["scores"]}
+    assert plan(by_row, **{"eval.batch_size": 4}).overriders == {"eval.batch_size": ["scores"]}
 
 
 def test_every_is_below_trials_and_above_a_recipe_alone() -> None:
     made = plan(TABLE + "trials: {sft.learning_rate: [recipe]}\n", **{"sft.learning_rate": 1e-5})
-    assert made.specs["math m=1"].words["sft.learning_rate"] == 1e-5 and made.own == {}
+    assert made.specs["math m=1"].words["sft.learning_rate"] == 1e-5 and made.overriders == {}
     with pytest.raises(PipelineError, match="sft.learning_rate reaches no run of math trial, language trial"):
         plan(TABLE + "trials: {sft.learning_rate: [recipe, 2.0e-5]}\n", **{"sft.learning_rate": 1e-5})
 
@@ -300,8 +300,8 @@ def test_the_number_of_a_cell() -> None:
         return 10.0 * at.get("m", 0) + at.get("l", 0) + (100 if "b" in at and at["b"] == better else 0)
 
     chosen = made.cells["te.avg", "best"].items[0].choice
-    assert winner(made.choices[chosen or ""], made_up) == (3,)
-    number = {place: value(made, cell, made_up) for place, cell in made.cells.items()}
+    assert best_candidate(made.choices[chosen or ""], made_up) == (3,)
+    number = {place: cell_value(made, cell, made_up) for place, cell in made.cells.items()}
     assert number["sw.avg", "base"] == 0 and number["sw.avg", "math"] == (10 + 20) / 2
     assert number["te.avg", "best"] == 100 + ((10 + 2) + (20 + 2)) / 2  # the better l of each m
     assert number["te.en", "best"] == (1000 + 100 + (11 + 12 + 21 + 22) / 4) / 2  # English of the chosen, and Telugu

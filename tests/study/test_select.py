@@ -19,11 +19,11 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.selection import choose, ranked, value
 from pipeline.launch.in_process import make_single_run
 from pipeline.models.checkpoint import Checkpoint
-from pipeline.runs.find import find
-from pipeline.runs.graph import ordered
-from pipeline.runs.lease import leased
+from pipeline.runs.find import find_run
+from pipeline.runs.graph import order_runs
+from pipeline.runs.lease import hold_lease
 from pipeline.runs.manifest import read_manifest
-from pipeline.runs.run import runs_behind
+from pipeline.runs.run import parent_runs
 from pipeline.stages.rows import build
 from pipeline.train.steps import kept_snapshots, snapshot_steps
 
@@ -120,7 +120,7 @@ def test_a_snapshot_is_a_run_of_its_own(trainings: list[Path], runs_of_ours: lis
     training, runs_dir = trainings[0], trainings[0].parent
     facts = read_manifest(training).facts  # type: ignore[union-attr]
     assert {step: one["samples"] for step, one in facts["snapshots"].items()} == {"2": 8, "3": 12}
-    found = find(f"{training.name}@2", runs_dir, "x")
+    found = find_run(f"{training.name}@2", runs_dir, "x")
     assert found.folder == training / "snapshots/step-2" and found.name == f"{training.name}@2"
     manifest = read_manifest(found.folder)
     assert manifest.facts["weights"]["root"] == facts["snapshots"]["2"]["root"] != facts["weights"]["root"]  # type: ignore[union-attr]
@@ -128,9 +128,9 @@ def test_a_snapshot_is_a_run_of_its_own(trainings: list[Path], runs_of_ours: lis
     logged = [json.loads(line) for line in (training / "log.jsonl").read_text().splitlines()]
     losses = {row["step"]: row["validation_loss"] for row in logged if "validation_loss" in row}
     assert [one["validation_loss"] for one in facts["snapshots"].values()] == [losses[2], losses[3]]
-    assert find(str(found.folder), runs_dir, "x") == find(f"{training}@2", runs_dir, "x") == found
+    assert find_run(str(found.folder), runs_dir, "x") == find_run(f"{training}@2", runs_dir, "x") == found
     with pytest.raises(PipelineError, match=r"has no snapshot of that step; there are 2, 3"):
-        find(f"{training.name}@4", runs_dir, "checkpoint")
+        find_run(f"{training.name}@4", runs_dir, "checkpoint")
 
 
 def test_a_snapshot_of_the_last_step_takes_no_room(
@@ -169,7 +169,7 @@ def test_the_best_snapshot_by_its_scores(
         mine = next(one for one in choice["ranking"] if (one["training"], one["step"]) == (training, int(step)))
         assert mine["values"] == {"belebele en": scored["en"], "belebele mean": (scored["en"] + scored["qac"]) / 2}
     # it is an expert: the same weights, the same base
-    chosen = find(choice["chosen"]["checkpoint"], folder.parent, "x")
+    chosen = find_run(choice["chosen"]["checkpoint"], folder.parent, "x")
     ours, theirs = Checkpoint.open(folder), Checkpoint.open(chosen.folder)
     assert all((ours.tensor(name) == theirs.tensor(name)).all() for name in theirs.names)
     assert manifest.facts["weights"]["root"] == read_manifest(chosen.folder).weights_root  # type: ignore[union-attr]
@@ -209,12 +209,12 @@ def test_snapshots_of_trainings_that_are_planned(base: Path, world: Path, tmp_pa
     }
     asked = ["stage=select", "checkpoints=[slow,fast]", *BELEBELE, *shared]
     run = build(compose(asked), known)  # type: ignore[arg-type]
-    order = {one.hash: index for index, one in enumerate(ordered([run]))}
+    order = {one.hash: index for index, one in enumerate(order_runs([run]))}
     steps = sorted(role.partition("@")[2] for role in run.parents if role != "model")
     assert steps == ["2", "4", "4", "5", "5"]  # and the last weights of each
     for role, evaluation in run.parents.items():
         if role != "model":
-            behind = runs_behind(evaluation.parents)  # type: ignore[attr-defined]
+            behind = parent_runs(evaluation.parents)  # type: ignore[attr-defined]
             (training,) = [one for one in behind if one.config.stage == "sft" and one.hash in order]
             assert order[training.hash] < order[evaluation.hash] < order[run.hash]
     snapshot = build(compose(["stage=eval", "eval=mgsm_2shot", "checkpoint=slow@4", *shared]), known)  # type: ignore[arg-type]
@@ -232,7 +232,7 @@ REFUSED = {
     "select.eval=null": "select.by=scores needs select.primary",
     "select.primary=[{task:mgsm}]": "select.eval scores belebele, not mgsm: add it to its tasks",
     "select.by=validation_loss": "select.by=validation_loss scores nothing",
-    "checkpoints=[nothing]": "checkpoints=nothing is no finished run",
+    "checkpoints=[nothing]": "checkpoints=nothing is not a finished run",
 }
 
 
@@ -303,7 +303,7 @@ def test_clean_tells_first_and_then_frees_what_nothing_needs(
     )
     assert (
         gone.status == 1
-        and "@2 was freed by stage=clean or a table with free_snapshots: train it again with redo=true" in gone.err
+        and "@2 was deleted by stage=clean or a table with free_snapshots: train it again with redo=true" in gone.err
     )
 
 
@@ -312,7 +312,7 @@ def test_work_that_is_held_or_can_go_on_is_left(call: Callable[..., SimpleNamesp
     (resumable / "12ab/resume/step-7").mkdir(parents=True), (held / "34cd").mkdir(parents=True)
     (resumable / "12ab/resume.json").write_text(json.dumps({"step": 7, "files": {}}))
     words = ["stage=clean", f"runs_dir={tmp_path}", "clean.hours=0"]
-    with leased(held, "held"):
+    with hold_lease(held, "held"):
         assert "0 folders would be freed" in call(*words).out
         told = call(*words, "clean.resume_points=true").out
     assert "an interrupted run, with a resume point after step 7" in told and str(held) not in told
@@ -341,7 +341,7 @@ def snapshots_of(folder: Path) -> Any:
 def test_what_is_in_use_is_left_and_the_rest_is_freed(call: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
     first, held, last = (finished_with_a_snapshot(tmp_path, letter) for letter in "abc")
     (tmp_path / ".work").mkdir()
-    with leased(tmp_path / ".work" / ("b" * 64), "held"):
+    with hold_lease(tmp_path / ".work" / ("b" * 64), "held"):
         told = call("stage=clean", f"runs_dir={tmp_path}", "clean.dry_run=false")
     assert told.status == 0 and told.out.count("in use: left") == 1 and "2.0 MB in 2 folders freed" in told.out
     assert [(one / "snapshots/step-2").exists() for one in (first, held, last)] == [False, True, False]

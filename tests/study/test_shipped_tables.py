@@ -104,7 +104,7 @@ def test_what_a_paper_does_not_print_is_empty_and_named_by_the_plan() -> None:
     [
         ("unreasonable.table_a9", "published: there is no unreasonable.table_a9, did you mean unreasonable.table_a8"),
         ("unreasonable.table_a8", "published: unreasonable.table_a8 has no row 'sw': there are llama3.1_8b_instruct"),
-        ("unreasonable.partitions", "is no table of numbers"),
+        ("unreasonable.partitions", "is not a table of numbers"),
     ],
 )
 def test_a_published_name_that_means_nothing_is_refused_by_the_plan(published: str, problem: str) -> None:

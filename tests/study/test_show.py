@@ -71,7 +71,7 @@ def test_an_evaluation_ends_with_its_scores_also_when_it_was_finished(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["run=nothing_like_it"], "run=nothing_like_it is no finished run of"),
+        (["run=nothing_like_it"], "run=nothing_like_it is not a finished run of"),
         ([], "stage=show needs run: give run=RUN"),
         (["run={}", "show.samples=3"], "show.samples=3: .* has no answers; stage=eval keeps them in samples/"),
         (["run={}", "show.samples=-1"], "show.samples"),

@@ -15,13 +15,13 @@ import pytest
 from planned import TABLES, plan, plan_of
 
 from pipeline.config.compose import compose
-from pipeline.papers.published import value as printed
+from pipeline.papers.published import published_value as printed
 from pipeline.report.stats.claims import SHOWN
 from pipeline.results import simulated
 from pipeline.results.contrasts import DISCORDANT
 from pipeline.results.placed_claims import PlacedClaim, claims_of
-from pipeline.results.simulated import World, judged, odds, published_rates, settled
-from pipeline.tables.plan import ScoreRef, value
+from pipeline.results.simulated import World, published_rates, settle_choices, simulate_claims, simulated_verdict
+from pipeline.tables.plan import ScoreRef, cell_value
 from pipeline.tables.planned_runs import Planning
 
 PRINTED = [path.stem for path in sorted(TABLES.glob("*.yaml")) if plan_of(path.stem).cells]
@@ -33,11 +33,13 @@ def world(rates: dict[ScoreRef, float], seed: int = 0, n: int = 250) -> World:
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_the_published_cells_are_exactly_true(name: str) -> None:
-    there, _ = settled(plan_of(name))
+    there, _ = settle_choices(plan_of(name))
     rates = published_rates(there)
     for cell in there.cells.values():
         if cell.published and not cell.metric and (wanted := printed(*cell.published)) is not None:
-            assert 100 * value(there, cell, rates.__getitem__) == pytest.approx(wanted, abs=0.06)  # rounded in print
+            assert 100 * cell_value(there, cell, rates.__getitem__) == pytest.approx(
+                wanted, abs=0.06
+            )  # rounded in print
     assert all(0 <= rate <= 1 for rate in rates.values())
 
 
@@ -45,10 +47,10 @@ def test_answers_have_their_rates_and_share_what_is_hard() -> None:
     """Two models at 50 %: DISCORDANT of their answers are right for one alone. Different questions: none is shared."""
     scores = [ScoreRef(name, (), "sw") for name in "abc"]
     made = world(dict(zip(scores, (0.5, 0.5, 0.1), strict=True)), n=1000)
-    one, other, low = (np.array(list(made.of(score, "", None).values())) for score in scores)
+    one, other, low = (np.array(list(made.scores_by_question(score, "", None).values())) for score in scores)
     assert [one.mean(), other.mean(), low.mean()] == pytest.approx([0.5, 0.5, 0.1], abs=0.05)
     assert np.mean(one != other) == pytest.approx(DISCORDANT, abs=0.05)
-    many = world({scores[0]: 0.3}, n=14042).of(scores[0], "", None)
+    many = world({scores[0]: 0.3}, n=14042).scores_by_question(scores[0], "", None)
     assert len(many) == 936 and np.mean(list(many.values())) == pytest.approx(0.3, abs=0.02)  # means of 15 questions
 
 
@@ -56,7 +58,7 @@ def test_answers_have_their_rates_and_share_what_is_hard() -> None:
 def test_how_often_a_claim_is_accepted_is_the_power_of_its_test(apart: float) -> None:
     """Two models at 50 % + apart and 50 % on 250 questions: with c the share of answers that both draw alike, those
     are discordant in `apart` of cases, the others where two independent draws differ."""
-    there, _ = settled(plan_of("sandbox"))
+    there, _ = settle_choices(plan_of("sandbox"))
     (claim,) = [one for one in claims_of("sandbox") if one.id == "sandbox_swap_base"]
     asked = PlacedClaim.of(replace(claim, threshold=0.0), there)
     left, right = (simulated.scores_of(there, side[0][0]) for side in (asked.left, asked.right))
@@ -66,7 +68,7 @@ def test_how_often_a_claim_is_accepted_is_the_power_of_its_test(apart: float) ->
     error = math.sqrt((discordant - apart**2) / 250)
     power = 1 - NormalDist().cdf(1.96 - apart / error)
     worlds = 200
-    found = sum(judged(asked, world(rates, seed)) == SHOWN for seed in range(worlds)) / worlds
+    found = sum(simulated_verdict(asked, world(rates, seed)) == SHOWN for seed in range(worlds)) / worlds
     assert abs(found - power) <= 3 * math.sqrt(power * (1 - power) / worlds) + 0.01
 
 
@@ -77,7 +79,7 @@ def planning_of(table: str, tmp_path: Path) -> Planning:
 
 def test_every_claim_of_a_table_has_odds_under_its_published_numbers(tmp_path: Path) -> None:
     """In print the swaps of layer_swapping_table1 are too close to their rivals for 250 questions and three experts."""
-    found = odds(planning_of("layer_swapping_table1", tmp_path), 5)
+    found = simulate_claims(planning_of("layer_swapping_table1", tmp_path), 5)
     assert [one.claim for one in found] == [claim.id for claim in claims_of("layer_swapping_table1")]
     assert {one.basis for one in found} == {"published numbers"}
     assert all(sum(one.shares) == pytest.approx(1) for one in found)
@@ -85,18 +87,18 @@ def test_every_claim_of_a_table_has_odds_under_its_published_numbers(tmp_path: P
 
 
 def test_without_published_numbers_the_difference_that_a_claim_names_is_true(tmp_path: Path) -> None:
-    found = {one.claim: one.basis for one in odds(planning_of("sandbox", tmp_path), 2)}
+    found = {one.claim: one.basis for one in simulate_claims(planning_of("sandbox", tmp_path), 2)}
     assert found["sandbox_swap_base"] == "a difference of 10 points"
     assert found["sandbox_swap_soup"] == found["sandbox_swap_english"] == "no difference"
 
 
 def test_claims_on_facts_and_translations_are_not_simulated_and_say_so(tmp_path: Path) -> None:
-    found = {one.claim: one for one in odds(planning_of("layer_swapping_claims", tmp_path), 1)}
+    found = {one.claim: one for one in simulate_claims(planning_of("layer_swapping_claims", tmp_path), 1)}
     assert set(found) == {claim.id for claim in claims_of("layer_swapping_claims")}
     assert found["ls_flores_on_par"] == simulated.Odds("ls_flores_on_par", (), "not simulated: translations")
     assert found["ls_math_lower_half_unchanged"].basis == "not simulated: what runs record"
     assert sum(not one.shares for one in found.values()) == 7
-    told = simulated.lines(planning_of("unreasonable_table_a3", tmp_path), 1)
+    told = simulated.describe_odds(planning_of("unreasonable_table_a3", tmp_path), 1)
     assert any(
         line.split() == ["ue_validation_loss_is_flat", *"––––", *"not simulated: what runs record".split()]
         for line in told
@@ -109,7 +111,7 @@ def test_a_table_without_claims_or_with_one_seed_is_planned(text: str, tmp_path:
     file = tmp_path / "t.yaml"
     file.write_text(f"defaults: [layer_swapping_table1]\nname: {name}\n{text}\n")
     assert plan(file.read_text()).cells
-    found = odds(planning_of(str(file), tmp_path), 1)
+    found = simulate_claims(planning_of(str(file), tmp_path), 1)
     assert {one.claim for one in found} == ({"ls_soup_averages_best", "ls_soup_averages_default", "ls_soup_maxima",
                                              "ls_bn_best_model"} if text else set())  # fmt: skip
-    assert simulated.lines(planning_of(str(file), tmp_path), 0) == []
+    assert simulated.describe_odds(planning_of(str(file), tmp_path), 0) == []

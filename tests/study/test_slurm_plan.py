@@ -26,7 +26,7 @@ from pipeline.launch.run_json import element_of
 from pipeline.runs import state
 from pipeline.runs.make import make_once
 from pipeline.runs.run import Run
-from pipeline.runs.stop import listening
+from pipeline.runs.stop import handle_signals
 from pipeline.stages.rows import build
 
 TOOL = """#!/bin/bash
@@ -112,7 +112,7 @@ def test_submitting_again_adds_what_is_missing_and_nothing_else(tools: Path, tmp
     with pytest.raises(Held, match=r"^7 in the queue or in work, as they were submitted \("):
         slurm_arrays.execute(launcher, None, targets)
     assert len(calls(tools)) == before
-    for run in slurm_arrays.ordered(targets):
+    for run in slurm_arrays.order_runs(targets):
         make_once(run, writes())
     assert slurm_arrays.execute(launcher, None, targets) == {}
 
@@ -237,7 +237,7 @@ def test_interrupted_while_it_submits_it_knows_each_job(
     (tools / "sbatch").write_text(tool.replace(f"echo $((N + 1)) > {tools}/count;", hit))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background commands ignore it
     try:
-        with pytest.raises((KeyboardInterrupt, SystemExit)), listening():
+        with pytest.raises((KeyboardInterrupt, SystemExit)), handle_signals():
             slurm_arrays.execute(launcher, None, targets)
     finally:
         signal.signal(signal.SIGINT, before)
@@ -252,11 +252,11 @@ def test_what_failed_is_submitted_again_unless_the_command_goes_on_by_itself(too
     targets = plan(tmp_path)
     parent = targets[0].parents["data"]
     assert isinstance(parent, Run)
-    for run in slurm_arrays.ordered(targets):
+    for run in slurm_arrays.order_runs(targets):
         if run not in (parent, targets[0]):
             make_once(run, writes())
     parent.workplace.mkdir(parents=True)
-    state.write(parent.workplace, state="failed", last_line="no room")
+    state.update_state(parent.workplace, state="failed", last_line="no room")
     failed = slurm_arrays.execute(Launcher(name="slurm", retry_failed=False), None, targets)
     assert failed == {parent.name: "no room", targets[0].name: f"its parent {parent.name} failed"}
     with pytest.raises(Held, match="^2 runs submitted as 2 arrays"):
@@ -272,11 +272,11 @@ def test_the_last_job_submits_what_was_cancelled_or_lost_again_once(tools: Path,
     first, again = (Launcher(name="slurm", batch_minutes=0.2, retry_failed=retry) for retry in (True, False))
     with pytest.raises(Held):
         slurm_arrays.execute(first, ["stage=table"], targets)
-    lost, failed, cancelled = slurm_arrays.ordered(targets)[:3]
-    state.write(lost.workplace, state="running")  # by a node that is gone
-    state.write(failed.workplace, state="failed", last_line="no room")
-    state.write(cancelled.workplace, state="stopped")
-    for run in slurm_arrays.ordered(targets):
+    lost, failed, cancelled = slurm_arrays.order_runs(targets)[:3]
+    state.update_state(lost.workplace, state="running")  # by a node that is gone
+    state.update_state(failed.workplace, state="failed", last_line="no room")
+    state.update_state(cancelled.workplace, state="stopped")
+    for run in slurm_arrays.order_runs(targets):
         if run not in (lost, failed, cancelled, targets[0]):
             make_once(run, writes())
     with pytest.raises(Held, match="^2 runs submitted as 1 array, ") as held:
@@ -286,7 +286,7 @@ def test_the_last_job_submits_what_was_cancelled_or_lost_again_once(tools: Path,
     assert done.keys() >= {lost.name, failed.name, cancelled.name} and "twice: job " in done[lost.name]
     with pytest.raises(Held, match="^4 runs submitted"):  # a user's own command starts anew
         slurm_arrays.execute(first, None, targets)
-    assert not state.read(lost.workplace)["resubmitted"]
+    assert not state.read_state(lost.workplace)["resubmitted"]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -317,7 +317,7 @@ def test_a_job_that_ended_before_it_came_to_a_run_says_why(
         slurm_arrays.execute(launcher, None, targets)
     log = tmp_path / "runs/.logs/slurm-2_0.log"
     log.write_text("loading modules\npython: No module named pipeline\n")
-    run = next(one for one in targets if state.read(one.workplace)["job"] == "2_0")
+    run = next(one for one in targets if state.read_state(one.workplace)["job"] == "2_0")
     (tools / "queue").write_text("1_0\n1_1\n1_2\n2_1\n2_2\n3_0\n")
     with pytest.raises(Held) as held:
         slurm_arrays.execute(Launcher(name="slurm", retry_failed=False), None, targets)
@@ -401,7 +401,7 @@ def test_a_job_that_was_cancelled_did_not_fail(
     targets = plan(tmp_path)
     with pytest.raises(Held):
         slurm_arrays.execute(Launcher(name="slurm", batch_minutes=0.2), None, targets)
-    run = next(one for one in targets if state.read(one.workplace)["job"] == "2_0")
+    run = next(one for one in targets if state.read_state(one.workplace)["job"] == "2_0")
     (tmp_path / "runs/.logs/slurm-2_0.log").write_text(log)
     told = json.loads(call("stage=status", f"runs_dir={tmp_path}/runs", "status.json=true").out)
     (one,) = [one for one in told if one["run"] == run.name]
@@ -452,7 +452,9 @@ def test_the_limit_of_a_submitted_job_is_asked_for(
     asked = [words for words in calls(tools, "squeue") if "--format=pipeline:%L" in words]
     assert [words[1] for words in asked] == ["--jobs=2"]  # of the training alone
     assert calls(tools, "scancel") == ([] if refused is None else [["2"]])
-    assert ("job" in state.read(run.workplace)) == (refused is None) and state.read(data.workplace)["job"] == "1_0"
+    assert ("job" in state.read_state(run.workplace)) == (refused is None) and state.read_state(data.workplace)[
+        "job"
+    ] == "1_0"
 
 
 def test_on_cpus_the_number_of_threads_is_the_plans(tmp_path: Path) -> None:
@@ -510,16 +512,18 @@ def test_a_task_checks_the_manifests_of_parents(tools: Path, task: Callable[...,
     child = a_run(tmp_path / "runs", {"data_root": parent}, label="child")
     make_once(other, writes())
     parent.workplace.mkdir(parents=True)
-    state.write(parent.workplace, state="waiting", job="5_0")
+    state.update_state(parent.workplace, state="waiting", job="5_0")
     (tools / "queue").write_text("5_0\n")
     assert task(child, other) == 75
-    assert state.read(child.workplace)["last_line"] == f"its parent {parent.name} is not finished yet"
+    assert state.read_state(child.workplace)["last_line"] == f"its parent {parent.name} is not finished yet"
     assert task(parent) == 1  # of a source that is nowhere
-    assert "is on no hub" in state.read(parent.workplace)["last_line"]
+    assert "is on no hub" in state.read_state(parent.workplace)["last_line"]
     assert task(child, other) == 1
-    told = state.read(child.workplace)
+    told = state.read_state(child.workplace)
     assert (told["state"], told["last_line"]) == ("blocked", f"its parent {parent.name} was not made")
-    state.write(parent.workplace, state="running", job="5_0")  # of a job that was killed, and is not in the queue
+    state.update_state(
+        parent.workplace, state="running", job="5_0"
+    )  # of a job that was killed, and is not in the queue
     (tools / "queue").write_text("")
     assert task(child, other) == 1
     assert (tmp_path / f"runs/.logs/child-{child.hash[:8]}.log").is_file()
@@ -541,7 +545,7 @@ def test_what_a_library_makes_of_a_signal_is_no_failure(
 
     monkeypatch.setattr(in_process, "stage_function", lambda run: signalled)
     assert task(run) == 75
-    told = state.read(run.workplace)
+    told = state.read_state(run.workplace)
     assert (told["state"], told["last_line"]) == ("stopped", None)
     monkeypatch.setattr(in_process, "stage_function", lambda run: lambda *_: {})
     assert task(run, restarts=1) == 0
@@ -558,7 +562,7 @@ def test_a_log_that_cannot_be_written_fails_the_run_and_not_the_worker(
     told = capfd.readouterr().err.splitlines()
     assert told[-1] == "2 runs: 1 failed, 1 finished"
     assert told[-2].startswith("data-x failed: Is a directory: ") and told[-2].endswith("; nothing was published")
-    assert state.read(one.workplace)["last_line"].startswith("Is a directory: ")
+    assert state.read_state(one.workplace)["last_line"].startswith("Is a directory: ")
 
 
 def asked_to_stop(number: signal.Signals) -> Any:
@@ -584,16 +588,16 @@ def test_a_task_that_gets_no_further_is_not_requeued(
     assert [task(run, restarts=restarts) for restarts in range(5)] == [75] * 5
     monkeypatch.setattr(in_process, "stage_function", lambda run: asked_to_stop(signal.SIGUSR1))
     assert [task(run, restarts=restarts) for restarts in (5, 6)] == [75, 75]
-    assert state.read(run.workplace)["stops"] == [None, None]
+    assert state.read_state(run.workplace)["stops"] == [None, None]
     with pytest.raises(SystemExit) as ended:
         task(run, restarts=7)
     assert ended.value.code == 1
     assert "3 attempts ended before its end without getting further: give a longer time limit" in capfd.readouterr().err
-    told = state.read(run.workplace)
+    told = state.read_state(run.workplace)
     assert told["state"] == "failed" and told["last_line"].endswith("it is not requeued")
     further = iter(range(9))
     monkeypatch.setattr(attempts, "last_step", lambda run: next(further))
-    state.write(run.workplace, stops=[1, 1], state="stopped")
+    state.update_state(run.workplace, stops=[1, 1], state="stopped")
     assert task(run, restarts=3) == 75
     assert task(run, restarts=3, requeues=3) == 1
     assert "launcher.requeues=3 are used up" in capfd.readouterr().err
@@ -616,12 +620,12 @@ def test_a_training_whose_limit_comes_before_its_first_step_is_reported_once(
         task(run)
     assert ended.value.code == 1
     told = "its first resume point was not reached when the job was asked to stop, 75 s before its time limit: give a l"
-    assert told in capfd.readouterr().err and state.read(run.workplace)["last_line"].startswith(told)
+    assert told in capfd.readouterr().err and state.read_state(run.workplace)["last_line"].startswith(told)
     (run.workplace / "state.json").unlink()
     monkeypatch.setenv("PIPELINE_SIGNALLED", "SIGUSR1")  # the same of a command, whose first run is the data's
-    with listening(), pytest.raises(SystemExit) as ended:
+    with handle_signals(), pytest.raises(SystemExit) as ended:
         in_process.execute([run])
-    assert ended.value.code == 1 and state.read(run.workplace)["last_line"].startswith(told)
+    assert ended.value.code == 1 and state.read_state(run.workplace)["last_line"].startswith(told)
 
 
 # ---------------------------------------------------------------------------------------------------- status
@@ -639,7 +643,7 @@ def test_status_tells_of_each_run(tools: Path, tmp_path: Path, call: Callable[..
     (tools / "queue").write_text("5_1\n")
 
     def stage(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
-        state.write(run.workplace, step=30, steps=90, seconds_a_step=2.5)
+        state.update_state(run.workplace, step=30, steps=90, seconds_a_step=2.5)
         told = json.loads(call("stage=status", f"runs_dir={runs_dir}", "status.json=true").out)
         found.update({one["run"]: one for one in told})
         return {}
@@ -666,7 +670,7 @@ def test_status_tells_of_each_run(tools: Path, tmp_path: Path, call: Callable[..
         f"stopped: it received a signal; rerun the same command to resume, or stage=clean to delete {waits.workplace}"
         in shown
     )
-    state.write(waits.workplace, state="waiting", job="5_1")
+    state.update_state(waits.workplace, state="waiting", job="5_1")
     (tools / "squeue").write_text("#!/bin/sh\nexit 1\n")
     assert "waiting: job 5_1 as submitted; squeue does" in call("stage=status", f"runs_dir={runs_dir}").out
 

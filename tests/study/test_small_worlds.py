@@ -13,7 +13,7 @@ from tiny_words import WORLD
 
 from pipeline.config.compose import compose
 from pipeline.data.rows import read_jsonl
-from pipeline.runs.graph import ordered
+from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.tables.planned_runs import Planning
 
@@ -52,7 +52,7 @@ def runs_of(tmp_path: Path, table: dict[str, object]) -> dict[str, list[Run]]:
     file.write_text(yaml.safe_dump({"defaults": ["sandbox_full"], "name": "own", **table}))
     planned = Planning.of(compose(["stage=plan", f"runs_dir={tmp_path}/runs", f"table={file}"]))  # type: ignore[arg-type]
     found: dict[str, list[Run]] = {}
-    for run in ordered(planned.targets()):
+    for run in order_runs(planned.targets()):
         found.setdefault(run.config.stage, []).append(run)
     return found
 
@@ -90,7 +90,7 @@ def test_another_worlds_words_are_refused(call: Call, runs_dir: Path, world: Pat
     says = f"data_root={other_world.name} is the small world of seed 1"
     asked = ["stage=sft", f"runs_dir={runs_dir}", "model=sandbox", "expert=math", "recipe=sandbox_math"]
     told = call(*asked, f"data_root={other_world}")
-    assert told.status == 1 and says in told.err and "knows the words of seed 0" in told.err
+    assert told.status == 1 and says in told.err and "on seed 0" in told.err
     score = ["stage=eval", f"runs_dir={runs_dir}", "eval=mgsm_0shot", "languages=[qac]", f"data_root={other_world}"]
     told = call(*score, "checkpoint=package:data/sandbox_base")
     assert told.status == 1 and says in told.err
@@ -100,7 +100,7 @@ def test_of_runs_too(call: Call, runs_dir: Path, other_world: Path, math_expert:
     """Of a base made from nothing, by the run of its data; through experts and a merge that is not written."""
     score = ["stage=eval", f"runs_dir={runs_dir}", "eval=mgsm_0shot", "languages=[qac]", f"data_root={other_world}"]
     told = call(*score, f"checkpoint={math_expert}")
-    assert told.status == 1 and f"{math_expert.name} knows the words of seed 0" in told.err
+    assert told.status == 1 and f"{math_expert.name} was trained on seed 0" in told.err
     told = call(*score, "merge=soup", f"merge.experts=[{math_expert},{language_expert}]")
     assert told.status == 1 and "is the small world of seed 1" in told.err
 

@@ -19,7 +19,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate import stage
 from pipeline.evaluate.model import Answering
 from pipeline.merge.methods.layer_swap import LayerSwap
-from pipeline.merge.resident import resident
+from pipeline.merge.resident import keep_models_resident
 from pipeline.report.stats.statistics import split_half
 from pipeline.runs.manifest import read_manifest
 from pipeline.stages.rows import build
@@ -84,8 +84,8 @@ def test_a_sweep_loads_one_model_and_its_points_are_found_by_their_recipe(
 ) -> None:
     from pipeline.merge import live
 
-    loads, real = [], live._load
-    monkeypatch.setattr(live, "_load", lambda *words: loads.append(1) or real(*words))
+    loads, real = [], live._load_live
+    monkeypatch.setattr(live, "_load_live", lambda *words: loads.append(1) or real(*words))
     words = [
         "stage=sweep",
         *experts,
@@ -194,7 +194,7 @@ def test_other_weights_in_memory_are_scored(
     swap = make_run("stage=merge", *SWAP, *experts, "merge.bottom_layers=4")
     make_run("stage=eval", f"checkpoint={swap}", *asked)
     assert sum(requests) == 2 * 3
-    with resident():
+    with keep_models_resident():
         for bottom, again in ((5, False), (4, True), (6, False)):
             asking = ["stage=eval", *SWAP, *experts, f"merge.bottom_layers={bottom}", *asked]
             before = sum(requests)

@@ -21,13 +21,13 @@ from pipeline.report.stats.claims import read_claims
 from pipeline.report.stats.statistics import DRAWS, contrast
 from pipeline.report.stats.translations import metric_of
 from pipeline.results.cell_values import NoScore, Number, Outcome
-from pipeline.results.contrasts import compared, default_pairs, measured, with_best
-from pipeline.results.intervals import cell_result, estimate
+from pipeline.results.contrasts import declared_pairs, default_pairs, mark_best, measure_pairs
+from pipeline.results.intervals import cell_result, estimate_interval
 from pipeline.results.placed_claims import PlacedClaim, claims_of
 from pipeline.results.questions import answers_of
-from pipeline.results.verdicts import Sides, judged, place_values
+from pipeline.results.verdicts import Sides, judge_claims, place_values
 from pipeline.tables.bound import BoundTable
-from pipeline.tables.plan import ScoreRef, TablePlan, value
+from pipeline.tables.plan import ScoreRef, TablePlan, cell_value
 
 FILES = sorted((CONF / "claims").glob("*.yaml"))
 CLAIMS = [claim for file in FILES for claim in read_claims(file.read_text(encoding="utf-8"), file.name)]
@@ -40,7 +40,7 @@ class Made:
         self.plan, self.rates, self.experts, self.n, self.draws = of, rates, experts, n, DRAWS
         self.kept: dict[ScoreRef, dict[int, float]] = {}
 
-    def of(self, score: ScoreRef, metric: str, pair: str | None) -> dict[int, float]:
+    def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> dict[int, float]:
         if score not in self.kept:
             model = score.model
             if model in self.plan.chosen:
@@ -53,30 +53,30 @@ class Made:
             self.kept[score] = dict(enumerate(right.astype(float)))
         return self.kept[score]
 
-    def translations(self, score: ScoreRef, pair: str | None) -> dict[str, dict[int, tuple[str, str]]]:
+    def read_translations(self, score: ScoreRef, pair: str | None) -> dict[str, dict[int, tuple[str, str]]]:
         """Of ten words a sentence, those that the score's model has right; en-xx and xx-en where no pair is named."""
-        right = self.of(score, "", pair)
+        right = self.scores_by_question(score, "", pair)
         words = " ".join(f"{letter}ex" for letter in "abcdefghij")
         texts = {doc: (words, words[: None if one else 15]) for doc, one in right.items()}
         return {name: texts for name in ([pair] if pair else [f"en-{score.language}", f"{score.language}-en"])}
 
 
 class Missing(Made):
-    def of(self, score: ScoreRef, metric: str, pair: str | None) -> dict[int, float]:
+    def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> dict[int, float]:
         raise NoScore("eval-x is not made yet")
 
 
 class Alike(Made):
     """Every answer right, or every one wrong."""
 
-    def of(self, score: ScoreRef, metric: str, pair: str | None) -> dict[int, float]:
+    def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> dict[int, float]:
         return dict.fromkeys(range(self.n), self.rates["all"])
 
 
 def words(table: str, made: Made | None = None, **rates: float) -> dict[str, str]:
     there = plan_of(table)
     answers = made or Made(there, {name.replace("_", " "): rate for name, rate in rates.items()})
-    return {one.id: one.verdict for one in judged(there, answers)}  # type: ignore[arg-type]
+    return {one.id: one.verdict for one in judge_claims(there, answers)}  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------------------------------------- names
@@ -104,7 +104,7 @@ def test_a_written_row_stands_for_its_rows():
 
 WRONG = {
     "left: layer_swap_bst": "'layer_swap_bst' is no column or row of layer_swapping_table1: did you mean",
-    "metric: exact_mtch": "metric 'exact_mtch' is not kept answer by answer here: did you mean exact_match",
+    "metric: exact_mtch": "metric 'exact_mtch' is not stored per answer here: did you mean exact_match",
     "over: [sw.average]": "over names 'sw.average', no row, column or axis of layer_swapping_table1: did you mean",
     "over: [m]": "over names no row of layer_swapping_table1",
     "over: [sw.max, m]": "over names m, of which row 'sw.max' takes the max: leave it out",
@@ -128,9 +128,11 @@ def test_a_claim_about_what_is_not_there_is_refused_in_one_sentence(line, told):
 def test_one_seed_where_an_interval_over_seeds_is_asked():
     (claim,) = [one for one in CLAIMS if one.id == "sandbox_full_swap_soup"]
     small = plan("defaults: [sandbox_full]\nname: sandbox_full\naxes: {seed: [0]}")
-    with pytest.raises(PipelineError, match="an interval over seed is asked, and sandbox_full has seed=0 alone"):
+    with pytest.raises(
+        PipelineError, match="an interval over seed needs .* three values or more, and sandbox_full has seed=0 alone"
+    ):
         PlacedClaim.of(claim, small)
-    told = {one.id: one.sentence for one in judged(small, Made(small, {}))}  # type: ignore[arg-type]
+    told = {one.id: one.sentence for one in judge_claims(small, Made(small, {}))}  # type: ignore[arg-type]
     assert told[claim.id].startswith("not made: sandbox.yaml, claim sandbox_full_swap_soup: an interval over seed")
 
 
@@ -155,7 +157,7 @@ def test_swaps_that_are_worse_contradict_all_but_what_says_so():
 
 def test_no_effect_is_undecided_and_says_what_could_have_been_seen():
     there = plan_of("unreasonable_table3")
-    found = judged(there, Made(there, {}))  # type: ignore[arg-type]
+    found = judge_claims(there, Made(there, {}))  # type: ignore[arg-type]
     assert [one.verdict for one in found].count("undecided") >= len(found) - 1
     assert all(1 < (one.could_see or 0) < 9 for one in found)
     assert all("by split-half" in one.detail for one in found if one.test == "difference")
@@ -168,7 +170,7 @@ def test_treatments_and_their_contrasts():
     }
     assert set(found.values()) == {"shown", "cannot be tested"}  # four models, the least p is 1/8
     there = plan_of("unreasonable_friedman")
-    apart = {one.id: one for one in judged(there, Made(there, {}))}  # type: ignore[arg-type]
+    apart = {one.id: one for one in judge_claims(there, Made(there, {}))}  # type: ignore[arg-type]
     assert "4 clusters give p 1 by Holm over 18" in apart["ue_modular_above_baselines_full"].detail
     assert "by Holm over 2 at the least" in apart["ue_freezing_does_not_help"].detail
 
@@ -183,7 +185,7 @@ def test_ranks_take_the_mean_of_what_is_chosen():
     for name, count in (("best.math_only", 2), ("best.layer_swapping", 6)):
         (item,) = there.cells[found.places[0], name].items
         scores = [score for reading in item.readings for score in reading.values()]
-        each = [mean(list(made.of(score, "", None).values())) for score in scores]
+        each = [mean(list(made.scores_by_question(score, "", None).values())) for score in scores]
         assert len(each) == count and by_column[name][0] == pytest.approx(mean(each))
 
 
@@ -196,10 +198,10 @@ def test_all_right_or_all_wrong_decides_nothing(table, n, right):
     """Seeds, nine pairs, choices, treatments: no verdict, no interval without a width, the rule of three."""
     there = plan_of(table)
     answers: Any = Alike(there, {"all": right}, n=n)
-    found = judged(there, answers)
+    found = judge_claims(there, answers)
     assert {one.verdict for one in found} <= {"undecided", "not made", "cannot be tested"}, found
     assert n == 1 or "not made" not in {one.verdict for one in found}
-    lines = [line for line in measured(there, answers, compared(there)) if not line["missing"]]
+    lines = [line for line in measure_pairs(there, answers, declared_pairs(there)) if not line["missing"]]
     for low, high, could_see in [(one.low, one.high, one.could_see) for one in found if one.low is not None] + [
         (line["low"], line["high"], line["could_see"]) for line in lines
     ]:
@@ -208,14 +210,14 @@ def test_all_right_or_all_wrong_decides_nothing(table, n, right):
 
 def test_what_is_not_made_says_so():
     there = plan_of("sandbox")
-    found = judged(there, Missing(there, {}))  # type: ignore[arg-type]
+    found = judge_claims(there, Missing(there, {}))  # type: ignore[arg-type]
     assert {one.sentence for one in found} == {"not made: eval-x is not made yet"}
 
 
 def test_nine_pairs_are_shown_with_their_wins():
     there = plan_of("layer_swapping_table1")
     made = Made(there, {"swap any": 1.0}, experts=0.1)
-    (found,) = [one for one in judged(there, made) if one.id == "ls_bn_average"]  # type: ignore[arg-type]
+    (found,) = [one for one in judge_claims(there, made) if one.id == "ls_bn_average"]  # type: ignore[arg-type]
     assert "higher in 9 of 9, lower in 0; pairs +" in found.detail
     for name in ("m alone", "l alone", "problems alone", "all jointly"):
         assert f"resampling {name}" in found.detail
@@ -231,13 +233,13 @@ def test_a_sides_value_is_the_cells(table):
     made = Made(there, {"swap any": 0.5}, experts=0.2)
 
     def of(score: ScoreRef) -> float:
-        return float(np.mean(list(made.of(score, "exact_match", None).values())))
+        return float(np.mean(list(made.scores_by_question(score, "exact_match", None).values())))
 
-    for line in measured(there, made, compared(there)):  # type: ignore[arg-type]
+    for line in measure_pairs(there, made, declared_pairs(there)):  # type: ignore[arg-type]
         names = (line["left"], line["right"])
         columns = names[0] in there.columns
         keys = [(line["place"], name) if columns else (name, line["place"]) for name in names]
-        wanted = [100 * value(there, there.cells[key], of) for key in keys]
+        wanted = [100 * cell_value(there, there.cells[key], of) for key in keys]
         assert [line["left_value"], line["right_value"]] == pytest.approx(wanted), line
 
 
@@ -253,7 +255,7 @@ def test_a_contrast_by_hand():
         found = {}
         for item in there.cells["bn.avg", column].items:
             (score,) = item.readings[0].values()
-            found[item.at["m"], item.at.get("l")] = np.array(list(made.of(score, "", None).values()))
+            found[item.at["m"], item.at.get("l")] = np.array(list(made.scores_by_question(score, "", None).values()))
         return found
 
     swap, math = answers("layer_swap_default"), answers("math_expert")
@@ -268,13 +270,13 @@ def test_translations_have_contrasts_of_the_corpus_metric():
 
     there = plan_of("sandbox_full")
     made: Any = Made(there, {"layer swap": 1.0}, experts=0.2, n=40)
-    (line,) = measured(there, made, [("layer swap", "soup", "qac: flores to")])
+    (line,) = measure_pairs(there, made, [("layer swap", "soup", "qac: flores to")])
     values = []
     for row in ("layer swap", "soup"):
         cell, scores = there.cells[row, "qac: flores to"], []
         for item in cell.items:
             (reading,) = item.readings
-            texts = made.translations(next(iter(reading.values())), cell.pair)["en-qac"].values()
+            texts = made.read_translations(next(iter(reading.values())), cell.pair)["en-qac"].values()
             scores.append(CHRF(word_order=2).corpus_score([two[1] for two in texts], [[two[0] for two in texts]]).score)
         assert len(scores) == 3
         values.append(mean(scores))
@@ -286,13 +288,13 @@ def test_translations_have_contrasts_of_the_corpus_metric():
 def test_contrasts_resample_the_axes_that_give_trainings_their_seeds():
     there = plan_of("sandbox_full")
     two = plan("defaults: [sandbox_full]\nname: sandbox_full\naxes: {seed: [0, 1]}")
-    assert {line["over"] for line in measured(two, Made(two, {}, n=8), compared(two))} == {"problems"}  # type: ignore[arg-type]
-    lines = measured(there, Made(there, {"layer swap": 1.0}, n=20), compared(there))  # type: ignore[arg-type]
+    assert {line["over"] for line in measure_pairs(two, Made(two, {}, n=8), declared_pairs(two))} == {"problems"}  # type: ignore[arg-type]
+    lines = measure_pairs(there, Made(there, {"layer swap": 1.0}, n=20), declared_pairs(there))  # type: ignore[arg-type]
     assert {line["over"] for line in lines} == {"problems seed"}
     assert {line["left"] for line in lines} == {"layer swap"} and len(lines) == 4 * 24
     one = plan_of("sandbox")
-    assert {line["over"] for line in measured(one, Made(one, {}, n=8), compared(one))} == {"problems"}  # type: ignore[arg-type]
-    lines = measured(one, Made(one, {}, n=20), compared(one))  # type: ignore[arg-type]
+    assert {line["over"] for line in measure_pairs(one, Made(one, {}, n=8), declared_pairs(one))} == {"problems"}  # type: ignore[arg-type]
+    lines = measure_pairs(one, Made(one, {}, n=20), declared_pairs(one))  # type: ignore[arg-type]
     assert all((line["mcnemar_p"] is not None) == ("flores" not in line["place"]) for line in lines)
 
 
@@ -301,7 +303,9 @@ def test_contrasts_resample_the_axes_that_give_trainings_their_seeds():
 
 def cell_of(there: TablePlan, made: Any, row: str, column: str) -> CellResult:
     outcome = Outcome(BoundTable(there, {}, {}, dict.fromkeys(there.choices), {}))
-    plain = 100 * value(there, there.cells[row, column], lambda score: mean(list(made.of(score, "", None).values())))
+    plain = 100 * cell_value(
+        there, there.cells[row, column], lambda score: mean(list(made.scores_by_question(score, "", None).values()))
+    )
     outcome.cells[row, column] = Number(plain, 1)
     return cell_result(outcome, (row, column), made)
 
@@ -314,7 +318,7 @@ def test_a_cell_of_a_best_configuration_is_its_split_half_estimate():
     worth, maxima = [], []
     for item in there.cells["sw", "layer_swap_full"].items:
         (reading,) = item.readings
-        answers = np.array([list(made.of(score, "", None).values()) for score in reading.values()])
+        answers = np.array([list(made.scores_by_question(score, "", None).values()) for score in reading.values()])
         odd, even = answers[:, 0::2].mean(axis=1), answers[:, 1::2].mean(axis=1)
         worth.append((even[odd.argmax()] + odd[even.argmax()]) / 2)
         maxima.append(answers.mean(axis=1).max())
@@ -343,10 +347,10 @@ def test_a_cell_of_translations_has_sacrebleus_bootstrap_interval(metric: str, m
     there = plan_of("sandbox")
     made: Any = Made(there, {}, n=120)
     cell = replace(there.cells["base", "qac: flores to"], metric=metric)
-    texts = made.translations(next(iter(cell.items[0].readings[0].values())), cell.pair)["en-qac"].values()
+    texts = made.read_translations(next(iter(cell.items[0].readings[0].values())), cell.pair)["en-qac"].values()
     references, responses = zip(*texts, strict=True)
     theirs = metric_of(metric, "en-qac").corpus_score(responses, [references], n_bootstrap=1000)
-    value, low, high = estimate(there, cell, False, made)  # type: ignore[arg-type, misc]
+    value, low, high = estimate_interval(there, cell, False, made)  # type: ignore[arg-type, misc]
     assert value == pytest.approx(theirs.score)
     assert ((high - low) / 2) == pytest.approx(theirs._ci, rel=0.1) and (low + high) / 2 == pytest.approx(value)
 
@@ -356,7 +360,7 @@ def test_a_cell_of_translations_that_are_alike_has_a_width(n: int, right: float)
     there = plan_of("sandbox")
     for row in ("base", "layer swap"):
         cell = there.cells[row, "qac: flores to"]
-        found = estimate(there, cell, False, Alike(there, {"all": right}, n=n))  # type: ignore[arg-type]
+        found = estimate_interval(there, cell, False, Alike(there, {"all": right}, n=n))  # type: ignore[arg-type]
         assert found and found[0] == pytest.approx(100 if right else found[0]) and found[2] - found[1] >= 100 / n
 
 
@@ -370,7 +374,7 @@ class Seeds(Made):
         super().__init__(there, {}, n=n)
         self.right = right
 
-    def of(self, score: ScoreRef, metric: str, pair: str | None) -> dict[int, float]:
+    def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> dict[int, float]:
         (row,) = {row for row in self.right if row in score.model.removeprefix("best counts of ").partition(" l")[0]}
         *_, seed = ["0", *re.findall(r"seed=(\d)", score.model)]
         return {doc: float(doc < self.right[row][int(seed)]) for doc in range(self.n)}
@@ -380,7 +384,7 @@ def bold(there: TablePlan, right: dict[str, tuple[int, ...]], column: str = "qac
     """The rows that are best of those with so many right answers of 100 in each seed."""
     task, pair = ("flores", "en-qac") if "flores" in column else ("mgsm", None)
     cells = [CellResult(row, column, mean(each), task=task, pair=pair, **more) for row, each in right.items()]
-    return [cell.row for cell in with_best(there, Seeds(there, right), cells) if cell.best]  # type: ignore[arg-type]
+    return [cell.row for cell in mark_best(there, Seeds(there, right), cells) if cell.best]  # type: ignore[arg-type]
 
 
 def test_one_lucky_seed_of_three_is_not_best():
@@ -405,9 +409,9 @@ def test_a_best_cell_is_above_all_others_of_its_place():
     cells = [
         CellResult(row, "qac: mgsm", number, task="mgsm") for row, number in (("layer swap", 90.0), ("soup", 50.0))
     ]
-    assert not any(cell.best for cell in with_best(there, Missing(there, {}), cells))  # type: ignore[arg-type]
+    assert not any(cell.best for cell in mark_best(there, Missing(there, {}), cells))  # type: ignore[arg-type]
     facts = [replace(cell, task="") for cell in cells]
-    assert not any(cell.best for cell in with_best(there, Seeds(there, right), facts))  # type: ignore[arg-type]
+    assert not any(cell.best for cell in mark_best(there, Seeds(there, right), facts))  # type: ignore[arg-type]
 
 
 def test_a_best_cell_is_corrected_over_its_rivals():
@@ -431,7 +435,7 @@ def test_a_place_is_a_row_where_models_are_columns():
              ("base", "simultaneous_full")]  # fmt: skip
     assert {cell.task for cell in cells} == {"mgsm"}
     made: Any = Made(there, {"base": 4.0})
-    assert [(cell.row, cell.column) for cell in with_best(there, made, cells) if cell.best] == [
+    assert [(cell.row, cell.column) for cell in mark_best(there, made, cells) if cell.best] == [
         ("sw", "base"),
         ("te", "base"),
     ]
@@ -449,13 +453,13 @@ def test_a_table_without_compare_contrasts_its_merges_with_the_base_and_the_best
     found += cells("sw", base=20.0, math=10.0, language=30.0, soup=40.0, swap=35.0)
     found += cells("te", base=None, math=10.0, language=None, soup=40.0, swap=None)
     found += cells("belebele", "belebele", base=20.0, soup=40.0)
-    by_row: Any = SimpleNamespace(table=SimpleNamespace(rows=[SimpleNamespace(words={"run": "soup"})]))
+    by_row: Any = SimpleNamespace(controls=[], table=SimpleNamespace(rows=[SimpleNamespace(words={"run": "soup"})]))
     pairs = [
         ("soup", "base", "en"), ("soup", "math", "en"), ("soup", "base", "sw"), ("soup", "language", "sw"),
         ("swap", "base", "sw"), ("swap", "language", "sw"), ("soup", "math", "te"),
     ]  # fmt: skip
     assert default_pairs(by_row, found) == pairs
-    by_column: Any = SimpleNamespace(table=SimpleNamespace(rows=[SimpleNamespace(words={"in": "en"})]))
+    by_column: Any = SimpleNamespace(controls=[], table=SimpleNamespace(rows=[SimpleNamespace(words={"in": "en"})]))
     assert default_pairs(by_column, [replace(one, row=one.column, column=one.row) for one in found]) == pairs
 
 
@@ -491,5 +495,5 @@ def test_a_truncated_file_is_one_sentence(tmp_path: Path, metric: str, cut: int)
         answers_of(path, metric)
     number = 2 if cut else 1
     assert str(error.value) == (
-        f"run-x/samples/mgsm.sw.jsonl, line {number} is cut off or has no {metric}: make the run again with redo=true"
+        f"run-x/samples/mgsm.sw.jsonl, line {number} is cut off or has no {metric}: rerun it with redo=true"
     )

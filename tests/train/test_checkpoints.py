@@ -23,14 +23,14 @@ from pipeline.config.training import Sft
 from pipeline.files import sha256
 from pipeline.launch.in_process import stage_function
 from pipeline.runs import resume, state
-from pipeline.runs.graph import ordered
-from pipeline.runs.lease import Lease, take
+from pipeline.runs.graph import order_runs
+from pipeline.runs.lease import Lease, take_lease
 from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.stop import UNFINISHED
 from pipeline.stages.rows import build
 from pipeline.train import checkpoints, stage, watchdog
-from pipeline.train.processes import Relay, stopped_together, together
+from pipeline.train.processes import Relay, stopped_together, train_together
 from pipeline.train.progress import Progress
 
 STEPS = 6
@@ -95,7 +95,7 @@ def words(base: Path, world: Path) -> Callable[..., list[str]]:
 
 def made(command: list[str]) -> Path:
     run = build(compose(command))  # type: ignore[arg-type]
-    for parent in ordered([run])[:-1]:
+    for parent in order_runs([run])[:-1]:
         make_once(parent, stage_function(parent))
     return make_once(run, stage_function(run))
 
@@ -161,7 +161,7 @@ def test_killed_at_any_step_it_ends_with_the_same_bits_and_log(
         command = words(tmp_path / f"killed-{step}", *WAYS[way])
         with pytest.raises(Killed):
             made(command)
-        record = resume.read(build(compose(command)).work)  # type: ignore[arg-type]
+        record = resume.read_resume_point(build(compose(command)).work)  # type: ignore[arg-type]
         assert (record["step"] if record else 0) == step - 1
         at_step(0)
         folder = made(command)
@@ -177,13 +177,17 @@ def test_killed_for_good_and_taken_up_in_another_process(words: Callable[..., li
     expected = results(made(words(tmp_path / "whole", *long)))
     command = words(tmp_path / "killed", *long)
     run: Any = build(compose(command))  # type: ignore[arg-type]
-    for parent in ordered([run])[:-1]:
+    for parent in order_runs([run])[:-1]:
         make_once(parent, stage_function(parent))
     process = subprocess.Popen(
         [sys.executable, "-m", "pipeline", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     deadline = time.monotonic() + 120
-    while (resume.read(run.work) or {"step": 0})["step"] < 3 and process.poll() is None and time.monotonic() < deadline:
+    while (
+        (resume.read_resume_point(run.work) or {"step": 0})["step"] < 3
+        and process.poll() is None
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.05)
     process.kill()
     process.communicate()
@@ -202,14 +206,14 @@ def test_a_signal_stops_it_with_a_resume_point_and_a_status_of_its_own(
     at_step(3, lambda model: os.kill(os.getpid(), number))
     told = call(*command)
     assert told.status == status and told.out == ""
-    assert f"{number.name}: math-full-s0" in told.err and told.err.count("the same command goes on") == 1
+    assert f"{number.name}: math-full-s0" in told.err and told.err.count("rerun the same command to resume") == 1
     ordinary = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
     assert signal.getsignal(number) == ordinary  # outside of a training it does what it always does
-    record = resume.read(build(compose(command)).work)  # type: ignore[arg-type]
+    record = resume.read_resume_point(build(compose(command)).work)  # type: ignore[arg-type]
     assert record is not None and record["step"] == 3
     at_step(0)
     told = call(*command)
-    assert told.status == 0 and "goes on after step 3" in told.err
+    assert told.status == 0 and "resumes after step 3" in told.err
     assert results(Path(told.out.strip())) == whole
 
 
@@ -221,7 +225,7 @@ def whole_and_stopped(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stopped:
         disturb(patch, 3 if rank else 0, lambda model: os.kill(os.getpid(), signal.SIGTERM))
         stage.train(other, other.work, Relay(None))
-    record = resume.usable(other)
+    record = resume.usable_resume_point(other)
     assert stopped.value.code == UNFINISHED and record is not None and record["step"] == 3
     found.append(stage.train(other, other.work, Relay(None)))
     if rank == 0:
@@ -233,11 +237,11 @@ def whole_and_stopped(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
 def test_two_processes_stop_together_and_go_on_together(words: Callable[..., list[str]], tmp_path: Path) -> None:
     """Each process has its own sums and generators, and its own signals. What they end with is the status of all."""
     run: Any = build(compose(words(tmp_path / "whole", *WAYS["simultaneous"], "sft.processes=2")))  # type: ignore[arg-type]
-    for parent in ordered([run])[:-1]:
+    for parent in order_runs([run])[:-1]:
         make_once(parent, stage_function(parent))
     run.work.mkdir(parents=True)
     with pytest.raises(SystemExit) as ended:
-        together(whole_and_stopped, run, tmp_path, Relay(None))  # type: ignore[arg-type]
+        train_together(whole_and_stopped, run, tmp_path, Relay(None))  # type: ignore[arg-type]
     assert ended.value.code == UNFINISHED
     (whole, stopped), resumed = json.loads((tmp_path / "told.json").read_text())
     assert whole == stopped and len(whole) > 3 and [one["step"] for one in resumed] == [3]
@@ -282,20 +286,20 @@ def test_a_resume_point_that_is_not_whole_is_not_used(interrupted: list[str]) ->
     assert [path.name for path in (work / "resume").iterdir()] == ["step-3"]  # one
     with open(work / "resume/step-3/optimizer.pt", "r+b") as file:
         file.truncate(1000)
-    assert resume.read(work) is None
+    assert resume.read_resume_point(work) is None
     assert "resumed" not in read_manifest(made(interrupted)).facts  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("other", [{"attempt": 2}, {"parents": {"data": "sha256:other"}}, {"hash": "other"}])
 def test_a_resume_point_of_other_data_or_another_attempt_is_not_used(interrupted: list[str], other: Any) -> None:
     run: Any = build(compose(interrupted))  # type: ignore[arg-type]
-    record = resume.usable(run)
+    record = resume.usable_resume_point(run)
     assert record is not None
-    resume.begin(run)
+    resume.prepare_work_folder(run)
     assert {path.name for path in run.work.iterdir()} == {"resume", "resume.json"}  # what the attempt left is gone
     (run.work / "resume.json").write_text(json.dumps(record | {"of": record["of"] | other}))
-    assert resume.read(run.work) is not None and resume.usable(run) is None
-    resume.begin(run)
+    assert resume.read_resume_point(run.work) is not None and resume.usable_resume_point(run) is None
+    resume.prepare_work_folder(run)
     assert list(run.work.iterdir()) == []
 
 
@@ -312,7 +316,7 @@ def test_a_resume_point_of_other_processes_is_refused(
     record_file = run.work / "resume.json"
     record_file.write_text(json.dumps(record | {"made_with": record["made_with"] | {"threads": 9}}))
     told = call(*interrupted)
-    assert told.status == 0 and "goes on with another threads 9 -> 1: bits may differ" in told.err
+    assert told.status == 0 and "resumes with another threads 9 -> 1: bits may differ" in told.err
 
 
 def test_another_configuration_says_that_it_begins_anew(
@@ -321,18 +325,18 @@ def test_another_configuration_says_that_it_begins_anew(
     run = build(compose(interrupted))  # type: ignore[arg-type]
     work = run.work
     before = {path: path.stat().st_mtime_ns for path in work.rglob("*")}
-    lease = take(run.workplace)  # a process is at it: it is not interrupted
+    lease = take_lease(run.workplace)  # a process is at it: it is not interrupted
     assert isinstance(lease, Lease)
-    assert "begins anew" not in call(*interrupted, "sft.learning_rate=3e-3").err
+    assert "starts from the beginning" not in call(*interrupted, "sft.learning_rate=3e-3").err
     lease.release()
     told = call(*interrupted, "sft.learning_rate=2e-3")
-    assert told.status == 0 and told.err.count("begins anew") == 1
-    (line,) = [line for line in told.err.splitlines() if "begins anew" in line]
+    assert told.status == 0 and told.err.count("starts from the beginning") == 1
+    (line,) = [line for line in told.err.splitlines() if "starts from the beginning" in line]
     assert "an unfinished math-full-s0 differs in sft.learning_rate 0.001 -> 0.002; its resume point after" in line
     assert line.endswith(f"after step 3 stays in {work}")
     assert {path: path.stat().st_mtime_ns for path in work.rglob("*")} == before
     told = call(*interrupted)
-    assert told.status == 0 and "goes on after step 3" in told.err and "begins anew" not in told.err
+    assert told.status == 0 and "resumes after step 3" in told.err and "starts from the beginning" not in told.err
 
 
 def test_a_disk_that_fills_while_a_resume_point_is_written_leaves_the_one_before(
@@ -350,7 +354,7 @@ def test_a_disk_that_fills_while_a_resume_point_is_written_leaves_the_one_before
         patch.setattr(os, "rename", full)
         told = call(*command)
     assert told.status == 1 and "No space left on device" in told.err and "Traceback" not in told.err
-    record = resume.read(build(compose(command)).work)  # type: ignore[arg-type]
+    record = resume.read_resume_point(build(compose(command)).work)  # type: ignore[arg-type]
     assert record is not None and record["step"] == 2
     assert results(made(command)) == whole
 
@@ -367,7 +371,7 @@ def test_weights_that_are_no_numbers_are_not_kept(
     assert told.status == 1 and told.err.count("error: ") == 1
     assert "model.embed_tokens.weight is not finite after step 4: lower sft.learning_rate" in told.err
     assert "; the resume point after step 3 stays in" in told.err
-    record = resume.read(build(compose(command)).work)  # type: ignore[arg-type]
+    record = resume.read_resume_point(build(compose(command)).work)  # type: ignore[arg-type]
     assert record is not None and record["step"] == 3
 
 
@@ -388,7 +392,7 @@ def hangs(monkeypatch: pytest.MonkeyPatch, at_step: Callable[..., None], write: 
 
 
 @pytest.mark.parametrize(
-    ("minutes", "then"), [("0", "goes on from its resume point"), ("null", "begins anew: it has no resume point")]
+    ("minutes", "then"), [("0", "resumes from its resume point"), ("null", "starts over: it has no resume point")]
 )
 def test_no_step_for_long_ends_it_with_the_stacks_of_all_threads(
     minutes: str, then: str, words: Callable[..., list[str]], at_step: Callable[..., None], tmp_path: Path,
@@ -410,12 +414,12 @@ def test_one_that_hangs_at_the_same_step_again_has_failed(
     run = build(compose(command))  # type: ignore[arg-type]
     run.workplace.mkdir(parents=True)
     for before, status in ((None, UNFINISHED), (2, UNFINISHED), (3, 1)):
-        state.write(run.workplace, stalled_at=before)
+        state.update_state(run.workplace, stalled_at=before)
         ended = hangs(monkeypatch, at_step)
         made([*command, "redo=true"])
         assert ended[0] == status
         run.workplace.mkdir(parents=True, exist_ok=True)
-    assert "the attempt before hung there too, so that no job is requeued for it" in capfd.readouterr().err
+    assert "the previous attempt hung there too, so no job is requeued for it" in capfd.readouterr().err
 
 
 def test_what_grows_on_the_disk_does_not_hang(

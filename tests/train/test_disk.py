@@ -78,7 +78,7 @@ def test_snapshots(words: str, count: int, tmp_path: Path, parents: dict[str, An
 def test_what_does_not_fit_is_refused_with_what_it_is_for(
     tmp_path: Path, parents: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.train.disk.parameters", lambda run: (8 * 10**9, 8 * 10**9))
+    monkeypatch.setattr("pipeline.train.disk.parameter_counts", lambda run: (8 * 10**9, 8 * 10**9))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100 * 2**30))
     with pytest.raises(PipelineError, match=r"100.0 GB free, about 208.7 GB needed \(29.8 weights, 178.8 resume poi"):
         run = training(tmp_path, parents)

@@ -11,7 +11,7 @@ import tiny
 import torch
 
 from pipeline.train.memory import BYTES, bytes_per_parameter, rounds_stochastically
-from pipeline.train.optim import MuonWithAdamW, of_torchao
+from pipeline.train.optim import MuonWithAdamW, torchao_optimizer
 
 CHOICES = [pair for pair in BYTES if pair[1] != "muon_adamw"]
 
@@ -44,7 +44,7 @@ def test_what_rounding_leaves_of_a_small_movement(weights: str, optimizer: str) 
     if optimizer == "adamw":
         made: Any = torch.optim.AdamW([weight], lr=1e-6, betas=(0.9, 0.99), weight_decay=0.0)
     else:
-        kind, settings = of_torchao(recipe)
+        kind, settings = torchao_optimizer(recipe)
         made = kind([weight], weight_decay=0.0, **settings)
     start = weight.detach().clone()
     for _ in range(40):

@@ -15,7 +15,7 @@ from test_simultaneous import pure_loss
 
 from pipeline.errors import PipelineError
 from pipeline.train import stage
-from pipeline.train.processes import Relay, is_follower, launched, together
+from pipeline.train.processes import Relay, is_follower, launched_count, train_together
 from pipeline.train.simultaneous import Alternating
 from pipeline.train.trainer import Trainer
 
@@ -45,7 +45,7 @@ class PureAlternating(Alternating):
 def all_ways(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
     """Train each way in float64, in these processes; rank 0 writes the weights and gives the logs."""
     stage.Trainer, stage.Alternating = PureTrainer, PureAlternating  # type: ignore[misc]
-    stage.quiet()
+    stage.silence_warnings()
     logs: dict[str, Any] = {}
     for way, words in WAYS.items():
         processes = run.config.sft.processes
@@ -83,7 +83,7 @@ def sharded(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
             self.distributed_type = DistributedType.MULTI_GPU
 
     PartialState.__init__ = init  # type: ignore[method-assign]
-    stage.shards = lambda sft: {"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": True}}
+    stage.fsdp_arguments = lambda sft: {"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": True}}
     for way in WAYS.keys() - set(SHARDED):
         del WAYS[way]
     return all_ways(run, work, tracker)
@@ -103,7 +103,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Any:
         tracker: Any = SimpleNamespace(log=lambda numbers, step=None, told=told: told.append((numbers, step)))
         with pytest.MonkeyPatch.context() as kept:
             kept.setattr(stage, "Trainer", stage.Trainer), kept.setattr(stage, "Alternating", stage.Alternating)
-            facts = together(train, run_of(processes), folder, tracker)
+            facts = train_together(train, run_of(processes), folder, tracker)
         assert facts["world"] == processes
         found.append((folder, facts["logs"], told))
     assert found[1][2] == [({"ways": len(WAYS)}, 1)]  # what a child tells reaches the tracker of its parent
@@ -140,20 +140,20 @@ def same(way: str, one: Path, one_logs: Any, two: Path, two_logs: Any, movement:
 
 def test_a_refusal_in_any_process_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match=r"^sft.learning_rate=9: lower it$"):
-        together(refuses, run_of(2), tmp_path, Relay(None))  # type: ignore[arg-type]
+        train_together(refuses, run_of(2), tmp_path, Relay(None))  # type: ignore[arg-type]
 
 
 def test_a_launcher_must_start_as_many_as_the_hash_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4"), monkeypatch.setenv("RANK", "0")
     with pytest.raises(PipelineError, match="sft.processes=2, but 4 processes were launched: give sft.processes=4"):
-        together(refuses, run_of(2), tmp_path, Relay(None))  # type: ignore[arg-type]
+        train_together(refuses, run_of(2), tmp_path, Relay(None))  # type: ignore[arg-type]
 
 
 def test_fsdp2_on_a_cpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     recipe = tiny.recipe(processes=2, parallel="fsdp2", micro_batch_size=2)
     with pytest.raises(PipelineError, match="sft.parallel=fsdp2 needs GPUs: on a CPU accelerate falls back"):
-        stage.arguments(tiny.stage(recipe), False, False, tmp_path)
+        stage.trainer_arguments(tiny.stage(recipe), False, False, tmp_path)
 
 
 SRUN = {
@@ -169,20 +169,20 @@ def test_a_task_of_srun_is_named_to_torch_as_torchrun_names_it(tmp_path: Path, m
     (tmp_path / "scontrol").chmod(0o755)
     given = {**SRUN, "CUDA_VISIBLE_DEVICES": "4,6", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     monkeypatch.setattr(os, "environ", given)
-    assert launched() == 5 and is_follower()
+    assert launched_count() == 5 and is_follower()
     assert (given["RANK"], given["WORLD_SIZE"], given["LOCAL_WORLD_SIZE"]) == ("3", "5", "2")
     assert (given["MASTER_ADDR"], 15000 <= int(given["MASTER_PORT"]) < 30000) == ("10.0.0.7", True)
     assert (given["CUDA_VISIBLE_DEVICES"], given["LOCAL_RANK"]) == ("6", "0")
     before = dict(given)
-    assert launched() == 5 and given == before
+    assert launched_count() == 5 and given == before
 
 
 def test_too_few_devices_or_no_scontrol_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {**SRUN, "SLURM_LOCALID": "2", "CUDA_VISIBLE_DEVICES": "0,1", "PATH": "/none"})
     with pytest.raises(PipelineError, match="3 or more tasks on a node with 2 GPUs visible: give --ntasks-per-node"):
-        launched()
+        launched_count()
     monkeypatch.setattr(os, "environ", {**SRUN, "PATH": "/none"})
     with pytest.raises(PipelineError, match="scontrol does not say where the first is: start them with torchrun$"):
-        launched()
+        launched_count()
     monkeypatch.setattr(os, "environ", {**SRUN, "SLURM_STEP_NUM_TASKS": "1"})
-    assert launched() is None
+    assert launched_count() is None

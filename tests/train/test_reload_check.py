@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 from tiny import model
 from transformers import LlamaForCausalLM
 
-from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
+from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
 from pipeline.errors import PipelineError
 from pipeline.train import reload_check
 from pipeline.train.checkpoints import same_random_numbers
-from pipeline.train.reload_check import SAME, Stored, check_saved, load, logits
-from pipeline.train.save import save
+from pipeline.train.reload_check import SAME, Stored, check_saved, compute_logits, load_saved
+from pipeline.train.save import save_model
 
 CPU = torch.device("cpu")
 tiny = partial(model, layers=2, tie_word_embeddings=True, attn_implementation="sdpa")
@@ -40,7 +40,7 @@ def test_what_was_saved_answers_as_what_is_trained(dtype: str | None, tmp_path: 
     made = trainer(tiny().train())
     before = {name: p.clone() for name, p in made.model.named_parameters()}
     with same_random_numbers():
-        save(made.model, made.processing_class, tmp_path, dtype)
+        save_model(made.model, made.processing_class, tmp_path, dtype)
         check_saved(made, tmp_path, None)
     assert made.model.training  # left as it was
     for name, parameter in made.model.named_parameters():
@@ -51,10 +51,10 @@ def test_an_adapter_is_checked_on_its_base(tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 
     base = tiny()
-    save(base, sandbox_tokenizer(), tmp_path / "base", None)
+    save_model(base, sandbox_tokenizer(), tmp_path / "base", None)
     model: Any = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"], use_rslora=True))
     torch.nn.init.normal_(model.base_model.model.model.layers[0].self_attn.q_proj.lora_B["default"].weight)
-    save(model, sandbox_tokenizer(), tmp_path / "adapter", None)
+    save_model(model, sandbox_tokenizer(), tmp_path / "adapter", None)
     check_saved(trainer(model), tmp_path / "adapter", tmp_path / "base")
     torch.nn.init.normal_(model.base_model.model.model.layers[0].self_attn.q_proj.lora_B["default"].weight)
     with pytest.raises(PipelineError, match="its logits differ by"):
@@ -70,23 +70,23 @@ def test_weights_in_bfloat16_are_reloaded_as_they_are_trained(
     from peft import LoraConfig, get_peft_model
 
     of_base: Any = tiny(dtype=torch.bfloat16, attn_implementation="eager", initializer_range=0.3)
-    save(of_base, sandbox_tokenizer(), tmp_path / "base", None)
+    save_model(of_base, sandbox_tokenizer(), tmp_path / "base", None)
     model = get_peft_model(of_base, LoraConfig(r=2, target_modules=["q_proj"])) if adapter else of_base
-    save(model, sandbox_tokenizer(), tmp_path / "saved", save_dtype)
+    save_model(model, sandbox_tokenizer(), tmp_path / "saved", save_dtype)
     made = trainer(model)
     check_saved(made, tmp_path / "saved", tmp_path / "base")
     ids = made.train_dataset[0]["input_ids"]
-    ours = logits(model, ids, False, CPU)
-    wide = logits(LlamaForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32), ids, False, CPU)
+    ours = compute_logits(model, ids, False, CPU)
+    wide = compute_logits(LlamaForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32), ids, False, CPU)
     assert (ours - wide).abs().max() > 2 * SAME * ours.abs().max()
 
 
 def test_weights_that_were_cast_may_differ_by_the_rounding(tmp_path: Path) -> None:
     made = trainer(tiny(initializer_range=0.3))
-    save(made.model, made.processing_class, tmp_path, "bfloat16")
+    save_model(made.model, made.processing_class, tmp_path, "bfloat16")
     check_saved(made, tmp_path, None)
-    reloaded = logits(load(tmp_path, None, made.model), made.train_dataset[0]["input_ids"], False, CPU)
-    ours = logits(made.model, made.train_dataset[0]["input_ids"], False, CPU)
+    reloaded = compute_logits(load_saved(tmp_path, None, made.model), made.train_dataset[0]["input_ids"], False, CPU)
+    ours = compute_logits(made.model, made.train_dataset[0]["input_ids"], False, CPU)
     assert SAME * ours.abs().max() < (ours - reloaded).abs().max()
 
 
@@ -117,18 +117,18 @@ def other_tokens(folder: Path) -> None:
     [
         (other_weights, "its logits differ by"),
         (other_positions, "its logits differ by"),
-        (other_template, "its tokenizer cuts text otherwise, or has another chat template"),
-        (other_tokens, "its tokenizer cuts text otherwise, or has another chat template"),
+        (other_template, "its tokenizer splits text differently, or has another chat template"),
+        (other_tokens, "its tokenizer splits text differently, or has another chat template"),
         (lambda folder: (folder / "generation_config.json").unlink(), "it has no generation_config.json"),
     ],
 )
 def test_what_is_missing_or_differs_is_refused(spoil: Callable[[Path], None], told: str, tmp_path: Path) -> None:
     made = trainer(tiny(initializer_range=0.3))
-    save(made.model, made.processing_class, tmp_path, None)
+    save_model(made.model, made.processing_class, tmp_path, None)
     spoil(tmp_path)
     with pytest.raises(PipelineError, match=told) as refused:
         check_saved(made, tmp_path, None)
-    assert "train all the same with sft.check_saved=false" in str(refused.value)
+    assert "train anyway with sft.check_saved=false" in str(refused.value)
 
 
 def test_no_second_model_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_no_second_model_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             return found
 
     made = trainer(tiny())
-    save(made.model, made.processing_class, tmp_path, None)
+    save_model(made.model, made.processing_class, tmp_path, None)
     monkeypatch.setattr(reload_check, "Stored", Watched)
     check_saved(made, tmp_path, None)
     sizes = [p.numel() for p in made.model.parameters()]

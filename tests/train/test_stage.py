@@ -21,7 +21,7 @@ from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.runs.manifest import read_manifest
 from pipeline.train import stage
-from pipeline.train.examples import by_side
+from pipeline.train.examples import datasets_by_side
 
 B = ["partition=B", "partition.scale_to_depth=true"]  # of 14 layers: the first three and the last
 
@@ -96,8 +96,10 @@ def test_a_gpu_that_is_too_small_is_told_before_training(
 
 
 def test_rows_that_do_not_say_their_side() -> None:
-    with pytest.raises(PipelineError, match="needs rows that say their side, and row 2 does not"):
-        by_side([{"prompt": "p", "completion": "c", "side": "math"}, {"prompt": "p", "completion": "c"}], tiny.recipe())
+    with pytest.raises(PipelineError, match="needs rows with a side, and row 2 has none"):
+        datasets_by_side(
+            [{"prompt": "p", "completion": "c", "side": "math"}, {"prompt": "p", "completion": "c"}], tiny.recipe()
+        )
 
 
 SLOW = (

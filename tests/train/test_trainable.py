@@ -9,12 +9,12 @@ import tiny
 import torch
 
 from pipeline.config.training import Partition
-from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
+from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
 from pipeline.errors import PipelineError
 from pipeline.models.anatomy import OUTSIDE, anatomy, plain_name
-from pipeline.models.partition import sides
-from pipeline.train.save import save
-from pipeline.train.trainable import choose, pattern
+from pipeline.models.partition import sides_of_all
+from pipeline.train.save import save_model
+from pipeline.train.trainable import choose_parameters, module_pattern
 
 A = Partition(name="A", bottom_layers=1, top_layers=1, all_attention=True)
 PROJECTIONS = [f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")]
@@ -27,7 +27,7 @@ def test_partial_moves_its_side_and_nothing_else(tmp_path: Path, kind: str, part
     recipe = tiny.recipe(method="partial", side=side, steps=2, gradient_checkpointing=side == "math")
     made = tiny.trainer(tmp_path, recipe, tiny.rows(8), partition, of=tiny.model(kind))
     before = tiny.snapshot(made.model)
-    expected = {name for name, where in sides(partition, anatomy(before)).items() if where == side}
+    expected = {name for name, where in sides_of_all(partition, anatomy(before)).items() if where == side}
     made.train()
     assert tiny.moved(before, made.model) == expected
     assert sum(len(group["params"]) for group in made.optimizer.param_groups) == len(expected)
@@ -54,7 +54,7 @@ def test_adapters_sit_where_they_should(tmp_path: Path, kind: str, method: str, 
     partition = A if side else None
     base = tiny.model(kind)
     names = [name for name, _ in base.named_parameters()]
-    found = sides(A, anatomy(names))
+    found = sides_of_all(A, anatomy(names))
     made = tiny.trainer(tmp_path, recipe, tiny.rows(8), partition, of=base)
     before = tiny.snapshot(made.model)
     made.train()
@@ -83,7 +83,7 @@ def test_a_merged_adapter_is_the_adapter(tmp_path: Path) -> None:
     recipe = tiny.recipe(adapter="lora", lora_rank=4, steps=4, learning_rate=1e-1)
     made = tiny.trainer(tmp_path / "t", recipe, tiny.rows(16))
     made.train()
-    facts = save(made.model, sandbox_tokenizer(), tmp_path / "a", None)
+    facts = save_model(made.model, sandbox_tokenizer(), tmp_path / "a", None)
     names = {path.name for path in (tmp_path / "a").iterdir()}
     assert names == {
         *("adapter_model.safetensors", "adapter_config.json", "generation_config.json"),
@@ -99,7 +99,7 @@ def test_a_merged_adapter_is_the_adapter(tmp_path: Path) -> None:
         merged = adapted.merge_and_unload().eval()(input_ids=ids).logits
     assert (apart - plain).abs().max() > 1e-2
     torch.testing.assert_close(merged, apart, atol=1e-5, rtol=0)
-    save(made.model, sandbox_tokenizer(), tmp_path / "b", None)
+    save_model(made.model, sandbox_tokenizer(), tmp_path / "b", None)
     once, again = ((tmp_path / folder / "adapter_config.json").read_bytes() for folder in "ab")
     assert once == again
 
@@ -108,7 +108,7 @@ def test_pattern_matches_its_modules_and_no_others() -> None:
     import re
 
     asked = ["model.layers.0.mlp.up_proj", "model.layers.11.mlp.up_proj", "model.layers.1.self_attn.q_proj"]
-    expression = re.compile(pattern(asked))
+    expression = re.compile(module_pattern(asked))
     there = [
         f"model.layers.{layer}.{kind}_proj"
         for layer in range(12)
@@ -119,7 +119,7 @@ def test_pattern_matches_its_modules_and_no_others() -> None:
 
 def test_outside_can_be_given_to_a_side(tmp_path: Path) -> None:
     given = Partition(name="B", bottom_layers=1, top_layers=1, outside="language")
-    model, parts = choose(tiny.model(), tiny.recipe(method="partial", side="language"), given)
+    model, parts = choose_parameters(tiny.model(), tiny.recipe(method="partial", side="language"), given)
     named = anatomy([name for name, _ in model.named_parameters()])
     assert {named[name].kind for name in parts["language"]} >= set(OUTSIDE)
 
@@ -140,4 +140,4 @@ def test_outside_can_be_given_to_a_side(tmp_path: Path) -> None:
 )
 def test_what_trains_nothing_is_refused(knobs: dict[str, object], partition: Partition | None, words: str) -> None:
     with pytest.raises(PipelineError, match=words):
-        choose(tiny.model(), tiny.recipe(**knobs), partition)
+        choose_parameters(tiny.model(), tiny.recipe(**knobs), partition)

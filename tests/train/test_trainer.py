@@ -14,14 +14,14 @@ from trl import SFTTrainer
 from pipeline.config.data import Data, Expert
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import Model, Sft
-from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
+from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
 from pipeline.errors import PipelineError
-from pipeline.train.examples import dataset, measure
+from pipeline.train.examples import make_dataset, measure_lengths
 from pipeline.train.load import make_bpe
 from pipeline.train.memory import refuse_without_room
-from pipeline.train.optim import MuonWithAdamW, schedule
-from pipeline.train.save import left_of_training, save
-from pipeline.train.stage import arguments, plan_steps
+from pipeline.train.optim import MuonWithAdamW, trainer_schedule
+from pipeline.train.save import measure_cast, save_model
+from pipeline.train.stage import plan_steps, trainer_arguments
 from pipeline.train.steps import steps_of
 from pipeline.train.trainer import Trainer
 
@@ -40,9 +40,9 @@ def stage(recipe: Sft) -> TrainStage:
 
 
 def trainer(tmp_path: Path, rows: list[dict[str, str]], recipe: Sft, steps: int = 2) -> Trainer:
-    args = arguments(stage(recipe), "text" in rows[0], False, tmp_path)
+    args = trainer_arguments(stage(recipe), "text" in rows[0], False, tmp_path)
     tokenizer = sandbox_tokenizer()
-    rows = dataset(rows, recipe)
+    rows = make_dataset(rows, recipe)
     made = Trainer(model=tiny(), args=args, train_dataset=rows, processing_class=tokenizer, sft=recipe)
     plan_steps(made.args, recipe, steps)
     return made
@@ -76,7 +76,7 @@ def test_loss_on_all_learns_the_prompt_too(tmp_path: Path):
 def test_packed_text_is_cut_into_full_rows_with_an_end_between_documents(tmp_path: Path):
     rows = [{"text": "Mia has 3 cups."}] * 40  # 6 tokens with beginning and period, 7 with the end
     recipe = sft(seq_length=14, packing=True)
-    assert measure(rows, sandbox_tokenizer(), recipe)["dataset_tokens"] == 40 * 7
+    assert measure_lengths(rows, sandbox_tokenizer(), recipe)["dataset_tokens"] == 40 * 7
     batch = trainer(tmp_path, rows, recipe).get_train_dataloader().__iter__().__next__()
     assert batch["input_ids"].shape == (2, 14)
     assert batch["input_ids"][0].tolist()[:7] == batch["input_ids"][0].tolist()[7:]
@@ -85,16 +85,16 @@ def test_packed_text_is_cut_into_full_rows_with_an_end_between_documents(tmp_pat
 
 def test_truncated_and_dropped_rows_are_counted(capsys: pytest.CaptureFixture[str]):
     long = {"prompt": "Mia " * 80, "completion": "3"}
-    found = measure([ROW, long], sandbox_tokenizer(), sft())
+    found = measure_lengths([ROW, long], sandbox_tokenizer(), sft())
     assert (found["truncated"], found["dropped"]) == (1, 1)
     told = capsys.readouterr().err
     assert "truncates 1 of 2 rows, 1 of them before any response: these are dropped" in told
     texts = [{"text": "Mia " * 80}, {"text": "Mia"}]
-    alone, packed = (measure(texts, sandbox_tokenizer(), sft(packing=packing)) for packing in (False, True))
+    alone, packed = (measure_lengths(texts, sandbox_tokenizer(), sft(packing=packing)) for packing in (False, True))
     assert (alone["truncated"], alone["dataset_tokens"]) == (1, 64 + packed["dataset_tokens"] - 83)
     assert packed["truncated"] == 0
     with pytest.raises(PipelineError, match="sft.seq_length=64 leaves no row with a loss"):
-        measure([long], sandbox_tokenizer(), sft())
+        measure_lengths([long], sandbox_tokenizer(), sft())
 
 
 def test_a_curriculum_keeps_its_order(tmp_path: Path):
@@ -134,8 +134,8 @@ def test_four_micro_batches_of_two_equal_a_batch_of_eight(tmp_path: Path):
 
 
 def test_batch_size_must_be_a_multiple(tmp_path: Path):
-    with pytest.raises(PipelineError, match="sft.batch_size=5 is no multiple of sft.micro_batch_size=2"):
-        arguments(stage(sft(batch_size=5, micro_batch_size=2)), False, False, tmp_path)
+    with pytest.raises(PipelineError, match="sft.batch_size=5 is not a multiple of sft.micro_batch_size=2"):
+        trainer_arguments(stage(sft(batch_size=5, micro_batch_size=2)), False, False, tmp_path)
 
 
 def test_muon_takes_the_matrices_of_layers_and_equals_torch(monkeypatch: pytest.MonkeyPatch):
@@ -217,8 +217,8 @@ def test_the_loss_is_that_of_trl(tmp_path: Path, kind: str):
     for make in (partial(Trainer, sft=recipe), SFTTrainer):
         more = {"num_local_experts": 4, "router_aux_loss_coef": 0.5} if kind == "mixtral" else {}
         of = tiny(model_type=kind, **more)
-        args = arguments(stage(recipe), False, False, tmp_path)
-        made = make(model=of, args=args, train_dataset=dataset(rows, recipe), processing_class=sandbox_tokenizer())
+        args = trainer_arguments(stage(recipe), False, False, tmp_path)
+        made = make(model=of, args=args, train_dataset=make_dataset(rows, recipe), processing_class=sandbox_tokenizer())
         made.current_gradient_accumulation_steps = 2
         batch = made.data_collator([made.train_dataset[n] for n in (1, 6)])
         with torch.no_grad():
@@ -228,12 +228,10 @@ def test_the_loss_is_that_of_trl(tmp_path: Path, kind: str):
 
 def test_a_weight_of_prompts_keeps_rows_that_are_all_prompt_and_needs_prompts():
     long = {"prompt": "Mia has 3 cups. " * 20, "completion": "3"}
-    kept = measure([ROW, long], sandbox_tokenizer(), sft(prompt_weight=0.15))
+    kept = measure_lengths([ROW, long], sandbox_tokenizer(), sft(prompt_weight=0.15))
     assert kept["truncated"] == 1 and kept["dropped"] == 0
     with pytest.raises(PipelineError, match="sft.prompt_weight=0.15: plain text has no prompts"):
-        measure([{"text": "a"}], sandbox_tokenizer(), sft(prompt_weight=0.15))
-    with pytest.raises(PipelineError, match="sft.prompt_weight=0.15: sft.loss_on=all says"):
-        measure([ROW], sandbox_tokenizer(), sft(prompt_weight=0.15, loss_on="all"))
+        measure_lengths([{"text": "a"}], sandbox_tokenizer(), sft(prompt_weight=0.15))
 
 
 def test_what_does_not_fit_a_gpu_is_refused_by_arithmetic():
@@ -260,7 +258,7 @@ def test_what_does_not_fit_a_gpu_is_refused_by_arithmetic():
 
 
 def test_schedules(tmp_path: Path):
-    assert schedule("wsd", 200, 0.1) == ("warmup_stable_decay", {"num_decay_steps": 20, "decay_type": "linear"})
+    assert trainer_schedule("wsd", 200, 0.1) == ("warmup_stable_decay", {"num_decay_steps": 20, "decay_type": "linear"})
     recipe = sft(schedule="wsd", decay_share=0.5, learning_rate=1.0, batch_size=2)
     made = trainer(tmp_path, [ROW] * 8, recipe, steps=4)
     made.create_optimizer_and_scheduler(4)
@@ -300,16 +298,16 @@ def test_bpe_is_byte_level_and_lossless():
 def test_what_a_cast_leaves_of_a_small_movement(tmp_path: Path):
     """Half of the entries move by far less than bfloat16 resolves, the other half by more than they are."""
     model = tiny()
-    save(model, sandbox_tokenizer(), tmp_path, None)
+    save_model(model, sandbox_tokenizer(), tmp_path, None)
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(p.to(torch.bfloat16))
-    save(model, sandbox_tokenizer(), tmp_path / "base", None)
+    save_model(model, sandbox_tokenizer(), tmp_path / "base", None)
     weight = model.model.layers[0].mlp.up_proj.weight
     with torch.no_grad():
         weight[:16] += 1e-7
         weight[16:] += 1.0
-    found = left_of_training({"model.layers.0.mlp.up_proj.weight": weight}, tmp_path / "base", torch.bfloat16)
+    found = measure_cast({"model.layers.0.mlp.up_proj.weight": weight}, tmp_path / "base", torch.bfloat16)
     assert found["moved_entries_lost"] == pytest.approx(0.5, abs=0.02)
     assert found["task_vector_projection"] == pytest.approx(1.0, abs=1e-3)
 
@@ -324,9 +322,9 @@ def test_chat_examples_learn_the_answer_and_its_end(tmp_path: Path):
     long = {"prompt": "Mia " * 80, "completion": "3"}
     rows = [ROW, ROW | {"completion": ROW["completion"] * 6}, long]
     recipe = sft(template="chat", batch_size=1)
-    found = measure(rows, ours, recipe)
-    args = arguments(stage(recipe), False, False, tmp_path)
-    made = Trainer(model=tiny(), args=args, train_dataset=dataset(rows, recipe), processing_class=ours, sft=recipe)
+    found = measure_lengths(rows, ours, recipe)
+    args = trainer_arguments(stage(recipe), False, False, tmp_path)
+    made = Trainer(model=tiny(), args=args, train_dataset=make_dataset(rows, recipe), processing_class=ours, sft=recipe)
     assert (found["truncated"], found["dropped"]) == (2, 1)
     assert len(made.train_dataset) == 2 and max(len(row) for row in made.train_dataset["input_ids"]) == 64
     kept = sum(len(row) for row in made.train_dataset["input_ids"])
@@ -338,7 +336,7 @@ def test_chat_examples_learn_the_answer_and_its_end(tmp_path: Path):
 
 def test_saved_as_trained_or_cast_with_the_loss_stated(tmp_path: Path):
     model, expected = tiny(), tiny().to(torch.bfloat16)
-    facts = save(model, sandbox_tokenizer(), tmp_path, "bfloat16")
+    facts = save_model(model, sandbox_tokenizer(), tmp_path, "bfloat16")
     assert 1e-4 < facts["cast"]["relative_error"] < 2**-8  # bf16 keeps eight bits
     again = LlamaForCausalLM.from_pretrained(tmp_path, dtype="auto")
     assert again.dtype == torch.bfloat16

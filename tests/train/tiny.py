@@ -11,9 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PrinterCallback
 from pipeline.config.data import Data, Expert
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import Model, Partition, Sft
-from pipeline.data.sandbox.tokenizer import tokenizer as sandbox_tokenizer
+from pipeline.data.sandbox.tokenizer import make_tokenizer as sandbox_tokenizer
 from pipeline.train.stage import trainer_of
-from pipeline.train.trainable import choose
+from pipeline.train.trainable import choose_parameters
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
@@ -63,7 +63,7 @@ def trainer(
     folder: Path, sft: Sft, examples: Any, partition: Partition | None = None, of: Any = None, validation: Any = ()
 ) -> Any:
     """A trainer as the stage makes it, ready to train."""
-    chosen, parts = choose(model() if of is None else of, sft, partition)
+    chosen, parts = choose_parameters(model() if of is None else of, sft, partition)
     made, _, _ = trainer_of(
         stage(sft, partition), chosen, parts, sandbox_tokenizer(), examples, list(validation), folder
     )

@@ -38,10 +38,11 @@ class Change:
     same: float  # share of entries that did not move
 
 
-def changes(
+def tensor_changes(
     experts: Sequence[Source], base: Source, name: str, limits: Sequence[float], axis: str
 ) -> tuple[list[Change], dict[tuple[str, str], dict[str, float]]]:
-    """One tensor: the change of each expert, and for each pair the cosine and the share of entries that conflict.
+    """Change of one tensor in each expert, and for each pair of experts the cosine and the share of conflicting
+    entries.
 
     A conflict is an entry that both moved, in opposite directions.
     """
@@ -58,18 +59,18 @@ def changes(
             sizes = np.abs(vector, out=buffers("sized", vector.shape))
             add_to_rows(sums[index], sizes, start, stop, axis, shape)
             same[index] += vector.size - np.count_nonzero(vector)
-            mine = vector.astype(np.float64)
-            squares[index] += float(np.vdot(mine, mine))
+            change = vector.astype(np.float64)
+            squares[index] += float(np.vdot(change, change))
             for earlier in range(index):
-                dots[earlier, index] += float(np.vdot(vectors[earlier].astype(np.float64), mine))
-                other = vectors[earlier]
-                against = ((other > 0) & (vector < 0)) | ((other < 0) & (vector > 0))
+                dots[earlier, index] += float(np.vdot(vectors[earlier].astype(np.float64), change))
+                earlier_change = vectors[earlier]
+                against = ((earlier_change > 0) & (vector < 0)) | ((earlier_change < 0) & (vector > 0))
                 conflicts[earlier, index] += np.count_nonzero(against)
     if not np.isfinite(squares).all():
         refuse_not_finite([base, *experts], [name])
     entries = max(1, count * length)
     means = sums / max(1, length)
-    each = [
+    by_expert = [
         Change(
             float(means[index].mean()) if count else 0.0,
             float((means[index] > limit).mean()) if count else 0.0,
@@ -86,10 +87,12 @@ def changes(
             "cosine": dots[a, b] / norms if norms else math.nan,
             "sign_conflicts": conflicts[a, b] / entries,
         }
-    return each, pairs
+    return by_expert, pairs
 
 
 def row_key(name: str, site: Site) -> dict[str, Any]:
-    """Where a parameter stands: its layer, its column in the published maps (the rest of its name, else), its name."""
-    rest = name.split(".", 3)[3] if site.layer is not None else name
-    return {"layer": "" if site.layer is None else site.layer, "column": COLUMNS.get(rest, rest), "parameter": name}
+    """Layer, column and parameter of a row of delta.csv: its layer, its column in the published maps (the rest of its
+    name, else), its name."""
+    below_layer = name.split(".", 3)[3] if site.layer is not None else name
+    layer = "" if site.layer is None else site.layer
+    return {"layer": layer, "column": COLUMNS.get(below_layer, below_layer), "parameter": name}

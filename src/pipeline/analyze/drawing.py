@@ -1,4 +1,4 @@
-"""Figures as SVG and PNG, in the colours of the report: the bytes depend on the data alone."""
+"""Figures as SVG and PNG, in the colours of the report: the bytes depend on the data only."""
 
 from __future__ import annotations
 
@@ -53,23 +53,23 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def svg(draw: Callable[[], Figure], name: str, label: str) -> str:
-    """name: the prefix of its ids; label: what a screen reader says."""
-    return _page(_saved(draw, SVG)[0], name, label)
+def draw_svg(draw: Callable[[], Figure], name: str, label: str) -> str:
+    """The drawing as SVG. name: the prefix of its ids; label: the text for screen readers."""
+    return _embed_in_page(_save_figure(draw, SVG)[0], name, label)
 
 
-def png(draw: Callable[[], Figure]) -> bytes:
-    return _saved(draw, PNG)[0]
+def draw_png(draw: Callable[[], Figure]) -> bytes:
+    return _save_figure(draw, PNG)[0]
 
 
 def svg_and_png(draw: Callable[[], Figure], name: str, label: str) -> tuple[str, bytes]:
-    """One drawing as both: laying it out is what costs."""
-    vector, picture = _saved(draw, SVG, PNG)
-    return _page(vector, name, label), picture
+    """One drawing as SVG and PNG: the layout, which dominates the cost, is computed once."""
+    vector, picture = _save_figure(draw, SVG, PNG)
+    return _embed_in_page(vector, name, label), picture
 
 
-def _page(vector: bytes, name: str, label: str) -> str:
-    """As it stands in a page, where several charts stand: their ids differ, and their colours are the page's."""
+def _embed_in_page(vector: bytes, name: str, label: str) -> str:
+    """The SVG made embeddable: its ids prefixed, its colours replaced by the page's CSS variables."""
     text = vector.decode()
     text = text[text.index("<svg") :].strip()
     text = re.sub(r'\bid="', f'id="{name}-', text)
@@ -80,10 +80,10 @@ def _page(vector: bytes, name: str, label: str) -> str:
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1)
 
 
-def _saved(draw: Callable[[], Figure], *formats: Mapping[str, Any]) -> list[bytes]:
+def _save_figure(draw: Callable[[], Figure], *formats: Mapping[str, Any]) -> list[bytes]:
     import matplotlib
 
-    found = []
+    files = []
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the page has more fonts than the PNG
         matplotlib.rcdefaults()  # a user's matplotlibrc changes no byte
@@ -92,5 +92,5 @@ def _saved(draw: Callable[[], Figure], *formats: Mapping[str, Any]) -> list[byte
         for options in formats:
             buffer = io.BytesIO()
             figure.savefig(buffer, **options)
-            found.append(buffer.getvalue())
-    return found
+            files.append(buffer.getvalue())
+    return files

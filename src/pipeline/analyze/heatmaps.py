@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.analyze.changes import COLUMNS
-from pipeline.analyze.drawing import COLOURS, png, svg, svg_and_png
+from pipeline.analyze.drawing import COLOURS, draw_png, draw_svg, svg_and_png
 from pipeline.errors import PipelineError
 from pipeline.papers.published import HEATMAPS
 
@@ -37,58 +37,60 @@ class Map:
 
 def svg_of_maps(maps: Sequence[Map], name: str, label: str, scale: tuple[float, float] | None = (0.0, 1.0)) -> str:
     """Maps side by side on one scale (None: that of their values), as SVG whose bytes depend on the data alone."""
-    return svg(lambda: _maps(maps, scale), name, label)
+    return draw_svg(lambda: _draw_maps(maps, scale), name, label)
 
 
 def png_of_maps(maps: Sequence[Map], scale: tuple[float, float] | None = (0.0, 1.0)) -> bytes:
-    return png(lambda: _maps(maps, scale))
+    return draw_png(lambda: _draw_maps(maps, scale))
 
 
 def svg_and_png_of_maps(
     maps: Sequence[Map], name: str, label: str, scale: tuple[float, float] | None = (0.0, 1.0)
 ) -> tuple[str, bytes]:
-    return svg_and_png(lambda: _maps(maps, scale), name, label)
+    return svg_and_png(lambda: _draw_maps(maps, scale), name, label)
 
 
-def _maps(maps: Sequence[Map], scale: tuple[float, float] | None) -> Figure:
+def _draw_maps(maps: Sequence[Map], scale: tuple[float, float] | None) -> Figure:
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.patches import Rectangle
 
-    known = [value for one in maps for row in one.values for value in row if value is not None and math.isfinite(value)]
-    low, high = scale or (min(known, default=0.0), max(known, default=1.0))
+    values = [value for heatmap in maps for row in heatmap.values for value in row if value is not None]
+    numbers = [value for value in values if math.isfinite(value)]
+    low, high = scale or (min(numbers, default=0.0), max(numbers, default=1.0))
     high = high if high > low else low + 1
     across = min(2, len(maps))
     down = math.ceil(len(maps) / across)
-    tallest = max(len(one.rows) for one in maps)
-    width = max(2.2 + 0.78 * max(len(one.columns) for one in maps), 4.5)
+    tallest = max(len(heatmap.rows) for heatmap in maps)
+    width = max(2.2 + 0.78 * max(len(heatmap.columns) for heatmap in maps), 4.5)
     figure = Figure(figsize=(width * across, down * (1.5 + 0.26 * tallest)), layout=ConstrainedLayoutEngine())
     colours = LinearSegmentedColormap.from_list("greens", GREENS)
-    for index, one in enumerate(maps):
+    for index, heatmap in enumerate(maps):
         axes = figure.add_subplot(down, across, index + 1)
-        cells = [[math.nan if value is None else value for value in row] for row in one.values]
+        cells = [[math.nan if value is None else value for value in row] for row in heatmap.values]
         axes.imshow(cells, cmap=colours, vmin=low, vmax=high, aspect="auto")
-        for y, row in enumerate(one.values):
+        for y, row in enumerate(heatmap.values):
             for x, value in enumerate(row):
                 dark = value is not None and (value - low) / (high - low) > 0.55
-                text = "–" if value is None else shown(value, scale)
+                text = "–" if value is None else format_value(value, scale)
                 axes.text(x, y, text, ha="center", va="center", fontsize=7, color="#ffffff" if dark else INK)
-        if one.best is not None:
+        if heatmap.best is not None:
             frame = Rectangle(
-                (one.best[1] - 0.5, one.best[0] - 0.5), 1, 1, fill=False, edgecolor=COLOURS["warn"], lw=1.6
+                (heatmap.best[1] - 0.5, heatmap.best[0] - 0.5), 1, 1, fill=False, edgecolor=COLOURS["warn"], lw=1.6
             )
             axes.add_patch(frame)
-        axes.set_title(one.title)
-        axes.set_xticks(range(len(one.columns)), one.columns, fontsize=7.5, rotation=30 if len(one.columns) > 4 else 0)
-        axes.set_yticks(range(len(one.rows)), one.rows, fontsize=7.5)
-        axes.set_ylabel(one.row_label)
-        axes.set_xlabel(one.column_label)
+        axes.set_title(heatmap.title)
+        columns = heatmap.columns
+        axes.set_xticks(range(len(columns)), columns, fontsize=7.5, rotation=30 if len(columns) > 4 else 0)
+        axes.set_yticks(range(len(heatmap.rows)), heatmap.rows, fontsize=7.5)
+        axes.set_ylabel(heatmap.row_label)
+        axes.set_xlabel(heatmap.column_label)
         axes.tick_params(length=0)
     return figure
 
 
-def shown(value: float, scale: tuple[float, float] | None) -> str:
+def format_value(value: float, scale: tuple[float, float] | None) -> str:
     """A share with three digits, a score with one; where the scale is that of the values, two that count: 1.2e-05."""
     if scale is None:
         return f"{value:.2g}"
@@ -96,37 +98,37 @@ def shown(value: float, scale: tuple[float, float] | None) -> str:
 
 
 def map_of(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], measure: str) -> Map:
-    """One expert's map of delta.csv, layer by column of two dimensions: the relative norm of the change, or the
+    """Map of one expert from delta.csv, layer by column of two dimensions: the relative norm of the change, or the
     share of rows above its threshold, as in the published figures."""
-    found = {(row["layer"], row["column"]): float(row[measure]) for row in rows if row["expert"] == facts["name"]}
-    layers = sorted({layer for layer, _ in found if layer != ""}, reverse=True)
-    columns = [column for column in COLUMNS.values() if any((layer, column) in found for layer in layers)]
-    values = [[found.get((layer, column)) for column in columns] for layer in layers]
-    what = f"rows above {facts['threshold']:g}" if measure == "share" else "norm of the change over the base's"
-    note = f"{what} · {facts['dtype']} · {facts['optimizer']}"
+    by_place = {(row["layer"], row["column"]): float(row[measure]) for row in rows if row["expert"] == facts["name"]}
+    layers = sorted({layer for layer, _ in by_place if layer != ""}, reverse=True)
+    columns = [column for column in COLUMNS.values() if any((layer, column) in by_place for layer in layers)]
+    values = [[by_place.get((layer, column)) for column in columns] for layer in layers]
+    measured = f"rows above {facts['threshold']:g}" if measure == "share" else "norm of the change over the base's"
+    note = f"{measured} · {facts['dtype']} · {facts['optimizer']}"
     return Map(f"{facts['name']}\n{note}", [str(layer) for layer in layers], columns, values)
 
 
 def published_maps(path: Path = HEATMAPS) -> list[Map]:
     """The maps of a CSV in the columns of the first paper's figures: figure, expert, layer, then a column a parameter.
-    By default those figures themselves.
+    By default the published figures.
 
-    One map a figure, layers from the top as printed. Raises PipelineError for a file of other columns, and for a value
-    that is no share.
+    One map a figure, layers from the top as printed. Raises PipelineError for a file with other columns, and for a
+    value that is not a share.
     """
     with open(path, newline="", encoding="utf-8") as stream:
         reader = csv.DictReader(stream)
         fields = list(reader.fieldnames or [])
         if fields[:3] != ["figure", "expert", "layer"] or len(fields) < 4:
             raise PipelineError(f"{path} has the columns {fields}: it must have figure, expert, layer and parameters")
-        found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        by_map: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for row in reader:
-            found.setdefault((row["figure"], row["expert"]), []).append(row)
+            by_map.setdefault((row["figure"], row["expert"]), []).append(row)
     maps = []
-    for (figure, expert), rows in found.items():
+    for (figure, expert), rows in by_map.items():
         rows.sort(key=lambda row: -int(row["layer"]))
         values = [[float(row[column]) for column in fields[3:]] for row in rows]
         if not all(0 <= value <= 1 for row in values for value in row):
-            raise PipelineError(f"{path}: figure {figure} holds a value that is no share of rows, between 0 and 1")
+            raise PipelineError(f"{path}: figure {figure} holds a value that is not a share of rows, between 0 and 1")
         maps.append(Map(f"Figure {figure}: {expert}", [row["layer"] for row in rows], fields[3:], values))
     return maps

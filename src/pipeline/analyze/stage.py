@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.analyze.changes import changes, row_key
+from pipeline.analyze.changes import row_key, tensor_changes
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Source, open_source
 from pipeline.merge.compatibility import check_sources
@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 
 
 def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """The analyze stage: delta.csv, pairs.csv where there are two experts or more, and two maps: `map`, of the norm of
-    each change over the base's, which reads at any size of update, and `share`, the published figure."""
+    """Results of the analyze stage. Writes delta.csv, pairs.csv where there are two experts or more, and two maps:
+    `map`, of the norm of each change over the base's, which reads at any size of update, and `share`, the published
+    figure."""
     from pipeline.analyze.heatmaps import map_of, png_of_maps, svg_of_maps
 
     config = run.config
     parents = {role: parent for role, parent in run.parents.items() if role != "base"}
     base = open_source(run.parents["base"].folder)
     experts = {role: open_source(parent.folder, run.parents["base"].folder) for role, parent in parents.items()}
-    facts = {role: about(parent, experts[role], config.analyze) for role, parent in parents.items()}
+    facts = {role: expert_facts(parent, experts[role], config.analyze) for role, parent in parents.items()}
     if not config.analyze.compare_unlike:
         refuse_unlike(facts)
     for role, expert in experts.items():  # dtypes may differ between them, which the flag above allows
@@ -44,21 +45,21 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
 
     limits = [facts[role]["threshold"] for role in experts]
     names = by_size(base)
-    several, axis = list(experts.values()), config.analyze.axis
+    sources, axis = list(experts.values()), config.analyze.axis
     with Bar("changes", sum(base.info(name).nbytes for name in names), "byte") as bar:
-        of_each = {name: partial(changes, several, base, name, limits, axis) for name in names}
-        tasks = [bar.counting(task, base.info(name).nbytes) for name, task in of_each.items()]
-        found = dict(zip(names, in_threads(tasks, config.threads), strict=True))
+        of_each = {name: partial(tensor_changes, sources, base, name, limits, axis) for name in names}
+        tasks = [bar.count_when_done(task, base.info(name).nbytes) for name, task in of_each.items()]
+        results = dict(zip(names, in_threads(tasks, config.threads), strict=True))
     sites = anatomy(base.names)
 
     rows = [
-        {"expert": facts[role]["name"], **row_key(name, sites[name]), **vars(found[name][0][index])}
+        {"expert": facts[role]["name"], **row_key(name, sites[name]), **vars(results[name][0][index])}
         for index, role in enumerate(experts)
         for name in base.names
     ]
     write_csv(work / "delta.csv", rows)
     pairs = [
-        {"first": facts[a]["name"], "second": facts[b]["name"], **row_key(name, sites[name]), **found[name][1][a, b]}
+        {"first": facts[a]["name"], "second": facts[b]["name"], **row_key(name, sites[name]), **results[name][1][a, b]}
         for a, b in itertools.combinations(experts, 2)
         for name in base.names
     ]
@@ -66,26 +67,24 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
         write_csv(work / "pairs.csv", pairs)
     shares, norms = ([map_of(facts[role], rows, key) for role in experts] for key in ("share", "relative"))
     drawn = {"map": (norms, "change relative to the base", None), "share": (shares, "share of rows", (0.0, 1.0))}
-    for name, (maps, told, scale) in drawn.items():
-        (work / f"{name}.svg").write_text(svg_of_maps(maps, "delta", told, scale), encoding="utf-8")
+    for name, (maps, label, scale) in drawn.items():
+        (work / f"{name}.svg").write_text(svg_of_maps(maps, "delta", label, scale), encoding="utf-8")
         (work / f"{name}.png").write_bytes(png_of_maps(maps, scale))
     (work / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
     tracker.table("delta", list(rows[0]), [[*({**row, "layer": str(row["layer"])}).values()] for row in rows])
     return {"experts": facts, "axis": config.analyze.axis}
 
 
-def about(parent: Parent, expert: Source, asked: Analyze) -> dict[str, Any]:
-    """What must stand on an expert's map: its threshold, stored dtype and optimizer, by its manifest."""
+def expert_facts(parent: Parent, expert: Source, knobs: Analyze) -> dict[str, Any]:
+    """Facts for the label of an expert's map: its threshold, stored dtype and optimizer, from its manifest."""
     manifest = read_manifest(parent.folder)
     config = manifest.config if manifest else {}
     side = (config.get("expert") or {}).get("side")
-    threshold = asked.threshold
+    threshold = knobs.threshold
     if threshold is None:
         if side not in ("math", "language"):
-            raise PipelineError(
-                f"{parent.name} is of no side that has a published threshold: give analyze.threshold=1e-5"
-            )
-        threshold = asked.threshold_math if side == "math" else asked.threshold_language
+            raise PipelineError(f"{parent.name} has no side with a published threshold: give analyze.threshold=1e-5")
+        threshold = knobs.threshold_math if side == "math" else knobs.threshold_language
     dtypes = sorted({expert.info(name).dtype for name in expert.names})
     optimizer = (config.get("sft") or {}).get("optimizer") or "unknown"
     return {
@@ -98,14 +97,14 @@ def about(parent: Parent, expert: Source, asked: Analyze) -> dict[str, Any]:
 
 
 def refuse_unlike(facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Rounding noise is in a change: one scale for experts of other dtypes or optimizers misleads."""
-    (first, *others) = facts.values()
-    for other in others:
+    """Raise PipelineError unless experts share dtype and optimizer: rounding noise makes one scale misleading."""
+    (first, *further) = facts.values()
+    for other_facts in further:
         for key in ("dtype", "optimizer"):
-            if first[key] != other[key]:
+            if first[key] != other_facts[key]:
                 raise PipelineError(
-                    f"{first['name']} has {key} {first[key]}, {other['name']} has {other[key]}: their maps are not "
-                    "comparable; analyze them apart, or give analyze.compare_unlike=true"
+                    f"{first['name']} has {key} {first[key]}, {other_facts['name']} has {other_facts[key]}: "
+                    "their maps are not comparable; analyze them apart, or give analyze.compare_unlike=true"
                 )
 
 

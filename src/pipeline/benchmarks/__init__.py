@@ -42,10 +42,10 @@ def kind_of(task: str) -> Kind | None:
     return benchmark.kind if benchmark else None
 
 
-def answer_language(task: str, where: str) -> str:
+def answer_language(task: str, code: str) -> str:
     """The language that answers are to be in; `where` is the question's, or a pair of which it is the second."""
     benchmark = find_benchmark(task)
-    return "en" if benchmark and task in benchmark.in_english else where.split("-")[-1]
+    return "en" if benchmark and task in benchmark.in_english else code.split("-")[-1]
 
 
 def chance_of(task: str) -> float | None:

@@ -45,6 +45,7 @@ class Benchmark:
     variants: tuple[str, ...] = ()  # further tasks on the same data, such as mgsm_direct
     in_english: tuple[str, ...] = ()  # those of its tasks whose answers are in English whatever the question is in
     choices: int = 0  # options of a question
+    letters: bool = False  # whether a choice is answered by its letter, unless eval.options=text
     columns: tuple[str, ...] = ()  # whose text is a question, options included
     group: str | None = None  # the column by which scores are also given apart, such as subject
     exemplar_file: str | None = None  # of a language's folder: shown in prompts, never scored

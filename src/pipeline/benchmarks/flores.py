@@ -11,8 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.benchmarks.benchmark import Benchmark, on_hub
-from pipeline.benchmarks.local_files import Row, lines_of, place, rows_of
-from pipeline.benchmarks.task_files import Ask, Definition, enough, generation_kwargs, ours, read_from, write
+from pipeline.benchmarks.local_files import Row, lines_of, path_of_split, rows_of
+from pipeline.benchmarks.task_files import (
+    Ask,
+    Definition,
+    check_exemplars,
+    generation_kwargs,
+    own_task_file,
+    read_from,
+    write_task,
+)
 from pipeline.errors import PipelineError
 from pipeline.languages import Language, language
 
@@ -21,31 +29,31 @@ SPLITS = {"dev": "dev", "test": "devtest"}  # the task's, and FLORES+'s
 _RENAMED = {"zho_Hans": "cmn_Hans"}  # FLORES+ has ISO 639-3 codes of single languages
 
 
-def sentences(data_root: Path, spoken: Language, split: str) -> tuple[Path, dict[int, str]]:
+def read_sentences(data_root: Path, spoken: Language, split: str) -> tuple[Path, dict[int, str]]:
     """FLORES sentences of one language by id, and their file: FLORES or FLORES+ as JSON lines, or plain text.
 
     `flores/sw/devtest.jsonl` with id and sentence (FLORES) or text (FLORES+), else `flores/sw/devtest.txt` or the
     release's `flores/devtest/swh_Latn.devtest`, a sentence a line.
     """
-    file = place(data_root, "flores", spoken, split)
-    beside, release = file.with_suffix(".txt"), data_root / "flores" / split / f"{spoken.flores}.{split}"
-    for text in (beside, release):
+    file = path_of_split(data_root, "flores", spoken, split)
+    plain_text, release = file.with_suffix(".txt"), data_root / "flores" / split / f"{spoken.flores}.{split}"
+    for text in (plain_text, release):
         if text.is_file() and not file.is_file():
             return text, dict(enumerate((line.strip() for _, line in lines_of(text)), start=1))
     rows = rows_of(file, {"id": int})
     column = "sentence" if "sentence" in rows[0] else "text"
     rows = rows_of(file, {"id": int, column: str})
-    found = {row["id"]: row[column] for row in rows}
-    if len(found) != len(rows):
+    by_id = {row["id"]: row[column] for row in rows}
+    if len(by_id) != len(rows):
         raise PipelineError(f"{file} has an id twice: the sentences of two languages are joined by id")
-    return file, found
+    return file, by_id
 
 
-def joined(sides: list[dict[int, str]], names: list[str], what: str) -> list[Row]:
+def join_sides(sides: list[dict[int, str]], names: list[str], label: str) -> list[Row]:
     """The rows of a translation task: two languages' sentences joined by id, in the order of the first."""
     if sides[0].keys() != sides[1].keys():
         odd = sorted(sides[0].keys() ^ sides[1].keys())
-        raise PipelineError(f"{what} have different ids, {odd[0]} for one: take both files from the same release")
+        raise PipelineError(f"{label} have different ids, {odd[0]} for one: take both files from the same release")
     spoken = {"source_name": names[0], "target_name": names[1]}
     return [{"id": key, **spoken, "source": text, "target": sides[1][key]} for key, text in sides[0].items()]
 
@@ -53,13 +61,13 @@ def joined(sides: list[dict[int, str]], names: list[str], what: str) -> list[Row
 def define(ask: Ask) -> list[Definition]:
     if ask.language.constructed and not ask.data_root:
         raise PipelineError(f"{ask.language.code} is a constructed language and not on the Hub: set data_root")
-    english, other = language("en"), ask.language
-    found = []
-    for source, target in ((english, other), (other, english)):
+    english, spoken = language("en"), ask.language
+    definitions = []
+    for source, target in ((english, spoken), (spoken, english)):
         pair = f"{source.code}-{target.code}"
         if target.code == "ja" and not importlib.util.find_spec("MeCab"):
             raise PipelineError(f"flores {pair}: BLEU of Japanese needs a word list, pip install 'sacrebleu[ja]'")
-        body: Row = {"include": [str(ours("flores_ja" if target.code == "ja" else "flores"))]}
+        body: Row = {"include": [str(own_task_file("flores_ja" if target.code == "ja" else "flores"))]}
         # Where the scored rows are the exemplars' own file (development items), the exemplars leave the score.
         first = ask.num_fewshot if ask.split == "dev" else 0
         if ask.data_root:
@@ -67,11 +75,11 @@ def define(ask: Ask) -> list[Definition]:
             for name, split in (("dev", "dev"), ("test", "devtest" if ask.split == "test" else "dev")):
                 if name == "dev" and not ask.num_fewshot:
                     continue
-                sides = [sentences(ask.data_root, one, split) for one in (source, target)]
+                sides = [read_sentences(ask.data_root, spoken_side, split) for spoken_side in (source, target)]
                 if name == "dev":
-                    enough(ask, "flores", len(sides[0][1]) - min(first, 1), sides[0][0])
-                what = f"flores {split} of {source.code} and {target.code}"
-                rows = joined([side for _, side in sides], [source.name, target.name], what)
+                    check_exemplars(ask, "flores", len(sides[0][1]) - min(first, 1), sides[0][0])
+                label = f"flores {split} of {source.code} and {target.code}"
+                rows = join_sides([side for _, side in sides], [source.name, target.name], label)
                 files[name] = ask.folder / f"flores.{pair}.{name}.jsonl"
                 lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
                 files[name].write_text("".join(lines), encoding="utf-8")
@@ -79,10 +87,10 @@ def define(ask: Ask) -> list[Definition]:
             if "dev" not in files:
                 body["fewshot_split"] = None
         else:
-            body["include"].append(str(ours("flores_hub")))
+            body["include"].append(str(own_task_file("flores_hub")))
             body["dataset_kwargs"] = {"source": source.code, "target": target.code}
-        found.append(write(ask, body | generation_kwargs(ask, ours("flores")), pair, first))
-    return found
+        definitions.append(write_task(ask, body | generation_kwargs(ask, own_task_file("flores")), pair, first))
+    return definitions
 
 
 def flores_plus(source: str, target: str, **_: Any) -> dict[str, Any]:
@@ -90,18 +98,20 @@ def flores_plus(source: str, target: str, **_: Any) -> dict[str, Any]:
     by id, which the harness cannot do. Named by tasks/flores_hub.yaml."""
     import datasets
 
-    found = {}
+    splits_of_pair = {}
     for name, split in SPLITS.items():
         sides, names = [], []
         for spoken in (language(source), language(target)):
-            rows = datasets.load_dataset(FLORES_PLUS, configuration(spoken), split=split)
+            rows = datasets.load_dataset(FLORES_PLUS, flores_plus_code(spoken), split=split)
             sides.append({int(row["id"]): row["text"] for row in rows})
             names.append(spoken.name)
-        found[name] = datasets.Dataset.from_list(joined(sides, names, f"flores {split} of {source} and {target}"))
-    return found
+        splits_of_pair[name] = datasets.Dataset.from_list(
+            join_sides(sides, names, f"flores {split} of {source} and {target}")
+        )
+    return splits_of_pair
 
 
-def configuration(spoken: Language) -> str:
+def flores_plus_code(spoken: Language) -> str:
     """The code of a language as FLORES+ has it."""
     return _RENAMED.get(spoken.flores, spoken.flores)
 
@@ -111,5 +121,5 @@ BENCHMARK = Benchmark(
     text_files=("*/dev.txt", "*/devtest.txt", "dev/*.dev", "devtest/*.devtest"), gated="FLORES+",
     define=define,
     texts=lambda row: [row["text"] if "text" in row else row["sentence"]],
-    sources=lambda spoken: [on_hub(FLORES_PLUS, configuration(spoken), split) for split in SPLITS.values()],
+    sources=lambda spoken: [on_hub(FLORES_PLUS, flores_plus_code(spoken), split) for split in SPLITS.values()],
 )  # fmt: skip

@@ -15,7 +15,7 @@ from pipeline.languages import Language
 Row = dict[str, Any]
 
 
-def place(data_root: Path, benchmark: str, spoken: Language, split: str) -> Path:
+def path_of_split(data_root: Path, benchmark: str, spoken: Language, split: str) -> Path:
     return data_root / benchmark / spoken.code / f"{split}.jsonl"
 
 
@@ -40,7 +40,7 @@ def lines_of(file: Path) -> list[tuple[int, str]]:
 def rows_of(
     file: Path,
     columns: dict[str, type],
-    options: dict[str, tuple[str, ...]] | None = None,
+    options: dict[str, tuple[str | int, ...]] | None = None,
     optional: dict[str, type] | None = None,
 ) -> list[Row]:
     """All rows of a JSON-lines file, each with `columns` of these types, as are those of `optional` where they are
@@ -51,8 +51,8 @@ def rows_of(
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise PipelineError(f"{file}, line {number} is not JSON ({error.msg}): write the file again") from error
-        there = {column: kind for column, kind in (optional or {}).items() if isinstance(row, dict) and column in row}
-        for column, kind in (columns | there).items():
+        present = {column: kind for column, kind in (optional or {}).items() if isinstance(row, dict) and column in row}
+        for column, kind in (columns | present).items():
             if not isinstance(row, dict) or column not in row:
                 raise PipelineError(f"{file}, line {number} has no column {column!r}: the Hub's columns are needed")
             if not isinstance(row[column], kind) or isinstance(row[column], bool):
@@ -61,7 +61,9 @@ def rows_of(
         for column, values in (options or {}).items():
             if row.get(column) not in values:
                 got = repr(row[column]) if column in row else "no such column"
-                raise PipelineError(f"{file}, line {number}: {column} must be one of {', '.join(values)}, got {got}")
+                raise PipelineError(
+                    f"{file}, line {number}: {column} must be one of {', '.join(map(str, values))}, got {got}"
+                )
         rows.append(row)
     if not rows:
         raise PipelineError(f"{file} is empty: put the data there, or point data_root elsewhere")

@@ -14,14 +14,14 @@ from pipeline.benchmarks.local_files import Row, rows_of
 from pipeline.benchmarks.task_files import (
     Ask,
     Definition,
-    enough,
+    check_exemplars,
     generation_kwargs,
     local_files,
-    ours,
+    merge_includes,
+    own_task_file,
     read_from,
-    stock,
-    whole,
-    write,
+    stock_file,
+    write_task,
 )
 from pipeline.errors import PipelineError
 
@@ -34,27 +34,30 @@ def define(ask: Ask) -> list[Definition]:
     kind = {"mgsm": "native_cot", "mgsm_en_cot": "en_cot", "mgsm_direct": "direct"}[ask.task]
     code = ask.language.mgsm or ask.language.stock
     english = f"mgsm/{kind}/mgsm_{kind}_en.yaml"
-    theirs = stock(ask, f"mgsm/{kind}/mgsm_{kind}_{code}.yaml", english)
-    body: Row = {"include": [str(theirs), str(ours("mgsm"))], **generation_kwargs(ask, theirs, ours("mgsm"))}
+    included = stock_file(ask, f"mgsm/{kind}/mgsm_{kind}_{code}.yaml", english)
+    body: Row = {
+        "include": [str(included), str(own_task_file("mgsm"))],
+        **generation_kwargs(ask, included, own_task_file("mgsm")),
+    }
     if ask.data_root:
         train, test = local_files(ask, "mgsm", "train", ask.split)
         items = rows_of(test, {"question": str, "answer_number": int}, optional={"answer": type(None)})
         worked: dict[str, type] = {"answer_number": int} if kind == "direct" else {"answer": str}
         exemplars = rows_of(train, {"question": str} | worked) if ask.num_fewshot or train.is_file() else []
-        enough(ask, ask.task, len(exemplars), train)
-        if theirs.name == Path(english).name and code != "en":
+        check_exemplars(ask, ask.task, len(exemplars), train)
+        if included.name == Path(english).name and code != "en":
             question, answer = prompt_words(exemplars)
             exemplars = [with_words(row, question, answer) for row in exemplars]
-            body |= worded(whole(theirs), question, answer, native=ask.task == "mgsm")
+            body |= reword_prompt(merge_includes(included), question, answer, native=ask.task == "mgsm")
             body["generation_kwargs"]["until"] = [question, *body["generation_kwargs"]["until"][1:]]
         elif ask.task == "mgsm":
-            check_worked(train, exemplars, yaml.safe_load(theirs.read_text()))
+            check_worked(train, exemplars, yaml.safe_load(included.read_text()))
         read_from(body, **with_all_columns(ask, {train: exemplars, test: items}))
         if not exemplars:
             body["training_split"] = None
     if ask.exemplars == "random":
         body["fewshot_config"] = {"sampler": "default"}
-    return [write(ask, body)]
+    return [write_task(ask, body)]
 
 
 COLUMNS = ("question", "answer", "answer_number", "equation_solution")
@@ -65,23 +68,23 @@ _WORDS = re.compile(r"""\s*([^:：{}"\\\n]{1,60}[:：])""")
 def prompt_words(exemplars: Sequence[Row]) -> tuple[str, str]:
     """What stands before each question and each worked answer, colon included, as in MGSM's own exemplars (`Swali:`,
     `Jibu la Hatua kwa Hatua:`); English's where they do not all begin alike, or are fewer than two."""
-    found = []
+    beginnings = []
     for column, english in (("question", QUESTION), ("answer", STEPS)):
         words = {match[1] if (match := _WORDS.match(str(row.get(column, "")))) else "" for row in exemplars}
-        found.append(words.pop() if len(words) == 1 and len(exemplars) > 1 else "")
-        found[-1] = found[-1] or english
-    return found[0], found[1]
+        beginnings.append(words.pop() if len(words) == 1 and len(exemplars) > 1 else "")
+        beginnings[-1] = beginnings[-1] or english
+    return beginnings[0], beginnings[1]
 
 
 def with_words(row: Row, question: str, answer: str) -> Row:
     """An exemplar that begins with these words, one space after each, whether it had them or not."""
-    told = {"question": f"{question} {row['question'].strip().removeprefix(question).lstrip()}"}
+    changes = {"question": f"{question} {row['question'].strip().removeprefix(question).lstrip()}"}
     if isinstance(row.get("answer"), str):
-        told["answer"] = f"{answer} {row['answer'].strip().removeprefix(answer).lstrip()}"
-    return row | told
+        changes["answer"] = f"{answer} {row['answer'].strip().removeprefix(answer).lstrip()}"
+    return row | changes
 
 
-def worded(english: Row, question: str, answer: str, native: bool) -> Row:
+def reword_prompt(english: Row, question: str, answer: str, native: bool) -> Row:
     """The prompt of MGSM's English file with other words before question and answer; native: an answer is asked for
     in these words, not English's."""
     text, target = english["doc_to_text"].replace(f"{QUESTION} ", f"{question} "), english["doc_to_target"]
@@ -101,13 +104,13 @@ def with_all_columns(ask: Ask, splits: Mapping[Path, Sequence[Row]]) -> dict[str
         splits[file] == rows_of(file, {}) for file in names
     ):
         return {name: file for file, name in names.items()}
-    found = {name: ask.folder / f"{ask.task}.{ask.language.code}.{name}.jsonl" for name in names.values()}
+    files = {name: ask.folder / f"{ask.task}.{ask.language.code}.{name}.jsonl" for name in names.values()}
     for file, name in names.items():
         default = {"answer": "-" if name == "train" else None, "answer_number": 0, "equation_solution": ""}
-        told = ({**default, **{key: row[key] for key in COLUMNS if row.get(key) is not None}} for row in splits[file])
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in told]
-        found[name].write_text("".join(lines), encoding="utf-8")
-    return found
+        filled = ({**default, **{key: row[key] for key in COLUMNS if row.get(key) is not None}} for row in splits[file])
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in filled]
+        files[name].write_text("".join(lines), encoding="utf-8")
+    return files
 
 
 def check_worked(file: Path, exemplars: list[Row], stock: Row) -> None:

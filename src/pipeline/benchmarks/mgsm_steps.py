@@ -25,7 +25,15 @@ from pipeline.benchmarks.calculations import (
 )
 from pipeline.benchmarks.local_files import Missing, Row, rows_of
 from pipeline.benchmarks.number_words import SPANS
-from pipeline.benchmarks.task_files import Ask, Definition, enough, local_files, ours, read_from, write
+from pipeline.benchmarks.task_files import (
+    Ask,
+    Definition,
+    check_exemplars,
+    local_files,
+    own_task_file,
+    read_from,
+    write_task,
+)
 from pipeline.errors import PipelineError
 from pipeline.languages import MGSM
 
@@ -52,7 +60,7 @@ def define(ask: Ask) -> list[Definition]:
     verify_mgsm(rows, gsm8k, test)
     worked = {"question": str, "equation_solution": str, "answer_number": int}
     exemplars = rows_of(train, worked) if ask.num_fewshot else []
-    enough(ask, ask.task, len(exemplars), train)
+    check_exemplars(ask, ask.task, len(exemplars), train)
     problems, questions = build_problems(gsm8k), [row["question"] for row in rows]
     excluded = excluded_questions(problems, questions, ask.language.code)
     asked = [problem for problem in problems if problem.scored and problem.index not in excluded]
@@ -64,11 +72,11 @@ def define(ask: Ask) -> list[Definition]:
         write_lines(files[split], items)
     card = data_card(problems, excluded)
     (ask.folder / f"{ask.task}.{ask.language.code}.card.json").write_text(json.dumps(card, indent=1), encoding="utf-8")
-    body: Row = {"include": [str(ours("mgsm_steps"))]}
+    body: Row = {"include": [str(own_task_file("mgsm_steps"))]}
     read_from(body, **files)
     if exemplars:
         body |= {"training_split": "train", "fewshot_split": "train"}
-    return [write(ask, body)]
+    return [write_task(ask, body)]
 
 
 def excluded_questions(

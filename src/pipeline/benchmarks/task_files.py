@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.benchmarks.local_files import Row, place
+from pipeline.benchmarks.local_files import Row, path_of_split
 from pipeline.errors import PipelineError
 from pipeline.languages import Language
 
@@ -52,7 +52,7 @@ class Ask:
     options: str = "letters"
 
 
-def stock(ask: Ask, name: str, wordless: str | None = None) -> Path:
+def stock_file(ask: Ask, name: str, wordless: str | None = None) -> Path:
     """The harness' own file. Found without importing the harness, which takes seconds.
 
     `wordless`: English's file of a benchmark whose prompts differ in nothing but the rows; with rows of one's own it
@@ -76,14 +76,14 @@ def stock(ask: Ask, name: str, wordless: str | None = None) -> Path:
     raise PipelineError(f"the harness has no {ask.task} in {ask.language.name}: {remedy}")
 
 
-def ours(name: str) -> Path:
+def own_task_file(name: str) -> Path:
     return OURS / f"{name}.yaml"
 
 
 def by_text(ask: Ask) -> list[str]:
     """What turns a question that is answered by a letter into one that is answered by the text of its options, where
     that is asked for."""
-    return [str(ours(f"{ask.task}_text"))] if ask.options == "text" else []
+    return [str(own_task_file(f"{ask.task}_text"))] if ask.options == "text" else []
 
 
 def generation_kwargs(ask: Ask, *files: Path) -> Row:
@@ -101,38 +101,38 @@ class _Plain(yaml.SafeLoader):
 _Plain.add_constructor("!function", lambda loader, node: node.value.rpartition(".")[2])
 
 
-def whole(file: Path) -> Row:
+def merge_includes(file: Path) -> Row:
     """A task file with what it includes, its own words before those. A !function is the name of the function."""
     body = yaml.load(file.read_text(encoding="utf-8"), _Plain)
     definition: Row = {}
     includes = body.pop("include", [])
     for include in [includes] if isinstance(includes, str) else includes:
-        definition |= whole(file.parent / include)
+        definition |= merge_includes(file.parent / include)
     return definition | body
 
 
 def local_files(ask: Ask, folder: str, *splits: str) -> list[Path]:
     assert ask.data_root
-    return [place(ask.data_root, folder, ask.language, split) for split in splits]
+    return [path_of_split(ask.data_root, folder, ask.language, split) for split in splits]
 
 
-def enough(ask: Ask, what: str, have: int, file: Path) -> None:
-    if ask.num_fewshot > have:
+def check_exemplars(ask: Ask, label: str, available: int, file: Path) -> None:
+    if ask.num_fewshot > available:
         raise PipelineError(
-            f"{what}: num_fewshot={ask.num_fewshot}, but {file} has {have} exemplars: ask for at most {have}"
+            f"{label}: num_fewshot={ask.num_fewshot}, but {file} has {available} exemplars: ask for at most {available}"
         )
 
 
 def read_from(body: Row, **files: Path) -> None:
     """Point a task at local files, a split each."""
-    body["include"].append(str(ours("local")))
+    body["include"].append(str(own_task_file("local")))
     body["dataset_kwargs"] = {"data_files": {split: str(file.resolve()) for split, file in files.items()}}
 
 
-def write(ask: Ask, body: Row, pair: str | None = None, first: int = 0) -> Definition:
-    where = pair or ask.language.code
-    name = f"{ask.task}_{where}_{ask.num_fewshot}shot"
-    file = ask.folder / f"{ask.task}.{where}.yaml"
+def write_task(ask: Ask, body: Row, pair: str | None = None, first: int = 0) -> Definition:
+    code = pair or ask.language.code
+    name = f"{ask.task}_{code}_{ask.num_fewshot}shot"
+    file = ask.folder / f"{ask.task}.{code}.yaml"
     body = {"task": name, "num_fewshot": ask.num_fewshot, **body}
     file.write_text(yaml.safe_dump(body, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return Definition(name, file, ask.task, ask.language.code, pair, ask.num_fewshot, first)

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from pipeline.config.stages import CleanStage, SelectStage
 from pipeline.evaluate.selection import compared
-from pipeline.files import move
-from pipeline.report.render.text import aligned
+from pipeline.files import move_folder
+from pipeline.report.render.text import align_columns
 from pipeline.runs import resume
-from pipeline.runs.folders import finished, of_same_digits
-from pipeline.runs.graph import unfinished
-from pipeline.runs.lease import Holder, holder, left, take
+from pipeline.runs.folders import finished_manifests, folders_of_same_digits
+from pipeline.runs.graph import reasons_unfinished
+from pipeline.runs.lease import Holder, latest_work_folder, live_holder, take_lease
 from pipeline.runs.manifest import read_manifest, snapshot_hash
 from pipeline.runs.run import Run, Snapshot
 
@@ -54,18 +54,18 @@ def clean_up(config: CleanStage) -> str:
         if problem is None:
             total, count = total + size, count + 1
     outcome = "would be freed: nothing was touched, clean.dry_run=false frees it" if config.clean.dry_run else "freed"
-    return "\n".join([*aligned(rows, right={0}), f"{total / 2**20:.1f} MB in {count} folders {outcome}"])
+    return "\n".join([*align_columns(rows, right={0}), f"{total / 2**20:.1f} MB in {count} folders {outcome}"])
 
 
 def stale_work(runs_dir: Path, hours: float, resume_points: bool) -> list[Removable]:
     """Abandoned work folders: nobody holds their lease, and nothing in them was touched within `hours`."""
     items = []
     for folder in sorted(path for path in (runs_dir / ".work").glob("*") if path.is_dir()):
-        record = resume.read(left(folder))
+        record = resume.read_resume_point(latest_work_folder(folder))
         age = (time.time() - last_touched(folder)) / 3600
         if age < hours or (record is not None and not resume_points):
             continue
-        if holder(folder):
+        if live_holder(folder):
             continue
         kind = f"an interrupted run, with a resume point after step {record['step']}" if record else "an unfinished run"
         items.append(Removable(folder, folder.name.partition(".")[0], f"{kind}, untouched for {age:.0f} hours"))
@@ -78,7 +78,7 @@ def last_touched(folder: Path) -> float:
 
 def idle_snapshots(runs_dir: Path) -> list[Removable]:
     """Snapshots of finished trainings that no finished run needs."""
-    manifests = sorted(finished(runs_dir), key=lambda manifest: manifest.started)
+    manifests = sorted(finished_manifests(runs_dir), key=lambda manifest: manifest.started)
     by_hash = {manifest.hash: manifest for manifest in manifests}
     ranked, ranking = (
         set(),
@@ -99,7 +99,7 @@ def idle_snapshots(runs_dir: Path) -> list[Removable]:
         for step, entry in training.snapshots.items():
             key = snapshot_hash(training.hash, int(step))
             if not entry.get("freed") and key not in used_hashes:
-                home = of_same_digits(training.hash, runs_dir)[training.hash]
+                home = folders_of_same_digits(training.hash, runs_dir)[training.hash]
                 folder = home / resume.SNAPSHOTS / f"step-{step}"
                 reason = "a select run has ranked it" if key in ranked else "no run was made from it"
                 items.append(Removable(folder, training.hash, f"a snapshot: {reason}", step))
@@ -111,7 +111,7 @@ def free_ranked(runs: list[Run], protected: set[str]) -> list[str]:
 
     Kept are the parents and candidates of unfinished runs, the parents of finished ones, and the hashes in `protected`.
     """
-    reasons = unfinished(runs)
+    reasons = reasons_unfinished(runs)
     rankings = {run.hash: compared(run) for run in runs if isinstance(run.config, SelectStage)}
     done = [candidates for key, candidates in rankings.items() if key not in reasons]
     ranked = {snapshot.hash: snapshot.name for candidates in done for snapshot in candidates}
@@ -128,7 +128,7 @@ def free_ranked(runs: list[Run], protected: set[str]) -> list[str]:
 
 def missing_snapshots(runs: list[Run]) -> list[str]:
     """Names of deleted snapshots that unfinished runs need; their finished trainings are not rerun."""
-    reasons, names = unfinished(runs), []
+    reasons, names = reasons_unfinished(runs), []
     parents = [parent for run in runs if run.hash in reasons for parent in run.parents.values()]
     for snapshot in (parent for parent in parents if isinstance(parent, Snapshot)):
         manifest = read_manifest(snapshot.run.folder) if snapshot.run.hash not in reasons else None
@@ -139,7 +139,7 @@ def missing_snapshots(runs: list[Run]) -> list[str]:
 
 def free_unless_in_use(item: Removable, runs_dir: Path) -> str | None:
     """Delete it; None if it was deleted, else why it was not."""
-    lease = take(runs_dir / ".work" / item.hash)
+    lease = take_lease(runs_dir / ".work" / item.hash)
     if isinstance(lease, Holder):
         return f"in use: left, {item.reason}"
     try:
@@ -162,5 +162,5 @@ def delete(item: Removable) -> None:
     doomed = item.folder.with_name(f"{item.folder.name}.freed")
     shutil.rmtree(doomed, ignore_errors=True)  # left by a clean that was killed
     with suppress(FileNotFoundError):
-        move(item.folder, doomed)  # so that a partly deleted folder is not taken for a complete one
+        move_folder(item.folder, doomed)  # so that a partly deleted folder is not taken for a complete one
         shutil.rmtree(doomed)

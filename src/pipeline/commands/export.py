@@ -10,8 +10,8 @@ from pipeline.config import conf
 from pipeline.config.stages import Export, ExportStage, ReportStage
 from pipeline.errors import PipelineError
 from pipeline.report.html.write import write_report
-from pipeline.report.load.archive import pack, unpack
-from pipeline.results.collect import gather
+from pipeline.report.load.archive import read_archive, write_archive
+from pipeline.results.collect import gather_results
 from pipeline.results.report_state import Reported
 from pipeline.tables.planned_runs import Planning
 
@@ -38,19 +38,21 @@ def export_table(config: ExportStage, to: str) -> Path:
         raise PipelineError(f"export.to={file} is not a place for a file: name one in an existing folder")
     remembered = Reported.of(config)
     planning = Planning.of(remembered.asked_again(config))
-    results = gather(planning, remembered.failed)
+    results = gather_results(planning, remembered.failed)
     if not results.evaluations:
         raise PipelineError(f"table={config.table} has no finished evaluation in {config.runs_dir}: nothing to export")
     roots = [str(Path(root).resolve()) for root in (config.runs_dir, planning.config.data_root, ".") if root]
-    return pack(results, conf.table(config.table).read_text(encoding="utf-8"), file, [*roots, str(Path.home())])
+    return write_archive(
+        results, conf.table_file(config.table).read_text(encoding="utf-8"), file, [*roots, str(Path.home())]
+    )
 
 
 def report_archive(config: ReportStage) -> Path:
     """Write the page of an archive to runs_dir/reports, like that of a table computed here. Returns its path."""
     with tempfile.TemporaryDirectory() as folder:
-        results = replace(unpack(Path(config.table), Path(folder)), base_tolerance=config.report.base_tolerance)
+        results = replace(read_archive(Path(config.table), Path(folder)), base_tolerance=config.report.base_tolerance)
         report = Path(config.runs_dir) / "reports" / results.table
-        reported = Reported.read(report)
+        reported = Reported.read_state(report)
         reported.refuse_fewer(report, results, config.report.fewer)
         try:
             page = write_report(results, report)
@@ -59,5 +61,5 @@ def report_archive(config: ReportStage) -> Path:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             problem = f"{config.table} holds scores or answers of another kind than this program's"
             raise PipelineError(f"{problem}: give what stage=export wrote") from error
-        reported.write(report, finished=results.finished)
+        reported.write_state(report, finished=results.finished)
     return page

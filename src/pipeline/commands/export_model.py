@@ -20,7 +20,7 @@ from pipeline.data.benchmarks import hub_sources
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow, read_scores
 from pipeline.files import fingerprints
-from pipeline.hub.publish import publish, ready_for
+from pipeline.hub.publish import publish_folder, ready_for
 from pipeline.merge.adapters import Source, open_source
 from pipeline.merge.cast import cost_of_cast
 from pipeline.merge.compatibility import check_sources
@@ -29,11 +29,11 @@ from pipeline.merge.mergekit import FILE
 from pipeline.merge.methods.soup import Soup
 from pipeline.models.alike import same_architecture
 from pipeline.models.checkpoint import DTYPES, Checkpoint, read_json
-from pipeline.report.load.scores import percent, primary_of, score_line
+from pipeline.report.load.scores import percent_factor, primary_of, score_line
 from pipeline.runs.folders import finished_names
 from pipeline.runs.lineage import base_of
 from pipeline.runs.manifest import MANIFEST, Manifest, read_manifest
-from pipeline.runs.model_card import CARD, Origin, body_of, card, data_section, origin_of, relation_of
+from pipeline.runs.model_card import CARD, Origin, body_of, data_section, origin_of, relation_of, render_card
 from pipeline.runs.run import Parent
 from pipeline.runs.unchanged import check_unchanged
 from pipeline.stages.resolver import Resolver
@@ -75,7 +75,7 @@ def export_model(config: ExportStage) -> str:
         (folder / CARD).write_text(text, encoding="utf-8")
         (folder / CARD).chmod(0o644)
         if api is not None:
-            return publish(api, name, folder, config.export.private, "export.to")
+            return publish_folder(api, name, folder, config.export.private, "export.to")
         move_export(folder, Path(target))
     return target
 
@@ -217,7 +217,7 @@ def card_text(
         sections.append("\n".join(["## Results", "", *head, *rows]) + "\n")
     merged = manifest is not None and manifest.stage == "merge"
     results = [to_eval_result(row, request) for row, request in scored]
-    return card(
+    return render_card(
         name, "\n".join(sections), origin, tags=tags_of(manifest), relation=relation_of(origin, merged),
         licence=licence, results=results,
     )  # fmt: skip
@@ -273,5 +273,5 @@ def to_eval_result(row: ScoreRow, request: dict[str, Any]) -> EvalResult:
         dataset_split=request["eval"].get("split", "test"),
         dataset_args={"num_fewshot": row.num_fewshot} | ({"limit": limit} if limit else {}),
         metric_type=row.metric, metric_name=f"{row.task} {row.num_fewshot}-shot {row.metric}",
-        metric_value=round(row.value * percent(row.metric), 2),
+        metric_value=round(row.value * percent_factor(row.metric), 2),
     )  # fmt: skip

@@ -25,9 +25,9 @@ from pipeline.hub.addresses import plain_addresses, without_credentials
 from pipeline.hub.lock import LOCK, Lock, cached_snapshot, digest_of, part_of, pinned_as, read_lock, url_key
 from pipeline.models.files import HUB_PATTERNS
 from pipeline.runs.dtypes import dtypes_in
-from pipeline.runs.graph import ordered
+from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
-from pipeline.stages.hub_inputs import needs
+from pipeline.stages.hub_inputs import collect_hub_inputs
 from pipeline.tables.planned_runs import Planning
 
 
@@ -37,8 +37,8 @@ def prefetch(config: PrefetchStage) -> Path:
     Evaluations of models that are still to be selected need the same inputs for each candidate.
     """
     planning = Planning.of(config)
-    likely = [run for score in planning.waiting() if (run := planning.like(score))]
-    return fetch_and_lock(ordered([*planning.targets(), *likely]), config)
+    likely = [run for score in planning.waiting_scores() if (run := planning.representative_evaluation(score))]
+    return fetch_and_lock(order_runs([*planning.targets(), *likely]), config)
 
 
 def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
@@ -48,7 +48,7 @@ def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
     Raises:
         PipelineError: some inputs could not be fetched; the others are locked.
     """
-    runs_dir, inputs = Path(config.runs_dir), needs(runs)
+    runs_dir, inputs = Path(config.runs_dir), collect_hub_inputs(runs)
     runs_dir.mkdir(parents=True, exist_ok=True)
     lock = read_lock(runs_dir)
     path = runs_dir / LOCK

@@ -12,13 +12,13 @@ from pipeline.config.stages import ShowStage
 from pipeline.config.training import Sft
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
-from pipeline.launch.run_json import from_json
 from pipeline.report.load.scores import score_lines
-from pipeline.report.render.text import aligned
-from pipeline.runs.find import find
+from pipeline.report.render.text import align_columns
+from pipeline.runs.find import find_run
 from pipeline.runs.folders import folder_of
 from pipeline.runs.manifest import Manifest, read_manifest
-from pipeline.runs.run import flat
+from pipeline.runs.run import flatten_dict
+from pipeline.typed_json import from_json
 
 POINTS = 8  # of a curve
 LONGEST = 600  # characters of a prompt's end and of an answer
@@ -26,7 +26,7 @@ LONGEST = 600  # characters of a prompt's end and of an answer
 
 def show_run(config: ShowStage) -> str:
     """Text that describes the run, for a terminal."""
-    run = find(config.run, Path(config.runs_dir), "run")
+    run = find_run(config.run, Path(config.runs_dir), "run")
     folder = getattr(run, "folder", None)
     manifest = read_manifest(folder) if folder else None
     if folder is None or manifest is None:
@@ -110,7 +110,7 @@ def heading_lines(manifest: Manifest) -> list[str]:
 
 def deciding_lines(manifest: Manifest) -> list[str]:
     """The knobs that differ from their defaults, as KEY=VALUE of the command line."""
-    knobs = flat(manifest.decided_by.get("config", {}))
+    knobs = flatten_dict(manifest.decided_by.get("config", {}))
     words = [f"{key}={format_value(value)}" for key, value in knobs.items() if key != "stage"]
     return ["decided by (all else is at its default):", *(f"  {word}" for word in words or ["nothing but its parents"])]
 
@@ -123,7 +123,7 @@ def format_value(value: Any) -> str:
 
 def parent_lines(manifest: Manifest) -> list[str]:
     rows = [(f"  {role}", parent.name, parent.hash[:12]) for role, parent in manifest.parents.items()]
-    return ["parents:", *aligned(rows)] if rows else []
+    return ["parents:", *align_columns(rows)] if rows else []
 
 
 def curve_lines(folder: Path) -> list[str]:
@@ -140,7 +140,7 @@ def curve_lines(folder: Path) -> list[str]:
     names = list(dict.fromkeys(key for row in points for key in row if "loss" in key or key == "grad_norm"))
     rows = [("  step", *names)]
     rows += [(f"  {row['step']}", *(f"{row[key]:.4g}" if key in row else "" for key in names)) for row in points]
-    return [f"curve ({len(steps)} logged steps, log.jsonl has all):", *aligned(rows)]
+    return [f"curve ({len(steps)} logged steps, log.jsonl has all):", *align_columns(rows)]
 
 
 def answer_lines(folder: Path, count: int) -> list[str]:

@@ -20,11 +20,11 @@ from pipeline.errors import PipelineError
 from pipeline.launch import plan_files
 from pipeline.launch.slurm_commands import JOB_LOST, last_log_line, queued_jobs
 from pipeline.launch.worker import LOGS
-from pipeline.report.load.scores import percent
-from pipeline.report.render.text import aligned
+from pipeline.report.load.scores import percent_factor
+from pipeline.report.render.text import align_columns
 from pipeline.runs import resume, state
-from pipeline.runs.folders import DIGITS, finished, folder_name, label_in
-from pipeline.runs.lease import holder, left
+from pipeline.runs.folders import DIGITS, finished_manifests, folder_name, label_in
+from pipeline.runs.lease import latest_work_folder, live_holder
 from pipeline.runs.manifest import Manifest
 from pipeline.stages.rows import RUN_STAGES
 
@@ -68,22 +68,22 @@ def show_status(config: StatusStage) -> str:
     if not statuses:
         return f"no run{of_table} was computed or submitted in runs_dir={runs_dir} yet"
     counts = [f"{count} {state}" for state, count in Counter(status.state for status in statuses).items()]
-    return "\n".join([*aligned(rows, right={2, 3}), ", ".join(counts)])
+    return "\n".join([*align_columns(rows, right={2, 3}), ", ".join(counts)])
 
 
 def hashes_of(table: str, runs_dir: str) -> set[str]:
     """Hashes of a table's runs, with the settings of the last stage=table."""
     from pipeline.results.report_state import Reported
-    from pipeline.runs.graph import ordered
+    from pipeline.runs.graph import order_runs
     from pipeline.tables.planned_runs import Planning
 
     config = TableStage(stage="table", runs_dir=runs_dir, table=table)
-    return {run.hash for run in ordered(Planning.of(Reported.of(config).asked_again(config)).targets())}
+    return {run.hash for run in order_runs(Planning.of(Reported.of(config).asked_again(config)).targets())}
 
 
 def all_statuses(runs_dir: Path) -> list[RunStatus]:
     """Finished runs, oldest first, then the others in the order of their plans."""
-    manifests = {entry.hash: entry for entry in sorted(finished(runs_dir), key=lambda entry: entry.started)}
+    manifests = {entry.hash: entry for entry in sorted(finished_manifests(runs_dir), key=lambda entry: entry.started)}
     statuses = [of_finished(manifest) for manifest in manifests.values()]
     planned = {run_hash: run for plan in plan_files.read_plans(runs_dir) for run_hash, run in plan["runs"].items()}
     work = {path.name: path for path in sorted((runs_dir / ".work").glob("*")) if path.is_dir() and not path.suffix}
@@ -108,7 +108,7 @@ def key_of(status: RunStatus) -> tuple[str, str]:
 
 def was_rerun(workplace: Path, later: str | None) -> bool:
     """Whether a changed run of the same label finished after this one failed; later: when that run started."""
-    since = state.read(workplace).get("since")
+    since = state.read_state(workplace).get("since")
     return bool(since and later) and datetime.fromisoformat(str(since)) <= datetime.fromisoformat(str(later))
 
 
@@ -132,7 +132,7 @@ def main_score(scores: Mapping[str, float]) -> str | None:
         places = [name.split("/")[1] for name in scores if re.fullmatch(rf"{task}/[^/]+/{re.escape(metric)}", name)]
         if places:
             place = "mean" if "mean" in places else places[0]
-            return f"{task} {place} {percent(metric) * scores[f'{task}/{place}/{metric}']:.1f}"
+            return f"{task} {place} {percent_factor(metric) * scores[f'{task}/{place}/{metric}']:.1f}"
     return None
 
 
@@ -149,7 +149,7 @@ def of_unfinished(
 ) -> RunStatus:
     """Status of an unfinished run. failed: run hash -> name of the failed runs so far, updated here."""
     workplace = runs_dir / ".work" / run_hash
-    record, owner = state.read(workplace), holder(workplace)
+    record, owner = state.read_state(workplace), live_holder(workplace)
     name, stage = (
         plan.get("name") or record.get("name") or run_hash[:12],
         plan.get("stage") or record.get("stage") or "",
@@ -198,7 +198,7 @@ def step_progress(status: RunStatus, record: dict[str, Any]) -> str:
 
 def unpublished_reason(workplace: Path, record: dict[str, Any]) -> str:
     """Why a run was not published, and how to resume or delete it."""
-    resume_point = resume.read(left(workplace))
+    resume_point = resume.read_resume_point(latest_work_folder(workplace))
     ended = {"running": "its job or process ended", "stopped": "it received a signal"}
     reason = ended.get(record.get("state", ""), "it was abandoned")
     place = f", resume point after step {resume_point['step']}" if resume_point else ""

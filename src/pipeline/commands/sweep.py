@@ -31,7 +31,7 @@ def make_sweep(config: SweepStage) -> Path:
             written).
     """
     from pipeline.launch.in_process import execute
-    from pipeline.merge.resident import resident
+    from pipeline.merge.resident import keep_models_resident
     from pipeline.merge.stage import merge_of
     from pipeline.report.html.sweep import write_page
 
@@ -45,7 +45,7 @@ def make_sweep(config: SweepStage) -> Path:
     first, count = parse_shard(config.sweep.shard)
     shard_runs = runs[first::count]
     print(f"sweep of {len(points)} points, {len(shard_runs)} in shard {config.sweep.shard}", file=sys.stderr)
-    with resident():
+    with keep_models_resident():
         failed = execute(shard_runs)
     name = hashlib.sha256("".join(run.hash for run in runs).encode()).hexdigest()[:8]
     label = f"{config.merge.method}-{config.eval.name}"

@@ -17,20 +17,20 @@ from pipeline.hub.lock import read_lock
 from pipeline.launch.launchers import Execute, executor_for
 from pipeline.launch.preflight import evaluation_problems
 from pipeline.report.load.archive import is_archive
-from pipeline.report.render.text import aligned, some
-from pipeline.results.contrasts import contrasts
+from pipeline.report.render.text import align_columns, pluralize
+from pipeline.results.contrasts import detectable_differences
 from pipeline.results.placed_claims import check_claims
 from pipeline.results.report_state import Reported
-from pipeline.results.simulated import lines as claim_odds
+from pipeline.results.simulated import describe_odds as claim_odds
 from pipeline.runs.disk import check_writable
-from pipeline.runs.folders import finished
-from pipeline.runs.graph import ordered, unfinished
-from pipeline.runs.lease import job
+from pipeline.runs.folders import finished_manifests
+from pipeline.runs.graph import order_runs, reasons_unfinished
+from pipeline.runs.lease import slurm_job
 from pipeline.runs.manifest import read_manifest
-from pipeline.runs.run import Run, runs_behind
+from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.evaluation import is_bundle
-from pipeline.stages.hub_inputs import needs
-from pipeline.tables.overrides import told_every
+from pipeline.stages.hub_inputs import collect_hub_inputs
+from pipeline.tables.overrides import describe_every_keys
 from pipeline.tables.plan import TablePlan
 from pipeline.tables.planned_runs import Planning
 
@@ -44,15 +44,15 @@ def show_plan(config: PlanStage) -> str:
     """
     planning = Planning.of(config)
     check_claims(planning)
-    runs = ordered(planning.targets())
+    runs = order_runs(planning.targets())
     lines = [show_runs(runs, config.plan.lines), *count_kinds(planning, runs)]
-    waiting = [run for score in planning.waiting() if (run := planning.like(score))]
+    waiting = [run for score in planning.waiting_scores() if (run := planning.representative_evaluation(score))]
     cost = estimate_costs(runs, config.plan, planning.plan.table.free_snapshots, waiting) if config.plan.gpu else None
     lines += [
         *(cost.lines() if cost else []),
-        *told_every(planning),
+        *describe_every_keys(planning),
         *published_lines(planning.plan),
-        *contrasts(planning),
+        *detectable_differences(planning),
     ]
     lines += claim_odds(planning, config.plan.worlds)
     lines += [
@@ -64,7 +64,7 @@ def show_plan(config: PlanStage) -> str:
         *(cost.causes if cost else []),
     ]
     if causes:
-        raise PipelineError("\nerror: ".join(causes), shown="\n".join(lines))
+        raise PipelineError("\nerror: ".join(causes), output="\n".join(lines))
     return "\n".join(lines)
 
 
@@ -82,8 +82,8 @@ def not_planned(planning: Planning) -> list[str]:
 def show_runs(runs: list[Run], max_lines: int = 10**9) -> str:
     """Text table of the runs with their estimated seconds and states, at most `max_lines`; then missing inputs, memory
     and the total time."""
-    history = History(finished(runs[0].runs_dir) if runs else ())
-    rows, reasons = [("run", "stage", "seconds", "state")], unfinished(runs)
+    history = History(finished_manifests(runs[0].runs_dir) if runs else ())
+    rows, reasons = [("run", "stage", "seconds", "state")], reasons_unfinished(runs)
     for run in runs:
         if run.hash in reasons:
             rows.append((run.name, run.config.stage, history.seconds_text(run), reasons[run.hash]))
@@ -92,10 +92,10 @@ def show_runs(runs: list[Run], max_lines: int = 10**9) -> str:
             assert manifest is not None
             rows.append((run.name, run.config.stage, f"{manifest.seconds:.0f}", "finished"))
     omitted = len(rows) - 1 - max_lines
-    lines = aligned(rows[: max_lines + 1])
+    lines = align_columns(rows[: max_lines + 1])
     lines += [f"and {omitted} more; plan.lines={len(runs)} lists all"] if omitted > 0 else []
     if runs:
-        inputs = needs(runs)
+        inputs = collect_hub_inputs(runs)
         missing = inputs.not_pinned(read_lock(runs[0].runs_dir))
         lines += [f"not pinned: {', '.join(missing)}; stage=prefetch locks their revisions"] if missing else []
         lines += inputs.problems
@@ -123,14 +123,14 @@ def count_kinds(planning: Planning, runs: Sequence[Run]) -> list[str]:
         in_memory = isinstance(run.config, EvalStage) and run.config.merge is not None
         kind = "averages of evals" if is_bundle(run) else "eval of a merge in memory" if in_memory else run.config.stage
         by_kind.setdefault(kind, []).append(run)
-    remaining = unfinished(list(runs))
+    remaining = reasons_unfinished(list(runs))
     lines = [
         f"{kind}: {len(members)}, {sum(run.hash not in remaining for run in members)} finished"
         for kind, members in by_kind.items()
     ]
-    plan, waiting = planning.plan, len(planning.waiting())
+    plan, waiting = planning.plan, len(planning.waiting_scores())
     count = len(plan.scores)
-    distinct = len({run.hash for run in map(planning.evaluation, plan.scores) if run})
+    distinct = len({run.hash for run in map(planning.evaluation_of, plan.scores) if run})
     cells = f"{len(plan.cells)} cells of {count} scores, {distinct} distinct"
     lines += [f"{cells}; {len(plan.choices)} choices" + (f", {waiting} scores wait for theirs" if waiting else "")]
     return lines
@@ -143,7 +143,7 @@ def published_lines(plan: TablePlan) -> list[str]:
     for key, count in counts.items():
         absent = dict.fromkeys(f"{row} {column}" for table, row, column in plan.unprinted if table == key)
         suffix = f"; not printed there, so left empty: {', '.join(absent)}" if absent else ""
-        lines.append(f"published: {key} for {some(count, 'cell')}{suffix}")
+        lines.append(f"published: {key} for {pluralize(count, 'cell')}{suffix}")
     return lines
 
 
@@ -157,19 +157,19 @@ def make_table(config: TableStage) -> Path:
     planning = Planning.of(config)
     check_claims(planning)
     targets = planning.targets()
-    if missing := missing_snapshots(ordered(targets)):
+    if missing := missing_snapshots(order_runs(targets)):
         problem = (
             f"table={config.table} needs {', '.join(missing)}, which {'was' if len(missing) == 1 else 'were'} deleted"
         )
         raise PipelineError(f"{problem}: train again with redo=true, or remove the runs that need it")
-    waiting = [run for score in planning.waiting() if (run := planning.like(score))]
+    waiting = [run for score in planning.waiting_scores() if (run := planning.representative_evaluation(score))]
     # the job that continues a table leaves prompts to the evaluations, which check them, too
-    prompts = config.launcher.retry_failed or job() is None
-    if causes := not_planned(planning) or evaluation_problems([*ordered(targets), *waiting], prompts):
+    prompts = config.launcher.retry_failed or slurm_job() is None
+    if causes := not_planned(planning) or evaluation_problems([*order_runs(targets), *waiting], prompts):
         raise PipelineError("\nerror: ".join(causes))
     reported = replace(Reported.of(config), data_root=config.data_root, every=dict(config.every))
     check_writable(Path(config.runs_dir))
-    reported.write(report_folder(planning))
+    reported.write_state(report_folder(planning))
     failed: dict[str, str] = {}
     executed: set[str] = set()
     with executor_for(config.launcher, targets, again=sys.argv[1:]) as execute:
@@ -179,16 +179,16 @@ def make_table(config: TableStage) -> Path:
             targets = planning.targets()
     page = write_results(planning, replace(reported, failed=failed), Report(fewer=True))
     if failed:
-        raise PipelineError(f"{what_failed(failed, ordered(planning.targets()))}; {page} shows what there is")
+        raise PipelineError(f"{what_failed(failed, order_runs(planning.targets()))}; {page} shows what there is")
     return page
 
 
 def what_failed(failed: Mapping[str, str], runs: Sequence[Run]) -> str:
     """Text with the failed runs and reasons, and the number of runs that were not computed as they depend on them."""
-    blocked = {run.name for run in runs if any(parent.name in failed for parent in runs_behind(run.parents))}
+    blocked = {run.name for run in runs if any(parent.name in failed for parent in parent_runs(run.parents))}
     own_failures = [f"{name}: {reason}" for name, reason in failed.items() if name not in blocked]
     suffix = f"; {len(own_failures) - 3} more" if len(own_failures) > 3 else ""
-    summary = f"{some(len(own_failures), 'run')} failed ({'; '.join(own_failures[:3])}{suffix})"
+    summary = f"{pluralize(len(own_failures), 'run')} failed ({'; '.join(own_failures[:3])}{suffix})"
     dependents = len(failed) - len(own_failures)
     return f"{summary}, so {dependents} that depend on them were not computed" if dependents else summary
 
@@ -197,8 +197,8 @@ def execute_targets(execute: Execute, planning: Planning, targets: list[Run], fa
     """Compute runs and return the failures; with free_snapshots one selection at a time, deleting the snapshots that
     it has ranked before the next."""
     if planning.plan.table.free_snapshots:
-        runs = ordered(targets)
-        protected = planning.snapshots()
+        runs = order_runs(targets)
+        protected = planning.named_snapshots()
         for selection in (run for run in runs if isinstance(run.config, SelectStage)):
             failed = execute([selection], failed)
             for name in free_ranked(runs, protected):
@@ -214,8 +214,8 @@ def report_table(config: ReportStage) -> Path:
         return report_archive(config)
     reported = Reported.of(config)
     planning = Planning.of(reported.asked_again(config))
-    runs = ordered(planning.targets())
-    reasons = unfinished(runs)
+    runs = order_runs(planning.targets())
+    reasons = reasons_unfinished(runs)
     missing = {run.name: reasons[run.hash] for run in runs if run.hash in reasons}
     if len(missing) == len(runs):
         raise PipelineError(
@@ -237,15 +237,15 @@ def write_results(
     """Write the report: page, cells, contrasts and claims. Returns the page."""
     from pipeline.report.html.page import by_message
     from pipeline.report.html.write import write_report
-    from pipeline.results.collect import gather
+    from pipeline.results.collect import gather_results
 
     folder = report_folder(planning)
-    results = replace(gather(planning, reported.failed, reasons), base_tolerance=report.base_tolerance)
+    results = replace(gather_results(planning, reported.failed, reasons), base_tolerance=report.base_tolerance)
     reported.refuse_fewer(folder, results, report.fewer)
     page = write_report(results, folder)
     for message, names in by_message(results, lambda run: run.warnings):
         print(f"warning: {message} ({names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)})", file=sys.stderr)
-    reported.write(folder, finished=results.finished)
+    reported.write_state(folder, finished=results.finished)
     track_table(planning, folder)
     return page
 

@@ -1,4 +1,4 @@
-"""What is taught, from which rows."""
+"""Training sets and their sources."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pipeline.config.knob import knob
 
 @dataclass
 class Source:
-    """One dataset: where it is on the Hub, or below data_root, which rows are taken, and how many.
+    """One dataset: where it is on the Hub or below data_root, which rows are taken, and how many.
 
-    How many: `count` rows, or a `share` of what data.size leaves to shares, or neither: all there are.
+    How many: `count` rows, or a `share` of the rows of data.size that counts leave, or, with neither, all.
     """
 
     hub: str | None = None  # id of the repository, or a folder that is a copy of one
     hub_config: str | None = None
     split: str = "train"
-    revision: str | None = None  # null: what stage=prefetch locked, until then the newest
-    files: str | None = None  # a pattern of files inside the repository, read as they are: around a script, or a part
-    url: str | None = None  # one file that is on no hub
-    format: str | None = knob(None, options=("json", "csv", "parquet", "text"))  # of files and url; null: by their name
+    revision: str | None = None  # null: as locked by stage=prefetch, the newest until then
+    files: str | None = None  # pattern of files in the repository, read directly: to bypass a script, or to read a part
+    url: str | None = None  # a single file that is not on a hub
+    format: str | None = knob(None, options=("json", "csv", "parquet", "text"))  # of files and url; null: by file name
     licence: str = knob("", hashed=False)
     paper: str = knob("", hashed=False)  # where the papers name it
     file: str = MISSING  # below data_root: JSONL, CSV or parquet, or raw bitext
@@ -34,13 +34,17 @@ class Source:
     turns: int | None = knob(None, low=1)  # rows=conversation: turns kept from its beginning; null: all
     tool_turns: str = knob(
         "drop", options=("drop", "keep")
-    )  # rows=conversation: those with tools, for sft.template=chat
+    )  # rows=conversation: turns with tools, for sft.template=chat
     min_score: float | None = None  # rows=nllb: LASER margin
     without: list[str] | None = None  # benchmarks whose items are dropped even where data.decontaminate=count
     stream: bool = False  # read only as far as `candidates`, in an order shuffled by the seed, without fetching all
-    candidates: int | None = knob(None, low=1)  # rows that are looked at; null: all, 10 million at most
+    candidates: int | None = knob(None, low=1)  # rows that are considered; null: all, at most 10 million
     count: int | None = knob(None, low=1)
     share: float | None = knob(None, above=0)
+
+    @property
+    def is_language_set(self) -> bool:
+        return self.language not in (None, "en")
 
 
 @dataclass
@@ -48,41 +52,41 @@ class World:
     """The small world (data/sandbox.py): sizes in items or rows."""
 
     seed: int = knob(0, low=0)  # lexicons and facts; the shipped base knows those of seed 0
-    items: int = knob(100, low=1, high=2000)  # test items a benchmark and language
+    items: int = knob(100, low=1, high=2000)  # test items per benchmark and language
     dev_items: int = knob(250, low=1, high=2000)
     math_rows: int = knob(6000, low=1)
-    language_rows: int = knob(16000, low=1)  # a clone language
-    documents: int = knob(0, low=0)  # plain text to make a base from; 0: none is written
-    last_documents: int = knob(0, low=0)  # and what it reads after that, much of it in qac
+    language_rows: int = knob(16000, low=1)  # per constructed language
+    documents: int = knob(0, low=0)  # plain text to train a base on; 0: none is written
+    last_documents: int = knob(0, low=0)  # and the text it reads after that, much of it in qac
 
 
 @dataclass
 class Items:
-    """Items of the benchmarks of a small world, the data_root, in a data run of their own: more retrain nothing."""
+    """Benchmark items of a small world, the data_root, in a separate data run: more items do not require retraining."""
 
     dev: int = knob(500, low=1, high=2000)
-    test: int = knob(100, low=1, high=2000)  # a benchmark and language
+    test: int = knob(100, low=1, high=2000)  # per benchmark and language
 
 
 @dataclass
 class Expert:
-    """What is taught, and from which sets.
+    """An expert's training data.
 
-    side: whose layers it gives to a swap; both: a joint set, whose rows say their side; none: text that makes a base.
-    A joint set is the union of what its two experts' data runs give, each drawn by the same data.* and seed.
+    side: which side of a swap it supplies; both: a joint set, whose rows have a side each; none: text to train a base.
+    A joint set is the union of the data runs of its two experts, each drawn with the same data.* and seed.
     """
 
     name: str = knob(hashed=False)
     side: str = knob(MISSING, options=("math", "language", "both", "none"), hashed=False)
     sources: dict[str, Source] = field(default_factory=dict)
-    union: dict[str, Expert] = knob({}, hashed=False)  # of a joint set: its two experts; their data runs are parents
-    text: dict[str, Source] = knob({}, hashed=False)  # what stage=cpt reads in place of sources, where there is any
-    size: int | None = knob(None, low=1)  # training rows where data.size does not say
+    union: dict[str, Expert] = knob({}, hashed=False)  # for a joint set: its two experts; their data runs are parents
+    text: dict[str, Source] = knob({}, hashed=False)  # if any, read by stage=cpt in place of sources
+    size: int | None = knob(None, low=1)  # training rows if data.size is not set
     world: World | None = None  # set: the data run writes the small world instead of a training set
     items: Items | None = None  # set: it writes items of the small world that is its data_root
 
     def questions(self, split: str) -> int | None:
-        """A benchmark's and language's, in what is written of a small world; None of any other data."""
+        """Number of items per benchmark and language in a small world's data; None for any other data."""
         if self.items:
             return self.items.test if split == "test" else self.items.dev
         if self.world:
@@ -92,16 +96,17 @@ class Expert:
 
 @dataclass
 class Data:
-    """The mixture drawn from an expert's sources. Dropping departs from the papers' letter; the card counts either."""
+    """The mixture drawn from an expert's sources. Dropping deviates from the papers; the data card counts the rows
+    either way."""
 
-    size: int | None = knob(None, low=1)  # training rows; null: the expert's own, else all there are
-    validation: int = knob(0, low=0)  # rows kept apart, besides `size`
+    size: int | None = knob(None, low=1)  # training rows; null: the expert's size, else all
+    validation: int = knob(0, low=0)  # rows held out, in addition to `size`
     shuffle: bool = True  # false: the sources' own order, for a set that is a curriculum
-    leave_out: list[str] | None = knob(None, hashed=False)  # sources that the expert has and this mixture has not
-    allow_fewer: bool = False  # take what there is where a source has fewer rows than asked
+    leave_out: list[str] | None = knob(None, hashed=False)  # sources of the expert that this mixture omits
+    allow_fewer: bool = False  # accept sources with fewer rows than requested
     decontaminate: str = knob("drop", options=("drop", "count"))  # rows that share an n-gram with a benchmark
-    # rows that share one with numbers left out of both; null: as decontaminate, in language sets count
+    # rows that share one after removing numbers from both; null: as decontaminate, in language sets count
     number_variants: str | None = knob(None, options=("drop", "count"))
     ngram: int = knob(13, low=4)  # words; twice as many characters where a script has no spaces
-    benchmarks: str | None = knob(None, run=True)  # a folder laid out as data_root; null: data_root, else the Hub
+    benchmarks: str | None = knob(None, run=True)  # a folder with data_root's layout; null: data_root, else the Hub
     word_problems: str = knob("drop", options=("drop", "count"))  # of language sets

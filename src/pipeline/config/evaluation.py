@@ -1,4 +1,4 @@
-"""What is scored and how, and how the best of many is chosen by it."""
+"""Evaluation settings, and the selection of the best snapshot by scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.config.knob import knob
 
 def below_float32(config: Eval) -> bool:
     """Whether rounding makes answers depend on which prompts are computed together: in bfloat16 it changes up to
-    half of them, in float32 none (results/README.md). Of an unresolved eval.dtype=auto the dtype is not known."""
+    half of them, in float32 none (results/README.md). For an unresolved eval.dtype=auto the dtype is unknown."""
     return config.dtype != "float32"
 
 
@@ -27,33 +27,35 @@ def runs_programs(config: Eval) -> bool:
 class EvalTask:
     task: str = MISSING
     num_fewshot: int = knob(MISSING, low=0)
-    where_possible: bool = False  # of a bundle: where its data is not there it is shown as missing, not refused
+    where_possible: bool = False  # in a bundle: missing data is reported as missing, not as an error
 
 
 @dataclass
 class Eval:
     name: str = knob(hashed=False)
-    tasks: list[EvalTask] = MISSING  # [{task: mgsm, num_fewshot: 2}], as the harness spells them
+    tasks: list[EvalTask] = MISSING  # [{task: mgsm, num_fewshot: 2}], with lm-eval's names
     split: str = knob("test", options=("test", "dev"))
-    limit: int | None = knob(None, low=1)  # questions a task; null: all
+    limit: int | None = knob(None, low=1)  # questions per task; null: all
     max_gen_toks: int | None = knob(None, low=1)  # null: the task's own
-    max_gen_toks_of: dict[str, int] = knob({}, low=1)  # language -> in place of max_gen_toks: scripts cost tokens
-    # of MGSM; random: the harness' draw a question
+    max_gen_toks_of: dict[str, int] = knob({}, low=1)  # language -> overrides max_gen_toks: scripts differ in tokens
+    # of MGSM; random: drawn by the harness for each question
     exemplars: str = knob("first_n", options=("first_n", "random"), hashed=with_exemplars)
     dtype: str = knob("auto", options=("auto", "float32", "bfloat16", "float16"))  # auto: as the weights are stored
-    backend: str = knob("hf", options=("hf", "vllm"))  # vllm: handed to the harness' own model class
+    backend: str = knob("hf", options=("hf", "vllm"))  # vllm: the harness' own model class
     chat_template: bool = False  # the exemplars as turns of a conversation
-    # what a chat template that prints today's date prints
-    template_date: str = knob("2024-07-26", hashed=lambda asked: asked.chat_template)
-    # Belebele and Global MMLU: options shown with letters and answered by one, or answered by their text, none shown
+    # the date printed by chat templates that print today's date
+    template_date: str = knob("2024-07-26", hashed=lambda config: config.chat_template)
+    # Belebele, Global MMLU: options listed with letters and answered by one, or unlisted and answered by their text
     options: str = knob("letters", options=("letters", "text"))
-    run_code: bool = knob(False, hashed=runs_programs)  # mbpp runs programs that the model writes, each confined
-    too_long: int = knob(0, low=0)  # prompts a task that may not fit: they leave the score; more are refused
+    run_code: bool = knob(False, hashed=runs_programs)  # mbpp runs programs written by the model, each in a sandbox
+    too_long: int = knob(
+        0, low=0
+    )  # prompts per task that may not fit: they are excluded from the score; more are an error
     spm_model: str | None = knob(None, hashed=False)  # SentencePiece model of spBLEU; its content enters as a parent
-    # These three are hashed below float32 alone, where they change answers
+    # These three are hashed only below float32, where they change answers
     batch_size: int = knob(32, low=1, hashed=below_float32)  # prompts at once; halved where memory runs out
-    share_prefix: bool = knob(True, hashed=below_float32)  # exemplars are computed once, not once a question
-    shards: int = knob(1, low=1, hashed=below_float32)  # GPUs that share the questions of a task, a process each
+    share_prefix: bool = knob(True, hashed=below_float32)  # exemplars are computed once, not once per question
+    shards: int = knob(1, low=1, hashed=below_float32)  # GPUs that share the questions of a task, one process each
 
 
 @dataclass
@@ -66,11 +68,11 @@ class Measure:
 
 @dataclass
 class Select:
-    """Which snapshot of which run stands for all: the best in primary measures among those that keep to the guards."""
+    """Which snapshot of which run is selected: the best in the primary measures among those that satisfy the guards."""
 
     name: str = knob(hashed=False)
     by: str = knob("scores", options=("scores", "validation_loss"))
-    snapshots: str = knob("all", options=("all", "last"))  # last: each run's final weights alone
+    snapshots: str = knob("all", options=("all", "last"))  # last: only each run's final weights
     primary: list[Measure] | None = None  # ordered by the mean of the ranks in these
     guards: list[Measure] | None = None  # not below the base's score
     guard_slack: float = knob(0.0, low=0)  # by more than this

@@ -1,4 +1,4 @@
-"""Hydra's and OmegaConf's errors as one sentence in this program's words."""
+"""Hydra's and OmegaConf's errors as one sentence with the key and the remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import conf
 
-SYNONYMS = {  # what other programs call a knob -> what it is here
+SYNONYMS = {  # another program's name of a knob -> ours
     **dict.fromkeys(("lr", "learning_rate"), "sft.learning_rate=..."),
     **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs"), "sft.epochs=..."),
     **dict.fromkeys(("max_steps", "steps", "num_steps"), "sft.steps=..."),
@@ -31,7 +31,7 @@ SYNONYMS = {  # what other programs call a knob -> what it is here
     **dict.fromkeys(("dataset", "data", "train_file"), "expert=... and data_root=FOLDER"),
 }
 
-TYPES = {  # what OmegaConf says of a value of another type -> what it must be
+TYPES = {  # OmegaConf's message for a value of another type -> the expected type
     r"Value '(?P<got>.*)' of type '(?P<type>\w+)' could not be converted to Integer": "a whole number",
     r"Value '(?P<got>.*)' of type '(?P<type>\w+)' could not be converted to Float": "a number",
     r"Value '(?P<got>.*)' is not a valid bool \(type (?P<type>\w+)\)": "true or false",
@@ -39,102 +39,117 @@ TYPES = {  # what OmegaConf says of a value of another type -> what it must be
 }
 
 
-def unknown_key(key: str, known: list[str]) -> str:
+def unknown_key(key: str, names: list[str]) -> str:
+    """Message for an unknown key: our name of the knob where it is another program's, else close or all `names`."""
     parent, dot, last = key.rpartition(".")
-    meant = SYNONYMS.get(last, "").format(last)
-    if meant and (not parent or meant.startswith(f"{parent}.") and not meant.startswith(f"{key}=")):
-        return f"unknown key {key}: did you mean {meant}?"
-    close = [parent + dot + word for word in get_close_matches(last, known, n=3, cutoff=0.6)]
-    return f"unknown key {key}: " + (f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(known)}")
+    synonym = SYNONYMS.get(last, "").format(last)
+    if synonym and (not parent or synonym.startswith(f"{parent}.") and not synonym.startswith(f"{key}=")):
+        return f"unknown key {key}: did you mean {synonym}?"
+    close = [parent + dot + name for name in get_close_matches(last, names, n=3, cutoff=0.6)]
+    if close:
+        return f"unknown key {key}: did you mean {', '.join(close)}?"
+    return f"unknown key {key}: there are {', '.join(names)}"
 
 
 def options_in(words: list[str]) -> dict[str, str]:
-    """key -> value of each override, as typed."""
+    """Key -> value of each override, as typed."""
     return {word.lstrip("+~").partition("=")[0]: word.partition("=")[2] for word in words}
 
 
-def explain(error: Exception, words: list[str]) -> str:
-    """Hydra's and OmegaConf's errors as one sentence in this program's words."""
-    text, asked = str(error), options_in(words)
+def explain_error(error: Exception, words: list[str]) -> str:
+    """One sentence with the key and the remedy for an error of Hydra or OmegaConf."""
+    text, options = str(error), options_in(words)
     if isinstance(error.__cause__, OmegaConfBaseException):
         text = f"{text}\n{error.__cause__}"
-    stage = asked.get("stage", "table")
-    if match := re.search(r"In '[^']*': Could not find '(\w+)/([^']*)'", text):
-        group, option = match.groups()
-        if group in conf.groups():
-            close = get_close_matches(option, conf.options(group), n=3, cutoff=0.5)
-            meant = f"did you mean {' or '.join(close)}? There" if close else "there"
-            return f"{group}={option} is no option: {meant} are {', '.join(conf.options(group))}"
+    stage = options.get("stage", "table")
+    if (match := re.search(r"In '[^']*': Could not find '(\w+)/([^']*)'", text)) and match.group(1) in conf.groups():
+        return _unknown_option(*match.groups())
     if match := re.search(r"Could not override '([\w/@.]+)'", text):
-        key = match.group(1)
-        inner = re.search(r"Key '(\w+)' not in '\w+'\s+full_key: \1\s", text)
-        if inner and inner.group(1) not in key.split("."):  # key=[{wrong: 1}]
-            return _explain_key(f"{key}.{inner.group(1)}", stage, asked.get("merge"))
-        if new := re.search(rf"full_key: ({re.escape(key)}\.\S+)", text):  # key={new: ...}
-            return f"{new.group(1)} is new: add it with a plus, +{new.group(1)}=..."
-        if key in conf.groups() or key in conf.STAGES:
-            value = asked.get(key, "")
-            value = asked.get("model.path", value) if (key, value) == ("model", "trained") else value
-            return _not_read(f"{key}={value}", stage)
-        return _explain_key(key, stage, asked.get("merge"))
+        return _explain_override(match.group(1), text, stage, options)
     if match := re.search(r"You must specify '(\w+)'", text):
         group = match.group(1)
         return f"stage={stage} needs {group}=...: one of {', '.join(conf.options(group))}"
+    full_key = re.search(r"full_key: (\S+)", text)
     if match := re.search(r"(?:Key|key) '(\w+)' (?:is )?not in '(\w+)'", text):
-        full = re.search(r"full_key: (\S+)", text)
-        key = full.group(1) if full else match.group(1)
-        inside = "" if key.endswith(match.group(1)) else f".{match.group(1)}"  # key={wrong: 1}
-        return _explain_key(key + inside, stage, asked.get("merge"))
-    if match := re.search(r"full_key: (\S+)", text):
-        key = match.group(1)
-        if "not in struct" in text:
-            return _explain_key(key, stage, asked.get("merge"))
-        if "is not Optional" in text:
-            return f"{key}={asked.get(key, 'null')}: give a value, there is no meaning to null here"
-        if "is not a subclass of" in text:
-            return f"{key}={asked.get(key, '...')}: it holds keys of its own, give {key}.KEY=..."
-        if "not a ListConfig" in text:
-            return f"{key}={asked.get(key, '...')}: write a list, {key}=[{asked.get(key, '...')}]"
-        if told := of_another_type(key, text):
-            return told
-        lines = [line for line in text.splitlines() if re.match(r"\s*(Value|Invalid|Cannot|Non optional)", line)]
-        return f"{key}={asked.get(key, '...')}: {' '.join((lines or text.splitlines())[0].split())}"
-    return " ".join(text.split())
+        key = full_key.group(1) if full_key else match.group(1)
+        if not key.endswith(match.group(1)):  # key={wrong: 1}
+            key = f"{key}.{match.group(1)}"
+        return _explain_key(key, stage, options.get("merge"))
+    if full_key and "not in struct" in text:
+        return _explain_key(full_key.group(1), stage, options.get("merge"))
+    return _explain_value(full_key.group(1), text, options) if full_key else " ".join(text.split())
 
 
-def of_another_type(key: str, text: str) -> str | None:
-    """`sft.epochs must be a whole number, got 'many'`, where that is what OmegaConf's words come to."""
-    for pattern, wanted in TYPES.items():
+def _unknown_option(group: str, option: str) -> str:
+    names = conf.options(group)
+    close = get_close_matches(option, names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}? There" if close else "there"
+    return f"{group}={option} is not an option: {hint} are {', '.join(names)}"
+
+
+def _explain_override(key: str, text: str, stage: str, options: dict[str, str]) -> str:
+    """Message for a key that Hydra could not override."""
+    inner = re.search(r"Key '(\w+)' not in '\w+'\s+full_key: \1\s", text)
+    if inner and inner.group(1) not in key.split("."):  # key=[{wrong: 1}]
+        return _explain_key(f"{key}.{inner.group(1)}", stage, options.get("merge"))
+    if new := re.search(rf"full_key: ({re.escape(key)}\.\S+)", text):  # key={new: ...}
+        return f"{new.group(1)} is new: add it with a plus, +{new.group(1)}=..."
+    if key not in conf.groups() and key not in conf.STAGES:
+        return _explain_key(key, stage, options.get("merge"))
+    value = options.get(key, "")
+    if (key, value) == ("model", "trained"):
+        value = options.get("model.path", value)
+    return _not_read(f"{key}={value}", stage)
+
+
+def _explain_value(key: str, text: str, options: dict[str, str]) -> str:
+    """Message for the value of a known key."""
+    if "is not Optional" in text:
+        return f"{key}={options.get(key, 'null')}: give a value, null is not allowed"
+    value = options.get(key, "...")
+    if "is not a subclass of" in text:
+        return f"{key}={value}: it is a mapping, give {key}.KEY=..."
+    if "not a ListConfig" in text:
+        return f"{key}={value}: write a list, {key}=[{value}]"
+    if message := wrong_type_message(key, text):
+        return message
+    lines = [line for line in text.splitlines() if re.match(r"\s*(Value|Invalid|Cannot|Non optional)", line)]
+    return f"{key}={value}: {' '.join((lines or text.splitlines())[0].split())}"
+
+
+def wrong_type_message(key: str, text: str) -> str | None:
+    """`sft.epochs must be a whole number, got 'many'`, if `text` is OmegaConf's error for a wrong type; else None."""
+    for pattern, expected in TYPES.items():
         if match := re.search(pattern, text):
             got = repr(match["got"]) if match["type"] == "str" else match["got"]
-            return f"{key} must be {wanted}, got {got}"
+            return f"{key} must be {expected}, got {got}"
     return None
 
 
 def _not_read(word: str, stage: str) -> str:
     table = f"give every.{word} for the runs of the table, or " if stage in ("plan", "table") else ""
-    return f"stage={stage} does not read {word}: {table}leave it out; it reads {', '.join(conf.reads(stage))}"
+    return f"stage={stage} does not read {word}: {table}leave it out; it reads {', '.join(conf.groups_read(stage))}"
 
 
 def _explain_key(key: str, stage: str, merge: str | None) -> str:
-    if key.partition(".")[0] in conf.groups() and key.partition(".")[0] not in conf.reads(stage):
+    if key.partition(".")[0] in conf.groups() and key.partition(".")[0] not in conf.groups_read(stage):
         return _not_read(key, stage)
     kind: Any = conf.STAGES.get(stage)
-    method = next((name for name in conf.METHODS if merge in (name, *conf.presets(name))), None)
+    method = next((name for name in conf.METHODS if merge in (name, *conf.method_presets(name))), None)
     for name in key.split(".")[:-1]:
         kind = conf.METHODS[method] if name == "merge" and method else type_inside(kind, name)
     if not is_dataclass(kind) and get_args(kind):
         kind = get_args(kind)[-1]
-    known = sorted(getattr(kind, "__dataclass_fields__", {}))
-    return (
-        unknown_key(key, known) if known else f"unknown key {key}: stage={stage} reads {', '.join(conf.reads(stage))}"
-    )
+    names = sorted(getattr(kind, "__dataclass_fields__", {}))
+    if names:
+        return unknown_key(key, names)
+    return f"unknown key {key}: stage={stage} reads {', '.join(conf.groups_read(stage))}"
 
 
 def type_inside(kind: Any, name: str) -> Any:
-    """The dataclass behind a name: that of a field (of its items, where it is a dict or a list of some), else None."""
+    """The type of a field, or of its items where it is a dict or a list; None where there is no such field."""
     hint = get_type_hints(kind).get(name) if is_dataclass(kind) else next(iter(get_args(kind)[-1:]), None)
     if not isinstance(hint, UnionType):
         return hint
-    inner = [one for one in get_args(hint) if one is not type(None)]
-    return next((one for one in inner if is_dataclass(one)), inner[0])
+    inner = [member for member in get_args(hint) if member is not type(None)]
+    return next((member for member in inner if is_dataclass(member)), inner[0])

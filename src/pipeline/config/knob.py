@@ -1,6 +1,6 @@
-"""What a knob is: a dataclass field with its bounds, how it is checked, and whether it enters a run's hash.
+"""Knobs: dataclass fields with bounds, how they are checked, and whether they affect a run's hash.
 
-Nothing heavy is imported, so that a wrong key is refused before torch and its friends are.
+Nothing heavy is imported, so that a wrong key is an error before torch is imported.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def knob(
 
 
 def part(kind: type, *, hashed: bool = True) -> Any:
-    """A nested dataclass, all its knobs at their defaults."""
+    """A field for a nested dataclass, all its knobs at their defaults."""
     return field(default_factory=kind, metadata={"hashed": hashed})
 
 
@@ -49,14 +49,14 @@ def check(config: Any, prefix: str = "") -> None:
     for item in fields(config):
         name, value = prefix + item.name, getattr(config, item.name)
         if value == MISSING:
-            raise PipelineError(f"{name} is missing: give {name}=..." + _hint(item))
+            raise PipelineError(f"{name} is missing: give {name}=..." + _options_hint(item))
         _check_value(name, value, item)
-        for child, inner in _parts(name, value):
+        for child, inner in _nested_configs(name, value):
             check(inner, child + ".")
 
 
-def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The dataclasses inside a field, with the keys that lead to them."""
+def _nested_configs(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """(key, dataclass) of each dataclass inside a field."""
     if is_dataclass(value):
         yield name, value
     elif isinstance(value, dict):
@@ -65,7 +65,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{name}.{index}", inner) for index, inner in enumerate(value) if is_dataclass(inner))
 
 
-def _hint(item: Any) -> str:
+def _options_hint(item: Any) -> str:
     return f" (one of {', '.join(item.metadata['options'])})" if item.metadata.get("options") else ""
 
 
@@ -110,9 +110,9 @@ def is_hashed(item: Any, config: Any) -> bool:
 def identity(config: Any) -> dict[str, Any]:
     """The part of a config that decides results: hashed fields that differ from their declared defaults.
 
-    What is there at all counts where nothing is the default, as an expert's world.
+    A nested dataclass whose default is None counts even with all its fields at their defaults, as an expert's world.
     """
-    found: dict[str, Any] = {}
+    hashed_fields: dict[str, Any] = {}
     for item in fields(config):
         value = getattr(config, item.name)
         if not is_hashed(item, config):
@@ -120,7 +120,7 @@ def identity(config: Any) -> dict[str, Any]:
         if is_dataclass(value):
             inner = identity(value)
             if inner or item.default is None:
-                found[item.name] = inner
+                hashed_fields[item.name] = inner
             continue
         default = item.default_factory() if item.default_factory is not NO_DEFAULT else item.default
         if isinstance(value, dict) and any(is_dataclass(inner) for inner in value.values()):
@@ -128,11 +128,11 @@ def identity(config: Any) -> dict[str, Any]:
         elif isinstance(value, list) and any(is_dataclass(inner) for inner in value):
             value = [identity(inner) for inner in value]
         if value != default or item.name in ("method", "stage"):
-            found[item.name] = value
-    return found
+            hashed_fields[item.name] = value
+    return hashed_fields
 
 
-def shown(value: Any) -> str:
-    """A knob's value on a page: text as it is, but a line break or a separator as one types it; all else as JSON."""
+def format_value(value: Any) -> str:
+    """A knob's value as printed: text as is, except line breaks and separators, which are escaped; all else as JSON."""
     plain = isinstance(value, str) and value.isprintable() and value.strip()
     return str(value) if plain else json.dumps(value, ensure_ascii=False)

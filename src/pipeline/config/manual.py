@@ -1,4 +1,4 @@
-"""What a command's knobs are: `stage=sft --help`. Meanings are the comments beside the fields, as Sphinx reads them."""
+"""The manual of a command: `stage=sft --help`. Meanings are the comments next to the fields, as Sphinx reads them."""
 
 from __future__ import annotations
 
@@ -16,54 +16,56 @@ from omegaconf import MISSING
 
 from pipeline.config import conf
 from pipeline.config.explain import options_in, type_inside
-from pipeline.config.knob import shown
+from pipeline.config.knob import format_value
 from pipeline.errors import PipelineError
 
 WIDTH = 118
-OWN = "this command"
+TOP_LEVEL = "this command"
 
 
-def manual(words: list[str]) -> str:
-    """The groups and knobs that a stage reads: each with its default, what it may be, and what it means.
+def manual_text(words: list[str]) -> str:
+    """Text about the groups and knobs that a stage reads: each with its default, its bounds, and its meaning.
 
     Raises:
-        PipelineError: words without a stage, or of one that is none.
+        PipelineError: an unknown stage.
     """
-    asked = options_in(words)
-    stage = asked.get("stage", "table")
+    options = options_in(words)
+    stage = options.get("stage", "table")
     if stage not in conf.STAGES:
-        raise PipelineError(f"stage={stage} is no option: there are {', '.join(sorted(conf.STAGES))}")
+        raise PipelineError(f"stage={stage} is not an option: there are {', '.join(sorted(conf.STAGES))}")
     lines = [f"stage={stage} reads", ""]
-    for group, option in conf.defaults(stage):
+    for group, option in conf.stage_defaults(stage):
         if conf.options(group):
-            chosen = "needed" if option == MISSING else "none" if option is None else f"{option} unless given"
-            lines += entry(f"{group}=", f"{', '.join(conf.options(group))} ({chosen})")
-    lines += ["", "knobs, with their defaults; the options above set some of them otherwise"]
-    for title, kind in parts(stage, asked.get("merge")):
-        lines += ["", *textwrap.wrap(f"{title}: {about(kind)}".removesuffix(": "), WIDTH)]
-        named = {name for name, _ in parts(stage, None)}
+            default = "needed" if option == MISSING else "none" if option is None else f"{option} unless given"
+            lines += format_entry(f"{group}=", f"{', '.join(conf.options(group))} ({default})")
+    lines += ["", "knobs, with their defaults; the options above change some of them"]
+    for title, kind in stage_parts(stage, options.get("merge")):
+        lines += ["", *textwrap.wrap(f"{title}: {class_summary(kind)}".removesuffix(": "), WIDTH)]
+        part_names = {name for name, _ in stage_parts(stage, None)}
         for item in fields(kind):
-            if item.name in ("stage", "name") or (title == OWN and item.name in named):
+            if item.name in ("stage", "name") or (title == TOP_LEVEL and item.name in part_names):
                 continue
-            key = item.name if title == OWN else f"{title}.{item.name}"
-            lines += entry(f"{key}={default_of(item)}", " ".join(filter(None, (meaning(kind, item), bounds(item)))))
+            key = item.name if title == TOP_LEVEL else f"{title}.{item.name}"
+            lines += format_entry(
+                f"{key}={default_of(item)}", " ".join(filter(None, (knob_comment(kind, item), bounds_text(item))))
+            )
     return "\n".join(lines)
 
 
-def about(kind: type) -> str:
+def class_summary(kind: type) -> str:
     """A class's docstring as one line; empty where it has none but the signature that dataclass makes."""
     text = " ".join((kind.__doc__ or "").split())
     return "" if text.startswith(f"{kind.__name__}(") else text
 
 
-def parts(stage: str, merge: str | None) -> Iterator[tuple[str, type]]:
-    """The dataclasses of a stage whose fields are knobs: its own, and those that it brings."""
-    own = conf.STAGES[stage]
-    yield OWN, own
-    for item in fields(own):
-        kind: Any = type_inside(own, item.name)
+def stage_parts(stage: str, merge: str | None) -> Iterator[tuple[str, type]]:
+    """(title, dataclass) of a stage's knobs: its own, and those of its parts."""
+    stage_class = conf.STAGES[stage]
+    yield TOP_LEVEL, stage_class
+    for item in fields(stage_class):
+        kind: Any = type_inside(stage_class, item.name)
         if item.name == "merge" and merge is not None:
-            method = next((name for name in conf.METHODS if merge in (name, *conf.presets(name))), None)
+            method = next((name for name in conf.METHODS if merge in (name, *conf.method_presets(name))), None)
             kind = conf.METHODS[method] if method else kind
         if is_dataclass(kind) and isinstance(kind, type):
             yield item.name, kind
@@ -75,54 +77,54 @@ def default_of(item: Field[Any]) -> str:
         return "..."
     if is_dataclass(value):
         return "..."
-    return shown(value)
+    return format_value(value)
 
 
-def bounds(item: Field[Any]) -> str:
-    """What a knob may be, where that is bounded."""
+def bounds_text(item: Field[Any]) -> str:
+    """Options or bounds of a knob, in brackets; empty without any."""
     meta = item.metadata
     if meta.get("options"):
         return f"[{', '.join(meta['options'])}]"
     marks = (("low", ">="), ("above", ">"), ("high", "<="), ("below", "<"))
-    told = " and ".join(f"{mark} {meta[key]:.10g}" for key, mark in marks if meta.get(key) is not None)
-    return f"[{told}]" if told else "[RUN]" if meta.get("run") else ""
+    limits = " and ".join(f"{mark} {meta[key]:.10g}" for key, mark in marks if meta.get(key) is not None)
+    return f"[{limits}]" if limits else "[RUN]" if meta.get("run") else ""
 
 
-def meaning(kind: type, item: Field[Any]) -> str:
-    owner = next(one for one in kind.__mro__ if item.name in getattr(one, "__annotations__", {}))
-    return comments(owner).get(item.name, "")
+def knob_comment(kind: type, item: Field[Any]) -> str:
+    owner = next(base for base in kind.__mro__ if item.name in getattr(base, "__annotations__", {}))
+    return field_comments(owner).get(item.name, "")
 
 
 @lru_cache(maxsize=64)
-def comments(kind: type) -> dict[str, str]:
-    """Field -> the comment behind it, or on lines of its own before it; none of a class that is made at run time."""
+def field_comments(kind: type) -> dict[str, str]:
+    """Field -> the comment after it, or on lines of its own before it; empty for a class created at run time."""
     try:
         source = textwrap.dedent(inspect.getsource(kind))
     except OSError:
         return {}
-    found: dict[str, str] = {}
-    name, before, depth, at_start = "", [], 0, True
+    texts: dict[str, str] = {}
+    name, pending, depth, at_start = "", [], 0, True
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             text = token.string.lstrip("# ")
             if at_start:
-                before.append(text)
+                pending.append(text)
             else:
-                found[name] = " ".join(filter(None, (found.get(name, ""), text)))
+                texts[name] = " ".join(filter(None, (texts.get(name, ""), text)))
         elif token.type == tokenize.NEWLINE:
             at_start, name = True, ""
         elif token.type == tokenize.NAME and at_start and not depth:
             name, at_start = token.string, False
-            if before:
-                found[name] = " ".join(before)
-            before = []
+            if pending:
+                texts[name] = " ".join(pending)
+            pending = []
         elif token.type not in (tokenize.NL, tokenize.INDENT, tokenize.DEDENT):
             at_start = False
-    return found
+    return texts
 
 
-def entry(key: str, text: str) -> list[str]:
-    """Indented; the text begins at one column, below the key where that is long."""
+def format_entry(key: str, text: str) -> list[str]:
+    """Indented lines; the text begins at one column, below the key where that is long."""
     head = f"  {key:<34} "
     if len(head) > 38:
         return [head.rstrip(), *textwrap.wrap(text, WIDTH, initial_indent=" " * 37, subsequent_indent=" " * 37)]

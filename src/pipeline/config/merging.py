@@ -1,4 +1,4 @@
-"""What all merges have and are asked, and the map of what training changed."""
+"""Knobs and interface of all merges, and the map of what training changed."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ References = dict[str, tuple[str, Any]]  # role of a source -> the key that name
 
 @dataclass
 class Merge:
-    """What all merges have. A LoRA expert is its base and its adapter, read as float32.
+    """Knobs of all merges. A LoRA expert is its base and its adapter, read as float32.
 
-    Below the knobs stands what those who know no method ask of one: its file in merge/methods/ answers where its answer
-    is another.
+    Below the knobs is the interface that method-independent code uses; a method's file in merge/methods/ overrides it
+    where needed.
     """
 
     method: str = MISSING
     dtype: str | None = knob(None, options=("float32", "bfloat16", "float16"))  # null: the sources' dtype
     base: str | None = knob(None, run=True)  # null: from the experts' manifests, where the merge needs it
     files_from: str | None = None  # whose tokenizer, template and configs: a role of the plan; null: the first
-    form: str = knob("auto", options=("auto", "dense", "adapter"))  # auto: of adapters an adapter, where it is exact
+    form: str = knob("auto", options=("auto", "dense", "adapter"))  # auto: an adapter from adapters, where it is exact
+    control: list[str] | None = None  # roles of experts that the base replaces, once weights are decided; null: none
 
     reads_partition: ClassVar[bool] = False
     fewest: ClassVar[int] = 2  # experts
@@ -37,29 +38,44 @@ class Merge:
         raise PipelineError(f"merge.method={self.method} is not known")
 
     def needs_base(self) -> bool:
-        """Whether it reads the base: for task vectors, or for weights by how far an expert moved from it."""
+        """Whether it reads the base: for task vectors, or to weight experts by how far they moved from it."""
         return False
 
+    def controlled_roles(self) -> list[str]:
+        """The roles of `control`: of a side that is a list, all of its experts.
+
+        Raises:
+            PipelineError: a role that the merge does not have, or no expert is left.
+        """
+        roles, requested = list(self.references()), self.control or []
+        sides = {role.partition(".")[0] for role in roles}
+        if unknown := next((role for role in requested if role not in (*roles, *sides)), None):
+            raise PipelineError(f"merge.control={self.control}: {unknown} is not a role: there are {', '.join(roles)}")
+        controlled = [role for role in roles if {role, role.partition(".")[0]} & set(requested)]
+        if controlled == roles:
+            raise PipelineError(f"merge.control={self.control} leaves no expert: name the language expert alone")
+        return controlled
+
     def exact_for_adapters(self) -> bool:
-        """Whether of LoRA experts it makes an adapter, exactly: whether it is a weighted sum of whole parameters."""
+        """Whether LoRA experts are merged into an adapter exactly: whether it is a weighted sum of whole parameters."""
         return True
 
     def refuse(self, partition: Partition | None, layers: int | None) -> None:
-        """PipelineError, before a run is begun, for knobs that do not fit each other or a model of so many layers.
+        """Raise PipelineError, before a run begins, for knobs that contradict each other or the number of layers.
 
-        layers: None where the model is not here yet.
+        layers: None where the model is not on this machine yet.
         """
 
     def unread(self, partition: Partition | None) -> Sequence[str]:
-        """Knobs that decide nothing in this merge, and are not on its model card."""
+        """Knobs without effect in this merge, which its model card omits."""
         return ()
 
     def label(self, partition: Partition | None) -> str:
-        """How the names of its runs begin; the experts' labels follow."""
+        """The beginning of its runs' names; the experts' labels follow."""
         return self.method
 
 
-def numbered(experts: Sequence[Any]) -> References:
+def numbered_references(experts: Sequence[Any]) -> References:
     """The references of merge.experts: roles "0", "1", ... in their order."""
     return {str(index): ("merge.experts", expert) for index, expert in enumerate(experts)}
 

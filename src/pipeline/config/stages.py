@@ -1,8 +1,8 @@
-"""Every knob: its unit, its bounds, its default; a dataclass a stage.
+"""Every knob: its unit, its bounds, its default; one dataclass per stage.
 
-The defaults stand here and nowhere else; the files under conf/ only choose.
+Defaults are set here and nowhere else; the files under conf/ only choose.
 
-What enters a run's hash (design: identity) is decided here too: each field does, unless it is declared with
+Which fields affect a run's hash (design: identity) is set here too: each field does, unless it is declared with
 `hashed=False` (paths, labels, batch sizes of evaluation in float32) or names a RUN (parents enter by their own hashes),
 and a field at its declared default adds nothing, so a new knob leaves old runs valid.
 """
@@ -67,43 +67,43 @@ MOST_SEED = 2**32 - 1  # numpy's bound
 
 @dataclass
 class Tracking:
-    """W&B. mode auto: online where a key is configured, offline otherwise; nothing ever asks."""
+    """W&B. mode auto: online where a key is configured, offline otherwise, without a prompt."""
 
-    project: str = "cross-lingual-merging"  # where its runs are listed
-    entity: str | None = None  # user or team; null: the key's own
+    project: str = "cross-lingual-merging"  # in which runs are listed
+    entity: str | None = None  # user or team; null: the key's default
     mode: str = knob("auto", options=("auto", "online", "offline", "disabled"))
     timeout: float = knob(30.0, low=1)  # seconds after which a call of W&B counts as failed and W&B is ended
 
 
 @dataclass
 class Launcher:
-    """Where the runs of a plan are made: by processes of this machine, or by Slurm as arrays of jobs."""
+    """Where the runs of a plan are executed: by processes of this machine, or by Slurm as job arrays."""
 
     name: str = knob("local", options=("local", "slurm"))
-    workers: int | None = knob(None, low=1)  # processes; null: cores // threads, one a GPU where there are some
+    workers: int | None = knob(None, low=1)  # processes; null: cores // threads, or one per GPU
     partition: str | None = None  # sbatch --partition
     account: str | None = None  # sbatch --account
     qos: str | None = None  # sbatch --qos
-    gpus: int | None = knob(None, low=0)  # a job's at most; null: what its runs ask for
-    time: str | None = None  # a job's limit, as sbatch takes it; null: the partition's
-    memory: str | None = None  # a job's, as sbatch takes it, 64G
+    gpus: int | None = knob(None, low=0)  # per job, at most; null: as its runs request
+    time: str | None = None  # time limit of a job, in sbatch's format; null: the partition's
+    memory: str | None = None  # memory of a job, in sbatch's format, 64G
     setup: list[str] | None = None  # lines of bash before the program: module load, source activate
-    wrap: str | None = None  # what the program is started with: apptainer exec --nv IMAGE
+    wrap: str | None = None  # command prefix of the program: apptainer exec --nv IMAGE
     scratch: str | None = None  # TMPDIR of a job, on the node: $SLURM_TMPDIR
     hf_home: str | None = None  # HF_HOME of a job: where the Hub's files are cached
-    options: list[str] | None = None  # more of sbatch: '["--constraint=a100"]'
-    batch_minutes: float = knob(60.0, low=0)  # runs of a class are put into one job up to this
-    requeues: int = knob(20, low=0)  # of a job, at most
-    retry_failed: bool = True  # whether what failed is submitted again
+    options: list[str] | None = None  # further options of sbatch: '["--constraint=a100"]'
+    batch_minutes: float = knob(60.0, low=0)  # runs of a class share a job up to this expected duration
+    requeues: int = knob(20, low=0)  # per job, at most
+    retry_failed: bool = True  # whether failed runs are submitted again
 
 
 @dataclass
 class Clean:
-    """What stage=clean frees, and what it leaves."""
+    """What stage=clean deletes, and what it keeps."""
 
-    dry_run: bool = True  # only tell
-    hours: float = knob(24.0, low=0)  # work untouched for less is left
-    resume_points: bool = False  # free also what an interrupted training would go on from
+    dry_run: bool = True  # only list
+    hours: float = knob(24.0, low=0)  # work touched within this time is kept
+    resume_points: bool = False  # also delete resume points of interrupted trainings
 
 
 @dataclass
@@ -115,7 +115,7 @@ class Stage:
 
 
 def draws(config: RunStage) -> bool:
-    """Whether the seed decides anything: data are drawn and trainings shuffled; other stages draw nothing."""
+    """Whether the seed affects results: data are drawn and trainings shuffled; other stages draw nothing."""
     return config.stage in ("data", "sft", "cpt")
 
 
@@ -125,15 +125,15 @@ def trains(config: RunStage) -> bool:
 
 @dataclass
 class RunStage(Stage):
-    """A stage that makes one run."""
+    """A stage that computes one run."""
 
-    redo: bool = knob(False, hashed=False)  # make it again, as a new attempt; its parents are left as they are
+    redo: bool = knob(False, hashed=False)  # rerun it, as a new attempt; its parents are not rerun
     seed: int = knob(0, low=0, high=MOST_SEED, hashed=draws)
-    deterministic: bool = knob(False, hashed=trains)  # torch's deterministic algorithms in training, wanted on a GPU
+    deterministic: bool = knob(False, hashed=trains)  # torch's deterministic algorithms in training, relevant on a GPU
     threads: int | None = knob(
         None, low=1, hashed=False
-    )  # CPU threads; null: torch's choice. Same bits need the same count
-    group: str | None = knob(None, hashed=False)  # the table it is made for; W&B's group
+    )  # CPU threads; null: torch's default. Bit-identical results need the same count
+    group: str | None = knob(None, hashed=False)  # the table that it belongs to; W&B's group
 
 
 @dataclass
@@ -145,7 +145,7 @@ class DataStage(RunStage):
 
 @dataclass
 class TrainStage(RunStage):
-    """sft and cpt. Expert and data are decided by the data run, which is the parent."""
+    """sft and cpt. Expert and data are hashed by the data run, which is a parent."""
 
     model: Model = MISSING
     expert: Expert = field(default=MISSING, metadata={"hashed": False})
@@ -158,7 +158,7 @@ class TrainStage(RunStage):
 @dataclass
 class MergeStage(RunStage):
     merge: Merge = MISSING
-    partition: Partition | None = None  # layer_swap: in place of counts; reset: what merge.side is of
+    partition: Partition | None = None  # layer_swap: in place of counts; reset: the partition of merge.side
 
 
 @dataclass
@@ -171,7 +171,7 @@ class EvalStage(RunStage):
     eval: Eval = MISSING
     languages: list[str] = knob(["en"])  # codes of conf/language, [en,sw]
     data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
-    chosen_by: str | None = knob(None, hashed=False)  # the choice of a table that this model won
+    chosen_by: str | None = knob(None, hashed=False)  # the choice of a table that selected this model
     as_stored: bool = knob(False, hashed=False)  # set with the dtype of the weights where eval.dtype=auto is resolved
 
 
@@ -194,7 +194,7 @@ class AnalyzeStage(RunStage):
 class SweepStage(Stage):
     """One merge over a grid of its knobs, scored on one loaded model. Each point is a run of stage=eval merge=...
 
-    What can be swept is added where the methods are known (stages/rows.py).
+    The knobs that can be swept are added in stages/rows.py.
     """
 
     merge: Merge = MISSING
@@ -204,9 +204,9 @@ class SweepStage(Stage):
     languages: list[str] = knob(["en"])  # codes of conf/language, [en,sw]
     data_root: str | None = knob(None, run=True)  # a folder or data run with the data; null: the Hub
     seed: int = knob(0, low=0, high=MOST_SEED)
-    deterministic: bool = False  # torch's deterministic algorithms, wanted on a GPU
+    deterministic: bool = False  # torch's deterministic algorithms, relevant on a GPU
     threads: int | None = knob(None, low=1, hashed=False)
-    redo: bool = knob(False, hashed=False)  # score again what is finished
+    redo: bool = knob(False, hashed=False)  # score finished points again
 
 
 @dataclass
@@ -214,15 +214,15 @@ class TableStage(Stage):
     """plan, table, report and prefetch: the many runs of a table."""
 
     table: str = "sandbox"  # conf/tables/NAME.yaml, or a file: with a / or .yaml in its name
-    free_snapshots: bool | None = None  # table.free_snapshots=true: those that a select run ranked go; null: as it says
-    every: dict[str, Any] = field(default_factory=dict)  # every.KEY=VALUE: laid over the table's own `every`
+    free_snapshots: bool | None = None  # delete snapshots ranked by a select run; null: the table's
+    every: dict[str, Any] = field(default_factory=dict)  # every.KEY=VALUE: overrides the table's own `every`
     data_root: str | None = knob(None, run=True)  # the same as every.data_root
     threads: int | None = knob(None, low=1, hashed=False)
 
 
 @dataclass
 class Report:
-    fewer: bool = False  # replace a page by one with fewer finished cells
+    fewer: bool = False  # replace a report by one with fewer finished cells
     # points by which an untrained model may differ from its published score; assumed (3 of MGSM's 250 questions) until
     # the differences between scoring programs are measured on a GPU
     base_tolerance: float = knob(1.2, low=0, high=100)
@@ -230,7 +230,7 @@ class Report:
 
 @dataclass
 class ReportStage(TableStage):
-    """The page of a table, or of what stage=export packed: table=FILE."""
+    """The report of a table, or of an archive of stage=export: table=FILE."""
 
     report: Report = part(Report)
 
@@ -239,15 +239,15 @@ class ReportStage(TableStage):
 class Export:
     """What stage=export writes, and where. All but `to` is read with checkpoint=."""
 
-    to: str | None = None  # of a table the file; of a checkpoint a folder, new or empty, or hub:org/name
+    to: str | None = None  # a file for a table; a folder, new or empty, or hub:org/name for a checkpoint
     dtype: str | None = knob(None, options=("float32", "bfloat16", "float16"))  # of the weights; null: as they are
-    licence: str | None = None  # for the card, as the Hub spells it; null: that of the experts, who must have one
+    licence: str | None = None  # for the model card, as spelled on the Hub; null: the experts', which must have one
     private: bool = True  # on the Hub: whether only its owners see it
 
 
 @dataclass
 class ExportStage(TableStage):
-    """A table's results as one file (configuration, manifests, scores and answers), or a checkpoint to take away."""
+    """A table's results as one file (configuration, manifests, scores and answers), or a standalone checkpoint."""
 
     table: str = ""  # a table whose results are packed; or checkpoint=
     checkpoint: str | None = knob(None, run=True)  # RUN, RUN@STEP, a folder with a model, or hub:org/name
@@ -256,13 +256,14 @@ class ExportStage(TableStage):
 
 @dataclass
 class Plan:
-    """On what hours and memory are reckoned; null: seconds as finished runs took here."""
+    """Settings of stage=plan. gpu: for which hours and memory are estimated; null: by the durations of finished
+    runs."""
 
     gpu: str | None = knob(None, options=("a100_80", "h100_80", "h200_141"))
     gpus: int = knob(1, low=1)
-    worlds: int = knob(200, low=0)  # simulated, to tell how often each claim would be accepted; 0: none
-    lines: int = knob(150, low=0)  # runs that are listed one by one; of more, their numbers
-    prompts: bool = False  # whether the prompts of evaluations fit their models, too: reads data and tokenizers
+    worlds: int = knob(200, low=0)  # simulated, to estimate how often each claim would be accepted; 0: none
+    lines: int = knob(150, low=0)  # runs that are listed individually; more are summarised
+    prompts: bool = False  # also check that prompts fit their models: reads data and tokenizers
 
 
 @dataclass
@@ -272,7 +273,7 @@ class PlanStage(TableStage):
 
 @dataclass
 class Prefetch:
-    update: bool = False  # take what the Hub has now in place of what is locked: the hashes of runs change with it
+    update: bool = False  # lock the Hub's current revisions instead: this changes run hashes
 
 
 @dataclass
@@ -282,21 +283,21 @@ class PrefetchStage(TableStage):
 
 @dataclass
 class Status:
-    """How stage=status is printed."""
+    """Output of stage=status."""
 
     json: bool = False  # as JSON, a list of runs
 
 
 @dataclass
 class StatusStage(Stage):
-    table: str | None = None  # the runs of this table alone; null: all of runs_dir
+    table: str | None = None  # only the runs of this table; null: all of runs_dir
     status: Status = part(Status)
 
 
 @dataclass
 class Show:
     samples: int = knob(0, low=0)  # answers of each task and language that are printed
-    rows: int = knob(0, low=0)  # rows of a training set that are printed, with what is trained on marked
+    rows: int = knob(0, low=0)  # rows of a training set that are printed, with the trained tokens marked
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The base, the split of its layers, the ways to train it, and their recipes."""
+"""The base, the split of its layers, the training methods, and their recipes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Model:
     path: str | None = knob(None, run=True)  # the model that is trained: a finished run, a folder, hub:org/name
     # of a model on the Hub
     revision: str | None = knob(None, hashed=lambda model: str(model.path).startswith("hub:"))
-    licence: str = knob("", hashed=False)  # as the Hub spells it; where it says none, that of the base's own model card
+    licence: str = knob("", hashed=False)  # as spelled on the Hub; where it has none, that of the base's own model card
     init: str = knob("pretrained", options=("pretrained", "random"))
     # init=random: fields of transformers' config; model_type is one of them
     architecture: dict[str, Any] = knob({}, hashed=lambda model: model.init == "random")
     tokenizer: str = knob(
         "own", options=("own", "bpe", "data_root")
-    )  # own: beside the weights; data_root: data_root/tokenizer
+    )  # own: next to the weights; data_root: data_root/tokenizer
     # tokenizer=bpe: pieces, the 256 bytes included
     vocab_size: int = knob(4096, low=257, hashed=lambda model: model.tokenizer == "bpe")
     attn_implementation: str = knob("sdpa", options=("sdpa", "eager"))
@@ -33,7 +33,7 @@ class Partition:
     """A split of the transformer layers into a language and a math side.
 
     The first `bottom_layers` and the last `top_layers` are language, the rest math. `all_attention` (A) or `all_mlp`
-    gives that part of every layer to language too; `inverse` exchanges the sides (Z). `outside` is the side of
+    assigns that part of every layer to language too; `inverse` exchanges the sides (Z). `outside` is the side of
     embeddings, final norm and head; frozen: trained on neither.
     """
 
@@ -53,28 +53,26 @@ def with_adapter(sft: Sft) -> bool:
 
 @dataclass
 class Sft:
-    """A way to train, and its recipe. Batch sizes are sequences an optimizer step; lengths are tokens."""
+    """A training method and its recipe. Batch sizes are sequences per optimizer step; lengths are tokens."""
 
     name: str = knob(hashed=False)
     method: str = knob("full", options=("full", "partial", "mixed", "simultaneous"))
     adapter: str = knob("none", options=("none", "lora"))
-    side: str | None = knob(None, options=("math", "language"))  # partial: what is trained; null: the expert's side
-    # Knobs that only some ways to train read are hashed only there
+    side: str | None = knob(None, options=("math", "language"))  # partial: the trained side; null: the expert's side
+    # Knobs that only some training methods read are hashed only there
     steps_per_switch: int = knob(
         1, low=1, hashed=lambda sft: sft.method == "simultaneous"
     )  # simultaneous: optimizer steps on one side before the other's turn
     learning_rate: float = knob(1e-5, above=0)
     batch_size: int = knob(32, low=1)  # over all processes and accumulated micro-batches
-    micro_batch_size: int | None = knob(None, low=1)  # a process and pass; null: all at once
-    processes: int = knob(1, low=1)  # one a GPU
+    micro_batch_size: int | None = knob(None, low=1)  # per process and pass; null: all at once
+    processes: int = knob(1, low=1)  # one per GPU
     # with processes > 1: whole copies, or shards
     parallel: str = knob("ddp", options=("ddp", "fsdp2"), hashed=lambda sft: sft.processes > 1)
     seq_length: int = knob(1024, low=8)
-    packing: bool = False  # cpt: string plain text together and cut it into rows of seq_length
+    packing: bool = False  # cpt: concatenate plain text and cut it into rows of seq_length
     epochs: int = knob(1, low=1)  # passes over the set
-    steps: int | None = knob(
-        None, low=1
-    )  # optimizer steps, both sides counted; null: all that the passes give, a last incomplete batch left out
+    steps: int | None = knob(None, low=1)  # optimizer steps, counting both sides; null: all full batches of the passes
     optimizer: str = knob("adamw", options=("adamw", "muon_adamw", "adamw_bf16", "adamw_8bit"))
     schedule: str = knob("linear", options=("linear", "wsd", "constant"))  # warm-up first, in each
     warmup_steps: int = knob(0, low=0)  # optimizer steps
@@ -84,17 +82,17 @@ class Sft:
     adam_beta1: float = knob(0.9, low=0, below=1)
     adam_beta2: float = knob(0.99, low=0, below=1)
     max_grad_norm: float = knob(1.0, above=0)
-    shuffle: bool = True  # false: the data run's order, once
+    shuffle: bool = True  # false: the data run's order
     # response: the last one of a conversation; assistant_turns: all of them, with sft.template=chat
     loss_on: str = knob("response", options=("response", "assistant_turns", "all"))
-    prompt_weight: float = knob(0.0, low=0)  # loss_on=response: what a prompt's token weighs against a response's 1
+    prompt_weight: float = knob(0.0, low=0)  # loss_on=response: weight of a prompt's token relative to a response's 1
     template: str = knob("plain", options=("plain", "chat"))  # plain: prompt, separator, completion
-    # what a chat template that prints today's date prints
+    # the date printed by chat templates that print today's date
     template_date: str = knob("2024-07-26", hashed=lambda sft: sft.template == "chat")
     # between prompt and completion where sft.template=plain
     separator: str = knob("\n", hashed=lambda sft: sft.template == "plain")
     precision: str = knob("fp32", options=("fp32", "bf16"))  # bf16: matrix products by autocast
-    weights: str = knob("float32", options=("float32", "bfloat16"))  # the dtype that weights and gradients have
+    weights: str = knob("float32", options=("float32", "bfloat16"))  # dtype of weights and gradients
     gradient_checkpointing: bool = False  # activations computed twice: less memory, a third more time
     save_dtype: str | None = knob(None, options=("float32", "bfloat16"))  # null: as trained
     lora_rank: int = knob(64, low=1, hashed=with_adapter)
@@ -104,14 +102,14 @@ class Sft:
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], hashed=with_adapter
     )
     validate_at_start: bool = False  # the validation loss before the first step, too
-    snapshot_every: int | None = knob(None, low=1)  # samples; weights kept at the first step at or after each so many
-    # snapshots that stay; null: all
+    snapshot_every: int | None = knob(None, low=1)  # keep a snapshot every N training samples (rounded up to a step)
+    # number of snapshots kept; null: all
     snapshot_keep: int | None = knob(None, low=1, hashed=lambda sft: sft.snapshot_every is not None)
-    snapshot_keep_by: str = knob(  # which: the last, or the lowest
+    snapshot_keep_by: str = knob(  # which are kept: the last, or those of the lowest loss
         "last", options=("last", "validation_loss"), hashed=lambda sft: bool(sft.snapshot_every and sft.snapshot_keep)
     )
     resume_minutes: float | None = knob(
         30.0, low=0, hashed=False
-    )  # at most between resume points; null: only when stopped
-    stall_minutes: float | None = knob(30.0, above=0, hashed=False)  # no step for so long ends it; null: never
+    )  # at most, between resume points; null: only when stopped
+    stall_minutes: float | None = knob(30.0, above=0, hashed=False)  # longest time without a step; null: no limit
     check_saved: bool = knob(True, hashed=False)  # after the first step: save, reload, compare

@@ -1,6 +1,6 @@
-"""Many stages from mappings of words: each choice of options is composed once a process, the values are set after.
+"""Many stages from mappings of overrides: each choice of options is composed once per process, then values are set.
 
-A compose takes tens of milliseconds, and a table's thousand runs differ in seeds and RUNs far more than in options.
+Composing takes tens of milliseconds, and a table's thousand runs differ in seeds and RUNs far more than in options.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import conf
 from pipeline.config.compose import compose
-from pipeline.config.explain import of_another_type
+from pipeline.config.explain import wrong_type_message
 from pipeline.config.knob import check
 from pipeline.config.stages import Stage
 from pipeline.errors import PipelineError
@@ -28,7 +28,7 @@ _converted: dict[Any, Any] = {}
 
 
 def stage_of(words: Mapping[str, Any]) -> Stage:
-    """The stage that `compose` gives for these words, a key=value each; values are those of YAML.
+    """The stage that `compose` returns for these overrides, key -> value; values are those of YAML.
 
     Raises:
         PipelineError: as compose does.
@@ -36,15 +36,17 @@ def stage_of(words: Mapping[str, Any]) -> Stage:
     groups = conf.groups()
     if conf.is_checkpoint(str(words.get("model", ""))):
         words = {**words, "model": "trained", "model.path": words["model"]}
-    chosen = {key: value for key, value in words.items() if key == "stage" or key in groups}
-    mappings = {key: value for key, value in words.items() if isinstance(value, dict) and key not in chosen}
-    values = {key: value for key, value in words.items() if key not in chosen and key not in mappings}
-    listed = {group: conf.values_of(str(words.get("stage")), group, str(option)) for group, option in chosen.items()}
-    without = tuple(group for group, found in listed.items() if found is not None)
-    later = {key: value for group in without for key, value in (listed[group] or {}).items() if key not in values}
-    chosen = {group: option for group, option in chosen.items() if group not in without}
-    whole = [f"{group}={option}" for group, option in chosen.items() if not conf.alone(group, str(option))]
-    place = (str(conf.folders()), *whole, *chosen, without, tuple(values))
+    options = {key: value for key, value in words.items() if key == "stage" or key in groups}
+    mappings = {key: value for key, value in words.items() if isinstance(value, dict) and key not in options}
+    values = {key: value for key, value in words.items() if key not in options and key not in mappings}
+    listed = {group: conf.values_of(str(words.get("stage")), group, str(option)) for group, option in options.items()}
+    inlined = tuple(group for group, knobs in listed.items() if knobs is not None)
+    later = {key: value for group in inlined for key, value in (listed[group] or {}).items() if key not in values}
+    options = {group: option for group, option in options.items() if group not in inlined}
+    composed_options = [
+        f"{group}={option}" for group, option in options.items() if not conf.sets_one_part(group, str(option))
+    ]
+    place = (str(conf.folders()), *composed_options, *options, inlined, tuple(values))
     parts = {
         group: (
             str(conf.folders()),
@@ -53,52 +55,54 @@ def stage_of(words: Mapping[str, Any]) -> Stage:
             option,
             *(key for key in values if key.startswith(f"{group}.")),
         )
-        for group, option in chosen.items()
-        if f"{group}={option}" not in whole
+        for group, option in options.items()
+        if f"{group}={option}" not in composed_options
     }
     for group, part in parts.items() if place in _composed else ():
         if part not in _parts and (
-            alone := of_option(getattr(_composed[place][1], group), str(words.get("stage")), part)
+            loaded := load_option(getattr(_composed[place][1], group), str(words.get("stage")), part)
         ):
-            _parts[part] = alone
+            _parts[part] = loaded
     if place not in _composed or not _parts.keys() >= set(parts.values()):
-        stage = compose(as_words({**chosen, **values}), without)
+        stage = compose(as_words({**options, **values}), inlined)
         _composed[place] = values, stage
         _parts.update({part: getattr(stage, group) for group, part in parts.items()})
-    before, stage = _composed[place]
-    changed = {key: value for key, value in values.items() if value != before[key] or key.partition(".")[0] in parts}
+    composed_values, stage = _composed[place]
+    changed = {
+        key: value for key, value in values.items() if value != composed_values[key] or key.partition(".")[0] in parts
+    }
     changed = later | {key.lstrip("+"): value for key, value in changed.items()}
-    if any(not settable(stage, key) for key in changed):  # below a dict, such as expert.sources.own.file
+    if any(not is_settable(stage, key) for key in changed):  # below a dict, such as expert.sources.own.file
         return compose(as_words(words))
-    if any(not settable(stage, key) or reduce(getattr, key.split("."), stage) != {} for key in mappings):
-        return compose(as_words(words))  # a mapping is laid over the one that is there
+    if any(not is_settable(stage, key) or reduce(getattr, key.split("."), stage) != {} for key in mappings):
+        return compose(as_words(words))  # a mapping is merged into the existing one
     changed |= mappings
     return with_values(replace(stage, **{group: _parts[part] for group, part in parts.items()}), changed)
 
 
-def of_option(like: Any, stage: str, part: tuple[Any, ...]) -> Any:
-    """The part of a stage that an option brings, read from its file alone, `like` being that of another option; None
-    where only composing tells. A tenth of the time."""
+def load_option(sample: Any, stage: str, part: tuple[Any, ...]) -> Any:
+    """The part of a stage that an option defines, read from its file without Hydra, ten times as fast; None where it
+    has to be composed. `sample`: the part of another option, for its type."""
     _, _, group, option, *_ = part
-    path = conf.plain(stage, group, str(option))
-    if path is None or not is_dataclass(like):
+    path = conf.standalone_file(stage, group, str(option))
+    if path is None or not is_dataclass(sample):
         return None
     try:
-        node = OmegaConf.merge(OmegaConf.structured(type(like)), OmegaConf.load(path))
-        found = None if OmegaConf.missing_keys(node) else OmegaConf.to_object(node)
+        node = OmegaConf.merge(OmegaConf.structured(type(sample)), OmegaConf.load(path))
+        part_config = None if OmegaConf.missing_keys(node) else OmegaConf.to_object(node)
     except OmegaConfBaseException:
         return None
-    if found is not None:
-        check(found, f"{group}.")
-    return found
+    if part_config is not None:
+        check(part_config, f"{group}.")
+    return part_config
 
 
 def as_words(words: Mapping[str, Any]) -> list[str]:
-    return [f"{key}={word(value)}" for key, value in words.items()]
+    return [f"{key}={format_word(value)}" for key, value in words.items()]
 
 
-def settable(config: Any, key: str) -> bool:
-    """Whether a dotted key leads through dataclasses alone."""
+def is_settable(config: Any, key: str) -> bool:
+    """Whether a dotted key leads through dataclasses only."""
     *path, last = key.split(".")
     for name in path:
         config = getattr(config, name, None)
@@ -108,58 +112,58 @@ def settable(config: Any, key: str) -> bool:
 def with_values(config: T, values: Mapping[str, Any], prefix: str = "") -> T:
     """A copy with dotted keys set, their types and bounds checked as on the command line.
 
-    prefix: of the keys as they were typed.
+    prefix: of the keys, for errors.
 
     Raises:
-        PipelineError: a key that is not there, or a value of another type or out of its bounds.
+        PipelineError: an unknown key, or a value of another type or out of its bounds.
     """
     for key, value in values.items():
-        config = _put(config, key.split("."), value, prefix + key)
+        config = _set_value(config, key.split("."), value, prefix + key)
     if values:
         check(config, prefix)
     return config
 
 
-def _put(config: Any, path: list[str], value: Any, key: str) -> Any:
-    name, *rest = path
+def _set_value(config: Any, path: list[str], value: Any, key: str) -> Any:
+    name, *inner_path = path
     inner = getattr(config, name, None)
-    if rest and is_dataclass(inner):
-        return replace(config, **{name: _put(inner, rest, value, key)})
-    if rest or name not in getattr(config, "__dataclass_fields__", {}):
-        raise PipelineError(f"{key} is no knob: leave it out")
+    if inner_path and is_dataclass(inner):
+        return replace(config, **{name: _set_value(inner, inner_path, value, key)})
+    if inner_path or name not in getattr(config, "__dataclass_fields__", {}):
+        raise PipelineError(f"{key} is not a knob: leave it out")
     place = (type(config), name, repr(value))
     if place not in _converted:
-        _converted[place] = converted(type(config), name, value, key)
+        _converted[place] = convert_value(type(config), name, value, key)
     return replace(config, **{name: _converted[place]})
 
 
-def converted(kind: type, name: str, value: Any, key: str) -> Any:
-    """A value as this field of a dataclass holds it: an integer as a float where one is wanted, and so on."""
-    if is_plain(next(one.type for one in fields(kind) if one.name == name), value):
+def convert_value(kind: type, name: str, value: Any, key: str) -> Any:
+    """A value converted to the type of a dataclass' field: an integer to a float, and so on."""
+    if is_plain(next(item.type for item in fields(kind) if item.name == name), value):
         return value
     node = OmegaConf.structured(kind)
     try:
         OmegaConf.update(node, name, value)
     except OmegaConfBaseException as error:
-        raise PipelineError(of_another_type(key, str(error)) or f"{key}: {str(error).splitlines()[0]}") from error
+        raise PipelineError(wrong_type_message(key, str(error)) or f"{key}: {str(error).splitlines()[0]}") from error
     child = node._get_node(name)
     return OmegaConf.to_object(child) if OmegaConf.is_config(child) else child._value()
 
 
-def is_plain(told: Any, value: Any) -> bool:
-    """Whether a value is of the field's own type, which nothing converts: most of a table's are RUNs."""
+def is_plain(hint: Any, value: Any) -> bool:
+    """Whether a value has the type of the field and needs no conversion, as most RUNs of a table."""
     if type(value) is list:
-        return told == "list[str]" and all(is_plain("str", one) for one in value)
+        return hint == "list[str]" and all(is_plain("str", item) for item in value)
     special = type(value) is str and ("${" in value or value == "???")
-    return not special and told in (type(value).__name__, f"{type(value).__name__} | None")
+    return not special and hint in (type(value).__name__, f"{type(value).__name__} | None")
 
 
-def word(value: Any) -> str:
-    """A value as Hydra's grammar reads it."""
+def format_word(value: Any) -> str:
+    """A value in Hydra's override grammar."""
     if isinstance(value, list):
-        return "[" + ",".join(map(word, value)) + "]"
+        return "[" + ",".join(map(format_word, value)) + "]"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{word(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{format_word(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, str) and not re.fullmatch(r"[\w./:-]*", value):
         return "'" + value.replace("'", r"\'") + "'"
     return "null" if value is None else str(value)

@@ -48,18 +48,18 @@ class Known:
         shares one with only where numbers are left out of both: uint16, one a text."""
         import numpy as np
 
-        from pipeline.data.ngrams import NUMBER, ngrams
+        from pipeline.data.ngrams import NUMBER, hash_ngrams
 
-        exact = self.ngrams.marks_of(*ngrams(texts, self.n), len(texts))
+        exact = self.ngrams.marks_of(*hash_ngrams(texts, self.n), len(texts))
         variants = np.zeros_like(exact)
         unmatched = [index for index in np.flatnonzero(exact == 0) if NUMBER.search(texts[index])]
         if unmatched:
             bare = [NUMBER.sub(" ", texts[index]) for index in unmatched]
-            variants[unmatched] = self.without_numbers.marks_of(*ngrams(bare, self.n), len(bare))
+            variants[unmatched] = self.without_numbers.marks_of(*hash_ngrams(bare, self.n), len(bare))
         return exact, variants
 
 
-def known(n: int, root: Path | None, lock: Lock | None) -> Known:
+def benchmark_ngrams(n: int, root: Path | None, lock: Lock | None) -> Known:
     """The n-grams of the benchmarks below `root`, or of those on the Hub.
 
     Raises:
@@ -67,7 +67,7 @@ def known(n: int, root: Path | None, lock: Lock | None) -> Known:
     """
     import numpy as np
 
-    from pipeline.data.ngrams import NUMBER, NgramSet, ngrams
+    from pipeline.data.ngrams import NUMBER, NgramSet, hash_ngrams
 
     texts_by_name: dict[str, list[str]] = {name: [] for name in BENCHMARKS}
     for name, text in of_folder(root) if root is not None else of_hub(lock):
@@ -80,7 +80,7 @@ def known(n: int, root: Path | None, lock: Lock | None) -> Known:
             parts = [np.empty(0, dtype=np.uint64)]
             for at in range(0, len(texts), 1000):
                 chunk = texts[at : at + 1000]
-                batch, owner = ngrams([NUMBER.sub(" ", text) for text in chunk] if bare else chunk, n)
+                batch, owner = hash_ngrams([NUMBER.sub(" ", text) for text in chunk] if bare else chunk, n)
                 short += 0 if bare else len(chunk) - len(np.unique(owner))
                 parts.append(np.unique(batch))
             levels[-1].append(np.concatenate(parts))

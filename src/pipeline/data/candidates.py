@@ -26,8 +26,8 @@ BATCH = 2**19  # characters that are compared with the benchmarks at a time
 class Candidates:
     """Rows in the order read. Their arrays are as long as there are rows."""
 
-    def __init__(self, file: BinaryIO, known: Known | None) -> None:
-        self.file, self.known = file, known
+    def __init__(self, file: BinaryIO, benchmark_ngrams: Known | None) -> None:
+        self.file, self.known = file, benchmark_ngrams
         self.places, self.digests = array("Q"), array("Q")  # where a row begins in the file; what it says
         self.sources = array("B")
         self.marks = array("H")  # a bit for each benchmark that it shares an n-gram with: 16 at most
@@ -101,11 +101,11 @@ class Candidates:
 
 
 @contextmanager
-def gathering(folder: Path, known: Known | None) -> Iterator[Candidates]:
+def open_candidates(folder: Path, benchmark_ngrams: Known | None) -> Iterator[Candidates]:
     """Candidates with their file in `folder`, which is gone afterwards."""
     path = folder / "candidates.jsonl"
     try:
         with open(path, "w+b") as file:
-            yield Candidates(file, known)
+            yield Candidates(file, benchmark_ngrams)
     finally:
         path.unlink(missing_ok=True)

@@ -17,10 +17,10 @@ ALWAYS = ("empty", "duplicates", "contaminated", "number_variants", "word_proble
 OUTCOME = {"drop": "dropped", "count": "counted and kept"}
 
 
-def card(config: DataStage, counts: dict[str, Any], benchmarks: Known, vouched: bool) -> str:
+def write_card(config: DataStage, counts: dict[str, Any], benchmarks: Known, vouched: bool) -> str:
     """Markdown. counts: of each source its rows, each reason, and what is left and taken; then train, validation."""
     sources = config.expert.sources
-    left_out = reasons(config, counts)
+    left_out = drop_reasons(config, counts)
     keys = ("rows", *left_out, "left", "taken")
     head = ("source", "hub id", "revision", "licence", "paper", *(key.replace("_", " ") for key in keys))
     lines = [
@@ -36,13 +36,13 @@ def card(config: DataStage, counts: dict[str, Any], benchmarks: Known, vouched: 
         address = without_credentials(source.hub or source.url or "local")
         cells = [name, address, source.revision or "not pinned", source.licence, source.paper]
         lines.append(f"| {' | '.join([*cells, *(str(source_counts.get(key, 0)) for key in keys)])} |")
-    lines += ["", *_compared(config, counts, benchmarks, vouched), *_further(config, counts)]
+    lines += ["", *_comparison_lines(config, counts, benchmarks, vouched), *_further_lines(config, counts)]
     if explained := [f"{key.replace('_', ' ')} is {UNUSABLE[key]}" for key in UNUSABLE if key in left_out]:
         lines += ["", f"Of the rows that cannot be used, {'; '.join(explained)}."]
     return "\n".join(lines) + "\n"
 
 
-def reasons(config: DataStage, counts: dict[str, Any]) -> dict[str, str]:
+def drop_reasons(config: DataStage, counts: dict[str, Any]) -> dict[str, str]:
     """Why rows were left out, each as the words 'N reason': those that are always stated, and those that there were."""
     keys = dict.fromkeys((*UNUSABLE, *ALWAYS))
     sums = {key: sum(counts[name].get(key, 0) for name in config.expert.sources) for key in keys}
@@ -51,11 +51,10 @@ def reasons(config: DataStage, counts: dict[str, Any]) -> dict[str, str]:
 
 def fate_of_number_variants(config: DataStage, source: Source) -> str:
     """Drop or count. By default dropped where exact ones are, but in language sets counted."""
-    language_set = source.language not in (None, "en")
-    return config.data.number_variants or ("count" if language_set else config.data.decontaminate)
+    return config.data.number_variants or ("count" if source.is_language_set else config.data.decontaminate)
 
 
-def _compared(config: DataStage, counts: dict[str, Any], benchmarks: Known, vouched: bool) -> list[str]:
+def _comparison_lines(config: DataStage, counts: dict[str, Any], benchmarks: Known, vouched: bool) -> list[str]:
     fate = OUTCOME[config.data.decontaminate]
     by_fate: dict[str, list[str]] = {}
     for name, source in config.expert.sources.items():
@@ -63,9 +62,9 @@ def _compared(config: DataStage, counts: dict[str, Any], benchmarks: Known, vouc
     variants = " and ".join(f"{outcome} in {', '.join(names)}" for outcome, names in by_fate.items())
     if vouched:
         fate = variants = "counted and kept, as data_root is a data run, which keeps its items apart"
-    texts = _listed(benchmarks.texts) or "none was found"
+    texts = _count_lines(benchmarks.texts) or "none was found"
     shared = {name: counts[name]["shared"] for name in config.expert.sources if counts[name]["shared"]}
-    shared_texts = [f"{name}: {_listed(by_benchmark)}" for name, by_benchmark in shared.items()]
+    shared_texts = [f"{name}: {_count_lines(by_benchmark)}" for name, by_benchmark in shared.items()]
     return [
         f"Contaminated rows share {benchmarks.n} words in a row (twice as many characters where a script has no "
         f"spaces) with a benchmark, in any language. They are {fate}. Benchmark texts: {texts}; too short to compare: "
@@ -81,15 +80,15 @@ def _compared(config: DataStage, counts: dict[str, Any], benchmarks: Known, vouc
     ]
 
 
-def _listed(counts: dict[str, int]) -> str:
+def _count_lines(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
-def _further(config: DataStage, counts: dict[str, Any]) -> list[str]:
+def _further_lines(config: DataStage, counts: dict[str, Any]) -> list[str]:
     sources, lines = config.expert.sources, []
     if always := [f"{', '.join(source.without)} items of {name}" for name, source in sources.items() if source.without]:
         lines.append(f"Dropped in any case, as in the papers: {'; '.join(always)}.")
-    if blanks := [f"{name} {_listed(counts[name]['blank'])}" for name in sources if counts[name].get("blank")]:
+    if blanks := [f"{name} {_count_lines(counts[name]['blank'])}" for name in sources if counts[name].get("blank")]:
         lines.append(f"Blank cells that emptied rows, by column: {'; '.join(blanks)}.")
     if cut := [
         f"{name} {counts[name]['messages_left_out']}" for name in sources if "messages_left_out" in counts[name]
@@ -104,8 +103,8 @@ def _further(config: DataStage, counts: dict[str, Any]) -> list[str]:
     return [part for line in lines for part in ("", line)]
 
 
-def summary(config: DataStage, counts: dict[str, Any]) -> str:
+def summarize_counts(config: DataStage, counts: dict[str, Any]) -> str:
     """The same in a line, for the log."""
     rows = sum(counts[name]["rows"] for name in config.expert.sources)
-    parts = ", ".join([f"{rows} rows", *reasons(config, counts).values()])
+    parts = ", ".join([f"{rows} rows", *drop_reasons(config, counts).values()])
     return f"data of {config.expert.name}: {counts['train']} rows taken of {parts}; see data_card.md"

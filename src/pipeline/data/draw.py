@@ -9,7 +9,7 @@ from pipeline.config.stages import DataStage
 from pipeline.errors import PipelineError
 
 
-def draw(config: DataStage, usable: dict[str, list[int]]) -> dict[str, list[int]]:
+def draw_rows(config: DataStage, usable: dict[str, list[int]]) -> dict[str, list[int]]:
     """The rows of train and of validation, drawn by the seed: from one pool where no source has a count or a share.
 
     Raises:
@@ -35,7 +35,7 @@ def draw_from_one_pool(config: DataStage, usable: dict[str, list[int]]) -> dict[
 
 def draw_by_quotas(config: DataStage, usable: dict[str, list[int]]) -> dict[str, list[int]]:
     data, seed = config.data, config.seed
-    parts = quotas(config, {name: len(rows) for name, rows in usable.items()})
+    parts = source_quotas(config, {name: len(rows) for name, rows in usable.items()})
     drawn: list[int] = []
     for name, rows in usable.items():
         sample = random.Random(f"{seed} {name}").sample(rows, parts[name])
@@ -48,7 +48,7 @@ def draw_by_quotas(config: DataStage, usable: dict[str, list[int]]) -> dict[str,
     return {"train": train, "validation": drawn[: data.validation]}
 
 
-def quotas(config: DataStage, available: dict[str, int]) -> dict[str, int]:
+def source_quotas(config: DataStage, available: dict[str, int]) -> dict[str, int]:
     """Rows to take of each source, training and validation together.
 
     `count` is taken as it is, a source with neither count nor share gives all it has, and the shares divide what is
@@ -77,7 +77,7 @@ def quotas(config: DataStage, available: dict[str, int]) -> dict[str, int]:
             f"data.size={size} and data.validation={data.validation} ask for {total} rows of "
             f"{', '.join(sources)}, which give {fixed}: ask for fewer, or take those with data.allow_fewer=true"
         )
-    quota |= apportioned(total - fixed, shares)
+    quota |= apportion(total - fixed, shares)
     short = [
         f"{name} has {available[name]} rows of {want} asked" for name, want in quota.items() if want > available[name]
     ]
@@ -90,7 +90,7 @@ def quotas(config: DataStage, available: dict[str, int]) -> dict[str, int]:
     return {name: min(want, available[name]) for name, want in quota.items()}
 
 
-def apportioned(total: int, shares: dict[str, float]) -> dict[str, int]:
+def apportion(total: int, shares: dict[str, float]) -> dict[str, int]:
     """Whole rows by shares; the largest remainders get what rounding down leaves."""
     exact = {name: total * share / sum(shares.values()) for name, share in shares.items()}
     rows = {name: int(value) for name, value in exact.items()}

@@ -32,7 +32,9 @@ STRAY = "\udc0d"  # stands for a carriage return inside a line; decoded UTF-8 ho
 Columns = dict[str, pa.Array]
 
 
-def tables_of(files_iterables: Any, read: Callable[[TextIO, str], Iterator[Columns]]) -> Iterator[tuple[Key, pa.Table]]:
+def tables_of(
+    files_iterables: Any, read_columns: Callable[[TextIO, str], Iterator[Columns]]
+) -> Iterator[tuple[Key, pa.Table]]:
     """The tables that `read` makes of each file's text, UTF-8 with or without a byte order mark.
 
     `open` of this module is made to read URLs and archives by datasets.
@@ -41,7 +43,7 @@ def tables_of(files_iterables: Any, read: Callable[[TextIO, str], Iterator[Colum
         for path in files:
             with open(path, "rb") as file:
                 text = TextIOWrapper(file, encoding="utf-8-sig", newline="\n")
-                for batch, columns in enumerate(read(text, path)):
+                for batch, columns in enumerate(read_columns(text, path)):
                     yield Key(shard, batch), pa.table(columns)
 
 
@@ -54,35 +56,35 @@ class Lines(Text):  # type: ignore[misc]
     """One column, text: a line a row."""
 
     def _generate_tables(self, base_files: Any, files_iterables: Any) -> Iterator[tuple[Key, pa.Table]]:
-        def read(text: TextIO, path: str) -> Iterator[Columns]:
+        def read_columns(text: TextIO, path: str) -> Iterator[Columns]:
             while lines := text.readlines(AT_A_TIME):
                 texts = [line.removesuffix("\n").removesuffix("\r") for line in lines]
                 yield {"text": pa.array(texts, pa.string())}
 
-        return tables_of(files_iterables, read)
+        return tables_of(files_iterables, read_columns)
 
 
 class Objects(Text):  # type: ignore[misc]
     """The columns JSON_COLUMNS: line and text of one object a row. The file holds one a line, or a list of them."""
 
     def _generate_tables(self, base_files: Any, files_iterables: Any) -> Iterator[tuple[Key, pa.Table]]:
-        def read(text: TextIO, path: str) -> Iterator[Columns]:
-            for rows in in_batches(objects(text, path)):
+        def read_columns(text: TextIO, path: str) -> Iterator[Columns]:
+            for rows in in_batches(read_objects(text, path)):
                 numbers, texts = zip(*rows, strict=True)
                 arrays = pa.array(numbers, pa.int64()), pa.array(texts, pa.large_string())
                 yield dict(zip(JSON_COLUMNS, arrays, strict=True))
 
-        return tables_of(files_iterables, read)
+        return tables_of(files_iterables, read_columns)
 
 
-def objects(text: TextIO, path: str) -> Iterator[tuple[int, str]]:
+def read_objects(text: TextIO, path: str) -> Iterator[tuple[int, str]]:
     """The number, from 1, and the text of each line that is not blank; of a list, of each of its objects."""
     lines = ((number, line) for number, line in enumerate(text, 1) if line.strip())
     first = next(lines, None)
     if first and first[1].lstrip().startswith("["):
-        whole = first[1] + "".join(line for _, line in lines)
+        text_of_list = first[1] + "".join(line for _, line in lines)
         try:
-            for number, row in enumerate(json.loads(whole, parse_float=str), 1):
+            for number, row in enumerate(json.loads(text_of_list, parse_float=str), 1):
                 yield number, json.dumps(row, ensure_ascii=False)
         except ValueError as error:
             raise PipelineError(f"{path} is no JSON list ({error}): write one object a line") from error
@@ -95,15 +97,15 @@ class Cells(Csv):  # type: ignore[misc]
     """The columns of the header, each cell as its text."""
 
     def _generate_tables(self, base_files: Any, files_iterables: Any) -> Iterator[tuple[Key, pa.Table]]:
-        def read(text: TextIO, path: str) -> Iterator[Columns]:
-            for rows in in_batches(cells(text, self.config.sep, path)):
+        def read_columns(text: TextIO, path: str) -> Iterator[Columns]:
+            for rows in in_batches(read_cells(text, self.config.sep, path)):
                 names = [name for name in rows[0] if name]  # a column without a name cannot be requested
                 yield {name: pa.array([row[name] for row in rows], pa.large_string()) for name in names}
 
-        return tables_of(files_iterables, read)
+        return tables_of(files_iterables, read_columns)
 
 
-def cells(text: TextIO, separator: str, path: str) -> Iterator[dict[str, str]]:
+def read_cells(text: TextIO, separator: str, path: str) -> Iterator[dict[str, str]]:
     """The rows of CSV by the csv module, as text.
 
     Raises:
@@ -111,7 +113,7 @@ def cells(text: TextIO, separator: str, path: str) -> Iterator[dict[str, str]]:
             quotation marks that do not fit; with the line, counted from 1.
     """
     csv.field_size_limit((1 << 31) - 1)
-    reader = csv.reader(terminated(text), delimiter=separator, strict=True)
+    reader = csv.reader(terminate_lines(text), delimiter=separator, strict=True)
     names: list[str] = []
     any_row, line = False, 1
     try:
@@ -136,7 +138,7 @@ def cells(text: TextIO, separator: str, path: str) -> Iterator[dict[str, str]]:
         raise PipelineError(f"{path} has {'a header and no rows' if names else 'no header'}: write a header and rows")
 
 
-def terminated(text: TextIO) -> Iterator[str]:
+def terminate_lines(text: TextIO) -> Iterator[str]:
     """Lines for csv.reader, which ends a row at any carriage return outside quotation marks.
 
     Where the first line ends in a line feed, a carriage return elsewhere is a character of its cell. Otherwise

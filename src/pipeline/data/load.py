@@ -18,17 +18,35 @@ from typing import Any
 
 from pipeline.config.data import Source
 from pipeline.data.rows import JSON_COLUMNS
-from pipeline.data.sources import MAY_BE_BLANK, READERS, Example, Row, Unusable, columns, is_blank, is_text, wanted
+from pipeline.data.sources import (
+    MAY_BE_BLANK,
+    READERS,
+    Example,
+    Row,
+    Unusable,
+    is_blank,
+    is_text,
+    is_wanted,
+    source_columns,
+)
 from pipeline.errors import PipelineError
 from pipeline.hub.addresses import plain_addresses, without_credentials
-from pipeline.hub.reach import reaching
+from pipeline.hub.reach import reach_or_offline
 from pipeline.progress import Bar
 
 MOST_CANDIDATES = 10_000_000  # rows looked at: their digests and places stay below 2 GB; of more, a sample is drawn
 SHUFFLE_BUFFER = 10_000  # rows of a stream that are shuffled at a time, besides the order of its files
 BUILDERS = "3"  # raised when data/lines.py reads otherwise: `datasets` keeps what was read under it
-KNOWN = (OSError, RuntimeError, ValueError, TypeError, EOFError, StopIteration)  # what datasets lets through
-THEIRS = ("datasets", "huggingface_hub", "httpx", "httpx2", "pyarrow", "yaml", "zlib")  # whose errors are put in words
+LOADING_ERRORS = (OSError, RuntimeError, ValueError, TypeError, EOFError, StopIteration)  # what datasets lets through
+LIBRARIES = (
+    "datasets",
+    "huggingface_hub",
+    "httpx",
+    "httpx2",
+    "pyarrow",
+    "yaml",
+    "zlib",
+)  # whose errors are put in words
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
 
 
@@ -42,7 +60,7 @@ class Rows:
     sampled_from: int | None = None  # rows there are, where only a sample is looked at
 
 
-def read(
+def read_source(
     name: str,
     source: Source,
     data_root: Path | None,
@@ -60,7 +78,7 @@ def read(
     Raises:
         PipelineError: what is asked for is not there, unreadable or empty, or lacks a column.
     """
-    required = columns(name, source)
+    required = source_columns(name, source)
     with readable_errors(name, source):
         opened = open_rows(name, source, data_root, seed, locked)
         missing = [column for column in required if column not in opened.columns]
@@ -75,9 +93,9 @@ def read(
             row_counts.append(opened.count)
         any_row = False
         for row in bar.over(opened.rows) if bar else opened.rows:
-            if wanted(row, source):
+            if is_wanted(row, source):
                 any_row = True
-                yield example(row, source, required, counts)
+                yield example_of(row, source, required, counts)
     if not any_row:
         in_language = f" in language {source.language}" if source.language else ""
         raise PipelineError(
@@ -85,7 +103,7 @@ def read(
         )
 
 
-def example(row: Row, source: Source, required: list[str], counts: dict[str, Any] | None) -> Example | Unusable:
+def example_of(row: Row, source: Source, required: list[str], counts: dict[str, Any] | None) -> Example | Unusable:
     """What a row teaches: nothing where a column that its text is made of is blank, which `counts` has by column."""
     if source.rows != "conversation" and not all(is_text(row[column]) for column in required):
         return "not_text"
@@ -107,27 +125,29 @@ def open_rows(name: str, source: Source, data_root: Path | None, seed: int, lock
         path = local_file(source, data_root)
         if path.suffix == ".jsonl":
             return json_lines(path, limit, seed)
-        return of_dataset(packaged(source, [str(path)]), limit, seed)
+        return of_dataset(open_packaged(source, [str(path)]), limit, seed, path)
     if locked is not None:
-        return of_dataset(packaged(source, [str(path) for path in locked]), limit, seed)
+        return of_dataset(open_packaged(source, [str(path) for path in locked]), limit, seed, source.hub or locked[0])
     if source.url is not None:
-        return of_dataset(packaged(source, [source.url]), limit, seed)
+        return of_dataset(open_packaged(source, [source.url]), limit, seed, plain_addresses(source.url))
     if source.hub is None:
         raise PipelineError(f"source {name} is on no hub: give data_root, a folder that holds {source.file}")
-    with nullcontext() if Path(source.hub).is_dir() else reaching(source.hub):
-        return of_dataset(of_repository(source), limit, seed)
+    with nullcontext() if Path(source.hub).is_dir() else reach_or_offline(source.hub):
+        return of_dataset(of_repository(source), limit, seed, source.hub)
 
 
 def of_repository(source: Source) -> Any:
     """What `datasets` makes of a repository, or of some of its raw files. CSV is read as text, as files are."""
     if source.files is not None:
-        return packaged(source, [raw_files(source)])
+        return open_packaged(source, [raw_files(source)])
     from datasets import load_dataset_builder
 
-    return built(load_dataset_builder(source.hub, source.hub_config, revision=source.revision), source, ("Csv",))
+    return build_dataset(
+        load_dataset_builder(source.hub, source.hub_config, revision=source.revision), source, ("Csv",)
+    )
 
 
-def built(builder: Any, source: Source, replaced: Container[str]) -> Any:
+def build_dataset(builder: Any, source: Source, replaced: Container[str]) -> Any:
     """The dataset of a builder; of those of the names in `ours`, as data/lines.py reads the same files."""
     from pipeline.data.lines import Cells, Lines, Objects
 
@@ -151,7 +171,7 @@ def raw_files(source: Source) -> str:
     return f"hf://datasets/{source.hub}{f'@{source.revision}' if source.revision else ''}/{source.files}"
 
 
-def packaged(source: Source, files: list[str]) -> Any:
+def open_packaged(source: Source, files: list[str]) -> Any:
     """Files through the builder of their format. Bitext is read as lines: a lone quote is a letter in it."""
     from datasets import load_dataset_builder
 
@@ -160,7 +180,7 @@ def packaged(source: Source, files: list[str]) -> Any:
     builder = load_dataset_builder(kind, data_files={source.split: files}, **tabs)
     if not builder.config.data_files[source.split]:
         raise FileNotFoundError(files[0])
-    return built(builder, source, ("Csv", "Json", "Text"))
+    return build_dataset(builder, source, ("Csv", "Json", "Text"))
 
 
 def format_of(file: str) -> str:
@@ -171,35 +191,35 @@ def format_of(file: str) -> str:
     return formats[-1]
 
 
-def of_dataset(loaded: Any, limit: int, seed: int) -> Rows:
+def of_dataset(loaded: Any, limit: int, seed: int, origin: Path | str) -> Rows:
     """Rows of a `datasets` object: a stream is shuffled and cut, a set at hand is sampled without order lost."""
     import datasets
 
     available: int | None = None
     rows: Iterator[Row]
     if isinstance(loaded, datasets.IterableDataset):
-        names, count = column_names(loaded), streamed(loaded, limit)
-        rows = islice(unbatched(loaded.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)), limit)
+        names, count = column_names(loaded), read_stream(loaded, limit)
+        rows = islice(unbatch(loaded.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)), limit)
     else:
         if len(loaded) > limit:
             available = len(loaded)
-            loaded = loaded.select(drawn(available, limit, seed))
-        names, count, rows = loaded.column_names, len(loaded), unbatched(loaded)
+            loaded = loaded.select(draw_indices(available, limit, seed))
+        names, count, rows = loaded.column_names, len(loaded), unbatch(loaded)
     if names == JSON_COLUMNS:
-        return of_objects(rows, count, available)
+        return of_objects(rows, count, available, origin)
     return Rows(rows, names, count, available)
 
 
-def of_objects(rows: Iterator[Row], count: int | None, available: int | None) -> Rows:
+def of_objects(rows: Iterator[Row], count: int | None, available: int | None, origin: Path | str) -> Rows:
     """Rows of lines of JSON. A column that a row lacks is null; the first row says which there are."""
     number, text = JSON_COLUMNS
-    objects = (parsed(row[text], row[number], "the file") for row in rows)
+    objects = (parse_line(row[text], row[number], origin) for row in rows)
     first = next(objects, {})
     names = dict.fromkeys(first)
     return Rows(({**names, **row} for row in chain([first], objects)), list(first), count, available)
 
 
-def streamed(loaded: Any, limit: int) -> int | None:
+def read_stream(loaded: Any, limit: int) -> int | None:
     """The rows that are read of a stream; None where its repository does not say how many it has."""
     split = (loaded.info.splits or {}).get(str(loaded.split))
     return min(limit, split.num_examples) if split is not None and split.num_examples else None
@@ -210,13 +230,13 @@ def column_names(loaded: Any) -> list[str]:
     return list(loaded.column_names or next(iter(loaded.take(1)), {}))
 
 
-def unbatched(loaded: Any) -> Iterator[Row]:
+def unbatch(loaded: Any) -> Iterator[Row]:
     for batch in loaded.iter(batch_size=1000):
         names = list(batch)
         yield from (dict(zip(names, values, strict=True)) for values in zip(*batch.values(), strict=True))
 
 
-def drawn(available: int, count: int, seed: int) -> Any:
+def draw_indices(available: int, count: int, seed: int) -> Any:
     """`most` of `there` indices, each as likely, in order."""
     import numpy as np
 
@@ -226,7 +246,7 @@ def drawn(available: int, count: int, seed: int) -> Any:
 def json_lines(path: Path, limit: int, seed: int) -> Rows:
     with open(path, "rb") as file:
         available = sum(1 for line in file if line.strip())
-    keep = iter(drawn(available, limit, seed).tolist()) if available > limit else None
+    keep = iter(draw_indices(available, limit, seed).tolist()) if available > limit else None
     first = next(_json_rows(path, None), {})
     return Rows(_json_rows(path, keep), list(first), min(available, limit), available if keep is not None else None)
 
@@ -243,14 +263,14 @@ def _json_rows(path: Path, keep: Iterator[int] | None) -> Iterator[Row]:
                 if keep is not None and index != next_kept:
                     continue
                 next_kept = next(keep, None) if keep is not None else None
-                row = parsed(line, number, path)
+                row = parse_line(line, number, path)
                 names = names or dict.fromkeys(row)
                 yield {**names, **row}
     except UnicodeDecodeError as error:
         raise PipelineError(f"{path} is not readable as UTF-8 text: {error}") from error
 
 
-def parsed(line: str, number: int, path: Path | str) -> Row:
+def parse_line(line: str, number: int, path: Path | str) -> Row:
     """The object of a line of JSON, its decimal numbers as the text that stands there."""
     try:
         row = json.loads(line, parse_float=str)
@@ -292,17 +312,17 @@ def readable_errors(name: str, source: Source) -> Iterator[None]:
         raise
     except Exception as error:
         inner_error = next(
-            (cause for cause in causes(error) if isinstance(cause, PipelineError)), None
+            (cause for cause in causes_of(error) if isinstance(cause, PipelineError)), None
         )  # from inside a builder
         if inner_error:
             raise inner_error from error
-        from_library = type(error).__module__.partition(".")[0] in THEIRS
-        if not from_library and not isinstance(error, KNOWN):
+        from_library = type(error).__module__.partition(".")[0] in LIBRARIES
+        if not from_library and not isinstance(error, LOADING_ERRORS):
             raise
         raise PipelineError(why_unreadable(name, source, error)) from error
 
 
-def causes(error: BaseException) -> list[BaseException]:
+def causes_of(error: BaseException) -> list[BaseException]:
     """An error and those that it was raised from, eight at most."""
     errors = [error]
     while (inner := errors[-1].__cause__ or errors[-1].__context__) is not None and len(errors) < 8:
@@ -314,7 +334,7 @@ def why_unreadable(name: str, source: Source, error: BaseException) -> str:
     """Why a source could not be read, and the remedy."""
     address = without_credentials(source.hub or source.url or source.file)
     place, knob = f"source {name} ({address})", f"expert.sources.{name}"
-    errors = causes(error)
+    errors = causes_of(error)
     words = " ".join(without_credentials(" ".join(map(str, errors))).split())
     kinds = {type(cause).__name__ for cause in errors}
     if "Dataset scripts are no longer supported" in words:

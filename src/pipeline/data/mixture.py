@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from pipeline.benchmarks import BENCHMARKS
 from pipeline.config.data import Expert, Source
 from pipeline.config.stages import DataStage
-from pipeline.data.card import fate_of_number_variants, reasons
-from pipeline.data.load import local_file, read
-from pipeline.data.sources import SCRIPTS, UNUSABLE, Example, Unusable, columns, words_of
+from pipeline.data.card import drop_reasons, fate_of_number_variants
+from pipeline.data.load import local_file, read_source
+from pipeline.data.sources import SCRIPTS, UNUSABLE, Example, Unusable, source_columns, words_of
 from pipeline.errors import PipelineError
 from pipeline.progress import Bar
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pipeline.hub.lock import Lock
 
 
-def gather(
+def gather_candidates(
     config: DataStage, candidates: Candidates, data_root: Path | None, lock: Lock | None, rows: int | None = None
 ) -> dict[str, Any]:
     """All rows of all sources as candidates. Gives source -> what was counted of it: rows, and those of no use.
@@ -33,7 +33,7 @@ def gather(
             counts[name] = {"rows": 0, "empty": 0}
             bar.note = f"source {name}"
             examples = examples_of(name, source, data_root, config.seed, lock, counts[name], bar)
-            candidates.add_all(name, index, examples, language_set=source.language not in (None, "en"))
+            candidates.add_all(name, index, examples, language_set=source.is_language_set)
     return counts
 
 
@@ -45,7 +45,7 @@ def check_readable(config: DataStage, data_root: Path | None, lock: Lock | None)
     check_sources(config.expert)
     row_counts: list[int | None] = []
     for name, source in config.expert.sources.items():
-        next(opened(name, source, data_root, config.seed, lock, row_counts=row_counts), None)
+        next(open_source(name, source, data_root, config.seed, lock, row_counts=row_counts), None)
     return None if None in row_counts else sum(count or 0 for count in row_counts)
 
 
@@ -54,7 +54,7 @@ def check_sources(expert: Expert) -> None:
     for name, source in expert.sources.items():
         if name in ("train", "validation"):
             raise PipelineError(f"expert.sources.{name} has the name of what is written: give the source another")
-        columns(name, source)
+        source_columns(name, source)
         if odd := [benchmark for benchmark in source.without or () if benchmark not in BENCHMARKS]:
             names = ", ".join(BENCHMARKS)
             raise PipelineError(f"expert.sources.{name}.without={odd[0]} is no benchmark: name of {names}")
@@ -67,13 +67,13 @@ def check_sources(expert: Expert) -> None:
         raise PipelineError(f"expert={expert.name} has no sources: give +expert.sources.NAME={{...}}")
 
 
-def opened(
+def open_source(
     name: str, source: Source, data_root: Path | None, seed: int, lock: Lock | None, counts: Any = None,
     row_counts: list[int | None] | None = None, bar: Bar | None = None,
 ) -> Iterator[Example | Unusable]:  # fmt: skip
     """The rows of a source: below data_root, else locked in the Hub's cache, else from the Hub."""
     source, files = lock.source(source) if lock and data_root is None else (source, None)
-    return read(name, source, data_root, seed, files, counts, row_counts, bar)
+    return read_source(name, source, data_root, seed, files, counts, row_counts, bar)
 
 
 def examples_of(
@@ -86,7 +86,7 @@ def examples_of(
             its script, as where English columns were taken.
     """
     script, written, usable = SCRIPTS.get(source.language or ""), 0, 0
-    for example in opened(name, source, data_root, seed, lock, counts, bar=bar):
+    for example in open_source(name, source, data_root, seed, lock, counts, bar=bar):
         counts["rows"] += 1
         if isinstance(example, str):
             counts[example] = counts.get(example, 0) + 1
@@ -107,7 +107,9 @@ def examples_of(
         )
 
 
-def judge(config: DataStage, candidates: Candidates, counts: dict[str, Any], vouched: bool) -> dict[str, list[int]]:
+def filter_candidates(
+    config: DataStage, candidates: Candidates, counts: dict[str, Any], vouched: bool
+) -> dict[str, list[int]]:
     """Source -> the rows that are left of it, in their order. What is dropped or seen is counted.
 
     vouched: no row is dropped for what it shares with a benchmark.
@@ -139,7 +141,7 @@ def judge(config: DataStage, candidates: Candidates, counts: dict[str, Any], vou
         rows_by_source[name] = np.flatnonzero(usable).tolist()
         counts[name]["left"] = len(rows_by_source[name])
     if not any(rows_by_source.values()):
-        why = reasons(config, counts).values()
+        why = drop_reasons(config, counts).values()
         rows = sum(counts[name]["rows"] for name in rows_by_source)
         raise PipelineError(
             f"expert={config.expert.name}: nothing is left of {rows} rows ({', '.join(why)}): ask for other sources, "

@@ -37,7 +37,7 @@ NUMBER = re.compile(r"\d+(?:[.,\u066b\u066c]\d+)*")
 
 
 @lru_cache(maxsize=1)
-def kinds() -> Any:
+def character_kinds() -> Any:
     """For each code point below 2^16 whether it is part of a word, a word of its own, to be left out, or none."""
     categories = [unicodedata.category(chr(code)) for code in range(0x10000)]
     table = np.array([category[0] in "LMN" for category in categories], dtype=np.uint8)
@@ -53,17 +53,17 @@ def kinds() -> Any:
 def kind_of(codes: Any) -> Any:
     """NONE, WORD, CHARACTER or FORMAT of each code point. Beyond 2^16 Han is CHARACTER, the rest (emoji) NONE."""
     if codes.size and int(codes.max()) >= 0x10000:
-        low = kinds()[np.minimum(codes, 0xFFFF)]
+        low = character_kinds()[np.minimum(codes, 0xFFFF)]
         first, last = SELECTORS[2]
         high = np.where(codes >> 16 == 2, CHARACTER, np.where((codes >= first) & (codes <= last), FORMAT, NONE))
         return np.where(codes < 0x10000, low, high.astype(np.uint8))
-    return kinds()[codes]
+    return character_kinds()[codes]
 
 
 _powers: list[Numbers] = []
 
 
-def powers(size: int) -> tuple[Numbers, Numbers]:
+def powers_of_base(size: int) -> tuple[Numbers, Numbers]:
     """BASE^0, BASE^1 ... and their inverses, modulo 2^64, at least `size` of each."""
     if not _powers or len(_powers[0]) < size:
         size = 1 << max(size - 1, 1).bit_length()
@@ -75,7 +75,7 @@ def powers(size: int) -> tuple[Numbers, Numbers]:
     return _powers[0], _powers[1]
 
 
-def scrambled(values: Numbers) -> Numbers:
+def scramble(values: Numbers) -> Numbers:
     """Each number through a fixed bijection that spreads its bits, in place (Stafford's mix 13, from splitmix64)."""
     values ^= values >> np.uint64(30)
     values *= np.uint64(0xBF58476D1CE4E5B9)
@@ -86,13 +86,13 @@ def scrambled(values: Numbers) -> Numbers:
 
 
 @lru_cache(maxsize=1)
-def letters() -> Numbers:
+def letter_numbers() -> Numbers:
     """A number for each code point below 2^16: a digit's is that of the same digit in ASCII."""
     codes = np.arange(0x10000, dtype=np.uint64)
     for code in range(0x10000):
         if (digit := unicodedata.decimal(chr(code), None)) is not None:
             codes[code] = ord("0") + int(digit)
-    return scrambled(codes + np.uint64(1))
+    return scramble(codes + np.uint64(1))
 
 
 def prefix_sums(values: Numbers) -> Numbers:
@@ -102,7 +102,7 @@ def prefix_sums(values: Numbers) -> Numbers:
     return sums
 
 
-def folded(text: str) -> str:
+def fold_text(text: str) -> str:
     """A text as it is compared, but for its digits."""
     if not text.isascii():
         codes = code_points(text)
@@ -118,9 +118,9 @@ def code_points(text: str) -> Any:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
 
 
-def ngrams(texts: list[str], n: int) -> tuple[Numbers, Any]:
+def hash_ngrams(texts: list[str], n: int) -> tuple[Numbers, Any]:
     """The n-grams of a batch of texts, none across two: their numbers, and the index of the text of each."""
-    codes = code_points(folded(END.join(text.replace(END, " ") for text in texts)))
+    codes = code_points(fold_text(END.join(text.replace(END, " ") for text in texts)))
     kind = kind_of(codes)
     is_word = kind == WORD
     single = kind == CHARACTER
@@ -131,14 +131,14 @@ def ngrams(texts: list[str], n: int) -> tuple[Numbers, Any]:
     if len(starts) == 0:
         return np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.int64)
 
-    power, inverse = powers(len(codes) + 1)
+    power, inverse = powers_of_base(len(codes) + 1)
     high = codes >= 0x10000
-    numbers = letters()[np.minimum(codes, 0xFFFF)]
+    numbers = letter_numbers()[np.minimum(codes, 0xFFFF)]
     if high.any():
-        numbers[high] = scrambled(codes[high].astype(np.uint64) + np.uint64(1))
+        numbers[high] = scramble(codes[high].astype(np.uint64) + np.uint64(1))
     numbers *= power[: len(codes)]
     sums = prefix_sums(numbers)
-    words = scrambled((sums[ends] - sums[starts]) * inverse[starts])
+    words = scramble((sums[ends] - sums[starts]) * inverse[starts])
 
     ends_of_texts = np.flatnonzero(codes == 0)
     owner = np.searchsorted(ends_of_texts, starts)
@@ -151,7 +151,7 @@ def ngrams(texts: list[str], n: int) -> tuple[Numbers, Any]:
     same = owner[first] == owner[after - 1]
     first, after = first[same], after[same]
     sums = prefix_sums(words * power[: len(words)])
-    return scrambled((sums[after] - sums[first]) * inverse[first]), owner[first]
+    return scramble((sums[after] - sums[first]) * inverse[first]), owner[first]
 
 
 class NgramSet:

@@ -70,17 +70,17 @@ def aya(row: Row, _: Source) -> Example | Unusable:
 
 def alpaca(row: Row, _: Source) -> Example | Unusable:
     """instruction, input (may be empty), output: BongChat, llm-japanese-dataset, Dolly in Japanese."""
-    return pair(joined(row["instruction"], row["input"]), row["output"])
+    return pair(join_texts(row["instruction"], row["input"]), row["output"])
 
 
 def telugu_alpaca(row: Row, _: Source) -> Example | Unusable:
     """Telugu-LLM-Labs' sets: nine columns, of which instruction, input and output are the English originals."""
-    return pair(joined(row["telugu_instruction"], row["telugu_input"]), row["telugu_output"])
+    return pair(join_texts(row["telugu_instruction"], row["telugu_input"]), row["telugu_output"])
 
 
 def inkuba(row: Row, _: Source) -> Example | Unusable:
     """lelapa/Inkuba-instruct: instruction, inputs, targets; its splits are language and part, as swahili_train."""
-    return pair(joined(row["instruction"], row["inputs"], "\n\n"), row["targets"])
+    return pair(join_texts(row["instruction"], row["inputs"], "\n\n"), row["targets"])
 
 
 def xp3mt(row: Row, _: Source) -> Example | Unusable:
@@ -108,7 +108,7 @@ def nllb(row: Row, source: Source) -> Example | Unusable:
         return "broken"
     if source.min_score is not None and not margin >= source.min_score:
         return "low_score"
-    return translation(first, second, code) if code > "en" else translation(second, first, code)
+    return translation_example(first, second, code) if code > "en" else translation_example(second, first, code)
 
 
 def conversation(row: Row, source: Source) -> Example | Unusable:
@@ -147,12 +147,14 @@ def text(row: Row, source: Source) -> Example | Unusable:
 
 def template(row: Row, source: Source) -> Example | Unusable:
     """Anyone's data: a prompt and a completion with the names of columns in braces."""
-    return pair(fill(source.prompt or "", row), fill(source.completion or "", row))
+    return pair(fill_template(source.prompt or "", row), fill_template(source.completion or "", row))
 
 
 def bitext(row: Row, source: Source) -> Example | Unusable:
     """Anyone's sentence pairs: `prompt` names the English side, `completion` the other."""
-    return translation(fill(source.prompt or "", row), fill(source.completion or "", row), source.language or "")
+    return translation_example(
+        fill_template(source.prompt or "", row), fill_template(source.completion or "", row), source.language or ""
+    )
 
 
 READERS: dict[str, Callable[[Row, Source], Example | Unusable]] = {
@@ -196,17 +198,17 @@ def pair(prompt: Any, completion: Any) -> Example:
     return {"prompt": str(prompt), "completion": str(completion)}
 
 
-def joined(instruction: Any, more: Any, between: str = "\n") -> str:
-    return str(instruction) if is_blank(more) else f"{instruction}{between}{more}"
+def join_texts(instruction: Any, continuation: Any, between: str = "\n") -> str:
+    return str(instruction) if is_blank(continuation) else f"{instruction}{between}{continuation}"
 
 
-def translation(english: str, other: str, code: str) -> Example | Unusable:
+def translation_example(english: str, target_text: str, code: str) -> Example | Unusable:
     """One direction of a pair and one wording, both drawn by the pair itself: half of the pairs go each way."""
-    english, other = english.strip(), other.strip()
-    if not english or not other:
+    english, target_text = english.strip(), target_text.strip()
+    if not english or not target_text:
         return "empty"
-    drawn = crc32(f"{english}\t{other}".encode("utf-8", "replace"))
-    names, texts = ("English", language(code).name), (english, other)
+    drawn = crc32(f"{english}\t{target_text}".encode("utf-8", "replace"))
+    names, texts = ("English", language(code).name), (english, target_text)
     source, target = (0, 1) if drawn & 1 else (1, 0)
     wording = INSTRUCTIONS[(drawn >> 1) % len(INSTRUCTIONS)]
     prompt = wording.format(source=names[source], target=names[target], text=texts[source])
@@ -231,13 +233,13 @@ def messages_of(cell: Any, tools: bool = False) -> list[Message] | Unusable:
     """
     if not isinstance(cell, list):
         return [] if not cell else "not_text"
-    if all(isinstance(messages, dict) for messages in cell):
+    if all(isinstance(turn, dict) for turn in cell):
         return by_speaker(cell, tools)
     if cell and all(isinstance(turn, list) for turn in cell):
-        cell = [messages for turn in cell for messages in (*turn[:2], *[None] * (2 - len(turn)))]
-    if any(isinstance(messages, dict | list) for messages in cell):
+        cell = [text for turn in cell for text in (*turn[:2], *[None] * (2 - len(turn)))]
+    if any(isinstance(text, dict | list) for text in cell):
         return "not_text"
-    texts = [messages if isinstance(messages, str) else "" for messages in cell]
+    texts = [text if isinstance(text, str) else "" for text in cell]
     return [{"role": "user" if at % 2 == 0 else "assistant", "content": text} for at, text in enumerate(texts)]
 
 
@@ -257,7 +259,7 @@ def by_speaker(cell: list[Row], tools: bool) -> list[Message] | Unusable:
         with_tool = role == "tool" or "tool_calls" in calls or bool(message.get("function_call"))
         if with_tool and (not tools or message.get("function_call")):
             return "tool_turns"
-        words = plain(message.get("content") if message.get("content") is not None else message.get("value"))
+        words = text_of_message(message.get("content") if message.get("content") is not None else message.get("value"))
         if words is None:
             return "not_text"
         if merged and merged[-1]["role"] == role and not with_tool and "tool_calls" not in merged[-1]:
@@ -267,85 +269,93 @@ def by_speaker(cell: list[Row], tools: bool) -> list[Message] | Unusable:
     return merged
 
 
-def whole_turns(messages: list[Message], most: int | None) -> list[Message]:
+def whole_turns(messages: list[Message], limit: int | None) -> list[Message]:
     """The messages from the first of a user, system messages before it included, to the last answer of whole turns:
     up to the first message without words, or answer that no user asked for; `most` answers."""
     start = next((at for at, message in enumerate(messages) if message["role"] == "user"), len(messages))
     turns = [message for message in messages[:start] if message["role"] == "system" and message["content"].strip()]
-    answers, end, before = 0, 0, ""
+    answers, end, last_role = 0, 0, ""
     for message in messages[start:]:
         blank = not message["content"].strip() and "tool_calls" not in message and message["role"] != "tool"
-        if blank or (message["role"] == "assistant" and before not in ("user", "tool", "system")):
+        if blank or (message["role"] == "assistant" and last_role not in ("user", "tool", "system")):
             break
         turns.append(message)
-        before = message["role"]
+        last_role = message["role"]
         if message["role"] == "assistant" and "tool_calls" not in message:
             answers, end = answers + 1, len(turns)
-            if answers == most:
+            if answers == limit:
                 break
     return turns[:end]
 
 
-def plain(content: Any) -> str | None:
+def text_of_message(content: Any) -> str | None:
     """The text of a message, or of its parts, such as {"type": "text", "text": ...}; None where one is no text."""
     if content is None or isinstance(content, str):
         return content or ""
     kinds = (None, "text", "input_text", "output_text")
     parts = content if isinstance(content, list) else [content]
     texts = [part["text"] for part in parts if isinstance(part, dict) and part.get("type") in kinds and "text" in part]
-    return "\n".join(texts) if len(texts) == len(parts) and all(isinstance(message, str) for message in texts) else None
+    return "\n".join(texts) if len(texts) == len(parts) and all(isinstance(text, str) for text in texts) else None
 
 
-def fill(words: str, row: Row) -> str:
+def fill_template(words: str, row: Row) -> str:
     """A template with its columns filled in."""
-    return words.format_map({name: row[name] for name in fields(words)})
+    return words.format_map({name: row[name] for name in template_fields(words)})
 
 
-def fields(words: str) -> list[str]:
+def template_fields(words: str) -> list[str]:
     return [name for _, name, _, _ in Formatter().parse(words) if name is not None]
 
 
-def columns(name: str, source: Source) -> list[str]:
+def source_columns(name: str, source: Source) -> list[str]:
     """The columns that a source's function reads.
 
     Raises:
         PipelineError: an unknown function, or one that lacks a knob.
     """
-    where = f"expert.sources.{name}"
+    knob_prefix = f"expert.sources.{name}"
     if source.language is not None:
         language(source.language)  # refuses an unknown one
     if source.rows not in READERS:
-        raise PipelineError(f"{where}.rows must be one of {', '.join(READERS)}, got {source.rows!r}")
+        raise PipelineError(f"{knob_prefix}.rows must be one of {', '.join(READERS)}, got {source.rows!r}")
     if source.rows in ("nllb", "bitext") and source.language is None:
-        raise PipelineError(f"{where}.rows={source.rows} needs {where}.language, such as sw")
+        raise PipelineError(f"{knob_prefix}.rows={source.rows} needs {knob_prefix}.language, such as sw")
     if source.rows == "text":
         return [source.column or "text"]
     if source.rows == "conversation":
         if source.column is None and source.language is None:
-            raise PipelineError(f"{where}.rows=conversation needs {where}.column, the column that holds the turns")
+            raise PipelineError(
+                f"{knob_prefix}.rows=conversation needs {knob_prefix}.column, the column that holds the turns"
+            )
         return [source.column or language(source.language or "").flores]
     if source.rows in ("template", "bitext"):
         try:
-            names = {knob: fields(getattr(source, knob) or "") for knob in ("prompt", "completion")}
+            names = {knob: template_fields(getattr(source, knob) or "") for knob in ("prompt", "completion")}
         except ValueError as error:
-            raise PipelineError(f"{where}: a template has a stray brace ({error}); write {{{{ for one") from error
+            raise PipelineError(f"{knob_prefix}: a template has a stray brace ({error}); write {{{{ for one") from error
         unset = [knob for knob in names if getattr(source, knob) is None]
         if unset:
             example = "'Swali: {question}'" if unset[0] == "prompt" else "'{answer}'"
             raise PipelineError(
-                f"{where}.{unset[0]} is missing: give {where}.{unset[0]}={example}, your file's columns in braces"
+                f"{knob_prefix}.{unset[0]} is missing: give {knob_prefix}.{unset[0]}={example}, "
+                "your file's columns in braces"
             )
         empty = [knob for knob in names if not names[knob]]
         if empty:
-            raise PipelineError(f"{where}.{empty[0]} names no column: give one in braces, as {{answer}}")
-        odd = [one for found in names.values() for one in found if not re.fullmatch(r"[^.\[\]]+", one)]
+            raise PipelineError(f"{knob_prefix}.{empty[0]} names no column: give one in braces, as {{answer}}")
+        odd = [
+            column
+            for names_of_columns in names.values()
+            for column in names_of_columns
+            if not re.fullmatch(r"[^.\[\]]+", column)
+        ]
         if odd:
-            raise PipelineError(f"{where}: a template names a column in braces, {{{odd[0]}}} is none")
-        return sorted({one for found in names.values() for one in found})
+            raise PipelineError(f"{knob_prefix}: a template names a column in braces, {{{odd[0]}}} is none")
+        return sorted({column for names_of_columns in names.values() for column in names_of_columns})
     return list(COLUMNS[source.rows])
 
 
-def wanted(row: Row, source: Source) -> bool:
+def is_wanted(row: Row, source: Source) -> bool:
     """Whether a row is of the language asked for; the others are not counted as rows."""
     if source.rows != "aya" or source.language is None:
         return True

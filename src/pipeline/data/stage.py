@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.stages import DataStage
 from pipeline.data import benchmarks, sandbox, union
-from pipeline.data.candidates import gathering
-from pipeline.data.card import card, summary
-from pipeline.data.draw import draw
-from pipeline.data.mixture import check_readable, gather, judge
+from pipeline.data.candidates import open_candidates
+from pipeline.data.card import summarize_counts, write_card
+from pipeline.data.draw import draw_rows
+from pipeline.data.mixture import check_readable, filter_candidates, gather_candidates
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import Lock, read_lock
 from pipeline.runs.manifest import read_manifest
@@ -37,7 +37,7 @@ def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     elif config.expert.union:
         sides = {name: expert.side for name, expert in config.expert.union.items()}
         folders = {name: run.parents[name].folder for name in sides}
-        counts = union.write(work, folders, sides, config.seed if config.data.shuffle else None)
+        counts = union.write_union(work, folders, sides, config.seed if config.data.shuffle else None)
     else:
         root = run.parents["data_root"].folder if "data_root" in run.parents else None
         # A data run that is a data_root wrote its benchmarks beside its training sets, and keeps them apart itself: the
@@ -61,11 +61,11 @@ def make_training_set(
     """
     count = check_readable(config, data_root, lock)
     benchmark_root = Path(config.data.benchmarks) if config.data.benchmarks else data_root
-    known_ngrams = benchmarks.known(config.data.ngram, benchmark_root, lock)
-    with gathering(work, known_ngrams) as candidates:
-        counts = gather(config, candidates, data_root, lock, count)
-        usable = judge(config, candidates, counts, vouched)
-        drawn = draw(config, usable)
+    known_ngrams = benchmarks.benchmark_ngrams(config.data.ngram, benchmark_root, lock)
+    with open_candidates(work, known_ngrams) as candidates:
+        counts = gather_candidates(config, candidates, data_root, lock, count)
+        usable = filter_candidates(config, candidates, counts, vouched)
+        drawn = draw_rows(config, usable)
         if not drawn["train"]:
             raise PipelineError(f"data.validation={config.data.validation} leaves no row for training: ask for fewer")
         owners = candidates.arrays()[0]
@@ -75,8 +75,8 @@ def make_training_set(
             with open(work / f"{name}.jsonl", "wb") as file:
                 file.writelines(candidates.lines(rows))
     counts |= {name: len(rows) for name, rows in drawn.items()}
-    (work / "data_card.md").write_text(card(config, counts, known_ngrams, vouched), encoding="utf-8")
-    print(summary(config, counts), file=sys.stderr)
+    (work / "data_card.md").write_text(write_card(config, counts, known_ngrams, vouched), encoding="utf-8")
+    print(summarize_counts(config, counts), file=sys.stderr)
     if not known_ngrams.texts:
         print("no benchmark files were found to compare with: give data.benchmarks=FOLDER", file=sys.stderr)
     return counts

@@ -14,7 +14,7 @@ from pipeline.errors import PipelineError
 Row = dict[str, str]
 
 
-def unite(
+def unite_sets(
     sets: Mapping[str, Path], sides: Mapping[str, str], seed: int | None
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """train and validation of a joint set, and source -> the rows left out of it. `sets`: expert -> the folder of its
@@ -29,15 +29,15 @@ def unite(
     rows = {part: {expert: read_jsonl(folder / f"{part}.jsonl") for expert, folder in sets.items()} for part in PARTS}
     if len({"text" in expert[0] for expert in rows["train"].values()}) > 1:
         raise PipelineError(f"{' and '.join(sets)} are plain text and prompts with completions: join sets of one kind")
-    held_out = {content(row) for part_rows in rows["validation"].values() for row in part_rows}
+    held_out = {row_content(row) for part_rows in rows["validation"].values() for row in part_rows}
     left_out = {
-        expert: sum(content(row) in held_out for row in part_rows) for expert, part_rows in rows["train"].items()
+        expert: sum(row_content(row) in held_out for row in part_rows) for expert, part_rows in rows["train"].items()
     }
     united = {
         part: [row | {"side": sides[expert]} for expert, part_rows in by_expert.items() for row in part_rows]
         for part, by_expert in rows.items()
     }
-    united["train"] = [row for row in united["train"] if content(row) not in held_out]
+    united["train"] = [row for row in united["train"] if row_content(row) not in held_out]
     if seed is not None:
         random.Random(seed).shuffle(united["train"])
     return united, left_out
@@ -46,14 +46,14 @@ def unite(
 PARTS = ("train", "validation")
 
 
-def content(row: Row) -> tuple[str, ...]:
+def row_content(row: Row) -> tuple[str, ...]:
     """What a row says, whoever's it is."""
     return (row["text"],) if "text" in row else (row["prompt"], row["completion"])
 
 
-def write(work: Path, sets: Mapping[str, Path], sides: Mapping[str, str], seed: int | None) -> dict[str, Any]:
+def write_union(work: Path, sets: Mapping[str, Path], sides: Mapping[str, str], seed: int | None) -> dict[str, Any]:
     """train.jsonl, validation.jsonl and the card of a joint set. Gives the counts that the card states."""
-    united, left_out = unite(sets, sides, seed)
+    united, left_out = unite_sets(sets, sides, seed)
     counts: dict[str, Any] = {part: len(rows) for part, rows in united.items()}
     lines = [
         "# Joint training set", "",

@@ -12,34 +12,29 @@ import statistics
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 
-from pipeline.benchmarks import benchmark_of
-from pipeline.config.stages import DataStage, EvalStage, EvalTask, RunStage, TrainStage
+from pipeline.config.stages import DataStage, EvalStage, RunStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.flops import (
     GPUS,
     LONGEST,
-    MGSM,
     ROW,
     QuestionSet,
     merge_seconds,
-    question_sets,
     scoring_memory,
     scoring_seconds,
 )
-from pipeline.estimate.flops import training_seconds as seconds_of_training
-from pipeline.estimate.gpu_budget import ancestors, dtype_of, moved, shape_for, trained_parts
-from pipeline.models.shape import Shape, shape_of
-from pipeline.progress import duration
-from pipeline.report.render.text import some
+from pipeline.estimate.gpu_budget import dtype_of, moved, seconds_of_parts
+from pipeline.estimate.models import shape_for, tokenizer_of
+from pipeline.estimate.questions import kinds_of
+from pipeline.progress import format_duration
+from pipeline.report.render.text import pluralize
 from pipeline.runs.manifest import Manifest, read_manifest
-from pipeline.runs.run import Run, runs_behind
+from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.evaluation import is_bundle
-from pipeline.stages.lengths import BYTES, lines, longest_of, sampled
+from pipeline.stages.lengths import BYTES, longest_of, sampled_lengths
 from pipeline.stages.rows import bytes_of_merge
 from pipeline.stages.steps import expected_steps
 from pipeline.train.memory import WIDTH, micro_batches, training_memory
@@ -109,9 +104,9 @@ class History:
         unknown = len(runs) - len(needing) - len(predictions)
         if sum(predictions) > 30 * DAY and not runs_on_gpu(self.on_gpu):
             return NEEDS_GPU
-        omitted = [f"{some(len(needing), 'run')} that need a GPU"] if needing else []
-        omitted += [f"{some(unknown, 'run')} that cannot be estimated"] if unknown else []
-        text = f"about {duration(sum(predictions))}" if predictions or not omitted else "?"
+        omitted = [f"{pluralize(len(needing), 'run')} that need a GPU"] if needing else []
+        omitted += [f"{pluralize(unknown, 'run')} that cannot be estimated"] if unknown else []
+        text = f"about {format_duration(sum(predictions))}" if predictions or not omitted else "?"
         return text + (f", not including {' and '.join(omitted)}" if omitted else "")
 
     def median(self, values: dict[Kind, list[float]], kind: Kind) -> float:
@@ -122,7 +117,7 @@ class History:
 
     def guess(self, run: Run) -> float | None:
         """Once its parents are made, more is known of it."""
-        key = f"{run.hash} {all(read_manifest(parent.folder) for parent in runs_behind(run.parents))}"
+        key = f"{run.hash} {all(read_manifest(parent.folder) for parent in parent_runs(run.parents))}"
         if key not in self.guesses:
             self.guesses[key] = guess(run, self.on_gpu)
         return self.guesses[key]
@@ -155,7 +150,7 @@ def work_seconds(run: Run, on_gpu: bool) -> float | None:
 
 def weights_of(run: Run) -> float:
     """Bytes of the weights that a merge or an analysis will read, by the shape of its model."""
-    return 4.0 * shape_here(run).parameters
+    return 4.0 * shape_for(run).parameters
 
 
 def runs_on_gpu(on_gpu: bool | None) -> bool:
@@ -171,7 +166,7 @@ def threads_of(config: RunStage) -> int:
 
 def training_seconds(run: Run[TrainStage], on_gpu: bool) -> float | None:
     """Rows padded to the longest of their micro-batch; then loading and saving."""
-    sft, shape = run.config.sft, shape_here(run)
+    sft, shape = run.config.sft, shape_for(run)
     steps = expected_steps(run)
     padded = padded_row(run)
     if steps is None or padded is None:
@@ -179,16 +174,8 @@ def training_seconds(run: Run[TrainStage], on_gpu: bool) -> float | None:
     if sft.packing and sft.steps is None:
         steps = max(1, round(steps * mean_row(run, sft.seq_length) / sft.seq_length))
     machine = ON_GPU if on_gpu else cpu.cpu(shape, threads_of(run.config))
-    parts = trained_parts(run, shape)
-    seconds = sum(
-        seconds_of_training(
-            shape, part, steps // len(parts) * sft.batch_size, padded, sft.batch_size, machine,
-            gpus=sft.processes if on_gpu else 1, checkpointing=sft.gradient_checkpointing,
-            lora_rank=sft.lora_rank if sft.adapter == "lora" else 0, weights=sft.weights, optimizer="adamw",
-            precision=sft.precision,
-        )
-        for _, part in parts
-    )  # fmt: skip
+    gpus = sft.processes if on_gpu else 1
+    seconds = seconds_of_parts(run, shape, steps, lambda _: padded, machine, gpus, "adamw")
     return 1 + seconds + STEP * steps + FILES * shape.parameters * WIDTH[sft.weights]
 
 
@@ -197,13 +184,13 @@ def row_lengths(run: Run[TrainStage]) -> tuple[float, ...]:
     neither is here."""
     data = run.parents["data"]
     if (data_file := data.folder / "train.jsonl").is_file():
-        return sampled(data_file, (), tokenizer_of(run))
+        return sampled_lengths(data_file, (), tokenizer_of(run))
     root = data.parents.get("data_root") if isinstance(data, Run) else None
     if not isinstance(data, Run) or root is None or not root.folder.is_dir():
         return ()
     tokenizer = tokenizer_of(run)
     files = [root.folder / source.file for source in data.config.expert.sources.values()]
-    lengths = [length for file in files if file.suffix == ".jsonl" for length in sampled(file, (), tokenizer)]
+    lengths = [length for file in files if file.suffix == ".jsonl" for length in sampled_lengths(file, (), tokenizer)]
     return tuple(sorted(lengths))
 
 
@@ -229,13 +216,13 @@ def padded_row(run: Run[TrainStage]) -> float | None:
 def behind_data(run: Run) -> list[Run]:
     """The data runs that a training's rows come from."""
     data = run.parents["data"]
-    return [ancestor for parent in runs_behind({"data": data}) for ancestor in [parent, *runs_behind(parent.parents)]]
+    return [ancestor for parent in parent_runs({"data": data}) for ancestor in [parent, *parent_runs(parent.parents)]]
 
 
 def memory_here(run: Run) -> float | None:
     """Bytes that a training or a score takes of this machine's memory on a CPU; None where its model is not known."""
     try:
-        shape = shape_here(run)
+        shape = shape_for(run)
         if isinstance(run.config, TrainStage):
             sft, row = run.config.sft, padded_row(run) or run.config.sft.seq_length
             parts = training_memory(shape, moved(run, shape), row, sft)
@@ -256,7 +243,7 @@ def evaluation_seconds(run: Run[EvalStage], on_gpu: bool) -> float | None:
     MGSM's languages, else as in English."""
     if is_bundle(run):
         return 0.2
-    config, shape, dtype = run.config, shape_here(run), dtype_of(run)
+    config, shape, dtype = run.config, shape_for(run), dtype_of(run)
     seconds = 0.3 + (0.0 if on_gpu else FILES * shape.parameters)
     for task in config.eval.tasks:
         for language in config.languages:
@@ -269,48 +256,6 @@ def evaluation_seconds(run: Run[EvalStage], on_gpu: bool) -> float | None:
                 how = threads_of(config), dtype, config.eval.batch_size, config.eval.share_prefix
                 seconds += sum(cpu.scoring_seconds(shape, kinds, *how))
     return seconds
-
-
-def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[QuestionSet]:
-    """What a task puts to the model, with the questions and lengths of its local files where they are here."""
-    config, benchmark = run.config, benchmark_of(task.task)
-    count, room = (
-        count_questions(run, task, language),
-        config.eval.max_gen_toks_of.get(language, config.eval.max_gen_toks),
-    )
-    kinds = question_sets(task.task, task.num_fewshot, language if language in MGSM else "en")
-    file = scored_file(run, task, language)
-    columns, worked = benchmark.columns, benchmark.kind == "number"
-    if file and columns and (lengths := sampled(file, columns, tokenizer := tokenizer_of(run))):
-        question = statistics.fmean(lengths)
-        exemplars = file.with_name(benchmark.exemplar_file) if worked and benchmark.exemplar_file else file
-        columns = (*columns, "answer") if worked else columns
-        shot = statistics.fmean(sampled(exemplars, columns, tokenizer)) if exemplars.is_file() else question
-        kinds = [replace(kind, question=question, prefix=task.num_fewshot * shot) for kind in kinds]
-    return [
-        replace(kind, questions=min(kind.questions, count), room=room or kind.room, prefixes=min(kind.prefixes, count))
-        for kind in kinds
-    ]
-
-
-def scored_file(run: Run[EvalStage], task: EvalTask, language: str) -> Path | None:
-    """The local file of a task's questions, if it is here."""
-    root = run.parents.get("data_root")
-    if root is None or (isinstance(root, Run) and not root.folder.is_dir()) or benchmark_of(task.task).built_from:
-        return None
-    names = {"test": ("test", "devtest"), "dev": ("development", "dev")}[run.config.eval.split]
-    files = {path.stem: path for path in benchmark_of(task.task).files(root.folder, language)}
-    return next((files[stem] for stem in names if stem in files), None)
-
-
-def count_questions(run: Run[EvalStage], task: EvalTask, language: str) -> int:
-    """Number of questions: those of the local file if it is here or is planned, else the benchmark's published size."""
-    config, root = run.config, run.parents.get("data_root")
-    limit = config.eval.limit or benchmark_of(task.task).questions
-    if isinstance(root, Run) and not root.folder.is_dir():
-        return min(limit, root.config.expert.questions(config.eval.split) or limit)
-    local_file = scored_file(run, task, language)
-    return min(limit, lines(local_file)) if local_file else limit
 
 
 def data_seconds(run: Run[DataStage]) -> float | None:
@@ -328,22 +273,6 @@ def data_seconds(run: Run[DataStage]) -> float | None:
         return None
     bytes_read = sum((root.folder / source.file).stat().st_size for source in expert.sources.values())
     return 0.7 + bytes_read / READ_RATE
-
-
-def tokenizer_of(run: Run) -> Path | None:
-    """The tokenizer.json of the model that a run trains or scores, if it is on this disk."""
-    return next((file for ancestor in ancestors(run) if (file := ancestor.folder / "tokenizer.json").is_file()), None)
-
-
-def shape_here(run: Run) -> Shape:
-    """Shape of the model that a run trains or scores, including a randomly initialised one."""
-    if isinstance(run.config, TrainStage) and run.config.model.init == "random":
-        model = run.config.model
-        return shape_of({"vocab_size": model.vocab_size, **model.architecture})
-    for parent in runs_behind(run.parents):
-        if isinstance(parent.config, TrainStage | EvalStage) or parent.config.stage in ("merge", "select"):
-            return shape_here(parent)
-    return shape_for(run)
 
 
 # ---------------------------------------------------------------------------------------------------- this machine

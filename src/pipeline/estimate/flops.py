@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from pipeline.benchmarks import benchmark_of
 from pipeline.models.shape import Shape
-from pipeline.train.memory import BYTES, WIDTH, Trained, adapters, trained_parameters
+from pipeline.train.memory import BYTES, WIDTH, Trained, adapter_parameters, trained_parameters
 
 # ---------------------------------------------------------------------------------------------------- cards
 
@@ -66,7 +66,7 @@ def training_flops(
     lowest = 0 if outside else min(trained.attention | trained.mlp)
     core = 4 * length * shape.heads * shape.head_width
     total = 2.0 * shape.embedding * (4 if outside else 3)
-    of_attention, of_mlp = adapters(shape, lora_rank)
+    of_attention, of_mlp = adapter_parameters(shape, lora_rank)
     for layer in range(shape.layers):
         adapter = of_attention * (layer in trained.attention) + of_mlp * (layer in trained.mlp)
         weights = shape.attention + shape.mlp + adapter

@@ -10,47 +10,43 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import partial
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from pipeline.config import conf
 from pipeline.config.data import Expert
 from pipeline.config.stages import EvalStage, Plan, SelectStage, TrainStage
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import (
     GPUS,
-    MGSM,
     ROW,
     Gpu,
-    QuestionSet,
     host_memory,
-    question_sets,
     scoring_memory,
     scoring_seconds,
     training_seconds,
 )
+from pipeline.estimate.models import shape_for
+from pipeline.estimate.questions import question_sets_of
 from pipeline.evaluate.selection import compared
-from pipeline.models.shape import SHAPES, Shape, shape_in
-from pipeline.runs.graph import unfinished
-from pipeline.runs.run import External, Parent, Run, Snapshot, runs_behind
+from pipeline.models.shape import Shape
+from pipeline.runs.graph import reasons_unfinished
+from pipeline.runs.run import Run, parent_runs
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.steps import expected_steps
-from pipeline.train.disk import written
+from pipeline.train.disk import written_bytes
 from pipeline.train.memory import (
     Trained,
-    changed,
-    everything,
+    full_model,
+    is_possible,
     one_side,
     overrides,
-    possible,
     remedies,
     trained_parameters,
     training_memory,
+    with_knobs,
 )
 from pipeline.train.steps import snapshots_at_once
 
@@ -103,11 +99,11 @@ def estimate_costs(runs: list[Run], plan: Plan, free_snapshots: bool = False, wa
     What selections compare is a kind of its own, `selection`.
     """
     assert plan.gpu is not None
-    total, reasons, gpu = Bill(plan), unfinished(runs), GPUS[plan.gpu]
+    total, reasons, gpu = Bill(plan), reasons_unfinished(runs), GPUS[plan.gpu]
     selections = [run for run in runs if run.hash in reasons and isinstance(run.config, SelectStage)]
-    inputs = [member for run in selections for member in runs_behind(run.parents)]
+    inputs = [member for run in selections for member in parent_runs(run.parents)]
     scored = {
-        member.hash for run in inputs for member in [run, *runs_behind(run.parents)]
+        member.hash for run in inputs for member in [run, *parent_runs(run.parents)]
     }  # a bundle, and its scoring runs
     unfinished_runs = [run for run in runs if run.hash in reasons and isinstance(run.config, TrainStage | EvalStage)]
     unfinished_runs = [run for run in unfinished_runs if not is_bundle(run)]  # whose scores are runs of their own
@@ -160,20 +156,28 @@ def training_cost(run: Run[TrainStage], gpu: Gpu) -> Cost:
     steps = expected_steps(run)
     if steps is None:
         raise PipelineError(f"the rows of {run.name} are not known before its data run is made: give data.size")
-    lora = sft.lora_rank if sft.adapter == "lora" else 0
-    parts = trained_parts(run, shape)
-    seconds = sum(
-        training_seconds(
-            shape, part, steps // len(parts) * sft.batch_size, row_tokens(config.expert, side, sft),
-            sft.batch_size, gpu, gpus=sft.processes, checkpointing=sft.gradient_checkpointing, lora_rank=lora,
-            weights=sft.weights, optimizer=sft.optimizer, precision=sft.precision,
-        )
-        for side, part in parts
-    )  # fmt: skip
-    files = written(sft, shape.parameters, moved(run, shape), snapshots_at_once(sft, steps), points=0)
+    seconds = seconds_of_parts(
+        run, shape, steps, partial(row_tokens, config.expert, sft=sft), gpu, sft.processes, sft.optimizer
+    )
+    files = written_bytes(sft, shape.parameters, moved(run, shape), snapshots_at_once(sft, steps), points=0)
     return Cost(
         run, shape, seconds * sft.processes / 3600, memory_of(run, shape, sft),
         host_memory(shape.parameters, "float32", sft.processes), files["weights"], files["snapshots"],
+    )  # fmt: skip
+
+
+def seconds_of_parts(
+    run: Run[TrainStage], shape: Shape, steps: int, tokens: Callable[[str], float], gpu: Gpu, gpus: int, optimizer: str
+) -> float:
+    """Seconds of all optimizer steps of a training, its sides one after the other. tokens: side -> of a row."""
+    sft, parts = run.config.sft, trained_parts(run, shape)
+    return sum(
+        training_seconds(
+            shape, part, steps // len(parts) * sft.batch_size, tokens(side), sft.batch_size, gpu, gpus=gpus,
+            checkpointing=sft.gradient_checkpointing, lora_rank=sft.lora_rank if sft.adapter == "lora" else 0,
+            weights=sft.weights, optimizer=optimizer, precision=sft.precision,
+        )
+        for side, part in parts
     )  # fmt: skip
 
 
@@ -181,7 +185,7 @@ def trained_parts(run: Run[TrainStage], shape: Shape) -> list[tuple[str, Trained
     """(side of the rows, what they move): simultaneous training is two, all else one."""
     sft, expert, partition = run.config.sft, run.config.expert, run.config.partition
     if partition is None:
-        return [(expert.side, everything(shape))]
+        return [(expert.side, full_model(shape))]
     if sft.method == "partial":
         return [(expert.side, one_side(shape, partition, sft.side or expert.side))]
     return [(side, one_side(shape, partition, side)) for side in ("math", "language")]
@@ -220,16 +224,6 @@ def scoring_cost(run: Run[EvalStage], gpu: Gpu) -> Cost:
     config, dtype, shape = run.config, dtype_of(run), shape_for(run)
     seconds = sum(scoring_seconds(shape, question_sets_of(run), gpu, dtype, config.eval.batch_size))
     return Cost(run, shape, seconds / 3600, least_memory(run, shape, dtype), host_memory(shape.parameters, dtype))
-
-
-def question_sets_of(run: Run[EvalStage]) -> list[QuestionSet]:
-    sets: list[QuestionSet] = []
-    for task in run.config.eval.tasks:
-        for language in run.config.languages:
-            if language not in MGSM:
-                raise PipelineError(f"tokens of {task.task} in {language} are not known")
-            sets += question_sets(task.task, task.num_fewshot, language)
-    return sets
 
 
 def least_memory(run: Run[EvalStage], shape: Shape, dtype: str) -> float:
@@ -277,57 +271,11 @@ def overrides_that_fit(kind: str, large: list[Cost], room: float, plan: Plan) ->
     distinct = {repr((cost.shape, cost.memory, cost.run.config.sft)): cost for cost in large}.values()
 
     def fits(knobs: Mapping[str, Any]) -> bool:
-        return possible(
+        return is_possible(
             lambda: all(
-                memory_of(cost.run, cost.shape, changed(cost.run.config.sft, knobs)) <= room for cost in distinct
+                memory_of(cost.run, cost.shape, with_knobs(cost.run.config.sft, knobs)) <= room for cost in distinct
             )
         )
 
     fitting = [(knobs, int(knobs.get("processes", 1))) for knobs in remedies(fits)]
     return [overrides(knobs, "every.") + (f" plan.gpus={gpus}" if gpus > plan.gpus else "") for knobs, gpus in fitting]
-
-
-# ---------------------------------------------------------------------------------------------------- shapes
-
-
-def shape_for(run: Run) -> Shape:
-    """The shape of the model that a run trains or scores, by its base: a known one, or a folder that is here."""
-    for ancestor in ancestors(run):
-        name = (
-            ancestor.config.model.name if isinstance(ancestor, Run) and isinstance(ancestor.config, TrainStage) else ""
-        )
-        if name in SHAPES:
-            return SHAPES[name]
-        if isinstance(ancestor, External) and ancestor.hub and by_hub(ancestor.hub) in SHAPES:
-            return SHAPES[by_hub(ancestor.hub)]
-        if (ancestor.folder / "config.json").is_file():
-            return shape_in(ancestor.folder)
-    raise PipelineError(f"the shape of the model of {run.label} is not known before it is here")
-
-
-def ancestors(run: Parent, visited: set[str] | None = None) -> Iterator[Parent]:
-    """A run and the models that it is derived from, each once."""
-    visited = set() if visited is None else visited
-    if run.hash in visited:
-        return
-    visited.add(run.hash)
-    yield run
-    for parent in models_of(run):
-        yield from ancestors(parent, visited)
-
-
-def models_of(run: Parent) -> list[Parent]:
-    """The parents of a run except data."""
-    if isinstance(run, Snapshot):
-        return [run.run]
-    roles = run.parents.items() if isinstance(run, Run) else ()
-    return [parent for role, parent in roles if role not in ("data", "data_root", "benchmarks", "spm_model")]
-
-
-@lru_cache(maxsize=64)
-def by_hub(hub: str) -> str:
-    """The option of conf/model that names a model on the Hub."""
-    for option in conf.options("model"):
-        if OmegaConf.select(OmegaConf.load(str(conf.file("model", option))), "path") == f"hub:{hub.partition('@')[0]}":
-            return option
-    return ""

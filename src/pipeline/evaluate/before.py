@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipeline.runs.run import Run
 
 
-def defined(run: Run[EvalStage], folder: Path, left_out: list[LeftOut]) -> list[Definition]:
+def define_tasks(run: Run[EvalStage], folder: Path, left_out: list[LeftOut]) -> list[Definition]:
     """The task files of what the stage asks for, their data checked; what a bundle cannot have goes into `left_out`."""
     stage = run.config
     settings: Eval = stage.eval

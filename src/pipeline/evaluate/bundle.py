@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.benchmarks import kind_of
+from pipeline.benchmarks import benchmark_of
 from pipeline.evaluate.reading import reading_rows
 from pipeline.evaluate.records import (
     EvaluationResult,
@@ -22,7 +22,7 @@ from pipeline.evaluate.records import (
     named_scores,
     write_scores,
 )
-from pipeline.files import link
+from pipeline.files import link_or_copy
 
 if TYPE_CHECKING:
     from pipeline.config.stages import EvalStage
@@ -32,47 +32,48 @@ if TYPE_CHECKING:
 def scoring_runs(config: EvalStage) -> dict[str, EvalStage]:
     """Role -> the scoring run's configuration, for each task in each language. FLORES goes between English and others.
 
-    The longest answer of a language stands where that of all did, only FLORES has a model for spBLEU, and only choices
-    have options, so that a scoring run is the same whatever else it was asked for with.
+    The longest answer of a language stands where that of all did, only FLORES has a model for spBLEU, and only answers
+    that are letters can be texts, so that a scoring run is the same whatever else it was asked for with.
     """
     settings, configs = config.eval, {}
     for task in settings.tasks:
-        name, kind = f"{task.task}_{task.num_fewshot}shot", kind_of(task.task)
+        name, benchmark = f"{task.task}_{task.num_fewshot}shot", benchmark_of(task.task)
         for language in dict.fromkeys(config.languages):
-            if kind == "translation" and language == "en" and len(set(config.languages)) > 1:
+            is_translation = benchmark.kind == "translation"
+            if is_translation and language == "en" and len(set(config.languages)) > 1:
                 continue
             part = replace(
                 settings, name=name, tasks=[task], max_gen_toks_of={},
                 max_gen_toks=settings.max_gen_toks_of.get(language, settings.max_gen_toks),
-                spm_model=settings.spm_model if kind == "translation" else None,
-                options=settings.options if kind == "choice" else "letters",
+                spm_model=settings.spm_model if is_translation else None,
+                options=settings.options if benchmark.letters else "letters",
             )  # fmt: skip
             configs[f"{name}.{language}"] = replace(config, eval=part, languages=[language])
     return configs
 
 
-def gather(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
+def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
     """What finished scoring runs come to together: all their rows, and the averages over languages, in scores.json; in
     samples/ their questions, as hard links. Gives the facts of a run, as scoring does.
     """
     written = [json.loads((part.folder / "scores.json").read_text(encoding="utf-8")) for part in scored.values()]
-    rows, beside = (
+    rows, further = (
         [ScoreRow.from_json(row) for scores in written for row in scores[side]] for side in ("rows", "beside")
     )
-    beside += reading_rows([path for part in scored.values() for path in (part.folder / "samples").iterdir()], rows)
-    averages = over_languages([*rows, *beside]) + average_of_ten([*rows, *beside])
+    further += reading_rows([path for part in scored.values() for path in (part.folder / "samples").iterdir()], rows)
+    averages = over_languages([*rows, *further]) + average_of_ten([*rows, *further])
     harness = written[0]["harness"]
     for key, value in harness.items():
         if isinstance(value, dict):
             harness[key] = {name: inner for scores in written for name, inner in scores["harness"][key].items()}
         elif isinstance(value, list):
             harness[key] = [inner for scores in written for inner in scores["harness"][key]]
-    result = EvaluationResult(rows, {}, harness, beside + averages)
+    result = EvaluationResult(rows, {}, harness, further + averages)
     write_scores(result, work)
     (work / "samples").mkdir()
     for part in scored.values():
         for path in sorted((part.folder / "samples").iterdir()):
-            link(path, work / "samples" / path.name)
+            link_or_copy(path, work / "samples" / path.name)
     return {"scores": named_scores(result), "harness": harness}
 
 

@@ -75,7 +75,7 @@ def has_landlock() -> bool:
     return landlock_version() > 0
 
 
-def run(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> Execution:
+def run_program(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> Execution:
     """What comes of a program. Whatever it does, it is an outcome, never an exception.
 
     It computes `seconds` at most, has `memory` bytes, an empty environment and no capabilities, and writes nothing.
@@ -108,16 +108,16 @@ def outcome_of(status: int, line: bytes, nonce: str) -> Execution:
     """The outcome of a process by its exit status (minus the signal that ended it) and the line that it wrote."""
     if status == -signal.SIGXCPU:
         return Execution(Ending.TIMED_OUT)
-    own, _, told = line.decode(errors="replace").partition(" ")
-    word, _, detail = told.partition(" ")
-    if own != nonce:
+    answer, _, exception_name = line.decode(errors="replace").partition(" ")
+    word, _, detail = exception_name.partition(" ")
+    if answer != nonce:
         return Execution(Ending.KILLED)
-    if status == 0 and told == "passed":
+    if status == 0 and exception_name == "passed":
         return Execution(Ending.PASSED)
     if status == 1 and word == "raised":
         kind = getattr(builtins, detail, None)
-        known = isinstance(kind, type) and issubclass(kind, BaseException)
-        return Execution(Ending.RAISED, detail if known else "Exception")
+        is_builtin = isinstance(kind, type) and issubclass(kind, BaseException)
+        return Execution(Ending.RAISED, detail if is_builtin else "Exception")
     if status == 1 and word == "unconfined":
         return Execution(Ending.UNCONFINED, detail)
     return Execution(Ending.KILLED)
@@ -126,7 +126,7 @@ def outcome_of(status: int, line: bytes, nonce: str) -> Execution:
 def check_confinement() -> None:
     """Try to escape. Raises PipelineError where programs cannot be confined on this machine."""
     refuse_secrets()
-    begun = run("import math, re, heapq, collections, itertools\nassert math.gcd(4, 6) == 2")
+    begun = run_program("import math, re, heapq, collections, itertools\nassert math.gcd(4, 6) == 2")
     if begun.ending is Ending.UNCONFINED:
         raise PipelineError(
             f"eval.run_code=true: programs cannot be confined here ({begun.detail}): use Linux on x86-64"
@@ -134,15 +134,15 @@ def check_confinement() -> None:
     if begun.ending is not Ending.PASSED:
         raise PipelineError("eval.run_code=true: a confined program cannot even compute here: use Linux on x86-64")
 
-    def escapes(what: str) -> bool:
-        found = run(_ESCAPES[what], 1 if what == "run for ever" else SECONDS)
-        if what == "run for ever":
-            return found.ending not in (Ending.TIMED_OUT, Ending.KILLED)
-        return str(found) != ("MemoryError" if what == "take all memory" else "PermissionError")
+    def escapes_confinement(attempt: str) -> bool:
+        outcome = run_program(_ESCAPES[attempt], 1 if attempt == "run for ever" else SECONDS)
+        if attempt == "run for ever":
+            return outcome.ending not in (Ending.TIMED_OUT, Ending.KILLED)
+        return str(outcome) != ("MemoryError" if attempt == "take all memory" else "PermissionError")
 
-    tried = [what for what in _ESCAPES if what != _NEEDS_LANDLOCK or has_landlock()]
+    tried = [name for name in _ESCAPES if name != _NEEDS_LANDLOCK or has_landlock()]
     with ThreadPoolExecutor(len(tried)) as pool:
-        escaped = [what for what, could in zip(tried, pool.map(escapes, tried), strict=True) if could]
+        escaped = [what for what, could in zip(tried, pool.map(escapes_confinement, tried), strict=True) if could]
     if escaped:
         raise PipelineError(
             f"eval.run_code=true: programs of a model could {', '.join(escaped)} on this machine: use Linux on x86-64"
@@ -153,13 +153,13 @@ def refuse_secrets() -> None:
     """Without Landlock a program can read this process' environment and the user's files: not beside secrets."""
     if has_landlock():
         return
-    found = sorted(name for name, value in os.environ.items() if _SECRET.search(name.upper()) and len(value) >= 8)
+    secrets = sorted(name for name, value in os.environ.items() if _SECRET.search(name.upper()) and len(value) >= 8)
     home = os.environ.get("HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"))
     files = (os.environ.get("NETRC", "~/.netrc"), os.environ.get("HF_TOKEN_PATH", os.path.join(home, "token")))
-    found += [file for file in files if Path(file).expanduser().is_file()]
-    if found:
+    secrets += [file for file in files if Path(file).expanduser().is_file()]
+    if secrets:
         raise PipelineError(
-            f"eval.run_code=true: this kernel has no Landlock, so programs of a model could read {', '.join(found)}: "
+            f"eval.run_code=true: this kernel has no Landlock, so programs of a model could read {', '.join(secrets)}: "
             "take what is secret away for this evaluation, or use Linux 5.13 or later with Landlock"
         )
 
@@ -176,7 +176,7 @@ def outcomes(responses: Sequence[Sequence[str]], docs: Sequence[dict[str, Any]])
         code_of(answers[0]) + "\n" + "\n".join(doc["test_list"]) for answers, doc in zip(responses, docs, strict=True)
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(run, programs))
+        return list(pool.map(run_program, programs))
 
 
 def passed(doc: dict[str, Any], results: Sequence[Execution]) -> dict[str, float]:

@@ -55,9 +55,9 @@ def landlock_version() -> int:
     return max(0, libc.syscall(CREATE_RULESET, None, 0, 1))
 
 
-def checked(result: int, what: str) -> int:
+def checked(result: int, call: str) -> int:
     if result < 0:
-        raise OSError(ctypes.get_errno(), f"no {what}")
+        raise OSError(ctypes.get_errno(), f"no {call}")
     return result
 
 
@@ -98,17 +98,17 @@ def confine(seconds: int, memory: int, landlock: bool) -> None:
 
 def main() -> None:
     seconds, memory, landlock, length = map(int, sys.argv[1:5])
-    program, asked, answer, leave = b"", os.dup(0), os.dup(1), os._exit
+    program, requests, answer, leave = b"", os.dup(0), os.dup(1), os._exit
     while len(program) < length:
-        program += os.read(asked, length - len(program)) or leave(1)
+        program += os.read(requests, length - len(program)) or leave(1)
     silence = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(silence, stream)
     sys.argv[:] = ["program"]
 
-    def end(told: str, read=os.read, write=os.write) -> None:  # the program may replace those of os
-        write(answer, read(asked, 64) + f" {told}".encode())
-        leave(told != "passed")
+    def end(outcome: str, read=os.read, write=os.write) -> None:  # the program may replace those of os
+        write(answer, read(requests, 64) + f" {outcome}".encode())
+        leave(outcome != "passed")
 
     try:
         confine(seconds, memory, bool(landlock))

@@ -23,7 +23,15 @@ from transformers.generation.streamers import BaseStreamer
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate import metrics
-from pipeline.evaluate.prefix import Prefix, batches, groups, heads_as_they_are, laid_out, last_logits, shareable
+from pipeline.evaluate.prefix import (
+    Prefix,
+    batch_places,
+    can_share_prefix,
+    group_prompts,
+    heads_as_they_are,
+    laid_out,
+    last_logits,
+)
 from pipeline.evaluate.shards import Helpers
 from pipeline.models import load
 from pipeline.models.checkpoint import DTYPES
@@ -40,7 +48,7 @@ Result = TypeVar("Result")
 ENCODED_AHEAD = 256  # texts
 
 
-def answering(run: Run[EvalStage], load: Callable[[], Answering]) -> LM:
+def answering_model(run: Run[EvalStage], load: Callable[[], Answering]) -> LM:
     """The model that answers: `load()`, with helpers on other GPUs where shards are asked for, or the harness' vLLM."""
     settings = run.config.eval
     if settings.backend == "vllm":
@@ -67,10 +75,10 @@ def load_model(source: Run | Path, batch_size: int, dtype: str = "auto") -> Answ
     """The model of a run's checkpoint or merge, or of a folder: safetensors, no code of its own, in `dtype` (auto:
     as its config.json names it). A merge, and an adapter with its base, are put together in memory (merge/live.py).
     """
-    from pipeline.merge.live import model_of, unmerged
-    from pipeline.merge.resident import keeping
+    from pipeline.merge.live import merge_of_one, model_of
+    from pipeline.merge.resident import keeps_models
     from pipeline.merge.stage import merge_of
-    from pipeline.models.skeleton import skeleton
+    from pipeline.models.skeleton import build_skeleton
     from pipeline.runs.lineage import is_adapter
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -78,8 +86,8 @@ def load_model(source: Run | Path, batch_size: int, dtype: str = "auto") -> Answ
     if not isinstance(folder, Path):
         merge = None if "checkpoint" in folder.parents else merge_of(folder)
         folder = folder.parents["checkpoint"].folder if merge is None else merge.layout.folder
-    if merge is None and (is_adapter(folder) or (keeping() and folder.is_dir())):
-        merge = unmerged(folder)
+    if merge is None and (is_adapter(folder) or (keeps_models() and folder.is_dir())):
+        merge = merge_of_one(folder)
     try:
         if merge is not None:
             live = model_of(merge, dtype, device)
@@ -87,7 +95,7 @@ def load_model(source: Run | Path, batch_size: int, dtype: str = "auto") -> Answ
             lm = Answering(pretrained=live.model, tokenizer=live.tokenizer, batch_size=batch_size)
             lm.live = live, merge
             return lm
-        skeleton(folder, "checkpoint")
+        build_skeleton(folder, "checkpoint")
         tokenizer, model = load.load_tokenizer(folder), load.load_model(folder, dtype=dtype)
     except PipelineError:
         raise
@@ -107,7 +115,7 @@ def refuse_other_dtype(model: Any, dtype: str, folder: str) -> None:
         raise PipelineError(f"eval.dtype={dtype}, but transformers loaded {folder} in {dtypes}: give a dtype it keeps")
 
 
-def remembered(request: Sequence[Any]) -> tuple[str, str]:
+def request_key(request: Sequence[Any]) -> tuple[str, str]:
     """What `Answering.ran_out` knows a generation request (prompt, settings) by."""
     return request[0], json.dumps(request[1], sort_keys=True)
 
@@ -156,7 +164,9 @@ class Answering(HFLM):
             return self.helpers.answer(self, "loglikelihood", requests)
         self._count(requests)
         pairs = [request.args for request in requests]
-        self._ahead = (text for context, rest in pairs if context for text in (context + rest, context.rstrip()))
+        self._ahead = (
+            text for context, continuation in pairs if context for text in (context + continuation, context.rstrip())
+        )
         try:
             return super().loglikelihood(requests, disable_tqdm=True)
         finally:
@@ -173,20 +183,20 @@ class Answering(HFLM):
             if string not in texts or any(has_bos_prefix(text, begin) for text in texts):
                 return super().tok_encode(string)
             special = {} if self.add_bos_token is None else {"add_special_tokens": self.add_bos_token}
-            found = self.tokenizer(texts, **special).input_ids
-            self._encoded = dict(zip(texts, found, strict=True))
+            token_ids = self.tokenizer(texts, **special).input_ids
+            self._encoded = dict(zip(texts, token_ids, strict=True))
         return list(self._encoded[string])
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         if self.helpers:
             return self.helpers.answer(self, "generate_until", requests)
         self._count(requests)
-        if self.share_prefix and shareable(self.model.config):
+        if self.share_prefix and can_share_prefix(self.model.config):
             return self._generate_shared(requests)
         return self._as_a_whole(functools.partial(HFLM.generate_until, self, requests, disable_tqdm=True))
 
     def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None) -> list:
-        if self.share_prefix and shareable(self.model.config):
+        if self.share_prefix and can_share_prefix(self.model.config):
             return self._loglikelihood_shared(requests)
         return self._as_a_whole(functools.partial(HFLM._loglikelihood_tokens, self, requests, True, override_bs))
 
@@ -198,7 +208,7 @@ class Answering(HFLM):
         self._each = self.processes * questions / max(len(requests), 1)
         self._pace = Pace()
         if self.bar:
-            self.bar.left = None
+            self.bar.seconds_left = None
 
     def _answered(self, requests: float) -> None:
         if self.bar:
@@ -206,11 +216,11 @@ class Answering(HFLM):
 
     def _as_a_whole(self, work: Callable[[], Result]) -> Result:
         """The harness' own loop, which begins anew where memory ran out."""
-        before = self.bar.done if self.bar else 0
+        answered_before = self.bar.done if self.bar else 0
 
         def begin() -> Result:
             if self.bar:
-                self.bar.to(before)
+                self.bar.to(answered_before)
             return work()
 
         return self.halving(begin)
@@ -228,24 +238,24 @@ class Answering(HFLM):
         answers: list[Any] = [None] * len(requests)
 
         def weigh(prefix: Prefix, batch: list[int], rests: list[Sequence[int]]) -> None:
-            logits = last_logits(self.model, prefix, rests, self._pad, max(keep[one] for one in batch))
-            for one, row in zip(batch, torch.log_softmax(logits, dim=-1, dtype=self.softmax_dtype), strict=True):
-                for place in inputs[prompts[one]]:
+            logits = last_logits(self.model, prefix, rests, self._pad, max(keep[index] for index in batch))
+            for index, row in zip(batch, torch.log_softmax(logits, dim=-1, dtype=self.softmax_dtype), strict=True):
+                for place in inputs[prompts[index]]:
                     tokens = torch.tensor(requests[place][2], device=row.device)
-                    own = row[-len(tokens) :]
-                    likelihood = float(own.gather(1, tokens[:, None]).sum())
-                    answers[place] = likelihood, bool((own.argmax(dim=-1) == tokens).all())
-            self._answered(sum(len(inputs[prompts[one]]) for one in batch))
+                    logits_of_answer = row[-len(tokens) :]
+                    likelihood = float(logits_of_answer.gather(1, tokens[:, None]).sum())
+                    answers[place] = likelihood, bool((logits_of_answer.argmax(dim=-1) == tokens).all())
+            self._answered(sum(len(inputs[prompts[index]]) for index in batch))
 
-        longest = [len(prompt) - kept for prompt, kept in zip(prompts, keep, strict=True)]
-        for shared, members in groups(prompts, longest):
+        longest = [len(prompt) - shared_length for prompt, shared_length in zip(prompts, keep, strict=True)]
+        for shared, members in group_prompts(prompts, longest):
             if shared:
                 self._in_batches(prompts, shared, members, 0, weigh)
                 continue
-            places = [place for one in members for place in inputs[prompts[one]]]
+            places = [place for index in members for place in inputs[prompts[index]]]
             alone = [requests[place] for place in places]
-            found = self._as_a_whole(functools.partial(HFLM._loglikelihood_tokens, self, alone, True))
-            for place, answer in zip(places, found, strict=True):
+            likelihoods = self._as_a_whole(functools.partial(HFLM._loglikelihood_tokens, self, alone, True))
+            for place, answer in zip(places, likelihoods, strict=True):
                 answers[place] = answer
         return answers
 
@@ -270,13 +280,13 @@ class Answering(HFLM):
                 answers[place] = postprocess_generated_text(text, until, think_end_token=None)
                 self.add_partial("generate_until", requests[place].args, answers[place])
 
-        for shared, members in groups(prompts):
+        for shared, members in group_prompts(prompts):
             if shared:
                 self._in_batches(prompts, shared, members, room, generate)
                 continue
             alone = [requests[place] for place in members]
-            found = self._as_a_whole(functools.partial(HFLM.generate_until, self, alone, True))
-            for place, answer in zip(members, found, strict=True):
+            texts = self._as_a_whole(functools.partial(HFLM.generate_until, self, alone, True))
+            for place, answer in zip(members, texts, strict=True):
                 answers[place] = answer
         return answers
 
@@ -289,17 +299,17 @@ class Answering(HFLM):
         answer: Callable[[Prefix, list[int], list[Sequence[int]]], None],
     ) -> None:
         """Put the members of a group to the model after their prefix, `room` tokens for each answer."""
-        done: set[int] = set()
+        finished: set[int] = set()
 
         def go_on() -> None:
-            pending = [member for member in members if member not in done]
+            pending = [member for member in members if member not in finished]
             longest = max(len(prompts[member]) - shared for member in pending)
             prefix = Prefix(
                 self.model, prompts[pending[0]][:shared], min(self.batch_size, len(pending)), longest + room
             )
-            for batch in batches(pending, [len(prompt) for prompt in prompts], self.batch_size):
+            for batch in batch_places(pending, [len(prompt) for prompt in prompts], self.batch_size):
                 answer(prefix, batch, [prompts[member][shared:] for member in batch])
-                done.update(batch)
+                finished.update(batch)
 
         autocast = torch.autocast(
             self.device.type, dtype=self.mixed_precision_dtype, enabled=self.mixed_precision_dtype is not None
@@ -332,10 +342,13 @@ class Answering(HFLM):
         if bar is None:
             rows = super()._model_generate(context, max_length, stop, **kwargs)
         else:
-            steps, done = self._timed(bar, len(context), max_length - start), bar.done + len(context) * self._each
+            steps, answers_done = (
+                self._timed(bar, len(context), max_length - start),
+                bar.done + len(context) * self._each,
+            )
             rows = super()._model_generate(context, max_length, stop, streamer=steps, **kwargs)
             self._pace.end()
-            bar.to(done)  # all answers of the batch, however soon they ended
+            bar.to(answers_done)  # all answers of the batch, however soon they ended
         self._batch = [
             metrics.ran_out(tokens, self.tok_decode(tokens), max_length - start, stop, self.eot_token_id)
             for tokens in (row[start:].tolist() for row in rows)
@@ -351,11 +364,11 @@ class Answering(HFLM):
             self._answered(answers / room)
 
         self._pace.begin(size, room)
-        bar.left = lambda: self._pace.left(max(waiting, 0), self.batch_size * self._each)
+        bar.seconds_left = lambda: self._pace.seconds_left(max(waiting, 0), self.batch_size * self._each)
         return Steps(step)
 
     def add_partial(self, attr: str, request: Any, response: Any) -> None:
         if attr == "loglikelihood":
             self._answered(1)
         if attr == "generate_until":
-            self.ran_out[remembered(request)] = self._batch.pop(0)
+            self.ran_out[request_key(request)] = self._batch.pop(0)

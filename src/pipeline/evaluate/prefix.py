@@ -23,7 +23,9 @@ LEAST = 16  # tokens: what is shorter is not worth a forward pass of its own
 DEEPEST = 100  # prefixes inside prefixes; prompts of exemplars have two or three
 
 
-def groups(prompts: Sequence[Sequence[int]], longest: Sequence[int] | None = None) -> list[tuple[int, list[int]]]:
+def group_prompts(
+    prompts: Sequence[Sequence[int]], longest: Sequence[int] | None = None
+) -> list[tuple[int, list[int]]]:
     """Places of prompts (token ids) taken together, with the length of the prefix that they share; 0: none.
 
     Chosen for the fewest tokens to compute, a prefix counting once: the exemplars of a task, or those of each subject.
@@ -33,10 +35,10 @@ def groups(prompts: Sequence[Sequence[int]], longest: Sequence[int] | None = Non
     order = sorted(range(len(prompts)), key=lambda place: tuple(prompts[place]))
     arrays = [np.asarray(prompts[place]) for place in order]
     # common[i]: tokens that the sorted prompts i and i + 1 share
-    common = np.array([_common(row, two) for row, two in zip(arrays, arrays[1:], strict=False)], dtype=int)
+    common = np.array([_common_length(row, two) for row, two in zip(arrays, arrays[1:], strict=False)], dtype=int)
     grouped: list[tuple[int, list[int]]] = []
     alone: list[int] = []
-    for shared, members in _cheapest(common, [len(row) for row in arrays], 0, len(order))[1] if order else ():
+    for shared, members in _cheapest_groups(common, [len(row) for row in arrays], 0, len(order))[1] if order else ():
         places = [order[member] for member in members]
         shared = min(shared, *(caps[place] for place in places)) if len(places) > 1 else 0
         if shared >= LEAST:
@@ -46,13 +48,15 @@ def groups(prompts: Sequence[Sequence[int]], longest: Sequence[int] | None = Non
     return [*grouped, (0, sorted(alone))] if alone else grouped
 
 
-def _common(first: np.ndarray, second: np.ndarray) -> int:
+def _common_length(first: np.ndarray, second: np.ndarray) -> int:
     short = min(len(first), len(second))
     differs = first[:short] != second[:short]
     return int(differs.argmax()) if differs.any() else short
 
 
-def _cheapest(common: np.ndarray, lengths: Sequence[int], first: int, last: int, depth: int = 0) -> tuple[int, list]:
+def _cheapest_groups(
+    common: np.ndarray, lengths: Sequence[int], first: int, last: int, depth: int = 0
+) -> tuple[int, list]:
     """Tokens to compute for the sorted prompts first..last-1, and the groups (shared, members) that need so few.
 
     The prompts are cut where they have least in common; each part stays with what it has in common itself, or joins
@@ -60,26 +64,26 @@ def _cheapest(common: np.ndarray, lengths: Sequence[int], first: int, last: int,
     """
     if last - first == 1:
         return lengths[first], [(0, [first])]
-    inside = common[first : last - 1]
-    shared = int(inside.min())
+    within_group = common[first : last - 1]
+    shared = int(within_group.min())
     if depth == DEEPEST:
         return shared + sum(lengths[first:last]) - shared * (last - first), [(shared, list(range(first, last)))]
-    cuts = [first, *(first + 1 + int(at) for at in np.flatnonzero(inside == shared)), last]
-    apart, together, groups_apart, pool = 0, shared, [], []
+    cuts = [first, *(first + 1 + int(at) for at in np.flatnonzero(within_group == shared)), last]
+    cost_apart, cost_together, groups_apart, pool = 0, shared, [], []
     for start, end in zip(cuts, cuts[1:], strict=False):
-        cost, found = _cheapest(common, lengths, start, end, depth + 1)
+        cost, subgroups = _cheapest_groups(common, lengths, start, end, depth + 1)
         joining = sum(lengths[start:end]) - shared * (end - start)
-        apart, together = apart + cost, together + min(cost, joining)
+        cost_apart, cost_together = cost_apart + cost, cost_together + min(cost, joining)
         if joining < cost:
-            pool.append((range(start, end), found))
+            pool.append((range(start, end), subgroups))
         else:
-            groups_apart += found
-    if together < apart:
-        return together, [(shared, [one for members, _ in pool for one in members]), *groups_apart]
-    return apart, [*groups_apart, *(group for _, found in pool for group in found)]
+            groups_apart += subgroups
+    if cost_together < cost_apart:
+        return cost_together, [(shared, [member for members, _ in pool for member in members]), *groups_apart]
+    return cost_apart, [*groups_apart, *(group for _, subgroups in pool for group in subgroups)]
 
 
-def shareable(config: Any) -> bool:
+def can_share_prefix(config: Any) -> bool:
     """Whether all layers attend to all that came before. A window would count the padding after the prefix too."""
     config = config.get_text_config()
     kinds = getattr(config, "layer_types", None) or [
@@ -99,10 +103,10 @@ class _Layer(CacheLayerMixin):
         self.rows, self.room, self.length = rows, room, 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        def empty(like: torch.Tensor) -> torch.Tensor:
-            return like.new_empty(self.rows, like.shape[1], like.shape[2] + self.room, like.shape[3])
+        def empty_like(states: torch.Tensor) -> torch.Tensor:
+            return states.new_empty(self.rows, states.shape[1], states.shape[2] + self.room, states.shape[3])
 
-        self.keys, self.values = empty(key_states), empty(value_states)
+        self.keys, self.values = empty_like(key_states), empty_like(value_states)
         self.is_initialized = True
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
@@ -146,8 +150,8 @@ class Prefix(Cache):
 def laid_out(prefix: Sequence[int], rests: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and attention mask, [rests, tokens] each: the prefix, padding, then the rest, so that all end alike."""
     width = max(map(len, rests))
-    ids = [[*prefix, *[pad] * (width - len(rest)), *rest] for rest in rests]
-    mask = [[1] * len(prefix) + [0] * (width - len(rest)) + [1] * len(rest) for rest in rests]
+    ids = [[*prefix, *[pad] * (width - len(tail)), *tail] for tail in rests]
+    mask = [[1] * len(prefix) + [0] * (width - len(tail)) + [1] * len(tail) for tail in rests]
     return torch.tensor(ids), torch.tensor(mask)
 
 
@@ -172,18 +176,18 @@ def heads_as_they_are(device: torch.device) -> Iterator[None]:
     transformers copies them for each query head first, a third of the time of attention to a long prefix; the result
     is the same. On a GPU it is right to: with a mask, the fast kernels do not take grouped heads.
     """
-    before = os.environ.get(FORCE_GROUPED)
+    value = os.environ.get(FORCE_GROUPED)
     if device.type == "cpu":
         os.environ[FORCE_GROUPED] = "1"
     try:
         yield
     finally:
         os.environ.pop(FORCE_GROUPED, None)
-        if before is not None:
-            os.environ[FORCE_GROUPED] = before
+        if value is not None:
+            os.environ[FORCE_GROUPED] = value
 
 
-def batches(places: Sequence[int], lengths: Sequence[int], size: int) -> Iterator[list[int]]:
+def batch_places(places: Sequence[int], lengths: Sequence[int], size: int) -> Iterator[list[int]]:
     """Places in batches of `size`, the longest prompts first: what runs out of memory does so at once."""
     order = sorted(places, key=lambda place: -lengths[place])
     for start in range(0, len(order), size):

@@ -40,7 +40,7 @@ class Equation:
     holds: bool
 
 
-def plain(text: str) -> str:
+def plain_text(text: str) -> str:
     """Digits of any script, signs of any width and TeX's as ASCII has them; a cross between numbers multiplies."""
     text = re.sub(r"\d", lambda digit: str(unicodedata.decimal(digit[0])), text.translate(_SIGNS))
     for pattern, sign in _TEX:
@@ -54,28 +54,30 @@ def equations(text: str) -> list[Equation]:
     Numbers may carry a currency, a percent sign and a unit of up to two words. a + b = c = d are two equations, unless
     one of them computes nothing (c = d).
     """
-    text = plain(text)
+    text = plain_text(text)
     sides = list(_SIDE.finditer(text))
     equations_found = []
     for left, right in zip(sides, sides[1:], strict=False):
         if _EQUALS.fullmatch(text, left.end(), right.start()):
             first, second = _TOKEN.findall(left[0]), _TOKEN.findall(right[0])
-            if computes(first) or computes(second):
-                terms = tuple(token if token in "+-*/" else number(token) for token in first if token not in "()%")
-                equations_found.append(Equation(terms, value(second), equal(first, second)))
+            if has_operator(first) or has_operator(second):
+                terms = tuple(
+                    token if token in "+-*/" else parse_number(token) for token in first if token not in "()%"
+                )
+                equations_found.append(Equation(terms, value(second), are_equal(first, second)))
     return equations_found
 
 
-def computes(tokens: Sequence[str]) -> bool:
+def has_operator(tokens: Sequence[str]) -> bool:
     """Whether two numbers are combined: a minus before a single one is its sign."""
     return sum(token[0].isdigit() for token in tokens) > 1
 
 
-def number(written: str) -> Fraction:
+def parse_number(written: str) -> Fraction:
     return last_number(written) or Fraction(0)
 
 
-def equal(left: Sequence[str], right: Sequence[str]) -> bool:
+def are_equal(left: Sequence[str], right: Sequence[str]) -> bool:
     """Whether two sides have one value; a single number with decimals may be rounded, 25 % may be 25 or 0.25."""
     left_value, right_value = value(left), value(right)
     if left_value is None or right_value is None:
@@ -84,7 +86,7 @@ def equal(left: Sequence[str], right: Sequence[str]) -> bool:
     if "%" in [*left, *right]:
         gaps += [abs(left_value - 100 * right_value), abs(100 * left_value - right_value)]
     written = re.search(r"[.,](\d+)$", right[0]) if len(right) == 1 else None
-    rounded = written and number(right[0]).denominator > 1
+    rounded = written and parse_number(right[0]).denominator > 1
     return min(gaps) <= (Fraction(1, 2 * 10 ** len(written[1])) if written and rounded else 0)
 
 
@@ -136,11 +138,11 @@ def same_plan(answer: str, solution: str) -> bool:
     A step may go on from its own result where the solution goes on from the right one: a slip of arithmetic is no
     other plan.
     """
-    given, expected = equations(answer), equations(solution)
-    if len(given) != len(expected):
+    equations_given, expected = equations(answer), equations(solution)
+    if len(equations_given) != len(expected):
         return False
     results: list[tuple[Fraction | None, Fraction | None]] = []
-    for equation, expected_equation in zip(given, expected, strict=True):
+    for equation, expected_equation in zip(equations_given, expected, strict=True):
         if len(equation.terms) != len(expected_equation.terms):
             return False
         for term, expected_term in zip(equation.terms, expected_equation.terms, strict=True):
@@ -154,7 +156,7 @@ def same_plan(answer: str, solution: str) -> bool:
 
 
 @lru_cache(maxsize=1)
-def identifier() -> Any:
+def language_identifier() -> Any:
     """py3langid's model, which its package holds (4 MB, 140 languages), over the languages of MGSM."""
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
@@ -166,10 +168,10 @@ def identifier() -> Any:
 def told_by(code: str) -> str:
     """What tells a language: "script" where no other that MGSM has is written in it, or where nothing else can tell (a
     language that MGSM does not have); "py3langid" among MGSM's of one script."""
-    return "script" if code not in MGSM or not alike(code) else "py3langid"
+    return "script" if code not in MGSM or not languages_of_script(code) else "py3langid"
 
 
-def alike(code: str) -> list[str]:
+def languages_of_script(code: str) -> list[str]:
     """MGSM's other languages that are written in a script of this one: English, where that is the Latin one."""
     scripts = set(language(code).scripts)
     return [other_code for other_code in MGSM if other_code != code and scripts & set(language(other_code).scripts)]
@@ -182,7 +184,7 @@ def in_language(text: str, code: str) -> bool | None:
         return None
     if share < 0.5 or told_by(code) == "script":
         return share >= 0.5
-    return identifier().classify(re.sub(r"[\W\d_]*\d[\W\d_]*", " ", plain(text)))[0] == code
+    return language_identifier().classify(re.sub(r"[\W\d_]*\d[\W\d_]*", " ", plain_text(text)))[0] == code
 
 
 # ---------------------------------------------------------------------------------------------------- shares
@@ -197,16 +199,16 @@ class Share:
     each: tuple[bool, ...]
 
 
-def shares(answers: Sequence[str], code: str, solutions: Sequence[str | None]) -> Iterator[Share]:
+def answer_shares(answers: Sequence[str], code: str, solutions: Sequence[str | None]) -> Iterator[Share]:
     """Beside a math score: answers without any equation; equations that hold; answers that are not in the language
     asked for, of those long enough to tell; plans that are right, of problems that have a worked solution.
 
     What there is none of (equations, answers long enough, solutions) has no share.
     """
     by_answer = [equations(answer) for answer in answers]
-    yield Share("no_equation", "none", tuple(not one for one in by_answer))
-    yield Share("equations_true", "none", tuple(one.holds for found in by_answer for one in found))
+    yield Share("no_equation", "none", tuple(not item for item in by_answer))
+    yield Share("equations_true", "none", tuple(item.holds for equations_of in by_answer for item in equations_of))
     languages = [in_language(answer, code) for answer in answers]
-    yield Share("other_language", told_by(code), tuple(not one for one in languages if one is not None))
-    pairs = [(answer, one) for answer, one in zip(answers, solutions, strict=True) if one]
+    yield Share("other_language", told_by(code), tuple(not item for item in languages if item is not None))
+    pairs = [(answer, item) for answer, item in zip(answers, solutions, strict=True) if item]
     yield Share("plan", "none", tuple(same_plan(*pair) for pair in pairs))

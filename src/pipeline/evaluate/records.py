@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.benchmarks import answer_language, benchmark_of, kind_of, primary_metric
 from pipeline.benchmarks.task_files import Definition
 from pipeline.evaluate import metrics
-from pipeline.evaluate.reasoning import shares
+from pipeline.evaluate.reasoning import answer_shares
 from pipeline.evaluate.tasks import LeftOut
 from pipeline.languages import TEN
 
@@ -172,23 +172,23 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
     return sample | {"filter": record["filter"], "prompt_hash": record["prompt_hash"], "scores": scores}
 
 
-def beside(
+def further_rows_of(
     definitions: Sequence[Definition], samples: Mapping[str, list[Sample]], spm_model: Path | None
 ) -> list[ScoreRow]:
     """Rows that are ours alone: a numeric match for MGSM and what stands in its answers, spBLEU where its model is."""
     rows = []
     for definition in definitions:
-        kept = samples[definition.name]
+        task_samples = samples[definition.name]
         if kind_of(definition.task) == "number":
-            right = [sample["scores"]["numeric_match"] for sample in kept]
-            lost = [sample["number"] is None for sample in kept]
+            right = [sample["scores"]["numeric_match"] for sample in task_samples]
+            lost = [sample["number"] is None for sample in task_samples]
             rows.append(score_row(definition, "numeric_match", "last-number", metrics.mean(right), right))
             rows.append(score_row(definition, "unparsed", "last-number", metrics.mean(lost), lost))
-            rows += reasoning_rows(definition, kept)
+            rows += reasoning_rows(definition, task_samples)
         if kind_of(definition.task) == "translation" and spm_model:
-            references, responses = ([sample[side] for sample in kept] for side in ("target", "extracted"))
+            references, responses = ([sample[side] for sample in task_samples] for side in ("target", "extracted"))
             value = metrics.spbleu(references, responses, spm_model)
-            rows.append(score_row(definition, "spbleu", "none", value, [None] * len(kept)))
+            rows.append(score_row(definition, "spbleu", "none", value, [None] * len(task_samples)))
     return rows
 
 
@@ -200,9 +200,11 @@ def reasoning_rows(definition: Definition, samples: Sequence[Sample]) -> list[Sc
     """
     language = answer_language(definition.task, definition.language)
     answers = [str(sample["response"]) for sample in samples]
-    computed = shares(answers, language, [sample.get("equation_solution") for sample in samples])
+    computed = answer_shares(answers, language, [sample.get("equation_solution") for sample in samples])
     return [
-        score_row(definition, one.metric, one.how, metrics.mean(one.each), one.each) for one in computed if one.each
+        score_row(definition, share.metric, share.how, metrics.mean(share.each), share.each)
+        for share in computed
+        if share.each
     ]
 
 
@@ -215,11 +217,11 @@ def average_of_ten(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
     for row in rows:
         if kind_of(row.task) == "number" and row.language in TEN and row.value is not None:
             groups.setdefault((row.task, row.num_fewshot, row.metric, row.filter), {})[row.language] = row
-    found = []
+    averages = []
     for by_language in groups.values():
         if len(by_language) == len(TEN):
-            found.append(mean_of([by_language[code] for code in TEN], AVERAGE_OF_TEN))
-    return found
+            averages.append(mean_of([by_language[code] for code in TEN], AVERAGE_OF_TEN))
+    return averages
 
 
 def mean_of(rows: Sequence[ScoreRow], language: str, pair: str | None = None) -> ScoreRow:
@@ -240,7 +242,7 @@ def missing_row(left_out: LeftOut) -> ScoreRow:
 # ------------------------------------------------------------------------------------------------------ files
 
 
-def write(result: EvaluationResult, definitions: Sequence[Definition], work: Path) -> dict[str, float]:
+def write_evaluation(result: EvaluationResult, definitions: Sequence[Definition], work: Path) -> dict[str, float]:
     """scores.json and samples/<task>.<language or pair>.jsonl; gives back the scores by name for the manifest."""
     (work / "samples").mkdir(parents=True, exist_ok=True)
     for definition in definitions:
@@ -252,8 +254,8 @@ def write(result: EvaluationResult, definitions: Sequence[Definition], work: Pat
 
 
 def write_scores(result: EvaluationResult, work: Path) -> None:
-    rows, beside = ([row.as_json() for row in side] for side in (result.rows, result.beside))
-    report = {"rows": rows, "beside": beside, "harness": result.harness}
+    rows, further = ([row.as_json() for row in side] for side in (result.rows, result.beside))
+    report = {"rows": rows, "beside": further, "harness": result.harness}
     (work / "scores.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

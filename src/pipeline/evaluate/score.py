@@ -28,13 +28,13 @@ from pipeline.config.evaluation import Eval, below_float32
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate import score_cache
 from pipeline.evaluate.before import Lengths, too_long
-from pipeline.evaluate.model import Answering, remembered
+from pipeline.evaluate.model import Answering, request_key
 from pipeline.evaluate.records import EvaluationResult, TaskResult, rows_of, sample_of
 from pipeline.evaluate.tasks import data_sets
 from pipeline.hub import reach
 from pipeline.models.load import date_of_templates
 from pipeline.progress import Bar, say
-from pipeline.runs.provenance import processor
+from pipeline.runs.provenance import processor_model
 
 FEWSHOT_SEED = 1234  # of simple_evaluate
 
@@ -50,7 +50,7 @@ def load_tasks(definitions: Sequence[Definition]) -> list[Task]:
         sets = dict.fromkeys(name for name, _, _ in data_sets(definition))
         kept_from = [f"{name}: {reason}" for name in sets if (reason := why_not(name))]
         try:
-            with harness_tamed(), reach.offline() if kept_from else nullcontext():
+            with harness_tamed(), reach.force_offline() if kept_from else nullcontext():
                 tasks += manager.load([str(definition.file)])["tasks"].values()
         except Exception as error:  # datasets raises whatever its readers and the network raise
             remedy = "write its files below data_root again"
@@ -77,21 +77,27 @@ def _refuse_too_many_shots(definition: Definition, task: Any) -> None:
             )
 
 
-def score(
+def score_tasks(
     load: Callable[[], LM],
     definitions: Sequence[Definition],
     tasks: Sequence[Task],
-    asked: Eval,
+    settings_asked: Eval,
     cache: score_cache.Kept | None = None,
 ) -> EvaluationResult:
     """Put each task to the model of `load()` and gather the harness' scores; what is kept already is taken as it is.
 
     Raises PipelineError, with the count, if prompts do not fit; checked for all tasks before anything is scored.
     """
-    settings: dict[str, Any] = {"backend": asked.backend, "chat_template": asked.chat_template, "dtype": asked.dtype}
-    settings |= rounding(asked) | ({"template_date": asked.template_date} if asked.chat_template else {})
+    settings: dict[str, Any] = {
+        "backend": settings_asked.backend,
+        "chat_template": settings_asked.chat_template,
+        "dtype": settings_asked.dtype,
+    }
+    settings |= rounding_settings(settings_asked) | (
+        {"template_date": settings_asked.template_date} if settings_asked.chat_template else {}
+    )
     put = list(zip(definitions, tasks, strict=True))
-    rows_of_task = {definition.name: rows_asked(definition, task, asked) for definition, task in put}
+    rows_of_task = {definition.name: rows_asked(definition, task, settings_asked) for definition, task in put}
     keys: dict[str, score_cache.Key] = {}
     results: dict[str, TaskResult] = {}
     if cache:
@@ -99,28 +105,30 @@ def score(
             asks = score_cache.task_key(definition, task, rows_of_task[definition.name])
             keys[definition.name] = score_cache.whole_key(cache.model, asks, settings, cache.version)
             again = cache.look_up(keys[definition.name])
-            if again and again.too_long <= asked.too_long:
+            if again and again.too_long <= settings_asked.too_long:
                 results[definition.name] = again
                 print(f"{definition.name}: found again, scored before on these weights", file=sys.stderr)
     found_again = list(results)
     unscored = [(definition, task) for definition, task in put if definition.name not in results]
     with harness_tamed():
         lm = load() if unscored else None
-        if lm and asked.chat_template:
-            set_template_date(lm, asked)
-        fitting = {d.name: _fitting(lm, d, task, rows_of_task[d.name], asked) for d, task in unscored if lm}
+        if lm and settings_asked.chat_template:
+            set_template_date(lm, settings_asked)
+        fitting = {
+            d.name: _fitting_rows(lm, d, task, rows_of_task[d.name], settings_asked) for d, task in unscored if lm
+        }
         with Bar(", ".join(fitting), sum(map(len, fitting.values())), "question") if unscored else nullcontext() as bar:
             for definition, task in unscored:
                 assert lm
                 put_now = fitting[definition.name]
-                one = replace(
-                    score_one(lm, definition, task, put_now, asked, bar),
+                result = replace(
+                    score_one(lm, definition, task, put_now, settings_asked, bar),
                     too_long=len(rows_of_task[definition.name]) - len(put_now),
                 )
-                results[definition.name] = one
-                _report_endless_answers(definition, one, asked)
-                if cache and not (below_float32(asked) and halved(lm, asked)):
-                    cache.keep(keys[definition.name], one)
+                results[definition.name] = result
+                _report_endless_answers(definition, result, settings_asked)
+                if cache and not (below_float32(settings_asked) and was_halved(lm, settings_asked)):
+                    cache.keep(keys[definition.name], result)
         if isinstance(lm, Answering) and lm.helpers:
             lm.helpers.close()
     packages = ("lm_eval", "transformers", "torch", "datasets", "sacrebleu")
@@ -130,26 +138,30 @@ def score(
         "versions": {name: results[name].version for name in names},
         "task_hashes": {name: results[name].task_hash for name in names},
         **settings,
-        "share_prefix": asked.share_prefix,
+        "share_prefix": settings_asked.share_prefix,
         "found_again": found_again,
-        **({"halved_batch_size": lm.least_batch_size} if isinstance(lm, Answering) and halved(lm, asked) else {}),
+        **(
+            {"halved_batch_size": lm.least_batch_size}
+            if isinstance(lm, Answering) and was_halved(lm, settings_asked)
+            else {}
+        ),
         "too_long": {name: results[name].too_long for name in names if results[name].too_long},
     }
     rows = [row for name in names for row in results[name].rows]
     return EvaluationResult(rows, {name: results[name].samples for name in names}, harness)
 
 
-def rounding(settings: Eval) -> dict[str, Any]:
+def rounding_settings(settings: Eval) -> dict[str, Any]:
     """What decides how intermediate values are rounded, and so the answers below float32; empty in float32."""
     if not below_float32(settings):
         return {}
     shared = {"batch_size": settings.batch_size, "share_prefix": settings.share_prefix, "shards": settings.shards}
     if torch.cuda.is_available():
         return shared | {"processor": torch.cuda.get_device_name()}
-    return shared | {"processor": f"{processor()}, {torch.backends.cpu.get_cpu_capability()}"}
+    return shared | {"processor": f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"}
 
 
-def halved(lm: LM | None, settings: Eval) -> bool:
+def was_halved(lm: LM | None, settings: Eval) -> bool:
     """Whether memory ran out, so that another batch size was used than eval.batch_size."""
     return isinstance(lm, Answering) and lm.least_batch_size < settings.batch_size
 
@@ -187,24 +199,24 @@ def score_one(
     if settings.exemplars == "random":
         task.set_fewshot_seed(FEWSHOT_SEED)
     bar_before = bar.done if bar else 0
-    found = evaluate(lm=lm, task_dict=put, samples=samples, bootstrap_iters=0, log_samples=True, **how)
+    output = evaluate(lm=lm, task_dict=put, samples=samples, bootstrap_iters=0, log_samples=True, **how)
     if bar:
         bar.to(bar_before + len(rows))
-    records = found["samples"][definition.name]
+    records = output["samples"][definition.name]
     _, chief = primary_metric(definition.task)
     ran_out = lm.ran_out if isinstance(lm, Answering) else {}
-    kept = [
-        sample_of(definition, record, ran_out.get(remembered(record["arguments"][0])))
+    task_samples = [
+        sample_of(definition, record, ran_out.get(request_key(record["arguments"][0])))
         for record in records
         if record["filter"] == chief
     ]
     return TaskResult(
-        rows=rows_of(definition, found["results"][definition.name], records, kept),
-        samples=kept,
+        rows=rows_of(definition, output["results"][definition.name], records, task_samples),
+        samples=task_samples,
         task_hash=hash_string(  # as the harness' command line makes it
             "".join(record["doc_hash"] + record["prompt_hash"] + record["target_hash"] for record in records)
         ),
-        version=found["versions"].get(definition.name),
+        version=output["versions"].get(definition.name),
     )
 
 
@@ -257,7 +269,7 @@ def lengths_of(lm: Any, definition: Definition, task: Task, rows: Sequence[int],
     return Lengths(lengths, answer)
 
 
-def _fitting(lm: Any, definition: Definition, task: Task, rows: range, settings: Eval) -> Sequence[int]:
+def _fitting_rows(lm: Any, definition: Definition, task: Task, rows: range, settings: Eval) -> Sequence[int]:
     """The rows whose prompts fit the model. Raises PipelineError where more than eval.too_long do not."""
     if not hasattr(lm, "max_length"):
         return rows

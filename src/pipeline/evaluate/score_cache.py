@@ -15,10 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from pipeline.benchmarks.task_files import Definition, whole
+from pipeline.benchmarks.task_files import Definition, merge_includes
 from pipeline.evaluate.records import TaskResult
 from pipeline.files import sha256, write_atomically
-from pipeline.hub.models import local
+from pipeline.hub.models import local_folder
 from pipeline.merge.adapters import write_adapter
 from pipeline.merge.write import copy_files
 from pipeline.models.checkpoint import digest_tensors, weights_root
@@ -42,7 +42,7 @@ def model_key(checkpoint: Parent) -> Key:
     manifest = read_manifest(folder)
     if (folder / ADAPTER_CONFIG).is_file():
         model = manifest.parents.get("model") if manifest else None  # a merge has none
-        base = (model.content or model.hash) if model else root_of(local(base_folder(folder)))
+        base = (model.content or model.hash) if model else root_of(local_folder(base_folder(folder)))
     return {"root": root_of(folder), "base": base, "files": deciding_files(folder)}
 
 
@@ -83,7 +83,7 @@ def task_key(definition: Definition, task: Any, rows: Sequence[int]) -> Key:
 
 def _body(file: Path) -> Key:
     """What a task file says, with those that it includes. Of functions the name alone (tasks.py): modules move."""
-    body = whole(file)
+    body = merge_includes(file)
     body.pop("dataset_kwargs", None)
     return body
 

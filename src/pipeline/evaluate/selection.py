@@ -18,9 +18,9 @@ from pipeline.config.knob import identity
 from pipeline.config.stages import SelectStage
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
-from pipeline.files import link
+from pipeline.files import link_or_copy
 from pipeline.models.files import SUFFIXES
-from pipeline.runs.find import find
+from pipeline.runs.find import find_run
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import Parent, Run, Snapshot
 from pipeline.runs.unchanged import check_unchanged
@@ -54,17 +54,17 @@ def make(run: Run[SelectStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     ]  # fmt: skip
     keys = ["validation_loss"] if by_loss else [label(measure) for measure in select.primary or []]
     ranking = ranked(rows, keys, lower_is_better=by_loss)
-    chosen = choose(ranking, select.place)
-    folder = next(parent.folder for parent in models.values() if parent.name == chosen["checkpoint"])
+    choice = choose(ranking, select.place)
+    folder = next(parent.folder for parent in models.values() if parent.name == choice["checkpoint"])
     check_unchanged(folder)
     link_model(folder, work)
-    content = {"rule": identity(select), "floor": floor, "chosen": chosen, "ranking": ranking}
+    content = {"rule": identity(select), "floor": floor, "chosen": choice, "ranking": ranking}
     (work / CHOICE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    tracker.summary({"chosen": chosen["checkpoint"], **chosen["values"]})
+    tracker.summary({"chosen": choice["checkpoint"], **choice["values"]})
     manifest = read_manifest(folder)
     assert manifest is not None
     base = (manifest.config.get("model") or {}).get("path") or manifest.facts.get("base")
-    return {"weights": manifest.weights, "base": base, "choice": chosen, "candidates": len(rows)}
+    return {"weights": manifest.weights, "base": base, "choice": choice, "candidates": len(rows)}
 
 
 def compared(selection: Run) -> list[Snapshot]:
@@ -79,7 +79,7 @@ def scored(evaluation: Parent, config: SelectStage) -> Parent:
         return evaluation.parents["checkpoint"]
     manifest = read_manifest(evaluation.folder)
     assert manifest is not None
-    return find(manifest.parents["checkpoint"].name, Path(config.runs_dir), "checkpoints")
+    return find_run(manifest.parents["checkpoint"].name, Path(config.runs_dir), "checkpoints")
 
 
 def label(measure: Measure) -> str:
@@ -153,8 +153,8 @@ def ranked(rows: list[Row], keys: list[str], lower_is_better: bool = False) -> l
 
     def rank(row: Row, key: str) -> float:
         score = sign * row["values"][key]
-        rivals = [sign * other["values"][key] for other in allowed]
-        return sum(other < score for other in rivals) + (1 + sum(other == score for other in rivals)) / 2
+        rivals = [sign * rival["values"][key] for rival in allowed]
+        return sum(rival < score for rival in rivals) + (1 + sum(rival == score for rival in rivals)) / 2
 
     for row in rows:
         row["rank"] = statistics.fmean(rank(row, key) for key in keys) if not row["below"] else None
@@ -182,4 +182,4 @@ def link_model(folder: Path, work: Path) -> None:
     """The model's files, which take no room."""
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.suffix in SUFFIXES and path.name not in (MANIFEST, CHOICE):
-            link(path, work / path.name)
+            link_or_copy(path, work / path.name)

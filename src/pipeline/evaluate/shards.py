@@ -61,8 +61,8 @@ class Helpers:
         finally:
             lm.helpers, lm.processes = self, 1
         for future in waiting:
-            found, ran_out, batch_size = future.result()
-            answers += found
+            texts, ran_out, batch_size = future.result()
+            answers += texts
             lm.ran_out |= ran_out
             lm.least_batch_size = min(lm.least_batch_size, batch_size)
         return answers
@@ -77,13 +77,15 @@ def _begin(gpu: str | None) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before anything asks for a GPU
 
 
-def _answer(load: Callable[[], Shardable], method: str, asked: list[Any], share_prefix: bool) -> tuple[list, dict, int]:
+def _answer(
+    load: Callable[[], Shardable], method: str, arguments: list[Any], share_prefix: bool
+) -> tuple[list, dict, int]:
     global _helper
     if _helper is None:
         _helper = load()
     _helper.share_prefix = share_prefix
     kind: Any = method
-    requests = [Instance(request_type=kind, doc={}, arguments=args, idx=0) for args in asked]
+    requests = [Instance(request_type=kind, doc={}, arguments=args, idx=0) for args in arguments]
     answers = getattr(_helper, method)(requests, disable_tqdm=True) if requests else []
     ran_out, _helper.ran_out = _helper.ran_out, {}
     return answers, ran_out, _helper.least_batch_size

@@ -20,13 +20,13 @@ from lm_eval.api.model import LM
 from pipeline.config.evaluation import Eval
 from pipeline.errors import PipelineError
 from pipeline.evaluate import records, score_cache
-from pipeline.evaluate.before import defined, refuse_early
-from pipeline.evaluate.bundle import gather, scoring_runs
-from pipeline.evaluate.model import answering, load_model
-from pipeline.evaluate.score import harness_tamed, load_tasks, score
+from pipeline.evaluate.before import define_tasks, refuse_early
+from pipeline.evaluate.bundle import gather_scores, scoring_runs
+from pipeline.evaluate.model import answering_model, load_model
+from pipeline.evaluate.score import harness_tamed, load_tasks, score_tasks
 from pipeline.evaluate.tasks import LeftOut
-from pipeline.hub.models import local
-from pipeline.merge.stage import measured
+from pipeline.hub.models import local_folder
+from pipeline.merge.stage import measure_merge
 from pipeline.runs.dtypes import dtypes_in, one_dtype
 
 if TYPE_CHECKING:
@@ -43,30 +43,30 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     weights are read), and for prompts that are longer than the model takes.
     """
     if scored := {role: run.parents[role] for role in scoring_runs(run.config) if role in run.parents}:
-        facts = gather(scored, work)
+        facts = gather_scores(scored, work)
         tracker.summary(facts["scores"])
         return facts
     run = in_its_dtype(run)
     settings: Eval = run.config.eval
     left_out: list[LeftOut] = []
-    definitions = defined(run, work / "tasks", left_out)
+    definitions = define_tasks(run, work / "tasks", left_out)
     for skipped in left_out:
         print(f"left out: {skipped.task} in {skipped.language}: {skipped.reason}", file=sys.stderr)
     refuse_early(run, definitions)
     with contextlib.redirect_stdout(sys.stderr), harness_tamed():  # the harness and its libraries print
         tasks = load_tasks(definitions)
         load = functools.partial(load_model, run, settings.batch_size, settings.dtype)
-        model = functools.cache(functools.partial(answering, run, load))
+        model = functools.cache(functools.partial(answering_model, run, load))
         cache = kept_scores(run, model)
-        result = score(model, definitions, tasks, settings, cache)
+        result = score_tasks(model, definitions, tasks, settings, cache)
     spm_model = Path(settings.spm_model) if settings.spm_model else None
-    further_rows = records.beside(definitions, result.samples, spm_model)
+    further_rows = records.further_rows_of(definitions, result.samples, spm_model)
     result = replace(result, beside=further_rows + [records.missing_row(skipped) for skipped in left_out])
-    scores = records.write(result, definitions, work)
+    scores = records.write_evaluation(result, definitions, work)
     merge: dict[str, float] = {}
     if "checkpoint" not in run.parents:  # what the run of the written merge records
         lm: Any = model()
-        merge = measured(lm.live[1], run.config.threads)
+        merge = measure_merge(lm.live[1], run.config.threads)
     tracker.summary(scores | merge)
     return {"scores": scores, "harness": result.harness, "weights_root": cache.model["root"], **merge}
 
@@ -78,7 +78,7 @@ def in_its_dtype(run: Run[EvalStage]) -> Run[EvalStage]:
     if config.eval.dtype != "auto" and not config.as_stored:
         return run
     model = run.parents[next(iter(config.merge.references())) if config.merge else "checkpoint"]
-    folder = local(model.folder) if config.merge else model.folder
+    folder = local_folder(model.folder) if config.merge else model.folder
     stored = (config.merge and config.merge.dtype) or one_dtype(dtypes_in(folder), model.name)
     if stored is None:
         return run  # no safetensors: refused when they are loaded

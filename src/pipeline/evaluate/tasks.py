@@ -15,9 +15,9 @@ from pathlib import Path
 
 from pipeline.benchmarks import BENCHMARKS, benchmark_of
 from pipeline.benchmarks.local_files import Missing
-from pipeline.benchmarks.task_files import Ask, Definition, whole
+from pipeline.benchmarks.task_files import Ask, Definition, merge_includes
 from pipeline.config.evaluation import EvalTask
-from pipeline.errors import PipelineError, meant
+from pipeline.errors import PipelineError, suggest
 from pipeline.languages import language
 
 
@@ -80,17 +80,9 @@ def task_definitions(
         for target in spoken:
             room = (max_gen_toks_of or {}).get(target.code, max_gen_toks)
             ask = Ask(
-                eval_task.task,
-                target,
-                eval_task.num_fewshot,
-                data_root,
-                split,
-                room,
-                run_code,
-                folder,
-                exemplars,
-                options,
-            )
+                task=eval_task.task, language=target, num_fewshot=eval_task.num_fewshot, data_root=data_root,
+                split=split, max_gen_toks=room, run_code=run_code, folder=folder, exemplars=exemplars, options=options,
+            )  # fmt: skip
             try:
                 if data_root and target.constructed:
                     refuse_unspoken(data_root, target.code)
@@ -108,12 +100,12 @@ def refuse_unspoken(data_root: Path, code: str) -> None:
         spoken = sorted(
             {path.parent.name for item in BENCHMARKS.values() for path in item.files(data_root) if not item.built_from}
         )
-        raise Missing(f"languages=[{code}] is unknown, data_root={data_root} has none of it: {meant(code, spoken)}")
+        raise Missing(f"languages=[{code}] is unknown, data_root={data_root} has none of it: {suggest(code, spoken)}")
 
 
 def data_sets(definition: Definition) -> list[tuple[str, str | None, str]]:
     """(repository, configuration, split) of each set on the Hub that a task reads; none where data is local."""
-    body = whole(definition.file)
+    body = merge_includes(definition.file)
     if body.get("dataset_path") == "json":
         return []
     if "custom_dataset" in body:

@@ -12,7 +12,7 @@ from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.score import Lengths, harness_tamed, lengths_of, load_tasks, rows_asked, set_template_date
 from pipeline.models.load import load_tokenizer
-from pipeline.models.skeleton import skeleton
+from pipeline.models.skeleton import build_skeleton
 
 
 def measured(definition: Definition, folder: Path, settings: Eval) -> tuple[Lengths, int, int]:
@@ -23,7 +23,7 @@ def measured(definition: Definition, folder: Path, settings: Eval) -> tuple[Leng
     """
     with contextlib.redirect_stdout(sys.stderr), harness_tamed():
         (task,) = load_tasks([definition])
-        model = skeleton(folder, "checkpoint")
+        model = build_skeleton(folder, "checkpoint")
         try:
             tokenizer = load_tokenizer(folder)
         except PipelineError:

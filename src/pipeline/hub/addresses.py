@@ -1,4 +1,4 @@
-"""Addresses of repositories on the Hub; and the one place that masks credentials in what is shown or recorded."""
+"""Addresses of repositories on the Hub, and the only place that masks credentials in output and records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def plain_addresses(text: str) -> str:
 def without_credentials(value: Any) -> Any:
     """The same structure without credentials.
 
-    Of every address user:password@ and what follows a ? or # (as tokens do) are taken out; the value of a name as in
+    user:password@ and what follows a ? or # (as tokens do) are removed from every address; the value of a name as in
     `is_secret_name` becomes ***, in text (HF_TOKEN=..., "api_key": "...") and, where it is text, in a dict.
     """
     if isinstance(value, dict):
@@ -49,20 +49,20 @@ def without_credentials(value: Any) -> Any:
         return [without_credentials(inner) for inner in value]
     if not isinstance(value, str):
         return value
-    return _NAMED.sub(_masked, plain_addresses(value))
+    return _NAMED.sub(_mask_match, plain_addresses(value))
 
 
-def _masked(found: re.Match[str]) -> str:
-    name, sign, value = found["name"], found["sign"], found["value"]
+def _mask_match(match: re.Match[str]) -> str:
+    name, sign, value = match["name"], match["sign"], match["value"]
     prose = sign.lstrip() == ": " and name.lower().rpartition(".")[2] in ("key", "token")  # "unknown key sft.key: ..."
     if prose or value.strip("\"'.:,[]").lower() in _EXAMPLES:
-        return found[0]
+        return match[0]
     quote = value[0] if value[0] in "\"'" else ""
     return f"{name}{sign}{quote}{MASK}{quote}"
 
 
 class Masked:
-    """A text stream that writes no credentials; all else is the stream's own."""
+    """A text stream that masks credentials in what it writes; every other attribute is the wrapped stream's."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -81,11 +81,11 @@ class Masked:
 
 @contextmanager
 def masked_output() -> Iterator[None]:
-    """Inside, what Python writes to standard output and error holds no credentials, that of libraries included.
+    """Context in which everything that Python writes to standard output and error, libraries included, is masked.
 
-    Where an error leaves it stays so: the interpreter prints its traceback.
+    Stays in force after an exception: the interpreter prints its traceback.
     """
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (stream and Masked(stream) for stream in before)
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (stream and Masked(stream) for stream in streams)
     yield
-    sys.stdout, sys.stderr = before
+    sys.stdout, sys.stderr = streams

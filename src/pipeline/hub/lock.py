@@ -1,7 +1,7 @@
-"""The lock file: which revision of each model, data set and file a table's runs are made from.
+"""The lock file: which revision of each model, dataset and file a table's runs use.
 
-stage=prefetch writes runs_dir/hub.lock.json. What it holds enters the hashes of runs, and is read from the Hub's cache
-alone, so that compute nodes need no hub. Imports nothing heavy.
+stage=prefetch writes runs_dir/hub.lock.json. Its content affects the hashes of runs, and the files are read from the
+Hub's cache only, so that compute nodes need no network. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from pipeline.hub.addresses import without_credentials
 LOCK = "hub.lock.json"
 
 
-def cache() -> Path:
+def hub_cache() -> Path:
     """The Hub's cache, by the rules of huggingface_hub."""
     home = os.environ.get("HF_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"))
-    found = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
-    return Path(os.path.expandvars(os.path.expanduser(found)))
+    folder = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
+    return Path(os.path.expandvars(os.path.expanduser(folder)))
 
 
 def cached_snapshot(kind: str, name: str, revision: str) -> Path:
     """Where the cache keeps a revision of a model or a dataset."""
-    return cache() / f"{kind}s--{name.replace('/', '--')}" / "snapshots" / revision
+    return hub_cache() / f"{kind}s--{name.replace('/', '--')}" / "snapshots" / revision
 
 
 def part_of(source: Source) -> str:
-    """What of a repository a source reads."""
+    """The part of a repository that a source reads: its files, or its configuration and split."""
     return source.files or f"{source.hub_config or 'default'}/{source.split}"
 
 
 @dataclass
 class Lock:
-    """models: id -> revision, files. datasets: id or id@asked -> revision, parts. urls: address -> sha256, path."""
+    """models: id -> revision, files. datasets: id or id@requested -> revision, parts. urls: address -> sha256, path."""
 
     models: dict[str, Any] = field(default_factory=dict)
     datasets: dict[str, Any] = field(default_factory=dict)
@@ -48,44 +48,48 @@ class Lock:
     folder: Path = Path()  # of the lock file; fetched files of `urls` are below it
 
     def entry(self, source: Source) -> dict[str, Any] | None:
-        """What is locked of a source: asked for as the configuration has it, or by its locked revision."""
+        """The lock entry of a source, requested as configured or by its locked revision; None where it is not
+        locked."""
         if source.url is not None:
             return self.urls.get(url_key(source.url))
-        of_it = {name: one for name, one in self.datasets.items() if name.partition("@")[0] == source.hub}
-        asked = pinned_as(source.hub, source.revision)
-        found = [one for name, one in of_it.items() if name == asked or one["revision"] == source.revision]
-        return next((one for one in found if part_of(source) in one["parts"]), None)
+        of_it = {name: locked for name, locked in self.datasets.items() if name.partition("@")[0] == source.hub}
+        pinned_name = pinned_as(source.hub, source.revision)
+        entries = [
+            locked for name, locked in of_it.items() if name == pinned_name or locked["revision"] == source.revision
+        ]
+        return next((locked for locked in entries if part_of(source) in locked["parts"]), None)
 
     def pinned(self, source: Source) -> Source:
-        """The source at its locked revision: of one file elsewhere, the digest of its content."""
+        """The source at its locked revision; for a single file from a URL, the digest of its content."""
         entry = self.entry(source)
         return replace(source, revision=entry.get("revision") or f"sha256:{entry['sha256']}") if entry else source
 
     def source(self, source: Source) -> tuple[Source, list[Path] | None]:
-        """A locked source and its files, checked to be whole; None where nothing is locked."""
+        """A locked source and its files, checked to be complete; (the source, None) where it is not locked."""
         entry = self.entry(source)
         if entry is None:
             return source, None
         if source.url is not None:
             address = without_credentials(source.url)
-            return self.pinned(source), [checked(self.folder / entry["path"], entry["bytes"], address)]
+            return self.pinned(source), [check_size(self.folder / entry["path"], entry["bytes"], address)]
         assert source.hub is not None
         root, part = cached_snapshot("dataset", source.hub, entry["revision"]), entry["parts"][part_of(source)]
-        paths = [checked(root / name, size, source.hub) for name, size in part["files"].items()]
+        paths = [check_size(root / name, size, source.hub) for name, size in part["files"].items()]
         return replace(self.pinned(source), format=source.format or part["format"]), paths
 
     def model(self, name: str) -> tuple[str, Path] | None:
-        """The locked revision of a model (id or id@asked) and its folder in the cache; None where it is not locked."""
+        """The locked revision of a model (id or id@requested) and its folder in the cache; None where it is not
+        locked."""
         entry = self.models.get(name)
         if entry is None:
             return None
         return entry["revision"], cached_snapshot("model", name.partition("@")[0], entry["revision"])
 
     def check_model(self, name: str) -> None:
-        """Raise a PipelineError unless the cache holds each file of a locked model whole."""
-        found = self.model(name)
-        for file, size in self.models[name]["files"].items() if found else ():
-            checked(found[1] / file, size, name)  # type: ignore[index]
+        """Raise a PipelineError unless the cache holds each file of a locked model completely."""
+        locked = self.model(name)
+        for file, size in self.models[name]["files"].items() if locked else ():
+            check_size(locked[1] / file, size, name)  # type: ignore[index]
 
 
 def pinned_as(name: str | None, revision: str | None) -> str:
@@ -98,12 +102,12 @@ def url_key(url: str) -> str:
     return url if plain == url else f"{plain} {digest_of([url])[:8]}"
 
 
-def checked(path: Path, size: int, what: str) -> Path:
-    there = path.stat().st_size if path.is_file() else None
-    if there != size:
-        state = "is not there" if there is None else f"has {there} of {size} bytes"
+def check_size(path: Path, size: int, label: str) -> Path:
+    bytes_there = path.stat().st_size if path.is_file() else None
+    if bytes_there != size:
+        state = "is not there" if bytes_there is None else f"has {bytes_there} of {size} bytes"
         raise PipelineError(
-            f"{what} is locked, but {path.name} {state} in {path.parent}: run stage=prefetch where the Hub can be "
+            f"{label} is locked, but {path.name} {state} in {path.parent}: run stage=prefetch where the Hub can be "
             "reached, or set HF_HOME to the cache it filled"
         )
     return path
@@ -114,16 +118,16 @@ def read_lock(runs_dir: Path) -> Lock:
     path = runs_dir / LOCK
     if not path.is_file():
         return Lock(folder=runs_dir)
-    return _read(path.resolve(), path.stat().st_mtime_ns)
+    return _read_lock_file(path.resolve(), path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=8)
-def _read(path: Path, _: int) -> Lock:
+def _read_lock_file(path: Path, _: int) -> Lock:
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        return Lock(kept["models"], kept["datasets"], kept["urls"], path.parent)
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return Lock(content["models"], content["datasets"], content["urls"], path.parent)
     except (ValueError, KeyError, TypeError) as error:
-        raise PipelineError(f"{path} is no lock file of this program: remove it and run stage=prefetch") from error
+        raise PipelineError(f"{path} is not a lock file of this program: remove it and run stage=prefetch") from error
 
 
 def digest_of(words: list[str]) -> str:

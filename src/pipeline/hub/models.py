@@ -1,4 +1,4 @@
-"""Models on the Hub: taken from its cache or fetched, and refused in one sentence where neither can be done."""
+"""Models on the Hub: taken from its cache or fetched; a one-line error where neither is possible."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from pipeline.models.files import HUB_PATTERNS
 SECONDS = 10  # for the Hub to answer
 
 
-def local(folder: Path, revision: str | None = None) -> Path:
-    """The folder itself, or the snapshot of the Hub's model that org/name (or org/name@revision) stands for.
+def local_folder(folder: Path, revision: str | None = None) -> Path:
+    """The folder itself, or the snapshot of the Hub's model named by org/name (or org/name@revision).
 
-    The Hub is asked once before anything is fetched, as a download that cannot reach it tries for half a minute. Old
-    names there have no organisation.
+    The Hub is queried once before anything is fetched, because a download that cannot reach it retries for half a
+    minute. Old names there have no organisation.
 
     Raises:
-        PipelineError: it cannot be reached and has no copy in the cache, or it refuses.
+        PipelineError: the Hub cannot be reached and the cache has no copy, or the Hub denies access.
     """
     if not of_hub(folder):
         return folder
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
-    name, _, asked = str(folder).partition("@")
-    revision = revision or asked or None
+    name, _, named_revision = str(folder).partition("@")
+    revision = revision or named_revision or None
     try:
         HfApi().model_info(name, revision=revision, timeout=SECONDS)
         reached = True
     except HfHubHTTPError as error:
-        raise refusal(name, error) from error
+        raise refusal_of_model(name, error) from error
     except Exception:  # whatever the network does, or HF_HUB_OFFLINE
         reached = False
     try:
@@ -41,7 +41,7 @@ def local(folder: Path, revision: str | None = None) -> Path:
         )
     except Exception as error:
         if reached:
-            raise refusal(name, error) from error
+            raise refusal_of_model(name, error) from error
         raise PipelineError(
             f"hub:{name} cannot be reached, and is not in its cache here: run stage=prefetch on a node that "
             "reaches the Hub, or name a folder that holds it"
@@ -49,25 +49,25 @@ def local(folder: Path, revision: str | None = None) -> Path:
 
 
 def of_hub(folder: Path) -> bool:
-    """Whether this is a model on the Hub by its name, org/name, and no folder."""
+    """Whether this names a model on the Hub, org/name, and not a folder."""
     return not folder.is_dir() and not folder.is_absolute() and len(folder.parts) <= 2
 
 
-def metadata(folder: Path, revision: str | None = None, ask: bool = True) -> dict[str, Any]:
+def read_metadata(folder: Path, revision: str | None = None, ask: bool = True) -> dict[str, Any]:
     """The metadata on a model's card (the head of its README.md), of a folder or of the Hub's org/name[@revision].
 
-    Empty where there is no card, or where it cannot be had: `ask=False` looks into the Hub's cache alone.
+    Empty where there is no card, or where it is unavailable: `ask=False` reads the Hub's cache only.
     """
     file = folder / "README.md"
     if of_hub(folder):
         from huggingface_hub import HfApi, hf_hub_download
 
-        name, _, asked = str(folder).partition("@")
-        revision = revision or asked or None
+        name, _, named_revision = str(folder).partition("@")
+        revision = revision or named_revision or None
         try:
             if ask:
                 HfApi().model_info(name, revision=revision, timeout=SECONDS)
-        except Exception:  # whatever the network does, HF_HUB_OFFLINE, or a refusal: what was fetched before is here
+        except Exception:  # whatever the network does, HF_HUB_OFFLINE, or denied access: the cache may have it
             ask = False
         try:
             file = Path(hf_hub_download(name, "README.md", revision=revision, local_files_only=not ask))
@@ -78,19 +78,19 @@ def metadata(folder: Path, revision: str | None = None, ask: bool = True) -> dic
     from huggingface_hub import metadata_load
 
     try:
-        found = metadata_load(file)
-    except Exception:  # a head that is no YAML says nothing
+        content = metadata_load(file)
+    except Exception:  # invalid YAML: no metadata
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def bases_named(card: Mapping[str, Any]) -> list[str]:
-    """What the metadata of a card name as base_model, one or several."""
-    named = card.get("base_model") or []
-    return [named] if isinstance(named, str) else list(map(str, named)) if isinstance(named, list) else []
+    """The base models that the metadata of a card name: base_model, one or several."""
+    names = card.get("base_model") or []
+    return [names] if isinstance(names, str) else list(map(str, names)) if isinstance(names, list) else []
 
 
-def refusal(name: str, error: Exception) -> PipelineError:
+def refusal_of_model(name: str, error: Exception) -> PipelineError:
     return PipelineError(
         f"hub:{name} cannot be fetched ({first_line(error)}): accept its terms on its page and log in (hf auth "
         "login, or HF_TOKEN), or name a folder that holds it"

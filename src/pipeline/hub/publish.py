@@ -1,4 +1,4 @@
-"""A folder to the Hub, as one commit: what could refuse it is asked before the folder is made."""
+"""Upload of a folder to the Hub as one commit; access is checked before the folder is written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OWN = {".gitattributes"}  # what the Hub itself puts into a new repository
 
 
 def ready_for(name: str, knob: str) -> HfApi:
-    """The Hub's interface, logged in, for a repository of models org/name that is new or empty.
+    """A logged-in HfApi that may write the model repository org/name, which is new or empty.
 
     Raises:
         PipelineError: no token, one that may not write there, a Hub that does not answer, or a repository with files.
@@ -24,37 +24,41 @@ def ready_for(name: str, knob: str) -> HfApi:
     from huggingface_hub import HfApi, get_token
 
     if not re.fullmatch(REPOSITORY, name):
-        raise PipelineError(f"{knob}=hub:{name} is no place on the Hub: write hub:org/name")
+        raise PipelineError(f"{knob}=hub:{name} is not a repository on the Hub: write hub:org/name")
     token = get_token()
     if not token:
         raise PipelineError(f"{knob}=hub:{name} needs a token of the Hub: log in (hf auth login), or set HF_TOKEN")
     api, owner = HfApi(token=token), name.partition("/")[0]
     try:
         me = api.whoami()
-        owners = [str(me["name"]), *(str(one["name"]) for one in me.get("orgs") or [])]
-        held = [file for file in api.list_repo_files(name) if file not in OWN] if api.repo_exists(name) else []
-    except Exception as error:  # whatever the network or the Hub says
-        raise refusal(name, knob, error) from error
+        owners = [str(me["name"]), *(str(organization["name"]) for organization in me.get("orgs") or [])]
+        files_there = [file for file in api.list_repo_files(name) if file not in OWN] if api.repo_exists(name) else []
+    except Exception as error:  # any error of the network or the Hub
+        raise refusal_of_upload(name, knob, error) from error
     if owner not in owners:
-        raise PipelineError(f"{knob}=hub:{name}: the token is of {owners[0]}, who is not in {owner}: name one of yours")
-    if held:
         raise PipelineError(
-            f"{knob}=hub:{name} is not empty ({held[0]} and {len(held) - 1} more files): name a new repository"
+            f"{knob}=hub:{name}: the token belongs to {owners[0]}, who is not in {owner}: "
+            "name one of your organizations"
+        )
+    if files_there:
+        raise PipelineError(
+            f"{knob}=hub:{name} is not empty ({files_there[0]} and {len(files_there) - 1} more files): "
+            "name a new repository"
         )
     return api
 
 
-def publish(api: HfApi, name: str, folder: Path, private: bool, knob: str) -> str:
-    """Upload a finished folder, all of it in one commit or nothing; the address of its page."""
+def publish_folder(api: HfApi, name: str, folder: Path, private: bool, knob: str) -> str:
+    """Upload a finished folder in one commit, all or nothing. Returns the address of its page."""
     try:
         address = api.create_repo(name, private=private, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload model")
     except Exception as error:
-        raise refusal(name, knob, error) from error
+        raise refusal_of_upload(name, knob, error) from error
     return str(address)
 
 
-def refusal(name: str, knob: str, error: Exception) -> PipelineError:
+def refusal_of_upload(name: str, knob: str, error: Exception) -> PipelineError:
     return PipelineError(
         f"{knob}=hub:{name} cannot be written ({first_line(error)}): check the network and the token's rights, "
         "or name a folder"

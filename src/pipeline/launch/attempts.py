@@ -15,7 +15,7 @@ from pipeline.config.stages import TrainStage
 from pipeline.errors import PipelineError
 from pipeline.launch.slurm_commands import seconds_left
 from pipeline.runs import resume, state, stop
-from pipeline.runs.lease import job
+from pipeline.runs.lease import slurm_job
 from pipeline.runs.run import Run
 
 MAX_ATTEMPTS = 3  # attempts at the same step
@@ -35,37 +35,37 @@ def count_attempt(run: Run) -> Iterator[None]:
     """
     start_step = last_step(run)
     try:
-        stop.check()  # a signal that came while libraries were imported
+        stop.raise_if_signalled()  # a signal that came while libraries were imported
         yield
     except SystemExit as error:
-        if error.code == stop.UNFINISHED and stop.asked() not in ("SIGTERM", "SIGHUP", "SIGINT"):
+        if error.code == stop.UNFINISHED and stop.stop_signal_name() not in ("SIGTERM", "SIGHUP", "SIGINT"):
             add_attempt(run, start_step)
         raise
 
 
 def last_step(run: Run) -> int | None:
     """Step of the run's resume point; None if there is none."""
-    record = resume.read(run.work)
+    record = resume.read_resume_point(run.work)
     return None if record is None else int(record["step"])
 
 
 def add_attempt(run: Run, start_step: int | None) -> None:
     """Add an attempt to the state of its run. Raises NoProgress if it should not be requeued."""
     step, training = last_step(run), isinstance(run.config, TrainStage)
-    stops = [*(state.read(run.workplace).get("stops", []) if step == start_step else []), step][-MAX_ATTEMPTS:]
+    stops = [*(state.read_state(run.workplace).get("stops", []) if step == start_step else []), step][-MAX_ATTEMPTS:]
     reason = None
-    if training and step is None and stop.asked() == "SIGUSR1":
+    if training and step is None and stop.stop_signal_name() == "SIGUSR1":
         reason = f"its first resume point was not reached{time_before_limit()}"
     elif len(stops) == MAX_ATTEMPTS and step == start_step:
         place = f"after step {step}" if step else "before its end"
         reason = f"{MAX_ATTEMPTS} attempts ended {place} without getting further"
     with suppress(OSError):
         run.workplace.mkdir(parents=True, exist_ok=True)
-    if reason is None or job() is None:
-        state.write(run.workplace, stops=stops)
+    if reason is None or slurm_job() is None:
+        state.update_state(run.workplace, stops=stops)
         return
     text = f"{reason}: give a longer time limit (launcher.time, sbatch --time); it is not requeued"
-    state.write(run.workplace, stops=[], state="failed", last_line=text, job=job())
+    state.update_state(run.workplace, stops=[], state="failed", last_line=text, job=slurm_job())
     print(f"{run.name}: {text}", file=sys.stderr)
     raise NoProgress(1)
 

@@ -20,17 +20,17 @@ from pipeline.hub.addresses import without_credentials
 from pipeline.launch.attempts import count_attempt
 from pipeline.report.load.scores import score_lines
 from pipeline.runs import stop
-from pipeline.runs.adopt import adoptable
-from pipeline.runs.disk import check_writable, full
-from pipeline.runs.folders import finished
-from pipeline.runs.graph import ordered, unfinished
+from pipeline.runs.adopt import adoptable_run
+from pipeline.runs.disk import check_writable, disk_full_reason
+from pipeline.runs.folders import finished_manifests
+from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import read_manifest
-from pipeline.runs.run import Run, runs_behind
+from pipeline.runs.run import Run, parent_runs
 from pipeline.runs.unchanged import check_unchanged
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.rows import RUN_STAGES, build
-from pipeline.train.processes import Relay, is_follower, launched
+from pipeline.train.processes import Relay, is_follower, launched_count
 
 
 def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
@@ -43,19 +43,19 @@ def stage_function(run: Run) -> Callable[[Run, Path, Any], dict[str, Any]]:
         if run.config.threads:
             torch.set_num_threads(run.config.threads)
     with redirect_stdout(io.StringIO()):  # transformers prints, when it is imported, where W&B is offline
-        return row.maker()
+        return row.import_make()
 
 
 def make_run(run: Run, predicted_seconds: float | None = None) -> Path:
     """The run's folder; the run is computed unless it is finished."""
     bytes_needed = RUN_STAGES[run.config.stage].bytes_needed
-    alone = launched() is None  # else other processes wait for this one to train with them
+    alone = launched_count() is None  # else other processes wait for this one to train with them
 
     def stage(*arguments: Any) -> dict[str, Any]:
         return stage_function(run)(*arguments)
 
     with count_attempt(run):
-        if not (alone and adoptable(run)):
+        if not (alone and adoptable_run(run)):
             stage_function(run)  # imports, before the run's time is taken
         return make_once(run, stage, bytes_needed, predicted_seconds, guess(run), adopts=alone)
 
@@ -74,7 +74,7 @@ def refuse_without_gpus(runs: Iterable[Run]) -> None:
     """
     for run in runs:
         knob, count = gpus_requested(run)
-        if count == 1 or launched() is not None:  # a launcher's processes may be of several nodes
+        if count == 1 or launched_count() is not None:  # a launcher's processes may be of several nodes
             continue
         import torch
 
@@ -94,27 +94,28 @@ def execute(
     Raises:
         Held: when all else is done, for a run that another process holds.
     """
-    runs = ordered(targets)
-    history = History(finished(runs[0].runs_dir) if runs else ())
-    reasons, names = unfinished(runs), {run.hash: run.name for run in runs}
+    runs = order_runs(targets)
+    history = History(finished_manifests(runs[0].runs_dir) if runs else ())
+    reasons, names = reasons_unfinished(runs), {run.hash: run.name for run in runs}
     remaining = [run for run in runs if run.hash in reasons]
     if remaining:
         check_writable(runs[0].runs_dir)
     refuse_without_gpus(remaining)
     failed: dict[str, str] = dict(earlier_failures or {})
     held_runs: dict[str, Held] = {}  # run hash -> who holds its lease
-    if stop.asked() and remaining:  # before the first run: the attempt is counted for the training, which takes longest
+    if stop.stop_signal_name() and remaining:
+        # before the first run: the attempt is counted for the training, which takes longest
         with count_attempt(next((run for run in remaining if isinstance(run.config, TrainStage)), remaining[0])):
             pass
     for number, run in enumerate(runs, start=1):
-        stop.check()
+        stop.raise_if_signalled()
         if run.name in failed:
             continue
-        waits_for = next((parent.hash for parent in runs_behind(run.parents) if parent.hash in held_runs), None)
+        waits_for = next((parent.hash for parent in parent_runs(run.parents) if parent.hash in held_runs), None)
         if waits_for:
             held_runs[run.hash] = held_runs[waits_for]
             continue
-        blocked = [parent.name for parent in runs_behind(run.parents) if names.get(parent.hash) in failed]
+        blocked = [parent.name for parent in parent_runs(run.parents) if names.get(parent.hash) in failed]
         if blocked:
             failed[run.name] = f"its parent {blocked[0]} failed"
             continue
@@ -174,9 +175,9 @@ def keeping_models(run: Run) -> AbstractContextManager[None]:
     """Context that keeps a model in memory between several evaluations of it."""
     if not (is_bundle(run) or isinstance(run.config, SelectStage)):
         return nullcontext()
-    from pipeline.merge.resident import resident
+    from pipeline.merge.resident import keep_models_resident
 
-    return resident()
+    return keep_models_resident()
 
 
 def reason_of(error: Exception) -> str:
@@ -197,4 +198,4 @@ def error_sentence(error: BaseException) -> str | None:
         return text + (shared if error.errno in (errno.EACCES, errno.EPERM) else "")
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out of memory: lower sft.micro_batch_size, sft.seq_length or eval.batch_size; nothing was published"
-    return f"{reason}; nothing was published" if (reason := full(error)) else None
+    return f"{reason}; nothing was published" if (reason := disk_full_reason(error)) else None

@@ -25,13 +25,13 @@ from pipeline.estimate.durations import History, cores, visible_gpus
 from pipeline.launch import in_process, plan_files
 from pipeline.launch.run_json import element_of
 from pipeline.launch.worker import log_of
-from pipeline.progress import EVERY, draw, duration, say
+from pipeline.progress import LOG_SECONDS, draw_line, format_duration, say
 from pipeline.runs import state
 from pipeline.runs.disk import check_writable
-from pipeline.runs.folders import finished
-from pipeline.runs.graph import ordered, unfinished
+from pipeline.runs.folders import finished_manifests
+from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import read_manifest
-from pipeline.runs.run import Run, runs_behind
+from pipeline.runs.run import Run, parent_runs
 from pipeline.runs.unchanged import check_unchanged
 
 TRIES = 2  # of a run whose worker died
@@ -130,9 +130,9 @@ class Round:
 
     def __init__(self, pool: Pool, targets: list[Run], earlier_failures: Mapping[str, str]) -> None:
         self.pool, self.failed, self.held = pool, dict(earlier_failures), {}  # type: ignore[var-annotated]
-        self.runs = ordered(targets)
-        self.history = History(finished(self.runs[0].runs_dir) if self.runs else ())
-        reasons = unfinished(self.runs)
+        self.runs = order_runs(targets)
+        self.history = History(finished_manifests(self.runs[0].runs_dir) if self.runs else ())
+        reasons = reasons_unfinished(self.runs)
         self.remaining = {run.hash: run for run in self.runs if run.hash in reasons and run.name not in self.failed}
         if self.remaining:
             check_writable(self.runs[0].runs_dir)
@@ -142,7 +142,7 @@ class Round:
         self.longest_path: dict[str, float] = {}  # seconds on the longest path from a run's start to the end
         for run in reversed(self.runs):
             self.longest_path[run.hash] = self.longest_path.get(run.hash, 0.0) + self.expected_seconds(run)
-            for parent in runs_behind(run.parents):
+            for parent in parent_runs(run.parents):
                 self.longest_path[parent.hash] = max(
                     self.longest_path.get(parent.hash, 0.0), self.longest_path[run.hash]
                 )
@@ -174,7 +174,7 @@ class Round:
         """Runs whose parents are finished, longest path first; drops those whose parents failed or are held."""
         failed, runs = set(self.failed), []
         for run in list(self.waiting.values()):
-            parents = runs_behind(run.parents)
+            parents = parent_runs(run.parents)
             if blocked := next((parent for parent in parents if parent.name in failed), None):
                 self.failed[run.name] = f"its parent {blocked.name} failed"
                 failed.add(run.name)
@@ -195,7 +195,7 @@ class Round:
             self.begun += 1
             worker.start_run(run, self.expected_seconds(run))
             head = f"[{self.begun}/{len(self.runs)}] {run.name} ({run.config.stage})"
-            say(f"{head}, about {duration(self.seconds_left())} left in all")
+            say(f"{head}, about {format_duration(self.seconds_left())} left in all")
 
     def seconds_left(self) -> float:
         """Expected seconds until the end: the remaining work divided among workers, at least the longest path."""
@@ -215,8 +215,8 @@ class Round:
                 self.handle_answer(worker)
             self.hand_out()
             if sys.stderr.isatty():
-                draw(progress_line(self.pool.workers, len(self.remaining)))
-            elif time.monotonic() - printed_at >= EVERY:
+                draw_line(progress_line(self.pool.workers, len(self.remaining)))
+            elif time.monotonic() - printed_at >= LOG_SECONDS:
                 printed_at = time.monotonic()
                 say(progress_line(self.pool.workers, len(self.remaining)))
         if self.held:
@@ -271,7 +271,7 @@ def progress_line(workers: Sequence[Worker], remaining: int) -> str:
     parts = []
     for worker in workers:
         if worker.run is not None:
-            now = state.read(worker.run.workplace)
+            now = state.read_state(worker.run.workplace)
             step = f" {now['step']}/{now['steps']}" if now.get("step") and now.get("steps") else ""
             parts.append(f"{worker.run.label}{step} {time.monotonic() - worker.begun:.0f} s")
     return f"{remaining} left | " + " | ".join(parts)
@@ -286,13 +286,13 @@ def local_executor(launcher: Launcher, targets: Sequence[Run]) -> Iterator[Any]:
 
     A single worker is this process; several are subprocesses.
     """
-    plan_files.write_plan(plan_files.plan_name(targets), ordered(list(targets)), {})
+    plan_files.write_plan(plan_files.plan_name(targets), order_runs(list(targets)), {})
     gpus = visible_gpus()
-    count = launcher.workers or default_workers(ordered(list(targets)), len(gpus))
+    count = launcher.workers or default_workers(order_runs(list(targets)), len(gpus))
     if count == 1:
-        from pipeline.merge.resident import resident
+        from pipeline.merge.resident import keep_models_resident
 
-        with resident():
+        with keep_models_resident():
             yield in_process.execute
         return
     if gpus:
@@ -308,8 +308,8 @@ def local_executor(launcher: Launcher, targets: Sequence[Run]) -> Iterator[Any]:
 
 def refuse_several_gpus(targets: Sequence[Run], workers: int) -> None:
     """Raise PipelineError if an unfinished run needs more than the one GPU that each of several workers has."""
-    runs = ordered(list(targets))
-    remaining = unfinished(runs)
+    runs = order_runs(list(targets))
+    remaining = reasons_unfinished(runs)
     for run in runs:
         knob, gpus = in_process.gpus_requested(run)
         if gpus > 1 and run.hash in remaining:

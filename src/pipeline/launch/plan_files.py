@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.errors import PipelineError
 from pipeline.files import write_atomically
-from pipeline.runs.run import Run, runs_behind
+from pipeline.runs.run import Run, parent_runs
 
 PLANS = ".plans"
 
@@ -35,7 +35,7 @@ def write_plan(name: str, runs: Sequence[Run], jobs: Mapping[str, str]) -> None:
     entries = {
         run.hash: {
             "name": run.name, "stage": run.config.stage, "version": run.version,
-            "parents": [parent.hash for parent in runs_behind(run.parents)], "job": jobs.get(run.hash),
+            "parents": [parent.hash for parent in parent_runs(run.parents)], "job": jobs.get(run.hash),
         }
         for run in runs
     }  # fmt: skip

@@ -15,15 +15,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pipeline.benchmarks.task_files import Definition, whole
+from pipeline.benchmarks.task_files import Definition, merge_includes
 from pipeline.config.stages import EvalStage
 from pipeline.errors import PipelineError
-from pipeline.estimate.gpu_budget import models_of
-from pipeline.evaluate.before import Lengths, defined, refuse_early, refuse_model, too_long
+from pipeline.estimate.models import models_of
+from pipeline.evaluate.before import Lengths, define_tasks, refuse_early, refuse_model, too_long
 from pipeline.files import sha256, write_atomically
 from pipeline.models.files import ADAPTER_CONFIG
-from pipeline.report.render.text import some
-from pipeline.runs.graph import unfinished
+from pipeline.report.render.text import pluralize
+from pipeline.runs.graph import reasons_unfinished
 from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import is_bundle
 
@@ -37,7 +37,7 @@ def evaluation_problems(runs: Sequence[Run], prompts: bool) -> list[str]:
 
     prompts: check the lengths of prompts too.
     """
-    remaining = unfinished(list(runs))
+    remaining = reasons_unfinished(list(runs))
     causes: dict[str, list[str]] = {}
     cache: Cache = {}, {}
     for run in runs:
@@ -47,7 +47,7 @@ def evaluation_problems(runs: Sequence[Run], prompts: bool) -> list[str]:
             except PipelineError as error:
                 causes.setdefault(str(error), []).append(run.name)
     return [
-        f"{some(len(names), 'evaluation')} cannot run: {cause} ({names[0]}{', ...' if len(names) > 1 else ''})"
+        f"{pluralize(len(names), 'evaluation')} cannot run: {cause} ({names[0]}{', ...' if len(names) > 1 else ''})"
         for cause, names in causes.items()
     ]
 
@@ -65,7 +65,7 @@ def check_evaluation(run: Run[EvalStage], prompts: bool, cache: Cache) -> None:
         raise PipelineError(problem)
     if prompts and model is not None and run.config.eval.backend == "hf":
         with TemporaryDirectory() as folder:
-            for definition in defined(run, Path(folder), []):
+            for definition in define_tasks(run, Path(folder), []):
                 lengths, questions, max_tokens = lengths_of(run, definition, model)
                 too_long(definition.name, lengths, questions, max_tokens, run.config.eval.too_long)
 
@@ -94,7 +94,7 @@ def problem_of_data(run: Run[EvalStage], problems: dict[str, str | None]) -> str
         problems[key] = None
         try:
             with TemporaryDirectory() as folder:
-                refuse_early(run, defined(run, Path(folder), []))
+                refuse_early(run, define_tasks(run, Path(folder), []))
         except PipelineError as error:
             problems[key] = str(error)
     return problems[key]
@@ -126,7 +126,7 @@ def lengths_of(run: Run[EvalStage], definition: Definition, model: Path) -> tupl
 
 def lengths_key(run: Run[EvalStage], definition: Definition, model: Path) -> str:
     """JSON of all inputs that affect the tokens of a task's prompts."""
-    options, body = run.config.eval, whole(definition.file)
+    options, body = run.config.eval, merge_includes(definition.file)
     body.pop("dataset_kwargs", None)  # a path; `data` has the contents' hash
     facts: dict[str, Any] = {
         "task": body, "first": definition.first, "limit": options.limit, "split": options.split,

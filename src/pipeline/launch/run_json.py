@@ -6,10 +6,9 @@ starts and are found by hash; entries of external models also contain the folder
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from pipeline.config.merging import Merge
 from pipeline.errors import PipelineError
@@ -18,6 +17,7 @@ from pipeline.runs.find import from_folder
 from pipeline.runs.folders import folder_of
 from pipeline.runs.run import External, Folder, Parent, Run, Snapshot
 from pipeline.stages.rows import RUN_STAGES
+from pipeline.typed_json import from_json
 
 Element = dict[str, Any]
 
@@ -45,7 +45,7 @@ def run_of(element: Element) -> Run:
         PipelineError: a parent is not finished, or this version computes another hash from the same configuration.
     """
     row = RUN_STAGES[element["stage"]]
-    config = from_json(row.config, element["config"])
+    config = from_json(row.config, element["config"], merge_class)
     runs_dir = Path(config.runs_dir)
     parents = {role: parent_of(role, entry, element, runs_dir) for role, entry in element["parents"].items()}
     run = Run(config, element["label"], parents, version=row.version)
@@ -69,22 +69,6 @@ def parent_of(role: str, entry: dict[str, Any], element: Element, runs_dir: Path
     return External(folder.name, entry["hash"], folder)
 
 
-def from_json(kind: Any, value: Any) -> Any:
-    """Inverse of `asdict`: JSON as a value of type `kind`, with dataclasses also in lists and dicts; a merge's class is
-    chosen by its method."""
-    if value is None:
-        return None
-    if get_origin(kind) in (Union, UnionType):
-        return from_json(next(entry for entry in get_args(kind) if entry is not NoneType), value)
-    if isinstance(value, list) and get_origin(kind) is list:
-        return [from_json(get_args(kind)[0], entry) for entry in value]
-    if isinstance(value, dict) and get_origin(kind) is dict:
-        return {key: from_json(get_args(kind)[1], entry) for key, entry in value.items()}
-    if not is_dataclass(kind):
-        return value
-    dataclass_type: Any = METHODS[value["method"]] if kind is Merge else kind
-    hints = get_type_hints(dataclass_type)
-    field_names = {item.name for item in fields(dataclass_type)}
-    return dataclass_type(
-        **{name: from_json(hints[name], entry) for name, entry in value.items() if name in field_names}
-    )
+def merge_class(kind: Any, value: dict[str, Any]) -> Any:
+    """The class of a merge's knobs, by its method."""
+    return METHODS[value["method"]] if kind is Merge else kind

@@ -25,7 +25,8 @@ from typing import Any
 from pipeline.config.stages import EvalStage, Launcher, TrainStage
 from pipeline.errors import Held, PipelineError
 from pipeline.estimate.durations import History
-from pipeline.estimate.gpu_budget import moved, shape_for
+from pipeline.estimate.gpu_budget import moved
+from pipeline.estimate.models import shape_for
 from pipeline.files import ADDED_CONF
 from pipeline.launch import plan_files
 from pipeline.launch.job_script import COMPLETED, job_script, quote_with_expansion, requeue_lines
@@ -42,15 +43,15 @@ from pipeline.launch.slurm_commands import (
     seconds_left,
 )
 from pipeline.launch.worker import LOGS
-from pipeline.report.render.text import some
+from pipeline.report.render.text import pluralize
 from pipeline.runs import state
 from pipeline.runs.disk import check_writable
-from pipeline.runs.folders import finished
-from pipeline.runs.graph import ordered, unfinished
-from pipeline.runs.lease import holder, leased
-from pipeline.runs.run import Run, runs_behind
-from pipeline.runs.stop import finishing
-from pipeline.train.disk import written
+from pipeline.runs.folders import finished_manifests
+from pipeline.runs.graph import order_runs, reasons_unfinished
+from pipeline.runs.lease import hold_lease, live_holder
+from pipeline.runs.run import Run, parent_runs
+from pipeline.runs.stop import delay_signals
+from pipeline.train.disk import written_bytes
 
 FOLDER = ".slurm"
 START = 120.0  # seconds from a job's start to its first step: libraries and an 8B model from a shared file system
@@ -93,19 +94,19 @@ def execute(
         Held: jobs are in the queue; rerun the same command when they are done.
         PipelineError: Slurm rejected the jobs; has its message.
     """
-    runs = ordered(targets)
-    missing = unfinished(runs)
+    runs = order_runs(targets)
+    missing = reasons_unfinished(runs)
     if not missing:
         return {}
     check_installed("squeue", "sbatch", "scontrol")
     check_writable(runs[0].runs_dir)
     folder = runs[0].runs_dir / FOLDER
     name = plan_files.plan_name(targets)
-    with leased(folder / "submitting", "submitting"):
+    with hold_lease(folder / "submitting", "submitting"):
         queued = jobs_in_queue(runs[0].runs_dir)
         failed = {} if launcher.retry_failed else failed_runs([run for run in runs if run.hash in missing], queued)
         unsubmitted = [run for run in runs if run.hash in missing and run.hash not in queued and run.name not in failed]
-        unsubmitted = [run for run in unsubmitted if not holder(run.workplace)]
+        unsubmitted = [run for run in unsubmitted if not live_holder(run.workplace)]
         if not unsubmitted and not queued:
             return failed
         submitted = submit_arrays(launcher, folder, name, runs, unsubmitted, queued, again)
@@ -125,11 +126,11 @@ def failed_runs(runs: Sequence[Run], queued: Mapping[str, str]) -> dict[str, str
     """
     reasons: dict[str, str] = {}
     for run in runs:
-        blocked = next((parent.name for parent in runs_behind(run.parents) if parent.name in reasons), None)
-        record = state.read(run.workplace)
+        blocked = next((parent.name for parent in parent_runs(run.parents) if parent.name in reasons), None)
+        record = state.read_state(run.workplace)
         if blocked:
             reasons[run.name] = f"its parent {blocked} failed"
-        elif record.get("state") not in (None, "blocked") and run.hash not in queued and not holder(run.workplace):
+        elif record.get("state") not in (None, "blocked") and run.hash not in queued and not live_holder(run.workplace):
             words = record.get("last_line") if record["state"] == "failed" else None
             words = words or last_log_line(run.runs_dir / LOGS / f"slurm-{record.get('job')}.log")
             if words or record.get("resubmitted"):
@@ -167,7 +168,7 @@ def submit_arrays(
     try:
         for array in arrays:
             try:
-                with finishing():
+                with delay_signals():
                     job, part = submit_part(launcher, folder, name, array, jobs)
                     new.append(part)
                     record_jobs(launcher, name, runs, part, job, jobs)
@@ -175,8 +176,8 @@ def submit_arrays(
                 if not new or not SUBMIT_LIMIT.search(str(error)):
                     raise
                 break
-            print(f"job {job}: level {part.level}, {some(len(part.tasks), 'task')}, "
-                  f"{some(sum(map(len, part.tasks)), 'run')}, {some(part.resources.gpus, 'GPU')} each",
+            print(f"job {job}: level {part.level}, {pluralize(len(part.tasks), 'task')}, "
+                  f"{pluralize(sum(map(len, part.tasks)), 'run')}, {pluralize(part.resources.gpus, 'GPU')} each",
                   file=sys.stderr)  # fmt: skip
             if part is not array:
                 break
@@ -197,7 +198,7 @@ def submit_arrays(
     count = sum(len(task) for part in new for task in part.tasks)
     remaining = len(unsubmitted) - count
     then = f", {remaining} more {'by the last job' if again is not None else 'by the same command'} when these are done"
-    return f"{some(count, 'run')} submitted as {some(len(new), 'array')}{then if remaining else ''}"
+    return f"{pluralize(count, 'run')} submitted as {pluralize(len(new), 'array')}{then if remaining else ''}"
 
 
 def submit_part(
@@ -231,7 +232,7 @@ def submit_continuation(
         run_slurm("scancel", jobs[task[0].hash])
         for run in task:
             del jobs[run.hash]
-            state.forget(run.workplace)
+            state.remove_state(run.workplace)
         job = submit_script(launcher, *arguments)
     print(f"job {job}: the same command, when these are done", file=sys.stderr)
 
@@ -246,8 +247,11 @@ def record_jobs(
         for run in (run for task in array.tasks for run in task):
             run.workplace.mkdir(parents=True, exist_ok=True)
             facts = {"name": run.name, "stage": run.config.stage, "state": "waiting", "job": jobs[run.hash]}
-            resubmitted = not launcher.retry_failed and state.read(run.workplace).get("state") not in (None, "blocked")
-            state.write(run.workplace, **facts, last_line=None, resubmitted=resubmitted)
+            resubmitted = not launcher.retry_failed and state.read_state(run.workplace).get("state") not in (
+                None,
+                "blocked",
+            )
+            state.update_state(run.workplace, **facts, last_line=None, resubmitted=resubmitted)
     except OSError:
         run_slurm("scancel", job)  # runs without a recorded job would be submitted again
         raise
@@ -259,7 +263,7 @@ def wait_for(new: Collection[str], runs: Sequence[Run], queued: Mapping[str, str
     parents: dict[str, set[str]] = defaultdict(set)
     for run in runs:
         if run.hash in queued:
-            parent_jobs = (jobs[parent.hash] for parent in runs_behind(run.parents) if parent.hash in jobs)
+            parent_jobs = (jobs[parent.hash] for parent in parent_runs(run.parents) if parent.hash in jobs)
             parents[array_of(queued[run.hash])] |= set(map(array_of, parent_jobs))
     for array, ids in parents.items():
         if ids & set(new):
@@ -278,11 +282,11 @@ def dependency_on(jobs: Iterable[str]) -> str:
 
 def arrays_of(runs: Sequence[Run], launcher: Launcher, largest: int) -> list[Array]:
     """Arrays by level and resource class; runs of a class share a task up to launcher.batch_minutes."""
-    history = History(finished(runs[0].runs_dir) if runs else (), on_gpu=launcher.gpus != 0)
+    history = History(finished_manifests(runs[0].runs_dir) if runs else (), on_gpu=launcher.gpus != 0)
     levels: dict[str, int] = {}
     classes: dict[tuple[int, Resources], list[Run]] = defaultdict(list)
     for run in runs:
-        levels[run.hash] = 1 + max((levels.get(parent.hash, -1) for parent in runs_behind(run.parents)), default=-1)
+        levels[run.hash] = 1 + max((levels.get(parent.hash, -1) for parent in parent_runs(run.parents)), default=-1)
         classes[levels[run.hash], resources_of(run, launcher)].append(run)
     arrays = []
     for (level, resources), members in sorted(classes.items(), key=lambda entry: (entry[0][0], str(entry[0][1]))):
@@ -328,7 +332,7 @@ def resources_of(run: Run, launcher: Launcher) -> Resources:
 def bytes_of_resume_point(run: Run[TrainStage]) -> int:
     """Size of a training's resume point, by the shape of its base, which need not be on this disk yet."""
     shape = shape_for(run)
-    return written(run.config.sft, shape.parameters, moved(run, shape), snapshots=0, points=1)["resume points"]
+    return written_bytes(run.config.sft, shape.parameters, moved(run, shape), snapshots=0, points=1)["resume points"]
 
 
 @cache
@@ -359,7 +363,7 @@ def submit_array(launcher: Launcher, folder: Path, name: str, array: Array, jobs
     ]
     file = folder / f"{name}-{time.time_ns()}.jsonl"
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    parents = {jobs[parent.hash] for task in array.tasks for run in task for parent in runs_behind(run.parents)
+    parents = {jobs[parent.hash] for task in array.tasks for run in task for parent in parent_runs(run.parents)
                if parent.hash in jobs}  # fmt: skip
     options = ["--array", f"0-{len(lines) - 1}", "--job-name", f"{name}-{array.level}", "--requeue"]
     if parents:
@@ -423,7 +427,7 @@ def submit_script(
         file.unlink()
         knobs = {f"launcher.{key}": getattr(launcher, key) for key in ("partition", "account", "qos", "time", "memory")}
         words = [f"{knob}={value}" for knob, value in knobs.items() if value is not None]
-        words += [some(resources.gpus, "GPU"), *([some(resources.cpus, "core")] if resources.cpus else [])]
+        words += [pluralize(resources.gpus, "GPU"), *([pluralize(resources.cpus, "core")] if resources.cpus else [])]
         text = f"{error}; asked for: {', '.join([*words, *(launcher.options or [])])}"
         if NO_GRES.search(str(error)):
             text += (

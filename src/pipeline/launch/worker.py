@@ -8,7 +8,7 @@ a run is written to its log, `runs_dir/.logs/<label>-<hash8>.log`.
 
 from __future__ import annotations
 
-from pipeline.runs.stop import UNFINISHED, answer_early, as_asked, listening
+from pipeline.runs.stop import UNFINISHED, answer_early, convert_errors_after_signal, handle_signals
 
 if __name__ == "__main__":
     answer_early()
@@ -34,7 +34,7 @@ from pipeline.launch.slurm_commands import queued_jobs, run_command
 from pipeline.progress import quiet
 from pipeline.runs import state
 from pipeline.runs.folders import folder_name, folder_of
-from pipeline.runs.lease import holder, job
+from pipeline.runs.lease import live_holder, slurm_job
 
 LOGS = ".logs"
 
@@ -68,7 +68,7 @@ def make_element(element: Element) -> dict[str, Any]:
     begun = time.perf_counter()
     ended, reason = "finished", None
     try:
-        with as_asked():
+        with convert_errors_after_signal():
             make_run(run_of(element), element.get("predicted_seconds"))
     except Held as error:
         ended, reason = "held", str(error)
@@ -111,10 +111,10 @@ def main() -> int:
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     end_with_the_parent()
-    with listening():
-        from pipeline.merge.resident import resident
+    with handle_signals():
+        from pipeline.merge.resident import keep_models_resident
 
-        with resident():
+        with keep_models_resident():
             for line in iter(sys.stdin.readline, ""):
                 answer = answer_of(json.loads(line))
                 answers.write(json.dumps(answer) + "\n")
@@ -132,10 +132,10 @@ def run_array_task(file: Path) -> int:
         task = next(line for number, line in enumerate(lines) if number == int(os.environ["SLURM_ARRAY_TASK_ID"]))
     record = json.loads(task)
     ended: list[str] = []
-    with listening():
-        from pipeline.merge.resident import resident
+    with handle_signals():
+        from pipeline.merge.resident import keep_models_resident
 
-        with resident():
+        with keep_models_resident():
             for element in record["elements"]:
                 ended.append(run_task_element(element))
                 if ended[-1] == "stopped":
@@ -153,11 +153,11 @@ def run_array_task(file: Path) -> int:
 def run_task_element(element: Element) -> str:
     """How the run of an element ended; "held" also while a parent is running or in the queue."""
     workplace, restarts = workplace_of(element), int(os.environ.get("SLURM_RESTART_COUNT", 0))
-    record = state.read(workplace)
-    if restarts and record.get("state") == "failed" and record.get("job") == job():
+    record = state.read_state(workplace)
+    if restarts and record.get("state") == "failed" and record.get("job") == slurm_job():
         return "failed"  # before this task was requeued
     with suppress(OSError, subprocess.TimeoutExpired):  # job names are run names
-        run_command(["scontrol", "update", f"JobId={job()}", f"JobName={element['label']}"])
+        run_command(["scontrol", "update", f"JobId={slurm_job()}", f"JobName={element['label']}"])
     waits = [parent for parent in element["parents"].values() if not_finished(parent, element)]
     failed = [parent for parent in waits if not may_still_finish(parent_place(element, parent))]
     if waits:
@@ -174,14 +174,14 @@ def run_task_element(element: Element) -> str:
         now = "waiting" if ended == "held" else "blocked" if waits else "failed"
         with suppress(OSError):
             workplace.mkdir(parents=True, exist_ok=True)
-        state.write(workplace, state=now, last_line=reason, job=job())
+        state.update_state(workplace, state=now, last_line=reason, job=slurm_job())
     return ended
 
 
 def may_still_finish(workplace: Path) -> bool:
     """Whether an unfinished run may still finish: a process holds its lease, or its job is in the queue."""
-    record = state.read(workplace)
-    if holder(workplace):
+    record = state.read_state(workplace)
+    if live_holder(workplace):
         return True
     try:
         return record.get("state") not in ("failed", "blocked") and record.get("job") in queued_jobs()

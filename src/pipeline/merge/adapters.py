@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.errors import PipelineError
-from pipeline.hub.lock import cache
-from pipeline.hub.models import local
+from pipeline.hub.lock import hub_cache
+from pipeline.hub.models import local_folder
 from pipeline.models.anatomy import plain_name
-from pipeline.models.checkpoint import Checkpoint, TensorInfo, digest, header_bytes, read_header
+from pipeline.models.checkpoint import Checkpoint, TensorInfo, digest_tensor, header_bytes, read_header
 from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from pipeline.models.floats import buffers, matrix
 from pipeline.runs.lineage import adapter_settings, base_folder, is_adapter
@@ -43,7 +43,7 @@ ON_THE_BASE = (True, False, None, "gaussian", "eva", "orthogonal")  # init_lora_
 
 @dataclass(frozen=True)
 class Factors:
-    """Of one parameter: `a()` is (rank, columns), `b(start, stop)` rows of (rows, rank), both float32."""
+    """LoRA factors of one parameter: `a()` is (rank, columns), `b(start, stop)` rows of (rows, rank), both float32."""
 
     rank: int
     scale: float
@@ -94,8 +94,8 @@ class Adapted:
         return info if info.dtype == "F32" else None
 
     def rows(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
-        held = self.replaced if self.replaced and name in self.replaced.infos else self.base
-        held.rows(name, start, stop, out)  # an adapter on the head holds its base's head beside the factors
+        tensors = self.replaced if self.replaced and name in self.replaced.infos else self.base
+        tensors.rows(name, start, stop, out)  # an adapter on the head holds its base's head beside the factors
         if name in self.factors:
             factors = self.factors[name]
             if getattr(self._held, "name", None) != name:
@@ -120,15 +120,15 @@ def open_source(folder: str | Path, base: Path | None = None) -> Source:
     `base` stands in place of what the adapter_config.json of an adapter from elsewhere names; one that a run made has
     the base of its manifest.
     """
-    folder = local(Path(folder))
+    folder = local_folder(Path(folder))
     if not is_adapter(folder):
         return Checkpoint.open(folder)
     if base is None or read_manifest(folder) is not None:
-        return open_adapter(folder, local(base_folder(folder)))
-    adapted = open_adapter(folder, local(base))
-    where = adapted.base.folder.resolve()
-    if cache().resolve() not in where.parents:  # what is written of it elsewhere names the base that was used
-        adapted.settings["base_model_name_or_path"] = str(where)
+        return open_adapter(folder, local_folder(base_folder(folder)))
+    adapted = open_adapter(folder, local_folder(base))
+    folder_of_base = adapted.base.folder.resolve()
+    if hub_cache().resolve() not in folder_of_base.parents:  # files written elsewhere name the base that was used
+        adapted.settings["base_model_name_or_path"] = str(folder_of_base)
     return adapted
 
 
@@ -138,39 +138,39 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
     refuse_other_arithmetic(folder, settings)
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise PipelineError(f"{folder} has no {ADAPTER_WEIGHTS}: only safetensors are read; save it again")
-    whole = Checkpoint.open(base)
-    held = Checkpoint(folder, settings, read_header(folder / ADAPTER_WEIGHTS))
+    full = Checkpoint.open(base)
+    stored_adapter = Checkpoint(folder, settings, read_header(folder / ADAPTER_WEIGHTS))
     pairs: dict[str, dict[str, str]] = {}
     replaced: dict[str, TensorInfo] = {}
-    for stored, info in held.infos.items():
+    for stored, info in stored_adapter.infos.items():
         name = plain_name(stored).replace(".modules_to_save.", ".")
         part = re.search(r"\.lora_([AB])(?:\.\w+)?\.weight$", stored)
         if "lora_" in stored and not part:
             raise PipelineError(f"{folder}: {stored} is no factor of a linear layer: {MERGE_FIRST}")
-        if name not in whole.infos and name.endswith("lm_head.weight") and whole.tied_head:
+        if name not in full.infos and name.endswith("lm_head.weight") and full.tied_head:
             raise PipelineError(f"{folder}: {stored} is of an output head, and {base} has a tied one: {MERGE_FIRST}")
-        if name not in whole.infos:
+        if name not in full.infos:
             raise PipelineError(f"{folder}: {stored} changes no parameter of {base}: it is of another base")
         if part:
             pairs.setdefault(name, {})[part[1]] = stored
         else:
             replaced[name] = info
-    if whole.tied_head and any("embed" in name for name in replaced) and not settings.get("ensure_weight_tying"):
+    if full.tied_head and any("embed" in name for name in replaced) and not settings.get("ensure_weight_tying"):
         raise PipelineError(
             f"{folder} has modules_to_save={settings.get('modules_to_save')} and a base with a tied head, which PEFT "
             "then leaves as it was: train it with ensure_weight_tying, or merge it into its base first"
         )
     return Adapted(
         folder,
-        whole,
-        {name: _factors(held, whole, name, pair, settings) for name, pair in pairs.items()},
+        full,
+        {name: _read_factors(stored_adapter, full, name, pair, settings) for name, pair in pairs.items()},
         Checkpoint(folder, {}, replaced) if replaced else None,
         settings,
     )
 
 
 def refuse_other_arithmetic(folder: Path, settings: dict[str, Any]) -> None:
-    """Refuse an adapter whose weights are not base + scale x B A, by the key of adapter_config.json that says so."""
+    """Raise PipelineError, naming the key of adapter_config.json, unless the weights are base + scale x B A."""
     if settings.get("peft_type") != "LORA":
         raise PipelineError(f"{folder} is an adapter with peft_type={settings.get('peft_type')}: {MERGE_FIRST}")
     start = settings.get("init_lora_weights")
@@ -180,32 +180,36 @@ def refuse_other_arithmetic(folder: Path, settings: dict[str, Any]) -> None:
             f"{folder} has init_lora_weights={start}: it belongs to a base that its initialization changed. Save it "
             "with PEFT's path_initial_model_for_weight_conversion, or merge it into that base first"
         )
-    if other := next((key for key, value in settings.items() if value and key not in PLAIN), None):
-        raise PipelineError(f"{folder} is an adapter with {other}={settings[other]}: {MERGE_FIRST}")
+    if unsupported := next((key for key, value in settings.items() if value and key not in PLAIN), None):
+        raise PipelineError(f"{folder} is an adapter with {unsupported}={settings[unsupported]}: {MERGE_FIRST}")
 
 
-def _factors(held: Checkpoint, base: Checkpoint, name: str, pair: dict[str, str], settings: dict[str, Any]) -> Factors:
+def _read_factors(
+    adapter: Checkpoint, base: Checkpoint, name: str, pair: dict[str, str], settings: dict[str, Any]
+) -> Factors:
     if set(pair) != {"A", "B"}:
-        raise PipelineError(f"{held.folder} holds one factor of {name} without the other: copy it again")
-    a, b = held.infos[pair["A"]], held.infos[pair["B"]]
+        raise PipelineError(f"{adapter.folder} holds one factor of {name} without the other: copy it again")
+    a, b = adapter.infos[pair["A"]], adapter.infos[pair["B"]]
     if a.shape[0] != b.shape[1] or (b.shape[0], a.shape[1]) != base.info(name).shape:
         raise PipelineError(
-            f"{held.folder}: factors of {name} are {list(b.shape)} and {list(a.shape)}, "
+            f"{adapter.folder}: factors of {name} are {list(b.shape)} and {list(a.shape)}, "
             f"its base's is {list(base.info(name).shape)}: it is of another base"
         )
     rank, module = a.shape[0], name.removesuffix(".weight")
-    alpha = _pattern(settings.get("alpha_pattern") or {}, module, settings.get("lora_alpha", rank))
+    alpha = _pattern_value(settings.get("alpha_pattern") or {}, module, settings.get("lora_alpha", rank))
     scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
 
-    def read(stored: str, start: int, stop: int) -> np.ndarray:
-        out = np.empty((stop - start, held.infos[stored].shape[1]), np.float32)
-        held.rows(stored, start, stop, out)
+    def read_rows(stored: str, start: int, stop: int) -> np.ndarray:
+        out = np.empty((stop - start, adapter.infos[stored].shape[1]), np.float32)
+        adapter.rows(stored, start, stop, out)
         return out
 
-    return Factors(rank, scale, lambda: read(pair["A"], 0, rank), lambda start, stop: read(pair["B"], start, stop))
+    return Factors(
+        rank, scale, lambda: read_rows(pair["A"], 0, rank), lambda start, stop: read_rows(pair["B"], start, stop)
+    )
 
 
-def _pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
+def _pattern_value(patterns: Mapping[str, float], module: str, default: float) -> float:
     """PEFT's rule: the first pattern that matches the end of the module's name."""
     return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
@@ -224,7 +228,7 @@ def why_dense(sources: Mapping[str, Source], changes: Mapping[str, Mapping[str, 
     return None
 
 
-def combined(sources: Mapping[str, Source], changes: Mapping[str, Mapping[str, float]]) -> Adapted:
+def combine_adapters(sources: Mapping[str, Source], changes: Mapping[str, Mapping[str, float]]) -> Adapted:
     """The weighted sum of adapters on one base as an adapter: each parameter's ranks side by side.
 
     A single adapter with weight 1 keeps its factors as they are, whatever its rank.
@@ -233,14 +237,14 @@ def combined(sources: Mapping[str, Source], changes: Mapping[str, Mapping[str, f
     first = next(iter(adapted.values()))
     factors = {}
     for name, weights in changes.items():
-        found = [(weight, adapted[role].factors[name]) for role, weight in weights.items() if weight and role in adapted
+        parts = [(weight, adapted[role].factors[name]) for role, weight in weights.items() if weight and role in adapted
                  and name in adapted[role].factors]  # fmt: skip
-        if found:
-            factors[name] = _sum(found)
+        if parts:
+            factors[name] = _sum_factors(parts)
     return Adapted(first.folder, first.base, factors, None, first.settings)
 
 
-def _sum(parts: list[tuple[float, Factors]]) -> Factors:
+def _sum_factors(parts: list[tuple[float, Factors]]) -> Factors:
     if len(parts) == 1 and parts[0][0] == 1:
         only = parts[0][1]
         return Factors(
@@ -271,7 +275,7 @@ def write_adapter(adapter: Adapted, folder: Path) -> dict[str, str]:
             part = adapter.factors[name]
             values = part.a() if ".lora_A." in stored else part.b(0, shape[0])
             data = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8).data
-            digests[stored] = digest("F32", shape, [data], stored)
+            digests[stored] = digest_tensor("F32", shape, [data], stored)
             stream.write(data)
     modules = {name.removesuffix(".weight"): part for name, part in sorted(adapter.factors.items())}
     rank = max(part.rank for part in modules.values())

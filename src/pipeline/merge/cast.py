@@ -1,4 +1,4 @@
-"""What a cast of all weights costs, read from what was written."""
+"""What a cast of all weights costs, measured on the written files."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ class Cost:
     of_change: float | None = None
 
     def __str__(self) -> str:
-        told = f"relative error {self.error:.2g}, largest {self.largest:.2g} in {self.where}"
+        text = f"relative error {self.error:.2g}, largest {self.largest:.2g} in {self.where}"
         if self.of_change is None:
-            return told
-        return f"{told}; all errors together are {self.of_change:.2g} times as long as what training changed"
+            return text
+        return f"{text}; all errors together are {self.of_change:.2g} times as long as what training changed"
 
 
 def cost_of_cast(source: Source, written: Source, base: Source | None = None, threads: int | None = None) -> Cost:
-    """Both are of the same names and shapes; errors are those of float32 values."""
+    """Cost of storing `source` as `written`, which has the same names and shapes, in errors of float32 values."""
     names = by_size(source)
-    found = in_threads([partial(_of_tensor, source, written, base, name) for name in names], threads)
-    errors, sizes, changes, largest = (np.array(column) for column in zip(*found, strict=True))
-    where = int(largest.argmax())
+    costs = in_threads([partial(_of_tensor, source, written, base, name) for name in names], threads)
+    errors, sizes, changes, largest = (np.array(column) for column in zip(*costs, strict=True))
+    worst = int(largest.argmax())
     error, size, change = math.sqrt(errors.sum()), math.sqrt(sizes.sum()), math.sqrt(changes.sum())
     of_change = error / change if base is not None and change else None
-    return Cost(error / size if size else 0.0, float(largest[where]), names[where], of_change)
+    return Cost(error / size if size else 0.0, float(largest[worst]), names[worst], of_change)
 
 
 def _of_tensor(source: Source, written: Source, base: Source | None, name: str) -> tuple[float, float, float, float]:
-    """Squares of errors, of weights and of changes from the base; the largest error."""
+    """Sums of squared errors, weights and changes from the base, and the largest error."""
     shape = source.info(name).shape
     error = size = change = largest = 0.0
     for start, stop in pieces(shape):
-        was, other = (buffers(key, (stop - start, matrix(shape)[1])) for key in ("was", "other"))
-        source.rows(name, start, stop, was)
-        size += squared(was)
-        written.rows(name, start, stop, other)
-        np.subtract(other, was, out=other)
-        error, largest = error + squared(other), max(largest, float(np.abs(other).max()))
+        before, after = (buffers(key, (stop - start, matrix(shape)[1])) for key in ("was", "other"))
+        source.rows(name, start, stop, before)
+        size += squared_norm(before)
+        written.rows(name, start, stop, after)
+        np.subtract(after, before, out=after)
+        error, largest = error + squared_norm(after), max(largest, float(np.abs(after).max()))
         if base is not None:
-            base.rows(name, start, stop, other)
-            np.subtract(other, was, out=other)
-            change += squared(other)
+            base.rows(name, start, stop, after)
+            np.subtract(after, before, out=after)
+            change += squared_norm(after)
     return error, size, change, largest
 
 
-def squared(values: np.ndarray) -> float:
+def squared_norm(values: np.ndarray) -> float:
     exact = values.astype(np.float64)
     return float(np.vdot(exact, exact))

@@ -1,4 +1,4 @@
-"""What cannot be merged, told from headers and a few rows: other models, other tokenizers, experts of no base."""
+"""Checks of sources from headers and a few rows: other models, other tokenizers, experts of another base."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pipeline.models.checkpoint import DTYPES
 from pipeline.models.floats import buffers, matrix, pieces
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent
-from pipeline.runs.unchanged import content
+from pipeline.runs.unchanged import content_digest
 
-ROWS = 8  # of a tensor, looked at to tell a descendant from a stranger
+ROWS = 8  # of a tensor, compared to detect experts of another base
 
 
 def key_of(role: str) -> str:
@@ -26,30 +26,32 @@ def key_of(role: str) -> str:
     return f"merge.experts[{role}]" if role.isdigit() else f"merge.{side}[{index}]" if index else f"merge.{role}"
 
 
-def check_sources(sources: Mapping[str, Source], base: Source | None, named: Callable[[str], str] = key_of) -> None:
-    """Refuse sources that do not fit each other, and experts that moved from `base` not at all or to another model."""
-    (role, first), *others = sources.items()
-    for one, source in (*sources.items(), *([("base", base)] if base else [])):
+def check_sources(sources: Mapping[str, Source], base: Source | None, key_for: Callable[[str], str] = key_of) -> None:
+    """Raise PipelineError for incompatible sources, and for experts equal to `base` or not descended from it."""
+    (role, first), *further = sources.items()
+    for source_role, source in (*sources.items(), *([("base", base)] if base else [])):
         if quantized := source.config.get("quantization_config"):
-            told = quantized.get("quant_method", quantized) if isinstance(quantized, dict) else quantized
+            quantization = quantized.get("quant_method", quantized) if isinstance(quantized, dict) else quantized
             raise PipelineError(
-                f"{named(one)}: config.json of {source.folder} has quantization_config ({told}), so its tensors are "
-                "not the weights that it computes with: name the model before it was quantized, or dequantize it"
+                f"{key_for(source_role)}: config.json of {source.folder} has quantization_config ({quantization}), "
+                "so its tensors are not the weights that it computes with: "
+                "name the model before it was quantized, or dequantize it"
             )
     for name in first.names:
         if first.info(name).dtype not in DTYPES.values():
             raise PipelineError(f"{first.folder}: {name} is stored as {first.info(name).dtype}, not as a float")
-    for other, source in others:
-        same_architecture(first, source, (named(role), named(other)))
-        same_tokenizer(first, source, (named(role), named(other)))
+    for other_role, source in further:
+        same_architecture(first, source, (key_for(role), key_for(other_role)))
+        same_tokenizer(first, source, (key_for(role), key_for(other_role)))
     if base is not None:
-        same_architecture(first, base, (named(role), named("base")), dtypes=False)
-        for one, source in sources.items():
-            check_descent(source, base, named(one))
+        same_architecture(first, base, (key_for(role), key_for("base")), dtypes=False)
+        for expert_role, source in sources.items():
+            check_descent(source, base, key_for(expert_role))
 
 
 def check_descent(expert: Source, base: Source, key: str) -> None:
-    """Refuse an expert that equals its base, and one that shares no tensor with it and is further from it than zero is.
+    """Raise PipelineError for an expert equal to its base, and for one that shares no tensor with it and is further
+    from it than zero is.
 
     Judged on values, so that a base in bfloat16 and an expert in float32 compare; on a few rows of each tensor, and on
     all of them before an expert is said to be equal.
@@ -72,7 +74,7 @@ def check_descent(expert: Source, base: Source, key: str) -> None:
         moved, identical, change = moved or distance > 0, identical + (distance == 0), change + distance
     if not np.isfinite(change):
         raise PipelineError(f"{key}: {expert.folder} is further from its base than float32 can tell: name another")
-    if not moved and not _differs(expert, base):
+    if not moved and not _differs_from_base(expert, base):
         raise PipelineError(f"{key}: {expert.folder} is equal to its base {base.folder}: training changed nothing")
     if not identical and change > size:
         raise PipelineError(
@@ -81,7 +83,7 @@ def check_descent(expert: Source, base: Source, key: str) -> None:
         )
 
 
-def _differs(expert: Source, base: Source) -> bool:
+def _differs_from_base(expert: Source, base: Source) -> bool:
     return any(
         task_vectors([expert], base, name, *piece)[0].any()
         for name in base.names
@@ -90,9 +92,14 @@ def _differs(expert: Source, base: Source) -> bool:
 
 
 def refuse_unmoved(parents: Mapping[str, Parent]) -> None:
-    """Refuse a run whose manifest says that its weights are those it was trained from."""
+    """Raise PipelineError for a run whose manifest records the weights it was trained from."""
     for role, parent in parents.items():
         manifest = read_manifest(parent.folder)
         base = manifest.parents.get("model") if manifest else None
-        if role != "base" and base and base.content is not None and content(parent, base.content) == base.content:
+        if (
+            role != "base"
+            and base
+            and base.content is not None
+            and content_digest(parent, base.content) == base.content
+        ):
             raise PipelineError(f"{key_of(role)}: {parent.name} is equal to its base {base.name}: it learned nothing")

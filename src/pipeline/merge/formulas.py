@@ -34,21 +34,21 @@ def weighted_sum(parts: Sequence[tuple[float, Source]], name: str, start: int, s
     product is exact and nothing needs fusing; else it is exact in float64.
     """
     shape = (stop - start, matrix(parts[0][1].info(name).shape)[1])
-    found, part = buffers("sum", shape), buffers("part", shape)
+    result, part = buffers("sum", shape), buffers("part", shape)
     for index, (weight, source) in enumerate(parts):
-        source.rows(name, start, stop, part if index else found)
+        source.rows(name, start, stop, part if index else result)
         single = np.float32(weight)
         if index == 0:
-            np.multiply(found, single, out=found)
+            np.multiply(result, single, out=result)
         elif abs(math.frexp(single)[0]) == 0.5:
-            np.add(found, np.multiply(part, single, out=part), out=found)
+            np.add(result, np.multiply(part, single, out=part), out=result)
         else:
             wide = np.multiply(part, np.float64(single), out=buffers("wide", shape, np.float64), dtype=np.float64)
-            np.copyto(found, np.add(wide, found, out=wide), casting="same_kind")
-    return found
+            np.copyto(result, np.add(wide, result, out=wide), casting="same_kind")
+    return result
 
 
-def linear(sources: Sources, weights: Weights) -> Formula:
+def linear_formula(sources: Sources, weights: Weights) -> Formula:
     """The weighted sum of each parameter's own sources."""
 
     def formula(name: str, start: int, stop: int) -> np.ndarray:
@@ -62,16 +62,16 @@ def task_vectors(experts: Sequence[Source], base: Source, name: str, start: int,
     shape = (stop - start, matrix(base.info(name).shape)[1])
     origin = buffers("base", shape)
     base.rows(name, start, stop, origin)
-    found = []
+    vectors = []
     for index, expert in enumerate(experts):
         vector = buffers(f"vector {index}", shape)
         expert.rows(name, start, stop, vector)
-        found.append(np.subtract(vector, origin, out=vector))
-    return found
+        vectors.append(np.subtract(vector, origin, out=vector))
+    return vectors
 
 
 def refuse_not_finite(sources: Iterable[Source], names: Sequence[str]) -> None:
-    """Name the file and the tensor where a source holds NaN or infinite values; nothing where none does.
+    """Raise PipelineError, naming file and tensor, where a source holds NaN or infinite values.
 
     Reads the tensors again: asked when a result shows that one of them is broken.
     """
@@ -87,13 +87,13 @@ def refuse_not_finite(sources: Iterable[Source], names: Sequence[str]) -> None:
                     raise PipelineError(f"{file}: {name} holds NaN or infinite values: copy it again, or name another")
 
 
-def total(vectors: Sequence[np.ndarray]) -> np.ndarray:
+def sum_vectors(vectors: Sequence[np.ndarray]) -> np.ndarray:
     """The sum over experts, in their order; a buffer."""
-    found = buffers("total", vectors[0].shape)
-    np.copyto(found, vectors[0])
+    result = buffers("total", vectors[0].shape)
+    np.copyto(result, vectors[0])
     for vector in vectors[1:]:
-        np.add(found, vector, out=found)
-    return found
+        np.add(result, vector, out=result)
+    return result
 
 
 def onto_base(change: np.ndarray, scale: float) -> np.ndarray:
@@ -144,7 +144,7 @@ def mean_change(parts: Sequence[tuple[float, Source]], base: Source, threads: in
     if key in _measured:
         return _measured[key]
 
-    def of(name: str) -> tuple[float, int]:
+    def row_means(name: str) -> tuple[float, int]:
         """The sum of the means of a tensor's rows, and how many there are."""
         shape = base.info(name).shape
         count, length = rows_in(shape, "input")
@@ -158,15 +158,15 @@ def mean_change(parts: Sequence[tuple[float, Source]], base: Source, threads: in
             refuse_not_finite([base, *(source for _, source in parts)], [name])
         return sum_ / max(1, length), count
 
-    found = in_threads([partial(of, name) for name in by_size(base)], threads)
-    _measured[key] = math.fsum(means for means, _ in found) / sum(count for _, count in found)
+    sums = in_threads([partial(row_means, name) for name in by_size(base)], threads)
+    _measured[key] = math.fsum(means for means, _ in sums) / sum(count for _, count in sums)
     return _measured[key]
 
 
 def as_they_are(*sources: Source) -> tuple[Any, ...]:
     """What names the contents of sources within a process: their folders, and the sizes and times of their files."""
     stats = [path.stat() for source in sources for path in source.files]
-    return tuple(str(source.folder) for source in sources), tuple((one.st_size, one.st_mtime_ns) for one in stats)
+    return tuple(str(source.folder) for source in sources), tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
 
 
 def by_size(source: Source) -> list[str]:
@@ -183,7 +183,7 @@ class Once(Generic[T]):
 
     def __call__(self, name: str) -> T:
         if name not in self.found:
-            found = self.function(name)
+            value = self.function(name)
             with self.lock:
-                self.found.setdefault(name, found)
+                self.found.setdefault(name, value)
         return self.found[name]

@@ -19,17 +19,17 @@ import torch
 from pipeline.errors import PipelineError
 from pipeline.files import sha256
 from pipeline.merge.adapters import Adapted, open_source
-from pipeline.merge.formulas import linear
+from pipeline.merge.formulas import linear_formula
 from pipeline.merge.merge import Merging
 from pipeline.merge.methods.soup import Soup
-from pipeline.merge.resident import KEPT, keeping
+from pipeline.merge.resident import LIVE_MODELS, keeps_models
 from pipeline.merge.same_tokenizer import tokenizer_folder
 from pipeline.merge.write import Known
-from pipeline.models.checkpoint import DTYPES, digest, torch_dtype
+from pipeline.models.checkpoint import DTYPES, digest_tensor, torch_dtype
 from pipeline.models.files import BESIDE_WEIGHTS
 from pipeline.models.floats import STORED, buffers, in_threads
 from pipeline.models.load import load_model, load_tokenizer
-from pipeline.models.skeleton import skeleton
+from pipeline.models.skeleton import build_skeleton
 
 COPY = 2**23  # entries that go to another device at once
 
@@ -54,22 +54,22 @@ class Live:
         merge.ready(threads)
         parameters = {name: parameter.data for name, parameter in self.model.named_parameters()}
         if set(parameters) != set(merge.names):
-            other = sorted(set(parameters) ^ set(merge.names))
-            raise PipelineError(f"the model in memory has other parameters than {merge.layout.folder}: {other[0]}")
+            different = sorted(set(parameters) ^ set(merge.names))
+            raise PipelineError(f"the model in memory has other parameters than {merge.layout.folder}: {different[0]}")
         changed = [name for name in merge.names if self.holds.get(name) != merge.signature(name)]
 
-        def put(name: str) -> None:
+        def put_tensor(name: str) -> None:
             self.holds.pop(name, None)
-            _put(merge, name, parameters[name])
+            _put_tensor(merge, name, parameters[name])
             self.holds[name] = merge.signature(name)
 
         largest_first = sorted(changed, key=lambda name: -parameters[name].numel())
-        in_threads([partial(put, name) for name in largest_first], threads)
+        in_threads([partial(put_tensor, name) for name in largest_first], threads)
         if changed and merge.layout.tied_head:
             self.model.tie_weights()
         return changed
 
-    def digests(self, merge: Merging, known: Known, threads: int | None = None) -> dict[str, str]:
+    def digests(self, merge: Merging, recorded_digests: Known, threads: int | None = None) -> dict[str, str]:
         """The digest of each tensor of the merge that the model holds: those that writing it would give.
 
         A tensor that is one source's has the digest on record (`known`); what did not change since the last merge, that
@@ -77,20 +77,21 @@ class Live:
         """
         parameters = {name: parameter.data for name, parameter in self.model.named_parameters()}
 
-        def of(name: str) -> tuple[str, str]:
-            recorded = known.get(merge.copied_from(name) or "", {}).get(name)
-            then, found = self.digested.get(name, (None, ""))
-            if recorded or then == merge.signature(name):
-                return name, recorded or found
+        def digest_of(name: str) -> tuple[str, str]:
+            recorded = recorded_digests.get(merge.copied_from(name) or "", {}).get(name)
+            signature, value = self.digested.get(name, (None, ""))
+            if recorded or signature == merge.signature(name):
+                return name, recorded or value
             shape, dtype = merge.layout.info(name).shape, merge.stored_dtype(name)
-            found = digest(dtype, shape, _held(merge, name, parameters[name]), f"the merge in memory: {name}")
-            self.digested[name] = merge.signature(name), found
-            return name, found
+            parameter = _parameter_pieces(merge, name, parameters[name])
+            value = digest_tensor(dtype, shape, parameter, f"the merge in memory: {name}")
+            self.digested[name] = merge.signature(name), value
+            return name, value
 
-        return dict(in_threads([partial(of, name) for name in merge.names], threads))
+        return dict(in_threads([partial(digest_of, name) for name in merge.names], threads))
 
 
-def _held(merge: Merging, name: str, parameter: torch.Tensor) -> Iterator[memoryview]:
+def _parameter_pieces(merge: Merging, name: str, parameter: torch.Tensor) -> Iterator[memoryview]:
     """The bytes of a tensor as the merge stores it: the parameter's own, unless the model is of another dtype."""
     if parameter.dtype != torch_dtype(merge.stored_dtype(name)):
         for piece in _stored_pieces(merge, name, parameter.view(-1)):
@@ -100,7 +101,7 @@ def _held(merge: Merging, name: str, parameter: torch.Tensor) -> Iterator[memory
         yield part.cpu().view(torch.uint8).numpy().data
 
 
-def _put(merge: Merging, name: str, target: torch.Tensor) -> None:
+def _put_tensor(merge: Merging, name: str, target: torch.Tensor) -> None:
     """One tensor of a merge into a parameter, bit for bit where the dtypes agree, else as torch casts."""
     dtype, flat, place = torch_dtype(merge.stored_dtype(name)), target.view(-1), 0
     for piece in _stored_pieces(merge, name, flat):
@@ -127,11 +128,11 @@ def _stored_pieces(merge: Merging, name: str, flat: torch.Tensor) -> Iterator[np
         yield part
 
 
-def unmerged(folder: Path) -> Merging:
+def merge_of_one(folder: Path) -> Merging:
     """A checkpoint or adapter by itself, as a merge of one."""
     sources = {"0": open_source(folder)}
     weights = {name: {"0": 1.0} for name in sources["0"].names}
-    return Merging(Soup(experts=[str(folder)]), sources, linear(sources, weights), weights, [])
+    return Merging(Soup(experts=[str(folder)]), sources, linear_formula(sources, weights), weights, [])
 
 
 # ---------------------------------------------------------------------------------------------------- a model for it
@@ -145,38 +146,38 @@ def model_of(merge: Merging, dtype: str, device: str, threads: int | None = None
     """
     giver = merge.sources[merge.config.files_from] if merge.config.files_from else merge.layout
     kind = kind_of(giver, merge.dtype, dtype, device)
-    found = next((live for live in KEPT if live.kind == kind), None)
-    if found is None:
-        KEPT.clear()  # before the next takes its room
-        found = _load(merge, giver, dtype, device)
-        found.kind = kind
-        if keeping():
-            KEPT.append(found)
-    found.apply(merge, threads)
-    return found
+    live_model = next((live for live in LIVE_MODELS if live.kind == kind), None)
+    if live_model is None:
+        LIVE_MODELS.clear()  # before the next takes its room
+        live_model = _load_live(merge, giver, dtype, device)
+        live_model.kind = kind
+        if keeps_models():
+            LIVE_MODELS.append(live_model)
+    live_model.apply(merge, threads)
+    return live_model
 
 
 def kind_of(giver: Any, stored: str | None, dtype: str, device: str) -> tuple[Any, ...]:
     """What models in memory must share for one to become the other: all but their weights."""
     folder = giver.base.folder if isinstance(giver, Adapted) else giver.folder
     config = json.loads((folder / "config.json").read_bytes())
-    named = [config.pop(key, None) for key in ("dtype", "torch_dtype")]
-    told = {key: value for key, value in config.items() if key not in ("_name_or_path", "transformers_version")}
-    as_stored = (stored, named, isinstance(giver, Adapted)) if dtype == "auto" else None
+    dtypes = [config.pop(key, None) for key in ("dtype", "torch_dtype")]
+    settings = {key: value for key, value in config.items() if key not in ("_name_or_path", "transformers_version")}
+    as_stored = (stored, dtypes, isinstance(giver, Adapted)) if dtype == "auto" else None
     texts = tokenizer_folder(giver)
     places = [(texts if name != "generation_config.json" else giver.folder) / name for name in BESIDE_WEIGHTS[1:]]
-    beside = [sha256(path) if path.is_file() else None for path in places]
-    return json.dumps(told, sort_keys=True), as_stored, tuple(beside), dtype, device
+    digests = [sha256(path) if path.is_file() else None for path in places]
+    return json.dumps(settings, sort_keys=True), as_stored, tuple(digests), dtype, device
 
 
-def _load(merge: Merging, giver: Any, dtype: str, device: str) -> Live:
+def _load_live(merge: Merging, giver: Any, dtype: str, device: str) -> Live:
     from transformers import GenerationConfig
 
     folder = giver.base.folder if isinstance(giver, Adapted) else giver.folder
-    wanted = (merge.dtype or ("float32" if isinstance(giver, Adapted) else "auto")) if dtype == "auto" else dtype
-    skeleton(folder, "checkpoint")
+    load_dtype = (merge.dtype or ("float32" if isinstance(giver, Adapted) else "auto")) if dtype == "auto" else dtype
+    build_skeleton(folder, "checkpoint")
     tokenizer = load_tokenizer(tokenizer_folder(giver))
-    model = load_model(folder, dtype=wanted)
+    model = load_model(folder, dtype=load_dtype)
     if (giver.folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(giver.folder)
     for parameter in model.parameters():  # memory of our own: what was loaded may be mapped

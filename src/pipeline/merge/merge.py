@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -17,12 +17,12 @@ import numpy as np
 
 from pipeline.config.merging import Merge, References
 from pipeline.errors import PipelineError
-from pipeline.merge.adapters import Adapted, Source, combined, why_dense, write_adapter
+from pipeline.merge.adapters import Adapted, Source, combine_adapters, why_dense, write_adapter
 from pipeline.merge.compatibility import check_sources
-from pipeline.merge.formulas import Formula, linear, refuse_not_finite
-from pipeline.merge.summary import Row, grouped
+from pipeline.merge.formulas import Formula, linear_formula, refuse_not_finite
+from pipeline.merge.summary import Row, group_weights
 from pipeline.merge.weights import Weights
-from pipeline.merge.write import copy_files, readable, write_index, write_weights
+from pipeline.merge.write import copy_files, make_readable, write_index, write_weights
 from pipeline.models import floats
 from pipeline.models.checkpoint import DTYPES, TensorInfo
 
@@ -52,7 +52,7 @@ class Merging:
     changes: Weights | None = None
     adapter: Adapted | None = None
     measured: Callable[[int | None], dict[str, float]] = lambda threads: {}
-    lost: dict[str, np.ndarray] | None = None  # by merge.dtype, as floats.lost has it; counted while it is written
+    lost: dict[str, np.ndarray] | None = None  # floats.squared_rounding_error by tensor, filled by writing
 
     @property
     def dtype(self) -> str | None:
@@ -117,7 +117,7 @@ class Merging:
                 refuse_not_finite(self.sources.values(), [name])
                 raise
             if exact is not None:
-                lost += floats.lost(exact, stored, dtype)
+                lost += floats.squared_rounding_error(exact, stored, dtype)
             yield stored
         if self.lost is not None and casts:
             self.lost[name] = lost
@@ -130,10 +130,10 @@ class Merging:
 
         self.ready()
         dtype, shape = self.stored_dtype(name), self.layout.info(name).shape
-        whole = np.concatenate(
+        values = np.concatenate(
             [np.empty(0, floats.STORED[dtype]), *(part.reshape(-1).copy() for part in self.pieces(name))]
         )
-        return torch.from_numpy(whole).view(torch_dtype(dtype)).reshape(shape)
+        return torch.from_numpy(values).view(torch_dtype(dtype)).reshape(shape)
 
     def cast(self) -> dict[str, Any]:
         """What merge.dtype cost, once it is written: the relative error of the whole. Empty where it cost nothing."""
@@ -148,25 +148,25 @@ class Merging:
 
     def bytes(self) -> dict[str, int]:
         """Bytes to copy as they are, to read for what is computed, and to write."""
-        found = {"copied": 0, "read": 0, "written": 0}
+        byte_counts = {"copied": 0, "read": 0, "written": 0}
         if self.adapter:
             entries = [part.rank * sum(self.adapter.base.info(n).shape) for n, part in self.adapter.factors.items()]
             return {"copied": 0, "read": 4 * sum(entries), "written": 4 * sum(entries)}
         for name in self.names:
             size = self.stored_info(name).nbytes
-            found["written"] += size
+            byte_counts["written"] += size
             if self.copied_from(name):
-                found["copied"] += size
+                byte_counts["copied"] += size
             else:
                 roles = self.weights.get(name, self.sources)
-                found["read"] += self.passes * sum(self.sources[role].info(name).nbytes for role in roles)
-        return found
+                byte_counts["read"] += self.passes * sum(self.sources[role].info(name).nbytes for role in roles)
+        return byte_counts
 
     def write(
         self,
         folder: Path,
         files_from: str | None = None,
-        known: Mapping[str, Mapping[str, str]] | None = None,
+        recorded: Mapping[str, Mapping[str, str]] | None = None,
         threads: int | None = None,
     ) -> dict[str, str]:
         """Write the merged checkpoint, or adapter, into an existing folder; returns {tensor: digest}.
@@ -181,10 +181,10 @@ class Merging:
         if self.adapter:
             digests = write_adapter(self.adapter, folder)
         else:
-            digests = write_weights(self, folder, known or {}, threads)
+            digests = write_weights(self, folder, recorded or {}, threads)
             write_index(self, folder)
         copy_files(self.sources[files_from] if files_from else self.layout, folder, self.dtype, bool(self.adapter))
-        readable(folder)
+        make_readable(folder)
         return digests
 
 
@@ -223,12 +223,19 @@ def open_merge(
     sources = {role: sources[role] for role in roles}
     if base is None:
         base = next((source.base for source in sources.values() if isinstance(source, Adapted)), None)
-    if base is None and config.needs_base():
+    if base is None and (config.needs_base() or config.control):
         raise PipelineError(f"merge={config.method} needs merge.base, the model that the experts were trained from")
     if partition is not None and not config.reads_partition:
         raise PipelineError(f"merge={config.method} reads no partition: leave partition={partition.name} out")
     check_sources(sources, base)
     merge = cast(Method, config).decide(sources, base, partition, threads)
+    if controlled := config.controlled_roles():
+        assert base is not None
+        if merge.weights:
+            merge = linear_merge(config, {**sources, "base": base}, weights_on_base(merge.weights, controlled))
+        else:
+            in_place = {role: base if role in controlled else source for role, source in sources.items()}
+            merge = cast(Method, config).decide(in_place, base, partition, threads)
     refuse_unknown_role(config.files_from, merge)
     return _as_adapter(merge)
 
@@ -238,9 +245,20 @@ def refuse_unknown_role(role: str | None, merge: Merging) -> None:
         raise PipelineError(f"merge.files_from={role} is no source: there are {', '.join(merge.sources)}")
 
 
+def weights_on_base(weights: Weights, controlled: Sequence[str]) -> Weights:
+    """The weights of a merge's control: those of the experts in `controlled` are the base's."""
+
+    def moved(row: Mapping[str, float]) -> dict[str, float]:
+        kept = {role: weight for role, weight in row.items() if role not in controlled}
+        share = math.fsum(weight for role, weight in row.items() if role in controlled)
+        return kept | ({"base": kept.get("base", 0.0) + share} if share else {})
+
+    return {name: moved(row) for name, row in weights.items()}
+
+
 def linear_merge(config: Merge, sources: dict[str, Source], weights: Weights) -> Merging:
     """The merge that weights of all parameters decide: parameter -> source -> weight."""
-    return Merging(config, sources, linear(sources, weights), weights, grouped(weights), changes=weights)
+    return Merging(config, sources, linear_formula(sources, weights), weights, group_weights(weights), changes=weights)
 
 
 def _as_adapter(merge: Merging) -> Merging:
@@ -252,7 +270,7 @@ def _as_adapter(merge: Merging) -> Merging:
     if form == "dense" or why:
         return merge
     assert changes is not None
-    adapter = combined(merge.sources, changes)
+    adapter = combine_adapters(merge.sources, changes)
     if not adapter.factors:
         raise PipelineError("the merge is the base itself: no adapter is left in it; choose fewer layers")
 

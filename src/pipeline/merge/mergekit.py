@@ -1,4 +1,4 @@
-"""A merge as mergekit 0.1.5 would be asked for it, where it can express the merge; else why it cannot.
+"""A merge as a configuration of mergekit 0.1.5, where it can express the merge; else why it cannot.
 
 Linear merges (swaps, soups, resets) are its `linear` with a weight for each layer; task arithmetic, TIES by its own
 definition and SLERP are its methods of those names. Imports nothing heavy.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pipeline.config.merging import Merge
     from pipeline.merge.merge import Merging
 
-FILE = "mergekit_config.yml"  # as mergekit itself names it beside what it writes
+FILE = "mergekit_config.yml"  # the name under which mergekit stores it with its output
 TIES = {"trim": "tensor", "zero_sum": "plus"}  # mergekit's definition, and with weights:
 WEIGHED = {"weigh": "before", "divisor": "weights"}
 SAME = "the same weights"
@@ -30,18 +30,18 @@ DIFFERENCES = {  # a method, of TIES also what becomes of ties at the threshold
 }
 
 
-def inexpressible(merge: Merging) -> str | None:
-    """Why mergekit has no words for a merge; None where it has."""
+def why_inexpressible(merge: Merging) -> str | None:
+    """Why mergekit cannot express a merge; None where it can."""
     config: Any = merge.config
-    if any(isinstance(one, Adapted) for one in merge.sources.values()):
+    if any(isinstance(source, Adapted) for source in merge.sources.values()):
         return "its experts are LoRA adapters on their base, which this program reads together as float32"
     if len({merge.stored_dtype(name) for name in merge.names}) > 1:
         return "its tensors are stored in several dtypes"
     if config.method == "ties":
-        wanted = TIES | (WEIGHED if config.weights else {})
-        other = {key: getattr(config, key) for key, value in wanted.items() if getattr(config, key) != value}
-        told = ", ".join(f"{key}={value} (there {wanted[key]})" for key, value in other.items())
-        return f"its TIES is another definition: {told}; merge=ties_mergekit is of mergekit's" if other else None
+        expected = TIES | (WEIGHED if config.weights else {})
+        different = {key: getattr(config, key) for key, value in expected.items() if getattr(config, key) != value}
+        text = ", ".join(f"{key}={value} (there {expected[key]})" for key, value in different.items())
+        return f"its TIES is another definition: {text}; merge=ties_mergekit is of mergekit's" if different else None
     if config.method == "dare_linear":
         return "its random numbers are this program's own, the same for any number of threads"
     if config.method in ("task_arithmetic", "slerp") or all(name in merge.weights for name in merge.names):
@@ -49,8 +49,8 @@ def inexpressible(merge: Merging) -> str | None:
     return f"merge={config.method} decides rows one by one here, and mergekit whole tensors"
 
 
-def difference(config: Merge) -> str:
-    """What mergekit makes of the YAML, beside what this program makes."""
+def describe_difference(config: Merge) -> str:
+    """How mergekit's result from the YAML differs from this program's."""
     return DIFFERENCES.get((config.method, getattr(config, "ties_at_threshold", None)), SAME)
 
 
@@ -58,16 +58,16 @@ def yaml_of(merge: Merging, names: Mapping[str, str]) -> str:
     """The YAML. names: of each role, the folder or the id on the Hub that mergekit is to read."""
     import yaml
 
-    told = [
-        f"# For mergekit 0.1.5: {difference(merge.config)}.",
+    comment = [
+        f"# For mergekit 0.1.5: {describe_difference(merge.config)}.",
         "# Run it in the folder that holds the models named here, or put their paths or ids on the Hub in their place.",
         "# Tokenizer and configs are mergekit's choice: those of the first model, or of base_model.",
     ]
-    text = yaml.safe_dump(described(merge, names), sort_keys=False, allow_unicode=True)
-    return "\n".join(told) + "\n" + text
+    text = yaml.safe_dump(mergekit_config(merge, names), sort_keys=False, allow_unicode=True)
+    return "\n".join(comment) + "\n" + text
 
 
-def described(merge: Merging, names: Mapping[str, str]) -> dict[str, Any]:
+def mergekit_config(merge: Merging, names: Mapping[str, str]) -> dict[str, Any]:
     """The configuration as plain data."""
     config: Any = merge.config
     stored = merge.stored_dtype(merge.names[0])
@@ -81,9 +81,9 @@ def described(merge: Merging, names: Mapping[str, str]) -> dict[str, Any]:
         }  # fmt: skip
     if config.method in ("ties", "task_arithmetic"):
         weights = config.weights or [1.0] * len(experts)
-        more = {"density": config.density} if config.method == "ties" else {}
-        for one, weight in zip(models, weights, strict=True):
-            one["parameters"] = {"weight": weight, **more}
+        further = {"density": config.density} if config.method == "ties" else {}
+        for model, weight in zip(models, weights, strict=True):
+            model["parameters"] = {"weight": weight, **further}
         return {
             "merge_method": config.method, "base_model": names["base"], "models": models,
             "parameters": {"lambda": config.scale, "normalize": config.method == "ties"}, **dtypes,
@@ -91,24 +91,26 @@ def described(merge: Merging, names: Mapping[str, str]) -> dict[str, Any]:
     models = [
         {
             "model": names[role],
-            "parameters": {"weight": setting({n: w.get(role, 0.0) for n, w in merge.weights.items()})},
+            "parameters": {"weight": weight_setting({n: w.get(role, 0.0) for n, w in merge.weights.items()})},
         }
         for role in merge.sources
     ]
     return {"merge_method": "linear", "models": models, "parameters": {"normalize": False}, **dtypes}
 
 
-def setting(weights: Mapping[str, float]) -> Any:
+def weight_setting(weights: Mapping[str, float]) -> Any:
     """One source's weight in each parameter as mergekit takes it: a number, or filters of which the first that is part
     of a parameter's name decides, the commonest number last."""
     commonest = Counter(weights.values()).most_common(1)[0][0]
     filters = [
-        {"filter": part, "value": value} for part, value in parts(weights, sorted(weights), 0) if value != commonest
+        {"filter": part, "value": value}
+        for part, value in weight_filters(weights, sorted(weights), 0)
+        if value != commonest
     ]
     return [*filters, {"value": commonest}] if filters else commonest
 
 
-def parts(weights: Mapping[str, float], names: Sequence[str], depth: int) -> Iterator[tuple[str, float]]:
+def weight_filters(weights: Mapping[str, float], names: Sequence[str], depth: int) -> Iterator[tuple[str, float]]:
     """The shortest beginnings of names below which all parameters have one weight, with it. They end in a dot, so that
     layer 1's is no part of layer 10's."""
     values = {weights[name] for name in names}
@@ -120,4 +122,4 @@ def parts(weights: Mapping[str, float], names: Sequence[str], depth: int) -> Ite
     for name in names:
         groups.setdefault(name.split(".")[depth], []).append(name)
     for group in sorted(groups, key=lambda word: (word.isdigit(), int(word) if word.isdigit() else 0, word)):
-        yield from parts(weights, groups[group], depth + 1)
+        yield from weight_filters(weights, groups[group], depth + 1)

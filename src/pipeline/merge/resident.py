@@ -6,27 +6,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-KEPT: list[Any] = []  # of merge.live.Live
+LIVE_MODELS: list[Any] = []  # of merge.live.Live
 _keeping = False
 
 
 @contextmanager
-def resident() -> Iterator[None]:
-    """Inside, a model stays in memory from one merge to the next, whatever their sources: a base, its experts and all
-    their merges are one model, of which only the parameters that differ are copied anew."""
+def keep_models_resident() -> Iterator[None]:
+    """Context in which a model stays in memory from one merge to the next, whatever their sources: a base, its experts
+    and all their merges are one model, of which only the parameters that differ are copied anew."""
     global _keeping
     _keeping = True
     try:
         yield
     finally:
         _keeping = False
-        release()
+        release_models()
 
 
-def release() -> None:
-    """Give the memory of what is kept back, to a training for instance."""
-    KEPT.clear()
+def release_models() -> None:
+    """Free the memory of resident models, for a training for instance."""
+    LIVE_MODELS.clear()
 
 
-def keeping() -> bool:
+def keeps_models() -> bool:
     return _keeping

@@ -27,43 +27,47 @@ PROBES = (  # texts that normalizers, pre-tokenizers and post-processors treat d
 
 
 def tokenizer_folder(source: Source) -> Path:
-    """Where a source's tokenizer is: an adapter's may be its base's."""
-    own = any((source.folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
-    return source.base.folder if isinstance(source, Adapted) and not own else source.folder
+    """Folder of a source's tokenizer: for an adapter it may be its base's."""
+    has_tokenizer = any((source.folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
+    return source.base.folder if isinstance(source, Adapted) and not has_tokenizer else source.folder
 
 
 def same_tokenizer(first: Source, second: Source, keys: tuple[str, str]) -> None:
-    """Refuse experts that read text differently: rows of their embeddings would mean different tokens.
+    """Raise PipelineError for experts that tokenize text differently: rows of their embeddings would mean different
+    tokens.
 
     Where files differ, the vocabularies must be equal and so must the tokens of PROBES. A tokenizer that only one has
     is no obstacle; formats that differ between library versions are none either.
     """
-    folders = [tokenizer_folder(one) for one in (first, second)]
+    folders = [tokenizer_folder(source) for source in (first, second)]
     files = [[folder / name for folder in folders] for name in ("tokenizer.json", "tokenizer.model")]
-    ours, theirs = next((pair for pair in files if all(file.is_file() for file in pair)), (None, None))
-    if ours is None or theirs is None:
+    first_file, second_file = next((pair for pair in files if all(file.is_file() for file in pair)), (None, None))
+    if first_file is None or second_file is None:
         return
-    other, same_file = None, ours.read_bytes() == theirs.read_bytes()
-    if not same_file and (ours.suffix == ".model" or _vocabulary(ours) != _vocabulary(theirs)):
-        other = "another tokenizer"
+    difference, same_file = None, first_file.read_bytes() == second_file.read_bytes()
+    if not same_file and (
+        first_file.suffix == ".model" or _read_vocabulary(first_file) != _read_vocabulary(second_file)
+    ):
+        difference = "another tokenizer"
     elif _settings_of(folders[0]) != _settings_of(folders[1]):  # which transformers applies to tokenizer.json
-        other = differing(*(_by_transformers(folder) for folder in folders))
+        difference = describe_difference(*(_by_transformers(folder) for folder in folders))
     elif not same_file:
-        other = differing(*([one.ids for one in _tokenizer(file).encode_batch(PROBES)] for file in (ours, theirs)))
-    if other:
+        encodings = [_read_tokenizer(file).encode_batch(PROBES) for file in (first_file, second_file)]
+        difference = describe_difference(*([encoding.ids for encoding in texts] for texts in encodings))
+    if difference:
         raise PipelineError(
-            f"{keys[1]}: {second.folder} has {other} than {keys[0]}: {first.folder}; they must be alike"
+            f"{keys[1]}: {second.folder} has {difference} than {keys[0]}: {first.folder}; they must be alike"
         )
 
 
-def differing(one: list[list[int]], other: list[list[int]]) -> str | None:
+def describe_difference(first: list[list[int]], second: list[list[int]]) -> str | None:
     """The first of PROBES whose tokens differ, in words."""
-    text = next((text for text, *tokens in zip(PROBES, one, other, strict=True) if tokens[0] != tokens[1]), None)
+    text = next((text for text, *tokens in zip(PROBES, first, second, strict=True) if tokens[0] != tokens[1]), None)
     return None if text is None else f"a tokenizer of the same vocabulary that reads {text!r} as other tokens"
 
 
 def _settings_of(folder: Path) -> dict[str, Any]:
-    """What tokenizer_config.json says of tokens that are added and of how text is read."""
+    """Keys of tokenizer_config.json on added tokens and on how text is read."""
     file = folder / "tokenizer_config.json"
     settings = read_json(file) if file.is_file() else {}
     return {key: settings[key] for key in READING if settings.get(key) is not None}
@@ -78,7 +82,7 @@ def _by_transformers(folder: Path) -> list[list[int]]:
         raise PipelineError(f"the tokenizer of {folder} cannot be read ({first_line(error)}): copy it again") from error
 
 
-def _tokenizer(file: Path) -> Any:
+def _read_tokenizer(file: Path) -> Any:
     from tokenizers import Tokenizer
 
     try:
@@ -87,12 +91,12 @@ def _tokenizer(file: Path) -> Any:
         raise PipelineError(f"{file} is no file of the tokenizers library ({error}): copy it again") from error
 
 
-def _vocabulary(file: Path) -> dict[str, Any]:
-    found = read_json(file)
+def _read_vocabulary(file: Path) -> dict[str, Any]:
+    content = read_json(file)
     try:
-        model = found.get("model") or {}
+        model = content.get("model") or {}
         merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or []]
-        added = {token["content"]: token["id"] for token in found.get("added_tokens") or []}
+        added = {token["content"]: token["id"] for token in content.get("added_tokens") or []}
         return {"vocab": model.get("vocab"), "merges": merges, "added": added}
     except (AttributeError, KeyError, TypeError) as error:
         raise PipelineError(f"{file} is no file of the tokenizers library ({error!r}): copy it again") from error

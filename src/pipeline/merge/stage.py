@@ -14,62 +14,64 @@ from pipeline.merge.adapters import open_source
 from pipeline.merge.compatibility import refuse_unmoved
 from pipeline.merge.digests import SourceDigests
 from pipeline.merge.merge import Merging, open_merge
-from pipeline.merge.mergekit import FILE, difference, inexpressible, yaml_of
-from pipeline.merge.summary import cells, recipe, tell
+from pipeline.merge.mergekit import FILE, describe_difference, why_inexpressible, yaml_of
+from pipeline.merge.summary import print_plan, recipe_text, row_cells
 from pipeline.models.anatomy import anatomy, num_layers
 from pipeline.models.checkpoint import weights_root
-from pipeline.models.partition import resolved
+from pipeline.models.partition import resolve_partition
 from pipeline.runs.manifest import SNAPSHOTS
-from pipeline.runs.model_card import CARD, data_section, origin, relation_of
-from pipeline.runs.model_card import card as model_card
+from pipeline.runs.model_card import CARD, data_section, origin_from_config, relation_of
+from pipeline.runs.model_card import render_card as model_card
 
 if TYPE_CHECKING:
+    from pipeline.config.stages import EvalStage, MergeStage
     from pipeline.runs.run import Parent, Run
     from pipeline.runs.tracking import Tracker
 
 
-def make(run: Run, work: Path, tracker: Tracker) -> dict[str, Any]:
+def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """The merge stage: open the parents, state the plan, write the merged checkpoint and its card."""
     merge = merge_of(run)
     config, rows, size = merge.config, merge.plan_rows(), merge.bytes()
-    tell(config, run.parents, rows, size)
+    print_plan(config, run.parents, rows, size)
     free = shutil.disk_usage(work).free
     if free < size["written"]:
         raise PipelineError(f"{work.parent} has {free:,} bytes free, the merge is of {size['written']:,}: free some")
-    tracker.table("merge_plan", ["where", "what", "weights"], [cells(row, run.parents) for row in rows])
+    tracker.table("merge_plan", ["where", "what", "weights"], [row_cells(row, run.parents) for row in rows])
     (work / "plan.json").write_text(json.dumps(rows, indent=2) + "\n")
-    describe(run, merge, work)
+    write_descriptions(run, merge, work)
     sources = SourceDigests(merge, Path(run.config.runs_dir))
     digests = merge.write(work, config.files_from, sources.known, run.config.threads)
-    sources.keep(digests)
+    sources.cache_digests(digests)
     weights = {"root": weights_root(digests), "digests": digests}
-    return {"weights": weights, "plan": rows, "bytes": size, **merge.cast(), **measured(merge, run.config.threads)}
+    return {"weights": weights, "plan": rows, "bytes": size, **merge.cast(), **measure_merge(merge, run.config.threads)}
 
 
-def measured(merge: Merging, threads: int | None) -> dict[str, float]:
+def measure_merge(merge: Merging, threads: int | None) -> dict[str, float]:
     """The numbers of a merge that its run records, printed on standard error too."""
-    found = dict(merge.measured(threads))
-    for name, value in found.items():
+    facts = dict(merge.measured(threads))
+    for name, value in facts.items():
         print(f"  {name.replace('_', ' ')}: {value:.4g}", file=sys.stderr)
-    return found
+    return facts
 
 
-def describe(run: Run, merge: Merging, work: Path) -> None:
+def write_descriptions(run: Run[MergeStage], merge: Merging, work: Path) -> None:
     """The model card, and the merge in mergekit's words where it has them."""
-    config: Any = run.config
+    config = run.config
     runs_dir = Path(config.runs_dir)
-    reason = inexpressible(merge)
+    reason = why_inexpressible(merge)
     if reason is None:
         names = {role: place_named(parent) for role, parent in run.parents.items()}
         (work / FILE).write_text(yaml_of(merge, names), encoding="utf-8")
-    beside = f"`{FILE}` is this merge for mergekit 0.1.5: {difference(merge.config)}."
-    told = f"mergekit cannot express this merge: {reason}."
-    split = resolved(config.partition, num_layers(anatomy(merge.names))) if config.partition else None
-    made_of = origin("", {"merge": asdict(merge.config)}, run.parents, runs_dir)
+    note = f"`{FILE}` is this merge for mergekit 0.1.5: {describe_difference(merge.config)}."
+    if reason:
+        note = f"mergekit cannot express this merge: {reason}."
+    split = resolve_partition(config.partition, num_layers(anatomy(merge.names))) if config.partition else None
+    made_of = origin_from_config("", {"merge": asdict(merge.config)}, run.parents, runs_dir)
     body = "\n".join(
         [
-            recipe(merge.config, run.parents, merge.plan_rows(), merge.bytes(), split),
-            told if reason else beside,
+            recipe_text(merge.config, run.parents, merge.plan_rows(), merge.bytes(), split),
+            note,
             "",
             data_section(made_of),
         ]
@@ -90,11 +92,12 @@ def place_named(parent: Parent) -> str:
     return f"./{name}/{SNAPSHOTS}/step-{step}" if at and step.isdigit() else f"./{parent.name}"
 
 
-def merge_of(run: Run) -> Merging:
+def merge_of(run: Run[MergeStage] | Run[EvalStage]) -> Merging:
     """The merge that a run of stage=merge, or of stage=eval with a merge, asks for: headers read, nothing computed."""
-    config: Any = run.config
-    wanted = (*config.merge.references(), "base")  # an evaluation has other parents too
-    parents = {role: parent for role, parent in run.parents.items() if role in wanted}
+    config = run.config
+    assert config.merge is not None
+    roles = (*config.merge.references(), "base")  # an evaluation has other parents too
+    parents = {role: parent for role, parent in run.parents.items() if role in roles}
     refuse_unmoved(parents)
     base = parents["base"].folder if "base" in parents else None
     sources = {role: open_source(parent.folder, base) for role, parent in parents.items()}

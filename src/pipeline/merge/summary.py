@@ -20,30 +20,32 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 
-def grouped(weights: Weights) -> list[Row]:
+def group_weights(weights: Weights) -> list[Row]:
     """The weights as a table, from the embeddings up; adjacent layers that are alike share a row."""
     places: dict[int | str, dict[str, set[str]]] = {}  # layer, or kind outside the layers -> weights -> kinds
     for name, site in anatomy(weights).items():
         place = places.setdefault(site.kind if site.layer is None else site.layer, {})
         place.setdefault(json.dumps(weights[name]), set()).add(site.kind)
 
-    def told(place: int | str) -> list[tuple[str, str]]:  # (what, weights)
-        found = places[place]
-        return sorted(("all" if len(found) == 1 else ", ".join(sorted(k)), row) for row, k in found.items())
+    def kinds_of_weights(place: int | str) -> list[tuple[str, str]]:  # (what, weights)
+        kinds_of = places[place]
+        return sorted(("all" if len(kinds_of) == 1 else ", ".join(sorted(k)), row) for row, k in kinds_of.items())
 
     layers = sorted(place for place in places if isinstance(place, int))
-    blocks: list[list[Any]] = [list(block) for _, block in itertools.groupby(layers, key=told)]
+    blocks: list[list[Any]] = [list(block) for _, block in itertools.groupby(layers, key=kinds_of_weights)]
     rows: list[Row] = []
     for block in [["embedding"], *blocks, ["final_norm"], ["head"]]:
         if block[0] in places:
-            where = block[0]
-            if isinstance(where, int):
-                where = f"layer {where}" if len(block) == 1 else f"layers {where}-{block[-1]}"
-            rows += [{"where": where, "what": what, "weights": json.loads(row)} for what, row in told(block[0])]
+            label = block[0]
+            if isinstance(label, int):
+                label = f"layer {label}" if len(block) == 1 else f"layers {label}-{block[-1]}"
+            rows += [
+                {"where": label, "what": kinds, "weights": json.loads(row)} for kinds, row in kinds_of_weights(block[0])
+            ]
     return rows
 
 
-def _order(item: tuple[str, Any]) -> tuple[int, str, int]:
+def _source_order(item: tuple[str, Any]) -> tuple[int, str, int]:
     side, _, index = item[0].partition(
         "."
     )  # experts by number; math, whose files the merge takes over, before language
@@ -51,37 +53,37 @@ def _order(item: tuple[str, Any]) -> tuple[int, str, int]:
     return (int(side) if side.isdigit() else places.get(side, sys.maxsize), side, int(index or 0))
 
 
-def cells(row: Row, parents: Mapping[str, Parent]) -> list[str]:
+def row_cells(row: Row, parents: Mapping[str, Parent]) -> list[str]:
     """(where, what, weights); experts that have no role but their number by the names of their runs."""
     names = {role: parent.name for role, parent in parents.items() if role.isdigit()}
     sum_ = " + ".join(f"{weight:g} {names.get(source, source)}" for source, weight in row["weights"].items())
     return [row["where"], row["what"], row.get("formula", sum_)]
 
 
-def tell(config: Merge, parents: Mapping[str, Parent], rows: list[Row], size: Mapping[str, int]) -> None:
+def print_plan(config: Merge, parents: Mapping[str, Parent], rows: list[Row], size: Mapping[str, int]) -> None:
     """The plan, on standard error."""
-    names = ", ".join(f"{role} = {parent.name}" for role, parent in sorted(parents.items(), key=_order))
+    names = ", ".join(f"{role} = {parent.name}" for role, parent in sorted(parents.items(), key=_source_order))
     print(f"merge {config.method}: {names}", file=sys.stderr)
-    for where, what, weights in (cells(row, parents) for row in rows):
-        print(f"  {where:<14} {what:<24} {weights}", file=sys.stderr)
-    print(f"  {in_words(size)}", file=sys.stderr)
+    for place, kinds, weights in (row_cells(row, parents) for row in rows):
+        print(f"  {place:<14} {kinds:<24} {weights}", file=sys.stderr)
+    print(f"  {format_sizes(size)}", file=sys.stderr)
 
 
-def in_words(size: Mapping[str, int]) -> str:
-    told = {key: f"{value / 1e6:,.1f} MB" for key, value in size.items()}
-    return f"{told['copied']} copied, {told['read']} read to compute, {told['written']} written"
+def format_sizes(size: Mapping[str, int]) -> str:
+    megabytes = {key: f"{value / 1e6:,.1f} MB" for key, value in size.items()}
+    return f"{megabytes['copied']} copied, {megabytes['read']} read to compute, {megabytes['written']} written"
 
 
-def recipe(
+def recipe_text(
     config: Merge,
     parents: Mapping[str, Parent],
     rows: list[Row],
     size: Mapping[str, int],
     partition: Partition | None = None,
 ) -> str:
-    """What a merge's model card says of it: the settings that were read, the parents, and the plan.
+    """Section of a merge's model card: the settings that were read, the parents, and the plan.
 
-    partition: as `resolved` for the depth of the model.
+    partition: as resolved by `resolve_partition` for the depth of the model.
     """
     knobs = [item.name for item in dataclasses.fields(config) if not item.metadata.get("run")]  # parents stand below
     settings = {f"merge.{key}": getattr(config, key) for key in knobs if key not in config.unread(partition)}
@@ -91,8 +93,9 @@ def recipe(
     lines = [f"# A merge by {config.method}", "", "| setting | value |", "|---|---|"]
     lines += [f"| {key} | {value} |" for key, value in settings.items()]
     lines += ["", "| source | run |", "|---|---|"]
-    named = {role: getattr(one, "hub", None) or one.name for role, one in sorted(parents.items(), key=_order)}
-    lines += [f"| {role} | {name} |" for role, name in named.items()]
+    by_role = sorted(parents.items(), key=_source_order)
+    run_names = {role: getattr(parent, "hub", None) or parent.name for role, parent in by_role}
+    lines += [f"| {role} | {name} |" for role, name in run_names.items()]
     lines += ["", "| where | what | weights |", "|---|---|---|"]
-    lines += [f"| {' | '.join(cells(row, parents))} |" for row in rows]
-    return "\n".join([*lines, "", in_words(size)]) + "\n"
+    lines += [f"| {' | '.join(row_cells(row, parents))} |" for row in rows]
+    return "\n".join([*lines, "", format_sizes(size)]) + "\n"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.config.knob import knob
-from pipeline.config.merging import Merge, References, numbered
+from pipeline.config.merging import Merge, References, numbered_references
 from pipeline.config.training import Partition
 from pipeline.merge.weights import expert_weights
 
@@ -32,7 +32,7 @@ class TaskVectors(Merge):
     weights: list[float] | None = None  # a number an expert; null: 1 each
 
     def references(self) -> References:
-        return numbered(self.experts)
+        return numbered_references(self.experts)
 
     def needs_base(self) -> bool:
         return True
@@ -60,12 +60,12 @@ class TaskVectors(Merge):
         """w1 x t1 + w2 x t2 + ..., from the left; overwrites `vectors`."""
         import numpy as np
 
-        from pipeline.merge.formulas import total
+        from pipeline.merge.formulas import sum_vectors
 
         for vector, number in zip(vectors, expert_weights(self.weights, len(vectors)), strict=True):
             if number != 1:
                 np.multiply(vector, np.float32(number), out=vector)
-        return total(vectors)
+        return sum_vectors(vectors)
 
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
@@ -80,8 +80,8 @@ class TaskVectors(Merge):
             vectors = task_vectors(experts, base, name, start, stop)
             return onto_base(self.change(vectors, name, start), self.scale)
 
-        said = f"base + {self.scale:g} x {self.formula(list(sources))}"
-        rows = [{"where": "everywhere", "what": "all", "weights": {}, "formula": said}]
+        description = f"base + {self.scale:g} x {self.formula(list(sources))}"
+        rows = [{"where": "everywhere", "what": "all", "weights": {}, "formula": description}]
         return Merging(self, {**sources, "base": base}, computed, {}, rows)
 
 

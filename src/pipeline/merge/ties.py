@@ -24,8 +24,8 @@ from pipeline.merge.formulas import (
     by_size,
     onto_base,
     refuse_not_finite,
+    sum_vectors,
     task_vectors,
-    total,
 )
 from pipeline.merge.weights import expert_weights
 from pipeline.models.floats import buffers, in_threads, matrix, pieces
@@ -63,44 +63,44 @@ def kth_largest(magnitudes: Stream, k: int, sample: np.ndarray | None = None, si
     is that of the bracket.
     Raises PipelineError for NaN and infinite entries, and where there are fewer than k.
     """
-    low, high = _bracket(k, sample, size) if sample is not None else (-1.0, math.inf)
-    above, found, inside = 0, 0, []
+    low, high = _bracket_kth_largest(k, sample, size) if sample is not None else (-1.0, math.inf)
+    above, count, between = 0, 0, []
     for part in magnitudes():
         flat = part.reshape(-1)
         over = np.greater(flat, low, out=buffers("over", flat.shape, np.bool_))
         reach = np.greater_equal(flat, high, out=buffers("reach", flat.shape, np.bool_))
-        found += flat.size
-        more, top = int(np.count_nonzero(over)), int(np.count_nonzero(reach))
-        above += top
-        if more > top:
-            inside.append(flat[np.logical_xor(over, reach, out=over)])
+        count += flat.size
+        over_low, over_high = int(np.count_nonzero(over)), int(np.count_nonzero(reach))
+        above += over_high
+        if over_low > over_high:
+            between.append(flat[np.logical_xor(over, reach, out=over)])
         if flat.size and not np.isfinite(flat.max()):  # NaN is the largest
             raise PipelineError("a task vector holds NaN or infinite values: an expert or the base is broken")
-    if k > found:
-        raise PipelineError(f"asked for the {k}-th largest of {found} entries")
-    within = np.concatenate(inside) if inside else np.empty(0, np.float32)
-    if above < k <= above + within.size:
-        place = within.size - (k - above)
-        return float(np.partition(within, place)[place])
-    del inside, within
+    if k > count:
+        raise PipelineError(f"asked for the {k}-th largest of {count} entries")
+    bracketed = np.concatenate(between) if between else np.empty(0, np.float32)
+    if above < k <= above + bracketed.size:
+        place = bracketed.size - (k - above)
+        return float(np.partition(bracketed, place)[place])
+    del between, bracketed
 
-    def at_least(value: float) -> int:
+    def count_at_least(value: float) -> int:
         return sum(int(np.count_nonzero(part >= np.float32(value))) for part in magnitudes())
 
     edge = high if k <= above else low
-    if at_least(edge) >= k > at_least(np.nextafter(np.float32(edge), np.float32(np.inf))):
+    if count_at_least(edge) >= k > count_at_least(np.nextafter(np.float32(edge), np.float32(np.inf))):
         return edge
     first, last = 0, 0x7F7FFFFF  # bits of 0 and of the largest finite number
     while first < last:
         middle = (first + last + 1) // 2
-        if at_least(float(np.uint32(middle).view(np.float32))) >= k:
+        if count_at_least(float(np.uint32(middle).view(np.float32))) >= k:
             first = middle
         else:
             last = middle - 1
     return float(np.uint32(first).view(np.float32))
 
 
-def _bracket(k: int, sample: np.ndarray, size: int) -> tuple[float, float]:
+def _bracket_kth_largest(k: int, sample: np.ndarray, size: int) -> tuple[float, float]:
     """Two magnitudes between which the k-th largest almost surely lies; (-1, infinity) holds all.
 
     How much the share of entries above it varies from row to row of the sample says how wide the bracket must be.
@@ -112,29 +112,30 @@ def _bracket(k: int, sample: np.ndarray, size: int) -> tuple[float, float]:
     above = (sample >= middle).mean(axis=1)  # of each row
     wide = 6 * float(above.std()) / math.sqrt(len(above)) + 8 / ordered.size
 
-    def value(at: float) -> float:
-        return float(ordered[ordered.size - 1 - round(at * (ordered.size - 1))])
+    def value_at(part: float) -> float:
+        return float(ordered[ordered.size - 1 - round(part * (ordered.size - 1))])
 
-    return (-1.0 if share + wide >= 1 else value(share + wide)), (math.inf if share <= wide else value(share - wide))
+    low = -1.0 if share + wide >= 1 else value_at(share + wide)
+    return low, math.inf if share <= wide else value_at(share - wide)
 
 
-def trim(vector: np.ndarray, threshold: float) -> np.ndarray:
+def trim_vector(vector: np.ndarray, threshold: float) -> np.ndarray:
     """Step 1, in place: entries of magnitude at or above the threshold stay, ties at it included; the rest become 0."""
-    size, kept = buffers("size", vector.shape), buffers("kept", vector.shape, np.bool_)
-    np.greater_equal(np.abs(vector, out=size), np.float32(threshold), out=kept)
-    return np.multiply(vector, kept, out=vector)
+    size, mask = buffers("size", vector.shape), buffers("kept", vector.shape, np.bool_)
+    np.greater_equal(np.abs(vector, out=size), np.float32(threshold), out=mask)
+    return np.multiply(vector, mask, out=vector)
 
 
-def balance(vectors: Sequence[np.ndarray]) -> int:
+def sign_balance(vectors: Sequence[np.ndarray]) -> int:
     """Entries whose sum over the (trimmed) experts is above 0, less those below: the model's elects the majority."""
-    found = total(vectors)
-    return int(np.count_nonzero(found > 0)) - int(np.count_nonzero(found < 0))
+    sums = sum_vectors(vectors)
+    return int(np.count_nonzero(sums > 0)) - int(np.count_nonzero(sums < 0))
 
 
-def elect(vectors: Sequence[np.ndarray], majority: float) -> np.ndarray:
+def elect_signs(vectors: Sequence[np.ndarray], majority: float) -> np.ndarray:
     """Step 2: whether the sign of the sum over experts is +; where it is 0, the model's majority sign (1 or -1)."""
-    found, positive = total(vectors), buffers("positive", vectors[0].shape, np.bool_)
-    return (np.greater_equal if majority > 0 else np.greater)(found, 0, out=positive)
+    sums, positive = sum_vectors(vectors), buffers("positive", vectors[0].shape, np.bool_)
+    return (np.greater_equal if majority > 0 else np.greater)(sums, 0, out=positive)
 
 
 def disjoint_mean(
@@ -173,7 +174,7 @@ def disjoint_mean(
     else:
         np.equal(count, 0, out=agrees)
         np.add(count, agrees, out=count)
-    mean = total(vectors)
+    mean = sum_vectors(vectors)
     return np.divide(mean, count, out=mean)
 
 
@@ -186,13 +187,13 @@ def exactly_kept(magnitudes: np.ndarray, density: float) -> np.ndarray:
     if density >= 1:
         return np.ones(magnitudes.size, np.bool_)
     k = max(1, int(density * magnitudes.size))  # in floating point: of 0.29 x 100 it keeps 28
-    kept = magnitudes >= np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
-    if np.count_nonzero(kept) > k:
+    mask = magnitudes >= np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
+    if np.count_nonzero(mask) > k:
         import torch
 
-        kept[:] = False
-        kept[torch.argsort(torch.from_numpy(magnitudes), descending=True)[:k].numpy()] = True
-    return kept
+        mask[:] = False
+        mask[torch.argsort(torch.from_numpy(magnitudes), descending=True)[:k].numpy()] = True
+    return mask
 
 
 _densities: dict[Any, dict[str, float]] = {}
@@ -209,7 +210,7 @@ class TiesFormula:
         self.weights = None if config.weights is None else expert_weights(config.weights, len(sources))
         self.limits: list[float] | None = None
         self.majority = 1.0
-        self.of_tensor = Once(lambda name: [self.threshold(expert, [name]) for expert in self.experts])
+        self.of_tensor = Once(lambda name: [self.find_threshold(expert, [name]) for expert in self.experts])
         self.kept: dict[str, np.ndarray] = {}
         self.exact = threading.local()  # the tensor that a thread computes, and its masks
         self.sorting = threading.Lock()  # one tensor at a time: sorting takes several times its memory
@@ -217,13 +218,13 @@ class TiesFormula:
     def prepare(self, threads: int | None) -> None:
         if self.config.trim == "model":
             names = self.base.names
-            self.limits = in_threads([partial(self.threshold, expert, names) for expert in self.experts], threads)
+            self.limits = in_threads([partial(self.find_threshold, expert, names) for expert in self.experts], threads)
         if self.config.zero_sum == "majority":
-            balances = in_threads([partial(self.balance, name) for name in by_size(self.base)], threads)
+            balances = in_threads([partial(self.tensor_balance, name) for name in by_size(self.base)], threads)
             self.majority = 1.0 if sum(balances) >= 0 else -1.0
 
-    def trimmed(self, name: str, start: int, stop: int) -> list[np.ndarray]:
-        masks = self.masks(name) if self.config.ties_at_threshold == "exact" else None
+    def trimmed_vectors(self, name: str, start: int, stop: int) -> list[np.ndarray]:
+        masks = self.exact_masks(name) if self.config.ties_at_threshold == "exact" else None
         limits = [] if masks else self.limits or self.of_tensor(name)
         vectors = task_vectors(self.experts, self.base, name, start, stop)
         if start == 0:
@@ -232,18 +233,18 @@ class TiesFormula:
             if masks:
                 np.multiply(vector, masks[index][start:stop], out=vector)
             else:
-                trim(vector, limits[index])
+                trim_vector(vector, limits[index])
             self.kept[name][index] += np.count_nonzero(vector)
             if self.weights and self.config.weigh == "before":
                 np.multiply(vector, np.float32(self.weights[index]), out=vector)
         return vectors
 
-    def balance(self, name: str) -> int:
-        return sum(balance(self.trimmed(name, *piece)) for piece in pieces(self.base.info(name).shape))
+    def tensor_balance(self, name: str) -> int:
+        return sum(sign_balance(self.trimmed_vectors(name, *piece)) for piece in pieces(self.base.info(name).shape))
 
     def __call__(self, name: str, start: int, stop: int) -> np.ndarray:
-        vectors = self.trimmed(name, start, stop)
-        positive, multiplied = elect(vectors, self.majority), self.config.weigh == "before"
+        vectors = self.trimmed_vectors(name, start, stop)
+        positive, multiplied = elect_signs(vectors, self.majority), self.config.weigh == "before"
         mean = disjoint_mean(vectors, positive, self.weights, self.config.divisor, multiplied)
         return onto_base(mean, self.config.scale)
 
@@ -254,63 +255,64 @@ class TiesFormula:
         if key not in _densities:
             if self.config.trim == "model" and self.limits is None:
                 self.prepare(threads)
-            left = [name for name in by_size(self.base) if name not in self.kept]
-            in_threads([partial(self.balance, name) for name in left], threads)
+            uncounted = [name for name in by_size(self.base) if name not in self.kept]
+            in_threads([partial(self.tensor_balance, name) for name in uncounted], threads)
             size = sum(math.prod(self.base.info(name).shape) for name in self.base.names)
             shares = sum(self.kept.values(), np.zeros(len(self.experts))) / max(1, size)
-            each = {f"kept_density_{index}": float(share) for index, share in enumerate(shares)}
-            _densities[key] = {"kept_density": float(shares.mean()), **each}
+            by_expert = {f"kept_density_{index}": float(share) for index, share in enumerate(shares)}
+            _densities[key] = {"kept_density": float(shares.mean()), **by_expert}
         return _densities[key]
 
-    def magnitudes(self, expert: Source, names: Sequence[str]) -> Iterator[np.ndarray]:
+    def stream_magnitudes(self, expert: Source, names: Sequence[str]) -> Iterator[np.ndarray]:
         """A task vector's magnitudes, a piece of a tensor at a time; a piece lasts until the next."""
         for name in names:
             for start, stop in pieces(self.base.info(name).shape):
                 (vector,) = task_vectors([expert], self.base, name, start, stop)
                 yield np.abs(vector, out=vector)
 
-    def masks(self, name: str) -> list[np.ndarray]:
+    def exact_masks(self, name: str) -> list[np.ndarray]:
         """For each expert which entries of a tensor stay where exactly so many do, as (rows, columns)."""
         if getattr(self.exact, "name", None) != name:
             self.exact.masks = None  # before the next take their room
             with self.sorting:
-                self.exact.masks = [self.mask(expert, name) for expert in self.experts]
+                self.exact.masks = [self.exact_mask(expert, name) for expert in self.experts]
             self.exact.name = name
-        found: list[np.ndarray] = self.exact.masks
-        return found
+        masks: list[np.ndarray] = self.exact.masks
+        return masks
 
-    def mask(self, expert: Source, name: str) -> np.ndarray:
+    def exact_mask(self, expert: Source, name: str) -> np.ndarray:
         shape, place = matrix(self.base.info(name).shape), 0
-        whole = np.empty(math.prod(shape), np.float32)
-        for piece in self.magnitudes(expert, [name]):
-            whole[place : place + piece.size] = piece.reshape(-1)
+        entries = np.empty(math.prod(shape), np.float32)
+        for piece in self.stream_magnitudes(expert, [name]):
+            entries[place : place + piece.size] = piece.reshape(-1)
             place += piece.size
-        if not np.isfinite(whole).all():
+        if not np.isfinite(entries).all():
             refuse_not_finite([self.base, expert], [name])
-        return (exactly_kept(whole, self.config.density) if whole.size else whole.astype(np.bool_)).reshape(shape)
+        return (exactly_kept(entries, self.config.density) if entries.size else entries.astype(np.bool_)).reshape(shape)
 
-    def threshold(self, expert: Source, names: Sequence[str]) -> float:
+    def find_threshold(self, expert: Source, names: Sequence[str]) -> float:
         """The magnitude from which on entries of a task vector are kept, over one tensor or all of them."""
         size = sum(math.prod(self.base.info(name).shape) for name in names)
-        sample = self.sample(expert, names, size) if size > FEW else None
+        sample = self.sample_magnitudes(expert, names, size) if size > FEW else None
         try:
             return kth_largest(
-                partial(self.magnitudes, expert, names), kept_count(self.config.density, size), sample, size
+                partial(self.stream_magnitudes, expert, names), kept_count(self.config.density, size), sample, size
             )
         except PipelineError:
             refuse_not_finite([self.base, expert], names)
             raise
 
-    def sample(self, expert: Source, names: Sequence[str], size: int) -> np.ndarray:
+    def sample_magnitudes(self, expert: Source, names: Sequence[str], size: int) -> np.ndarray:
         """Magnitudes of rows spread evenly over the tensors, each thinned to as many entries: (rows, entries)."""
-        wanted = 64 if len(names) == 1 else 4096
+        rows_in_all = 64 if len(names) == 1 else 4096
         shapes = {name: matrix(self.base.info(name).shape) for name in names}
         width = min(512, *(columns for _, columns in shapes.values()))
-        found = []
+        samples = []
         for name, (rows, columns) in shapes.items():
             width_here = min(width, columns)
-            for row in np.unique(np.linspace(0, rows - 1, max(1, round(wanted * rows * columns / size))).astype(int)):
+            count = max(1, round(rows_in_all * rows * columns / size))
+            for row in np.unique(np.linspace(0, rows - 1, count).astype(int)):
                 (vector,) = task_vectors([expert], self.base, name, int(row), int(row) + 1)
                 places = np.linspace(0, columns - 1, width_here).astype(int)
-                found.append(np.abs(vector[0, places]))
-        return np.stack(found)
+                samples.append(np.abs(vector[0, places]))
+        return np.stack(samples)

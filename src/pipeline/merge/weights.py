@@ -11,7 +11,7 @@ from pipeline.errors import PipelineError
 Weights = dict[str, dict[str, float]]
 
 
-def inverse(magnitudes: Mapping[str, float]) -> dict[str, float]:
+def inverse_weights(magnitudes: Mapping[str, float]) -> dict[str, float]:
     """Weights in proportion to 1 / mean absolute change, summing to 1 (`layer_swapping`, section 4.3).
 
     Raises PipelineError for an expert that did not move.

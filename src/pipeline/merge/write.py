@@ -21,7 +21,7 @@ import numpy as np
 
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Source
-from pipeline.models.checkpoint import PIECE_BYTES, TensorInfo, digest, header_bytes, read_header
+from pipeline.models.checkpoint import PIECE_BYTES, TensorInfo, digest_tensor, header_bytes, read_header
 from pipeline.models.files import BESIDE_WEIGHTS
 from pipeline.models.floats import in_threads
 from pipeline.progress import Bar
@@ -67,7 +67,7 @@ class _Range:
     count: int
 
 
-def write_weights(merge: Writable, folder: Path, known: Known, threads: int | None = None) -> dict[str, str]:
+def write_weights(merge: Writable, folder: Path, recorded: Known, threads: int | None = None) -> dict[str, str]:
     """The weight files of a merge into an existing folder; {tensor: digest}.
 
     A copied tensor inherits the digest on record, which also says that it is finite; one without a record passes
@@ -86,26 +86,26 @@ def write_weights(merge: Writable, folder: Path, known: Known, threads: int | No
                 size, role = merge.stored_info(name).nbytes, merge.copied_from(name)
                 info = merge.sources[role].stored(name) if role is not None else None
                 if role is None or info is None:
-                    tasks.append((size, partial(_compute, merge, name, target, place)))
-                elif name in known.get(role, {}):
-                    _add(ranges, _Range(info.file, info.offset, target, place, size))
-                    digests[name] = known[role][name]
+                    tasks.append((size, partial(_compute_tensor, merge, name, target, place)))
+                elif name in recorded.get(role, {}):
+                    _add_range(ranges, _Range(info.file, info.offset, target, place, size))
+                    digests[name] = recorded[role][name]
                 else:
-                    tasks.append((size, partial(_carry, name, info, target, place)))
+                    tasks.append((size, partial(_carry_tensor, name, info, target, place)))
                 place += size
             target.truncate(place)
-        ordered = sorted(tasks, key=lambda one: -one[0])  # largest first
-        for into in dict.fromkeys(one.target for one in ranges):  # threads that copy into one file wait at its lock
-            together = [one for one in ranges if one.target == into]
-            ordered.append((sum(one.count for one in together), partial(_copy_all, together)))
+        ordered = sorted(tasks, key=lambda task: -task[0])  # largest first
+        for into in dict.fromkeys(copy.target for copy in ranges):  # threads that copy into one file wait at its lock
+            together = [copy for copy in ranges if copy.target == into]
+            ordered.append((sum(copy.count for copy in together), partial(_copy_all, together)))
         with Bar("merge", sum(size for size, _ in ordered), "byte") as bar:
-            counted = [bar.counting(task, size) for size, task in ordered]
-            digests |= dict(found for found in in_threads(counted, threads) if found is not None)
+            counting_tasks = [bar.count_when_done(task, size) for size, task in ordered]
+            digests |= dict(item for item in in_threads(counting_tasks, threads) if item is not None)
     return dict(sorted(digests.items()))
 
 
-def _add(ranges: list[_Range], new: _Range) -> None:
-    """Neighbours in both files are one range."""
+def _add_range(ranges: list[_Range], new: _Range) -> None:
+    """Append a range, joined to the last one where they adjoin in both files."""
     last = ranges[-1] if ranges else None
     if (
         last
@@ -117,61 +117,63 @@ def _add(ranges: list[_Range], new: _Range) -> None:
         ranges.append(new)
 
 
-def _carry(name: str, info: TensorInfo, target: BinaryIO, place: int) -> tuple[str, str]:
+def _carry_tensor(name: str, info: TensorInfo, target: BinaryIO, place: int) -> tuple[str, str]:
     """One tensor as it is to its place; its digest."""
-    return name, digest(info.dtype, info.shape, _written(info.pieces(), target, place), f"{info.file}: {name}")
+    return name, digest_tensor(
+        info.dtype, info.shape, _write_pieces(info.pieces(), target, place), f"{info.file}: {name}"
+    )
 
 
-def _written(pieces: Iterable[memoryview], target: BinaryIO, place: int) -> Iterator[memoryview]:
+def _write_pieces(pieces: Iterable[memoryview], target: BinaryIO, place: int) -> Iterator[memoryview]:
     """Pieces to their place, then to who hashes them, while they are in the cache."""
     for piece in pieces:
-        _write(target, piece, place)
+        _write_at(target, piece, place)
         place += len(piece)
         yield piece
 
 
 def _copy_all(ranges: list[_Range]) -> None:
-    for one in ranges:
-        _copy(one)
+    for copy in ranges:
+        _copy_range(copy)
 
 
-def _copy(one: _Range) -> None:
-    """By copy_file_range, in the kernel (by reference where the file system can); by reading where there is none."""
-    with open(one.source, "rb", buffering=0) as source:
-        done = 0
-        while done < one.count:
+def _copy_range(copy: _Range) -> None:
+    """Copy one range by copy_file_range, in the kernel (by reference where supported); by reading where unavailable."""
+    with open(copy.source, "rb", buffering=0) as source:
+        copied = 0
+        while copied < copy.count:
             try:
                 count = os.copy_file_range(
-                    source.fileno(), one.target.fileno(), one.count - done, one.start + done, one.place + done
+                    source.fileno(), copy.target.fileno(), copy.count - copied, copy.start + copied, copy.place + copied
                 )
             except (OSError, AttributeError) as error:
                 if isinstance(error, OSError) and error.errno not in _NO_RANGES:
-                    raise OSError(error.errno, error.strerror, str(one.target.name)) from error
-                return _copy_by_reading(one, source, done)
+                    raise OSError(error.errno, error.strerror, str(copy.target.name)) from error
+                return _copy_by_reading(copy, source, copied)
             if not count:
-                raise PipelineError(f"{one.source} became shorter while it was read: copy it again")
-            done += count
+                raise PipelineError(f"{copy.source} became shorter while it was read: copy it again")
+            copied += count
     return None
 
 
-def _copy_by_reading(one: _Range, source: BinaryIO, done: int) -> None:
+def _copy_by_reading(copy: _Range, source: BinaryIO, copied: int) -> None:
     buffer = memoryview(bytearray(PIECE_BYTES))
-    while done < one.count:
-        count = os.preadv(source.fileno(), [buffer[: one.count - done]], one.start + done)
+    while copied < copy.count:
+        count = os.preadv(source.fileno(), [buffer[: copy.count - copied]], copy.start + copied)
         if not count:
-            raise PipelineError(f"{one.source} became shorter while it was read: copy it again")
-        _write(one.target, buffer[:count], one.place + done)
-        done += count
+            raise PipelineError(f"{copy.source} became shorter while it was read: copy it again")
+        _write_at(copy.target, buffer[:count], copy.place + copied)
+        copied += count
 
 
-def _compute(merge: Writable, name: str, target: BinaryIO, place: int) -> tuple[str, str]:
+def _compute_tensor(merge: Writable, name: str, target: BinaryIO, place: int) -> tuple[str, str]:
     """One computed tensor to its place; its digest."""
     pieces = (part.reshape(-1).view(np.uint8).data for part in merge.pieces(name))
     dtype, shape = merge.stored_dtype(name), merge.layout.info(name).shape
-    return name, digest(dtype, shape, _written(pieces, target, place), name)
+    return name, digest_tensor(dtype, shape, _write_pieces(pieces, target, place), name)
 
 
-def _write(target: BinaryIO, data: memoryview, place: int) -> None:
+def _write_at(target: BinaryIO, data: memoryview, place: int) -> None:
     try:
         while data:
             count = os.pwrite(target.fileno(), data, place)
@@ -200,9 +202,9 @@ def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -
     """
     folders = [source.folder, *([source.base.folder] if hasattr(source, "base") else [])]
     for name in BESIDE_WEIGHTS:
-        there = next((one / name for one in folders if (one / name).is_file()), None)
-        if there and not (adapter and name == "config.json"):
-            shutil.copyfile(there, folder / name)
+        file = next((candidate / name for candidate in folders if (candidate / name).is_file()), None)
+        if file and not (adapter and name == "config.json"):
+            shutil.copyfile(file, folder / name)
     if dtype and not adapter and (source.config.get("dtype") or source.config.get("torch_dtype")) != dtype:
         config = {key: value for key, value in source.config.items() if key != "torch_dtype"} | {"dtype": dtype}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -212,8 +214,8 @@ def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -
         )
 
 
-def readable(folder: Path) -> None:
-    """Let a group that shares the runs read them: safetensors and umasks leave files to their owner alone."""
+def make_readable(folder: Path) -> None:
+    """Make files readable by the group that shares the runs: safetensors and umasks restrict them to their owner."""
     folder.chmod(folder.stat().st_mode | 0o055)
     for path in folder.iterdir():
         if path.is_file():

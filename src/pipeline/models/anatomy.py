@@ -1,6 +1,6 @@
 """What a parameter is, read from its name: which layer it sits in and what kind of parameter it is.
 
-Partitions, LoRA targets, alternating training, layer swap and reset all stand on this one classification.
+Partitions, LoRA targets, alternating training, layer swap and reset all use this one classification.
 Knows the names that transformers gives to dense decoders: Llama, Mistral, Qwen 2 and 3, Falcon3, Cohere (Aya), Gemma 1
 to 3, OLMo 1 to 3, Phi 1 to 4, Apertus and those that share theirs. Imports nothing heavy.
 """
@@ -66,10 +66,10 @@ def anatomy(names: Iterable[str]) -> dict[str, Site]:
 
     Give the whole model at once: two names mean different things in different families, which shows only in the rest of
     the layer. input_layernorm is shared where no norm belongs to the MLP (Cohere, Phi 2). post_attention_layernorm is
-    the norm before the MLP (Llama), unless the layer has one for it beside (Gemma 2 and 3, OLMo 2 and 3): then it norms
-    what attention gives. Raises PipelineError for a name that it does not know, and for a mixture of experts.
+    the norm before the MLP (Llama), unless the layer has a separate one for it (Gemma 2 and 3, OLMo 2 and 3): then it
+    norms what attention gives. Raises PipelineError for an unknown name, and for a mixture of experts.
     """
-    sites = {name: _site(name) for name in names}
+    sites = {name: _classify(name) for name in names}
     owned = {site.layer for name, site in sites.items() if any(norm in name for norm in _OF_FEEDFORWARD)}
     for name, site in sites.items():
         if site.layer in owned and _AFTER_ATTENTION in name:
@@ -81,7 +81,7 @@ def anatomy(names: Iterable[str]) -> dict[str, Site]:
     }
 
 
-def _site(name: str) -> Site:
+def _classify(name: str) -> Site:
     plain = re.sub(r"\.(weight|bias)$", "", plain_name(name))
     if plain in _OUTSIDE_NAMES:
         return Site(None, _OUTSIDE_NAMES[plain])
@@ -90,8 +90,8 @@ def _site(name: str) -> Site:
         return Site(int(match[1]), _LAYER_KINDS[match[2]])
     if _EXPERTS.search(name):
         raise PipelineError(
-            f"parameter {name!r} is of a mixture of experts: each token takes other weights, so that its layers are no "
-            "halves to train or swap; give a dense model"
+            f"parameter {name!r} belongs to a mixture of experts: weights depend on the token, so that its layers "
+            "cannot be trained or swapped by half; give a dense model"
         )
     raise PipelineError(
         f"parameter {name!r} is not one of a dense decoder whose names are known: give a text-only model of Llama's "

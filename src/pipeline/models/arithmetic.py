@@ -1,6 +1,7 @@
-"""What of a config.json decides a model's arithmetic, however it is spelled: models that differ there do not merge.
+"""The settings of a config.json that decide a model's arithmetic, in one spelling: models that differ there do not
+merge.
 
-Keys that are left out have the default of their architecture, as transformers 5 reads them, and both spellings of the
+Missing keys have the default of their architecture, as transformers 5 reads them, and both spellings of the
 rotary embedding (rope_theta and rope_scaling of transformers 4, rope_parameters of 5) are one. No library is imported.
 """
 
@@ -49,7 +50,7 @@ _MISTRAL = {
     **{"num_key_value_heads": 8, "num_hidden_layers": 32, "hidden_act": "silu", "max_position_embeddings": 131072},
     **{"rms_norm_eps": 1e-6, "sliding_window": 4096, "rope_theta": 10000.0},
 }
-DEFAULTS: dict[str, dict[str, Any]] = {  # model_type -> what a key that is left out stands for
+DEFAULTS: dict[str, dict[str, Any]] = {  # model_type -> the default of a missing key
     "llama": _LLAMA,
     "qwen2": _QWEN2,
     "qwen3": {**_QWEN2, "head_dim": 128, "attention_bias": False},
@@ -58,44 +59,48 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # model_type -> what a key that is left
 }
 
 
-def arithmetic(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a config.json that decide what the model computes, spelled one way; rope_parameters.* one by one."""
+def arithmetic_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a config.json that decide what the model computes, in one spelling, with rope_parameters
+    flattened."""
     default = DEFAULTS.get(str(config.get("model_type")), {})
-    found = {**default, **{key: value for key, value in config.items() if value is not None or key not in default}}
+    settings = {**default, **{key: value for key, value in config.items() if value is not None or key not in default}}
     if "sliding_window" in config:  # null is a value: no window
-        found["sliding_window"] = config["sliding_window"]
-    heads, width = found.get("num_attention_heads"), found.get("hidden_size")
-    if found.get("num_key_value_heads") is None:
-        found["num_key_value_heads"] = heads
-    if found.get("head_dim") is None and isinstance(heads, int) and isinstance(width, int) and heads:
-        found["head_dim"] = width // heads
-    if "use_sliding_window" in found:
-        _windows(found)
-    found |= _rope(found)
-    says = {key: value for key, value in found.items() if value is not None and (value is not False or key in default)}
-    return {key: value for key, value in says.items() if key not in HARMLESS and key not in _ROPE}
+        settings["sliding_window"] = config["sliding_window"]
+    heads, width = settings.get("num_attention_heads"), settings.get("hidden_size")
+    if settings.get("num_key_value_heads") is None:
+        settings["num_key_value_heads"] = heads
+    if settings.get("head_dim") is None and isinstance(heads, int) and isinstance(width, int) and heads:
+        settings["head_dim"] = width // heads
+    if "use_sliding_window" in settings:
+        _set_windows(settings)
+    settings |= _rope_settings(settings)
+    return {
+        key: value
+        for key, value in settings.items()
+        if value is not None and (value is not False or key in default) and key not in HARMLESS and key not in _ROPE
+    }
 
 
-def _windows(found: dict[str, Any]) -> None:
-    """Qwen's three keys say which layers look how far back: layer_types of transformers 5, and sliding_window."""
-    first, window = found.pop("max_window_layers", None), found.get("sliding_window")
-    window = found["sliding_window"] = window if found.pop("use_sliding_window") else None
-    layers = found.get("num_hidden_layers")
-    if found.get("layer_types") is None and isinstance(layers, int) and isinstance(first, int):
+def _set_windows(settings: dict[str, Any]) -> None:
+    """Replace, in place, Qwen's three keys for sliding windows by layer_types of transformers 5 and sliding_window."""
+    first, window = settings.pop("max_window_layers", None), settings.get("sliding_window")
+    window = settings["sliding_window"] = window if settings.pop("use_sliding_window") else None
+    layers = settings.get("num_hidden_layers")
+    if settings.get("layer_types") is None and isinstance(layers, int) and isinstance(first, int):
         near = [bool(window) and layer >= first for layer in range(layers)]
-        found["layer_types"] = ["sliding_attention" if one else "full_attention" for one in near]
+        settings["layer_types"] = ["sliding_attention" if is_near else "full_attention" for is_near in near]
 
 
-def _rope(found: Mapping[str, Any]) -> dict[str, Any]:
+def _rope_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The rotary embedding, as transformers 5 reads either spelling (modeling_rope_utils.standardize_rope_params)."""
-    given = found.get("rope_scaling") or found.get("rope_parameters") or {}
-    given = given if isinstance(given, Mapping) else {"rope_type": given}
-    rope = {key: value for key, value in given.items() if key != "type"}
-    rope.setdefault("rope_type", given.get("type", "default"))
+    stated = settings.get("rope_scaling") or settings.get("rope_parameters") or {}
+    stated = stated if isinstance(stated, Mapping) else {"rope_type": stated}
+    rope = {key: value for key, value in stated.items() if key != "type"}
+    rope.setdefault("rope_type", stated.get("type", "default"))
     for key in ("rope_theta", "partial_rotary_factor"):
-        if found.get(key) is not None:
-            rope.setdefault(key, found[key])
+        if settings.get(key) is not None:
+            rope.setdefault(key, settings[key])
     if rope["rope_type"] in _FIRST_LENGTH:
-        first = found.get("original_max_position_embeddings") or found.get("max_position_embeddings")
+        first = settings.get("original_max_position_embeddings") or settings.get("max_position_embeddings")
         rope.setdefault("original_max_position_embeddings", first)
     return {f"rope_parameters.{key}": value for key, value in rope.items()}

@@ -70,17 +70,17 @@ class TensorInfo:
     offset: int  # bytes from the start of the file
 
     def pieces(self) -> Iterator[memoryview]:
-        """The raw bytes in pieces of at most 1 MB; a piece is valid until the next one is asked for."""
+        """The raw bytes in pieces of at most 1 MB; a piece is valid until the next one is requested."""
         buffer = memoryview(bytearray(min(PIECE_BYTES, self.nbytes)))
-        left = self.nbytes
+        remaining = self.nbytes
         with open(self.file, "rb") as stream:
             stream.seek(self.offset)
-            while left:
-                piece = buffer[: min(left, len(buffer))]
+            while remaining:
+                piece = buffer[: min(remaining, len(buffer))]
                 if stream.readinto(piece) != len(piece):
                     raise PipelineError(f"{self.file} became shorter while it was read: copy it again")
                 yield piece
-                left -= len(piece)
+                remaining -= len(piece)
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Checkpoint:
         return sorted(self.infos)
 
     def info(self, name: str) -> TensorInfo:
-        """Dtype, shape and place of one tensor."""
+        """Dtype, shape, file and offset of one tensor."""
         if name not in self.infos:
             raise PipelineError(f"{self.folder} has no tensor {name!r}")
         return self.infos[name]
@@ -141,7 +141,7 @@ class Checkpoint:
         return flat.view(info.shape)
 
     def stored(self, name: str) -> TensorInfo | None:
-        """Where the tensor's bytes are; None, for a model that is composed, where they are nowhere."""
+        """Where the tensor's bytes are stored; None for a composed model whose tensor is stored nowhere."""
         return self.info(name)
 
     def rows(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
@@ -160,16 +160,16 @@ class Checkpoint:
             widen(into, info.dtype, out)
 
     def read(self, info: TensorInfo, offset: int, into: np.ndarray) -> None:
-        """Bytes of a tensor from `offset` on, as many as fill the contiguous array `into`."""
+        """Read bytes of a tensor from `offset` on into the contiguous array `into`, filling it."""
         stream = self._streams.get(info.file)
         if stream is None:  # setdefault: where two threads come at once, both take the same one
             stream = self._streams.setdefault(info.file, open(info.file, "rb", buffering=0))  # noqa: SIM115
-        left, position = into.reshape(-1).view("u1").data, info.offset + offset
-        while left:
-            count = os.preadv(stream.fileno(), [left], position)
+        remaining, position = into.reshape(-1).view("u1").data, info.offset + offset
+        while remaining:
+            count = os.preadv(stream.fileno(), [remaining], position)
             if not count:
                 raise PipelineError(f"{info.file} became shorter while it was read: copy it again")
-            left, position = left[count:], position + count
+            remaining, position = remaining[count:], position + count
 
     @property
     def files(self) -> dict[Path, list[str]]:
@@ -252,7 +252,7 @@ def check_headers(folder: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises PipelineError for what is none."""
+    """The JSON object in a file. Raises PipelineError if it is not one."""
     try:
         value = json.loads(path.read_bytes())
     except ValueError as error:
@@ -263,7 +263,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
-    """The tensors of one safetensors file. Raises PipelineError where header and length do not agree."""
+    """The tensors of one safetensors file. Raises PipelineError where header and file size disagree."""
     size = file.stat().st_size
     with open(file, "rb") as stream:
         start = stream.read(8)
@@ -309,7 +309,7 @@ def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
 
 
 def kind_of(digest: str) -> str:
-    """`blake3` or `sha256`, as a digest of tensors or a root begins. Digests of two kinds are never compared."""
+    """The prefix of a tensor's digest or of a root, `blake3` or `sha256`. Digests of two kinds are never compared."""
     return digest.rpartition(":")[0]
 
 
@@ -320,41 +320,43 @@ def hash_tensor(dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryview]
     """
     import numpy
 
-    item, ones = _EXPONENT.get(dtype, ("u1", None))
-    told, finite = f"{dtype} {list(shape)}\n".encode(), True
-    result = blake3() if kind == KIND else hashlib.new(kind, told)
+    item, all_ones = _EXPONENT.get(dtype, ("u1", None))
+    header, finite = f"{dtype} {list(shape)}\n".encode(), True
+    result = blake3() if kind == KIND else hashlib.new(kind, header)
     for piece in pieces:
         result.update(piece)
-        if ones is not None and finite:  # NaN and infinities are the largest of each sign, as integers
+        if all_ones is not None and finite:  # NaN and infinities are the largest of each sign, as integers
             positive = numpy.frombuffer(piece, item.replace("u", "i")).max(initial=0)
             either = numpy.frombuffer(piece, item).max(initial=0)
-            finite = positive < ones and either < ones | 1 << 8 * either.itemsize - 1
+            finite = positive < all_ones and either < all_ones | 1 << 8 * either.itemsize - 1
     if kind == KIND:
-        result.update(told)
+        result.update(header)
     return f"{kind}:{result.hexdigest()}", bool(finite)
 
 
-def digest(dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryview], what: str, kind: str = KIND) -> str:
-    """The digest of a tensor, as `hash_tensor` has it. Refuses NaN and infinities, naming `what`."""
-    found, finite = hash_tensor(dtype, shape, pieces, kind)
+def digest_tensor(
+    dtype: str, shape: tuple[int, ...], pieces: Iterable[memoryview], label: str, kind: str = KIND
+) -> str:
+    """The digest of a tensor, as `hash_tensor` has it. Refuses NaN and infinities, naming `label`."""
+    value, finite = hash_tensor(dtype, shape, pieces, kind)
     if not finite:
-        raise PipelineError(f"{what} holds NaN or infinite values: train it again or choose another")
-    return found
+        raise PipelineError(f"{label} holds NaN or infinite values: train it again or choose another")
+    return value
 
 
 def digest_tensors(folder: str | Path, kind: str = KIND) -> dict[str, str]:
-    """The digest of every tensor of a checkpoint, by name. Refuses NaN and infinite values."""
-    return _digests(Checkpoint.open(folder).infos, kind)
+    """The digest of every tensor of a checkpoint, by name. Raises PipelineError for NaN and infinite values."""
+    return _digest_names(Checkpoint.open(folder).infos, kind)
 
 
 def digests_in(file: Path, kind: str = KIND) -> dict[str, str]:
-    """The digest of every tensor of one safetensors file, by name. Refuses NaN and infinite values."""
-    return _digests(read_header(file), kind)
+    """The digest of every tensor of one safetensors file, by name. Raises PipelineError for NaN and infinite values."""
+    return _digest_names(read_header(file), kind)
 
 
-def _digests(infos: Mapping[str, TensorInfo], kind: str) -> dict[str, str]:
+def _digest_names(infos: Mapping[str, TensorInfo], kind: str) -> dict[str, str]:
     return {
-        name: digest(info.dtype, info.shape, info.pieces(), f"{info.file}: {name}", kind)
+        name: digest_tensor(info.dtype, info.shape, info.pieces(), f"{info.file}: {name}", kind)
         for name, info in sorted(infos.items())
     }
 

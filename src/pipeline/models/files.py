@@ -4,7 +4,7 @@ from __future__ import annotations
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # as PEFT names them
 
-# Beside the weights: what a merge copies from one of its sources.
+# Next to the weights: what a merge copies from one of its sources.
 BESIDE_WEIGHTS = (
     *("config.json", "generation_config.json"),
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
@@ -12,10 +12,10 @@ BESIDE_WEIGHTS = (
     *("chat_template.jinja", "chat_template.json"),
 )
 
-# Beside the weights: what decides a model's answers, and so the key under which scores are kept.
+# Next to the weights: what decides a model's answers, and so the key under which scores are cached.
 DECIDING = (*BESIDE_WEIGHTS, ADAPTER_CONFIG)
 
-# Of a folder that no run made: what its identity is the digest of. Another suffix would move the hashes of runs.
+# The files whose digest identifies a folder that is not a run. Another suffix would change the hashes of runs.
 IDENTIFYING_SUFFIXES = (".json", ".safetensors", ".model", ".jinja")
 
 # What a select run links of the snapshot that it chose: the whole model.

@@ -28,7 +28,7 @@ _LARGEST_BITS = {
 
 
 class Buffers(threading.local):
-    """Arrays by name, one set a thread. What a name holds lasts until it is asked for again."""
+    """Arrays by name, one set a thread. The content of a name is valid until it is requested again."""
 
     def __init__(self) -> None:
         self.held: dict[str, np.ndarray] = {}
@@ -40,7 +40,7 @@ class Buffers(threading.local):
             size = math.prod(shape) * np.dtype(dtype).itemsize
             if name not in self.held or self.held[name].nbytes < size:
                 self.held[name] = np.empty(size, np.uint8)
-                self.views = {key: other for key, other in self.views.items() if key[0] != name}
+                self.views = {key: cached for key, cached in self.views.items() if key[0] != name}
             view = self.views[name, shape, dtype] = self.held[name][:size].view(dtype).reshape(shape)
         return view
 
@@ -49,7 +49,7 @@ buffers = Buffers()
 
 
 def matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    """(rows, columns) as which a tensor is worked on: output by input features; a vector is one row."""
+    """(rows, columns) of a tensor processed as a matrix: output by input features; a vector is one row."""
     return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
 
 
@@ -70,7 +70,7 @@ def widen(stored: np.ndarray, dtype: str, out: np.ndarray) -> None:
         np.copyto(out, stored)
 
 
-def lost(exact: np.ndarray, stored: np.ndarray, dtype: str) -> np.ndarray:
+def squared_rounding_error(exact: np.ndarray, stored: np.ndarray, dtype: str) -> np.ndarray:
     """(sum of squared errors, sum of squares) of float32 values that were stored narrower."""
     error = buffers("lost", exact.shape)
     widen(stored, dtype, error)
@@ -105,8 +105,8 @@ def narrow(values: np.ndarray, dtype: str, name: str) -> np.ndarray:
 def in_threads(tasks: Sequence[Callable[[], T]], threads: int | None = None) -> list[T]:
     """The results of tasks that do not depend on one another, in their order; the first error stops what has not begun.
 
-    Each task works alone, so a core that others keep busy delays its own tasks and no others. Results do not depend
-    on the number of threads. None: a thread a core, eight at most.
+    Each task works alone, so a core busy with other work delays only its own tasks. Results do not depend
+    on the number of threads. None: one thread per core, at most eight.
     """
     count = threads or min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     if count == 1 or len(tasks) < 2:
@@ -118,7 +118,7 @@ def in_threads(tasks: Sequence[Callable[[], T]], threads: int | None = None) -> 
         finally:
             for future in futures:
                 future.cancel()
-        failed = [error for one in futures if not one.cancelled() and (error := one.exception())]
+        failed = [error for task in futures if not task.cancelled() and (error := task.exception())]
         if failed:
             raise failed[0]
         return [future.result() for future in futures]

@@ -17,7 +17,7 @@ SAFE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a folder. Raises PipelineError for one that is Python code, and what transformers raises."""
+    """The tokenizer of a folder. Raises PipelineError for custom Python code, and what transformers raises."""
     from transformers import AutoTokenizer
 
     refuse_own_code(folder)
@@ -25,17 +25,17 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def date_of_templates(date: str, knob: str = "template_date") -> dict[str, Any]:
-    """What a chat template that prints today's date finds in its place: `date_string` as Llama writes it, and
-    `strftime_now`. PipelineError where `date` is no YYYY-MM-DD."""
+    """Variables that replace today's date in a chat template: `date_string` as Llama writes it, and
+    `strftime_now`. Raises PipelineError unless `date` is YYYY-MM-DD."""
     try:
         day = datetime.strptime(date, "%Y-%m-%d")
     except ValueError as error:
-        raise PipelineError(f"{knob}={date} is no date: give one as 2024-07-26") from error
+        raise PipelineError(f"{knob}={date} is not a date: give one as 2024-07-26") from error
     return {"date_string": day.strftime("%d %b %Y"), "strftime_now": day.strftime}
 
 
 def with_template_date(tokenizer: Any, date: str) -> Any:
-    """The tokenizer, whose chat template finds this date as today's wherever it is applied."""
+    """The tokenizer, whose chat template uses this date as today's wherever it is applied."""
     tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **date_of_templates(date))
     return tokenizer
 
@@ -57,7 +57,8 @@ def load_model(folder: Path, **settings: Any) -> Any:
 
 
 def refuse_own_code(folder: Path) -> None:
-    """Refuse a folder whose tokenizer, or whose model where transformers has no class of its type, is code of its own.
+    """Raise PipelineError for a folder whose tokenizer, or whose model of a type unknown to transformers, is custom
+    code.
 
     A model of a type that transformers has (DeepSeek V3, Phi-3) may name code too: the class of transformers is used.
     A tokenizer that names code may read text differently from any class of transformers.
@@ -66,13 +67,13 @@ def refuse_own_code(folder: Path) -> None:
 
     for name in ("config.json", "tokenizer_config.json"):
         fields = read_json(folder / name) if (folder / name).is_file() else {}
-        named = fields.get("auto_map") if isinstance(fields, dict) else None
+        auto_map = fields.get("auto_map") if isinstance(fields, dict) else None
         of_tokenizer = name == "tokenizer_config.json"
-        if of_tokenizer and isinstance(named, dict):
-            named = named.get("AutoTokenizer")
-        if named and (of_tokenizer or fields.get("model_type") not in CONFIG_MAPPING_NAMES):
-            what = "tokenizer.json" if of_tokenizer else "a model_type that transformers has"
+        if of_tokenizer and isinstance(auto_map, dict):
+            auto_map = auto_map.get("AutoTokenizer")
+        if auto_map and (of_tokenizer or fields.get("model_type") not in CONFIG_MAPPING_NAMES):
+            expected = "tokenizer.json" if of_tokenizer else "a model_type that transformers has"
             raise PipelineError(
-                f"{folder / name} names Python code in auto_map ({named}), which is never run: give a model with "
-                f"{what}, and without auto_map"
+                f"{folder / name} names Python code in auto_map ({auto_map}), which is never run: give a model with "
+                f"{expected}, and without auto_map"
             )

@@ -18,7 +18,8 @@ REFERENCE_LAYERS = 32  # the depth of the model for which the papers chose their
 
 
 def is_outer(layer: int, bottom_layers: int, top_layers: int, num_layers: int) -> bool:
-    """Whether `layer` (from 0, next to the embeddings) is among the first or the last layers so counted."""
+    """Whether `layer` (from 0, next to the embeddings) is among the first bottom_layers or the last top_layers
+    layers."""
     return layer < bottom_layers or layer >= num_layers - top_layers
 
 
@@ -42,30 +43,31 @@ def layer_counts(partition: Partition, num_layers: int) -> tuple[int, int]:
     return counts
 
 
-def resolved(partition: Partition, num_layers: int) -> Partition:
-    """The same partition by its numbers alone: layer counts of a model of this depth, not scaled any more.
+def resolve_partition(partition: Partition, num_layers: int) -> Partition:
+    """The same partition with the layer counts of a model of this depth, no longer scaled.
 
-    Raises PipelineError where one side is left without a part of any layer: a partition must split.
+    Raises PipelineError where one side has no part of any layer: a partition must split the layers.
     """
     bottom, top = layer_counts(partition, num_layers)
     outer, inner = bottom + top > 0, bottom + top < num_layers
     language = outer or partition.all_attention or partition.all_mlp
     math = inner and not (partition.all_attention and partition.all_mlp)
     if not (language and math):
-        given, none = ("language", "math") if language != partition.inverse else ("math", "language")
-        everything = partition.all_attention and partition.all_mlp  # layer counts cannot help then
+        chosen_side, other_side = ("language", "math") if language != partition.inverse else ("math", "language")
+        all_layers = partition.all_attention and partition.all_mlp  # layer counts cannot help then
         remedy = (
             "set partition.all_attention=false or partition.all_mlp=false"
-            if everything
+            if all_layers
             else "change partition.bottom_layers or partition.top_layers, or set partition.scale_to_depth=true"
         )
         raise PipelineError(
-            f"partition {partition.name} gives all {num_layers} layers to {given} and none to {none}: {remedy}"
+            f"partition {partition.name} gives all {num_layers} layers to {chosen_side} "
+            f"and none to {other_side}: {remedy}"
         )
     return replace(partition, bottom_layers=bottom, top_layers=top, scale_to_depth=False)
 
 
-def side(partition: Partition, site: Site, num_layers: int) -> Side:
+def side_of(partition: Partition, site: Site, num_layers: int) -> Side:
     """The side of one parameter; `frozen` is trained on neither (papers/decisions.md, norms and biases).
 
     Raises PipelineError where the partition asks for more layers than there are.
@@ -85,8 +87,8 @@ def side(partition: Partition, site: Site, num_layers: int) -> Side:
     return "language" if language != partition.inverse else "math"
 
 
-def sides(partition: Partition, sites: Mapping[str, Site]) -> dict[str, Side]:
-    """The side of every parameter of a model. Raises PipelineError for a partition that does not split it."""
+def sides_of_all(partition: Partition, sites: Mapping[str, Site]) -> dict[str, Side]:
+    """The side of every parameter of a model. Raises PipelineError for a partition with an empty side."""
     layers = num_layers(sites)
-    resolved(partition, layers)
-    return {name: side(partition, site, layers) for name, site in sites.items()}
+    resolve_partition(partition, layers)
+    return {name: side_of(partition, site, layers) for name, site in sites.items()}

@@ -62,8 +62,8 @@ class Shape:
     @property
     def around_attention(self) -> int:
         """Parameters of a layer's attention besides its matrices: biases, norms of queries and keys, its own norms."""
-        own = self.norms // 2 * self.width
-        return self.bias + own + (2 * self.head_width if self.qk_norm else 0)
+        before_attention = self.norms // 2 * self.width
+        return self.bias + before_attention + (2 * self.head_width if self.qk_norm else 0)
 
     @property
     def layer(self) -> int:
@@ -90,7 +90,7 @@ class Shape:
         return 2 * self.kv_heads * self.head_width * self.layers
 
 
-TIED = ("cohere", "gemma", "gemma2", "gemma3_text")  # where config.json leaves tie_word_embeddings out
+TIED = ("cohere", "gemma", "gemma2", "gemma3_text")  # tied where config.json lacks tie_word_embeddings
 FOUR_NORMS = ("gemma2", "gemma3_text")
 QK_NORM = ("qwen3", "gemma3_text")
 WINDOWED = ("gemma2", "gemma3_text", "mistral")  # others have a sliding_window that is not used
@@ -98,7 +98,7 @@ NEEDED = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attentio
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
-    """From what a config.json holds. Raises PipelineError where it does not hold a dense decoder's sizes."""
+    """Shape from the content of a config.json. Raises PipelineError where it lacks a dense decoder's sizes."""
     config = config.get("text_config") or config
     kind = config.get("model_type")
     if missing := [key for key in NEEDED if not isinstance(config.get(key), int)]:
@@ -119,29 +119,29 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
 
 
 def shape_of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> Shape:
-    """From the tensors of a checkpoint, name -> shape, which do not show how many heads share a matrix.
+    """Shape from the tensors of a checkpoint, name -> shape, which do not show how many heads share a matrix.
 
     Raises:
-        PipelineError: names that models/anatomy.py does not know, or no matrices where they are looked for.
+        PipelineError: names that models/anatomy.py does not know, or missing matrices.
     """
     sites = anatomy(shapes)
     first = {name.rpartition(".layers.0.")[2]: shape for name, shape in shapes.items() if ".layers.0." in name}
 
-    def size(*kinds: str) -> int:
+    def matrix_size(*kinds: str) -> int:
         """Numbers in the matrices of the first layer of these kinds."""
-        found = (shape for name, shape in shapes.items() if sites[name].layer == 0 and sites[name].kind in kinds)
-        return sum(shape[0] * shape[1] for shape in found if len(shape) == 2)
+        matching = (shape for name, shape in shapes.items() if sites[name].layer == 0 and sites[name].kind in kinds)
+        return sum(shape[0] * shape[1] for shape in matching if len(shape) == 2)
 
     output = first.get("self_attn.o_proj.weight") or first.get("self_attn.dense.weight")
     if EMBEDDING not in shapes or output is None:
         raise PipelineError(f"its tensors hold no {EMBEDDING} or no output of the attention: its size is not known")
     vocabulary, width = shapes[EMBEDDING]
     queries = output[1]
-    keys = (size("attention") // width - 2 * queries) // 2
+    keys = (matrix_size("attention") // width - 2 * queries) // 2
     head_width = math.gcd(queries, keys)  # no more is counted on than heads x head_width
     norms = sum(len(shape) == 1 and "norm" in name and "self_attn" not in name for name, shape in first.items())
     return Shape(
-        num_layers(sites), width, size("mlp") // (3 * width), heads=queries // head_width,
+        num_layers(sites), width, matrix_size("mlp") // (3 * width), heads=queries // head_width,
         kv_heads=keys // head_width, head_width=head_width, vocabulary=vocabulary, tied=HEAD not in shapes,
         qkv_bias="self_attn.q_proj.bias" in first, norms=norms, qk_norm="self_attn.q_norm.weight" in first,
     )  # fmt: skip
@@ -149,10 +149,10 @@ def shape_of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> Shape:
 
 @lru_cache(maxsize=256)
 def shape_in(folder: Path) -> Shape:
-    """Of the model in a folder: by its config.json, where that leaves sizes out by the headers of its weights.
+    """Shape of the model in a folder, from its config.json; where that lacks sizes, from the headers of its weights.
 
     Raises:
-        PipelineError: neither can be read, or they hold no dense decoder.
+        PipelineError: neither can be read, or the model is not a dense decoder.
     """
     try:
         return shape_of(read_json(folder / "config.json"))

@@ -1,4 +1,5 @@
-"""A model without its weights: whether a folder holds the tensors that its config.json asks for, told by headers."""
+"""A model without its weights: whether a folder holds the tensors that its config.json requires, decided from
+headers."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from pipeline.models.load import load_config
 HARMLESS = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 
 
-def skeleton(folder: Path, key: str) -> Any:
-    """The model of `folder` on the meta device, made as from_pretrained would make it, without reading a weight.
+def build_skeleton(folder: Path, key: str) -> Any:
+    """The model of `folder` on the meta device, built as from_pretrained builds it, without reading a weight.
 
     Tied heads, and names that transformers itself changes or passes over, are as in from_pretrained. The tensors of a
     quantized model are its quantizer's, and are not compared. `key` is the knob that named the folder.
 
     Raises:
-        PipelineError: config.json is no model of transformers, or the files lack a tensor that it asks for, hold one
+        PipelineError: config.json is not a model of transformers, or the files lack a tensor that it requires, hold one
             that it does not, or one of another shape: from_pretrained would draw it at random, or pass it over.
     """
     import torch
@@ -39,7 +40,7 @@ def skeleton(folder: Path, key: str) -> Any:
             model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         if getattr(config, "quantization_config", None):
             return model
-        model, found = type(model).from_pretrained(
+        model, loading_info = type(model).from_pretrained(
             None, config=config, state_dict=stored, device_map="meta", output_loading_info=True,
             ignore_mismatched_sizes=True,
         )  # fmt: skip
@@ -47,27 +48,32 @@ def skeleton(folder: Path, key: str) -> Any:
         raise
     except Exception as error:  # of values in config.json, whatever the model's class makes of them
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise PipelineError(f"{key}={folder}: transformers makes no model of its config.json ({reason})") from error
+        raise PipelineError(
+            f"{key}={folder}: transformers cannot build a model from its config.json ({reason})"
+        ) from error
     finally:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
     refuse = "copy it again, or correct its config.json"
-    if found["missing_keys"]:
+    if loading_info["missing_keys"]:
         raise PipelineError(
-            f"{key}={folder} lacks {named(found['missing_keys'])}, which its config.json asks for: {refuse}"
+            f"{key}={folder} lacks {name_first(loading_info['missing_keys'])}, which its config.json asks for: {refuse}"
         )
-    if found["unexpected_keys"]:
+    if loading_info["unexpected_keys"]:
         raise PipelineError(
-            f"{key}={folder} holds {named(found['unexpected_keys'])}, which its config.json has no place for: {refuse}"
+            f"{key}={folder} holds {name_first(loading_info['unexpected_keys'])}, "
+            f"which its config.json has no place for: {refuse}"
         )
-    for name, *shapes in found["mismatched_keys"]:
-        was, asked = (list(shape) for shape in shapes)
-        raise PipelineError(f"{key}={folder} holds {name} of shape {was}, its config.json asks for {asked}: {refuse}")
+    for name, *shapes in loading_info["mismatched_keys"]:
+        stored_shape, expected = (list(shape) for shape in shapes)
+        raise PipelineError(
+            f"{key}={folder} holds {name} of shape {stored_shape}, its config.json asks for {expected}: {refuse}"
+        )
     return model
 
 
-def named(names: set[str]) -> str:
-    """The first name, and how many more there are."""
-    first, *others = sorted(names)
-    return f"{first} and {len(others)} more tensors" if others else first
+def name_first(names: set[str]) -> str:
+    """The first name, and the number of further names."""
+    first, *rest_of_names = sorted(names)
+    return f"{first} and {len(rest_of_names)} more tensors" if rest_of_names else first

@@ -22,59 +22,62 @@ NOT_ROWS = ("metric", "columns", "suspect")
 
 
 @lru_cache(maxsize=1)
-def load() -> dict[str, Any]:
-    """All of tables.yaml: paper -> table -> what it prints. One object for all callers: do not change it."""
+def load_tables() -> dict[str, Any]:
+    """All of tables.yaml: paper -> table -> printed content. One object for all callers: do not change it."""
     return yaml.safe_load((FOLDER / "tables.yaml").read_text(encoding="utf-8"))
 
 
-def published(key: str) -> dict[str, Any]:
-    """What is printed under a key. Raises PipelineError for one that is not there, with the nearest that is."""
+def published_table(key: str) -> dict[str, Any]:
+    """The table printed under a key. Raises PipelineError for an unknown key, naming the closest known one."""
     paper, _, table = key.partition(".")
-    there = load()
-    if table not in there.get(paper, {}):
-        raise _unknown("published", key, [f"{one}.{name}" for one, tables in there.items() for name in tables])
-    return there[paper][table]
+    papers = load_tables()
+    if table not in papers.get(paper, {}):
+        keys = [f"{name_of_paper}.{name}" for name_of_paper, tables in papers.items() for name in tables]
+        raise _unknown_name("published", key, keys)
+    return papers[paper][table]
 
 
-def rows(key: str) -> dict[str, list[float | None]]:
-    """Row -> its numbers, one a column; None is a cell that the paper leaves empty. No rows: they are lost.
+def published_rows(key: str) -> dict[str, list[float | None]]:
+    """Row -> its numbers, one a column; None is a cell that the paper leaves empty. Empty where the rows are missing
+    from our copy of the paper.
 
-    Raises PipelineError for what is no table of numbers, such as unreasonable.partitions.
+    Raises PipelineError for a key that is not a table of numbers, such as unreasonable.partitions.
     """
-    table = published(key)
+    table = published_table(key)
     if "columns" not in table:
-        raise PipelineError(f"published={key} is no table of numbers: it has {', '.join(table)}")
-    return dict(_rows("", {name: row for name, row in table.items() if name not in NOT_ROWS}))
+        raise PipelineError(f"published={key} is not a table of numbers: it has {', '.join(table)}")
+    return dict(_flatten_rows("", {name: row for name, row in table.items() if name not in NOT_ROWS}))
 
 
-def _rows(prefix: str, found: dict[str, Any]) -> Iterable[tuple[str, list[float | None]]]:
-    for name, inner in found.items():
+def _flatten_rows(prefix: str, table: dict[str, Any]) -> Iterable[tuple[str, list[float | None]]]:
+    for name, inner in table.items():
         if isinstance(inner, dict):
-            yield from _rows(f"{prefix}{name}.", inner)
+            yield from _flatten_rows(f"{prefix}{name}.", inner)
         elif inner is not None:
             yield prefix + name, inner
 
 
-def value(key: str, row: str, column: str) -> float | None:
-    """One printed number; None where the paper prints none. Raises PipelineError for an unknown row or column."""
-    there, columns = rows(key), published(key)["columns"]
+def published_value(key: str, row: str, column: str) -> float | None:
+    """One printed number; None where the paper leaves it empty. Raises PipelineError for an unknown row or column."""
+    by_row, columns = published_rows(key), published_table(key)["columns"]
     if column not in columns:
-        raise _unknown(f"a column of {key}", column, columns)
-    if not there:
-        return None  # unreasonable.table_a3: its cells are lost
-    if row not in there:
-        raise _unknown(f"a row of {key}", row, there)
-    return there[row][columns.index(column)]
+        raise _unknown_name(f"a column of {key}", column, columns)
+    if not by_row:
+        return None  # unreasonable.table_a3: its cells are missing from our copy
+    if row not in by_row:
+        raise _unknown_name(f"a row of {key}", row, by_row)
+    return by_row[row][columns.index(column)]
 
 
-def prints(key: str, row: str, column: str) -> bool:
-    """Whether a table has this row and column. Raises PipelineError for a table that there is none of."""
-    return row in rows(key) and column in published(key)["columns"]
+def is_printed(key: str, row: str, column: str) -> bool:
+    """Whether a table has this row and column. Raises PipelineError for an unknown table."""
+    return row in published_rows(key) and column in published_table(key)["columns"]
 
 
-def suspect(key: str, row: str, column: str) -> str | None:
-    """Why a printed number is not to be trusted: what is said of its cell, else its row or rows, else its column."""
-    marks = published(key).get("suspect", {})
+def reason_for_doubt(key: str, row: str, column: str) -> str | None:
+    """Why a printed number is not to be trusted: the mark of its cell, else of its row or rows, else of its column; or
+    None."""
+    marks = published_table(key).get("suspect", {})
     names, group = [f"{row}.{column}"], row
     while group:
         names.append(group)
@@ -82,8 +85,8 @@ def suspect(key: str, row: str, column: str) -> str | None:
     return next((marks[name] for name in [*names, column] if name in marks), None)
 
 
-def _unknown(what: str, name: str, there: Iterable[str]) -> PipelineError:
-    known = list(there)
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f"did you mean {near[0]}" if near else f"there are {', '.join(known)}"
-    return PipelineError(f"{what}: there is no {name}, {hint}")
+def _unknown_name(kind: str, name: str, names: Iterable[str]) -> PipelineError:
+    listed = list(names)
+    near = difflib.get_close_matches(name, listed, 1)
+    hint = f"did you mean {near[0]}" if near else f"there are {', '.join(listed)}"
+    return PipelineError(f"{kind}: there is no {name}, {hint}")

@@ -1,7 +1,7 @@
-"""What a table came to: the number of each cell, read from finished runs, and the choices that were made.
+"""The outcome of a table: the number of each cell, read from finished runs, and the choices that were made.
 
-Nothing is scored here, and nothing is left out: a cell that cannot be filled says why. Numbers are percent; BLEU,
-chrF++ and facts of trainings are as they are.
+Nothing is scored here, and no cell is skipped: one that cannot be filled has a reason. Numbers are percent; BLEU,
+chrF++ and facts of trainings keep their own scale.
 """
 
 from __future__ import annotations
@@ -15,12 +15,22 @@ from pathlib import Path
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.papers import published as papers
-from pipeline.report.load.scores import percent
+from pipeline.report.load.scores import percent_factor
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.tables.bound import BoundTable
-from pipeline.tables.plan import REDUCERS, ROWS_CHANGED, Candidate, Cell, ScoreRef, Values, item_value, levels, value
-from pipeline.tables.planned_runs import primary, readings
+from pipeline.tables.plan import (
+    REDUCERS,
+    ROWS_CHANGED,
+    Candidate,
+    Cell,
+    ScoreRef,
+    Values,
+    cell_value,
+    item_value,
+    reduce_items,
+)
+from pipeline.tables.planned_runs import primary_value, score_rows
 
 SPM_MODEL = (
     "every.eval.spm_model=FILE, what sacrebleu -tok flores200 fetches to ~/.sacrebleu/models/flores200sacrebleuspm"
@@ -29,24 +39,24 @@ VALIDATIONS = ("starting_validation_loss", "ending_validation_loss")
 
 
 class NoScore(PipelineError):
-    """A number that is not there, and why."""
+    """A missing number, with the reason."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """What stands in a cell. n: the numbers that it was reduced from; runs: those that these were read from."""
+    """The content of a cell. n: how many numbers it was reduced from; runs: the folders that these were read from."""
 
     value: float | None = None
     n: int = 0
     published: float | None = None
-    suspect: str | None = None  # why the published number is not to be trusted
+    suspect: str | None = None  # why the published number is doubtful
     missing: str = ""
     runs: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
-class Made:
-    """A choice: the mean of each candidate, and who won; None while scores are missing."""
+class MadeChoice:
+    """A choice: the mean of each candidate, and the winner; None while scores are missing."""
 
     means: dict[Candidate, float | None]
     winner: Candidate | None
@@ -54,85 +64,85 @@ class Made:
 
 @dataclass
 class Outcome:
-    """failed: name of a run -> why it could not be made."""
+    """The cells and choices of a table. failed: name of a run -> why it failed."""
 
     table: BoundTable
     failed: Mapping[str, str] = field(default_factory=dict)
     cells: dict[tuple[str, str], Number] = field(default_factory=dict)
-    choices: dict[str, Made] = field(default_factory=dict)
+    choices: dict[str, MadeChoice] = field(default_factory=dict)
 
     @classmethod
     def of(cls, table: BoundTable, failed: Mapping[str, str]) -> Outcome:
-        """What is finished of a table."""
+        """The outcome of a table, as far as its runs are finished."""
         outcome = cls(table, failed)
         for place, cell in table.plan.cells.items():
-            outcome.cells[place] = outcome.number(cell)
+            outcome.cells[place] = outcome.number_in(cell)
         for key, choice in table.plan.choices.items():
             means: dict[Candidate, float | None] = {}
             for candidate, scores in choice.candidates.items():
                 runs = [table.evaluations.get(score) for score in scores]
-                numbers = [primary(run) if run else None for run in runs]
+                numbers = [primary_value(run) if run else None for run in runs]
                 finished = [number for number in numbers if number is not None]
                 means[candidate] = statistics.fmean(finished) if len(finished) == len(numbers) else None
-            outcome.choices[key] = Made(means, table.winners[key])
+            outcome.choices[key] = MadeChoice(means, table.winners[key])
         return outcome
 
     # ------------------------------------------------------------------------------------------ cells
 
-    def number(self, cell: Cell) -> Number:
+    def number_in(self, cell: Cell) -> Number:
         printed, suspect = None, None
         if cell.published:
-            printed, suspect = papers.value(*cell.published), papers.suspect(*cell.published)
+            printed, suspect = papers.published_value(*cell.published), papers.reason_for_doubt(*cell.published)
         runs: dict[Path, None] = {}
         if any(item.model is not None for item in cell.items) and cell.fact is None:  # a figure
-            models = [self.table.training(item.model) for item in cell.items if item.model is not None]
+            models = [self.table.training_of(item.model) for item in cell.items if item.model is not None]
             folders = tuple(run.folder for run in models if run)
             return Number(None, len(folders), printed, suspect, "a figure, in its run's folder", folders)
         try:
-            found, n = self.reduced(cell, runs)
-            return Number(found, n, printed, suspect, "", tuple(runs))
+            number, n = self.reduce_cell(cell, runs)
+            return Number(number, n, printed, suspect, "", tuple(runs))
         except NoScore as error:
             return Number(None, 0, printed, suspect, str(error), tuple(runs))
 
-    def reduced(self, cell: Cell, runs: dict[Path, None]) -> tuple[float, int]:
-        """The number of a cell and how many it was made of; `runs` takes the folders that they were read from."""
+    def reduce_cell(self, cell: Cell, runs: dict[Path, None]) -> tuple[float, int]:
+        """(number of a cell, how many it was reduced from); their folders are added to `runs`."""
         plan = self.table.plan
         if cell.of:
-            parts = [self.reduced(plan.cells[row, cell.column], runs) for row in cell.of]
+            parts = [self.reduce_cell(plan.cells[row, cell.column], runs) for row in cell.of]
             return REDUCERS[cell.reduce[0][0]]([number for number, _ in parts]), sum(n for _, n in parts)
-        values = self.values(cell, runs)
-        for item in cell.items:  # the one that is missing first says why
+        values = self.score_numbers(cell, runs)
+        for item in cell.items:  # the first missing one raises its reason
             item_value(plan, item, values)
-        return value(plan, cell, values), sum(max(1, len(item.readings)) for item in cell.items)
+        return cell_value(plan, cell, values), sum(max(1, len(item.readings)) for item in cell.items)
 
-    def levels(self, cell: Cell, axis: str) -> list[float]:
+    def values_along(self, cell: Cell, axis: str) -> list[float]:
         """The number of a cell at each value of an axis that it is reduced over, all else reduced as it is."""
         plan = self.table.plan
         if cell.of:
-            rows = [self.levels(plan.cells[row, cell.column], axis) for row in cell.of]
+            rows = [self.values_along(plan.cells[row, cell.column], axis) for row in cell.of]
             return [REDUCERS[cell.reduce[0][0]](parts) for parts in zip(*rows, strict=True)]
-        values = self.values(cell, {})
-        left = levels(
+        values = self.score_numbers(cell, {})
+        numbers = reduce_items(
             cell, lambda _, item: item_value(plan, item, values), lambda how, parts: REDUCERS[how](parts), [axis]
         )
-        return [number for at, number in left if axis in at]
+        return [number for at, number in numbers if axis in at]
 
-    def values(self, cell: Cell, runs: dict[Path, None]) -> Values:
-        """The number of each score (or fact) under a cell; `runs` takes the folders that they were read from."""
+    def score_numbers(self, cell: Cell, runs: dict[Path, None]) -> Values:
+        """Function from a score (or a spec with a fact) under a cell to its number; adds the folders read to `runs`."""
         own_scores = {score for item in cell.items for reading in item.readings for score in reading.values()}
 
-        def values(of: ScoreRef | str) -> float:
-            if isinstance(of, str):
-                return self.fact(of, self.table.training(of), cell.fact or "", runs)
-            if cell.fact is not None and of in own_scores:  # of a merge in memory
-                return self.fact(of, self.table.evaluations.get(of), cell.fact, runs)
-            metric, pair = (cell.metric, cell.pair) if of in own_scores else (None, None)
-            return self.score(of, metric, pair, runs if of in own_scores else {})
+        def read_number(key: ScoreRef | str) -> float:
+            if isinstance(key, str):
+                return self.read_fact(key, self.table.training_of(key), cell.fact or "", runs)
+            if cell.fact is not None and key in own_scores:  # a merge in memory
+                return self.read_fact(key, self.table.evaluations.get(key), cell.fact, runs)
+            metric, pair = (cell.metric, cell.pair) if key in own_scores else (None, None)
+            return self.read_score(key, metric, pair, runs if key in own_scores else {})
 
-        return values
+        return read_number
 
-    def score(self, score: ScoreRef, metric: str | None, pair: str | None, runs: dict[Path, None]) -> float:
-        """One score, of a choice's candidate or of a cell."""
+    def read_score(self, score: ScoreRef, metric: str | None, pair: str | None, runs: dict[Path, None]) -> float:
+        """One score: of a choice's candidate or of a cell. Raises NoScore if it is missing."""
         table = self.table
         run = table.evaluations.get(score)
         if run is None:
@@ -142,31 +152,33 @@ class Outcome:
         runs[run.folder] = None
         if read_manifest(run.folder) is None:
             raise NoScore(f"{run.name} {self.failed.get(run.name, 'is not made yet')}")
-        main = primary(run) if metric is None and pair is None else None
-        rows = readings(run, metric, pair)
-        if main is None and not rows:
+        main_value = primary_value(run) if metric is None and pair is None else None
+        rows = score_rows(run, metric, pair)
+        if main_value is None and not rows:
             remedy = f": give {SPM_MODEL}" if metric == "spbleu" else ""
             raise NoScore(f"{run.name} has no {metric or 'score'}{f' of {pair}' if pair else ''}{remedy}")
-        number = statistics.fmean(row["value"] for row in rows) if main is None else main
-        return number * (percent(rows[0]["metric"]) if rows else 100)
+        number = statistics.fmean(row["value"] for row in rows) if main_value is None else main_value
+        return number * (percent_factor(rows[0]["metric"]) if rows else 100)
 
-    def fact(self, key: str | ScoreRef, run: Run | None, fact: str, runs: dict[Path, None]) -> float:
-        """A number that a run recorded: a training, or the evaluation of a merge in memory."""
+    def read_fact(self, key: str | ScoreRef, run: Run | None, fact: str, runs: dict[Path, None]) -> float:
+        """A number that a training, or the evaluation of a merge in memory, recorded. Raises NoScore if missing."""
         if run is None:
             raise NoScore(self.table.problems.get(key, "its run cannot be planned, or is still to be chosen"))
         runs[run.folder] = None
         manifest = read_manifest(run.folder)
         if manifest is None:
             raise NoScore(f"{run.name} {self.failed.get(run.name, 'is not made yet')}")
-        reader = validation if fact in VALIDATIONS else rows_changed if ROWS_CHANGED.fullmatch(fact) else None
+        reader = (
+            validation_loss if fact in VALIDATIONS else percent_rows_changed if ROWS_CHANGED.fullmatch(fact) else None
+        )
         value = reader(run, fact) if reader else manifest.facts.get(fact)
         if not isinstance(value, int | float):
             raise NoScore(f"{run.name} records no {fact}")
         return float(value)
 
 
-def validation(run: Run, fact: str) -> float | None:
-    """The validation loss of a training before its first step or the last one; of a joint set, of both sides."""
+def validation_loss(run: Run, fact: str) -> float | None:
+    """The validation loss of a training before its first step, or the last one; on a joint set, that of both sides."""
     log = run.folder / "log.jsonl"
     rows = read_jsonl(log) if log.is_file() else []
     losses = [(row["step"], row["validation_loss"]) for row in rows if "validation_loss" in row]
@@ -175,8 +187,8 @@ def validation(run: Run, fact: str) -> float | None:
     return losses[-1][1] if losses else None
 
 
-def rows_changed(run: Run, fact: str) -> float | None:
-    """Of an analysis, as the published maps show it: percent of rows whose change is above the threshold, the mean over
+def percent_rows_changed(run: Run, fact: str) -> float | None:
+    """Percent of rows whose change is above the threshold, in an analysis, as the published maps show it: the mean over
     the two-dimensional parameters of some columns and layers (rows_changed.attention.0-1,30-31)."""
     _, columns, layers = fact.split(".")
     ends = [map(int, span.split("-")) for span in layers.split(",")]

@@ -12,50 +12,58 @@ from typing import Any
 from pipeline.config.stages import EvalStage
 from pipeline.hub.addresses import without_credentials
 from pipeline.report.html.sweep import sweeps_of
-from pipeline.report.load.archive import shared
+from pipeline.report.load.archive import without_private
 from pipeline.report.load.contents import FailedRun, Link, Results, RunResult
 from pipeline.results.cell_values import Outcome
-from pipeline.results.contrasts import compared, default_pairs, measured, sampled, with_best
+from pipeline.results.contrasts import (
+    control_pairs,
+    declared_pairs,
+    default_pairs,
+    mark_best,
+    measure_pairs,
+    sampled_axes,
+)
 from pipeline.results.intervals import cell_result, choices_of
 from pipeline.results.questions import StoredAnswers
-from pipeline.results.verdicts import judged
-from pipeline.runs.graph import ordered, unfinished
+from pipeline.results.verdicts import judge_claims
+from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.provenance import git_state
-from pipeline.runs.run import Run, flat
-from pipeline.runs.unchanged import changed
+from pipeline.runs.run import Run, flatten_dict
+from pipeline.runs.unchanged import describe_change
 from pipeline.tables.planned_runs import Planning
 
 SMALL_BYTES = 2**26  # a touched file up to this size is hashed again: copying a folder changes its times alone
 
 
-def gather(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, str] | None = None) -> Results:
-    """The runs of a table as the report reads them. failed: of runs that were tried, name -> reason; reasons: what
-    `unfinished` says of its runs, where that is known.
+def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, str] | None = None) -> Results:
+    """The results of a table as the report reads them. failed: name -> reason, for failed runs; reasons: those of
+    `reasons_unfinished` for its runs, if already known.
     """
     table, plan = planning.plan.table, planning.plan
-    runs = ordered(planning.targets())
+    runs = order_runs(planning.targets())
     names = {run.hash: run.name for run in runs}
     bound = planning.bind()
     outcome, answers = Outcome.of(bound, failed), StoredAnswers(bound)
-    run_results, missing = described(runs, names, failed, unfinished(runs) if reasons is None else reasons)
+    run_results, missing = describe_runs(runs, names, failed, reasons_unfinished(runs) if reasons is None else reasons)
     finished = [run for run in run_results if run.finished]
-    versions, machine = usual(finished).get("eval", ({}, {}))
-    overrides = {
-        **planning.config.every,
-        **({"data_root": planning.config.data_root} if planning.config.data_root else {}),
-    }
-    cells = with_best(plan, answers, [cell_result(outcome, place, answers) for place in outcome.cells])
+    versions, machine = usual_environments(finished).get("eval", ({}, {}))
+    overrides = dict(planning.config.every)
+    if planning.config.data_root:
+        overrides["data_root"] = planning.config.data_root
+    words = [f"{'' if key == 'data_root' else 'every.'}{key}={value}" for key, value in overrides.items()]
+    cells = mark_best(plan, answers, [cell_result(outcome, place, answers) for place in outcome.cells])
+    pairs = [*(declared_pairs(plan) or default_pairs(plan, cells)), *control_pairs(plan)]
     return Results(
         table=table.name, title=table.title, note=table.note,
-        command=without_credentials(" ".join([
-            f"python -m pipeline stage=table table={planning.config.table}",
-            *(f"{'' if key == 'data_root' else 'every.'}{key}={value}" for key, value in overrides.items())])),
-        rows=plan.rows, columns=plan.columns, cells=cells, sampled=sampled(plan), runs=run_results,
-        failed=[FailedRun(name, shared(why)) for name, why in failed.items()], missing=missing,
+        command=without_credentials(
+            " ".join([f"python -m pipeline stage=table table={planning.config.table}", *words])),
+        rows=plan.rows, columns=plan.columns, cells=cells, sampled=sampled_axes(plan), runs=run_results,
+        failed=[FailedRun(name, without_private(reason)) for name, reason in failed.items()], missing=missing,
         seconds=sum(run.seconds or 0.0 for run in finished), versions=versions, machine=machine, git=git_state(),
-        contrasts=measured(plan, answers, compared(plan) or default_pairs(plan, cells)), declared=bool(plan.compare),
-        verdicts=judged(plan, answers), choices=choices_of(outcome), links=[Link(*sweep) for sweep in sweeps_of(
+        contrasts=measure_pairs(plan, answers, pairs),
+        declared=bool(plan.compare), verdicts=judge_claims(plan, answers), choices=choices_of(outcome),
+        links=[Link(*sweep) for sweep in sweeps_of(
             Path(planning.config.runs_dir) / "reports", {run.hash for run in runs})],
     )  # fmt: skip
 
@@ -63,67 +71,72 @@ def gather(planning: Planning, failed: Mapping[str, str], reasons: Mapping[str, 
 # ---------------------------------------------------------------------------------------------------- runs
 
 
-def described(
+def describe_runs(
     runs: Sequence[Run], names: Mapping[str, str], failed: Mapping[str, str], reasons: Mapping[str, str]
 ) -> tuple[list[RunResult], list[FailedRun]]:
-    """Every run as its manifest has it, and those that nobody has tried yet."""
+    """(all runs as their manifests record them, those that were not tried yet)."""
     run_results, missing = [], []
     for run in runs:
         manifest = read_manifest(run.folder)
         if manifest is None:
-            why = shared(failed.get(names[run.hash], f"not made ({reasons.get(run.hash, 'never made')})"))
-            run_results.append(RunResult(names[run.hash], run.config.stage, run.folder, run.label, False, why))
-            missing += [FailedRun(names[run.hash], why)] if names[run.hash] not in failed else []
+            reason = without_private(failed.get(names[run.hash], f"not made ({reasons.get(run.hash, 'never made')})"))
+            run_results.append(RunResult(names[run.hash], run.config.stage, run.folder, run.label, False, reason))
+            missing += [FailedRun(names[run.hash], reason)] if names[run.hash] not in failed else []
             continue
-        stale = reasons.get(run.hash, "") or changed(run.folder, manifest, SMALL_BYTES)
-        run_results.append(recorded(run, names[run.hash], manifest, shared(stale)))
-    return marked(run_results), missing
+        stale = reasons.get(run.hash, "") or describe_change(run.folder, manifest, SMALL_BYTES)
+        run_results.append(finished_result(run, names[run.hash], manifest, without_private(stale)))
+    return mark_unlike(run_results), missing
 
 
-def recorded(run: Run, name: str, manifest: Manifest, stale: str) -> RunResult:
+def finished_result(run: Run, name: str, manifest: Manifest, stale: str) -> RunResult:
+    """A finished run as the report reads it. stale: why it has to be recomputed; empty if it is valid."""
     parents = {role: parent.name for role, parent in manifest.parents.items()}
     root = manifest.facts.get("weights_root") or manifest.weights_root
     if root is None and "checkpoint" in manifest.parents:
         root = manifest.parents["checkpoint"].content
     merge = (run.config.merge.method if run.config.merge else "") if isinstance(run.config, EvalStage) else ""
-    config = {key: told(value) for key, value in flat(manifest.decided_by.get("config", {})).items() if key != "stage"}
+    config = {
+        key: format_knob_value(value)
+        for key, value in flatten_dict(manifest.decided_by.get("config", {})).items()
+        if key != "stage"
+    }
     return RunResult(
         name=name, stage=run.config.stage, folder=run.folder, label=run.label, stale=stale,
         model=parents.get("checkpoint") or merge or parents.get("model", ""), card=parents.get("data", ""),
         parents=parents, config=config, seconds=manifest.seconds, attempt=manifest.attempt, started=manifest.started,
         weights_root=root, versions=manifest.versions, machine=manifest.machine,
-        warnings=[shared(parent) for parent in manifest.facts.get("warnings", [])],
+        warnings=[without_private(warning) for warning in manifest.facts.get("warnings", [])],
     )  # fmt: skip
 
 
-def told(value: Any) -> Any:
-    """A knob's value as one reads it; text without a letter, as a separator is, in quotes."""
+def format_knob_value(value: Any) -> Any:
+    """A knob's value for readers; blank text, such as a separator, and structures as JSON."""
     if isinstance(value, int | float | bool) or value is None:
         return value
-    return shared(value if isinstance(value, str) and value.strip() else json.dumps(value, ensure_ascii=False))
+    return without_private(value if isinstance(value, str) and value.strip() else json.dumps(value, ensure_ascii=False))
 
 
-def made_on(run: RunResult) -> tuple[str, str]:
-    """Versions and machine, as text that is compared."""
+def environment_key(run: RunResult) -> tuple[str, str]:
+    """(versions, machine) as JSON, for comparison."""
     return json.dumps(run.versions, sort_keys=True), json.dumps(run.machine, sort_keys=True)
 
 
-def usual(runs: Iterable[RunResult]) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """Stage -> the versions and the machine that made most of its runs."""
+def usual_environments(runs: Iterable[RunResult]) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Stage -> (versions, machine) of most of its runs."""
     counts: dict[str, Counter[tuple[str, str]]] = {}
     for run in runs:
-        counts.setdefault(run.stage, Counter())[made_on(run)] += 1
+        counts.setdefault(run.stage, Counter())[environment_key(run)] += 1
     commonest = {stage: counter.most_common(1)[0][0] for stage, counter in counts.items()}
     return {stage: (json.loads(versions), json.loads(machine)) for stage, (versions, machine) in commonest.items()}
 
 
-def marked(runs: Sequence[RunResult]) -> list[RunResult]:
-    """Each run with how its making differs from that of most runs of its stage: device, threads, versions."""
-    commonest = usual(run for run in runs if run.finished)
-    differences: dict[Any, list[str]] = {}  # compared once for each way of making
+def mark_unlike(runs: Sequence[RunResult]) -> list[RunResult]:
+    """The runs, each with its differences from most runs of its stage: device, threads, versions."""
+    commonest = usual_environments(run for run in runs if run.finished)
+    differences: dict[Any, list[str]] = {}  # compared once per environment
 
-    def unlike(run: RunResult) -> list[str]:
-        key = run.stage, made_on(run)
+    def describe_unlike(run: RunResult) -> list[str]:
+        key = run.stage, environment_key(run)
         if key not in differences:
             versions, machine = commonest[run.stage]
             own_machine, usual_machine = {**run.versions, **run.machine}, {**versions, **machine}
@@ -134,4 +147,4 @@ def marked(runs: Sequence[RunResult]) -> list[RunResult]:
             ]
         return differences[key]
 
-    return [replace(run, unlike=unlike(run)) if run.finished else run for run in runs]
+    return [replace(run, unlike=describe_unlike(run)) if run.finished else run for run in runs]

@@ -1,4 +1,4 @@
-"""A table's cells and choices as plain data: what stands in each, and what of it is beyond the draw of problems."""
+"""A table's cells and choices as plain data: each value with its interval over draws of problems."""
 
 from __future__ import annotations
 
@@ -6,46 +6,47 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.config.stages import TrainStage
-from pipeline.report.load.archive import shared
+from pipeline.report.load.archive import without_private
 from pipeline.report.load.contents import CellResult, CellScore
 from pipeline.report.stats.statistics import replication_reach
 from pipeline.report.stats.translations import CORPUS_METRICS
 from pipeline.results.cell_values import VALIDATIONS, NoScore, Outcome
-from pipeline.results.contrasts import sampled
+from pipeline.results.contrasts import sampled_axes
 from pipeline.results.placed_claims import metrics_of, tasks_of
-from pipeline.results.questions import StoredAnswers, drawn, leaves, linear, questions_of
-from pipeline.runs.run import Run, runs_behind
+from pipeline.results.questions import StoredAnswers, cell_draws, is_plain_mean, leaf_cells, questions_of
+from pipeline.runs.run import Run, parent_runs
 from pipeline.tables.bound import BoundTable
 from pipeline.tables.plan import Candidate, Cell, Choice, Item, ScoreRef, TablePlan
 
 
 def cell_result(outcome: Outcome, place: tuple[str, str], answers: StoredAnswers) -> CellResult:
-    """A cell as the report has it, with the evaluations behind it."""
+    """A cell for the report, with the evaluations that it was read from."""
     table, cell, number = outcome.table, outcome.table.plan.cells[place], outcome.cells[place]
     digits = 3 if cell.fact in VALIDATIONS else 1
-    is_chosen = cell.fact is None and not linear(table.plan, cell)
-    estimated = estimate(table.plan, cell, is_chosen, answers) if number.value is not None else None
+    is_chosen = cell.fact is None and not is_plain_mean(table.plan, cell)
+    estimated = estimate_interval(table.plan, cell, is_chosen, answers) if number.value is not None else None
     value, low, high = estimated or (number.value, None, None)
-    judged = number.value is not None and number.published is not None
+    is_comparable = number.value is not None and number.published is not None
     tasks = tasks_of(table.plan, cell) if cell.fact is None else set()
-    scores = list(shown(table, cell))
+    scores = list(shown_scores(table, cell))
+    leaf_scores = (score for leaf in leaf_cells(table.plan, cell) for _, score in shown_scores(table, leaf))
     return CellResult(
         *place, value=value if is_chosen else number.value, low=low, high=high, n=number.n, published=number.published,
-        base=judged and untrained(table.plan, cell), experts=experts(outcome, cell) if judged else None,
-        suspect=number.suspect, missing=shared(number.missing), runs=[folder.name for folder in number.runs],
+        base=is_comparable and is_untrained(table.plan, cell),
+        experts=expert_reach(outcome, cell) if is_comparable else None,
+        suspect=number.suspect, missing=without_private(number.missing), runs=[folder.name for folder in number.runs],
         digits=digits, maximum=number.value if is_chosen else None,
         scores=[
             CellScore(run.name, {axis: str(value) for axis, value in item.at.items()})
             for item, score in scores if (run := table.evaluations.get(score))
         ],
         task="".join(map(str, tasks - {None})) if len(tasks) == 1 else "", metric=cell.metric or "", pair=cell.pair,
-        role=role(table, next((score for leaf in leaves(table.plan, cell) for _, score in shown(table, leaf)),
-                                 None)),
+        role=model_role(table, next(leaf_scores, None)),
     )  # fmt: skip
 
 
-def shown(table: BoundTable, cell: Cell) -> Iterator[tuple[Item, ScoreRef]]:
-    """The scores that a cell shows: of what is chosen, the winner's; none while a choice is open."""
+def shown_scores(table: BoundTable, cell: Cell) -> Iterator[tuple[Item, ScoreRef]]:
+    """(item, score) of the scores that a cell shows: the winner's if there is a choice, none while it is open."""
     for item in cell.items:
         winner = table.winners[item.choice] if item.choice else ()
         for reading in item.readings:
@@ -54,25 +55,31 @@ def shown(table: BoundTable, cell: Cell) -> Iterator[tuple[Item, ScoreRef]]:
                 yield item, score
 
 
-def role(table: BoundTable, score: ScoreRef | None) -> str:
-    """base, expert or merge, of a scored model; a training on several sets counts as a merge."""
+def model_role(table: BoundTable, score: ScoreRef | None) -> str:
+    """base, expert or merge: the role of a scored model; empty if it is unknown. A training on several sets counts as a
+    merge, an external checkpoint as an expert."""
     spec = table.spec_of(score) if score else None
-    if spec is None or spec.kind != "stage":
-        return "" if spec is None else spec.kind if spec.kind in ("base", "merge") else "expert"
+    if spec is None:
+        return ""
+    if spec.kind != "stage":
+        return "expert" if spec.kind == "checkpoint" else spec.kind
     training: Any = table.models.get(spec.key)
     while isinstance(training, Run) and not isinstance(training.config, TrainStage):
-        training = next(iter(runs_behind(training.parents)), None)  # of a selection, a reset: what it was made of
-    joint = isinstance(training, Run) and training.config.sft.method in ("mixed", "simultaneous")
-    return "merge" if joint or spec.words.get("stage") == "merge" else "expert"
+        training = next(
+            iter(parent_runs(training.parents)), None
+        )  # the training that a selection or a reset starts from
+    is_joint = isinstance(training, Run) and training.config.sft.method in ("mixed", "simultaneous")
+    return "merge" if is_joint or spec.words.get("stage") == "merge" else "expert"
 
 
-def estimate(plan: TablePlan, cell: Cell, is_chosen: bool, answers: StoredAnswers) -> tuple[float, float, float] | None:
+def estimate_interval(
+    plan: TablePlan, cell: Cell, is_chosen: bool, answers: StoredAnswers
+) -> tuple[float, float, float] | None:
     """A cell and its 95 % interval over draws of problems, in percent. What is chosen (the best configuration, a
     maximum) is scored on the half of the problems that it was not chosen on, and chosen again in each draw.
 
-    What it is reduced over besides (seeds, experts) is taken as it is. Of BLEU and chrF++ it is the normal interval of
-    the draws, whose standard deviation is one sentence's at least. None of facts, of figures, of spBLEU, and where
-    answers were not kept.
+    Seeds and experts are treated as fixed. For BLEU and chrF++ it is the normal interval of the draws, whose standard
+    deviation is at least that of one sentence. None for facts, figures and spBLEU, and where answers were not stored.
     """
     import numpy as np
 
@@ -82,9 +89,9 @@ def estimate(plan: TablePlan, cell: Cell, is_chosen: bool, answers: StoredAnswer
         return None
     questions = questions_of(plan, answers, [cell], metric)
     try:
-        value, variance = questions.plain(cell)
+        value, variance = questions.mean_and_variance(cell)
         if is_chosen:
-            value, draws = questions.halved(lambda choosing, shown: drawn(plan, cell, choosing, shown)[1])
+            value, draws = questions.split_half(lambda choosing, shown: cell_draws(plan, cell, choosing, shown)[1])
             variance = float(np.var(draws, ddof=1))
         low, high = questions.interval(value, variance)
     except NoScore:
@@ -92,37 +99,38 @@ def estimate(plan: TablePlan, cell: Cell, is_chosen: bool, answers: StoredAnswer
     return 100 * value, 100 * low, 100 * high
 
 
-def untrained(plan: TablePlan, cell: Cell) -> bool:
-    """Whether all that a cell scores is the model of `every`, as it is."""
+def is_untrained(plan: TablePlan, cell: Cell) -> bool:
+    """Whether all models that a cell scores are the unmodified model of `every`."""
     specs = plan.specs
-    models = [s.model for leaf in leaves(plan, cell) for item in leaf.items for r in item.readings for s in r.values()]
+    items = [item for leaf in leaf_cells(plan, cell) for item in leaf.items]
+    models = [score.model for item in items for reading in item.readings for score in reading.values()]
     return all(model in specs and specs[model].kind == "base" for model in models)
 
 
-def experts(outcome: Outcome, cell: Cell) -> float | None:
-    """Points by which another set of experts may differ (95 %); None where a cell is not reduced over several."""
-    plan, axes_levels = outcome.table.plan, []
-    steps = {axis: how for leaf in leaves(plan, cell) for how, axes in leaf.reduce for axis in axes}
-    for axis in sampled(plan):
-        if axis in steps and len(levels := outcome.levels(cell, axis)) > 1:
-            axes_levels.append((levels, steps[axis] == "mean"))
-    return replication_reach(axes_levels) if axes_levels else None
+def expert_reach(outcome: Outcome, cell: Cell) -> float | None:
+    """Points by which another set of experts may differ (95 %); None if a cell is not reduced over several experts."""
+    plan, axis_numbers = outcome.table.plan, []
+    steps = {axis: how for leaf in leaf_cells(plan, cell) for how, axes in leaf.reduce for axis in axes}
+    for axis in sampled_axes(plan):
+        if axis in steps and len(numbers := outcome.values_along(cell, axis)) > 1:
+            axis_numbers.append((numbers, steps[axis] == "mean"))
+    return replication_reach(axis_numbers) if axis_numbers else None
 
 
 def choices_of(outcome: Outcome) -> dict[str, Any]:
-    """What was chosen, of which candidates: each with its mean and the runs that scored it."""
+    """Each choice: what was chosen, and the candidates, each with its mean and the runs that scored it."""
     choices = {}
-    for key, decided in outcome.choices.items():
+    for key, result in outcome.choices.items():
         choice = outcome.table.plan.choices[key]
         candidates = [
             {
-                **at_of(choice, candidate), "mean": decided.means[candidate],
+                **at_of(choice, candidate), "mean": result.means[candidate],
                 "scores": [run.name for score in scores if (run := outcome.table.evaluations.get(score))],
             }
             for candidate, scores in choice.candidates.items()
         ]  # fmt: skip
-        won = at_of(choice, decided.winner) if decided.winner else None
-        choices[key] = {"run": choice.run, "at": choice.at, "chosen": won, "candidates": candidates}
+        winner = at_of(choice, result.winner) if result.winner else None
+        choices[key] = {"run": choice.run, "at": choice.at, "chosen": winner, "candidates": candidates}
     return choices
 
 

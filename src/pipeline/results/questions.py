@@ -1,7 +1,7 @@
-"""A table's cells question by question, from stored answers: what the cells' numbers are when problems are drawn again.
+"""A table's cells question by question, from stored answers: the cells' numbers in each bootstrap draw of problems.
 
-One draw of problem ids goes through all that a contrast is made of: every language, seed and model, and every
-candidate of a choice, which is made again in each draw.
+One draw of problem ids is shared by all parts of a contrast: every language, seed and model, and every candidate of a
+choice, which is repeated in each draw.
 """
 
 from __future__ import annotations
@@ -17,48 +17,55 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
-from pipeline.report.stats.statistics import DRAWS, NormalTest, halved_means, halves, resampled_means, share_interval
+from pipeline.report.stats.statistics import (
+    DRAWS,
+    NormalTest,
+    half_weights,
+    halved_means,
+    resampled_means,
+    share_interval,
+)
 from pipeline.report.stats.translations import CORPUS_METRICS, copies_of, corpus_scores, counts_of, drawn_scores
 from pipeline.results.cell_values import NoScore, Outcome
 from pipeline.runs.manifest import read_manifest
 from pipeline.tables.bound import BoundTable
-from pipeline.tables.plan import Cell, Item, ScoreRef, TablePlan, Values, fold, levels
+from pipeline.tables.plan import Cell, Item, ScoreRef, TablePlan, Values, reduce_cell, reduce_items
 
 if TYPE_CHECKING:
     import numpy as np
 
 Vector = dict[Any, float]  # doc_id -> score
 Translations = dict[Any, tuple[str, str]]  # doc_id -> (reference, response)
-Both = tuple["np.ndarray", "np.ndarray"]  # (what choices are made by, what is shown), a value a draw
+ChosenAndShown = tuple["np.ndarray", "np.ndarray"]  # (values that choices use, values that are shown), one per draw
 TAIL = re.compile(r'"scores": (\{[^{}]*\})\}\s*$')
 HEAD = re.compile(r'\{"doc_id": (\d+),')
 
 
 @dataclass
 class StoredAnswers:
-    """The stored answers under a table's scores. draws: of each bootstrap over their questions."""
+    """The stored answers under a table's scores. draws: number of draws of each bootstrap over questions."""
 
     table: BoundTable
     draws: int = DRAWS
-    _kept: dict[tuple[ScoreRef, str, str | None], Vector] = field(default_factory=dict)
+    _scores: dict[tuple[ScoreRef, str, str | None], Vector] = field(default_factory=dict)
     _texts: dict[tuple[ScoreRef, str | None], dict[str, Translations]] = field(default_factory=dict)
 
-    def of(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
-        """doc_id -> score of each question. NoScore where it is not made, or kept no such answers."""
-        if (score, metric, pair) not in self._kept:
-            self._kept[score, metric, pair] = self.read(score, metric, pair)
-        return self._kept[score, metric, pair]
+    def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
+        """doc_id -> score of each question. Raises NoScore for an unfinished run, or one without such answers."""
+        if (score, metric, pair) not in self._scores:
+            self._scores[score, metric, pair] = self.read_answers(score, metric, pair)
+        return self._scores[score, metric, pair]
 
-    def read(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
-        (path,) = self.files(score, pair or score.language)
+    def read_answers(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
+        (path,) = self.sample_files(score, pair or score.language)
         return answers_of(path, metric)
 
-    def facts(self, cell: Cell) -> Values:
-        """What gives the number that each run under a cell of a fact recorded. NoScore where one is not made."""
-        return Outcome(self.table).values(cell, {})
+    def fact_numbers(self, cell: Cell) -> Values:
+        """Function from each run under a cell of a fact to the number it recorded. It raises NoScore if missing."""
+        return Outcome(self.table).score_numbers(cell, {})
 
-    def files(self, score: ScoreRef, language: str) -> list[Path]:
-        """Its samples files; where: a language, a pair, or * for all of them."""
+    def sample_files(self, score: ScoreRef, language: str) -> list[Path]:
+        """The samples files of a score. language: a language, a pair, or * for all of them."""
         run = self.table.evaluations.get(score)
         if run is None:
             raise NoScore(self.table.problems.get(score, "a choice waits for its candidates' scores"))
@@ -70,14 +77,14 @@ class StoredAnswers:
             raise NoScore(f"{run.name} kept no answers of {task}.{language}")
         return paths
 
-    def translations(self, score: ScoreRef, pair: str | None) -> dict[str, Translations]:
-        """Pair -> doc_id -> (reference, response): of one pair, or of all that it was scored on."""
+    def read_translations(self, score: ScoreRef, pair: str | None) -> dict[str, Translations]:
+        """Pair -> doc_id -> (reference, response): of one pair, or of all pairs that were scored."""
         if (score, pair) not in self._texts:
             self._texts[score, pair] = {
                 path.stem.partition(".")[2]: {
                     sample["doc_id"]: (sample["target"], sample["extracted"]) for sample in read_jsonl(path)
                 }
-                for path in self.files(score, pair or "*")
+                for path in self.sample_files(score, pair or "*")
             }
         return self._texts[score, pair]
 
@@ -85,7 +92,7 @@ class StoredAnswers:
 def answers_of(path: Path, metric: str) -> Vector:
     """doc_id -> score of one samples file. Raises PipelineError for a broken line, or one without the metric.
 
-    Of a line as evaluations write it only the ends are parsed: the prompt between them is nearly all of it.
+    Only the ends of a line as evaluations write it are parsed: the prompt between them is nearly all of it.
     """
     scores: Vector = {}
     with path.open(encoding="utf-8") as lines:
@@ -99,15 +106,13 @@ def answers_of(path: Path, metric: str) -> Vector:
                     scores[sample["doc_id"]] = float(sample["scores"][metric])
             except (ValueError, KeyError, TypeError):
                 place = f"{path.parents[1].name}/samples/{path.name}, line {number}"
-                raise PipelineError(
-                    f"{place} is cut off or has no {metric}: make the run again with redo=true"
-                ) from None
+                raise PipelineError(f"{place} is cut off or has no {metric}: rerun it with redo=true") from None
     return scores
 
 
 @dataclass
 class Questions:
-    """Some cells of a table and the answers under them, of the questions that all of them were asked."""
+    """Some cells of a table and the answers under them, on the questions that all of them share."""
 
     plan: TablePlan
     answers: StoredAnswers
@@ -115,89 +120,92 @@ class Questions:
     metric: str
 
     @cached_property
-    def scores(self) -> list[tuple[ScoreRef, str | None]]:
-        """All that is shown, and all that choices among shown candidates are made by."""
-        found: dict[tuple[ScoreRef, str | None], None] = {}
-        for cell in (leaf for cell_ in self.cells for leaf in leaves(self.plan, cell_)):
+    def needed_scores(self) -> list[tuple[ScoreRef, str | None]]:
+        """The scores that are shown, and those that choices among shown candidates use."""
+        scores: dict[tuple[ScoreRef, str | None], None] = {}
+        for cell in (leaf for shown_cell in self.cells for leaf in leaf_cells(self.plan, shown_cell)):
             for item in cell.items:
-                found |= dict.fromkeys((score, cell.pair) for reading in item.readings for score in reading.values())
-                if chooses(item):
+                scores |= dict.fromkeys((score, cell.pair) for reading in item.readings for score in reading.values())
+                if is_open_choice(item):
                     candidates = self.plan.choices[item.choice or ""].candidates.values()
-                    found |= dict.fromkeys((score, cell.pair) for scores in candidates for score in scores)
-        return list(found)
+                    scores |= dict.fromkeys((score, cell.pair) for members in candidates for score in members)
+        return list(scores)
 
     @cached_property
-    def vectors(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
+    def answers_by_score(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
         """Each score's answers (N,), aligned by problem id over languages and models. NoScore: one is missing."""
         import numpy as np
 
-        answers = {key: self.answers.of(key[0], self.metric, key[1]) for key in self.scores}
+        answers = {key: self.answers.scores_by_question(key[0], self.metric, key[1]) for key in self.needed_scores}
         shared = set.intersection(*(set(vector) for vector in answers.values()))
         if not shared:
             raise NoScore("its scores share no question")
         ids = sorted(shared)
         return {key: np.array([vector[doc_id] for doc_id in ids]) for key, vector in answers.items()}
 
-    def values(self, weigh: Callable[[np.ndarray], np.ndarray]) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
+    def weighted_means(
+        self, weigh: Callable[[np.ndarray], np.ndarray]
+    ) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
         """The mean of each score in each draw; weigh: (S, N) answers -> (draws, S) means."""
         import numpy as np
 
-        means = weigh(np.stack(list(self.vectors.values())))
-        return {key: means[:, at] for at, key in enumerate(self.vectors)}
+        means = weigh(np.stack(list(self.answers_by_score.values())))
+        return {key: means[:, index] for index, key in enumerate(self.answers_by_score)}
 
     @cached_property
-    def observed(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
-        return self.values(lambda stacked: stacked.mean(axis=1)[None])
+    def observed_means(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
+        return self.weighted_means(lambda stacked: stacked.mean(axis=1)[None])
 
     @cached_property
-    def draws(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
-        return self.values(lambda stacked: resampled_means(stacked, self.answers.draws))
+    def mean_draws(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
+        return self.weighted_means(lambda stacked: resampled_means(stacked, self.answers.draws))
 
     @cached_property
-    def by_half(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
-        """Of the odd and of the even problems."""
+    def means_by_half(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
+        """The mean of each score on the odd and on the even problems."""
         if self.size < 2:
             raise NoScore("one question cannot both choose the best and score it")
-        return self.values(lambda stacked: halves(stacked.shape[1]) @ stacked.T)
+        return self.weighted_means(lambda stacked: half_weights(stacked.shape[1]) @ stacked.T)
 
     @cached_property
     def draws_by_half(self) -> tuple[dict[tuple[ScoreRef, str | None], np.ndarray], ...]:
         """Draws of the odd problems, and draws of the even ones."""
-        odd, even = halved_means(list(self.vectors.values()), self.answers.draws)
-        return tuple({key: means[:, at] for at, key in enumerate(self.vectors)} for means in (odd, even))
+        odd, even = halved_means(list(self.answers_by_score.values()), self.answers.draws)
+        return tuple({key: means[:, index] for index, key in enumerate(self.answers_by_score)} for means in (odd, even))
 
     @property
     def size(self) -> int:
-        return len(next(iter(self.vectors.values())))
+        return len(next(iter(self.answers_by_score.values())))
 
-    def plain(self, cell: Cell) -> tuple[float, float]:
-        """A cell, what is chosen in it as observed, and its variance over draws of problems."""
+    def mean_and_variance(self, cell: Cell) -> tuple[float, float]:
+        """The value of a cell, with choices as observed, and its variance over draws of problems."""
         vector = by_question(self, cell, ())
         return float(vector.mean()), float(vector.var()) / len(vector)
 
     def interval(self, value: float, variance: float) -> tuple[float, float]:
         return share_interval(value, self.size, variance)
 
-    def halved(self, of: Callable[[dict, dict], np.ndarray]) -> tuple[float, np.ndarray]:
-        """What is chosen on one half of the problems is worth on the other, the mean of both ways: as observed, and
-        (draws,) over draws of problems. of: by what is chosen, and what is shown -> a value a draw. NoScore: one
-        problem has no halves."""
-        half = self.by_half
-        observed = of(half, {key: means[::-1] for key, means in half.items()})
+    def split_half(self, statistic: Callable[[dict, dict], np.ndarray]) -> tuple[float, np.ndarray]:
+        """The value, on one half of the problems, of what is chosen on the other half, the mean of both directions: as
+        observed, and (draws,) over draws of problems. statistic: (means that choices use, means that are shown) ->
+        values, one per draw. Raises NoScore for a single problem, which has no halves."""
+        half = self.means_by_half
+        observed = statistic(half, {key: means[::-1] for key, means in half.items()})
         odd, even = self.draws_by_half
-        return float(observed.mean()), (of(odd, even) + of(even, odd)) / 2
+        return float(observed.mean()), (statistic(odd, even) + statistic(even, odd)) / 2
 
 
 Sentences = list[tuple[str, tuple[tuple[str, str], ...]]]  # (pair, its references and responses)
 
 
 class Corpora(Questions):
-    """The same of corpus metrics, which are no means over questions: `vectors` are what is observed, and then draws."""
+    """Questions for corpus metrics, which are not means over questions: `answers_by_score` holds the observed value and
+    then one value per draw."""
 
     @cached_property
-    def texts(self) -> dict[tuple[ScoreRef, str | None], Sentences]:
-        """Each score's sentences, of each of its pairs, aligned by problem id over all of them."""
-        translations = {key: self.answers.translations(*key) for key in self.scores}
+    def aligned_texts(self) -> dict[tuple[ScoreRef, str | None], Sentences]:
+        """Each score's sentences in each of its pairs, aligned by problem id across all of them."""
+        translations = {key: self.answers.read_translations(*key) for key in self.needed_scores}
         shared = set.intersection(*(set(texts) for pairs in translations.values() for texts in pairs.values()))
         if not shared:
             raise NoScore("its scores share no question")
@@ -209,103 +217,103 @@ class Corpora(Questions):
 
     @property
     def size(self) -> int:
-        return len(next(iter(self.texts.values()))[0][1])
+        return len(next(iter(self.aligned_texts.values()))[0][1])
 
-    def plain(self, cell: Cell) -> tuple[float, float]:
+    def mean_and_variance(self, cell: Cell) -> tuple[float, float]:
         import numpy as np
 
         observed, *draws = by_question(self, cell, ())
         return float(observed), float(np.var(draws, ddof=1))
 
     def interval(self, value: float, variance: float) -> tuple[float, float]:
-        """Normal; the standard error is that of one sentence at least, as in contrasts."""
+        """A normal interval; the standard error is at least that of one sentence, as in contrasts."""
         low, high = NormalTest(value, max(math.sqrt(variance), 1 / self.size)).interval()
         return max(0.0, low), high
 
-    def of(self, copies: np.ndarray) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
-        """The score of each in sets that hold each sentence so many times. copies: (draws, N)."""
+    def scores_of_copies(self, copies: np.ndarray) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
+        """The value of each score on resampled sentences. copies: (draws, N), how often each sentence occurs."""
         import numpy as np
 
         return {
             key: np.mean([corpus_scores(*counts_of(self.metric, *pair), copies) for pair in pairs], axis=0)
-            for key, pairs in self.texts.items()
+            for key, pairs in self.aligned_texts.items()
         }
 
     @cached_property
-    def vectors(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
+    def answers_by_score(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
         import numpy as np
 
         return {
             key: np.mean([drawn_scores(self.metric, *pair) for pair in pairs], axis=0)
-            for key, pairs in self.texts.items()
+            for key, pairs in self.aligned_texts.items()
         }
 
     @cached_property
-    def observed(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
-        return {key: vector[:1] for key, vector in self.vectors.items()}
+    def observed_means(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
+        return {key: vector[:1] for key, vector in self.answers_by_score.items()}
 
     @cached_property
-    def draws(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
-        return {key: vector[1:] for key, vector in self.vectors.items()}
+    def mean_draws(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
+        return {key: vector[1:] for key, vector in self.answers_by_score.items()}
 
     @cached_property
-    def by_half(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
+    def means_by_half(self) -> dict[tuple[ScoreRef, str | None], np.ndarray]:
         if self.size < 2:
             raise NoScore("one question cannot both choose the best and score it")
-        return self.of((halves(self.size) > 0).astype(float))
+        return self.scores_of_copies((half_weights(self.size) > 0).astype(float))
 
     @cached_property
     def draws_by_half(self) -> tuple[dict[tuple[ScoreRef, str | None], np.ndarray], ...]:
         import numpy as np
 
-        by_half = []
+        draws = []
         for half in (0, 1):
             copies = np.zeros((DRAWS, self.size))
             copies[:, half::2] = copies_of(len(range(half, self.size, 2)), half * DRAWS)
-            by_half.append(self.of(copies))
-        return tuple(by_half)
+            draws.append(self.scores_of_copies(copies))
+        return tuple(draws)
 
 
 def questions_of(plan: TablePlan, answers: StoredAnswers, cells: Sequence[Cell], metric: str) -> Questions:
     return (Corpora if metric in CORPUS_METRICS else Questions)(plan, answers, cells, metric)
 
 
-def leaves(plan: TablePlan, cell: Cell) -> Iterator[Cell]:
-    """The cells that hold items: a row that averages rows stands for those."""
+def leaf_cells(plan: TablePlan, cell: Cell) -> Iterator[Cell]:
+    """The cells that hold items: for a row that averages rows, those of the averaged rows."""
     if not cell.of:
         yield cell
     for row in cell.of:
-        yield from leaves(plan, plan.cells[row, cell.column])
+        yield from leaf_cells(plan, plan.cells[row, cell.column])
 
 
-def chooses(item: Item) -> bool:
-    """Whether an item's candidates are all shown, so that their choice can be made again; one made elsewhere stands."""
+def is_open_choice(item: Item) -> bool:
+    """Whether all candidates were scored here, so that the choice can be repeated in each draw."""
     return item.choice is not None and any(() not in reading for reading in item.readings)
 
 
-def linear(plan: TablePlan, cell: Cell) -> bool:
+def is_plain_mean(plan: TablePlan, cell: Cell) -> bool:
     """Whether a cell is a plain mean of its answers."""
-    steps = [how for leaf in leaves(plan, cell) for how, _ in leaf.reduce] + [how for how, _ in cell.reduce]
+    steps = [how for leaf in leaf_cells(plan, cell) for how, _ in leaf.reduce] + [how for how, _ in cell.reduce]
     return all(how == "mean" for how in steps) and not any(
-        chooses(item) for leaf in leaves(plan, cell) for item in leaf.items
+        is_open_choice(item) for leaf in leaf_cells(plan, cell) for item in leaf.items
     )
 
 
 # ---------------------------------------------------------------------------------------------------- in draws
 
 
-def pick(parts: Sequence[Both]) -> Both:
-    """The largest of several in each draw, by what choices are made by."""
+def pick_largest(parts: Sequence[ChosenAndShown]) -> ChosenAndShown:
+    """The largest of several in each draw, by the values that choices use."""
     import numpy as np
 
     if len(parts) == 1:
         return parts[0]
     choosing, shown = (np.stack(side, axis=1) for side in zip(*parts, strict=True))
-    at = np.arange(len(choosing)), np.argmax(choosing, axis=1)
-    return choosing[at], shown[at]
+    best = np.arange(len(choosing)), np.argmax(choosing, axis=1)
+    return choosing[best], shown[best]
 
 
-def average(parts: Sequence[Both]) -> Both:
+def average_draws(parts: Sequence[ChosenAndShown]) -> ChosenAndShown:
     import numpy as np
 
     if len(parts) == 1:
@@ -314,48 +322,55 @@ def average(parts: Sequence[Both]) -> Both:
     return choosing, shown
 
 
-def lowest(parts: Sequence[Both]) -> Both:
-    choosing, shown = pick([(-choosing, -shown) for choosing, shown in parts])
+def pick_lowest(parts: Sequence[ChosenAndShown]) -> ChosenAndShown:
+    choosing, shown = pick_largest([(-choosing, -shown) for choosing, shown in parts])
     return -choosing, -shown
 
 
-REDUCERS: dict[str, Callable[[Sequence[Both]], Both]] = {"mean": average, "max": pick, "min": lowest}
+REDUCERS: dict[str, Callable[[Sequence[ChosenAndShown]], ChosenAndShown]] = {
+    "mean": average_draws,
+    "max": pick_largest,
+    "min": pick_lowest,
+}
 
 
-def drawn(plan: TablePlan, cell: Cell, choosing: dict, shown: dict) -> Both:
-    """A cell in each draw, as cells.value has it in one: choices, maxima and minima by `choosing`, numbers of `shown`.
+def cell_draws(plan: TablePlan, cell: Cell, choosing: dict, shown: dict) -> ChosenAndShown:
+    """A cell in each draw, as tables.plan has it in one: choices, maxima and minima use `choosing`, numbers `shown`.
 
-    Both the same: a bootstrap that chooses again in each draw. The halves the other way round: split-half.
+    The same dict twice gives a bootstrap that repeats choices in each draw, two halves of the problems a split-half.
     """
     import numpy as np
 
     winners: dict[str | None, np.ndarray] = {}  # the winner of each choice, which many items share
 
-    def one(cell: Cell, item: Item) -> Both:
-        if not chooses(item):
+    def item_draws(cell: Cell, item: Item) -> ChosenAndShown:
+        if not is_open_choice(item):
             winner = next(iter(item.readings[0]))
-            return average([(choosing[r[winner], cell.pair], shown[r[winner], cell.pair]) for r in item.readings])
+            keys = [(reading[winner], cell.pair) for reading in item.readings]
+            return average_draws([(choosing[key], shown[key]) for key in keys])
         candidates = plan.choices[item.choice or ""].candidates
         if item.choice not in winners:
-            means = [np.mean([choosing[s, cell.pair] for s in of], axis=0) for of in candidates.values()]
+            means = [
+                np.mean([choosing[score, cell.pair] for score in scores], axis=0) for scores in candidates.values()
+            ]
             winners[item.choice] = np.argmax(np.stack(means, axis=1), axis=1)
-        at = np.arange(len(winners[item.choice])), winners[item.choice]
+        chosen = np.arange(len(winners[item.choice])), winners[item.choice]
 
         def of_winner(values: dict, reading: dict) -> np.ndarray:
             if () in reading:
                 return values[reading[()], cell.pair]
-            return np.stack([values[reading[name], cell.pair] for name in candidates], axis=1)[at]
+            return np.stack([values[reading[name], cell.pair] for name in candidates], axis=1)[chosen]
 
-        return average([(of_winner(choosing, reading), of_winner(shown, reading)) for reading in item.readings])
+        return average_draws([(of_winner(choosing, reading), of_winner(shown, reading)) for reading in item.readings])
 
-    return fold(plan, cell, one, lambda how, parts: REDUCERS[how](parts))
+    return reduce_cell(plan, cell, item_draws, lambda how, parts: REDUCERS[how](parts))
 
 
 # ---------------------------------------------------------------------------------------------------- by question
 
 
 def by_question(questions: Questions, cell: Cell, axes: Sequence[str]) -> np.ndarray:
-    """A cell's answers (levels of each axis ..., N): what it is reduced over is reduced, but for `axes`.
+    """A cell's answers (levels of each axis ..., N), reduced over all of its axes except `axes`.
 
     An axis that the cell does not have, or has one value of, is of length 1. Choices and maxima are those observed.
     """
@@ -364,33 +379,38 @@ def by_question(questions: Questions, cell: Cell, axes: Sequence[str]) -> np.nda
     plan = questions.plan
     if cell.of:
         parts = [by_question(questions, plan.cells[row, cell.column], axes) for row in cell.of]
-        return reduced(cell.reduce[0][0], parts)
+        return reduce_vectors(cell.reduce[0][0], parts)
 
-    def one(item: Item) -> np.ndarray:
+    def item_vector(item: Item) -> np.ndarray:
         key: Any = next(iter(item.readings[0]))
-        if chooses(item):
+        if is_open_choice(item):
             candidates = plan.choices[item.choice or ""].candidates
-            means = {k: np.mean([questions.observed[s, cell.pair] for s in of]) for k, of in candidates.items()}
+            means = {
+                candidate: np.mean([questions.observed_means[score, cell.pair] for score in scores])
+                for candidate, scores in candidates.items()
+            }
             key = max(means, key=means.__getitem__)
-        vectors = [questions.vectors[reading[() if () in reading else key], cell.pair] for reading in item.readings]
+        vectors = [
+            questions.answers_by_score[reading[() if () in reading else key], cell.pair] for reading in item.readings
+        ]
         return vectors[0] if len(vectors) == 1 else np.mean(vectors, axis=0)
 
-    return by_level(cell, axes, one)
+    return by_level(cell, axes, item_vector)
 
 
-def by_level(cell: Cell, axes: Sequence[str], one: Callable[[Item], np.ndarray]) -> np.ndarray:
-    """(levels of each axis ..., N) of the vectors (N,) of a cell's items, reduced over all but `axes`."""
+def by_level(cell: Cell, axes: Sequence[str], vector_of: Callable[[Item], np.ndarray]) -> np.ndarray:
+    """(levels of each axis ..., N): the vectors (N,) of a cell's items, reduced over all axes except `axes`."""
     import numpy as np
 
-    left = levels(cell, lambda _, item: one(item), reduced, axes)
-    places = [list(dict.fromkeys(at[axis] for at, _ in left if axis in at)) or [None] for axis in axes]
-    array = np.full((*map(len, places), len(left[0][1])), np.nan)
-    for at, vector in left:
-        array[tuple(of.index(at.get(axis)) for axis, of in zip(axes, places, strict=True))] = vector
+    vectors = reduce_items(cell, lambda _, item: vector_of(item), reduce_vectors, axes)
+    axis_values = [list(dict.fromkeys(at[axis] for at, _ in vectors if axis in at)) or [None] for axis in axes]
+    array = np.full((*map(len, axis_values), len(vectors[0][1])), np.nan)
+    for at, vector in vectors:
+        array[tuple(values.index(at.get(axis)) for axis, values in zip(axes, axis_values, strict=True))] = vector
     return array
 
 
-def reduced(how: str, vectors: Sequence[np.ndarray]) -> np.ndarray:
+def reduce_vectors(how: str, vectors: Sequence[np.ndarray]) -> np.ndarray:
     """The mean of several vectors; or the one whose mean is the largest (max) or the least (min)."""
     import numpy as np
 

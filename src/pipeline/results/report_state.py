@@ -1,4 +1,4 @@
-"""What a report's folder remembers: how its table was asked for, what failed, and how much of it was finished."""
+"""The state stored in a report's folder: the settings of its table, the failed runs, and the finished cells."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Asking = TypeVar("Asking", bound=TableStage)
 
 @dataclass
 class Reported:
-    """data_root, every: as stage=table was last asked; failed: run -> why; finished: cells that the page shows."""
+    """data_root, every: as in the last stage=table; failed: run -> reason; finished: cells that the page shows."""
 
     data_root: str | None = None
     every: dict[str, Any] = field(default_factory=dict)
@@ -28,8 +28,8 @@ class Reported:
     finished: int = 0
 
     @classmethod
-    def read(cls, folder: Path) -> Reported:
-        """What was written there; of a folder without it, or with another program's, nothing."""
+    def read_state(cls, folder: Path) -> Reported:
+        """The stored state; an empty one for a folder without report.json, or with that of another program."""
         try:
             content = json.loads((folder / FILE).read_text(encoding="utf-8"))
             return cls(content["data_root"], dict(content["every"]), dict(content["failed"]), int(content["finished"]))
@@ -38,12 +38,13 @@ class Reported:
 
     @classmethod
     def of(cls, config: TableStage) -> Reported:
-        from pipeline.tables.planned_runs import load
+        """The stored state of a table's report."""
+        from pipeline.tables.planned_runs import load_table
 
-        return cls.read(Path(config.runs_dir) / "reports" / load(config).name)
+        return cls.read_state(Path(config.runs_dir) / "reports" / load_table(config).name)
 
     def asked_again(self, config: Asking) -> Asking:
-        """A table is reported as it was made, where the command says nothing else."""
+        """The configuration with the settings of the last stage=table, unless the command sets data_root or every."""
         if config.data_root is not None or config.every or not (self.data_root or self.every):
             return config
         overrides = [f"data_root={self.data_root}"] if self.data_root else []
@@ -52,17 +53,17 @@ class Reported:
         return replace(config, data_root=self.data_root, every=dict(self.every))
 
     def refuse_fewer(self, folder: Path, results: Results, fewer: bool) -> None:
-        """A page is not replaced by a poorer one unless that is asked for."""
+        """Raise PipelineError if fewer cells are finished than the existing page shows, unless `fewer`."""
         if (folder / "index.html").is_file() and results.finished < self.finished and not fewer:
             raise PipelineError(
                 f"{folder / 'index.html'} shows {self.finished} finished cells and this one would show "
                 f"{results.finished}: give report.fewer=true to replace it"
             )
 
-    def write(self, folder: Path, **changed: Any) -> None:
+    def write_state(self, folder: Path, **changed: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / FILE, json.dumps(asdict(replace(self, **changed)), indent=1) + "\n")
 
     def still_failed(self, names: Mapping[str, Any]) -> dict[str, str]:
-        """What failed when it was last tried, of the runs that are still not there."""
-        return {name: why for name, why in self.failed.items() if name in names}
+        """Run -> reason, of those that failed last time and are still unfinished."""
+        return {name: reason for name, reason in self.failed.items() if name in names}

@@ -1,4 +1,4 @@
-"""Adopting a finished run: one of other parents whose files, as far as the stage reads them, are the same.
+"""Adopting a finished run: one whose parents differ, but whose inputs, as far as its stage reads them, are the same.
 
 The hash of a run covers those of its parents, so a data set that is built again because one more benchmark was added
 gives all runs below it new hashes, though its rows may be the same. Such a run need not be computed again.
@@ -14,47 +14,47 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.files import link
+from pipeline.files import link_or_copy
 from pipeline.hub.addresses import without_credentials
 from pipeline.models.files import ADAPTER_CONFIG, DECIDING
 from pipeline.runs.folders import finished_names
 from pipeline.runs.manifest import SNAPSHOTS, Ancestor, Malformed, Manifest, read_manifest
-from pipeline.runs.run import Parent, Run, Snapshot, recorded
-from pipeline.runs.unchanged import changed, content
+from pipeline.runs.run import Parent, Run, Snapshot, recorded_config
+from pipeline.runs.unchanged import content_digest, describe_change
 
-STAGES = ("cpt", "sft", "merge", "eval")  # that are adopted: the others take no time
+STAGES = ("cpt", "sft", "merge", "eval")  # runs of other stages take no time and are not adopted
 ROWS = ("train.jsonl", "validation.jsonl")  # what a training reads of its data run
 
 
-def adoptable(run: Run) -> Manifest | None:
-    """The finished run whose files `run` may adopt; None where it has to be computed, or redo=true asks for that."""
+def adoptable_run(run: Run) -> Manifest | None:
+    """The finished run whose files `run` may adopt; None where it has to be computed, or with redo=true."""
     return equal_run(run) if run.config.stage in STAGES and not run.config.redo else None
 
 
 def equal_run(run: Run, assumed: Collection[str] = ()) -> Manifest | None:
-    """A finished run that `run` would repeat: same stage, version and configuration, and parents of which it reads
-    the same. Of a data run that is its rows, of a model its weights and the files that decide its answers; any other
-    parent must have the same hash.
+    """A finished run that `run` would repeat: same stage, version and configuration, and equal inputs. Inputs are the
+    rows of a data run, the weights of a model and the files that decide its answers; any other parent must have the
+    same hash.
 
-    assumed: hashes of parents that are not made yet and count as the same. A data run whose parents differ may be the
-    same: that is known when it is made.
+    assumed: hashes of parents that are not finished yet and count as equal. Whether a data run with other parents
+    equals a finished one is known once it is computed.
     """
     for name in finished_names(run.runs_dir, f"{run.label}-"):
         folder = run.runs_dir / name
-        with suppress(Malformed):  # named where runs are listed
+        with suppress(Malformed):  # reported where runs are listed
             manifest = read_manifest(folder)
             if manifest is None or manifest.hash == run.hash or not _same_configuration(run, manifest):
                 continue
             if run.config.stage == "data":
                 return manifest
-            same = all(_same_input(role, parent, manifest, run, assumed) for role, parent in run.parents.items())
-            if same and not _freed(manifest) and not changed(folder, manifest):
+            is_equal = all(_same_input(role, parent, manifest, run, assumed) for role, parent in run.parents.items())
+            if is_equal and not _has_freed_weights(manifest) and not describe_change(folder, manifest):
                 return manifest
     return None
 
 
-def adopt(run: Run, manifest: Manifest, attempt: int) -> None:
-    """Fill the run's work folder with the files of a finished run as hard links, and with a manifest that says so.
+def adopt_run(run: Run, manifest: Manifest, attempt: int) -> None:
+    """Fill the run's work folder with hard links to the files of a finished run, and a manifest with adopted_from.
 
     Costs, versions and machine stay those of the run that computed the files.
     """
@@ -62,17 +62,19 @@ def adopt(run: Run, manifest: Manifest, attempt: int) -> None:
     run.work.mkdir()
     for name in manifest.files:
         (run.work / name).parent.mkdir(parents=True, exist_ok=True)
-        link(run.runs_dir / manifest.name / name, run.work / name)
+        link_or_copy(run.runs_dir / manifest.name / name, run.work / name)
     source = manifest.adopted_from or {"name": manifest.name, "hash": manifest.hash}
     replace(
-        manifest, name=run.name, hash=run.hash, decided_by=run.decided_by, config=recorded(run.config),
-        parents={role: Ancestor(parent.name, parent.hash, content(parent)) for role, parent in run.parents.items()},
+        manifest, name=run.name, hash=run.hash, decided_by=run.decided_by, config=recorded_config(run.config),
+        parents={
+            role: Ancestor(parent.name, parent.hash, content_digest(parent)) for role, parent in run.parents.items()
+        },
         attempt=attempt, adopted_from=source,
     ).write(run.work)  # fmt: skip
 
 
 def _same_configuration(run: Run, manifest: Manifest) -> bool:
-    """Whether a finished run differs from `run` in the hashes of its parents alone."""
+    """Whether a finished run differs from `run` at most in the hashes of its parents."""
     requested, finished = (
         {**decided, "parents": sorted(decided["parents"])} for decided in (run.decided_by, manifest.decided_by)
     )
@@ -84,21 +86,24 @@ def _same_input(role: str, parent: Parent, manifest: Manifest, run: Run, assumed
     if (parent.run.hash if isinstance(parent, Snapshot) else parent.hash) in assumed:
         return True
     if parent.hash == recorded_parent.hash:
-        return content(parent, recorded_parent.content) == recorded_parent.content
-    now, then = read_manifest(parent.folder), read_manifest(_folder(recorded_parent, run.runs_dir))
-    if now is None or then is None or then.hash != recorded_parent.hash or then.content != recorded_parent.content:
+        return content_digest(parent, recorded_parent.content) == recorded_parent.content
+    current = read_manifest(parent.folder)
+    earlier = read_manifest(_ancestor_folder(recorded_parent, run.runs_dir))
+    if current is None or earlier is None:
         return False
-    read_now = _files_read(role, now)
-    return bool(read_now) and read_now == _files_read(role, then)
+    if earlier.hash != recorded_parent.hash or earlier.content != recorded_parent.content:
+        return False
+    digests = _digests_read(role, current)
+    return bool(digests) and digests == _digests_read(role, earlier)
 
 
-def _folder(parent: Ancestor, runs_dir: Path) -> Path:
+def _ancestor_folder(parent: Ancestor, runs_dir: Path) -> Path:
     name, at, step = parent.name.rpartition("@")
     return runs_dir / name / SNAPSHOTS / f"step-{step}" if at else runs_dir / parent.name
 
 
-def _files_read(role: str, parent: Manifest) -> dict[str, Any]:
-    """What a stage reads of a parent, by digest; empty where the parent counts as a whole."""
+def _digests_read(role: str, parent: Manifest) -> dict[str, Any]:
+    """Digests of what a stage reads of a parent; empty where the parent counts as a whole."""
     if role == "data":
         return {name: parent.files[name]["sha256"] for name in ROWS if name in parent.files}
     if parent.weights_root is None:
@@ -109,5 +114,5 @@ def _files_read(role: str, parent: Manifest) -> dict[str, Any]:
     return {"weights": parent.weights_root, **digests}
 
 
-def _freed(manifest: Manifest) -> bool:
+def _has_freed_weights(manifest: Manifest) -> bool:
     return any(weights.get("freed") for weights in (manifest.weights, *manifest.snapshots.values()))

@@ -1,4 +1,4 @@
-"""Whether a run can be written where it is to be and the disk has room for it; which disk had none in the end."""
+"""Whether a run can be written to runs_dir and the disk has room for it; which disk was full when a write failed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPARE_BYTES = 64 * 2**20  # logs, tables, W&B's files
 
 
 def check_writable(runs_dir: Path) -> None:
-    """Refuse a folder that takes no files; it is made where there is none."""
+    """Raise PipelineError for a folder that cannot be written; a missing one is created."""
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=runs_dir):
@@ -30,10 +30,10 @@ def check_writable(runs_dir: Path) -> None:
 
 
 def check_disk(run: Run, sizes: Mapping[str, int]) -> None:
-    """Refuse a run that the disk has no room for. needs: what for -> bytes.
+    """Check that the disk has room for a run. sizes: purpose -> bytes.
 
     Raises:
-        PipelineError: what is free, what is needed, and what for.
+        PipelineError: too little space; it reports what is free and what is needed for which purpose.
     """
     total, free = sum(sizes.values()) + SPARE_BYTES, shutil.disk_usage(run.runs_dir).free
     if free < total:
@@ -43,8 +43,8 @@ def check_disk(run: Run, sizes: Mapping[str, int]) -> None:
         raise PipelineError(f"runs_dir={run.runs_dir} is too full for {run.label}: {message}; {remedy}")
 
 
-def full(error: BaseException) -> str | None:
-    """Why a write failed, where the disk is full or the quota used up, as libraries wrap it too; else None."""
+def disk_full_reason(error: BaseException) -> str | None:
+    """The reason of a failed write if the disk is full or the quota used up, also as libraries wrap it; else None."""
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno) if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
     text = f"{error} {error.__cause__ or ''} {error.__context__ or ''}"
@@ -58,19 +58,20 @@ def naming_a_full_disk(runs_dir: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = full(error)
+        reason = disk_full_reason(error)
         if reason is None or isinstance(error, PipelineError):
             raise
         raise PipelineError(
-            f"{reason}: {', '.join(disks(runs_dir))}; free some (stage=clean), or give another; nothing was published"
+            f"{reason}: {', '.join(describe_disks(runs_dir))}; free some (stage=clean), or give another; "
+            "nothing was published"
         ) from error
 
 
-def disks(runs_dir: Path) -> list[str]:
-    """Where a run writes, and what is free there: of those the ones without room, else both (a quota is not seen)."""
+def describe_disks(runs_dir: Path) -> list[str]:
+    """Free space of the disks a run writes to: those without room, else both (a quota is not detected)."""
     usage = {}
     for knob, folder in (("runs_dir", runs_dir), ("TMPDIR", Path(gettempdir()))):
         with suppress(OSError):
             usage[f"{knob}={folder}"] = shutil.disk_usage(folder).free
-    least = {name: free for name, free in usage.items() if free < SPARE_BYTES} or usage
-    return [f"{name} has {free / 2**30:.2f} GB free" for name, free in least.items()]
+    full_disks = {disk: free for disk, free in usage.items() if free < SPARE_BYTES}
+    return [f"{disk} has {free / 2**30:.2f} GB free" for disk, free in (full_disks or usage).items()]

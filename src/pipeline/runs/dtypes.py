@@ -1,4 +1,4 @@
-"""The dtype in which a model's weights are stored, made or not: what eval.dtype=auto means.
+"""The dtype in which a model's weights are, or will be, stored: what eval.dtype=auto means.
 
 Torch's names: float32, bfloat16, float16. Imports nothing heavy; reads headers alone.
 """
@@ -24,8 +24,8 @@ ADAPTED = "float32"  # a base and its LoRA adapter are read together as float32
 
 
 def stored_dtype(model: Parent, runs_dir: Path) -> str | None:
-    """The dtype of a model: of a run by its configuration, of a model on the Hub by the lock file, else by the headers
-    of its files. None where nothing on this machine tells it.
+    """The dtype of a model: by the configuration of a run, by the lock file for a model on the Hub, else by the headers
+    of its files. None where it cannot be determined on this machine.
 
     Raises PipelineError for headers that cannot be read, and for weights of several dtypes.
     """
@@ -37,7 +37,7 @@ def stored_dtype(model: Parent, runs_dir: Path) -> str | None:
         if locked:
             return one_dtype(locked, model.name)
     dtypes = dtypes_in(model.folder)
-    manifest = None if dtypes else read_manifest(model.folder)  # of a snapshot whose files were freed
+    manifest = None if dtypes else read_manifest(model.folder)  # a snapshot whose files were deleted
     sft = manifest.config.get("sft") if manifest else None
     return trained_dtype(sft) if sft else one_dtype(dtypes, model.name)
 
@@ -67,7 +67,7 @@ def merged_dtype(merge: Merge, parents: Mapping[str, Parent], runs_dir: Path) ->
 
 
 def dtypes_in(folder: Path) -> list[str]:
-    """The dtypes of a folder's weights by the headers of its files, sorted; none where it holds no weights.
+    """The dtypes of a folder's weights by the headers of its files, sorted; empty where it holds no weights.
 
     Raises PipelineError for headers that cannot be read.
     """
@@ -88,7 +88,7 @@ def _float_dtypes(file: Path, *_: int) -> frozenset[str]:
 
 
 def one_dtype(dtypes: Iterable[str], subject: str) -> str | None:
-    """The only one of `dtypes`; None of none. Raises PipelineError for several, and for float64."""
+    """The only one of `dtypes`; None if there is none. Raises PipelineError for several, and for float64."""
     distinct = sorted(set(dtypes))
     if len(distinct) > 1 or not DTYPES.keys() >= set(distinct):
         raise PipelineError(f"eval.dtype=auto, but {subject} holds {' and '.join(distinct)}: give eval.dtype=float32")

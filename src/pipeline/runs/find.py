@@ -16,21 +16,21 @@ from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import External, Folder, Parent
 
 
-def find(reference: str, runs_dir: Path, knob: str, revision: str | None = None) -> Parent:
-    """What RUN means: a folder (has a / or starts with .), a run's exact name, or a unique prefix of one.
+def find_run(reference: str, runs_dir: Path, knob: str, revision: str | None = None) -> Parent:
+    """The run or model that RUN means: a folder (has a / or starts with .), a run's exact name, or a unique prefix.
 
     hub:org/name is a model on the Hub, package:folder one that is shipped with this package, RUN@STEP a snapshot. A
-    model that stage=prefetch locked is known by its revision, and is its folder in the Hub's cache.
+    model that stage=prefetch locked is identified by its revision, and is its folder in the Hub's cache.
 
     Raises:
-        PipelineError: nothing or more than one thing is meant, or the folder is no finished run and no model.
+        PipelineError: no match or several, or the folder is neither a finished run nor a model.
     """
     if not reference:
         raise PipelineError(f"{knob} is empty: give {knob}=RUN, a finished run, a folder with a model, or hub:org/name")
     if reference.startswith("hub:"):
         name = reference.removeprefix("hub:")
         if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-            raise PipelineError(f"{knob}={reference} is no model on the Hub: write hub:org/name")
+            raise PipelineError(f"{knob}={reference} is not a model on the Hub: write hub:org/name")
         hub = pinned_as(name, revision)
         pinned, folder = read_lock(runs_dir).model(hub) or (None, Path(name))
         identity = f"{reference}@{pinned}" if pinned else reference
@@ -39,7 +39,7 @@ def find(reference: str, runs_dir: Path, knob: str, revision: str | None = None)
         return from_folder(Path(__file__).parents[1] / reference.removeprefix("package:"), knob, runs_dir)
     name, at, step = reference.rpartition("@")
     if at and step.isdigit() and not Path(reference).is_dir():
-        return snapshot(find(name, runs_dir, knob), int(step), knob)
+        return find_snapshot(find_run(name, runs_dir, knob), int(step), knob)
     if "/" in reference or reference.startswith("."):
         return from_folder(Path(reference), knob, runs_dir)
     names = finished_names(runs_dir, reference)
@@ -54,23 +54,23 @@ def find(reference: str, runs_dir: Path, knob: str, revision: str | None = None)
     if (runs_dir / reference).is_dir():
         return from_folder(runs_dir / reference, knob, runs_dir)
     run_names = finished_names(runs_dir)
-    raise PipelineError(f"{knob}={reference} is no finished run of {runs_dir}{near(reference, run_names)}")
+    raise PipelineError(f"{knob}={reference} is not a finished run of {runs_dir}{suggest_names(reference, run_names)}")
 
 
-def snapshot(training: Parent, step: int, knob: str) -> Parent:
-    """RUN@STEP. One that stage=clean freed is still known by its weights' digests."""
+def find_snapshot(training: Parent, step: int, knob: str) -> Parent:
+    """The snapshot RUN@STEP. One that stage=clean deleted is still identified by its weights' digests."""
     folder = training.folder / "snapshots" / f"step-{step}"
     manifest = read_manifest(folder)
     if manifest is None:
-        manifest_of_training = read_manifest(training.folder)
-        snapshots = manifest_of_training.snapshots if manifest_of_training else {}
+        training_manifest = read_manifest(training.folder)
+        snapshots = training_manifest.snapshots if training_manifest else {}
         hint = f"there are {', '.join(snapshots)}" if snapshots else "it was trained without sft.snapshot_every"
         raise PipelineError(f"{knob}={training.name}@{step}: {training.name} has no snapshot of that step; {hint}")
     return External(manifest.name, manifest.hash, folder)
 
 
-def near(word: str, names: list[str]) -> str:
-    """'; did you mean a, b' where something is near, else what there is."""
+def suggest_names(word: str, names: list[str]) -> str:
+    """'; did you mean a, b' where names are similar to the word, else '; there are' with the first names."""
     from difflib import get_close_matches
 
     beginnings = {name[: len(word)]: name for name in reversed(names)}  # a RUN may be the beginning of a name
@@ -83,17 +83,17 @@ def near(word: str, names: list[str]) -> str:
 def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
     folder = Path(os.path.normpath(folder))
     if not folder.is_dir():
-        maybe = re.fullmatch(REPOSITORY, str(folder)) and not Path(folder.parts[0]).is_dir()
-        of_hub = f", or hub:{folder} for a model on the Hub" if maybe else ""
-        raise PipelineError(f"{knob}={folder} is not a folder: name a finished run, or a folder with a model{of_hub}")
+        could_be_hub = re.fullmatch(REPOSITORY, str(folder)) and not Path(folder.parts[0]).is_dir()
+        hint = f", or hub:{folder} for a model on the Hub" if could_be_hub else ""
+        raise PipelineError(f"{knob}={folder} is not a folder: name a finished run, or a folder with a model{hint}")
     manifest = read_manifest(folder)
     if manifest is not None:
         return External(manifest.name, manifest.hash, folder)
     files = [path for path in folder.iterdir() if path.suffix in IDENTIFYING_SUFFIXES]
-    described = any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
-    if not described or not any(path.suffix == ".safetensors" for path in files):
+    has_config = any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
+    if not has_config or not any(path.suffix == ".safetensors" for path in files):
         raise PipelineError(
-            f"{knob}={folder} has no {MANIFEST}, so it is no finished run, "
-            "and no config.json with safetensors, so it is no model"
+            f"{knob}={folder} has no {MANIFEST}, so it is not a finished run, "
+            "and no config.json with safetensors, so it is not a model"
         )
     return Folder(folder, tuple(files), runs_dir)

@@ -1,4 +1,4 @@
-"""Which folders of runs_dir are of which runs: one scan serves a command, and manifests are read when asked for."""
+"""Which folders of runs_dir belong to which runs: one scan serves a command; manifests are read when needed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from pipeline.files import SETTLED_NS
 from pipeline.runs.manifest import MANIFEST, Malformed, Manifest, read_file, read_manifest
 
-DIGITS = (8, 12, 64)  # of a hash, in the names of folders: more where another run has the same
-_NAMED = re.compile(r"(.*)-([0-9a-f]{8})([0-9a-f]{4}|[0-9a-f]{56})?")
+DIGITS = (8, 12, 64)  # digits of the hash in a folder's name: more where another run has the same
+_FOLDER_NAME = re.compile(r"(.*)-([0-9a-f]{8})([0-9a-f]{4}|[0-9a-f]{56})?")
 
 
 @dataclass
@@ -37,8 +37,8 @@ class Scan:
 _scans: dict[str, Scan] = {}
 
 
-def scan(runs_dir: Path) -> Scan:
-    """The folders of runs_dir, read anew only when it has changed since: publishing a run does."""
+def scan_folders(runs_dir: Path) -> Scan:
+    """The folders of runs_dir, listed again only when it has changed: publishing a run changes it."""
     key = str(runs_dir)
     try:
         mtime_ns = os.stat(runs_dir).st_mtime_ns
@@ -56,7 +56,7 @@ def by_digits(names: list[str]) -> dict[str, list[str]]:
     """The eight digits that names of runs end in -> these names."""
     grouped: dict[str, list[str]] = {}
     for name in names:
-        if match := _NAMED.fullmatch(name):
+        if match := _FOLDER_NAME.fullmatch(name):
             grouped.setdefault(match[2], []).append(name)
     return grouped
 
@@ -67,34 +67,36 @@ def folder_name(label: str, run_hash: str, digits: int = DIGITS[0]) -> str:
 
 
 def label_in(name: str) -> str:
-    """The label that the name of a run's folder begins with; of another name all of it."""
-    match = _NAMED.fullmatch(name)
+    """The label that a folder's name begins with; the whole name if it is not the name of a run's folder."""
+    match = _FOLDER_NAME.fullmatch(name)
     return match[1] if match else name
 
 
-def of_same_digits(run_hash: str, runs_dir: Path) -> dict[str, Path]:
-    """Full hash -> folder, of the finished runs whose hash begins with the same eight digits: one, but for chance."""
+def folders_of_same_digits(run_hash: str, runs_dir: Path) -> dict[str, Path]:
+    """Full hash -> folder of the finished runs whose hash begins with the same eight digits: rarely more than one."""
     folders = {}
-    for name in reversed(scan(runs_dir).by_digits.get(run_hash[: DIGITS[0]], [])):  # of copies the first stands
-        with suppress(Malformed):  # refused where it is read
+    for name in reversed(
+        scan_folders(runs_dir).by_digits.get(run_hash[: DIGITS[0]], [])
+    ):  # the first of several copies counts
+        with suppress(Malformed):  # an error where it is read
             if manifest := read_manifest(runs_dir / name):
                 folders[manifest.hash] = runs_dir / name
     return folders
 
 
 def folder_of(run_hash: str, runs_dir: Path) -> Path | None:
-    """Where the run of this hash was published; None where it is not finished."""
-    return of_same_digits(run_hash, runs_dir).get(run_hash)
+    """The folder where the run of this hash was published; None if it is not finished."""
+    return folders_of_same_digits(run_hash, runs_dir).get(run_hash)
 
 
 def place_of(label: str, run_hash: str, runs_dir: Path) -> Path:
-    """Where a run is, by its hash, so that a label may change; else where it will be."""
-    listing = scan(runs_dir)
+    """The folder of a finished run, found by its hash, so that a label may change; else the folder where it will be."""
+    listing = scan_folders(runs_dir)
     if run_hash in listing.places:
         return listing.places[run_hash]
-    published = of_same_digits(run_hash, runs_dir)
+    published = folders_of_same_digits(run_hash, runs_dir)
     if run_hash in published:
-        if listing.settled:  # else it is listed anew next time
+        if listing.settled:  # else it is listed again next time
             listing.places[run_hash] = published[run_hash]
         return published[run_hash]
     used_digits = {folder.name.rpartition("-")[2] for folder in published.values()}
@@ -103,20 +105,20 @@ def place_of(label: str, run_hash: str, runs_dir: Path) -> Path:
 
 
 def finished_names(runs_dir: Path, beginning: str = "") -> list[str]:
-    """The names of the finished runs that begin so, sorted."""
-    names = scan(runs_dir).names
+    """The names of the finished runs that begin with `beginning`, sorted."""
+    names = scan_folders(runs_dir).names
     first = bisect_left(names, beginning)
     matching = takewhile(lambda name: name.startswith(beginning), islice(names, first, None))
     return [name for name in matching if (runs_dir / name / MANIFEST).is_file()]
 
 
-def finished(runs_dir: Path) -> Iterator[Manifest]:
+def finished_manifests(runs_dir: Path) -> Iterator[Manifest]:
     """The manifests of all finished runs, one after the other, so that 10,000 need not fit in memory at once.
 
-    A malformed one is named on standard error and left out.
+    A malformed one is skipped and reported on standard error.
     """
     for name in finished_names(runs_dir):
         try:
             yield read_file(runs_dir / name / MANIFEST)
         except Malformed as error:
-            print(f"left out: {error}", file=sys.stderr)
+            print(f"skipped: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Runs in order: parents are the graph, and what is finished is skipped."""
+"""Runs in topological order, parents first, and why each unfinished one has to be computed."""
 
 from __future__ import annotations
 
@@ -6,43 +6,44 @@ from graphlib import TopologicalSorter
 
 from pipeline.runs.adopt import STAGES, equal_run
 from pipeline.runs.make import why_not_finished
-from pipeline.runs.run import Run, runs_behind
+from pipeline.runs.run import Run, parent_runs
 
 
-def ordered(targets: list[Run]) -> list[Run]:
-    """All runs that the targets need, parents first, each once, otherwise in the order asked for."""
+def order_runs(targets: list[Run]) -> list[Run]:
+    """All runs that the targets need, parents first, each once, otherwise in the given order."""
     graph: dict[str, list[str]] = {}
     runs: dict[str, Run] = {}
 
-    def add(run: Run) -> None:
+    def add_run(run: Run) -> None:
         if run.hash not in runs:
             runs[run.hash] = run
-            needed_runs = runs_behind(run.parents)
-            graph[run.hash] = [parent.hash for parent in needed_runs]
-            for one in needed_runs:
-                add(one)
+            parents = parent_runs(run.parents)
+            graph[run.hash] = [parent.hash for parent in parents]
+            for parent in parents:
+                add_run(parent)
 
     for target in targets:
-        add(target)
+        add_run(target)
     return [runs[key] for key in TopologicalSorter(graph).static_order()]
 
 
-def unfinished(runs: list[Run]) -> dict[str, str]:
-    """run hash -> why it has to be made, of runs in order: a run is as unfinished as its parents are.
+def reasons_unfinished(runs: list[Run]) -> dict[str, str]:
+    """Run hash -> why it has to be computed, for runs given parents first: a run is unfinished if a parent is.
 
-    Where a finished run may turn out to be equal, the reason says so: it is adopted when it is, not computed.
+    Where a finished run may turn out to be equal, the reason says so: the run is then adopted, not computed.
     """
     reasons: dict[str, str] = {}
-    maybe: set[str] = set()
+    maybe_equal: set[str] = set()
     for run in runs:
-        waiting = [one.name for one in runs_behind(run.parents) if one.hash in reasons]
+        unfinished_parents = [parent.name for parent in parent_runs(run.parents) if parent.hash in reasons]
         if reason := why_not_finished(run):
             reasons[run.hash] = reason
-            if not run.config.redo and (equal := equal_run(run, maybe)):
-                maybe.add(run.hash)
+            if not run.config.redo and (equal := equal_run(run, maybe_equal)):
+                maybe_equal.add(run.hash)
                 if run.config.stage in STAGES:
-                    when = ", known after its data run" if waiting else f" from {equal.name}"
+                    when = ", known after its data run" if unfinished_parents else f" from {equal.name}"
                     reasons[run.hash] = f"{reason}; may be adopted{when}"
-        elif waiting or run.config.redo:
-            reasons[run.hash] = f"its parent {waiting[0]} is made first" if waiting else "redo=true"
+        elif unfinished_parents or run.config.redo:
+            parent_reason = f"its parent {unfinished_parents[0]} is made first" if unfinished_parents else ""
+            reasons[run.hash] = parent_reason or "redo=true"
     return reasons

@@ -1,4 +1,4 @@
-"""Who makes a run: one process, by a lease file with a heartbeat, without locks, which do not reach across nodes.
+"""Which process computes a run: one, by a lease file with a heartbeat; file locks do not reach across nodes.
 
 `runs_dir/.work/<hash>/` holds the leases `lease-1`, `lease-2`, ... of which the highest counts, and a work folder for
 each, named by the lease's own random id: nobody can write into another's. Taking is creating the next number, which a
@@ -28,19 +28,19 @@ from functools import lru_cache
 from pathlib import Path
 
 from pipeline.errors import Held
-from pipeline.files import move
+from pipeline.files import move_folder
 
 BEAT = 10.0  # seconds between two touches of a lease
 DEAD_AFTER = 120.0  # longer than clients of NFS keep a time in their caches (60 s)
 LOOK = 0.5  # seconds between two looks of a process that waits
 LEASE = "lease-"
-RELEASED = "released"  # what a lease says that was given back: its number is not used again while work is left here
-UNOWNED = "work"  # the work folder of who has no lease: of tests, and of benchmarks
+RELEASED = "released"  # content of a released lease: its number is not reused while its work folder remains
+UNOWNED = "work"  # the work folder of a process without a lease: tests and benchmarks
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lease. machine: what tells that a process id means the same here; began: when its process did."""
+    """The process that holds a lease. machine: boot and process namespace of its id; began: its start time."""
 
     id: str
     host: str
@@ -56,7 +56,7 @@ class Holder:
 
 @lru_cache(maxsize=1)
 def this_boot() -> str:
-    """The boot of this machine and the name space of process ids; empty where the system has no /proc."""
+    """The boot of this machine and the namespace of process ids; empty where the system has no /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -64,8 +64,8 @@ def this_boot() -> str:
         return ""
 
 
-def began(pid: int) -> str:
-    """When a process began, in ticks since the boot; empty where there is none (a zombie is none)."""
+def process_start(pid: int) -> str:
+    """Start time of a process, in ticks since boot; empty where there is no such process (or only a zombie)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -73,32 +73,34 @@ def began(pid: int) -> str:
     return "" if fields[0] in "ZX" else fields[19]
 
 
-def job() -> str | None:
-    """The Slurm job that this process is of."""
+def slurm_job() -> str | None:
+    """The Slurm job of this process, ARRAY_TASK in an array; None outside of Slurm."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
 
 
-def me() -> Holder:
+def this_process() -> Holder:
+    """This process as the holder of a lease, with a new random id."""
     pid, now = os.getpid(), datetime.now(UTC).isoformat(timespec="seconds")
-    return Holder(secrets.token_hex(4), socket.gethostname(), pid, job(), now, this_boot(), began(pid))
+    return Holder(secrets.token_hex(4), socket.gethostname(), pid, slurm_job(), now, this_boot(), process_start(pid))
 
 
-def numbers(workplace: Path) -> list[int]:
-    """Those of the leases in a workplace, sorted."""
+def list_lease_numbers(workplace: Path) -> list[int]:
+    """The numbers of the leases in a workplace, sorted."""
     with suppress(FileNotFoundError):
         names = (name.removeprefix(LEASE) for name in os.listdir(workplace) if name.startswith(LEASE))
         return sorted(int(name) for name in names if name.isdigit())
     return []
 
 
-def holder(workplace: Path) -> Holder | None:
-    """Who makes the run of this workplace now; None where nobody that lives does."""
-    lease_numbers = numbers(workplace)
-    return living(workplace / f"{LEASE}{lease_numbers[-1]}") if lease_numbers else None
+def live_holder(workplace: Path) -> Holder | None:
+    """The live process that computes the run of this workplace; None if there is none."""
+    lease_numbers = list_lease_numbers(workplace)
+    return holder_of_lease(workplace / f"{LEASE}{lease_numbers[-1]}") if lease_numbers else None
 
 
-def living(lease: Path) -> Holder | None:
+def holder_of_lease(lease: Path) -> Holder | None:
+    """The holder of a lease file if it is alive; None for a dead one, a released lease or a missing file."""
     try:
         touched, text = lease.stat().st_mtime, lease.read_text()
     except FileNotFoundError:
@@ -107,19 +109,19 @@ def living(lease: Path) -> Holder | None:
         return None
     try:
         owner = Holder(**json.loads(text))
-    except (ValueError, TypeError):  # created this moment, or by a process that died in between
+    except (ValueError, TypeError):  # created just now, or by a process that died before writing it
         owner = Holder("", "a host that has not said its name", 0, None, "a moment ago", "", "")
     if owner.machine and owner.machine == this_boot():
-        return owner if owner.began == began(owner.pid) else None
+        return owner if owner.began == process_start(owner.pid) else None
     return owner if now_at(lease.parent) - touched < DEAD_AFTER else None
 
 
-def stirring(lease: Path) -> Holder | None:
-    """The holder of a lease that looks dead, where it is touched while this process watches."""
+def holder_if_touched(lease: Path) -> Holder | None:
+    """The holder of a lease that looks dead, if the lease is touched while this process watches; else None."""
     try:
         text, touched = lease.read_text(), lease.stat().st_mtime_ns
         owner = Holder(**json.loads(text))
-    except (FileNotFoundError, ValueError, TypeError):  # given back, or never written
+    except (FileNotFoundError, ValueError, TypeError):  # released, or never written
         return None
     deadline = time.monotonic() + 2 * BEAT
     while owner.machine != this_boot() and time.monotonic() < deadline:
@@ -127,7 +129,7 @@ def stirring(lease: Path) -> Holder | None:
         try:
             if lease.stat().st_mtime_ns != touched:
                 return owner
-        except FileNotFoundError:  # another was first
+        except FileNotFoundError:  # another process was first
             return None
     return None
 
@@ -138,15 +140,15 @@ def now_at(workplace: Path) -> float:
     try:
         probe.touch()
         return probe.stat().st_mtime
-    except (FileNotFoundError, PermissionError):  # the run was published; one who may only read asks for its state
+    except (FileNotFoundError, PermissionError):  # the run was published, or its state is read without write permission
         return time.time()
     finally:
         with suppress(PermissionError):
             probe.unlink(missing_ok=True)
 
 
-def left(workplace: Path) -> Path:
-    """The work folder that an owner left: the last touched, where there are several."""
+def latest_work_folder(workplace: Path) -> Path:
+    """The work folder of the latest owner, by modification time; `work` where there is none."""
     with suppress(FileNotFoundError):
         folders = [path for path in workplace.iterdir() if path.is_dir() and "." not in path.name]
         if folders:
@@ -155,11 +157,11 @@ def left(workplace: Path) -> Path:
 
 
 class Lost(Held):
-    """Another process took this one for dead and makes the run."""
+    """Another process took over the lease of this one, which looked dead, and computes the run."""
 
 
 class Lease:
-    """The right to make a run. `folder`: where its work is done."""
+    """The right to compute a run. folder: its work folder; of: this process as its holder."""
 
     def __init__(self, workplace: Path, number: int, of: Holder) -> None:
         self.workplace, self.number, self.of = workplace, number, of
@@ -169,14 +171,14 @@ class Lease:
 
     def _beat(self) -> None:
         while not self._over.wait(BEAT):
-            with suppress(OSError):  # a file system that is away for a moment; one that took the lease is seen by check
+            with suppress(OSError):  # a file system may be away for a moment; check detects a lost lease
                 os.utime(self.file)
 
     def take_over(self) -> None:
-        """Make what an owner before left the work folder of this lease; an empty one where there was nothing."""
-        work = left(self.workplace)
+        """Rename the work folder of an earlier owner to that of this lease; create an empty one if there was none."""
+        work = latest_work_folder(self.workplace)
         try:
-            move(work, self.folder)
+            move_folder(work, self.folder)
         except FileNotFoundError:
             self.folder.mkdir()
         for path in self.workplace.iterdir():
@@ -190,8 +192,8 @@ class Lease:
             is_mine = bool(text) and json.loads(text)["id"] == self.of.id
         except (FileNotFoundError, ValueError):
             is_mine = False
-        if not is_mine or numbers(self.workplace)[-1:] != [self.number]:
-            hint = f"; now held by {owner}" if (owner := holder(self.workplace)) else ""
+        if not is_mine or list_lease_numbers(self.workplace)[-1:] != [self.number]:
+            hint = f"; now held by {owner}" if (owner := live_holder(self.workplace)) else ""
             raise Lost(f"{self.folder} was taken over: this process gave no sign for {DEAD_AFTER:.0f} s{hint}")
 
     def release(self) -> None:
@@ -199,7 +201,7 @@ class Lease:
         with suppress(Lost, OSError):
             self.check()
             if any(not path.name.startswith(LEASE) for path in self.workplace.iterdir()):
-                # else who saw it dead and who sees nothing take different numbers
+                # else one that saw it dead and one that sees none take different numbers
                 with open(self.file, "r+", encoding="utf-8") as file:  # in place: a full disk has no room for a new one
                     file.write(RELEASED)
                     file.truncate()
@@ -208,47 +210,52 @@ class Lease:
                 self.workplace.rmdir()
 
 
-def take(workplace: Path) -> Lease | Holder:
-    """The lease of a run, or who holds it."""
+def take_lease(workplace: Path) -> Lease | Holder:
+    """The lease of a run, or its live holder."""
     while True:
         workplace.mkdir(parents=True, exist_ok=True)
-        earlier = numbers(workplace)
-        if earlier and (owner := living(last := workplace / f"{LEASE}{earlier[-1]}") or stirring(last)):
+        earlier = list_lease_numbers(workplace)
+        if earlier and (
+            owner := holder_of_lease(last := workplace / f"{LEASE}{earlier[-1]}") or holder_if_touched(last)
+        ):
             return owner
-        number, holder_here = (earlier[-1] if earlier else 0) + 1, me()
+        number, taker = (earlier[-1] if earlier else 0) + 1, this_process()
         file = workplace / f"{LEASE}{number}"
         try:
             with open(file, "x", encoding="utf-8") as opened:
-                opened.write(json.dumps(asdict(holder_here)))
-        except (FileExistsError, FileNotFoundError):  # another was first, or has finished and removed the workplace
+                opened.write(json.dumps(asdict(taker)))
+        except (
+            FileExistsError,
+            FileNotFoundError,
+        ):  # another process was first, or has finished and removed the workplace
             continue
         except OSError:  # a full disk: an empty lease would count as somebody's
             file.unlink(missing_ok=True)
             raise
-        if numbers(workplace)[-1:] != [number]:  # a later one was there already when this number became free
+        if list_lease_numbers(workplace)[-1:] != [number]:  # a later one was there already when this number became free
             file.unlink(missing_ok=True)
             continue
         for old in earlier:
             (workplace / f"{LEASE}{old}").unlink(missing_ok=True)
-        return Lease(workplace, number, holder_here)
+        return Lease(workplace, number, taker)
 
 
-def waits() -> bool:
-    """Whether a process that finds a live lease waits for it: not in an allocation, whose hours are paid for."""
+def should_wait() -> bool:
+    """Whether a process that finds a live lease waits for it: not in a batch allocation, whose hours are paid for."""
     return "SLURM_JOB_ID" not in os.environ or sys.stdin is not None and sys.stdin.isatty()
 
 
 @contextmanager
-def leased(workplace: Path, name: str) -> Iterator[Lease]:
-    """The lease of a run, as soon as nobody else holds it.
+def hold_lease(workplace: Path, name: str) -> Iterator[Lease]:
+    """The lease of a run, as soon as no other process holds it.
 
     Raises:
-        Held: somebody does, and this process is not to wait.
+        Held: another process holds it, and this one should not wait.
     """
     reported = False
-    while isinstance(lease := take(workplace), Holder):
-        if not waits():
-            raise Held(f"{name} is held by {lease}: the same command goes on when that is over")
+    while isinstance(lease := take_lease(workplace), Holder):
+        if not should_wait():
+            raise Held(f"{name} is held by {lease}: rerun the same command to resume when that has ended")
         if not reported:
             print(f"{name}: held by {lease}; waiting", file=sys.stderr, flush=True)
         reported = True

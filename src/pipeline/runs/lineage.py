@@ -1,4 +1,4 @@
-"""Which base a model was trained from, and what it is made of."""
+"""Which base a model was trained from, and whether it is an adapter."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 
 from pipeline.config.stages import MergeStage, Stage, TrainStage
 from pipeline.errors import PipelineError
-from pipeline.hub.models import bases_named, metadata
+from pipeline.hub.models import bases_named, read_metadata
 from pipeline.models.checkpoint import KIND, kind_of, read_json
 from pipeline.models.files import ADAPTER_CONFIG
-from pipeline.runs.find import find, from_folder
+from pipeline.runs.find import find_run, from_folder
 from pipeline.runs.folders import folder_of
 from pipeline.runs.manifest import Ancestor, read_manifest
 from pipeline.runs.run import External, Parent, Run, Snapshot
 
 
 def one_base(bases: Sequence[tuple[str, Parent | None]], owner: str, remedy: str = "") -> Any:
-    """The base that all were trained from, of each expert's name and base; None: they were made from nothing.
+    """The base that all experts were trained from; None: they were randomly initialised. bases: (name, base) each.
 
-    Folders that are known by digests of two kinds may be the same, and are not compared.
+    Folders identified by digests of two kinds may be the same, and are not compared.
 
     Raises:
-        PipelineError: they have different ones.
+        PipelineError: they have different bases.
     """
     hashes = {base and base.hash for _, base in bases}
     if any(len({digest for digest in hashes if kind_of(digest or "") != kind}) > 1 for kind in (KIND, "sha256")):
@@ -35,7 +35,7 @@ def one_base(bases: Sequence[tuple[str, Parent | None]], owner: str, remedy: str
 
 
 def recorded_base(expert: Parent) -> Parent | None:
-    """The base that a training says it began from, made or not; None for what is no training, or does not say."""
+    """The base that a training, planned or finished, records; None if it is not a training, or records none."""
     expert = expert.run if isinstance(expert, Snapshot) else expert
     if isinstance(expert, Run):
         return expert.parents.get("model")
@@ -44,13 +44,13 @@ def recorded_base(expert: Parent) -> Parent | None:
     if manifest is None or base is None:
         return None
     path = str((manifest.config.get("model") or {}).get("path") or "")
-    # A folder that no run made, of which an earlier version recorded the sha256 without its kind
-    plain = base.content is None and ":" not in base.hash and not path.startswith("hub:")
-    return External(base.name, f"sha256:{base.hash}" if plain else base.hash, expert.folder)
+    # An external folder, whose sha256 an earlier version recorded without its kind
+    is_plain_sha256 = base.content is None and ":" not in base.hash and not path.startswith("hub:")
+    return External(base.name, f"sha256:{base.hash}" if is_plain_sha256 else base.hash, expert.folder)
 
 
 def gives_adapter(expert: Parent) -> bool:
-    """Whether a run holds, or will hold, a LoRA adapter and no whole model."""
+    """Whether a run holds, or will hold, a LoRA adapter and not a whole model."""
     if isinstance(expert, Run) and isinstance(expert.config, TrainStage):
         return getattr(expert.config.sft, "adapter", "none") != "none"
     if isinstance(expert, Run) and isinstance(expert.config, MergeStage):
@@ -62,8 +62,8 @@ def gives_adapter(expert: Parent) -> bool:
 
 
 def base_of(expert: Parent, config: Stage, key: str = "merge.experts") -> Parent:
-    """The base that an expert was trained from: by its plan or its manifest; of one that no run made, as its
-    adapter_config.json or the base_model of its model card names it."""
+    """The base that an expert was trained from: by its plan or its manifest; for an external model, the base that its
+    adapter_config.json or the base_model of its model card names."""
     expert = expert.run if isinstance(expert, Snapshot) else expert
     if isinstance(expert, Run):
         planned = expert.parents.get("model") or expert.parents.get("base")
@@ -76,30 +76,29 @@ def base_of(expert: Parent, config: Stage, key: str = "merge.experts") -> Parent
     if run_folder:
         return from_folder(run_folder, key, Path(config.runs_dir))
     model = (manifest.config.get("model") or {"path": manifest.facts.get("base")}) if manifest and recorded else {}
-    path, revision = model.get("path"), model.get("revision")  # facts: of a select run
+    path, revision = model.get("path"), model.get("revision")  # a select run has it in its facts
     if not path:
-        path, revision = _named(expert, recorded, f"{key}: {expert.name}", f"{knob}=RUN")
-    base = find(path, Path(config.runs_dir), key, revision)
+        path, revision = _base_reference(expert, recorded, f"{key}: {expert.name}", f"{knob}=RUN")
+    base = find_run(path, Path(config.runs_dir), key, revision)
     if isinstance(base, External) and revision and not base.folder.is_dir():
         return replace(base, folder=Path(f"{base.folder}@{revision}"))
     return base
 
 
-def _named(expert: Parent, recorded: Ancestor | None, owner: str, remedy: str) -> tuple[str, str | None]:
-    """The RUN, and its revision on the Hub, that the adapter_config.json or the card of an expert names as its base."""
+def _base_reference(expert: Parent, recorded: Ancestor | None, owner: str, remedy: str) -> tuple[str, str | None]:
+    """(RUN, revision on the Hub) of the base that the adapter_config.json or the model card of an expert names."""
     if (expert.folder / ADAPTER_CONFIG).is_file():
         base, revision = named_base(expert.folder)
         return (str(base.resolve()), None) if base.is_dir() else (f"hub:{base}", revision)
     if recorded:
         raise PipelineError(f"{owner}: its base {recorded.name} is not in runs_dir: give {remedy}")
-    is_run = read_manifest(expert.folder) is not None  # a merge's card names what its experts were made of
-    bases = [] if is_run else bases_named(metadata(expert.folder))
+    is_run = read_manifest(expert.folder) is not None  # a merge's card names the bases of its experts
+    bases = [] if is_run else bases_named(read_metadata(expert.folder))
     if len(bases) > 1:
         raise PipelineError(f"{owner}: its model card names several bases ({', '.join(bases)}): give {remedy}")
     if not bases:
         raise PipelineError(
-            f"{owner} does not say which base it was trained from: it has no manifest and no base_model on a model "
-            "card; "
+            f"{owner}: its base is unknown, as it has no manifest and no base_model on a model card: "
             f"name an sft run, or give {remedy}"
         )
     for folder in (Path(bases[0]), expert.folder / bases[0]):
@@ -115,7 +114,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def base_folder(folder: Path) -> Path:
-    """Where the base of an adapter is: by the manifest of its run, else by its adapter_config.json."""
+    """The folder of an adapter's base: by the manifest of its run, else by its adapter_config.json."""
     manifest = read_manifest(folder)
     home = folder.parents[1] if folder.parent.name == "snapshots" else folder
     if manifest:
@@ -126,7 +125,7 @@ def base_folder(folder: Path) -> Path:
                 return run_folder
         model = manifest.config.get("model") or {}
         if model.get("path"):
-            base = find(model["path"], home.parent, f"the base of {folder.name}").folder
+            base = find_run(model["path"], home.parent, f"the base of {folder.name}").folder
             return base if base.is_dir() or not model.get("revision") else Path(f"{base}@{model['revision']}")
     name, revision = named_base(folder)
     return Path(f"{name}@{revision}") if revision and not name.is_dir() else name

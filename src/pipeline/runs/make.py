@@ -1,4 +1,4 @@
-"""Making a run: in its work folder, its manifest last, published by one rename."""
+"""Computing a run: in its work folder, its manifest last, published by one rename."""
 
 from __future__ import annotations
 
@@ -11,52 +11,52 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
-from pipeline.files import fingerprints, move
+from pipeline.files import fingerprints, move_folder
 from pipeline.hub.lock import read_lock
 from pipeline.progress import say
 from pipeline.runs import state
-from pipeline.runs.adopt import adopt, adoptable
+from pipeline.runs.adopt import adopt_run, adoptable_run
 from pipeline.runs.disk import check_disk, naming_a_full_disk
 from pipeline.runs.folders import finished_names
-from pipeline.runs.lease import Lease, leased, left
+from pipeline.runs.lease import Lease, hold_lease, latest_work_folder
 from pipeline.runs.manifest import MANIFEST, Ancestor, Malformed, Manifest, read_manifest
-from pipeline.runs.provenance import environment, git_state, machine, versions
-from pipeline.runs.run import External, Folder, Run, changes, recorded
-from pipeline.runs.unchanged import check_unchanged, content, known_by_tensors, next_attempt
+from pipeline.runs.provenance import git_state, machine_facts, package_versions, recorded_environment
+from pipeline.runs.run import External, Folder, Run, describe_changes, recorded_config
+from pipeline.runs.unchanged import check_unchanged, content_digest, known_by_tensors, next_attempt
 
 Stage = Callable[[Run, Path, Any], dict[str, Any]]
 
 
 def why_not_finished(run: Run) -> str | None:
-    """None where the run is finished and still valid, else the reason in a few words; parents are taken as they are."""
+    """None where the run is finished and still valid, else the reason in a few words; parents are not checked."""
     try:
         manifest = read_manifest(run.folder)
         recorded = {role: manifest.parents[role].content for role in run.parents} if manifest else {}
-        contents = {role: content(run.parents[role], was) for role, was in recorded.items()}
+        contents = {role: content_digest(run.parents[role], digest) for role, digest in recorded.items()}
     except Malformed as error:
         return str(error)
     if manifest is None:
-        return _nearest(run) or "never made"
+        return _describe_nearest_run(run) or "never made"
     for role, current in contents.items():
         if current is not None and current != recorded[role]:
             return f"its {role} {run.parents[role].name} was made again with other contents"
     return None
 
 
-def _nearest(run: Run) -> str | None:
-    """How this run differs from the finished one of the same stage that is most like it: 'sft.steps 120 -> 200'."""
-    best: list[str] | None = None
+def _describe_nearest_run(run: Run) -> str | None:
+    """How this run differs from the most similar finished one of the same stage: 'sft.steps 120 -> 200'."""
+    fewest: list[str] | None = None
     for name in finished_names(run.runs_dir, f"{run.label}-"):
         try:
             manifest = read_manifest(run.runs_dir / name)
-        except Malformed:  # named where runs are listed
+        except Malformed:  # reported where runs are listed
             continue
         if manifest is None or manifest.stage != run.config.stage:
             continue
-        changed = changes(manifest.decided_by, run.decided_by)
-        if best is None or len(changed) < len(best):
-            best = changed
-    return "changed: " + ", ".join(best[:3]) if best else None
+        changes = describe_changes(manifest.decided_by, run.decided_by)
+        if fewest is None or len(changes) < len(fewest):
+            fewest = changes
+    return "changed: " + ", ".join(fewest[:3]) if fewest else None
 
 
 def make_once(
@@ -67,95 +67,99 @@ def make_once(
     guessed_seconds: float | None = None,
     adopts: bool = True,
 ) -> Path:
-    """Make the run unless it is finished, and give its folder.
+    """The folder of the run, which is computed unless it is finished.
 
-    `stage` works in the run's work folder and gives the facts of the manifest; `bytes_needed` says what it will write.
-    predicted_seconds: as finished runs have it; guessed_seconds: by its work alone; adopts: whether the files of a
-    finished run may be taken that would be the same (runs/adopt.py).
-    Two processes that ask for the same run, on one host or two, meet at its lease: one works, the other waits and uses
-    the result.
+    `stage` works in the run's work folder and returns the facts of the manifest; `bytes_needed`: purpose -> bytes that
+    it will write. predicted_seconds: from finished runs; guessed_seconds: from its work alone; adopts: whether equal
+    files of a finished run may be adopted (runs/adopt.py).
+    Of two processes that request the same run, on one host or two, one takes its lease and computes; the other waits
+    and uses the result.
 
     Raises:
-        Held: another process makes it, and this one is in an allocation, where it does not wait.
+        Held: another process computes it, and this one is in an allocation, where it does not wait.
     """
-    with naming_a_full_disk(run.runs_dir), leased(run.workplace, run.name) as lease:
+    with naming_a_full_disk(run.runs_dir), hold_lease(run.workplace, run.name) as lease:
         run.lease = lease.of.id
         try:
-            if (left(run.workplace) / MANIFEST).is_file():
+            if (latest_work_folder(run.workplace) / MANIFEST).is_file():
                 lease.take_over()
-                publish(lease, run.folder)  # killed between its manifest and its rename
+                publish_run(lease, run.folder)  # killed between its manifest and its rename
             if not run.config.redo and why_not_finished(run) is None:
                 check_unchanged(run.folder)
-                state.forget(run.workplace)
+                state.remove_state(run.workplace)
                 return run.folder
             if run.folder.exists() and read_manifest(run.folder) is None:
                 raise PipelineError(
-                    f"{run.folder} has no {MANIFEST}, so no run made it: move it away, its name is this run's"
+                    f"{run.folder} has no {MANIFEST}, so no run made it: move it away, as this run needs its name"
                 )
             for parent in run.parents.values():
                 check_unchanged(parent.folder)
                 if isinstance(parent, External) and parent.hub in read_lock(run.runs_dir).models:
                     read_lock(run.runs_dir).check_model(parent.hub)
-            if adopts and (equal := adoptable(run)):
+            if adopts and (equal := adoptable_run(run)):
                 lease.take_over()
-                adopt(run, equal, next_attempt(run))
-                publish(lease, run.folder)
-                state.forget(run.workplace)
+                adopt_run(run, equal, next_attempt(run))
+                publish_run(lease, run.folder)
+                state.remove_state(run.workplace)
                 say(f"{run.name}: adopted from {equal.name}, which read the same")
                 return run.folder
             check_disk(run, bytes_needed(run))
             lease.take_over()
-            tracked_state = state.told(run.workplace, lease.of, run.name, run.config.stage)
+            tracked_state = state.track_state(run.workplace, lease.of, run.name, run.config.stage)
             with tracked_state, naming_a_full_disk(run.runs_dir):
-                _make(run, lease, stage, next_attempt(run), (predicted_seconds, guessed_seconds))
-            state.forget(run.workplace)
+                _compute_run(run, lease, stage, next_attempt(run), (predicted_seconds, guessed_seconds))
+            state.remove_state(run.workplace)
             return run.folder
         except OSError:
-            lease.check()  # where another took it over, its folder was renamed: that is the reason
+            lease.check()  # if another process took it over, its folder was renamed: that is the reason
             raise
         finally:
             run.lease = None
 
 
-def _make(run: Run, lease: Lease, stage: Stage, attempt: int, expected: tuple[float | None, float | None]) -> None:
+def _compute_run(
+    run: Run, lease: Lease, stage: Stage, attempt: int, expected: tuple[float | None, float | None]
+) -> None:
     from pipeline.runs import resume
-    from pipeline.runs.tracking import tracked
+    from pipeline.runs.tracking import track_run
 
-    earlier = resume.begin(run)
+    earlier_seconds = resume.prepare_work_folder(run)
     begun, started = time.perf_counter(), datetime.now(UTC)
-    with tracked(run, attempt) as tracker:
+    with track_run(run, attempt) as tracker:
         facts = stage(run, run.work, tracker)
-    resume.forget(run.work)
+    resume.remove_resume_point(run.work)
     for parent in run.parents.values():
-        if isinstance(parent, Folder) and parent.changed:
-            raise PipelineError(f"{parent.folder} was changed while {run.label} was made of it: ask for it again")
+        if isinstance(parent, Folder) and parent.has_changed:
+            raise PipelineError(f"{parent.folder} was changed while {run.label} read it: rerun the same command")
     manifest = Manifest(
         name=run.name,
         hash=run.hash,
         attempt=attempt,
         decided_by=run.decided_by,
-        config=recorded(run.config),
-        parents={role: Ancestor(parent.name, parent.hash, content(parent)) for role, parent in run.parents.items()},
+        config=recorded_config(run.config),
+        parents={
+            role: Ancestor(parent.name, parent.hash, content_digest(parent)) for role, parent in run.parents.items()
+        },
         facts=facts,
         files=fingerprints(run.work, known_by_tensors(run.work, facts.get("weights", {}).get("digests", {}))),
         git=git_state(),
-        versions=versions(),
-        machine=machine(),
-        environment=environment(),
+        versions=package_versions(),
+        machine=machine_facts(),
+        environment=recorded_environment(),
         started=started.isoformat(timespec="seconds"),
         cost={
-            "seconds": round(earlier + time.perf_counter() - begun, 3),
+            "seconds": round(earlier_seconds + time.perf_counter() - begun, 3),
             "predicted_seconds": expected[0],
             "guessed_seconds": expected[1],
             "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         },
     )
     manifest.write(run.work)
-    publish(lease, run.folder)
+    publish_run(lease, run.folder)
 
 
-def publish(lease: Lease, folder: Path) -> None:
-    """Rename the finished work folder to its place; what was there (an earlier attempt) goes first to the work side.
+def publish_run(lease: Lease, folder: Path) -> None:
+    """Rename the finished work folder to the run's folder; an earlier attempt there is moved aside first.
 
     Raises:
         Lost: another process took the lease over.
@@ -165,6 +169,6 @@ def publish(lease: Lease, folder: Path) -> None:
     old = work.with_name(f"{work.name}.replaced")
     shutil.rmtree(old, ignore_errors=True)
     if folder.is_dir():
-        move(folder, old)
-    move(work, folder)
+        move_folder(folder, old)
+    move_folder(work, folder)
     shutil.rmtree(old, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The manifest of a finished run: written last, and read here and nowhere else."""
+"""The manifest of a finished run: written last; all reading of manifests is here."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SNAPSHOTS = "snapshots"  # the folder of a training that holds them
 
 
 class Malformed(PipelineError):
-    """A manifest.json that is none: commands that list runs name it and go on."""
+    """Malformed manifest.json. Commands that list runs report it and continue."""
 
 
 @dataclass(frozen=True)
 class Ancestor:
-    """A parent as a manifest records it; `content` is its second identity (None for what no run made)."""
+    """A parent as a manifest records it; `content` is its second identity (None for external models)."""
 
     name: str
     hash: str
@@ -34,12 +34,12 @@ class Ancestor:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a finished run was made from, what it is, and what it cost (design: identity).
+    """Inputs, contents and cost of a finished run (design: identity).
 
-    `decided_by` is what the hash covers, `config` every knob, `facts` what the stage reports of its results, `cost`
+    `decided_by` is what the hash covers, `config` every knob, `facts` what the stage reports about its results, `cost`
     {seconds, predicted_seconds, guessed_seconds, peak_memory_bytes}. `files`: name -> {bytes, mtime_ns, sha256};
     weights whose tensors all have digests of their own have no sha256. adopted_from: {name, hash} of the run that
-    computed the files, where this one found them equal to what it would compute (runs/adopt.py).
+    computed the files, if this one adopted them (runs/adopt.py).
     """
 
     name: str
@@ -73,7 +73,7 @@ class Manifest:
 
     @property
     def snapshots(self) -> dict[str, dict[str, Any]]:
-        """Step -> its weights, validation loss, and `freed` where stage=clean took it."""
+        """Step -> its weights, validation loss, and `freed` where stage=clean deleted it."""
         return self.facts.get("snapshots") or {}
 
     @property
@@ -83,7 +83,7 @@ class Manifest:
 
     @property
     def content(self) -> str:
-        """The second identity: the root over the tensors, of a run without weights the digest over its files."""
+        """The second identity: the root over the tensors; for a run without weights, the digest over its files."""
         if self.weights_root:
             return self.weights_root
         files = "".join(f"{name} {file['sha256']}\n" for name, file in sorted(self.files.items()))
@@ -93,8 +93,8 @@ class Manifest:
     def seconds(self) -> float:
         return self.cost["seconds"]
 
-    def snapshot(self, step: str) -> Manifest:
-        """That of a snapshot: its training's, with its own name, hash, weights and files."""
+    def of_snapshot(self, step: str) -> Manifest:
+        """The manifest of a snapshot: its training's, with its own name, hash, weights and files."""
         prefix = f"{SNAPSHOTS}/step-{step}/"
         files = {name.removeprefix(prefix): file for name, file in self.files.items() if name.startswith(prefix)}
         return replace(
@@ -103,7 +103,7 @@ class Manifest:
         )  # fmt: skip
 
     def without_snapshot(self, step: str) -> Manifest:
-        """The same manifest after the files of a snapshot were freed: what it was is still on record."""
+        """The same manifest after the files of a snapshot were deleted; its weights stay on record."""
         prefix = f"{SNAPSHOTS}/step-{step}/"
         files = {name: file for name, file in self.files.items() if not name.startswith(prefix)}
         snapshots = {**self.snapshots, step: {**self.snapshots[step], "freed": True}}
@@ -118,7 +118,7 @@ class Manifest:
         write_atomically(folder / MANIFEST, self.as_json())
 
 
-FIELDS = frozenset(one.name for one in fields(Manifest))
+FIELDS = frozenset(item.name for item in fields(Manifest))
 
 
 def snapshot_hash(run_hash: str, step: int) -> str:
@@ -129,42 +129,44 @@ def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of a finished run or of a snapshot, or None where no run was finished there.
 
     Raises:
-        Malformed: a broken one; nobody but this program writes it.
+        Malformed: the file is damaged, or was not written by this program.
     """
     path = folder / MANIFEST
     if not path.is_file():
         if folder.parent.name != SNAPSHOTS:
             return None
         training, step = read_manifest(folder.parent.parent), folder.name.removeprefix("step-")
-        return training.snapshot(step) if training is not None and step in training.snapshots else None
+        return training.of_snapshot(step) if training is not None and step in training.snapshots else None
     stat = path.stat()
-    if time.time_ns() - stat.st_mtime_ns > SETTLED_NS:  # else it may change without another time
-        return _known(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    if time.time_ns() - stat.st_mtime_ns > SETTLED_NS:  # else it may change within the same mtime
+        return _read_cached(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
     return read_file(path)
 
 
-@lru_cache(maxsize=256)  # one of a model of 8B parameters takes some 100 KB
-def _known(path: Path, *_: int) -> Manifest:
-    """A manifest that a command asks for several times: read once while its file is the same. Nobody changes it."""
+@lru_cache(maxsize=256)  # that of a model of 8B parameters takes some 100 KB
+def _read_cached(path: Path, *_: int) -> Manifest:
+    """A manifest read once while its file is unchanged. Callers must not modify it."""
     return read_file(path)
 
 
 def read_file(path: Path) -> Manifest:
     """A manifest from its file, with the errors of `read_manifest`."""
     try:
-        return parsed(json.loads(path.read_bytes()))
+        return parse_manifest(json.loads(path.read_bytes()))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise Malformed(f"{path} is not readable JSON: remove the folder or restore it") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Malformed(f"{path} is no manifest of this program: name another folder, or move this one away") from error
+        raise Malformed(
+            f"{path} is not a manifest of this program: name another folder, or move this one away"
+        ) from error
 
 
-def parsed(content: Mapping[str, Any]) -> Manifest:
-    """A manifest from its JSON. Raises KeyError, TypeError, ValueError or AttributeError where it is none."""
+def parse_manifest(content: Mapping[str, Any]) -> Manifest:
+    """A manifest from its JSON. Raises KeyError, TypeError, ValueError or AttributeError for other content."""
     parents = {role: Ancestor(**parent) for role, parent in content.get("parents", {}).items()}
     manifest = Manifest(**{**{key: value for key, value in content.items() if key in FIELDS}, "parents": parents})
     dicts = (manifest.decided_by, manifest.facts, manifest.config, manifest.files, manifest.cost)
-    if not isinstance(manifest.hash, str) or not all(isinstance(one, dict) for one in dicts):
+    if not isinstance(manifest.hash, str) or not all(isinstance(entry, dict) for entry in dicts):
         raise TypeError("a field of another type")
     _ = manifest.stage, float(content["cost"]["seconds"])  # every run has them
     return manifest

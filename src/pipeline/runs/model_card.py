@@ -1,7 +1,7 @@
-"""The model card that stands beside weights: what a model was made of, as the Hub's metadata have it and in words.
+"""The model card written next to weights: a model's bases and data sets, as the Hub's metadata and as text.
 
-Everything comes from manifests and from the cards of models that no run made, so that a card says the same wherever and
-whenever it is written. It holds names, never paths.
+Everything comes from manifests and from the cards of external models, so that a card is the same wherever and whenever
+it is written. It holds names, never paths.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
 from pipeline.hub.addresses import REPOSITORY
-from pipeline.hub.models import bases_named, metadata
+from pipeline.hub.models import bases_named, read_metadata
 from pipeline.languages import language
-from pipeline.runs.find import find
+from pipeline.runs.find import find_run
 from pipeline.runs.folders import folder_of
 from pipeline.runs.manifest import SNAPSHOTS, Ancestor, Manifest, read_manifest
 from pipeline.runs.run import External, Parent
@@ -32,10 +32,10 @@ NO_MODEL = ("data", "data_root")  # roles of parents
 
 @dataclass(frozen=True)
 class Origin:
-    """What a model was made of, back to what no run made.
+    """The external models and data sets that a model derives from.
 
-    bases: the nearest models on the Hub. sets: (name, id on the Hub where it was read from there, licence). languages:
-    ISO 639. licences: of each model that it was made of, as the Hub spells them, where they are known.
+    bases: the nearest models on the Hub. sets: (name, id on the Hub if it was read from there, licence). languages:
+    ISO 639. licences: model -> licence as the Hub spells it, where it is known.
     """
 
     bases: tuple[str, ...] = ()
@@ -45,46 +45,46 @@ class Origin:
 
 
 def origin_of(model: Parent, runs_dir: Path, ask: bool = False) -> Origin:
-    """Of a finished run, a snapshot, or a model that no run made. ask: whether the Hub may be asked for cards."""
+    """The origin of a finished run, a snapshot, or an external model. ask: whether the Hub may be asked for cards."""
     manifest = read_manifest(model.folder)
     if manifest is None:
-        return elsewhere(model, ask)
+        return origin_from_card(model, ask)
     if manifest.stage == "select":
-        selected = chosen_by(manifest, runs_dir)
+        selected = selected_model(manifest, runs_dir)
         return origin_of(selected, runs_dir, ask) if selected else Origin()
-    return origin(model.name, manifest.config, ancestors(manifest, runs_dir), runs_dir, ask)
+    return origin_from_config(model.name, manifest.config, find_ancestors(manifest, runs_dir), runs_dir, ask)
 
 
-def origin(
+def origin_from_config(
     name: str, config: Mapping[str, Any], parents: Mapping[str, Parent], runs_dir: Path, ask: bool = False
 ) -> Origin:
-    """Of a training or a merge, by its configuration and its parents, which are finished."""
+    """The origin of a training or a merge, by its configuration and its parents, which are finished."""
     models = {
         role: parent for role, parent in parents.items() if role not in NO_MODEL and not role.startswith("language ")
     }
-    below = {role: origin_of(parent, runs_dir, ask) for role, parent in models.items()}
-    licences = {owner: licence for parent in below.values() for owner, licence in parent.licences.items()}
+    origins = [origin_of(parent, runs_dir, ask) for parent in models.values()]
+    licences = {owner: licence for origin in origins for owner, licence in origin.licences.items()}
     inherited, stated = set(licences.values()), (config.get("model") or {}).get("licence")
     if stated or (config.get("expert") and len(inherited) == 1):  # a training has the licence of its base
         licences = {name: stated or inherited.pop()}
-    sets, codes = taught(config)
+    sets, codes = sets_and_languages(config)
     return Origin(
-        bases=once(base for parent in below.values() for base in parent.bases),
-        sets=once([*sets, *(parent for source in below.values() for parent in source.sets)]),
-        languages=once([*codes, *(code for parent in below.values() for code in parent.languages)]),
+        bases=drop_duplicates(base for origin in origins for base in origin.bases),
+        sets=drop_duplicates([*sets, *(data_set for origin in origins for data_set in origin.sets)]),
+        languages=drop_duplicates([*codes, *(code for origin in origins for code in origin.languages)]),
         licences=licences,
     )
 
 
-def once(words: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(dict.fromkeys(words))
+def drop_duplicates(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(values))
 
 
-def elsewhere(model: Parent, ask: bool) -> Origin:
-    """Of a model that no run made: itself where it is the Hub's, else what its card says."""
-    card_data = metadata(model.folder, ask=ask)
-    of_hub = getattr(model, "hub", None)
-    bases = [of_hub.partition("@")[0]] if of_hub else bases_named(card_data)
+def origin_from_card(model: Parent, ask: bool) -> Origin:
+    """The origin of an external model: itself if it is on the Hub, else the bases and licence of its card."""
+    card_data = read_metadata(model.folder, ask=ask)
+    hub = getattr(model, "hub", None)
+    bases = [hub.partition("@")[0]] if hub else bases_named(card_data)
     licence = card_data.get("license")
     return Origin(
         bases=tuple(base for base in bases if re.fullmatch(REPOSITORY, base)),
@@ -92,17 +92,17 @@ def elsewhere(model: Parent, ask: bool) -> Origin:
     )
 
 
-def taught(config: Mapping[str, Any]) -> tuple[list[tuple[str, str | None, str]], list[str]]:
-    """The sets that a training read, and their languages. Of a file below data_root nothing says that it is what the
-    Hub has under that name: no repository is named, and no licence of one."""
+def sets_and_languages(config: Mapping[str, Any]) -> tuple[list[tuple[str, str | None, str]], list[str]]:
+    """The sets that a training read, and their languages. A file below data_root need not be the data set of that name
+    on the Hub: neither a repository nor its licence is named."""
     experts: list[Any] = [config["expert"]] if config.get("expert") else []
-    experts = [inner for one in experts for inner in ((one.get("union") or {}).values() or [one])]
-    left_out = (config.get("data") or {}).get("leave_out") or []
+    experts = [member for expert in experts for member in ((expert.get("union") or {}).values() or [expert])]
+    excluded = (config.get("data") or {}).get("leave_out") or []
     sets, codes = [], []
     for expert in experts:
         text = config.get("stage") == "cpt" and expert.get("text")
         for name, source in (text or expert.get("sources") or {}).items():
-            if name in left_out:
+            if name in excluded:
                 continue
             hub, licence = source.get("hub"), source.get("licence") or ""
             sets.append((name, None, "" if hub else licence) if config.get("data_root") else (name, hub, licence))
@@ -111,7 +111,7 @@ def taught(config: Mapping[str, Any]) -> tuple[list[tuple[str, str | None, str]]
 
 
 def of_iso_639(code: str | None) -> bool:
-    """Whether the Hub knows a language by this code: constructed ones it does not."""
+    """Whether the Hub knows a language by this code; it does not know constructed ones."""
     if code is None or not re.fullmatch("[a-z]{2,3}", code):
         return False
     with suppress(PipelineError):
@@ -119,40 +119,42 @@ def of_iso_639(code: str | None) -> bool:
     return False
 
 
-def ancestors(manifest: Manifest, runs_dir: Path) -> dict[str, Parent]:
-    """The parents that a manifest names, where they can still be found."""
+def find_ancestors(manifest: Manifest, runs_dir: Path) -> dict[str, Parent]:
+    """Role -> parent named in a manifest, for those that still exist."""
     merge = manifest.config.get("merge") or {}
-    manifests = {}
-    for role, parent in manifest.parents.items():
+    parents = {}
+    for role, ancestor in manifest.parents.items():
         key, _, index = role.partition(".")
-        references: Any = (merge.get("experts") or [])[int(role) :][:1] if role.isdigit() else merge.get(key)
-        references = references[int(index or 0)] if isinstance(references, list) and references else references
+        reference: Any = (merge.get("experts") or [])[int(role) :][:1] if role.isdigit() else merge.get(key)
+        reference = reference[int(index or 0)] if isinstance(reference, list) and reference else reference
         if role == "model":
-            references = (manifest.config.get("model") or {}).get("path")
-        if ancestor_manifest := ancestor(parent, references, runs_dir):
-            manifests[role] = ancestor_manifest
-    return manifests
+            reference = (manifest.config.get("model") or {}).get("path")
+        if parent := find_ancestor(ancestor, reference, runs_dir):
+            parents[role] = parent
+    return parents
 
 
-def ancestor(parent: Ancestor, reference: str | None, runs_dir: Path) -> Parent | None:
-    run_folder = folder_of(parent.hash, runs_dir)
+def find_ancestor(ancestor: Ancestor, reference: str | None, runs_dir: Path) -> Parent | None:
+    """The run or model of a recorded ancestor; None if it no longer exists. reference: RUN as it was requested."""
+    run_folder = folder_of(ancestor.hash, runs_dir)
     if run_folder:
-        return External(parent.name, parent.hash, run_folder)
-    for word in (parent.name, reference):  # a snapshot by its name, what no run made as it was asked for
+        return External(ancestor.name, ancestor.hash, run_folder)
+    for name in (ancestor.name, reference):  # a snapshot has a name, an external model only its reference
         with suppress(PipelineError):
-            if word:
-                return find(word, runs_dir, "checkpoint")
+            if name:
+                return find_run(name, runs_dir, "checkpoint")
     return None
 
 
-def chosen_by(selection: Manifest, runs_dir: Path) -> Parent | None:
-    return ancestor(Ancestor(selection.facts["choice"]["checkpoint"], ""), None, runs_dir)
+def selected_model(selection: Manifest, runs_dir: Path) -> Parent | None:
+    """The model that a select run chose; None if it no longer exists."""
+    return find_ancestor(Ancestor(selection.facts["choice"]["checkpoint"], ""), None, runs_dir)
 
 
 # ------------------------------------------------------------------------------------------------ the text
 
 
-def card(
+def render_card(
     name: str,
     body: str,
     made_of: Origin,
@@ -162,9 +164,9 @@ def card(
     licence: str | None = None,
     results: Sequence[EvalResult] = (),
 ) -> str:
-    """The text of a README.md: metadata, what is said of the model, how to load it.
+    """The text of a README.md: metadata, the given body, how to load the model.
 
-    name: as from_pretrained is to be given it. relation: to the bases, as the Hub has it: finetune, adapter, merge.
+    name: the argument for from_pretrained. relation: to the bases, in the Hub's terms: finetune, adapter, merge.
     """
     from huggingface_hub import ModelCardData
 
@@ -172,7 +174,7 @@ def card(
     data = ModelCardData(
         base_model=list(made_of.bases) or None,
         base_model_relation=relation if made_of.bases else None,
-        datasets=list(once(hub for _, hub, _ in made_of.sets if hub)) or None,
+        datasets=list(drop_duplicates(hub for _, hub, _ in made_of.sets if hub)) or None,
         language=list(made_of.languages) or None,
         license=licence or (licences.pop() if len(licences) == 1 else None),
         library_name="peft" if relation == "adapter" else "transformers",
@@ -181,24 +183,24 @@ def card(
         eval_results=list(results) or None,
         model_name=name if results else None,
     )
-    return f"---\n{data.to_yaml()}\n---\n\n{body.rstrip()}\n\n{loading(name, made_of, relation)}"
+    return f"---\n{data.to_yaml()}\n---\n\n{body.rstrip()}\n\n{loading_section(name, made_of, relation)}"
 
 
 def relation_of(made_of: Origin, merged: bool) -> str:
-    """What a whole model is to its bases: where experts that are on no Hub were merged, it descends from their base."""
+    """merge or finetune: the relation of a whole model to its bases. Merged local experts are a finetune of theirs."""
     return "merge" if merged and len(made_of.bases) > 1 else "finetune"
 
 
 def data_section(made_of: Origin) -> str:
-    """The sets, each with its licence, which a licence of the model does not lift."""
+    """A table of the sets, each with its licence, which still holds under the model's licence."""
     if not made_of.sets:
         return ""
-    rows = [f"| {name} | {hub or 'a local file'} | {licence or 'not known'} |" for name, hub, licence in made_of.sets]
+    rows = [f"| {name} | {hub or 'a local file'} | {licence or 'unknown'} |" for name, hub, licence in made_of.sets]
     return "\n".join(["## Trained on", "", "| set | on the Hub | licence |", "|---|---|---|", *rows]) + "\n"
 
 
-def loading(name: str, made_of: Origin, relation: str) -> str:
-    """How plain transformers loads it; of an adapter, PEFT."""
+def loading_section(name: str, made_of: Origin, relation: str) -> str:
+    """How transformers loads the model, or PEFT an adapter."""
     lines = [
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
@@ -217,11 +219,11 @@ def loading(name: str, made_of: Origin, relation: str) -> str:
 
 
 def body_of(model: Parent, runs_dir: Path) -> str | None:
-    """What the card of a run says between its metadata and how to load it; a snapshot has its training's, a selection
-    that of what it chose. None where there is none."""
+    """The text of a run's card between its metadata and how to load it; for a snapshot its training's, for a selection
+    that of the model it chose. None where there is no card."""
     manifest = read_manifest(model.folder)
     if manifest and manifest.stage == "select":
-        selected = chosen_by(manifest, runs_dir)
+        selected = selected_model(manifest, runs_dir)
         return body_of(selected, runs_dir) if selected else None
     home = model.folder.parents[1] if model.folder.parent.name == SNAPSHOTS else model.folder
     if not (home / CARD).is_file():

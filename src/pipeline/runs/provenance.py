@@ -1,4 +1,4 @@
-"""Where a run was made: versions, machine, commit. Recorded in manifests, not hashed."""
+"""The environment of a run: versions, machine, commit. Recorded in manifests, not hashed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-DISTRIBUTION = "cross-lingual-merging"  # as pip knows it; the package that is imported and the command are `pipeline`
+DISTRIBUTION = "cross-lingual-merging"  # its name for pip; the imported package and the command are `pipeline`
 PACKAGES = (
     "torch",
     "transformers",
@@ -34,20 +34,20 @@ ENVIRONMENT = (
 )
 
 
-def versions() -> dict[str, str]:
-    return {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
+def package_versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{package: package_version(package) for package in PACKAGES}}
 
 
-def version(package: str) -> str:
-    """That of an installed distribution; "absent" of another."""
+def package_version(package: str) -> str:
+    """Version of an installed distribution; "absent" if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "absent"
 
 
-def machine() -> dict[str, Any]:
-    facts: dict[str, Any] = {"system": platform.system(), "processor": processor(), "cores": os.cpu_count()}
+def machine_facts() -> dict[str, Any]:
+    facts: dict[str, Any] = {"system": platform.system(), "processor": processor_model(), "cores": os.cpu_count()}
     torch = sys.modules.get("torch")
     if torch is not None:
         facts["threads"] = torch.get_num_threads()
@@ -55,8 +55,8 @@ def machine() -> dict[str, Any]:
     return facts
 
 
-def processor() -> str:
-    """Its model, as rounding differs from one to another; where the system tells none, its kind."""
+def processor_model() -> str:
+    """The processor's model, as rounding differs between models; its architecture where the model is unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -64,8 +64,8 @@ def processor() -> str:
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
-def environment() -> dict[str, str]:
-    """What of the environment bears on results, by white list: the rest may hold secrets."""
+def recorded_environment() -> dict[str, str]:
+    """Environment variables that affect results, by an allow list: others may hold secrets."""
     return {key: os.environ[key] for key in ENVIRONMENT if key in os.environ}
 
 
@@ -73,15 +73,17 @@ def git_state() -> dict[str, Any]:
     """The commit, and whether anything but results/ differs from it; null outside a checkout."""
     source_folder = Path(__file__).parent
 
-    def git(*words: str) -> str:
+    def run_git(*words: str) -> str:
         return subprocess.run(
             ["git", *words], cwd=source_folder, capture_output=True, text=True, check=True
         ).stdout.strip()
 
     try:
-        if Path(git("rev-parse", "--show-toplevel")) not in source_folder.parents or not git("ls-files", __file__):
+        if Path(run_git("rev-parse", "--show-toplevel")) not in source_folder.parents or not run_git(
+            "ls-files", __file__
+        ):
             return {"commit": None, "dirty": None}
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)results")
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(changed)}
+        changes = run_git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)results")
+        return {"commit": run_git("rev-parse", "HEAD"), "dirty": bool(changes)}
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "dirty": None}

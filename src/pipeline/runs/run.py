@@ -17,11 +17,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pipeline.config.knob import identity
 from pipeline.config.stages import RunStage
-from pipeline.files import Seen
+from pipeline.files import FileState
 from pipeline.hub.addresses import without_credentials
 from pipeline.models.identity import folder_digest
 from pipeline.runs.folders import place_of
-from pipeline.runs.lease import left
+from pipeline.runs.lease import latest_work_folder
 from pipeline.runs.manifest import snapshot_hash
 
 LABEL_LENGTH = 110
@@ -29,7 +29,7 @@ Config = TypeVar("Config", bound=RunStage)
 
 
 class Parent(Protocol):
-    """What a stage needs of a parent: a run of ours, or something that no run made."""
+    """What a stage needs of a parent: a run, or an external model or folder."""
 
     @property
     def hash(self) -> str: ...
@@ -41,17 +41,17 @@ class Parent(Protocol):
 
 @dataclass(frozen=True)
 class External:
-    """What is there: a finished run, known by its hash; any other folder, by its content; a model on the Hub."""
+    """An existing input: a finished run, identified by its hash; a folder, by its content; or a model on the Hub."""
 
     name: str
     hash: str
     folder: Path
-    hub: str | None = None  # of a model on the Hub: its id, and the revision asked for, as the lock file has them
+    hub: str | None = None  # for a model on the Hub: its id and the requested revision, as in the lock file
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder with a model that no run made, known by its content: hashed when it is first asked for."""
+    """A folder with an external model, identified by its content, which is hashed when first needed."""
 
     folder: Path
     files: tuple[Path, ...]
@@ -63,28 +63,28 @@ class Folder:
 
     @property
     def hash(self) -> str:
-        return self._content[1]
+        return self._files_and_digest[1]
 
     @property
-    def changed(self) -> bool:
-        """Whether its content is another than when it was hashed; read again only where a file was touched.
+    def has_changed(self) -> bool:
+        """Whether its content differs from when it was hashed; read again only where a file was touched.
 
-        One that is gone did not change what was read of it.
+        A deleted file did not change what was read of it.
         """
-        files_then, was = self._content
-        if not all(path.is_file() for path in self.files) or files_then == [Seen.now(path) for path in self.files]:
+        files_then, digest = self._files_and_digest
+        if not all(path.is_file() for path in self.files) or files_then == [FileState.now(path) for path in self.files]:
             return False
-        return folder_digest(self.folder, self.files, self.runs_dir) != was
+        return folder_digest(self.folder, self.files, self.runs_dir) != digest
 
     @cached_property
-    def _content(self) -> tuple[list[Seen], str]:
-        files_now = [Seen.now(path) for path in self.files]
+    def _files_and_digest(self) -> tuple[list[FileState], str]:
+        files_now = [FileState.now(path) for path in self.files]
         return files_now, folder_digest(self.folder, self.files, self.runs_dir)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """RUN@STEP of a training that is asked for, made or not."""
+    """RUN@STEP of a requested training, finished or not."""
 
     run: Run
     step: int
@@ -104,13 +104,13 @@ class Snapshot:
 
 @dataclass
 class Run(Generic[Config]):
-    """One run, asked for or finished. Two runs of the same hash are the same run."""
+    """One run, requested or finished. Two runs of the same hash are the same run."""
 
     config: Config
     label: str
     parents: dict[str, Parent] = field(default_factory=dict)
-    version: int = field(kw_only=True)  # of the stage: raised when its code changes results
-    lease: str | None = field(default=None, kw_only=True, compare=False)  # of who makes it, while it is made
+    version: int = field(kw_only=True)  # version of the stage: raised when its code changes results
+    lease: str | None = field(default=None, kw_only=True, compare=False)  # id of its holder, while it is computed
 
     def __post_init__(self) -> None:
         """A label is the name of a folder and of a W&B run (128 characters at most)."""
@@ -118,7 +118,7 @@ class Run(Generic[Config]):
 
     @cached_property
     def decided_by(self) -> dict[str, Any]:
-        """All that enters the hash."""
+        """Everything that affects the hash."""
         return {
             "stage": self.config.stage,
             "version": self.version,
@@ -136,7 +136,7 @@ class Run(Generic[Config]):
 
     @property
     def folder(self) -> Path:
-        """Where it is or will be. Asked of the disk each time: another process may have made it."""
+        """Where it is or will be, looked up each time: another process may have finished it."""
         return place_of(self.label, self.hash, self.runs_dir)
 
     @property
@@ -145,42 +145,44 @@ class Run(Generic[Config]):
 
     @property
     def workplace(self) -> Path:
-        """Its leases, its state, and the work folders of those who make it."""
+        """The folder with its leases, its state, and the work folders of their holders."""
         return self.runs_dir / ".work" / self.hash
 
     @property
     def work(self) -> Path:
-        """Where it is made: the folder of the lease; without one, what an interrupted attempt left."""
-        return self.workplace / self.lease if self.lease else left(self.workplace)
+        """Where it is computed: the folder of the lease; without one, that of an interrupted attempt."""
+        return self.workplace / self.lease if self.lease else latest_work_folder(self.workplace)
 
 
-def runs_behind(parents: dict[str, Parent]) -> list[Run]:
-    """The parents that are made here when they are not finished: runs, and the trainings of snapshots."""
+def parent_runs(parents: dict[str, Parent]) -> list[Run]:
+    """The parents that are computed here when unfinished: runs, and the trainings of snapshots."""
     trainings = [parent.run if isinstance(parent, Snapshot) else parent for parent in parents.values()]
     return [parent for parent in trainings if isinstance(parent, Run)]
 
 
-def recorded(config: RunStage) -> dict[str, Any]:
-    """Every knob, as the manifest and W&B keep them: without the launcher, whose lines of bash may hold secrets."""
+def recorded_config(config: RunStage) -> dict[str, Any]:
+    """Every knob, as the manifest and W&B record them: without the launcher, whose lines of bash may hold secrets."""
     return {key: value for key, value in asdict(config).items() if key != "launcher"}
 
 
-def changes(earlier: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """What differs between two runs, each by its `decided_by`: 'sft.steps 120 -> 200'."""
-    old, new = flat(without_credentials(earlier)), flat(without_credentials(after))
+def describe_changes(earlier: dict[str, Any], later: dict[str, Any]) -> list[str]:
+    """The differences between two runs, given the `decided_by` of each: 'sft.steps 120 -> 200'."""
+    old, new = flatten_dict(without_credentials(earlier)), flatten_dict(without_credentials(later))
     return [
-        f"{key.removeprefix('config.')} {_short(old.get(key))} -> {_short(new.get(key))}"
+        f"{key.removeprefix('config.')} {_shorten_value(old.get(key))} -> {_shorten_value(new.get(key))}"
         for key in sorted({**new, **old})
         if new.get(key) != old.get(key)
     ]
 
 
-def _short(value: Any) -> str:
+def _shorten_value(value: Any) -> str:
     return "default" if value is None else str(value)[:12] if isinstance(value, str) else str(value)
 
 
-def flat(nested: Any, prefix: str = "") -> dict[str, Any]:
+def flatten_dict(nested: Any, prefix: str = "") -> dict[str, Any]:
     """{'a': {'b': 1}} -> {'a.b': 1}"""
     if not isinstance(nested, dict):
         return {prefix.removesuffix("."): nested}
-    return {key: value for name, inner in nested.items() for key, value in flat(inner, f"{prefix}{name}.").items()}
+    return {
+        key: value for name, inner in nested.items() for key, value in flatten_dict(inner, f"{prefix}{name}.").items()
+    }

@@ -1,8 +1,8 @@
-"""W&B: opens, tags and finishes a run, and nothing else knows it.
+"""W&B: opens, tags and finishes a run; no other module uses W&B.
 
-The W&B id is run hash + attempt, so that a requeued job goes on in its own run; the group is the table, the job type
-the stage. Online where a key is configured, offline otherwise; it never asks. Each call of W&B runs in a daemon thread
-with a deadline: neither its service nor its server can keep a run or the process from ending.
+The W&B id is run hash + attempt, so that a requeued job resumes its own run; the group is the table, the job type
+the stage. Online where a key is configured, offline otherwise; it never prompts. Each call of W&B runs in a daemon
+thread with a deadline: neither its service nor its server can keep a run or the process from ending.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MODES = ("online", "offline", "disabled")
 
 
 class Tracker:
-    """What a stage logs: numbers over steps, a summary, tables, plots.
+    """Logs numbers over steps, a summary, tables and plots of a stage.
 
     W&B works in a process of its own, which may die, stop responding, or wait for a server. Each call has a deadline of
     `seconds`, and a failure ends no run: one line reports it, and the rest of the run is not logged.
@@ -61,35 +61,38 @@ class Tracker:
             return
         run = self._run
         try:
-            within(self._seconds, lambda: request(run))
+            call_with_deadline(self._seconds, lambda: request(run))
         except Exception as error:
             self._run = None
             say(f"warning: {give_up(error, self._mode, self._seconds)}")
 
 
-_mode_after_failure: str | None = None  # of the rest of this process, once W&B failed online or did not respond
+_mode_after_failure: str | None = None  # for the rest of this process, once W&B failed online or did not respond
 
 
 def give_up(error: Exception, mode: str, seconds: float) -> str:
-    """End W&B's service after a failed call. Gives the line that reports it.
+    """The line that reports a failed call; ends W&B's service.
 
-    After a failure online, later runs of this process are offline; after a call offline that did not return, without
-    W&B. Else each of them would wait as long.
+    After a failure online, later runs of this process are offline; after an offline call that timed out, they run
+    without W&B. Otherwise each of them would wait as long.
     """
     global _mode_after_failure
     late = isinstance(error, TimeoutError)
     end_service(0.0 if late else GRACE)
     if mode == "online":
-        _mode_after_failure, then = "offline", "; later runs of this process are offline (wandb sync uploads them)"
+        _mode_after_failure, consequence = (
+            "offline",
+            "; later runs of this process are offline (wandb sync uploads them)",
+        )
     elif late:
-        _mode_after_failure, then = "disabled", ", as do later runs of this process"
+        _mode_after_failure, consequence = "disabled", ", as do later runs of this process"
     else:
-        then = ""
-    problem = f"did not respond within tracking.timeout={seconds:g} s" if late else f"failed ({reason(error)})"
-    return f"W&B {problem}; the run continues without it{then}"
+        consequence = ""
+    problem = f"did not respond within tracking.timeout={seconds:g} s" if late else f"failed ({describe_error(error)})"
+    return f"W&B {problem}; the run continues without it{consequence}"
 
 
-def reason(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
@@ -99,30 +102,30 @@ def wandb_module() -> Any:
     return wandb
 
 
-GRACE = 3.0  # seconds that W&B's service has to end when it is asked to
+GRACE = 3.0  # seconds that W&B's service has to end when requested
 
 
-def in_thread(call: Callable[[], T]) -> Future[T]:
-    """Call it in a daemon thread, which does not keep the process from ending."""
+def call_in_thread(call: Callable[[], T]) -> Future[T]:
+    """Outcome of a call in a daemon thread, which does not keep the process from ending."""
     outcome: Future[T] = Future()
 
-    def work() -> None:
+    def run_call() -> None:
         try:
             outcome.set_result(call())
         except BaseException as error:
             outcome.set_exception(error)
 
-    threading.Thread(target=work, name="W&B", daemon=True).start()
+    threading.Thread(target=run_call, name="W&B", daemon=True).start()
     return outcome
 
 
-def within(seconds: float, call: Callable[[], T]) -> T:
+def call_with_deadline(seconds: float, call: Callable[[], T]) -> T:
     """The result of a call.
 
     Raises:
-        TimeoutError: it did not return within `seconds`; it is left to its thread.
+        TimeoutError: it did not return within `seconds`; its thread continues.
     """
-    return in_thread(call).result(seconds)
+    return call_in_thread(call).result(seconds)
 
 
 def end_service(grace: float = GRACE) -> None:
@@ -131,14 +134,14 @@ def end_service(grace: float = GRACE) -> None:
         return
     import wandb
 
-    def teardown() -> None:
+    def teardown_service() -> None:
         with suppress(BaseException):  # it exits with the status of a service that was killed
             wandb.teardown()
 
-    ending = in_thread(teardown)
+    ending = call_in_thread(teardown_service)
     with suppress(TimeoutError):
         ending.result(grace)
-    for pid in services():  # one that stopped while it started, too, which W&B does not know of
+    for pid in service_pids():  # also one that stopped while starting, which W&B does not know of
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     with suppress(TimeoutError):
@@ -146,7 +149,7 @@ def end_service(grace: float = GRACE) -> None:
     os.environ.pop("WANDB_SERVICE", None)  # which would point later runs to it
 
 
-def services() -> list[int]:
+def service_pids() -> list[int]:
     """The process ids of the W&B services that this process started (Linux)."""
     processes = []
     for children in Path("/proc/self/task").glob("*/children"):
@@ -157,11 +160,11 @@ def services() -> list[int]:
     return processes
 
 
-def mode(requested: str) -> str:
-    """online, offline or disabled. WANDB_MODE, where set, stands above auto.
+def resolve_mode(requested: str) -> str:
+    """online, offline or disabled. WANDB_MODE, if set, overrides auto.
 
     Raises:
-        PipelineError: online without a key, where W&B would ask for one; or WANDB_MODE is none of the three.
+        PipelineError: online without a key, where W&B would prompt for one; or WANDB_MODE is not one of the three.
     """
     if requested == "auto":
         requested = os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
@@ -185,11 +188,11 @@ def has_key() -> bool:
 
 @contextmanager
 def open_run(folder: Path, tracking: Tracking, **described: Any) -> Iterator[Tracker]:
-    """A W&B run whose files are in folder/wandb; finished on every way out, as failed where there was an error."""
-    wandb_mode: Any = _mode_after_failure or mode(tracking.mode)
+    """A W&B run whose files are in folder/wandb; always finished at the end, as failed after an error."""
+    wandb_mode: Any = _mode_after_failure or resolve_mode(tracking.mode)
     exit_code, tracker = 1, Tracker(None)
     if wandb_mode != "disabled":
-        tracker = Tracker(start(folder, tracking, wandb_mode, described), wandb_mode, tracking.timeout)
+        tracker = Tracker(start_run(folder, tracking, wandb_mode, described), wandb_mode, tracking.timeout)
     try:
         yield tracker
         exit_code = 0
@@ -197,56 +200,56 @@ def open_run(folder: Path, tracking: Tracking, **described: Any) -> Iterator[Tra
         tracker.finish(exit_code)
 
 
-def start(folder: Path, tracking: Tracking, mode: Any, described: dict[str, Any]) -> Any:
-    """wandb.init: the run of W&B, or None where it opens none, which a line reports."""
+def start_run(folder: Path, tracking: Tracking, mode: Any, described: dict[str, Any]) -> Any:
+    """The W&B run of wandb.init, or None if it failed, which a line reports."""
     os.environ.setdefault("WANDB_SILENT", "true")
     if not os.environ.get("WANDB_MODE", "offline"):
-        del os.environ["WANDB_MODE"]  # empty, which W&B does not take for unset
+        del os.environ["WANDB_MODE"]  # empty, which W&B does not treat as unset
     import wandb
 
     from pipeline.hub.addresses import without_credentials
 
-    def init() -> Any:
+    def init_run() -> Any:
         return wandb.init(
             dir=str(folder), project=tracking.project, entity=tracking.entity, mode=mode,
             settings=wandb.Settings(console="off", silent=True), resume="allow", reinit="finish_previous", **described,
         )  # fmt: skip
 
-    words = sys.argv
+    arguments = sys.argv
     try:
-        sys.argv = without_credentials(words)  # which W&B keeps
+        sys.argv = without_credentials(arguments)  # which W&B records
         with quiet_service():
-            return within(tracking.timeout, init)
+            return call_with_deadline(tracking.timeout, init_run)
     except Exception as error:
         say(f"warning: {give_up(error, mode, tracking.timeout)}")
         return None
-    except BaseException:  # asked to stop meanwhile, with W&B's service, which would be missed at the end
+    except BaseException:  # a signal to stop, also to W&B's service, which would be missing at the end
         end_service()
         raise
     finally:
-        sys.argv = words
+        sys.argv = arguments
         atexit.unregister(end_service)
         atexit.register(end_service)  # after W&B's own hook, so that it is called before
 
 
 @contextmanager
 def quiet_service() -> Iterator[None]:
-    """A service that starts inside has no standard error: where memory is short, it prints hundreds of lines there."""
-    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    """Inside, W&B's service starts without standard error, where it prints hundreds of lines if memory is short."""
+    saved, null_device = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, 2)
+        os.dup2(null_device, 2)
         yield
     finally:
         os.dup2(saved, 2)
         os.close(saved)
-        os.close(nowhere)
+        os.close(null_device)
 
 
 @contextmanager
-def tracked(run: Run, attempt: int) -> Iterator[Tracker]:
-    """The W&B run of one run of ours."""
+def track_run(run: Run, attempt: int) -> Iterator[Tracker]:
+    """A tracker of the W&B run that belongs to a run."""
     from pipeline.hub.addresses import without_credentials
-    from pipeline.runs.run import recorded
+    from pipeline.runs.run import recorded_config
 
     config = run.config
     parents = {role: parent.name for role, parent in run.parents.items()}
@@ -255,7 +258,7 @@ def tracked(run: Run, attempt: int) -> Iterator[Tracker]:
         "name": run.name,
         "group": config.group,
         "job_type": config.stage,
-        "config": without_credentials({**recorded(config), "parents": parents}),
+        "config": without_credentials({**recorded_config(config), "parents": parents}),
     }
     with open_run(run.work, config.tracking, **described) as tracker:
         yield tracker

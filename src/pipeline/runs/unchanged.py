@@ -1,4 +1,4 @@
-"""What a finished run's folder holds, against its manifest: its contents, and whether a file was changed since."""
+"""A finished run's folder compared with its manifest: its contents, and whether a file was changed since."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Parent, Run
 
 
-def content(parent: Parent, comparable: str | None = None) -> str | None:
-    """The second identity of a finished parent: the digest over its tensors, of a data run over its files.
+def content_digest(parent: Parent, comparable: str | None = None) -> str | None:
+    """The second identity of a finished parent: the digest over its tensors; for a data run, over its files.
 
-    None for what is not made yet, and for what no run of ours made, which is known by its content alone. `like`: what
-    it is to be compared with; where that is of another kind, as runs of earlier versions have sha256, the tensors are
-    hashed again in that kind, and None stands for weights that are not there, as freed ones.
+    None for an unfinished run, and for an external model, whose hash already is of its content. comparable: the digest
+    to compare it with; if that is of another kind (runs of earlier versions have sha256), the tensors are hashed again
+    in that kind, and None means that the weights were deleted.
     """
     manifest = read_manifest(parent.folder)
     if manifest and comparable and manifest.weights_root and kind_of(manifest.content) != kind_of(comparable):
-        return _root(parent.folder, kind_of(comparable), manifest.content)
+        return _root_of_kind(parent.folder, kind_of(comparable), manifest.content)
     return manifest.content if manifest else None
 
 
 @lru_cache(maxsize=256)
-def _root(folder: Path, kind: str, _content: str) -> str | None:
-    """The root over the tensors of a run in a kind that is not the one on record, `_content`."""
+def _root_of_kind(folder: Path, kind: str, _content: str) -> str | None:
+    """The root over the tensors of a run in a kind other than that of the recorded one, `_content`."""
     adapter = (folder / ADAPTER_CONFIG).is_file()
     try:
         digests = digests_in(folder / ADAPTER_WEIGHTS, kind) if adapter else digest_tensors(folder, kind)
@@ -40,46 +40,47 @@ def _root(folder: Path, kind: str, _content: str) -> str | None:
 
 
 def next_attempt(run: Run) -> int:
-    """1 for a run that was never finished; redo=true makes a finished one again, as a new attempt."""
+    """The number of the next attempt: 1 for a run that was never finished; redo=true repeats a finished one."""
     manifest = read_manifest(run.folder)
     return manifest.attempt + 1 if manifest else 1
 
 
 def check_unchanged(folder: Path) -> None:
-    """Refuse a finished run whose files are not those that its manifest lists."""
-    remedy = "make it again with redo=true, or restore the file"
+    """Raise PipelineError for a finished run whose files are not those that its manifest lists."""
+    remedy = "rerun it with redo=true, or restore the file"
     manifest = read_manifest(folder)
     if manifest is None:
         return
     if manifest.weights.get("freed"):
-        by = "was freed by stage=clean or a table with free_snapshots"
-        raise PipelineError(f"{manifest.name} {by}: train it again with redo=true")
-    if problem := changed(folder, manifest):
+        problem = "was deleted by stage=clean or a table with free_snapshots"
+        raise PipelineError(f"{manifest.name} {problem}: train it again with redo=true")
+    if problem := describe_change(folder, manifest):
         raise PipelineError(f"{folder.name} was changed after it was finished: {problem}; {remedy}")
 
 
-def changed(folder: Path, manifest: Manifest, up_to: float = math.inf) -> str:
-    """Which file of a finished run is gone or differs from its manifest; empty where none does.
+def describe_change(folder: Path, manifest: Manifest, up_to: float = math.inf) -> str:
+    """Which file of a finished run is missing or differs from its manifest; empty if none does.
 
-    A file whose time alone moved, as copying does, is read again, if it has `up_to` bytes at most.
+    A file whose mtime changed but size did not, as after copying, is hashed again, if it has at most `up_to` bytes.
     """
-    for name, was in manifest.files.items():
+    digests = manifest.weights.get("digests", {})
+    for name, recorded in manifest.files.items():
         try:
             stat = (folder / name).stat()
         except OSError:
             if manifest.weights.get("freed") and name.endswith(".safetensors"):
                 continue
             return f"{name} is gone"
-        moved = stat.st_mtime_ns != was["mtime_ns"] and stat.st_size <= up_to
-        if stat.st_size != was["bytes"] or moved and not _same(folder / name, was, manifest.weights.get("digests", {})):
+        touched = stat.st_mtime_ns != recorded["mtime_ns"] and stat.st_size <= up_to
+        if stat.st_size != recorded["bytes"] or touched and not _same_file(folder / name, recorded, digests):
             return f"{name} differs"
     return ""
 
 
-def _same(path: Path, was: dict[str, Any], digests: dict[str, str]) -> bool:
-    """Whether a file is what a manifest lists: by its sha256, or a file of weights by the digests of its tensors."""
-    if "sha256" in was:
-        return sha256(path) == was["sha256"]
+def _same_file(path: Path, recorded: dict[str, Any], digests: dict[str, str]) -> bool:
+    """Whether a file is the one in the manifest: by its sha256, or for weights by the digests of its tensors."""
+    if "sha256" in recorded:
+        return sha256(path) == recorded["sha256"]
     try:
         kind = kind_of(next(iter(digests.values()), KIND))
         return all(digests.get(name) == digest for name, digest in digests_in(path, kind).items())
@@ -88,6 +89,6 @@ def _same(path: Path, was: dict[str, Any], digests: dict[str, str]) -> bool:
 
 
 def known_by_tensors(folder: Path, digests: dict[str, str]) -> list[str]:
-    """The files of weights all of whose tensors have a digest on record: they need none of their own."""
+    """Names of the weight files whose tensors all have recorded digests, and so need no sha256 of the file."""
     files = folder.glob("*.safetensors")
     return [path.name for path in files if digests.keys() >= read_header(path).keys()]

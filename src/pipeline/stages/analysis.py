@@ -9,11 +9,13 @@ from pipeline.stages.resolver import Draft, Resolver, label_of
 
 
 def build(config: AnalyzeStage, resolver: Resolver) -> Draft:
-    listed = config.checkpoint if isinstance(config.checkpoint, list) else [config.checkpoint]
-    if not listed or not all(isinstance(one, str) for one in listed):
-        raise PipelineError(f"checkpoint={config.checkpoint} is no RUN: give checkpoint=RUN, or checkpoint=[RUN,RUN]")
-    parents = {str(index): resolver.model(one, "checkpoint") for index, one in enumerate(listed)}
-    label = "analyze-" + "-".join(label_of(one) for one in parents.values())
+    references = config.checkpoint if isinstance(config.checkpoint, list) else [config.checkpoint]
+    if not references or not all(isinstance(reference, str) for reference in references):
+        raise PipelineError(
+            f"checkpoint={config.checkpoint} is not a RUN: give checkpoint=RUN, or checkpoint=[RUN,RUN]"
+        )
+    parents = {str(index): resolver.model(reference, "checkpoint") for index, reference in enumerate(references)}
+    label = "analyze-" + "-".join(label_of(parent) for parent in parents.values())
     if config.base is not None:
         return config, label, {**parents, "base": resolver.model(config.base, "base")}
     bases = [(expert.name, base_of(expert, config, "checkpoint")) for expert in parents.values()]

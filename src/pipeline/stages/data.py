@@ -1,4 +1,4 @@
-"""The builder of data runs: the sources at their locked revisions, and what below data_root they are read from."""
+"""The builder of data runs: the sources at their locked revisions, and the files below data_root that are read."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from pipeline.stages.world import refuse_items, small_world
 def build(config: DataStage, resolver: Resolver) -> Draft:
     label = f"data-{config.expert.name}"
     if config.expert.union:
-        config, parents = joint(config, resolver)
+        config, parents = build_joint(config, resolver)
         return config, label, parents
     config = at_locked_revisions(without_left_out(config))
     if config.expert.world is None and config.expert.items is None:
         check_sources(config.expert)
-    spoken = [one.language for one in config.expert.sources.values() if one.language is not None]
-    return config, label, parents_of(config, resolver) | own_languages(spoken)
+    codes = [source.language for source in config.expert.sources.values() if source.language is not None]
+    return config, label, parents_of(config, resolver) | own_languages(codes)
 
 
 def own_languages(codes: Iterable[str]) -> dict[str, Parent]:
-    """A language that is not shipped decides a run by its fields: a parent of its own."""
-    found = {code: languages.own(code) for code in codes}
-    return {f"language {code}": External(code, one[1], one[0]) for code, one in found.items() if one is not None}
+    """Languages that are not shipped, as parents: their fields affect the run hash."""
+    custom = {code: file for code in codes if (file := languages.custom_language_file(code)) is not None}
+    return {f"language {code}": External(code, digest, path) for code, (path, digest) in custom.items()}
 
 
-def joint(config: DataStage, resolver: Resolver) -> tuple[DataStage, dict[str, Parent]]:
-    """A joint set is decided by the two experts' data runs, and by how it is shuffled."""
+def build_joint(config: DataStage, resolver: Resolver) -> tuple[DataStage, dict[str, Parent]]:
+    """The configuration and parents of a joint set: the two experts' data runs, and how it is shuffled."""
     experts = config.expert.union
-    if sorted(one.side for one in experts.values()) != ["language", "math"]:
-        told = ", ".join(f"{name} {one.side}" for name, one in experts.items())
+    if sorted(expert.side for expert in experts.values()) != ["language", "math"]:
+        sides = ", ".join(f"{name} {expert.side}" for name, expert in experts.items())
         raise PipelineError(
-            f"expert.union of expert={config.expert.name} is of sides {told}: give a math and a language expert"
+            f"expert.union of expert={config.expert.name} has the sides {sides}: give a math and a language expert"
         )
     parents: dict[str, Parent] = {
-        name: resolver.run(replace(config, expert=one, redo=False)) for name, one in experts.items()
+        name: resolver.run(replace(config, expert=expert, redo=False)) for name, expert in experts.items()
     }
     return replace(config, data=Data(shuffle=config.data.shuffle)), parents
 
@@ -55,9 +55,11 @@ def joint(config: DataStage, resolver: Resolver) -> tuple[DataStage, dict[str, P
 def without_left_out(config: DataStage) -> DataStage:
     """The expert without the sources that data.leave_out names; they may be another expert's."""
     left_out = config.data.leave_out or []
-    known = {*config.expert.sources, *conf.options("data")}
-    if odd := [name for name in left_out if name not in known]:
-        raise PipelineError(f"data.leave_out={odd[0]} is no source: name of {', '.join(config.expert.sources)}")
+    names = {*config.expert.sources, *conf.options("data")}
+    if unknown := [name for name in left_out if name not in names]:
+        raise PipelineError(
+            f"data.leave_out={unknown[0]} is not a source: name one of {', '.join(config.expert.sources)}"
+        )
     sources = {name: source for name, source in config.expert.sources.items() if name not in left_out}
     return replace(config, expert=replace(config.expert, sources=sources))
 
@@ -72,9 +74,9 @@ def at_locked_revisions(config: DataStage) -> DataStage:
 
 
 def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
-    """A finished data run or a folder; of a folder, the files that are read make its identity.
+    """The data_root, a data run or a folder identified by the files that are read, and the benchmarks.
 
-    `benchmarks`, what rows are compared with, is a parent of its own where a folder is named or the Hub's are locked.
+    `benchmarks`, which rows are compared with, is a parent where a folder is named or the Hub's are locked.
     """
     if config.expert.world is not None:
         return {}
@@ -93,27 +95,27 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
         parents |= locked_benchmarks(config)
     if config.data_root is None:
         return parents
-    found = resolver.data_root(config.data_root)
-    refuse_items(found or Path(config.data_root))
+    data_root = resolver.data_root(config.data_root)
+    refuse_items(data_root or Path(config.data_root))
     if config.expert.items is not None:
-        return {"data_root": small_world(found)}
-    if found is None:
+        return {"data_root": small_world(data_root)}
+    if data_root is None:
         folder = Path(config.data_root)
         files = files_read(config.expert.sources, folder)
         if config.data.benchmarks is None:
             files += [path for paths in scored_files(folder).values() for path in paths]
-        found = External(folder.name, content_hash(files, folder), folder)
-    return {"data_root": found, **parents}
+        data_root = External(folder.name, content_hash(files, folder), folder)
+    return {"data_root": data_root, **parents}
 
 
 def locked_benchmarks(config: DataStage | EvalStage) -> dict[str, Parent]:
-    """The benchmark sets on the Hub that a run reads, as a parent known by its locked revisions; none until then."""
+    """The benchmark sets on the Hub that a run reads, as a parent identified by its locks; empty until locked."""
     lock = read_lock(Path(config.runs_dir))
     if not lock.datasets:
         return {}
     try:
         entries = [(source.hub, lock.entry(source)) for source in benchmark_sources(config)]
-    except PipelineError:  # a task that the Hub has no data for: the evaluation itself refuses it
+    except PipelineError:  # a task that the Hub has no data for: the evaluation itself reports it
         return {}
     pins = sorted({f"{hub}@{entry['revision']}" for hub, entry in entries if entry})
     return {"benchmarks": External("benchmarks on the Hub", digest_of(pins), Path("hub"))} if pins else {}

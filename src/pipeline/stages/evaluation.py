@@ -1,5 +1,5 @@
-"""The builder of evaluations: the model or merge that is scored, the files that hold the questions; of several tasks or
-languages, the runs that score one each."""
+"""The builder of evaluations: the model or merge that is scored and the files that hold the questions; for several
+tasks or languages, the runs that score one each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeline.models.load import date_of_templates
 from pipeline.runs.dtypes import merged_dtype, stored_dtype
 from pipeline.runs.run import LABEL_LENGTH, External, Parent, Run
 from pipeline.stages.data import locked_benchmarks, own_languages
-from pipeline.stages.merge import described
+from pipeline.stages.merge import label_and_parents
 from pipeline.stages.resolver import Draft, Resolver, label_of
 from pipeline.stages.world import refuse_another_world
 
@@ -32,23 +32,25 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
     if config.eval.chat_template:
         date_of_templates(config.eval.template_date, "eval.template_date")
     if config.checkpoint is None:
-        label, parents = described(config, resolver)
+        label, parents = label_and_parents(config, resolver)
     else:
         parents = {"checkpoint": resolver.model(config.checkpoint, "checkpoint")}
         label = label_of(parents["checkpoint"])
     config = with_dtype(config, parents)
-    name, each = config.eval.name, scoring_runs(config)
-    if len(each) > 1 or (config.data_root is not None and not resolver.known):  # a table's when they are made
-        refuse_early(config, resolver)
-    if len(each) > 1:
-        known = named(config, parents)
-        scored: dict[str, Parent] = {role: resolver.run(one, known) for role, one in each.items()}
+    name, configs = config.eval.name, scoring_runs(config)
+    in_table = bool(resolver.references)  # which checks each evaluation when it runs
+    if len(configs) > 1 or (config.data_root is not None and not in_table):
+        check_tasks(config, resolver)
+    if len(configs) > 1:
+        references = models_by_reference(config, parents)
+        scored: dict[str, Parent] = {role: resolver.run(bundled, references) for role, bundled in configs.items()}
         return config, f"eval-{name}-{label}", parents | scored
-    config = next(iter(each.values()), config)
+    config = next(iter(configs.values()), config)
     parents |= own_languages(config.languages)
     if config.data_root is not None:
-        parents["data_root"] = resolver.data_root(config.data_root) or questions(config, Path(config.data_root))
-        for model in [one for role, one in parents.items() if role != "data_root"]:
+        plain_folder = Path(config.data_root)
+        parents["data_root"] = resolver.data_root(config.data_root) or question_files_parent(config, plain_folder)
+        for model in [parent for role, parent in parents.items() if role != "data_root"]:
             refuse_another_world(model, parents["data_root"], config)
     else:
         parents |= locked_benchmarks(config)
@@ -56,7 +58,7 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
         file = Path(config.eval.spm_model)
         if not file.is_file():
             raise PipelineError(
-                f"eval.spm_model={file} is no file: give the SentencePiece model of spBLEU, which sacrebleu -tok "
+                f"eval.spm_model={file} is not a file: give the SentencePiece model of spBLEU, which sacrebleu -tok "
                 "flores200 fetches to ~/.sacrebleu/models/flores200sacrebleuspm, or leave it out"
             )
         parents["spm_model"] = External(file.name, sha256(file), file)
@@ -65,55 +67,55 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
 
 
 def with_dtype(config: EvalStage, parents: Mapping[str, Parent]) -> EvalStage:
-    """The configuration with the dtype that eval.dtype=auto stands for; as it is where nothing tells it, as of a model
-    on the Hub that is not locked."""
+    """The configuration with eval.dtype=auto resolved; unchanged where the dtype is unknown, as for a model on the Hub
+    that is not locked."""
     if config.eval.dtype != "auto":
         return config
     runs_dir = Path(config.runs_dir)
     if config.merge is not None:
-        found = merged_dtype(config.merge, parents, runs_dir)
+        dtype = merged_dtype(config.merge, parents, runs_dir)
     else:
-        found = stored_dtype(parents["checkpoint"], runs_dir)
-    return replace(config, eval=replace(config.eval, dtype=found), as_stored=True) if found else config
+        dtype = stored_dtype(parents["checkpoint"], runs_dir)
+    return replace(config, eval=replace(config.eval, dtype=dtype), as_stored=True) if dtype else config
 
 
 def refuse_dtypes(runs: Iterable[Run[EvalStage]], knob: str) -> None:
-    """Refuse evaluations that are compared and are scored in different dtypes. `knob` sets the dtype of all."""
-    found: dict[str, str] = {}
+    """Raise PipelineError where evaluations that are compared use different dtypes. `knob` sets the dtype of all."""
+    dtypes: dict[str, str] = {}
     for run in runs:
         if run.config.eval.dtype != "auto":
-            found.setdefault(run.config.eval.dtype, run.name)
-    if len(found) > 1:
-        told = ", ".join(f"{name} in {dtype}" for dtype, name in found.items())
-        raise PipelineError(f"scores in several dtypes cannot be compared ({told}): give {knob}=float32 for all")
+            dtypes.setdefault(run.config.eval.dtype, run.name)
+    if len(dtypes) > 1:
+        examples = ", ".join(f"{name} in {dtype}" for dtype, name in dtypes.items())
+        raise PipelineError(f"scores in several dtypes cannot be compared ({examples}): give {knob}=float32 for all")
 
 
 def is_bundle(run: Run) -> bool:
-    """Whether a run is of several tasks or languages: it scores nothing itself, its parents do."""
-    return any(isinstance(one, Run) and isinstance(one.config, EvalStage) for one in run.parents.values())
+    """Whether a run covers several tasks or languages: it scores nothing itself, its parents do."""
+    return any(isinstance(parent, Run) and isinstance(parent.config, EvalStage) for parent in run.parents.values())
 
 
-def named(config: EvalStage, parents: Mapping[str, Parent]) -> dict[str, Parent]:
-    """The model's runs by what the configuration calls them, so that they are not looked for again."""
+def models_by_reference(config: EvalStage, parents: Mapping[str, Parent]) -> dict[str, Parent]:
+    """Reference in the configuration -> the model, so that it is not looked up again."""
     if config.checkpoint is not None:
         return {config.checkpoint: parents["checkpoint"]}
     assert config.merge is not None
-    found = {str(reference): parents[role] for role, (_, reference) in config.merge.references().items()}
-    return found | ({config.merge.base: parents["base"]} if config.merge.base else {})
+    models = {str(reference): parents[role] for role, (_, reference) in config.merge.references().items()}
+    return models | ({config.merge.base: parents["base"]} if config.merge.base else {})
 
 
-def refuse_early(config: EvalStage, resolver: Resolver) -> None:
-    """What one of the tasks would be refused for, before any of them is scored. Data that is to be made is not read."""
-    made = resolver.data_root(config.data_root) if config.data_root is not None else None
-    root = made.folder if made else Path(config.data_root) if config.data_root is not None else None
+def check_tasks(config: EvalStage, resolver: Resolver) -> None:
+    """Raise PipelineError for a task that cannot be scored, before any is. Data that does not exist yet is not read."""
+    data_run = resolver.data_root(config.data_root) if config.data_root is not None else None
+    root = data_run.folder if data_run else Path(config.data_root) if config.data_root is not None else None
     if root is None or root.is_dir():
-        asked = config.eval
-        tasks = tuple((one.task, one.num_fewshot, one.where_possible) for one in asked.tasks)
-        _refuse(tasks, tuple(config.languages), root, asked.split, asked.exemplars, asked.run_code)
+        settings = config.eval
+        tasks = tuple((task.task, task.num_fewshot, task.where_possible) for task in settings.tasks)
+        _check_tasks(tasks, tuple(config.languages), root, settings.split, settings.exemplars, settings.run_code)
 
 
 @lru_cache(maxsize=64)
-def _refuse(
+def _check_tasks(
     tasks: tuple[tuple[str, int, bool], ...], languages: tuple[str, ...], root: Path | None, split: str,
     exemplars: str, run_code: bool,
 ) -> None:  # fmt: skip
@@ -124,8 +126,8 @@ def _refuse(
         )  # fmt: skip
 
 
-def questions(config: EvalStage, folder: Path) -> External:
-    """A plain data_root, known by the files that this evaluation reads."""
-    asked = [(task.task, language) for task in config.eval.tasks for language in {*config.languages, "en"}]
-    files = {path for task, language in asked for path in benchmark_of(task).files(folder, language)}
+def question_files_parent(config: EvalStage, folder: Path) -> External:
+    """A plain data_root as a parent, identified by the files that this evaluation reads."""
+    sets = [(task.task, language) for task in config.eval.tasks for language in {*config.languages, "en"}]
+    files = {path for task, language in sets for path in benchmark_of(task).files(folder, language)}
     return External(folder.name, content_hash(sorted(files), folder), folder)

@@ -18,13 +18,13 @@ from pipeline.runs.run import External, Run
 
 
 @dataclass
-class Needs:
-    """What runs read from the Hub. models: id or id@asked. sources: what it is for -> where it is, once each."""
+class HubInputs:
+    """What runs read from the Hub. models: id or id@revision. sources: label -> source, without duplicates."""
 
     models: list[str] = field(default_factory=list)
     sources: dict[str, Source] = field(default_factory=dict)
-    scored: list[tuple[str, str | None]] = field(default_factory=list)  # sets that the harness loads by their names
-    problems: list[str] = field(default_factory=list)  # what cannot be had from the Hub at all
+    scored: list[tuple[str, str | None]] = field(default_factory=list)  # sets that the harness loads by name
+    problems: list[str] = field(default_factory=list)  # what the Hub does not offer
 
     def not_pinned(self, lock: Lock) -> list[str]:
         missing = [name for name in self.models if name not in lock.models]
@@ -32,53 +32,55 @@ class Needs:
         return without_credentials(list(dict.fromkeys(missing)))
 
 
-def needs(runs: list[Run]) -> Needs:
-    """What these runs read from the Hub, finished or not."""
-    found = Needs()
+def collect_hub_inputs(runs: list[Run]) -> HubInputs:
+    """Everything that these runs read from the Hub, finished or not."""
+    inputs = HubInputs()
     for run in runs:
         for parent in run.parents.values():
-            if isinstance(parent, External) and parent.hub and parent.hub not in found.models:
-                found.models.append(parent.hub)
+            if isinstance(parent, External) and parent.hub and parent.hub not in inputs.models:
+                inputs.models.append(parent.hub)
         config = run.config
         if isinstance(config, DataStage) and config.data_root is None and config.expert.world is None:
             for name, source in config.expert.sources.items():
-                found.sources.setdefault(_label(name, source), source)
+                inputs.sources.setdefault(_source_label(name, source), source)
         if isinstance(config, DataStage | EvalStage):
             try:
                 for source in benchmark_sources(config):
-                    found.sources.setdefault(_label("benchmark", source), source)
-                    named = (source.hub or "", source.hub_config)
-                    if isinstance(config, EvalStage) and named not in found.scored:
-                        found.scored.append(named)
+                    inputs.sources.setdefault(_source_label("benchmark", source), source)
+                    data_set = (source.hub or "", source.hub_config)
+                    if isinstance(config, EvalStage) and data_set not in inputs.scored:
+                        inputs.scored.append(data_set)
             except PipelineError as error:
-                found.problems += [str(error)] if str(error) not in found.problems else []
-    return found
+                inputs.problems += [str(error)] if str(error) not in inputs.problems else []
+    return inputs
 
 
-def _label(name: str, source: Source) -> str:
+def _source_label(name: str, source: Source) -> str:
     return f"{name}: {source.url or f'{source.hub} {part_of(source)}'}"
 
 
 def benchmark_sources(config: DataStage | EvalStage) -> list[Source]:
-    """The benchmark sets on the Hub that a run reads: what training rows are compared with, or what is scored."""
+    """The benchmark sets on the Hub that a run reads: those that rows are compared with, or that are scored."""
     if config.data_root is not None:
         return []
     if isinstance(config, DataStage):
-        there = config.expert.world is not None or config.expert.union or config.data.benchmarks is not None
-        return [] if there else [source for _, source in hub_sources()]
+        is_local = config.expert.world is not None or config.expert.union or config.data.benchmarks is not None
+        return [] if is_local else [source for _, source in hub_sources()]
     tasks = tuple((task.task, task.num_fewshot) for task in config.eval.tasks)
-    return [on_hub(*found) for found in _evaluated(tasks, tuple(config.languages))]
+    return [on_hub(*data_set) for data_set in _evaluated_sets(tasks, tuple(config.languages))]
 
 
 @lru_cache(maxsize=64)
-def _evaluated(tasks: tuple[tuple[str, int], ...], languages: tuple[str, ...]) -> list[tuple[str, str | None, str]]:
+def _evaluated_sets(
+    tasks: tuple[tuple[str, int], ...], languages: tuple[str, ...]
+) -> list[tuple[str, str | None, str]]:
     """(repository, configuration, split) of each set that the harness' task files name."""
     from pipeline.config.evaluation import EvalTask
     from pipeline.evaluate.tasks import data_sets, task_definitions
 
-    asked = [EvalTask(task, shots) for task, shots in tasks]
-    found: list[tuple[str, str | None, str]] = []
+    eval_tasks = [EvalTask(task, shots) for task, shots in tasks]
+    sets: list[tuple[str, str | None, str]] = []
     with TemporaryDirectory() as folder:
-        for definition in task_definitions(asked, languages, None, Path(folder)):
-            found += data_sets(definition)
-    return list(dict.fromkeys(found))
+        for definition in task_definitions(eval_tasks, languages, None, Path(folder)):
+            sets += data_sets(definition)
+    return list(dict.fromkeys(sets))

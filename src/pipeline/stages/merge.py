@@ -1,4 +1,4 @@
-"""The builder of merges: its experts, and the base where the method, the weights or an adapter needs one."""
+"""The builder of merges: its experts, and the base where the method, the weights or an adapter need one."""
 
 from __future__ import annotations
 
@@ -16,71 +16,72 @@ LIMIT = 60  # characters of a label that names many experts
 
 
 def build(config: MergeStage, resolver: Resolver) -> Draft:
-    return config, *described(config, resolver)
+    return config, *label_and_parents(config, resolver)
 
 
-def described(config: MergeStage | EvalStage, resolver: Resolver) -> tuple[str, dict[str, Parent]]:
-    """Label (layer_swap-5-2-<math>-<language>; many experts are counted) and parents of a merge, written or not."""
+def label_and_parents(config: MergeStage | EvalStage, resolver: Resolver) -> tuple[str, dict[str, Parent]]:
+    """Label (layer_swap-5-2-<math>-<language>; many experts: their number) and parents of a merge, written or not."""
     assert config.merge is not None
     parents = merge_parents(config.merge, config, resolver)
     config.merge.refuse(config.partition, layers_of(parents))
+    prefix = "control-" if config.merge.controlled_roles() else ""
     names = [label_of(expert) for role, expert in parents.items() if role != "base"]
     joined = "-".join(names)
     joined = joined if len(joined) <= LIMIT or len(names) < 3 else f"{len(names)}-experts"
-    return f"{config.merge.label(config.partition)}-{joined}", parents
+    return f"{prefix}{config.merge.label(config.partition)}-{joined}", parents
 
 
 def merge_parents(merge: Merge, config: RunStage, resolver: Resolver) -> dict[str, Parent]:
-    """Parents by the role that they have in the merge.
+    """Role in the merge -> parent.
 
     Raises:
-        PipelineError: too few experts, one twice, different bases, or no base to be found where one is needed.
+        PipelineError: too few experts, a duplicate, different bases, or no base where one is needed.
     """
     if merge.method != type(merge).method:
-        raise PipelineError(f"merge.method={merge.method}: merge={type(merge).method} decides it, leave it out")
+        raise PipelineError(f"merge.method={merge.method}: merge={type(merge).method} sets it, leave it out")
     experts = merge.references()
     if len(experts) < merge.fewest:
         raise PipelineError(f"merge.experts={[run for _, run in experts.values()]}: name two runs or more")
     if not all(isinstance(reference, str) for _, reference in experts.values()):
-        told = next(f"{key}={reference}" for key, reference in experts.values() if not isinstance(reference, str))
-        raise PipelineError(f"{told} is no RUN: give the name of a finished run, or a list of them")
+        setting = next(f"{key}={reference}" for key, reference in experts.values() if not isinstance(reference, str))
+        raise PipelineError(f"{setting} is not a RUN: give the name of a finished run, or a list of them")
     parents = {role: resolver.model(reference, key) for role, (key, reference) in experts.items()}
-    if any(isinstance(one, Folder) for one in parents.values()):  # refused by headers before contents are hashed
+    if any(isinstance(parent, Folder) for parent in parents.values()):  # headers are checked before contents are hashed
         check_headers(parents, resolver.model(merge.base, "merge.base") if merge.base else None)
-    hashes = [one.hash for one in parents.values()]
-    if twice := next((one.name for one in parents.values() if hashes.count(one.hash) > 1), None):
-        raise PipelineError(f"merge={merge.method} was given {twice} twice: name each expert once")
+    hashes = [parent.hash for parent in parents.values()]
+    if duplicate := next((parent.name for parent in parents.values() if hashes.count(parent.hash) > 1), None):
+        raise PipelineError(f"merge={merge.method} was given {duplicate} twice: name each expert once")
     if merge.base is not None:
         parents["base"] = resolver.model(merge.base, "merge.base")
         return parents
-    adapters = [role for role, one in parents.items() if gives_adapter(one)]
-    if adapters or merge.needs_base():
-        of = {role: parents[role] for role in adapters} or parents
-        bases = [(expert.name, base_of(expert, config, experts[role][0])) for role, expert in of.items()]
+    adapters = [role for role, parent in parents.items() if gives_adapter(parent)]
+    if adapters or merge.needs_base() or merge.control:
+        sources = {role: parents[role] for role in adapters} or parents
+        bases = [(expert.name, base_of(expert, config, experts[role][0])) for role, expert in sources.items()]
         parents["base"] = one_base(bases, "merge.experts", ", or give merge.base=RUN")
         return parents
-    recorded = [(one.name, base) for one in parents.values() if (base := recorded_base(one)) is not None]
+    recorded = [(parent.name, base) for parent in parents.values() if (base := recorded_base(parent)) is not None]
     if recorded:
         one_base(recorded, f"merge={merge.method}: the experts", ", or give merge.base=RUN if they belong together")
     return parents
 
 
 def layers_of(parents: Mapping[str, Parent]) -> int | None:
-    """The depth of the models that are merged; None where none of them is here."""
-    files = (one.folder / "config.json" for one in parents.values())
+    """Number of layers of the merged models; None where none of them is on this machine."""
+    files = (parent.folder / "config.json" for parent in parents.values())
     file = next((file for file in files if file.is_file()), None)
     return read_json(file).get("num_hidden_layers") if file else None
 
 
 def check_headers(experts: Mapping[str, Parent], base: Parent | None) -> None:
-    """Refuse whole models on this disk that do not fit each other, or the base that is given."""
+    """Raise PipelineError where complete models on this disk do not fit each other, or the given base."""
     from pipeline.merge.adapters import open_source
     from pipeline.merge.compatibility import check_sources
 
-    sources = {role: open_source(one.folder) for role, one in experts.items() if _whole(one)}
+    sources = {role: open_source(expert.folder) for role, expert in experts.items() if has_full_weights(expert)}
     if sources:
-        check_sources(sources, open_source(base.folder) if base and _whole(base) else None)
+        check_sources(sources, open_source(base.folder) if base and has_full_weights(base) else None)
 
 
-def _whole(expert: Parent) -> bool:
+def has_full_weights(expert: Parent) -> bool:
     return any(expert.folder.glob("*.safetensors")) and not gives_adapter(expert)

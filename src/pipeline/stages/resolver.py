@@ -1,4 +1,4 @@
-"""What a RUN in a configuration means to the builders: a run that is known before it is made, else what is finished."""
+"""What a RUN in a configuration refers to: a run that is planned already, else a finished one, a folder or the Hub."""
 
 from __future__ import annotations
 
@@ -8,45 +8,50 @@ from pathlib import Path
 
 from pipeline.config.stages import RunStage
 from pipeline.errors import PipelineError
-from pipeline.runs.find import find
+from pipeline.runs.find import find_run
 from pipeline.runs.folders import label_in
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent, Run, Snapshot
 
-Draft = tuple[RunStage, str, dict[str, Parent]]  # of a builder: the config as it decides, the label, the parents
+Draft = tuple[RunStage, str, dict[str, Parent]]  # what a builder returns: the resolved config, the label, the parents
 
 
 @dataclass(frozen=True)
 class Resolver:
-    """`known`: names that a RUN may have before its run is made. `build` makes the run of a stage (stages/rows.py)."""
+    """Finds the run, snapshot or folder that a RUN in a configuration names.
+
+    references: parents by names that a RUN may have before its run exists. build: plans the run of a stage
+    (stages/rows.py).
+    """
 
     runs_dir: Path
     build: Callable[[RunStage, Mapping[str, Parent]], Run]
-    known: Mapping[str, Parent] = field(default_factory=dict)
+    references: Mapping[str, Parent] = field(default_factory=dict)
 
     def model(self, reference: str, knob: str, revision: str | None = None) -> Parent:
-        """What RUN or RUN@STEP means where a model is wanted.
+        """The model that RUN or RUN@STEP refers to.
 
         Raises:
-            PipelineError: nothing, more than one thing, or a run that holds no model.
+            PipelineError: there is none, there are several, or the run holds no model.
         """
         name, at, step = reference.rpartition("@")
-        if reference not in self.known and at and step.isdigit() and isinstance(run := self.known.get(name), Run):
+        run = self.references.get(name)
+        if reference not in self.references and at and step.isdigit() and isinstance(run, Run):
             return Snapshot(run, int(step))
-        if reference in self.known:
-            return self.known[reference]
-        found = find(reference, self.runs_dir, knob, revision)
-        manifest = read_manifest(found.folder)
+        if reference in self.references:
+            return self.references[reference]
+        parent = find_run(reference, self.runs_dir, knob, revision)
+        manifest = read_manifest(parent.folder)
         if manifest and manifest.stage in ("data", "eval", "analyze"):
             raise PipelineError(
                 f"{knob}={reference} is a run of stage={manifest.stage}, which holds no model: name another RUN"
             )
-        return found
+        return parent
 
     def data_root(self, reference: str) -> Parent | None:
         """The data run that data_root names; None where it is a plain folder."""
-        if reference in self.known:
-            return self.known[reference]
+        if reference in self.references:
+            return self.references[reference]
         folder = Path(reference)
         if folder.is_dir() and read_manifest(folder) is None:
             return None
@@ -54,13 +59,13 @@ class Resolver:
             raise PipelineError(
                 f"data_root={reference} is not a folder: name one laid out like mgsm/sw/test.jsonl, or a data run"
             )
-        return find(reference, self.runs_dir, "data_root")
+        return find_run(reference, self.runs_dir, "data_root")
 
-    def run(self, config: RunStage, known: Mapping[str, Parent] | None = None) -> Run:
-        """The run of a stage that another needs: a training's data set, the evaluations of a selection."""
-        return self.build(config, {**self.known, **(known or {})})
+    def run(self, config: RunStage, references: Mapping[str, Parent] | None = None) -> Run:
+        """The run of a stage that another stage needs: a training's data set, the evaluations of a selection."""
+        return self.build(config, {**self.references, **(references or {})})
 
 
-def label_of(of: Parent) -> str:
-    """A run's label; of a finished one its name without the digits of its hash."""
-    return of.label if isinstance(of, Run) else label_in(of.name)
+def label_of(parent: Parent) -> str:
+    """The label of a run; for a finished one its name without the digits of its hash."""
+    return parent.label if isinstance(parent, Run) else label_in(parent.name)

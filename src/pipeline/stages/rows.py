@@ -1,4 +1,4 @@
-"""The stages, a row each: what a stage reads, what makes it, who its parents are, and when its results changed."""
+"""The stages, a row each: its configuration, the function that runs it, its parents, and the version of its results."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ from pipeline.stages.resolver import Draft, Resolver
 from pipeline.train.disk import bytes_of_training
 
 
-def nothing(run: Run) -> dict[str, int]:
-    """What a stage writes is too small to ask the disk for."""
+def no_disk_needed(run: Run) -> dict[str, int]:
+    """Nothing: what the stage writes is too small to check the disk for."""
     return {}
 
 
 def bytes_of_merge(run: Run) -> dict[str, int]:
-    """A merge weighs what its heaviest parent does."""
+    """Purpose -> bytes: a merge is as large as its largest parent."""
     files = (parent.folder.glob("*.safetensors") for parent in run.parents.values())
-    return {"weights": max((sum(path.stat().st_size for path in found) for found in files), default=0)}
+    return {"weights": max((sum(path.stat().st_size for path in paths) for paths in files), default=0)}
 
 
 @dataclass(frozen=True)
 class RunRow:
-    """A stage that makes a run.
+    """A stage that computes a run.
 
     version: raised when the code changes the stage's results; it enters the hash. make: the module of
     `make(run, work, tracker)`, imported when it runs. torch: false for stages that compute with NumPy in threads of
-    their own. bytes_needed: what for -> bytes that a run will write.
+    their own. bytes_needed: purpose -> bytes that a run will write.
     """
 
     config: type[RunStage]
@@ -61,15 +61,15 @@ class RunRow:
     make: str
     build: Callable[[Any, Resolver], Draft]
     torch: bool = True
-    bytes_needed: Callable[[Run], dict[str, int]] = nothing
+    bytes_needed: Callable[[Run], dict[str, int]] = no_disk_needed
 
-    def maker(self) -> Callable[[Run, Path, Any], dict[str, Any]]:
+    def import_make(self) -> Callable[[Run, Path, Any], dict[str, Any]]:
         return import_module(self.make).make
 
 
 @dataclass(frozen=True)
 class Row:
-    """A stage over many runs: `call` is module:function, of its config, and gives what is printed."""
+    """A stage over many runs: `call` is module:function, which takes the config and returns what is printed."""
 
     config: type[Stage]
     call: str
@@ -111,14 +111,17 @@ STUDY_STAGES = {
 }
 
 
-def build(config: RunStage, known: Mapping[str, Parent] | None = None) -> Run:
-    """The run that a stage asks for, with its parents, made or not. `known`: runs that a RUN may name before they are.
+def build(config: RunStage, references: Mapping[str, Parent] | None = None) -> Run:
+    """The run that a stage's configuration describes, with its parents, whether it is finished or not.
+
+    Args:
+        references: parents by names that a RUN may have before its run exists.
 
     Raises:
-        PipelineError: a RUN that is nothing, or a data file that is not there.
+        PipelineError: a RUN that refers to nothing, or a data file that does not exist.
     """
     row = RUN_STAGES[config.stage]
-    decided, label, parents = row.build(config, Resolver(Path(config.runs_dir), build, known or {}))
+    decided, label, parents = row.build(config, Resolver(Path(config.runs_dir), build, references or {}))
     return Run(decided, label, parents, version=row.version)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pipeline.config.stages import EvalStage, SelectStage, TrainStage
 from pipeline.errors import PipelineError
-from pipeline.runs.find import snapshot
+from pipeline.runs.find import find_snapshot
 from pipeline.runs.lineage import base_of, one_base, recorded_base
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Parent, Run, Snapshot
@@ -20,7 +20,9 @@ from pipeline.train.steps import planned_snapshots
 def build(config: SelectStage, resolver: Resolver) -> Draft:
     """Parents: `<training>@<step>` -> evaluation or snapshot, `model` -> the base they share."""
     check_rule(config)
-    trainings = {one.hash: one for one in (resolver.model(name, "checkpoints") for name in config.checkpoints)}
+    trainings = {
+        training.hash: training for training in (resolver.model(name, "checkpoints") for name in config.checkpoints)
+    }
     candidates = {
         f"{index}@{step}": candidate
         for index, (_, training) in enumerate(sorted(trainings.items()))
@@ -29,11 +31,11 @@ def build(config: SelectStage, resolver: Resolver) -> Draft:
     parents: dict[str, Parent] = dict(candidates)
     base = shared_base(list(trainings.values()), config)
     if config.select.by == "scores":
-        parents = {role: evaluation(config, candidate, resolver) for role, candidate in candidates.items()}
+        parents = {role: build_evaluation(config, candidate, resolver) for role, candidate in candidates.items()}
         if config.select.guards:
             if base is None:
                 raise PipelineError("select.guards compare with the base, and checkpoints= have none: leave them out")
-            parents["base"] = evaluation(config, base, resolver)
+            parents["base"] = build_evaluation(config, base, resolver)
         config = in_one_dtype(config, parents)
     if base is not None:
         parents["model"] = base
@@ -42,7 +44,7 @@ def build(config: SelectStage, resolver: Resolver) -> Draft:
 
 
 def check_rule(config: SelectStage) -> None:
-    """Refuse a rule that cannot be followed."""
+    """Raise PipelineError for a rule that cannot be applied."""
     select = config.select
     if select.by == "validation_loss":
         if select.primary or select.guards or select.eval:
@@ -56,26 +58,27 @@ def check_rule(config: SelectStage) -> None:
             raise PipelineError(f"select.eval scores {', '.join(scored)}, not {measure.task}: add it to its tasks")
 
 
-def snapshots_of(training: Parent, which: str) -> dict[int, Parent]:
-    """Step -> snapshot, and the final weights under the last step where no snapshot is of it."""
+def snapshots_of(training: Parent, choice: str) -> dict[int, Parent]:
+    """Step -> snapshot; the last step stands for the final weights where it has no snapshot."""
     if "@" in training.name:
         return {int(training.name.rpartition("@")[2]): training}
     manifest = read_manifest(training.folder)
     if manifest is not None:
         if manifest.stage not in ("sft", "cpt"):
-            raise PipelineError(f"checkpoints: {training.name} is no training: name runs of stage=sft or stage=cpt")
+            raise PipelineError(f"checkpoints: {training.name} is not a training: name runs of stage=sft or stage=cpt")
         last, steps = manifest.facts["steps"], [int(step) for step in manifest.snapshots]
     else:
-        last, steps = planned(training)
-    found: dict[int, Parent] = {last: training}
-    if which == "all":
-        made = isinstance(training, Run)
-        found |= {step: Snapshot(training, step) if made else snapshot(training, step, "checkpoints") for step in steps}  # type: ignore[arg-type]
-    return dict(sorted(found.items()))
+        last, steps = planned_snapshot_steps(training)
+    candidates: dict[int, Parent] = {last: training}
+    if choice == "all" and isinstance(training, Run):
+        candidates |= {step: Snapshot(training, step) for step in steps}
+    elif choice == "all":
+        candidates |= {step: find_snapshot(training, step, "checkpoints") for step in steps}  # type: ignore[arg-type]
+    return dict(sorted(candidates.items()))
 
 
-def planned(training: Parent) -> tuple[int, list[int]]:
-    """The last step of a training that is not made yet, and the steps of its snapshots."""
+def planned_snapshot_steps(training: Parent) -> tuple[int, list[int]]:
+    """The last step of a training that has not run yet, and the steps of its snapshots."""
     if isinstance(training, Run) and isinstance(training.config, TrainStage) and (last := planned_steps(training)):
         steps = planned_snapshots(training.config.sft, last)
         if steps is not None:
@@ -87,27 +90,30 @@ def planned(training: Parent) -> tuple[int, list[int]]:
 
 
 def shared_base(trainings: list[Parent], config: SelectStage) -> Parent | None:
-    """The base that all were trained from; None where they were made from nothing."""
-    bases = [(one.name, base_of(one, config, "checkpoints") if recorded_base(one) else None) for one in trainings]
+    """The base that all were trained from; None where they started from random weights."""
+    bases = [
+        (training.name, base_of(training, config, "checkpoints") if recorded_base(training) else None)
+        for training in trainings
+    ]
     return one_base(bases, "checkpoints")
 
 
 def in_one_dtype(config: SelectStage, parents: Mapping[str, Parent]) -> SelectStage:
     """The configuration with the dtype of its evaluations. Raises PipelineError where they have several."""
-    runs = [one for one in parents.values() if isinstance(one, Run) and isinstance(one.config, EvalStage)]
+    runs = [parent for parent in parents.values() if isinstance(parent, Run) and isinstance(parent.config, EvalStage)]
     refuse_dtypes(runs, "select.eval.dtype")
     assert config.select.eval is not None
-    asked = replace(config.select.eval, dtype=runs[0].config.eval.dtype)
-    return replace(config, select=replace(config.select, eval=asked))
+    settings = replace(config.select.eval, dtype=runs[0].config.eval.dtype)
+    return replace(config, select=replace(config.select, eval=settings))
 
 
-def evaluation(config: SelectStage, model: Parent, resolver: Resolver) -> Run:
+def build_evaluation(config: SelectStage, model: Parent, resolver: Resolver) -> Run:
     select = config.select
     assert select.eval is not None
-    named = [one.language for one in [*(select.primary or []), *(select.guards or [])] if one.language]
-    asked = EvalStage(
+    languages = [measure.language for measure in [*(select.primary or []), *(select.guards or [])] if measure.language]
+    stage = EvalStage(
         stage="eval", runs_dir=config.runs_dir, tracking=config.tracking, seed=config.seed, group=config.group,
         threads=config.threads, deterministic=config.deterministic, checkpoint=model.name, eval=select.eval,
-        languages=list(dict.fromkeys([*config.languages, *named])), data_root=config.data_root,
+        languages=list(dict.fromkeys([*config.languages, *languages])), data_root=config.data_root,
     )  # fmt: skip
-    return resolver.run(asked, {model.name: model})
+    return resolver.run(stage, {model.name: model})

@@ -1,6 +1,6 @@
-"""How many steps a training will take, from the sizes of its set, before either is made.
+"""The number of steps of a training, from the size of its set, before either has run.
 
-`planned` numbers are certain, and decide where snapshots lie; `expected` ones are for estimates.
+`planned_` numbers are certain and decide where snapshots lie; `expected_` ones are for estimates.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from pipeline.train.steps import steps_of_turns, whole_batches
 
 
 def planned_rows(data: Run[DataStage]) -> int | None:
-    """Training rows of a data run: those it has, else those it is asked for; None where nothing asks for a number.
+    """Training rows of a data run: those it has, else those requested; None where no number is requested.
 
-    A set with fewer rows than it is asked for is refused when it is made, unless data.allow_fewer says otherwise: of
-    such a one nothing is known before.
+    A set with fewer rows than requested is an error when it is drawn, unless data.allow_fewer is set: then the number
+    is unknown beforehand.
     """
     manifest = read_manifest(data.folder)
     if manifest is not None:
         return int(manifest.facts["counts"]["train"])
     if data.config.expert.union:
-        rows = [planned_rows(one) for one in data.parents.values() if isinstance(one, Run)]
+        rows = [planned_rows(parent) for parent in data.parents.values() if isinstance(parent, Run)]
         return None if None in rows else sum(count or 0 for count in rows)
     config = data.config
     return None if config.data.allow_fewer else config.data.size or config.expert.size
 
 
 def planned_steps(training: Run[TrainStage]) -> int | None:
-    """Optimizer steps, as training counts them: whole batches of all passes; None where the rows are not known.
+    """Optimizer steps, as training counts them: whole batches of all passes; None where the rows are unknown.
 
-    Simultaneous training takes as many of each side as the shorter gives, in whole turns. Of rows that are packed the
-    number is not known before.
+    Simultaneous training takes as many of each side as the shorter set allows, in whole turns. With packing the number
+    is unknown beforehand.
     """
     sft, data = training.config.sft, training.parents["data"]
     if sft.steps is not None:
@@ -44,35 +44,35 @@ def planned_steps(training: Run[TrainStage]) -> int | None:
 
 
 def steps_over(training: Run[TrainStage], data: Run[DataStage], count: Callable[[Run], int | None]) -> int | None:
-    """Steps over as many rows as `count` gives of a data run."""
+    """Steps over as many rows as `count` returns for a data run."""
     sft, rows = training.config.sft, count(data)
     if rows is None:
         return None
     if sft.method != "simultaneous":
         return whole_batches(sft, rows)
-    return steps_of_turns(sft, min(count(one) or 0 for one in data.parents.values() if isinstance(one, Run)))
+    return steps_of_turns(sft, min(count(parent) or 0 for parent in data.parents.values() if isinstance(parent, Run)))
 
 
 # ---------------------------------------------------------------------------------------------------- expected
 
 
 def expected_rows(data: Run[DataStage]) -> int | None:
-    """Training rows of a data run: those planned, else what its files hold, no more than the size that is asked for;
-    where no file is here, that size. None where none of these is known."""
+    """Training rows of a data run: those planned, else those in its files, at most the requested size; where no
+    file is here, that size. None where none of these is known."""
     if (planned := planned_rows(data)) is not None:
         return planned
     if data.config.expert.union:
-        rows = [expected_rows(one) for one in data.parents.values() if isinstance(one, Run)]
+        rows = [expected_rows(parent) for parent in data.parents.values() if isinstance(parent, Run)]
         return None if None in rows else sum(count or 0 for count in rows)
-    wanted, there = data.config.data.size or data.config.expert.size, rows_there(data)
-    if there is None:
-        return wanted
-    return max(0, min(there - data.config.data.validation, wanted or there))
+    size, available = data.config.data.size or data.config.expert.size, available_rows(data)
+    if available is None:
+        return size
+    return max(0, min(available - data.config.data.validation, size or available))
 
 
-def rows_there(data: Run[DataStage]) -> int | None:
-    """Rows of the sources of a data run, as their files below data_root hold them, or will; None where one is not
-    known, as on the Hub."""
+def available_rows(data: Run[DataStage]) -> int | None:
+    """Rows of the sources of a data run, in their files below data_root (written or planned); None where a number is
+    unknown, as on the Hub."""
     root, sources = data.parents.get("data_root"), data.config.expert.sources.values()
     if root is None or not sources:
         return None
@@ -85,7 +85,7 @@ def rows_there(data: Run[DataStage]) -> int | None:
 
 
 def world_rows(world: World) -> dict[str, int]:
-    """The rows of each file of a small world that a source reads, of one language."""
+    """File of a small world -> the rows that a source reads from it, in one language."""
     return {
         "orca_math/train.jsonl": world.math_rows, "aya/train.jsonl": world.language_rows,
         "text/train.jsonl": world.documents, "text/last.jsonl": world.last_documents,
@@ -93,7 +93,7 @@ def world_rows(world: World) -> dict[str, int]:
 
 
 def expected_steps(training: Run[TrainStage]) -> int | None:
-    """Optimizer steps; of packed rows as if each document filled one."""
+    """Optimizer steps; with packing as if each document filled a row."""
     data = training.parents["data"]
     if training.config.sft.steps is not None:
         return training.config.sft.steps

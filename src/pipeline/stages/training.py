@@ -1,4 +1,4 @@
-"""The builder of trainings: what decides one stands in its config by value, and its data set is a run of its own."""
+"""The builder of trainings: its configuration holds resolved values, and its data set is a run of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.config.stages import DataStage, Expert, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
 from pipeline.models.load import date_of_templates
-from pipeline.models.partition import resolved
+from pipeline.models.partition import resolve_partition
 from pipeline.runs.lineage import base_of
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import External, Parent, Run
@@ -21,16 +21,17 @@ from pipeline.train.memory import MOST_BETA2, bytes_per_parameter, micro_batches
 
 
 def build(config: TrainStage, resolver: Resolver) -> Draft:
-    """What decides a training stands in its config by value: the side that partial trains, a partition's counts."""
+    """Config, label and parents; resolves the side that partial trains and the counts of a partition."""
     check_method(config)
     parents = parents_of(config, resolver)
     if config.sft.method == "partial" and config.sft.side is None:
         config = replace(config, sft=replace(config.sft, side=config.expert.side))
     base = parents.get("model")
-    told = not isinstance(base, External) or base.folder.is_dir()  # a model on the Hub is asked only where it must be
-    if config.partition is not None and (config.partition.scale_to_depth or told):
-        config = replace(config, partition=resolved(config.partition, depth(config, parents)))  # or refused
-    if told:
+    config_is_local = not isinstance(base, External) or base.folder.is_dir()  # the Hub is asked only where necessary
+    if config.partition is not None and (config.partition.scale_to_depth or config_is_local):
+        partition = resolve_partition(config.partition, layer_count(config, parents))  # raises for too few layers
+        config = replace(config, partition=partition)
+    if config_is_local:
         check_length(config, parents)
     way = {"sft": config.sft.name, "cpt": f"cpt-{config.sft.name}".removesuffix("-full")}[config.stage]
     way += f"-{config.partition.name}" if config.partition else ""
@@ -38,7 +39,7 @@ def build(config: TrainStage, resolver: Resolver) -> Draft:
 
 
 def check_method(config: TrainStage) -> None:
-    """Refuse a way to train that does not fit its expert or its partition."""
+    """Raise PipelineError for a training method that does not fit its expert or its partition."""
     sft, expert = config.sft, config.expert
     two, joint = sft.method in ("mixed", "simultaneous"), expert.side == "both"
     if two and not joint:
@@ -49,17 +50,17 @@ def check_method(config: TrainStage) -> None:
         raise PipelineError(
             f"sft={sft.name} trains on one set, expert={expert.name} is two: use sft=mixed or sft=simultaneous"
         )
-    needs = sft.method in ("partial", "simultaneous")
-    if needs and config.partition is None:
+    needs_partition = sft.method in ("partial", "simultaneous")
+    if needs_partition and config.partition is None:
         raise PipelineError(f"sft={sft.name} needs a partition: give partition=A, B, C, Z, or own with counts of yours")
-    if config.partition is not None and not needs:
+    if config.partition is not None and not needs_partition:
         raise PipelineError(
             f"sft={sft.name} reads no partition: leave partition={config.partition.name} out, or use sft=partial"
         )
     if sft.side is not None and sft.method != "partial":
         raise PipelineError(f"sft.side={sft.side} is read by sft=partial alone: leave it out with sft={sft.name}")
     if sft.method == "partial" and sft.side is None and expert.side == "none":
-        raise PipelineError(f"expert={expert.name} is of no side: say which one sft={sft.name} trains, sft.side=math")
+        raise PipelineError(f"expert={expert.name} has no side: set the one that sft={sft.name} trains, sft.side=math")
     if sft.method == "simultaneous" and sft.steps is not None and sft.steps <= sft.steps_per_switch:
         raise PipelineError(
             f"sft.steps={sft.steps} with sft.steps_per_switch={sft.steps_per_switch} ends before the language side's "
@@ -67,6 +68,9 @@ def check_method(config: TrainStage) -> None:
         )
     if sft.validate_at_start and not config.data.validation:
         raise PipelineError("sft.validate_at_start=true needs validation rows: give data.validation=N, or leave it out")
+    if sft.prompt_weight and (sft.packing or sft.loss_on != "response"):
+        why = "packed rows have no prompts" if sft.packing else f"sft.loss_on={sft.loss_on} sets what is trained on"
+        raise PipelineError(f"sft.prompt_weight={sft.prompt_weight}: {why}; leave it at 0")
     if sft.loss_on == "assistant_turns" and sft.template != "chat":
         raise PipelineError("sft.loss_on=assistant_turns needs turns: give sft.template=chat, or sft.loss_on=response")
     if sft.template == "chat":
@@ -83,12 +87,14 @@ def check_method(config: TrainStage) -> None:
             f"partition.outside={config.partition.outside}: adapters sit on attention and MLP alone; leave it frozen"
         )
     if sft.adapter == "lora" and sft.optimizer == "muon_adamw":
-        raise PipelineError("sft.optimizer=muon_adamw makes bases from nothing: use sft.optimizer=adamw with adapters")
+        raise PipelineError(
+            "sft.optimizer=muon_adamw trains bases from random weights: use sft.optimizer=adamw with adapters"
+        )
 
 
 def check_length(config: TrainStage, parents: dict[str, Parent]) -> None:
-    """Refuse rows that are longer than what the base was made for: its positions there mean nothing."""
-    longest = architecture(config, parents).get("max_position_embeddings")
+    """Raise PipelineError for rows longer than the base's positions."""
+    longest = read_architecture(config, parents).get("max_position_embeddings")
     if longest is not None and config.sft.seq_length > int(longest):
         raise PipelineError(
             f"sft.seq_length={config.sft.seq_length} is above the {longest} positions of model={config.model.name}: "
@@ -96,21 +102,21 @@ def check_length(config: TrainStage, parents: dict[str, Parent]) -> None:
         )
 
 
-def depth(config: TrainStage, parents: dict[str, Parent]) -> int:
-    """The number of layers of the base, made or not. PipelineError where nothing on this machine tells it."""
-    return int(architecture(config, parents)["num_hidden_layers"])
+def layer_count(config: TrainStage, parents: dict[str, Parent]) -> int:
+    """Number of layers of the base, trained or planned. Raises PipelineError where it is unknown on this machine."""
+    return int(read_architecture(config, parents)["num_hidden_layers"])
 
 
-def architecture(config: TrainStage, parents: dict[str, Parent]) -> dict[str, Any]:
-    """The config.json of the base, made or not. PipelineError where nothing on this machine tells it."""
+def read_architecture(config: TrainStage, parents: dict[str, Parent]) -> dict[str, Any]:
+    """The config.json of the base, trained or planned. Raises PipelineError where it is unknown on this machine."""
     if config.model.init == "random":
         return config.model.architecture
     base = parents["model"]
     if isinstance(base, Run) and isinstance(base.config, TrainStage):
-        return architecture(base.config, base.parents)
-    if isinstance(base, Run):  # a merge has the shape of what it merges
-        merged = (one for role, one in base.parents.items() if role != "data_root")
-        return next(architecture(config, {"model": one}) for one in merged)
+        return read_architecture(base.config, base.parents)
+    if isinstance(base, Run):  # a merge has the shape of its sources
+        merged = (parent for role, parent in base.parents.items() if role != "data_root")
+        return next(read_architecture(config, {"model": parent}) for parent in merged)
     path = base.folder / "config.json"
     if not base.folder.is_dir():
         path = Path(hub_file(str(base.folder), config.model.revision))
@@ -118,7 +124,7 @@ def architecture(config: TrainStage, parents: dict[str, Parent]) -> dict[str, An
         manifest = read_manifest(base.folder)
         if manifest is None or "model" not in manifest.parents:
             raise PipelineError(f"model.path={base.folder} has no config.json: name a folder with a model")
-        return architecture(config, {"model": base_of(base, config)})
+        return read_architecture(config, {"model": base_of(base, config)})
     return json.loads(path.read_bytes())
 
 
@@ -157,9 +163,9 @@ def parents_of(config: TrainStage, resolver: Resolver) -> dict[str, Parent]:
 
 
 def plain_text(expert: Expert) -> Expert:
-    """What stage=cpt reads of an expert: its set of plain text, where it has one; a joint set, where both have."""
-    if expert.union and all(one.text for one in expert.union.values()):
-        union = {name: plain_text(one) for name, one in expert.union.items()}
+    """The expert with the sets that stage=cpt reads: its plain text, if it has some; a joint set, if both have."""
+    if expert.union and all(member.text for member in expert.union.values()):
+        union = {name: plain_text(member) for name, member in expert.union.items()}
         return replace(expert, name=f"{expert.name}_text", union=union)
     if not expert.text:
         return expert
@@ -167,7 +173,7 @@ def plain_text(expert: Expert) -> Expert:
 
 
 def with_tokenizer(folder: Path) -> External:
-    """A plain data_root of which only tokenizer/ is read."""
+    """A plain data_root as a parent, of which only tokenizer/ is read."""
     files = list((folder / "tokenizer").glob("*.json"))
     if not files:
         raise PipelineError(

@@ -1,4 +1,4 @@
-"""A table's plan bound to its runs: what each cell is read from, as far as choices are made."""
+"""A table's plan bound to its runs: the run of each score, as far as choices are made."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class BoundTable:
     winners: Mapping[str, Candidate | None]
     problems: Mapping[str | ScoreRef, str]
 
-    def training(self, key: str) -> Run | None:
-        """The run of a spec; None where it cannot be built, or is a model that no run of the table makes."""
+    def training_of(self, key: str) -> Run | None:
+        """The run of a spec; None where it cannot be built, or is an external model."""
         model = self.models.get(key)
         return model if isinstance(model, Run) else None
 
     def spec_of(self, score: ScoreRef) -> Spec | None:
-        """The spec of the scored model; None while a choice is to name it."""
+        """The spec of the scored model; None while its choice is open."""
         if score.model in self.plan.specs:
             return self.plan.specs[score.model]
-        chosen = self.plan.chosen[score.model]
-        winner = self.winners[chosen.choice]
-        return None if winner is None else self.plan.specs[chosen.models[winner]]
+        model = self.plan.chosen[score.model]
+        winner = self.winners[model.choice]
+        return None if winner is None else self.plan.specs[model.models[winner]]

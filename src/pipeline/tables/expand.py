@@ -1,6 +1,6 @@
 """A table as a plan: the runs that its cells reach, what is scored on which, what is chosen, and how cells are reduced.
 
-Pure: words in, words out. Making runs of words, scoring them and drawing cells is for others.
+Pure: words in, words out. Other modules build runs from the words, score them and render cells.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.errors import PipelineError, meant
+from pipeline.errors import PipelineError, suggest
 from pipeline.papers import published as papers
+from pipeline.tables.controls import add_controls
 from pipeline.tables.plan import (
     ROWS_CHANGED,
     Candidate,
@@ -26,24 +27,24 @@ from pipeline.tables.plan import (
 from pipeline.tables.run_specs import At, Reads, Specs
 from pipeline.tables.schema import Side, Table, Words
 
-SCORES = "scores"  # as every's words name the cells' evaluations
-ONE_FOR_ALL = ("eval.dtype", "eval.backend")  # where scores differ in these, numerics are compared and not models
+SCORES = "scores"  # the name of the cells' evaluations among the runs that read `every`
+ONE_FOR_ALL = ("eval.dtype", "eval.backend")  # scores that differ in these would compare numerics, not models
 
 
-def expand(table: Table, reads: Reads) -> TablePlan:
+def expand_table(table: Table, reads: Reads) -> TablePlan:
     """The plan of a table. `reads`: what each stage reads, groups and keys.
 
     Raises:
-        PipelineError: a word that means nothing, or does nothing, naming file and row.
+        PipelineError: an unknown word, or one without effect, naming file and row.
     """
-    return Expansion(table, reads).plan()
+    return Expansion(add_controls(table), reads).build_plan()
 
 
 # ---------------------------------------------------------------------------------------------------- rows x columns
 
 
 class Place:
-    """Where a row and a column meet: the words of both, the row's before the column's before those of `score`."""
+    """A row and a column together: the words of both; the row's override the column's, and these those of `score`."""
 
     def __init__(self, table: Table, row: Side, row_name: str, row_at: At, column: Side, name: str, at: At) -> None:
         self.key, self.row, self.sides = (row_name, name), row, (row, column, table.score)
@@ -54,100 +55,115 @@ class Place:
         self.reduce = next((side.reduce for side in self.sides if side.reduce), [])
         chooser = next((side for side in self.sides if side.best), Side(""))
         self.best, self.each, self.by = chooser.best, chooser.each, chooser.by or Side("")
-        self.choosing: Words = scoring({**table.score.words, **self.by.words})
+        self.choosing: Words = scoring_words({**table.score.words, **self.by.words})
+        self.control = next((side for side in (row, column) if side.control_of), None)
 
 
-def scoring(words: Mapping[str, Any]) -> Words:
-    """Of the words of a cell those that say what is scored, and in which language."""
+def scoring_words(words: Mapping[str, Any]) -> Words:
+    """The words of a cell that set what is scored, and in which language."""
     names = ("eval", "task", "in", "data_root", "where_possible")
     return {key: value for key, value in words.items() if key in names or key.startswith("eval.")}
 
 
 class Expansion:
+    """Builds the plan of one table."""
+
     def __init__(self, table: Table, reads: Reads) -> None:
         self.table, self.specs = table, Specs(table, reads)
-        self.found = TablePlan(table, self.specs.made)
+        self.table_plan = TablePlan(table, self.specs.made)
         self.every = {key: value for key, value in table.every.items() if self.specs.read_by_eval(key)}
         self.scores: dict[ScoreRef, None] = {}  # a set that keeps its order
-        self.done: set[tuple[int, str, str]] = set()  # (a side, its word, an axis) that had a part in a cell
+        self.done: set[tuple[int, str, str]] = set()  # (a side, its word, an axis) with effect on a cell
 
-    def plan(self) -> TablePlan:
-        table, found = self.table, self.found
-        rows = [(side, *one) for side in table.rows for one in self.named("row", side)]
-        columns = [(side, *one) for side in table.columns for one in self.named("column", side)]
-        found.rows, found.columns = self.unique("row", rows), self.unique("column", columns)
+    def build_plan(self) -> TablePlan:
+        table, plan = self.table, self.table_plan
+        rows = [(side, name, at) for side in table.rows for name, at in self.expand_names("row", side)]
+        columns = [(side, name, at) for side in table.columns for name, at in self.expand_names("column", side)]
+        plan.rows, plan.columns = self.check_unique("row", rows), self.check_unique("column", columns)
         for row, column in itertools.product(rows, columns):
             place = Place(table, *row, *column)
-            if place.meet and self.filled(row[0], column[0], column[1]):
-                self.cell(place)
+            if place.meet and self.has_cell(row[0], column[0], column[1]):
+                self.add_cell(place)
         self.refuse_idle()
-        found.scores = list(self.scores)
-        found.own = self.own()
-        for cell in [cell for cell in found.cells.values() if cell.of]:
-            if any((row, cell.column) not in found.cells for row in cell.of):
-                del found.cells[cell.row, cell.column]
-        for one in (name for pair in table.compare for name in pair):
-            if one not in found.columns and one not in found.rows:
-                raise table.refuse("compare", f"{one!r} is no column or row: {meant(one, found.columns + found.rows)}")
-        found.compare = table.compare
+        plan.scores = list(self.scores)
+        plan.overriders = self.find_overriders()
+        for cell in [cell for cell in plan.cells.values() if cell.of]:
+            if any((row, cell.column) not in plan.cells for row in cell.of):
+                del plan.cells[cell.row, cell.column]
+        for name in (name for pair in table.compare for name in pair):
+            if name not in plan.columns and name not in plan.rows:
+                raise table.refuse(
+                    "compare", f"{name!r} is no column or row: {suggest(name, plan.columns + plan.rows)}"
+                )
+        plan.compare = table.compare
+        plan.controls = [
+            (str(self.specs.fill_placeholders(side.control_of, at)), name)
+            for side, name, at in (*rows, *columns)
+            if side.control_of
+        ]
         self.refuse_unprinted()
-        return found
+        return plan
 
-    def named(self, kind: str, side: Side) -> list[tuple[str, At]]:
-        """The names of a row or column, one for each value of the axes that are in it, with these values."""
-        axes = dict.fromkeys(self.specs.names(f"{kind} {side.name!r}", side.name))
-        ats = [{**side.at, **at} for at in self.specs.product(axis for axis in axes if axis not in side.at)]
-        return [(str(self.specs.fill(side.name, at)), at) for at in ats]
+    def expand_names(self, kind: str, side: Side) -> list[tuple[str, At]]:
+        """(name, axis values) of a row or column, for each combination of the axes in its name."""
+        axes = dict.fromkeys(self.specs.axes_named_by(f"{kind} {side.name!r}", side.name))
+        ats = [{**side.at, **at} for at in self.specs.axis_combinations(axis for axis in axes if axis not in side.at)]
+        return [(str(self.specs.fill_placeholders(side.name, at)), at) for at in ats]
 
-    def unique(self, kind: str, named: list[tuple[Side, str, At]]) -> list[str]:
-        names = [name for _, name, _ in named]
+    def check_unique(self, kind: str, sides: list[tuple[Side, str, At]]) -> list[str]:
+        """The names of rows or columns. Raises PipelineError for a repeated name."""
+        names = [name for _, name, _ in sides]
         for name in names:
             if names.count(name) > 1:
                 raise self.table.refuse(f"{kind} {name!r}", f"there are two {kind}s of that name")
         return names
 
-    def filled(self, row: Side, column: Side, name: str) -> bool:
-        """Whether a row has a cell in a column: its `columns` say so by name, as written or as it stands."""
+    def has_cell(self, row: Side, column: Side, name: str) -> bool:
+        """Whether a row has a cell in a column: its `columns` list it, as written or expanded, or are not set."""
         written = [side.name for side in self.table.columns]
-        for one in row.columns:
-            if one not in written and one not in self.found.columns:
-                problem = f"columns: {one!r} is no column: {meant(one, self.found.columns)}"
+        for entry in row.columns:
+            if entry not in written and entry not in self.table_plan.columns:
+                problem = f"columns: {entry!r} is no column: {suggest(entry, self.table_plan.columns)}"
                 raise self.table.refuse(f"row {row.name!r}", problem)
         return not row.columns or name in row.columns or column.name in row.columns
 
-    def cell(self, place: Place) -> None:
-        """Add what stands in a place, if anything does."""
+    def add_cell(self, place: Place) -> None:
+        """Add the cell of a place, unless the place is empty."""
         specs, at = self.specs, place.at
         if of := self.rows_of(place):
             how = place.reduce[0][0]
-            self.found.cells[place.key] = Cell(*place.key, reduce=((how, ()),), of=of, published=self.published(place))
+            self.table_plan.cells[place.key] = Cell(
+                *place.key, reduce=((how, ()),), of=of, published=self.published_number(place)
+            )
             return
-        run = self.run(place)
+        run = self.run_of_place(place)
         if run is None:
             return
-        live = specs.runs[run].kind == "merge"  # its facts are recorded where it is scored
-        scored = specs.runs[run].words.get("stage") != "analyze" and ("fact" not in place.words or live)
+        is_live = specs.runs[run].kind == "merge"  # its facts are recorded where it is scored
+        scored = specs.runs[run].words.get("stage") != "analyze" and ("fact" not in place.words or is_live)
         measured = [place.words.get(key) for key in ("metric", "pair", "fact")]
         if scored:
-            measured += [*self.every.values(), *scoring(place.words).values()]
+            measured += [*self.every.values(), *scoring_words(place.words).values()]
         of_run = set(specs.axes_of(run))
         own_axes = (
-            of_run | set(self.names(place, *measured)) | (set(place.each) & set(self.names(place, place.choosing)))
+            of_run
+            | set(self.axes_named_by(place, *measured))
+            | (set(place.each) & set(self.axes_named_by(place, place.choosing)))
         )
         best = tuple(axis for axis in specs.axes if axis in place.best and axis in of_run and axis not in at)
         free = [axis for axis in specs.axes if axis in own_axes and axis not in at and axis not in best]
         reduce = tuple((how, tuple(axis for axis in axes if axis in free)) for how, axes in place.reduce)
-        self.mark(place, own_axes | set(self.names(place, place.words.get("run"))), best)
+        self.mark_used(place, own_axes | set(self.axes_named_by(place, place.words.get("run"))), best)
         reduced = {axis for _, axes in reduce for axis in axes}
         if unreduced := [axis for axis in free if axis not in reduced and len(specs.axes[axis]) > 1]:
             problem = f"{' and '.join(unreduced)} left open: name in mean, max, min or best, or give one value"
             raise self.table.refuse(place.where, problem)
-        items = [self.item(place, run, {**at, **point}, best, scored) for point in specs.product(free)]
-        metric, pair, fact = (specs.fill(place.words.get(key), at) for key in ("metric", "pair", "fact"))
+        items = [self.build_item(place, run, {**at, **point}, best, scored) for point in specs.axis_combinations(free)]
+        metric, pair, fact = (specs.fill_placeholders(place.words.get(key), at) for key in ("metric", "pair", "fact"))
         if str(fact).startswith("rows_changed") and not ROWS_CHANGED.fullmatch(str(fact)):
             problem = f"fact {fact}: rows changed are those of attention, feed_forward or all in layers, as "
             raise self.table.refuse(place.where, f"{problem}rows_changed.attention.0-1,30-31")
-        self.found.cells[place.key] = Cell(
+        self.table_plan.cells[place.key] = Cell(
             *place.key,
             items,
             tuple(point for point in reduce if point[1]),
@@ -155,105 +171,111 @@ class Expansion:
             metric,
             pair,
             fact,
-            self.published(place),
+            self.published_number(place),
         )
 
     def rows_of(self, place: Place) -> tuple[str, ...]:
-        """The rows that a row is reduced over; () where it is over axes."""
-        rows, axes = self.found.rows, self.specs.axes
-        named = [name for side in place.sides for _, names in side.reduce for name in names]
-        for name in named:
+        """The rows that a row is reduced over; () if it is reduced over axes."""
+        rows, axes = self.table_plan.rows, self.specs.axes
+        for name in [name for side in place.sides for _, names in side.reduce for name in names]:
             if name not in axes and (name not in rows or len(place.row.reduce) != 1):
-                problem = f"{name!r} is neither an axis nor a row to reduce over: {meant(name, [*axes, *rows])}"
+                problem = f"{name!r} is neither an axis nor a row to reduce over: {suggest(name, [*axes, *rows])}"
                 raise self.table.refuse(place.where, problem)
         over = place.row.reduce[0][1] if place.row.reduce else ()
         return over if over and all(name in rows and name not in axes for name in over) else ()
 
-    def run(self, place: Place) -> str | None:
-        """The run of a place; None where it is null."""
+    def run_of_place(self, place: Place) -> str | None:
+        """The run of a place; None if it is null."""
         word, runs = place.words.get("run", ""), self.specs.runs
-        if open_axes := [axis for axis in self.names(place, word) if axis not in place.at]:
+        if open_axes := [axis for axis in self.axes_named_by(place, word) if axis not in place.at]:
             raise self.table.refuse(place.where, f"{word} names {open_axes[0]}, which neither of them fixes")
-        run = self.specs.fill(word, place.at)
+        run = self.specs.fill_placeholders(word, place.at)
+        if place.control and run not in runs:
+            return None  # this value of the axis is not a merge
         if run is not None and run not in runs:
-            problem = f"{run!r} is no run: {meant(run, runs)}" if run else f"it names no run: {meant(run, runs)}"
+            problem = f"{run!r} is no run: {suggest(run, runs)}" if run else f"it names no run: {suggest(run, runs)}"
             raise self.table.refuse(place.where, problem)
         return None if run is None else str(run)
 
-    def names(self, place: Place, *values: Any) -> list[str]:
-        return [axis for value in values for axis in self.specs.names(place.where, value)]
+    def axes_named_by(self, place: Place, *values: Any) -> list[str]:
+        return [axis for value in values for axis in self.specs.axes_named_by(place.where, value)]
 
-    def published(self, place: Place) -> Published | None:
-        """TABLE, or TABLE ROW COLUMN where the table says other names than the cell has; None where the paper has no
-        such row or column."""
-        told = self.specs.fill(place.words.get("published", self.table.published), place.at)
-        words = [] if told is None else str(told).split()
+    def published_number(self, place: Place) -> Published | None:
+        """(table, row, column) of the published number, from TABLE, or from TABLE ROW COLUMN if the names differ;
+        None if the paper has no such row or column."""
+        text = self.specs.fill_placeholders(place.words.get("published", self.table.published), place.at)
+        words = [] if text is None else str(text).split()
         if len(words) not in (0, 1, 3):
-            raise self.table.refuse(place.where, f"published: {told} is neither TABLE nor TABLE ROW COLUMN")
+            raise self.table.refuse(place.where, f"published: {text} is neither TABLE nor TABLE ROW COLUMN")
         if not words:
             return None
         row, column = words[1:] or place.key
         try:
-            printed = papers.prints(words[0], row, column)
+            printed = papers.is_printed(words[0], row, column)
         except PipelineError as error:
             raise self.table.refuse(place.where, str(error)) from None
         if not printed:
-            self.found.unprinted.append((words[0], row, column))
+            self.table_plan.unprinted.append((words[0], row, column))
         return (words[0], row, column) if printed else None
 
     def refuse_unprinted(self) -> None:
-        """Refuse a published table of which no row and column is meant: a name is wrong, not a number unprinted. One
-        that is inherited may be of rows that this table does not have."""
+        """Raise PipelineError for a published table that no cell uses: a name is wrong, not a number unprinted. An
+        inherited one may be about rows that this table does not have."""
         if "published" in self.table.inherited:
             return
-        tables_used = {cell.published[0] for cell in self.found.cells.values() if cell.published}
-        for key, row, column in self.found.unprinted:
-            if key not in tables_used and papers.rows(key):
-                columns = papers.published(key)["columns"]
+        tables_used = {cell.published[0] for cell in self.table_plan.cells.values() if cell.published}
+        for key, row, column in self.table_plan.unprinted:
+            if key not in tables_used and papers.published_rows(key):
+                columns = papers.published_table(key)["columns"]
                 problem = (
-                    f"{key} has no row {row!r}: {meant(row, papers.rows(key))}"
-                    if row not in papers.rows(key)
-                    else f"{key} has no column {column!r}: {meant(column, columns)}"
+                    f"{key} has no row {row!r}: {suggest(row, papers.published_rows(key))}"
+                    if row not in papers.published_rows(key)
+                    else f"{key} has no column {column!r}: {suggest(column, columns)}"
                 )
                 raise self.table.refuse("published", problem)
 
     # ------------------------------------------------------------------------------------------ what is scored
 
-    def item(self, place: Place, run: str, at: At, best: tuple[str, ...], scored: bool) -> Item:
+    def build_item(self, place: Place, run: str, at: At, best: tuple[str, ...], scored: bool) -> Item:
         specs = self.specs
         if not scored:
-            return Item(at, model=specs.spec(run, at))
-        words, languages = self.how(place, place.words, at)
+            return Item(at, model=specs.add_spec(run, at))
+        words, languages = self.fill_settings(place, place.words, at)
         if not best:
-            model = specs.spec(run, at)
-            return Item(at, tuple({(): self.score(place, model, words, language)} for language in languages))
-        choice = self.choice(place, run, at, best)
-        models = {tuple(point.values()): specs.spec(run, {**at, **point}) for point in specs.product(best)}
+            model = specs.add_spec(run, at)
+            return Item(at, tuple({(): self.add_score(place, model, words, language)} for language in languages))
+        chooser = str(specs.fill_placeholders(place.control.best_of, at)) if place.control else run
+        choice = self.add_choice(place, chooser, at, best)
+        models = {
+            tuple(point.values()): specs.add_spec(run, {**at, **point}) for point in specs.axis_combinations(best)
+        }
         candidate_scores = {score for scores in choice.candidates.values() for score in scores}
         readings: list[dict[Candidate, ScoreRef]] = []
         for language in languages:
-            each = {point: ScoreRef(model, words, language) for point, model in models.items()}
-            if set(best) <= set(self.table.beside) or candidate_scores.issuperset(each.values()):
-                readings.append({point: self.score(place, model, words, language) for point, model in models.items()})
+            candidates = {point: ScoreRef(model, words, language) for point, model in models.items()}
+            if set(best) <= set(self.table.beside) or candidate_scores.issuperset(candidates.values()):
+                readings.append(
+                    {point: self.add_score(place, model, words, language) for point, model in models.items()}
+                )
             else:
-                readings.append({(): self.score(place, self.chosen(choice, run, at, models), words, language)})
+                readings.append({(): self.add_score(place, self.add_chosen(choice, run, at, models), words, language)})
         return Item(at, tuple(readings), choice.key)
 
-    def how(self, place: Place, words: Words, at: At) -> tuple[tuple[tuple[str, Any], ...], list[str]]:
-        """(eval, task and eval.KEY with what `every` says of evaluations, languages) of a cell or a choice."""
-        settings = scoring(words)
+    def fill_settings(self, place: Place, words: Words, at: At) -> tuple[tuple[tuple[str, Any], ...], list[str]]:
+        """(eval, task and eval.KEY with the evaluation keys of `every`, languages) of a cell or a choice."""
+        settings = scoring_words(words)
         for key, example in (("eval", "eval: mgsm_2shot"), ("in", 'in: "{language}"')):
             if settings.get(key) is None:
                 raise self.table.refuse(place.where, f"nothing says {key} of it: give score: {{{example}}}")
-        languages = self.specs.fill(settings.pop("in"), at)
+        languages = self.specs.fill_placeholders(settings.pop("in"), at)
         for key in self.every:
-            (self.specs.own[key].append if key in settings else self.specs.given[key].add)(SCORES)
-        filled = {key: self.specs.fill(value, at) for key, value in {**self.every, **settings}.items()}
-        return tuple(sorted((key, frozen(value)) for key, value in filled.items())), [
+            (self.specs.overriding_runs[key].append if key in settings else self.specs.defaulted_runs[key].add)(SCORES)
+        filled = {key: self.specs.fill_placeholders(value, at) for key, value in {**self.every, **settings}.items()}
+        return tuple(sorted((key, freeze_value(value)) for key, value in filled.items())), [
             str(code) for code in (languages if isinstance(languages, list) else [languages])
         ]
 
-    def score(self, place: Place, model: str, words: tuple[tuple[str, Any], ...], language: str) -> ScoreRef:
+    def add_score(self, place: Place, model: str, words: tuple[tuple[str, Any], ...], language: str) -> ScoreRef:
         score = ScoreRef(model, words, language)
         first = next(iter(self.scores), score)
         for key in ONE_FOR_ALL:
@@ -266,69 +288,75 @@ class Expansion:
         self.scores[score] = None
         return score
 
-    def choice(self, place: Place, run: str, at: At, best: tuple[str, ...]) -> Choice:
-        """One choice for each value of what the place fixes and of `each`; the mean is over all else."""
+    def add_choice(self, place: Place, run: str, at: At, best: tuple[str, ...]) -> Choice:
+        """The choice of a place: one per value of the axes that it fixes and of `each`; means are over the others."""
         specs, words = self.specs, place.choosing
-        own_axes = {*specs.axes_of(run), *self.names(place, *self.every.values(), words)}
-        alone = {axis: next(iter(values)) for axis, values in specs.axes.items() if len(values) == 1}
-        fixed = {**alone, **place.at, **{axis: at[axis] for axis in place.each if axis in at}, **place.by.at}
+        own_axes = {*specs.axes_of(run), *self.axes_named_by(place, *self.every.values(), words)}
+        single_values = {axis: next(iter(values)) for axis, values in specs.axes.items() if len(values) == 1}
+        fixed = {**single_values, **place.at, **{axis: at[axis] for axis in place.each if axis in at}, **place.by.at}
         fixed = {axis: fixed[axis] for axis in specs.axes if axis in fixed and axis in own_axes}
         parts = [f"{axis}={value}" for axis, value in fixed.items()]
-        parts += [f"{key}={self.said(place, value, fixed)}" for key, value in words.items()]
+        parts += [f"{key}={self.fill_pooled(place, value, fixed)}" for key, value in words.items()]
         key = " ".join(["best", "+".join(best), "of", run, *parts])
-        if key not in self.found.choices:
+        if key not in self.table_plan.choices:
             pooled = [axis for axis in specs.axes if axis in own_axes and axis not in fixed and axis not in best]
             candidates: dict[Candidate, tuple[ScoreRef, ...]] = {}
-            for one in specs.product(best):
+            for candidate in specs.axis_combinations(best):
                 scores: list[ScoreRef] = []
-                for pool_point in specs.product(pooled):
-                    full = {**fixed, **pool_point, **one}
-                    how, languages = self.how(place, words, full)
-                    scores += [self.score(place, specs.spec(run, full), how, language) for language in languages]
-                candidates[tuple(one.values())] = tuple(scores)
-            self.found.choices[key] = Choice(key, run, best, fixed, candidates)
-        return self.found.choices[key]
+                for pool_point in specs.axis_combinations(pooled):
+                    full = {**fixed, **pool_point, **candidate}
+                    settings, languages = self.fill_settings(place, words, full)
+                    scores += [
+                        self.add_score(place, specs.add_spec(run, full), settings, language) for language in languages
+                    ]
+                candidates[tuple(candidate.values())] = tuple(scores)
+            self.table_plan.choices[key] = Choice(key, run, best, fixed, candidates)
+        return self.table_plan.choices[key]
 
-    def said(self, place: Place, value: Any, fixed: At) -> str:
-        """A word of a choice, filled; all that it comes to where it names axes that the choice is pooled over."""
-        free = [axis for axis in self.names(place, value) if axis not in fixed]
+    def fill_pooled(self, place: Place, value: Any, fixed: At) -> str:
+        """A word of a choice, filled; all its values, joined by commas, if it names axes that the choice pools."""
+        free = [axis for axis in self.axes_named_by(place, value) if axis not in fixed]
         return ",".join(
-            dict.fromkeys(str(self.specs.fill(value, {**fixed, **point})) for point in self.specs.product(free))
+            dict.fromkeys(
+                str(self.specs.fill_placeholders(value, {**fixed, **point}))
+                for point in self.specs.axis_combinations(free)
+            )
         )
 
-    def chosen(self, choice: Choice, run: str, at: At, models: dict[Candidate, str]) -> str:
+    def add_chosen(self, choice: Choice, run: str, at: At, models: dict[Candidate, str]) -> str:
         own_axes = [axis for axis in self.specs.axes_of(run) if axis not in choice.axes]
-        key = " ".join([choice.key, "for", *(f"{axis}={at[axis]}" for axis in own_axes)])
-        self.found.chosen.setdefault(key, Chosen(key, choice.key, models))
+        controlled = [run] if run != choice.run else []
+        key = " ".join([choice.key, "for", *controlled, *(f"{axis}={at[axis]}" for axis in own_axes)])
+        self.table_plan.chosen.setdefault(key, Chosen(key, choice.key, models))
         return key
 
     # ------------------------------------------------------------------------------------------ words that do nothing
 
-    def own(self) -> dict[str, list[str]]:
-        """Of the command line's words for every run, who says his own; one that reaches none is refused."""
+    def find_overriders(self) -> dict[str, list[str]]:
+        """every.KEY of the command line -> the runs that override it. Raises PipelineError if it reaches no run."""
         planned = {SCORES, *(spec.run for spec in self.specs.made.values())}
         overriders = {}
-        for key in self.table.asked:
-            names = [name for name in dict.fromkeys(self.specs.own[key]) if name in planned]
-            if not self.specs.given[key] & planned:
-                hint = f"of {', '.join(names)}, which say their own" if names else "that is planned"
+        for key in self.table.override_keys:
+            names = [name for name in dict.fromkeys(self.specs.overriding_runs[key]) if name in planned]
+            if not self.specs.defaulted_runs[key] & planned:
+                hint = f"of {', '.join(names)}, which override it" if names else "that is planned"
                 raise self.table.refuse("every", f"{key} reaches no run {hint}: leave it out, or change the table")
             if names:
                 overriders[key] = names
         return overriders
 
-    def mark(self, place: Place, own_axes: set[str], best: tuple[str, ...]) -> None:
-        """Remember which words about axes had a part in this cell."""
+    def mark_used(self, place: Place, own_axes: set[str], best: tuple[str, ...]) -> None:
+        """Record which settings of axes had an effect on this cell."""
         for side in place.sides:
-            for word, axes in about_axes(side):
-                has = set(best) if word == "best" else own_axes | set(best)
-                self.done.update((id(side), word, axis) for axis in axes if axis in has)
+            for word, axes in axis_settings(side):
+                used = set(best) if word == "best" else own_axes | set(best)
+                self.done.update((id(side), word, axis) for axis in axes if axis in used)
 
     def refuse_idle(self) -> None:
         table = self.table
         sides = [("row", side) for side in table.rows] + [("column", side) for side in table.columns]
         for kind, side in [*sides, ("score", table.score)]:
-            for word, axes in about_axes(side):
+            for word, axes in axis_settings(side):
                 for axis in axes:
                     if (id(side), word, axis) not in self.done:
                         setting = f"{axis}={side.at[axis]}" if word == "at" else f"{word} names {axis}"
@@ -338,12 +366,12 @@ class Expansion:
                 raise table.refuse(f"axis {axis!r}", "no run, row or column names it: leave it out")
 
 
-def frozen(value: Any) -> Any:
+def freeze_value(value: Any) -> Any:
     return Pairs(value.items()) if isinstance(value, dict) else tuple(value) if isinstance(value, list) else value
 
 
-def about_axes(side: Side) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(word, axes) of what a row or column says of axes that its runs must have; a mean of one number is harmless."""
+def axis_settings(side: Side) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(word, axes) of a row's or column's settings whose axes its runs must have; a mean of one number is harmless."""
     yield "at", tuple(side.at)
     yield "best", side.best
     yield "each", side.each

@@ -20,26 +20,26 @@ from pipeline.benchmarks import primary_metric
 from pipeline.config import conf
 from pipeline.config.stages import EvalStage, RunStage, TableStage, TrainStage
 from pipeline.config.words import stage_of
-from pipeline.errors import PipelineError, meant
+from pipeline.errors import PipelineError, suggest
 from pipeline.runs.manifest import read_manifest, snapshot_hash
 from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import refuse_dtypes
 from pipeline.stages.resolver import Resolver
 from pipeline.stages.rows import RUN_STAGES, build
 from pipeline.tables.bound import BoundTable
-from pipeline.tables.expand import expand
-from pipeline.tables.plan import Candidate, Pairs, ScoreRef, TablePlan, winner
+from pipeline.tables.expand import expand_table
+from pipeline.tables.plan import Candidate, Pairs, ScoreRef, TablePlan, best_candidate
 from pipeline.tables.run_specs import Ref, Spec
-from pipeline.tables.schema import Table, read
+from pipeline.tables.schema import Table, read_table
 
 SHARED = ("stage", "runs_dir", "tracking", "launcher", "redo", "group", "chosen_by", "as_stored")  # not a row's to say
 
 
-def load(config: TableStage) -> Table:
-    """The table that is asked for, with the words of the command line over its `every`."""
+def load_table(config: TableStage) -> Table:
+    """The requested table, with its `every` overridden by the command line."""
 
-    def find(name: str) -> tuple[str, str]:
-        path = conf.table(name)
+    def find_table(name: str) -> tuple[str, str]:
+        path = conf.table_file(name)
         try:
             return path.read_text(encoding="utf-8"), name if "/" in name or name.startswith(".") else path.name
         except UnicodeDecodeError as error:
@@ -51,25 +51,25 @@ def load(config: TableStage) -> Table:
     if config.data_root is not None:
         plain = Path(config.data_root).is_dir() and "/" not in config.data_root
         overrides["data_root"] = f"./{config.data_root}" if plain else config.data_root
-    table = read(*find(config.table), find, overrides)
+    table = read_table(*find_table(config.table), find_table, overrides)
     return table if config.free_snapshots is None else replace(table, free_snapshots=config.free_snapshots)
 
 
-def reads(stage: str) -> set[str]:
+def keys_read(stage: str) -> set[str]:
     """The groups, and the keys outside of groups, that a stage reads."""
     if stage not in RUN_STAGES:
-        raise PipelineError(f"stage={stage} makes no run: {meant(stage, RUN_STAGES)}")
-    keys = {item.name for item in fields(RUN_STAGES[stage].config)} | set(conf.reads(stage))
+        raise PipelineError(f"stage={stage} makes no run: {suggest(stage, RUN_STAGES)}")
+    keys = {item.name for item in fields(RUN_STAGES[stage].config)} | set(conf.groups_read(stage))
     return keys.difference(SHARED)
 
 
 class Refused(PipelineError):
-    """A word of a row that means nothing: the table is wrong, and nothing of it is planned."""
+    """An unknown word in a row: the table is wrong, and nothing of it is planned."""
 
 
 @dataclass
 class Planning:
-    """A table's plan, and its runs, built when they are asked for. problems: a spec's key, or a score -> why not."""
+    """A table's plan, and its runs, built when needed. problems: a spec's key, or a score -> why it cannot be built."""
 
     config: TableStage
     plan: TablePlan
@@ -80,7 +80,7 @@ class Planning:
 
     @classmethod
     def of(cls, config: TableStage) -> Planning:
-        return cls(config, expand(load(config), reads))
+        return cls(config, expand_table(load_table(config), keys_read))
 
     # ------------------------------------------------------------------------------------------ what there is to make
 
@@ -91,28 +91,28 @@ class Planning:
         runs: dict[str, Run] = {}
         facts = [item.model for cell in self.plan.cells.values() for item in cell.items if item.model is not None]
         for key in dict.fromkeys(facts):
-            model = self.attempt(key, partial(self.model, key))
+            model = self.try_building(key, partial(self.model_of_spec, key))
             if isinstance(model, Run):
                 runs[model.hash] = model
         by_model: dict[str, list[ScoreRef]] = {}
         for score in self.plan.scores:
             if model := self.model_of(score):
                 by_model.setdefault(model, []).append(score)
-        scoring = list(filter(None, (self.evaluation(score) for scores in by_model.values() for score in scores)))
+        scoring = list(filter(None, (self.evaluation_of(score) for scores in by_model.values() for score in scores)))
         try:
             refuse_dtypes(scoring, "every.eval.dtype")
         except PipelineError as error:
-            raise self.refused("", str(error)) from error
+            raise self.refuse_place("", str(error)) from error
         for run in scoring:
             runs.setdefault(run.hash, run)
         return list(runs.values())
 
-    def waiting(self) -> list[ScoreRef]:
-        """The scores of models that a choice is still to name."""
+    def waiting_scores(self) -> list[ScoreRef]:
+        """The scores of models whose choice is still open."""
         return [score for score in self.plan.scores if self.model_of(score) is None]
 
-    def attempt(self, key: str | ScoreRef, make: Callable[[], Any]) -> Any:
-        """What `make` gives, or None where a problem stands in the way."""
+    def try_building(self, key: str | ScoreRef, make: Callable[[], Any]) -> Any:
+        """The result of `make`; None if it raised a PipelineError, now or before, which `problems` records."""
         if key in self.problems:
             return None
         try:
@@ -124,140 +124,141 @@ class Planning:
             return None
 
     def bind(self) -> BoundTable:
-        """The plan with its runs, as they are known now: bound again after a choice is made."""
+        """The plan with its runs, as known now; to be called again after a choice is made."""
         plan = self.plan
         for key in {item.model for cell in plan.cells.values() for item in cell.items if item.model is not None}:
-            self.attempt(key, partial(self.model, key))
-        evaluations = {score: run for score in plan.scores if (run := self.evaluation(score))}
-        winners = {key: self.chosen(key) for key in plan.choices}
+            self.try_building(key, partial(self.model_of_spec, key))
+        evaluations = {score: run for score in plan.scores if (run := self.evaluation_of(score))}
+        winners = {key: self.chosen_candidate(key) for key in plan.choices}
         return BoundTable(plan, evaluations, dict(self._models), winners, dict(self.problems))
 
     # ------------------------------------------------------------------------------------------ choices
 
     def model_of(self, score: ScoreRef) -> str | None:
-        """The spec that a score is of; of what a choice names, once it is made, else None."""
+        """The spec of a score's model: for a Chosen model that of the winner; None while the choice is open."""
         if score.model in self.plan.specs:
             return score.model
         chosen_model = self.plan.chosen[score.model]
-        candidate = self.chosen(chosen_model.choice)
+        candidate = self.chosen_candidate(chosen_model.choice)
         return None if candidate is None else chosen_model.models[candidate]
 
-    def chosen(self, choice: str) -> Candidate | None:
-        """The candidate of the largest mean; None until each has its scores. Cached until `targets`."""
+    def chosen_candidate(self, choice: str) -> Candidate | None:
+        """The candidate with the largest mean; None until all candidates are scored. Cached until `targets`."""
         if choice not in self._winners:
             values = {}
             for score in chain.from_iterable(self.plan.choices[choice].candidates.values()):
-                if (value := self.number(score)) is None:
+                if (value := self.primary_number(score)) is None:
                     return None
                 values[score] = value
-            self._winners[choice] = winner(self.plan.choices[choice], values.__getitem__)
+            self._winners[choice] = best_candidate(self.plan.choices[choice], values.__getitem__)
         return self._winners[choice]
 
-    def like(self, score: ScoreRef) -> Run[EvalStage] | None:
+    def representative_evaluation(self, score: ScoreRef) -> Run[EvalStage] | None:
         """The evaluation that a score would be if the first candidate were chosen: same questions, another model. None
         for a score that waits for no choice."""
         if score.model not in self.plan.chosen:
             return None
         model = next(iter(self.plan.chosen[score.model].models.values()))
-        return self.attempt(score, lambda: self.scoring(score, self.plan.specs[model]))
+        return self.try_building(score, lambda: self.build_evaluation(score, self.plan.specs[model]))
 
-    def number(self, score: ScoreRef) -> float | None:
-        """The primary number of a finished score; None where there is none."""
-        run = self.evaluation(score)
-        return primary(run) if run else None
+    def primary_number(self, score: ScoreRef) -> float | None:
+        """The primary number of a finished score; None if it is unfinished."""
+        run = self.evaluation_of(score)
+        return primary_value(run) if run else None
 
     # ------------------------------------------------------------------------------------------ specs
 
-    def evaluation(self, score: ScoreRef) -> Run[EvalStage] | None:
-        """The run that makes a score; None where its model is still to be chosen, or cannot be planned."""
+    def evaluation_of(self, score: ScoreRef) -> Run[EvalStage] | None:
+        """The run that computes a score; None where its model is still to be chosen, or cannot be built."""
         model = self.model_of(score)
         if model is None:
             return None
         if (score, model) not in self._scored:
-            run = self.attempt(score, lambda: self.scoring(score, self.plan.specs[model]))
+            run = self.try_building(score, lambda: self.build_evaluation(score, self.plan.specs[model]))
             if run is None:
                 return None
             self._scored[score, model] = run
         return self._scored[score, model]
 
-    def scoring(self, score: ScoreRef, spec: Spec) -> Run[EvalStage]:
+    def build_evaluation(self, score: ScoreRef, spec: Spec) -> Run[EvalStage]:
         """One task in one language: of the option's bundle, what `task` names. A merge is scored without being made."""
         words: dict[str, Any] = {"stage": "eval"}
         parents: dict[str, Parent] = {}
         if spec.kind == "merge":
-            live, parents = self.named(spec.words)
+            live, parents = self.replace_refs(spec.words)
             words |= live
         else:
-            words["checkpoint"], parents[spec.key] = spec.key, self.model(spec.key)
-        settings = {key: thawed(value) for key, value in score.words}
+            words["checkpoint"], parents[spec.key] = spec.key, self.model_of_spec(spec.key)
+        settings = {key: thaw_value(value) for key, value in score.words}
         task, where_possible = settings.pop("task", None), settings.pop("where_possible", False)
-        further_words, further_parents = self.named(settings)
-        config = self.composed(f"run {spec.run!r}", {**words, **further_words, "languages": [score.language]})
+        further_words, further_parents = self.replace_refs(settings)
+        config = self.compose_stage(f"run {spec.run!r}", {**words, **further_words, "languages": [score.language]})
         assert isinstance(config, EvalStage)
         tasks = [eval_task for eval_task in config.eval.tasks if task in (None, eval_task.task)]
         if len(tasks) != 1:
             names = ", ".join(eval_task.task for eval_task in config.eval.tasks)
             problem = f"eval={config.eval.name} holds {names}: say which of them is scored, task: ..."
-            raise self.refused("score", problem)
+            raise self.refuse_place("score", problem)
         eval_task = replace(tasks[0], where_possible=tasks[0].where_possible or bool(where_possible))
         eval_config = replace(config.eval, name=f"{eval_task.task}_{eval_task.num_fewshot}shot", tasks=[eval_task])
         choice = score.model if score.model in self.plan.chosen else None
         return build(replace(config, eval=eval_config, chosen_by=choice), {**parents, **further_parents})
 
-    def model(self, key: str) -> Parent:
-        """The run of a spec, made or not, or the model that it names. PipelineError where it cannot be built."""
+    def model_of_spec(self, key: str) -> Parent:
+        """The run of a spec, finished or not, or the model it names. Raises PipelineError if it cannot be built."""
         if key in self.problems:
             raise PipelineError(f"{key} is missing")
         if key not in self._models:
-            self._models[key] = self.built(self.plan.specs[key])
+            self._models[key] = self.build_spec(self.plan.specs[key])
         return self._models[key]
 
-    def built(self, spec: Spec) -> Parent:
+    def build_spec(self, spec: Spec) -> Parent:
+        """The run or model of a spec. Raises PipelineError if it cannot be built, which `problems` records."""
         try:
             if spec.kind == "base":
-                return self.base(spec)
-            words, parents = self.named(spec.words)
+                return self.base_model(spec)
+            words, parents = self.replace_refs(spec.words)
             if spec.kind == "checkpoint":
-                return self.resolver(parents).model(words["checkpoint"], "checkpoint")
-            return build(self.composed(f"run {spec.run!r}", {"stage": "merge", **words}), parents)
+                return self.make_resolver(parents).model(words["checkpoint"], "checkpoint")
+            return build(self.compose_stage(f"run {spec.run!r}", {"stage": "merge", **words}), parents)
         except Refused:
             raise
         except PipelineError as error:
             self.problems[spec.key] = str(error)
             raise PipelineError(f"{spec.key} is missing") from error
 
-    def base(self, spec: Spec) -> Parent:
-        """The model of `every`, as it is: what an sft run of the same words would start from."""
-        config = self.composed(f"run {spec.run!r}", {"stage": "sft", "expert": "math", **spec.words})
+    def base_model(self, spec: Spec) -> Parent:
+        """The unmodified model of `every`: the one that an sft run of the same words would start from."""
+        config = self.compose_stage(f"run {spec.run!r}", {"stage": "sft", "expert": "math", **spec.words})
         assert isinstance(config, TrainStage)
         if config.model.path is None:
             problem = f"model={config.model.name} has no path: make it in a run of its own"
-            raise self.refused(f"run {spec.run!r}", problem)
-        return self.resolver({}).model(config.model.path, "model.path", config.model.revision)
+            raise self.refuse_place(f"run {spec.run!r}", problem)
+        return self.make_resolver({}).model(config.model.path, "model.path", config.model.revision)
 
-    def snapshots(self) -> set[str]:
+    def named_snapshots(self) -> set[str]:
         """The hashes of the snapshots that the table names itself, RUN@STEP."""
-        references = {ref for spec in self.plan.specs.values() for ref in spec.refs() if ref.step is not None}
-        models = [(self.model(ref.spec), ref.step or 0) for ref in references if ref.spec not in self.problems]
+        references = {ref for spec in self.plan.specs.values() for ref in spec.parent_refs() if ref.step is not None}
+        models = [(self.model_of_spec(ref.spec), ref.step or 0) for ref in references if ref.spec not in self.problems]
         return {snapshot_hash(model.hash, step) for model, step in models}
 
-    def resolver(self, known: Mapping[str, Parent]) -> Resolver:
-        return Resolver(Path(self.config.runs_dir), build, known)
+    def make_resolver(self, parents: Mapping[str, Parent]) -> Resolver:
+        return Resolver(Path(self.config.runs_dir), build, parents)
 
-    def named(self, words: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Parent]]:
-        """Words with the specs that they name by their keys, and what these are."""
-        parents = {ref.spec: self.model(ref.spec) for value in words.values() for ref in refs(value)}
-        return {key: as_names(value) for key, value in words.items()}, parents
+    def replace_refs(self, words: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Parent]]:
+        """(words with Refs replaced by the keys of their specs, the parents by these keys)."""
+        parents = {ref.spec: self.model_of_spec(ref.spec) for value in words.values() for ref in refs_in(value)}
+        return {key: refs_as_names(value) for key, value in words.items()}, parents
 
-    def refused(self, place: str, problem: str) -> Refused:
+    def refuse_place(self, place: str, problem: str) -> Refused:
         return Refused(str(self.plan.table.refuse(place, problem)))
 
-    def composed(self, place: str, words: dict[str, Any]) -> RunStage:
-        """The stage of these words, with what all runs of a table share. A word that means nothing is refused."""
+    def compose_stage(self, place: str, words: dict[str, Any]) -> RunStage:
+        """The stage of these words, with settings shared by all runs of a table. Raises Refused for unknown words."""
         try:
             config = stage_of(words)
         except PipelineError as error:
-            raise self.refused(place, str(error)) from error
+            raise self.refuse_place(place, str(error)) from error
         assert isinstance(config, RunStage)
         shared_values: dict[str, Any] = {
             "runs_dir": self.config.runs_dir,
@@ -269,40 +270,40 @@ class Planning:
         return replace(config, **shared_values)
 
 
-def refs(value: Any) -> Iterator[Ref]:
+def refs_in(value: Any) -> Iterator[Ref]:
     yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, Ref))
 
 
-def thawed(value: Any) -> Any:
+def thaw_value(value: Any) -> Any:
     return dict(value) if isinstance(value, Pairs) else list(value) if isinstance(value, tuple) else value
 
 
-def as_names(value: Any) -> Any:
+def refs_as_names(value: Any) -> Any:
     if isinstance(value, list):
-        return [as_names(item) for item in value]
+        return [refs_as_names(item) for item in value]
     return str(value) if isinstance(value, Ref) else value
 
 
 # ---------------------------------------------------------------------------------------------------- numbers
 
 
-def primary(run: Run[EvalStage]) -> float | None:
-    """The number that stands for a finished evaluation of one task, of FLORES the mean of both directions."""
-    values = [row["value"] for row in readings(run)]
+def primary_value(run: Run[EvalStage]) -> float | None:
+    """The number of a finished evaluation of one task, for FLORES the mean of both directions; None if unfinished."""
+    values = [row["value"] for row in score_rows(run)]
     return statistics.fmean(values) if values and read_manifest(run.folder) else None
 
 
-def readings(run: Run[EvalStage], metric: str | None = None, pair: str | None = None) -> list[dict[str, Any]]:
-    """The rows of scores.json in a metric (null: the task's primary one), of a pair where one is asked for."""
-    first, chief = primary_metric(run.config.eval.tasks[0].task)
+def score_rows(run: Run[EvalStage], metric: str | None = None, pair: str | None = None) -> list[dict[str, Any]]:
+    """The rows of scores.json in a metric (None: the task's primary one), of a pair if one is given."""
+    primary, primary_filter = primary_metric(run.config.eval.tasks[0].task)
     path = run.folder / "scores.json"
     if not path.is_file():
         return []
     return [
         row
-        for row in _rows(path, path.stat().st_mtime_ns)
-        if row["metric"] == (metric or first)
-        and (row["filter"] == chief or (metric or first) != first)
+        for row in _read_rows(path, path.stat().st_mtime_ns)
+        if row["metric"] == (metric or primary)
+        and (row["filter"] == primary_filter or (metric or primary) != primary)
         and not row["subject"]
         and pair in (None, row["pair"])
         and row["value"] is not None
@@ -310,6 +311,6 @@ def readings(run: Run[EvalStage], metric: str | None = None, pair: str | None = 
 
 
 @lru_cache(maxsize=65536)
-def _rows(path: Path, _: int) -> list[dict[str, Any]]:
+def _read_rows(path: Path, _: int) -> list[dict[str, Any]]:
     content = json.loads(path.read_text(encoding="utf-8"))
     return [*content["rows"], *content.get("beside", [])]

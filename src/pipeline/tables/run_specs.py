@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.errors import PipelineError, meant
+from pipeline.errors import PipelineError, suggest
 from pipeline.tables.schema import PLACEHOLDER, Names, Reference, Table, TableRun, Words
 
 Reads = Callable[[str], Collection[str]]  # stage -> the groups and the keys outside groups that it reads
@@ -38,13 +38,13 @@ class Spec:
     at: At
     words: Words  # what to compose; under RUN keys a Ref, text for a model made elsewhere, or a list of these
 
-    def refs(self) -> Iterator[Ref]:
+    def parent_refs(self) -> Iterator[Ref]:
         for value in self.words.values():
             yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, Ref))
 
 
 class Specs:
-    """The runs of one table, made when asked for: what nothing asks for is not planned."""
+    """The runs of one table. A spec is added when it is first requested: the others are not planned."""
 
     def __init__(self, table: Table, reads: Reads) -> None:
         self.table, self.reads = table, reads
@@ -52,8 +52,9 @@ class Specs:
         self.used: set[str] = set()  # the axes that something names
         self.made: dict[str, Spec] = {}  # parents first
         self._axes_of: dict[str, tuple[str, ...]] = {}
-        self.given: dict[str, set[str]] = {key: set() for key in table.every}  # key of every -> the runs that it is of
-        self.own: dict[str, list[str]] = {key: [] for key in table.every}  # those that read it and say their own
+        # key of `every` -> the runs that it applies to, and those that override it
+        self.defaulted_runs: dict[str, set[str]] = {key: set() for key in table.every}
+        self.overriding_runs: dict[str, list[str]] = {key: [] for key in table.every}
         for row in table.runs.values():
             self.refuse_unread(row)
         self.runs = self._with_every(self._with_trials(table.runs))
@@ -70,7 +71,7 @@ class Specs:
         """
         defaults, specs = self.table.every, dict(runs)
         ancestors = {
-            key: made_of(runs, [item.run for item in value.items if isinstance(item, Reference)])
+            key: with_ancestors(runs, [item.run for item in value.items if isinstance(item, Reference)])
             for key, value in defaults.items()
             if isinstance(value, Names)
         }
@@ -82,9 +83,9 @@ class Specs:
             specs[name] = TableRun(name, row.kind, {**words, **row.words})
             for key in words:
                 if key in row.words:
-                    self.own[key].append(name)
+                    self.overriding_runs[key].append(name)
                 else:
-                    self.given[key].add(name)
+                    self.defaulted_runs[key].add(name)
             if row.kind == "base" and "model" not in words:
                 raise self.table.refuse(f"run {name!r}", "it is empty, the model of every, and every names no model")
         if unread:
@@ -105,14 +106,14 @@ class Specs:
             raise self.table.refuse(f"run {row.name!r}", str(error)) from error
 
     def refuse_unread(self, row: TableRun) -> None:
-        """Refuse a run's word that its stage does not read, whether a cell needs the run or not."""
+        """Raise PipelineError for a run's word that its stage does not read, whether a cell needs the run or not."""
         for key in row.words if row.kind in ("stage", "merge") else ():
             if key != "stage" and not self.reads_key(row, key.lstrip("+")):
-                near = meant(key.lstrip("+").partition(".")[0], sorted(self.read_by(row)))
+                near = suggest(key.lstrip("+").partition(".")[0], sorted(self.read_by(row)))
                 raise self.table.refuse(f"run {row.name!r}", f"stage={row.stage} does not read {key}: {near}")
 
     def read_by_eval(self, key: str) -> bool:
-        """What `every` says of evaluations."""
+        """Whether evaluations read a key of `every`."""
         group = key.partition(".")[0]
         keys = self.reads("eval")
         set_elsewhere = ("checkpoint", "merge", "partition", "languages")  # by the runs, and by `in`
@@ -121,12 +122,14 @@ class Specs:
     def _with_trials(self, runs: Mapping[str, TableRun]) -> dict[str, TableRun]:
         """A training that reads a key of `trials` becomes one for each of its values, and a run that chooses of them.
 
-        One value alone is a word like others; "recipe" leaves what the recipe says.
+        A single value is a word like others; "recipe" keeps the value of the recipe.
         """
         specs, tried = dict(runs), {}
         for name, row in runs.items():
             trains = row.kind == "stage" and row.stage in TRAININGS
-            own_trials = {key: of for key, of in self.table.trials.items() if trains and self.reads_key(row, key)}
+            own_trials = {
+                key: values for key, values in self.table.trials.items() if trains and self.reads_key(row, key)
+            }
             axis_of_key = {
                 key: key.replace(".", " ") for key, values in own_trials.items() if len(values) > 1
             }  # key -> its axis
@@ -152,7 +155,7 @@ class Specs:
 
     # ------------------------------------------------------------------------------------------ axes
 
-    def names(self, place: str, value: Any, above: tuple[str, ...] = ()) -> list[str]:
+    def axes_named_by(self, place: str, value: Any, above: tuple[str, ...] = ()) -> list[str]:
         """The axes that a value names: by placeholders, those in the words of their values included, and by runs."""
         axes: list[str] = []
         for reference in value.items if isinstance(value, Names) else ():
@@ -161,20 +164,20 @@ class Specs:
                 for axis in (*reference.over, *fixed):
                     if axis not in axes_of_run:
                         raise self.table.refuse(
-                            place, f"run {reference.run!r} has no axis {axis}: {meant(axis, axes_of_run)}"
+                            place, f"run {reference.run!r} has no axis {axis}: {suggest(axis, axes_of_run)}"
                         )
                 axes += [axis for axis in axes_of_run if axis not in reference.over and axis not in fixed]
             else:
-                axes += self.names(place, reference)
-        for axis, word in placeholders(value):
+                axes += self.axes_named_by(place, reference)
+        for axis, word in find_placeholders(value):
             if axis not in self.axes:
-                raise self.table.refuse(place, f"{{{axis}}} is no axis: {meant(axis, self.table.axes)}")
+                raise self.table.refuse(place, f"{{{axis}}} is no axis: {suggest(axis, self.table.axes)}")
             axes.append(axis)
             for reference, words in self.axes[axis].items() if word is not None else ():
                 if word not in words:
-                    problem = f"{{{axis}.{word}}}: {axis}={reference} has no such word: {meant(word, words)}"
+                    problem = f"{{{axis}.{word}}}: {axis}={reference} has no such word: {suggest(word, words)}"
                     raise self.table.refuse(place, problem)
-                axes += self.names(place, words[word])
+                axes += self.axes_named_by(place, words[word])
         self.used.update(axes)
         return axes
 
@@ -186,50 +189,50 @@ class Specs:
             raise self.table.refuse(place, f"it is made of itself: {circle}")
         if name not in self._axes_of:
             words = self.runs[name].words.values()
-            own_axes = {axis for value in words for axis in self.names(place, value, (*above, name))}
+            own_axes = {axis for value in words for axis in self.axes_named_by(place, value, (*above, name))}
             self._axes_of[name] = tuple(axis for axis in self.axes if axis in own_axes)
         return self._axes_of[name]
 
-    def product(self, axes: Iterable[str]) -> Iterator[At]:
+    def axis_combinations(self, axes: Iterable[str]) -> Iterator[At]:
         names = list(axes)
         for values in itertools.product(*(self.axes[name] for name in names)):
             yield dict(zip(names, values, strict=True))
 
     # ------------------------------------------------------------------------------------------ filling
 
-    def fill(self, value: Any, at: At) -> Any:
-        """A value with its placeholders filled; one that is a placeholder alone keeps the type of what fills it."""
+    def fill_placeholders(self, value: Any, at: At) -> Any:
+        """A value with its placeholders filled; one that is only a placeholder keeps the type of its replacement."""
         if isinstance(value, dict):
-            return {self.fill(key, at): self.fill(inner, at) for key, inner in value.items()}
+            return {self.fill_placeholders(key, at): self.fill_placeholders(inner, at) for key, inner in value.items()}
         if isinstance(value, list):
-            return [self.fill(inner, at) for inner in value]
+            return [self.fill_placeholders(inner, at) for inner in value]
         if isinstance(value, Names):
-            return self._refs(value, at)
+            return self._fill_refs(value, at)
         if not isinstance(value, str):
             return value
         if match := PLACEHOLDER.fullmatch(value):
-            return self._filled(match.group(1), match.group(2), at)
-        return PLACEHOLDER.sub(lambda found: str(self._filled(found.group(1), found.group(2), at)), value)
+            return self._fill_axis(match.group(1), match.group(2), at)
+        return PLACEHOLDER.sub(lambda match: str(self._fill_axis(match.group(1), match.group(2), at)), value)
 
-    def _filled(self, axis: str, word: str | None, at: At) -> Any:
-        return at[axis] if word is None else self.fill(self.axes[axis][at[axis]][word], at)
+    def _fill_axis(self, axis: str, word: str | None, at: At) -> Any:
+        return at[axis] if word is None else self.fill_placeholders(self.axes[axis][at[axis]][word], at)
 
-    def _refs(self, names: Names, at: At) -> Any:
+    def _fill_refs(self, names: Names, at: At) -> Any:
         refs: list[Ref | str] = []
         for item in names.items:
             if isinstance(item, str):
-                refs.append(self.fill(item, at))
+                refs.append(self.fill_placeholders(item, at))
                 continue
-            for over in self.product(item.over):
-                refs.append(Ref(self.spec(item.run, {**at, **dict(item.at), **over}), item.step))
-        return refs if names.many else refs[0]
+            for values in self.axis_combinations(item.over):
+                refs.append(Ref(self.add_spec(item.run, {**at, **dict(item.at), **values}), item.step))
+        return refs if names.is_list else refs[0]
 
-    def spec(self, run: str, at: At) -> str:
+    def add_spec(self, run: str, at: At) -> str:
         """The key of a run at `at`, which holds a value of each of its axes; it and its parents are planned."""
         own_values = {axis: at[axis] for axis in self.axes_of(run)}
         key = " ".join([run, *(f"{axis}={value}" for axis, value in own_values.items())])
         if key not in self.made:
-            filled = {name: self.fill(value, own_values) for name, value in self.runs[run].words.items()}
+            filled = {name: self.fill_placeholders(value, own_values) for name, value in self.runs[run].words.items()}
             values = {name: value for name, value in filled.items() if not self._left_to_recipe(name, value)}
             self.made[key] = Spec(key, run, self.runs[run].kind, own_values, values)
         return key
@@ -238,31 +241,31 @@ class Specs:
         return key in self.table.trials and value == "recipe"
 
 
-def placeholders(value: Any) -> Iterator[tuple[str, str | None]]:
+def find_placeholders(value: Any) -> Iterator[tuple[str, str | None]]:
     """(axis, word or None) of each {axis} and {axis.word} in a value."""
     if isinstance(value, str):
         for match in PLACEHOLDER.finditer(value):
             yield match.group(1), match.group(2)
     elif isinstance(value, dict):
-        yield from placeholders([*value, *value.values()])
+        yield from find_placeholders([*value, *value.values()])
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from placeholders(inner)
+            yield from find_placeholders(inner)
 
 
-def references(words: Mapping[str, Any]) -> Iterator[Reference]:
+def references_in(words: Mapping[str, Any]) -> Iterator[Reference]:
     for value in words.values():
         if isinstance(value, Names):
             yield from (item for item in value.items if isinstance(item, Reference))
 
 
-def made_of(runs: Mapping[str, TableRun], names: Iterable[str]) -> set[str]:
-    """These runs and all that they are made of."""
+def with_ancestors(runs: Mapping[str, TableRun], names: Iterable[str]) -> set[str]:
+    """The names of these runs and of all their ancestors."""
     ancestors: set[str] = set()
     queue = list(names)
     while queue:
         name = queue.pop()
         if name not in ancestors:
             ancestors.add(name)
-            queue += [ref.run for ref in references(runs[name].words)]
+            queue += [ref.run for ref in references_in(runs[name].words)]
     return ancestors

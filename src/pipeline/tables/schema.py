@@ -8,6 +8,8 @@
     columns, rows  name -> words; a cell is both together, the row's word before the column's. Names may hold {axis}
     beside   axes whose values stand beside the best of them: all are scored wherever the best one is
     compare  column -> columns (or row -> rows) that it is held against
+    controls true, or the runs of language experts: each merge of them again with the base in their place, compared
+             with the merge (tables/controls.py)
     defaults tables that this one starts from: their axes, every, trials and runs entry by entry (null takes one away),
              the rest whole
 
@@ -38,11 +40,11 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from pipeline.errors import PipelineError, meant
+from pipeline.errors import PipelineError, suggest
 from pipeline.files import check_yaml_size
 
 KEYS = ("name", "title", "note", "published", "axes", "every", "trials", "runs", "score", "columns", "rows", "beside",
-        "compare", "defaults", "free_snapshots")  # fmt: skip
+        "compare", "controls", "defaults", "free_snapshots")  # fmt: skip
 SECTIONS = ("axes", "every", "trials", "runs", "score", "columns", "rows", "compare")
 INHERITED = ("axes", "every", "trials", "runs")  # entry by entry; the rest whole
 REDUCE = ("mean", "max", "min")
@@ -71,10 +73,10 @@ class Reference:
 
 @dataclass(frozen=True)
 class Names:
-    """What stands under a RUN key: references, or text for a model made elsewhere; `many`: it was written as a list."""
+    """The value of a RUN key: references, or text for an external model; `is_list`: it was written as a list."""
 
     items: tuple[Reference | str, ...]
-    many: bool
+    is_list: bool
 
     def __str__(self) -> str:
         return ", ".join(item if isinstance(item, str) else item.run for item in self.items)
@@ -106,6 +108,8 @@ class Side:
     each: tuple[str, ...] = ()
     by: Side | None = None
     columns: tuple[str, ...] = ()  # of a row: the only columns it fills; none: all
+    control_of: str = ""  # of a control: the row or column whose merge it controls,
+    best_of: str = ""  # and the run whose best value is taken
 
 
 @dataclass
@@ -125,21 +129,22 @@ class Table:
     beside: tuple[str, ...]
     compare: list[tuple[str, str]]
     free_snapshots: bool
-    asked: tuple[str, ...] = ()  # the keys of `every` that the command line gave
+    controls: Any = False  # as written: true, or names of runs
+    override_keys: tuple[str, ...] = ()  # the keys of `every` that the command line sets
     inherited: frozenset[str] = frozenset()  # axes, keys of `every`, `published`: of `defaults` alone
 
     def refuse(self, place: str, problem: str) -> PipelineError:
-        return refuse(self.file, place, problem)
+        return table_error(self.file, place, problem)
 
 
-def refuse(file: str, place: str, problem: str) -> PipelineError:
+def table_error(file: str, place: str, problem: str) -> PipelineError:
     return PipelineError(f"{file}, {place}: {problem}" if place else f"{file}: {problem}")
 
 
 # ---------------------------------------------------------------------------------------------------- text
 
 
-def read(
+def read_table(
     text: str,
     file: str,
     find: Find | None = None,
@@ -152,48 +157,50 @@ def read(
     Raises:
         PipelineError: anything that is not in the format, naming file and row.
     """
-    raw = inherited(text, file, find, ())
+    raw = merge_inherited(text, file, find, ())
     for key in ("name", "runs", "columns"):
         if not raw.get(key):
-            raise refuse(file, "", f"{key} is missing: a table has at least name, runs and columns")
-    raw |= {key: mapping(file, key, raw.get(key)) for key in SECTIONS}
-    table = Reader(file, raw, run_keys).table({**raw["every"], **(every or {})})
+            raise table_error(file, "", f"{key} is missing: a table has at least name, runs and columns")
+    raw |= {key: as_mapping(file, key, raw.get(key)) for key in SECTIONS}
+    table = Reader(file, raw, run_keys).build_table({**raw["every"], **(every or {})})
     written = parsed_yaml(text, file)
-    own_keys = {name for key in ("axes", "every") for name in mapping(file, key, written.get(key))}
+    own_keys = {name for key in ("axes", "every") for name in as_mapping(file, key, written.get(key))}
     shared = {*table.axes, *table.every} - own_keys - {*(every or ())} | {"published"} - written.keys()
-    return replace(table, asked=tuple(every or ()), inherited=frozenset(shared))
+    return replace(table, override_keys=tuple(every or ()), inherited=frozenset(shared))
 
 
-def inherited(text: str, file: str, find: Find | None, above: tuple[str, ...]) -> Words:
+def merge_inherited(text: str, file: str, find: Find | None, above: tuple[str, ...]) -> Words:
     """The table's own words over those of the tables in its `defaults`."""
     words = parsed_yaml(text, file)
     for key in words:
         if key not in KEYS:
-            raise refuse(file, "", f"unknown key {key}: {meant(key, KEYS)}")
+            raise table_error(file, "", f"unknown key {key}: {suggest(key, KEYS)}")
     merged: Words = {}
     for name in as_list(words.pop("defaults", None) or []):
         if name == "_self_":
             continue
         if find is None or name in above:
-            raise refuse(file, "", f"defaults: {name} starts from itself" if find else "defaults: no table is known")
-        layer(merged, inherited(*find(name), find, (*above, name)), file)
-    layer(merged, words, file)
+            raise table_error(
+                file, "", f"defaults: {name} starts from itself" if find else "defaults: no table is known"
+            )
+        merge_words(merged, merge_inherited(*find(name), find, (*above, name)), file)
+    merge_words(merged, words, file)
     return merged
 
 
-def layer(under: Words, over: Words, file: str) -> None:
-    """Lay one table's words over another's, in place."""
+def merge_words(under: Words, over: Words, file: str) -> None:
+    """Override one table's words by another's, in place."""
     for key, value in over.items():
         if key not in INHERITED:
             under[key] = value
             continue
-        before, after = mapping(file, key, under.get(key)), mapping(file, key, value)
-        removed = {name for name, entry in after.items() if entry is None and name in before}
-        under[key] = {name: entry for name, entry in {**before, **after}.items() if name not in removed}
+        lower, upper = as_mapping(file, key, under.get(key)), as_mapping(file, key, value)
+        removed = {name for name, entry in upper.items() if entry is None and name in lower}
+        under[key] = {name: entry for name, entry in {**lower, **upper}.items() if name not in removed}
 
 
 def parsed_yaml(text: str, file: str) -> Words:
-    """YAML with a mapping at its root; a key written twice is refused."""
+    """The mapping at the root of YAML text. Raises PipelineError for other content, or a repeated key."""
     check_yaml_size(text, file)
     try:
         content = OmegaConf.to_container(OmegaConf.create(text))
@@ -201,17 +208,17 @@ def parsed_yaml(text: str, file: str) -> Words:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark else ""
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise refuse(file, "", f"this is no YAML{line}: {problem}") from error
+        raise table_error(file, "", f"invalid YAML{line}: {problem}") from error
     except OmegaConfBaseException as error:
-        raise refuse(file, "", " ".join(str(error).split())) from error
+        raise table_error(file, "", " ".join(str(error).split())) from error
     if not isinstance(content, dict):
-        raise refuse(file, "", f"a table is a mapping with {', '.join(KEYS[:9])}, not a list")
+        raise table_error(file, "", f"a table is a mapping with {', '.join(KEYS[:9])}, not a list")
     return {str(key): value for key, value in content.items()}
 
 
-def mapping(file: str, place: str, value: Any) -> Words:
+def as_mapping(file: str, place: str, value: Any) -> Words:
     if value is not None and not isinstance(value, dict):
-        raise refuse(file, place, f"{value!r} is no mapping of names to values")
+        raise table_error(file, place, f"expected a mapping of names to values, got {value!r}")
     return value or {}
 
 
@@ -223,72 +230,79 @@ def as_list(value: Any) -> list[Any]:
 
 
 class Reader:
-    """Reads the words of one table, whose axes and names of runs it knows."""
+    """Reads the words of one table, checked against its axes and the names of its runs."""
 
     def __init__(self, file: str, raw: Words, run_keys: Collection[str]) -> None:
         self.file, self.raw, self.run_keys = file, raw, run_keys
         self.names = list(raw["runs"])
-        self.axes = {name: self.axis(name, values) for name, values in raw["axes"].items()}
+        self.axes = {name: self.read_axis(name, values) for name, values in raw["axes"].items()}
 
-    def table(self, every: Words) -> Table:
+    def build_table(self, every: Words) -> Table:
         raw = self.raw
         if raw.get("free_snapshots", False) not in (True, False):
-            raise refuse(self.file, "", f"free_snapshots={raw['free_snapshots']}: give true or false")
+            raise table_error(self.file, "", f"free_snapshots={raw['free_snapshots']}: give true or false")
         return Table(
             self.file, str(raw["name"]), str(raw.get("title") or raw["name"]), str(raw.get("note") or ""),
-            raw.get("published"), self.axes, self.words("every", every),
-            {key: self.values(f"trials.{key}", "[recipe], or more", values) for key, values in raw["trials"].items()},
-            {name: self.run(name, value) for name, value in raw["runs"].items()},
-            self.side("score", "", raw["score"]),
-            [self.side(f"column {name!r}", name, value) for name, value in raw["columns"].items()],
-            [self.side(f"row {name!r}", name, value) for name, value in (raw["rows"] or {"all": {}}).items()],
+            raw.get("published"), self.axes, self.read_words("every", every),
+            {
+                key: self.read_values(f"trials.{key}", "[recipe], or more", values)
+                for key, values in raw["trials"].items()
+            },
+            {name: self.read_run(name, value) for name, value in raw["runs"].items()},
+            self.read_side("score", "", raw["score"]),
+            [self.read_side(f"column {name!r}", name, value) for name, value in raw["columns"].items()],
+            [self.read_side(f"row {name!r}", name, value) for name, value in (raw["rows"] or {"all": {}}).items()],
             self.axes_in("", "beside", raw.get("beside") or []),
             [(str(left), str(right)) for left, rights in raw["compare"].items() for right in as_list(rights)],
-            raw.get("free_snapshots", False),
+            raw.get("free_snapshots", False), raw.get("controls", False),
         )  # fmt: skip
 
-    def values(self, place: str, example: str, values: Any) -> list[Any]:
-        """A list of names or numbers, each once."""
+    def read_values(self, place: str, example: str, values: Any) -> list[Any]:
+        """A list of names or numbers. Raises PipelineError for an empty list, other values or a repeated one."""
         listed = list(values) if isinstance(values, list | dict) else []
         if not listed:
-            raise refuse(self.file, place, f"it has no values: give {example}")
+            raise table_error(self.file, place, f"it has no values: give {example}")
         for value in listed:
             if isinstance(value, list | dict) or value is None:
-                raise refuse(self.file, place, f"{value!r} is no value: give names or numbers")
+                raise table_error(self.file, place, f"{value!r} is no value: give names or numbers")
         if len(set(map(str, listed))) < len(listed):
-            raise refuse(self.file, place, "a value is there twice")
+            raise table_error(self.file, place, "a value is there twice")
         return listed
 
-    def axis(self, name: str, values: Any) -> dict[Any, Words]:
-        """Value -> its words; a list is of values without words."""
+    def read_axis(self, name: str, values: Any) -> dict[Any, Words]:
+        """Value -> its words; a list has values without words."""
         place = f"axis {name!r}"
         if name in CELL or name in ("all", "over") or "." in name:
-            raise refuse(self.file, place, f"{name} has a meaning of its own: call the axis otherwise")
-        listed = self.values(place, f"{name}: [...]", values)
+            raise table_error(self.file, place, f"{name} has a meaning of its own: call the axis otherwise")
+        listed = self.read_values(place, f"{name}: [...]", values)
         for value in listed if isinstance(values, dict) else ():
             if not isinstance(values[value], dict):
-                raise refuse(self.file, place, f"{value} holds {values[value]!r}: give {value}: {{word: value}}")
+                raise table_error(self.file, place, f"{value} holds {values[value]!r}: give {value}: {{word: value}}")
         return dict(values) if isinstance(values, dict) else {value: {} for value in listed}
 
     def axes_in(self, place: str, key: str, value: Any) -> tuple[str, ...]:
         for name in as_list(value):
             if not isinstance(name, str) or name not in self.axes:
-                raise refuse(self.file, place, f"{key} names {name!r}, which is no axis: {meant(name, self.axes)}")
+                raise table_error(
+                    self.file, place, f"{key} names {name!r}, which is no axis: {suggest(name, self.axes)}"
+                )
         return tuple(as_list(value))
 
     def value_of(self, place: str, name: str, value: Any) -> Any:
-        """A value of an axis."""
+        """A value of an axis. Raises PipelineError for an unknown axis or value."""
         if name not in self.axes:
-            raise refuse(self.file, place, f"unknown word {name}: {meant(name, [*self.axes, *CELL])}")
+            raise table_error(self.file, place, f"unknown word {name}: {suggest(name, [*self.axes, *CELL])}")
         if isinstance(value, list | dict) or value not in self.axes[name]:
-            raise refuse(self.file, place, f"{name}={value} is no value of that axis: {meant(value, self.axes[name])}")
+            raise table_error(
+                self.file, place, f"{name}={value} is no value of that axis: {suggest(value, self.axes[name])}"
+            )
         return value
 
     # ------------------------------------------------------------------------------------------ runs
 
-    def run(self, name: str, value: Any) -> TableRun:
+    def read_run(self, name: str, value: Any) -> TableRun:
         place = f"run {name!r}"
-        words = self.words(place, mapping(self.file, place, value))
+        words = self.read_words(place, as_mapping(self.file, place, value))
         if "stage" in words:
             return TableRun(name, "stage", words)
         if "merge" in words and "checkpoint" not in words:
@@ -298,13 +312,15 @@ class Reader:
         if not words:
             return TableRun(name, "base", words)
         problem = f"{place} is neither a stage, a merge, a checkpoint nor empty"
-        raise refuse(self.file, "", f"{problem}: give stage=, merge= or checkpoint=, or nothing for the model of every")
+        raise table_error(
+            self.file, "", f"{problem}: give stage=, merge= or checkpoint=, or nothing for the model of every"
+        )
 
-    def words(self, place: str, words: Words) -> Words:
+    def read_words(self, place: str, words: Words) -> Words:
         for key, value in words.items():
             if isinstance(value, dict) and list(value.values()) == [None]:
                 (name,) = value
-                raise refuse(self.file, place, f'{key}: {{{name}}} needs quotes, "{{{name}}}"')
+                raise table_error(self.file, place, f'{key}: {{{name}}} needs quotes, "{{{name}}}"')
         return {
             key: self.run_names(place, key, value) if key in self.run_keys and value is not None else value
             for key, value in words.items()
@@ -312,14 +328,14 @@ class Reader:
 
     def run_names(self, place: str, key: str, value: Any) -> Names:
         several_runs = isinstance(value, list) or (isinstance(value, dict) and "all" in value)
-        return Names(tuple(self.reference(place, key, item) for item in as_list(value)), several_runs)
+        return Names(tuple(self.read_reference(place, key, item) for item in as_list(value)), several_runs)
 
-    def reference(self, place: str, key: str, value: Any) -> Reference | str:
+    def read_reference(self, place: str, key: str, value: Any) -> Reference | str:
         words = value if isinstance(value, dict) else {"run": value}
         name = words.get("run", words.get("all"))
         if not isinstance(name, str) or ("run" in words) == ("all" in words) or ("over" in words) != ("all" in words):
             forms = "a name, {run: NAME, AXIS: VALUE} or {all: NAME, over: [AXES]}"
-            raise refuse(self.file, place, f"{key}: {value!r} names no run: give {forms}")
+            raise table_error(self.file, place, f"{key}: {value!r} names no run: give {forms}")
         fixed = {axis: inner for axis, inner in words.items() if axis not in ("run", "all", "over")}
         at = tuple((axis, self.value_of(place, axis, inner)) for axis, inner in fixed.items())
         if name in self.names:
@@ -328,32 +344,36 @@ class Reader:
         if stem in self.names and step.isdigit() and "all" not in words:
             return Reference(stem, at, step=int(step))
         if "all" in words or at or not ELSEWHERE.search(name):
-            problem = f"{key} names {name!r}, which is no run of this table: {meant(name, self.names)}"
-            raise refuse(self.file, place, problem)
+            problem = f"{key} names {name!r}, which is no run of this table: {suggest(name, self.names)}"
+            raise table_error(self.file, place, problem)
         return name
 
     # ------------------------------------------------------------------------------------------ rows and columns
 
-    def side(self, place: str, name: str, value: Any) -> Side:
+    def read_side(self, place: str, name: str, value: Any) -> Side:
         """The words of a row, a column, or of all cells; a plain name is a run."""
-        words = self.words(place, mapping(self.file, place, {"run": value} if isinstance(value, str) else value))
-        found = Side(str(name))
+        words = self.read_words(
+            place, as_mapping(self.file, place, {"run": value} if isinstance(value, str) else value)
+        )
+        side = Side(str(name))
         for key, inner in words.items():
             if key in REDUCE:
-                found.reduce.append((key, tuple(map(str, self.values(f"{place}, {key}", "axes", as_list(inner))))))
+                side.reduce.append((key, tuple(map(str, self.read_values(f"{place}, {key}", "axes", as_list(inner))))))
             elif key in ("best", "each"):
-                setattr(found, key, self.axes_in(place, key, inner))
+                setattr(side, key, self.axes_in(place, key, inner))
             elif key == "by":
-                found.by = self.side(f"{place}, by", "", inner)
+                side.by = self.read_side(f"{place}, by", "", inner)
             elif key == "columns":
-                found.columns = tuple(map(str, as_list(inner)))
+                side.columns = tuple(map(str, as_list(inner)))
             elif key in CELL or str(key).startswith("eval."):
-                found.words[key] = inner
+                side.words[key] = inner
             else:
-                found.at[key] = self.value_of(place, key, inner)
-        for key, axes in (("each", found.each), ("by", found.by)):
-            if axes and not found.best:
-                raise refuse(self.file, place, f"{key} is about what best chooses: give best=[...] beside it")
-        if found.by and (found.by.reduce or found.by.best or "run" in found.by.words):
-            raise refuse(self.file, f"{place}, by", "it says what is scored: leave run, mean, max, min and best out")
-        return found
+                side.at[key] = self.value_of(place, key, inner)
+        for key, axes in (("each", side.each), ("by", side.by)):
+            if axes and not side.best:
+                raise table_error(self.file, place, f"{key} is about what best chooses: give best=[...] beside it")
+        if side.by and (side.by.reduce or side.by.best or "run" in side.by.words):
+            raise table_error(
+                self.file, f"{place}, by", "it says what is scored: leave run, mean, max, min and best out"
+            )
+        return side

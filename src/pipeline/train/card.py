@@ -5,29 +5,33 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from pipeline.config.knob import shown
+from pipeline.config.knob import format_value
 from pipeline.config.stages import TrainStage
-from pipeline.runs.model_card import card, data_section, origin
-from pipeline.runs.run import Run, flat
+from pipeline.runs.model_card import data_section, origin_from_config, render_card
+from pipeline.runs.run import Run, flatten_dict
 
 
 def card_of(run: Run[TrainStage]) -> str:
-    """The text. Settings are those that differ from the defaults of this program; parents are named, without paths."""
+    """Text of the model card: settings that differ from this program's defaults, and parents by name, without paths."""
     config, decided = run.config, run.decided_by["config"]
-    made_of = origin(run.name, asdict(config), run.parents, Path(config.runs_dir))
-    base = run.parents["model"].name if "model" in run.parents else "nothing: random weights"
+    made_of = origin_from_config(run.name, asdict(config), run.parents, Path(config.runs_dir))
+    base = run.parents["model"].name if "model" in run.parents else "random weights"
     lines = [
         f"# {run.label}",
         "",
         f"Trained from {base} on `expert={config.expert.name}`, with `stage={config.stage} sft={config.sft.name}`. "
-        "What is not listed stood at its default.",
+        "All other settings are at their defaults.",
         "",
         "| setting | value |",
         "|---|---|",
-        *(f"| {key} | {shown(value)} |" for key, value in sorted(flat(decided).items()) if key != "stage"),
+        *(
+            f"| {key} | {format_value(value)} |"
+            for key, value in sorted(flatten_dict(decided).items())
+            if key != "stage"
+        ),
         "",
         data_section(made_of),
     ]
     adapter = config.sft.adapter != "none"
     tags = [config.stage, config.sft.name, *(["partition-" + config.partition.name] if config.partition else [])]
-    return card(run.name, "\n".join(lines), made_of, tags=tags, relation="adapter" if adapter else "finetune")
+    return render_card(run.name, "\n".join(lines), made_of, tags=tags, relation="adapter" if adapter else "finetune")

@@ -1,4 +1,4 @@
-"""The base and its tokenizer, loaded or made from nothing."""
+"""The base and its tokenizer: loaded, or initialised from random weights and the training text."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.data.sources import Example
 from pipeline.errors import PipelineError
-from pipeline.hub.models import local
+from pipeline.hub.models import local_folder
 from pipeline.models import load
-from pipeline.models.skeleton import skeleton
+from pipeline.models.skeleton import build_skeleton
 
 if TYPE_CHECKING:
     from pipeline.config.stages import TrainStage
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def local_base(run: Run[TrainStage]) -> Path | None:
-    """The folder of the base, fetched where it is the Hub's; None for a model that is made from nothing."""
+    """The folder of the base, fetched where it is on the Hub; None for a randomly initialised model."""
     if "model" not in run.parents:
         return None
-    return local(run.parents["model"].folder, run.config.model.revision)
+    return local_folder(run.parents["model"].folder, run.config.model.revision)
 
 
 def load_tokenizer(run: Run[TrainStage], examples: list[Example], base: Path | None) -> Any:
-    """The tokenizer beside the weights, that of data_root, or a byte-level BPE made from the training text."""
+    """The tokenizer next to the weights, that of data_root, or a byte-level BPE trained on the training text."""
     model = run.config.model
     if model.tokenizer == "bpe":
         return make_bpe(examples, model.vocab_size)
@@ -39,7 +39,7 @@ def load_tokenizer(run: Run[TrainStage], examples: list[Example], base: Path | N
         raise
     except (OSError, ValueError) as error:
         raise PipelineError(
-            f"{folder} has no tokenizer: put tokenizer.json and tokenizer_config.json beside the weights"
+            f"{folder} has no tokenizer: put tokenizer.json and tokenizer_config.json next to the weights"
         ) from error
     if tokenizer.eos_token is None:
         raise PipelineError(
@@ -50,11 +50,11 @@ def load_tokenizer(run: Run[TrainStage], examples: list[Example], base: Path | N
 
 
 def check_base(base: Path, tokenizer: Any) -> None:
-    """Refuse a base, by its headers, that lacks tensors or has others than its config, or fewer rows than tokens."""
-    model = skeleton(base, "model.path")
+    """Raise PipelineError, by its headers, for a base whose tensors do not fit its config, or its tokenizer."""
+    model = build_skeleton(base, "model.path")
     if getattr(model.config, "quantization_config", None):
         raise PipelineError(
-            f"model.path={base} is quantized, as its config.json says: give the model that it was made of"
+            f"model.path={base} is quantized, as its config.json says: give the model that it was quantized from"
         )
     rows = model.get_input_embeddings().weight.shape[0]
     beyond = {index: token for token, index in tokenizer.get_vocab().items() if index >= rows}
@@ -68,7 +68,7 @@ def check_base(base: Path, tokenizer: Any) -> None:
 
 
 def make_bpe(examples: list[Example], vocab_size: int) -> Any:
-    """A byte-level BPE of `vocab_size` pieces, three of them special, from the training text in its order."""
+    """A byte-level BPE of `vocab_size` pieces, three of them special, trained on the training text in its order."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -100,7 +100,7 @@ def load_model(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
     except PipelineError:
         raise
     except (OSError, ValueError, RuntimeError) as error:
-        if "does not support an attention implementation" in str(error):  # of Gemma 2 and others with capped scores
+        if "does not support an attention implementation" in str(error):  # Gemma 2 and others with capped scores
             raise PipelineError(
                 f"model.attn_implementation={model.attn_implementation}: transformers has none for {base}: set "
                 f"model.attn_implementation=eager"

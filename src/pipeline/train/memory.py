@@ -1,8 +1,8 @@
-"""What a recipe comes to by arithmetic, before anything is loaded: bytes a parameter, on a GPU, micro-batches a step.
+"""Memory and micro-batches of a recipe by arithmetic, before anything is loaded: bytes per parameter and per GPU.
 
-A plan and the training itself refuse by these formulas what does not fit.
+The plan and the training itself use these formulas to reject what does not fit.
 
-Bytes a trained parameter, of weight, gradient and the two moments:
+Bytes per trained parameter, of weight, gradient and the two moments:
 
 | sft.weights | sft.optimizer | bytes | rounding of an update |
 |---|---|---|---|
@@ -12,8 +12,8 @@ Bytes a trained parameter, of weight, gradient and the two moments:
 | bfloat16 | adamw_bf16 | 2 + 2 + 2 + 2 = 8 | stochastic: right in the mean |
 | bfloat16 | adamw_8bit | 2 + 2 + 1 + 1 = 6 | stochastic: right in the mean |
 
-adamw_bf16 and adamw_8bit are torchao's (extra `memory`); eight-bit moments carry a scale a block of 256, 1.6 % more.
-Accumulating gradients over micro-batches adds nothing: the gradient is there once. LoRA holds the base's weights alone
+adamw_bf16 and adamw_8bit are torchao's (extra `memory`); eight-bit moments carry a scale per block of 256, 1.6 % more.
+Accumulating gradients over micro-batches adds nothing: the gradient exists once. LoRA holds only the base's weights
 (4 or 2 bytes), and 16 bytes for each of the few parameters of its adapters, which stay float32.
 """
 
@@ -26,11 +26,11 @@ from typing import Any
 from pipeline.config.training import Partition, Sft
 from pipeline.errors import PipelineError
 from pipeline.models.anatomy import Site
-from pipeline.models.partition import side as side_of
+from pipeline.models.partition import side_of
 from pipeline.models.shape import Shape
 
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
-BYTES = {  # (weights, optimizer) -> bytes a trained parameter
+BYTES = {  # (weights, optimizer) -> bytes per trained parameter
     ("float32", "adamw"): 16, ("float32", "muon_adamw"): 12, ("float32", "adamw_8bit"): 10,
     ("bfloat16", "adamw"): 8, ("bfloat16", "adamw_bf16"): 8, ("bfloat16", "adamw_8bit"): 6,
 }  # fmt: skip
@@ -43,33 +43,36 @@ MOST_BETA2 = 0.99
 
 
 def bytes_per_parameter(sft: Sft) -> int:
-    """Of a trained parameter: weight, gradient and moments. Raises PipelineError for a pair that has no meaning."""
+    """Bytes per trained parameter: weight + gradient + optimizer moments. Raises PipelineError for an invalid pair."""
     weights = "float32" if sft.adapter == "lora" else sft.weights  # adapters stay float32
     if (weights, sft.optimizer) not in BYTES:
-        pairs = ", ".join(f"{one} with {other}" for one, other in BYTES)
-        raise PipelineError(f"sft.weights={weights} with sft.optimizer={sft.optimizer} is no choice: there are {pairs}")
+        pairs = ", ".join(f"{dtype} with {optimizer}" for dtype, optimizer in BYTES)
+        raise PipelineError(
+            f"sft.weights={weights} with sft.optimizer={sft.optimizer} is not supported: there are {pairs}"
+        )
     return BYTES[weights, sft.optimizer]
 
 
 def rounds_stochastically(sft: Sft) -> bool:
-    """Whether an update too small for bfloat16 is kept in the mean and not lost."""
+    """Whether updates too small for bfloat16 are right on average instead of lost."""
     return sft.weights == "bfloat16" and sft.adapter == "none" and sft.optimizer in ("adamw_bf16", "adamw_8bit")
 
 
 def micro_batches(sft: Sft) -> tuple[int, int]:
-    """(sequences a process and pass, passes a step). PipelineError where they do not make up sft.batch_size."""
+    """(sequences per process and pass, passes per step). Raises PipelineError where sft.batch_size does not divide."""
     micro = sft.micro_batch_size or max(1, sft.batch_size // sft.processes)
     if sft.batch_size % (micro * sft.processes):
-        by, other = f"sft.micro_batch_size={micro}", "sft.micro_batch_size"
+        divisor, knob = f"sft.micro_batch_size={micro}", "sft.micro_batch_size"
         if sft.batch_size % sft.processes:  # whatever the micro-batch, which a default may have given
-            by, other = f"sft.processes={sft.processes}", "sft.processes"
+            divisor, knob = f"sft.processes={sft.processes}", "sft.processes"
         elif sft.processes > 1:
-            by += f" x sft.processes={sft.processes}"
+            divisor += f" x sft.processes={sft.processes}"
         unit = sft.processes * (sft.micro_batch_size or 1)
         below = sft.batch_size // unit * unit
         sizes = " or ".join(str(size) for size in (below, below + unit) if size)
         raise PipelineError(
-            f"sft.batch_size={sft.batch_size} is no multiple of {by}: give sft.batch_size={sizes}, or another {other}"
+            f"sft.batch_size={sft.batch_size} is not a multiple of {divisor}: give sft.batch_size={sizes}, or "
+            f"another {knob}"
         )
     return micro, sft.batch_size // (micro * sft.processes)
 
@@ -79,20 +82,21 @@ def micro_batches(sft: Sft) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Trained:
-    """What moves in a step: the layers whose attention, and whose MLP, is trained; and what lies outside of layers."""
+    """The trained part of a model: layers whose attention, whose MLP is trained, and whether embeddings are."""
 
     attention: frozenset[int]
     mlp: frozenset[int]
     outside: bool = False
 
 
-def everything(shape: Shape) -> Trained:
+def full_model(shape: Shape) -> Trained:
+    """All layers, embeddings and head."""
     layers = frozenset(range(shape.layers))
     return Trained(layers, layers, outside=True)
 
 
 def one_side(shape: Shape, partition: Partition, side: str) -> Trained:
-    """The math or language side of a partition, by the predicate that freezes and swaps."""
+    """The math or language side of a partition, by the same predicate as freezing and swapping."""
 
     def layers(kind: str) -> frozenset[int]:
         return frozenset(
@@ -105,9 +109,9 @@ def one_side(shape: Shape, partition: Partition, side: str) -> Trained:
 
 
 def trained_parameters(shape: Shape, trained: Trained, lora_rank: int = 0) -> int:
-    """Of a side, with its norms and biases; of adapters of this rank on all seven matrices, theirs alone."""
+    """Number of trained parameters, with norms and biases; with lora_rank those of adapters on all seven matrices."""
     if lora_rank:
-        a, m = adapters(shape, lora_rank)
+        a, m = adapter_parameters(shape, lora_rank)
         return len(trained.attention) * a + len(trained.mlp) * m
     of_attention = shape.attention + shape.around_attention
     of_mlp = shape.mlp + shape.norms // 2 * shape.width
@@ -116,8 +120,8 @@ def trained_parameters(shape: Shape, trained: Trained, lora_rank: int = 0) -> in
     return layers + (shape.outside if trained.outside else 0)
 
 
-def adapters(shape: Shape, rank: int) -> tuple[int, int]:
-    """LoRA's parameters on a layer's (attention, MLP): rank x (inputs + outputs) of each matrix (Hu et al. 2022)."""
+def adapter_parameters(shape: Shape, rank: int) -> tuple[int, int]:
+    """LoRA's parameters of a layer's (attention, MLP): rank x (inputs + outputs) of each matrix (Hu et al. 2022)."""
     queries, keys = shape.head_width * shape.heads, shape.head_width * shape.kv_heads
     attention = 2 * (shape.width + queries) + 2 * (shape.width + keys)
     return rank * attention, rank * 3 * (shape.width + shape.inner)
@@ -127,116 +131,118 @@ def adapters(shape: Shape, rank: int) -> tuple[int, int]:
 
 
 def states(parameters: int, trained: int, sft: Sft) -> dict[str, float]:
-    """What training holds besides activations, what for -> bytes on each GPU; fsdp2 shares it out.
+    """Purpose -> bytes on each GPU that training holds besides activations; fsdp2 divides them.
 
     Args:
-        parameters: of the whole model, without adapters.
-        trained: of what is trained, of both sides together where these take turns; of adapters theirs.
+        parameters: number in the whole model, without adapters.
+        trained: number trained, of both sides together where these take turns; with adapters theirs.
     """
     lora = sft.adapter == "lora"
     width = 4 if lora else WIDTH[sft.weights]
     shards = sft.processes if sft.parallel == "fsdp2" else 1
-    held = parameters * WIDTH[sft.weights] + (trained * 4 if lora else 0)
+    weight_bytes = parameters * WIDTH[sft.weights] + (trained * 4 if lora else 0)
     moments = trained * (bytes_per_parameter(sft) - 2 * width)
-    return {"weights": held / shards, "gradients": trained * width / shards, "moments": moments / shards}
+    return {"weights": weight_bytes / shards, "gradients": trained * width / shards, "moments": moments / shards}
 
 
 def activation_bytes(shape: Shape, tokens: float, weights: str = "float32", checkpointing: bool = True) -> float:
-    """What the backward pass needs of `tokens` tokens of a micro-batch, tensor by tensor in transformers' layers with
-    products in bf16 (tests compare with what autograd saves).
+    """Bytes that the backward pass needs for `tokens` tokens of a micro-batch, tensor by tensor in transformers' layers
+    with products in bf16 (tests compare with what autograd saves).
 
-    A layer, a token: two norms keep their input and its normalised form, six inputs of products and the attention's
-    output are kept in bf16, keys and values, a number a head, four of the MLP's width. Checkpointing keeps the input of
-    each layer, and one layer in full. The fused loss holds one tile of logits (4,096 tokens x 16,384 words, fp32).
+    Per layer and token: two norms keep their input and its normalised form; six inputs of products and the attention's
+    output are kept in bf16; keys and values, a number per head, four of the MLP's width. Checkpointing keeps the input
+    of each layer, and one layer in full. The fused loss holds one tile of logits (4,096 tokens x 16,384 words, fp32).
     """
     residual = WIDTH[weights]
     of_width = 30 if weights == "float32" else 20
     keys = 2 * 2 * shape.kv_heads * shape.head_width
     layer = of_width * shape.width + keys + 8 * shape.inner + 4 * shape.heads + 8
-    kept = shape.layers * residual * shape.width + layer if checkpointing else shape.layers * layer
-    return tokens * kept + min(tokens, 4096) * min(shape.vocabulary, 16384) * 4
+    token_bytes = shape.layers * residual * shape.width + layer if checkpointing else shape.layers * layer
+    return tokens * token_bytes + min(tokens, 4096) * min(shape.vocabulary, 16384) * 4
 
 
 def training_memory(shape: Shape, trained: int, length: float, sft: Sft) -> dict[str, float]:
-    """What for -> bytes on each GPU; `trained` as of `states`, `length`: tokens of a row of the longest micro-batch.
+    """Purpose -> bytes on each GPU. trained: as in `states`; length: tokens of a row of the longest micro-batch.
 
-    Casts: the bf16 copies that autocast makes of fp32 weights and keeps until the forward pass ends, of trained ones,
-    or without checkpointing until the backward pass has used them, of all. Gradients take their place unless they are
-    there already, accumulated over micro-batches. fsdp2 shares out what is not activations and casts.
+    Casts: the bf16 copies that autocast makes of fp32 weights and keeps until the forward pass ends, of trained ones;
+    without checkpointing of all, until the backward pass has used them. Gradients take their place unless they exist
+    already, accumulated over micro-batches. fsdp2 divides everything but activations and casts.
     """
     micro, passes = micro_batches(sft)
-    held, checkpointing = states(shape.parameters, trained, sft), sft.gradient_checkpointing
+    state_bytes, checkpointing = states(shape.parameters, trained, sft), sft.gradient_checkpointing
     casts: float = (0 if sft.adapter == "lora" else 2 * trained) if checkpointing else 2 * shape.parameters
-    casts = max(0, casts - (0 if passes > 1 else held["gradients"]))
+    casts = max(0, casts - (0 if passes > 1 else state_bytes["gradients"]))
     autocast = sft.weights == "float32" and sft.precision == "bf16"
     activations = activation_bytes(shape, micro * length, sft.weights, checkpointing)
-    return {**held, "casts": casts if autocast else 0, "activations": activations, "context": 1e9}
+    return {**state_bytes, "casts": casts if autocast else 0, "activations": activations, "context": 1e9}
 
 
-# ---------------------------------------------------------------------------------------------------- what does not fit
+# ---------------------------------------------------------------------------------------------------- remedies
 
 PASSES = {"micro_batch_size": 1, "gradient_checkpointing": True}
 FEWER_BYTES = {"weights": "bfloat16", "optimizer": "adamw_8bit"}  # of a weight, its gradient and moments: 6
 
 
 def remedies(fits: Callable[[Mapping[str, Any]], bool]) -> list[Mapping[str, Any]]:
-    """What makes a training fit, tried in the order of how much it changes: smaller passes, or else more GPUs, or fewer
-    bytes a parameter, or both. `fits`: whether it does with these knobs of sft."""
-    more: list[dict[str, Any]] = [{"parallel": "fsdp2", "processes": count} for count in (2, 4, 8)]
-    families: list[list[dict[str, Any]]] = [[{}], more, [FEWER_BYTES], [{**FEWER_BYTES, **one} for one in more]]
-    found: list[Mapping[str, Any]] = []
-    for tried in families:
-        asked = [{**PASSES, **one} for one in tried]
-        found += [needed(one, fits) for one in asked if fits(one)][:1]
-        if found and (tried == [{}] or len(found) == 2):
+    """Knobs of sft that make a training fit, tried in the order of how much they change: smaller passes, else more
+    GPUs, fewer bytes per parameter, or both. `fits`: whether the training fits with given knobs."""
+    more_gpus: list[dict[str, Any]] = [{"parallel": "fsdp2", "processes": count} for count in (2, 4, 8)]
+    fewer_bytes_too = [{**FEWER_BYTES, **knobs} for knobs in more_gpus]
+    families: list[list[dict[str, Any]]] = [[{}], more_gpus, [FEWER_BYTES], fewer_bytes_too]
+    fitting: list[Mapping[str, Any]] = []
+    for family in families:
+        candidates = [{**PASSES, **knobs} for knobs in family]
+        fitting += [drop_unneeded_passes(knobs, fits) for knobs in candidates if fits(knobs)][:1]
+        if fitting and (family == [{}] or len(fitting) == 2):
             break
-    return found
+    return fitting
 
 
 def overrides(knobs: Mapping[str, Any], prefix: str = "") -> str:
     return " ".join(f"{prefix}sft.{key}={str(value).lower()}" for key, value in knobs.items())
 
 
-def needed(asked: Mapping[str, Any], fits: Callable[[Mapping[str, Any]], bool]) -> Mapping[str, Any]:
-    """These knobs without those of PASSES that it fits without too."""
+def drop_unneeded_passes(knobs: Mapping[str, Any], fits: Callable[[Mapping[str, Any]], bool]) -> Mapping[str, Any]:
+    """The knobs without those of PASSES that are not needed to fit."""
     for key in PASSES:
-        without = {name: value for name, value in asked.items() if name != key}
-        asked = without if fits(without) else asked
-    return asked
+        fewer = {name: value for name, value in knobs.items() if name != key}
+        knobs = fewer if fits(fewer) else knobs
+    return knobs
 
 
-def changed(sft: Sft, knobs: Mapping[str, Any]) -> Sft:
-    """A recipe with other knobs; adapters keep their optimizer. PipelineError where they do not make up its batch."""
-    kept = {key: value for key, value in knobs.items() if key != "optimizer" or sft.adapter == "none"}
-    found = replace(sft, **kept)
-    micro_batches(found)
-    return found
+def with_knobs(sft: Sft, knobs: Mapping[str, Any]) -> Sft:
+    """The recipe with these knobs; adapters keep their optimizer. Raises PipelineError for an impossible batch size."""
+    applied = {key: value for key, value in knobs.items() if key != "optimizer" or sft.adapter == "none"}
+    recipe = replace(sft, **applied)
+    micro_batches(recipe)
+    return recipe
 
 
 def refuse_without_room(parameters: int, trained: int, room: int | None, sft: Sft) -> None:
-    """Before anything is moved there: what training holds besides activations against a GPU's memory in bytes.
+    """Compare what training holds besides activations with `room`, the GPU's memory in bytes, before loading.
 
     Raises:
-        PipelineError: they do not fit, and what would.
+        PipelineError: it does not fit; the message names what would.
     """
 
-    def held(knobs: Mapping[str, Any]) -> float:
-        return sum(states(parameters, trained, changed(sft, knobs)).values())
+    def total_bytes(knobs: Mapping[str, Any]) -> float:
+        return sum(states(parameters, trained, with_knobs(sft, knobs)).values())
 
-    if room is None or held({}) <= room:
+    if room is None or total_bytes({}) <= room:
         return
-    found = [overrides(one) for one in remedies(lambda knobs: possible(lambda: held(knobs) <= room))]
+    fitting = remedies(lambda knobs: is_possible(lambda: total_bytes(knobs) <= room))
+    suggestions = [overrides(knobs) for knobs in fitting]
     if sft.adapter == "none" and parameters * WIDTH[sft.weights] <= room:
-        found.append("an adapter, sft=lora,")
+        suggestions.append("an adapter, sft=lora,")
     raise PipelineError(
-        f"sft.weights={sft.weights} with sft.optimizer={sft.optimizer} takes {held({}) / 1e9:.1f} GB of weights, "
-        f"gradients and moments on each GPU, which has {room / 1e9:.1f}: "
-        + (f"{' or '.join(found)} would fit" if found else "nothing of this recipe would fit, take a larger GPU")
+        f"sft.weights={sft.weights} with sft.optimizer={sft.optimizer} takes {total_bytes({}) / 1e9:.1f} GB of "
+        f"weights, gradients and moments on each GPU, which has {room / 1e9:.1f}: "
+        + (f"{' or '.join(suggestions)} would fit" if suggestions else "no variant of it fits, use a larger GPU")
     )
 
 
-def possible(fits: Callable[[], bool]) -> bool:
-    """Whether something fits, and has a meaning at all."""
+def is_possible(fits: Callable[[], bool]) -> bool:
+    """Whether something fits; False where the knobs are invalid."""
     try:
         return fits()
     except PipelineError:

@@ -1,4 +1,4 @@
-"""Optimizers and schedules that the trainer does not bring by name."""
+"""Optimizers and schedules that the trainer does not offer by name."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pipeline.errors import PipelineError
 from pipeline.train.memory import rounds_stochastically
 
 
-def of_torchao(sft: Sft) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+def torchao_optimizer(sft: Sft) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """torchao's AdamW with moments of 8 bits (Dettmers et al. 2022), or of bfloat16, and its settings.
 
-    Its steps are compiled, a kernel a shape; on a CPU they run as they are, as compiling costs more than they do.
+    Its steps are compiled, a kernel per shape; on a CPU they run uncompiled, as compiling costs more than it saves.
     """
     try:
         from torchao.optim import AdamW8bit
@@ -33,11 +33,11 @@ def of_torchao(sft: Sft) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     }  # fmt: skip
 
 
-def orthogonalized(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
-    """Nearly the closest orthogonal matrix to each of `matrices` (n, rows, columns), by Newton-Schulz iterations.
+def orthogonalize(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
+    """Approximately the closest orthogonal matrix to each of `matrices` (n, rows, columns), by Newton-Schulz.
 
-    Those of torch.optim.Muon (Jordan et al. 2024: singular values end between about 0.7 and 1.2), in the matrices'
-    dtype, and of all n at once.
+    The iterations of torch.optim.Muon (Jordan et al. 2024: singular values end between about 0.7 and 1.2), in the
+    matrices' dtype, and of all n at once.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = matrices.size(-2) > matrices.size(-1)
@@ -63,12 +63,12 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            alike: dict[torch.Size, list[torch.nn.Parameter]] = {}
+            by_shape: dict[torch.Size, list[torch.nn.Parameter]] = {}
             for p in group["params"]:
                 if p.grad is not None:
-                    alike.setdefault(p.shape, []).append(p)
-            for shape, matrices in alike.items():
-                update = orthogonalized(torch.stack([self._with_momentum(p, group["momentum"]) for p in matrices]))
+                    by_shape.setdefault(p.shape, []).append(p)
+            for shape, matrices in by_shape.items():
+                update = orthogonalize(torch.stack([self._with_momentum(p, group["momentum"]) for p in matrices]))
                 rate = group["lr"] * 0.2 * max(shape) ** 0.5
                 for p, change in zip(matrices, update.to(matrices[0].dtype), strict=True):
                     p.mul_(1 - group["lr"] * group["weight_decay"]).add_(change, alpha=-rate)
@@ -82,27 +82,27 @@ class Muon(torch.optim.Optimizer):
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon on the matrices of the layers, AdamW on embeddings, head and norms; one optimizer to the trainer.
+    """Muon on the matrices of the layers, AdamW on embeddings, head and norms; one optimizer for the trainer.
 
-    One learning rate serves both, Muon's updates being scaled to AdamW's. Used to make small bases from nothing, where
-    it needs about two thirds of AdamW's tokens.
+    One learning rate serves both, Muon's updates being scaled to AdamW's. Used to train small bases from random
+    weights, where it needs about two thirds of AdamW's tokens.
     """
 
     def __init__(
         self, model: torch.nn.Module, learning_rate: float, weight_decay: float, betas: tuple[float, float]
     ) -> None:
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        matrices = [p for name, p in named if p.ndim == 2 and ".layers." in name]
-        others = [p for name, p in named if not (p.ndim == 2 and ".layers." in name)]
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        matrices = [p for name, p in trained if p.ndim == 2 and ".layers." in name]
+        adamw_parameters = [p for name, p in trained if not (p.ndim == 2 and ".layers." in name)]
         muon = Muon(matrices, learning_rate, weight_decay)
-        adamw = torch.optim.AdamW(others, lr=learning_rate, betas=betas, weight_decay=0.0)
+        adamw = torch.optim.AdamW(adamw_parameters, lr=learning_rate, betas=betas, weight_decay=0.0)
         super().__init__(muon.param_groups + adamw.param_groups, {})
         self.parts: tuple[torch.optim.Optimizer, ...] = (muon, adamw)
         self.state = muon.state
         self.param_groups = muon.param_groups + adamw.param_groups
-        self._share()
+        self._share_state()
 
-    def _share(self) -> None:
+    def _share_state(self) -> None:
         """Groups and state are the same objects here and in the two, so that a schedule reaches them, and one
         state_dict holds all."""
         muon, adamw = self.parts
@@ -112,7 +112,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)  # which makes new groups and a new state; accelerate calls it too
-        self._share()
+        self._share_state()
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for optimizer in self.parts:
@@ -123,8 +123,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
             optimizer.zero_grad(set_to_none)
 
 
-def schedule(name: str, steps: int, decay_share: float) -> tuple[str, dict[str, Any]]:
-    """Our name of a schedule -> the trainer's name and keywords. wsd decays linearly over the last share of steps."""
+def trainer_schedule(name: str, steps: int, decay_share: float) -> tuple[str, dict[str, Any]]:
+    """The trainer's name and keywords of our schedule `name`. wsd decays linearly over the last share of steps."""
     if name == "wsd":
         return "warmup_stable_decay", {"num_decay_steps": max(1, round(steps * decay_share)), "decay_type": "linear"}
     return {"linear": "linear", "constant": "constant_with_warmup"}[name], {}

@@ -1,6 +1,6 @@
 """Several processes that train together, one a GPU: started here, or by torchrun, accelerate or srun, one each.
 
-Rank 0 writes and answers; the others only train. What they tell the terminal is dropped, what they fail with is not.
+Rank 0 writes and answers; the others only train. Their terminal output is dropped, their errors are not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
-from pipeline.runs.stop import STOPPING, UNFINISHED, heard_by, listening
+from pipeline.runs.stop import STOPPING, UNFINISHED, handle_signals, heard_by
 
 if TYPE_CHECKING:
     from pipeline.config.stages import TrainStage
@@ -26,51 +26,51 @@ if TYPE_CHECKING:
     from pipeline.runs.tracking import Tracker
 
 Train = Callable[..., dict[str, Any]]
-GRACE = 3  # seconds in which tasks of srun end by themselves where one has ended
-BY_SRUN = "PIPELINE_BY_SRUN"  # in the environment of a process that was named to torch here
+GRACE = 3  # seconds in which tasks of srun may end by themselves after one has ended
+BY_SRUN = "PIPELINE_BY_SRUN"  # in the environment of a process whose rank was set here
 
 
-def launched() -> int | None:
-    """The number of processes that a launcher started, this one among them; None where there was no launcher."""
-    by_srun()
+def launched_count() -> int | None:
+    """Number of processes that a launcher started, including this one; None without a launcher."""
+    set_ranks_from_srun()
     return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else None
 
 
 def is_follower() -> bool:
     """Whether a launcher started this process as another than the first."""
-    return launched() is not None and os.environ["RANK"] != "0"
+    return launched_count() is not None and os.environ["RANK"] != "0"
 
 
-def by_srun() -> bool:
-    """Whether srun started this process as one of several: then names it to torch as torchrun does.
+def set_ranks_from_srun() -> bool:
+    """Whether srun started this process as one of several; if so sets the variables that torchrun would set.
 
-    The first node is reached at its NodeAddr, at a port by the number of the job; a task takes one visible device.
+    The first node is reached at its NodeAddr, at a port derived from the job id; a task takes one visible device.
     """
-    given = os.environ
-    count = int(given.get("SLURM_STEP_NUM_TASKS", 1))
-    if count == 1 or ("RANK" in given and BY_SRUN not in given):
+    environment = os.environ
+    count = int(environment.get("SLURM_STEP_NUM_TASKS", 1))
+    if count == 1 or ("RANK" in environment and BY_SRUN not in environment):
         return False
-    if BY_SRUN not in given:
-        local = int(given["SLURM_LOCALID"])
-        visible = [one for one in given.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    if BY_SRUN not in environment:
+        local = int(environment["SLURM_LOCALID"])
+        visible = [device for device in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
         if len(visible) > 1:
             if len(visible) <= local:
                 raise PipelineError(
                     f"srun started {local + 1} or more tasks on a node with {len(visible)} GPUs visible: give "
                     "--ntasks-per-node as many as --gpus-per-node"
                 )
-            given["CUDA_VISIBLE_DEVICES"] = visible[local]
-        port = 15000 + (int(given["SLURM_JOB_ID"]) * 31 + int(given["SLURM_STEP_ID"])) % 15000
-        given.update(
-            RANK=given["SLURM_PROCID"], WORLD_SIZE=str(count), LOCAL_RANK="0" if visible else str(local),
+            environment["CUDA_VISIBLE_DEVICES"] = visible[local]
+        port = 15000 + (int(environment["SLURM_JOB_ID"]) * 31 + int(environment["SLURM_STEP_ID"])) % 15000
+        environment.update(
+            RANK=environment["SLURM_PROCID"], WORLD_SIZE=str(count), LOCAL_RANK="0" if visible else str(local),
             LOCAL_WORLD_SIZE=str(tasks_here()), MASTER_ADDR=first_address(), MASTER_PORT=str(port),
         )  # fmt: skip
-        given[BY_SRUN] = "1"
+        environment[BY_SRUN] = "1"
     return True
 
 
 def tasks_here() -> int:
-    """Of this step on this node: SLURM_STEP_TASKS_PER_NODE is 2(x3),1."""
+    """Number of this Slurm step's tasks on this node, parsed from SLURM_STEP_TASKS_PER_NODE such as `2(x3),1`."""
     counts: list[int] = []
     for part in os.environ["SLURM_STEP_TASKS_PER_NODE"].split(","):
         number, _, times = part.rstrip(")").partition("(x")
@@ -79,25 +79,25 @@ def tasks_here() -> int:
 
 
 def first_address() -> str:
-    """Of the first node of this step, as Slurm itself reaches it."""
+    """Address of the first node of this step, as Slurm itself reaches it."""
     try:
-        names = scontrol("show", "hostnames", os.environ["SLURM_STEP_NODELIST"]).split()
-        found = re.search(r"NodeAddr=(\S+)", scontrol("show", "node", names[0]))
-        return found[1] if found else names[0]
+        names = run_scontrol("show", "hostnames", os.environ["SLURM_STEP_NODELIST"]).split()
+        address = re.search(r"NodeAddr=(\S+)", run_scontrol("show", "node", names[0]))
+        return address[1] if address else names[0]
     except (OSError, subprocess.SubprocessError, IndexError) as error:
         raise PipelineError(
             "srun started several tasks, and scontrol does not say where the first is: start them with torchrun"
         ) from error
 
 
-def scontrol(*words: str) -> str:
+def run_scontrol(*words: str) -> str:
     return subprocess.run(["scontrol", *words], capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 def end_all(status: int) -> None:
-    """One of srun's tasks ends with this status: others that wait for it are stopped, or killed, when it is gone.
+    """Stop (or kill, after a failure) the other tasks of srun, which wait for this one, after its end with `status`.
 
-    Where all end by themselves, as all refuse a wrong knob, the step is over before that, with their status.
+    Where all end by themselves, as for a wrong knob, the step is over before that, with their status.
     """
     if status == 0 or BY_SRUN not in os.environ:
         return
@@ -109,16 +109,16 @@ def end_all(status: int) -> None:
 
 
 def check_launch(processes: int) -> None:
-    """Refuse a launcher's count that is not sft.processes, which is what the run's hash holds."""
-    there = launched()
-    if there is not None and there != processes:
+    """Raise PipelineError where a launcher started another number of processes than sft.processes, which is hashed."""
+    count = launched_count()
+    if count is not None and count != processes:
         raise PipelineError(
-            f"sft.processes={processes}, but {there} processes were launched: give sft.processes={there}"
+            f"sft.processes={processes}, but {count} processes were launched: give sft.processes={count}"
         )
 
 
-def meet() -> None:
-    """Wait for all that a launcher started: the first comes when the run's parents are made, which may take hours."""
+def init_process_group() -> None:
+    """Wait for all launched processes: the first one arrives when the run's parents are finished."""
     if BY_SRUN in os.environ and os.environ["RANK"] != "0":
         wait_for_the_first()
     import torch
@@ -128,7 +128,7 @@ def meet() -> None:
 
 
 def wait_for_the_first() -> None:
-    """Until the first process listens, where signals are heard: torch waits without hearing them."""
+    """Wait until the first process listens, while handling signals, which torch's own waiting would not."""
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     while True:
         with suppress(OSError), socket.create_connection(place, timeout=10):
@@ -136,39 +136,39 @@ def wait_for_the_first() -> None:
         time.sleep(1)
 
 
-def same_lease(lease: str | None) -> str | None:
-    """That of the first process, who makes the run, in all."""
+def shared_lease(lease: str | None) -> str | None:
+    """The lease of the first process, broadcast to all."""
     from accelerate.utils import broadcast_object_list
 
     return broadcast_object_list([lease])[0]
 
 
-def together(train: Train, run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """`train(run, work, tracker)` in sft.processes processes; what rank 0 gives.
+def train_together(train: Train, run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
+    """What rank 0 returns of `train(run, work, tracker)` in sft.processes processes.
 
     Raises:
-        PipelineError: what any of them raised as one; other failures come with the traceback of their process.
+        PipelineError: one that any of them raised; other failures come with the traceback of their process.
     """
     count = run.config.sft.processes
     check_launch(count)
     if count == 1:
         return train(run, work, tracker)
-    if launched() is not None:
-        meet()
-        run.lease = same_lease(run.lease)
+    if launched_count() is not None:
+        init_process_group()
+        run.lease = shared_lease(run.lease)
         return train(run, run.work, tracker)
     import torch
 
     context = torch.multiprocessing.get_context("spawn")
     answers = context.Queue()
     started: Any = torch.multiprocessing.spawn(
-        _one_of, args=(count, _free_port(), answers, train, run, work), nprocs=count, join=False
+        _train_rank, args=(count, _free_port(), answers, train, run, work), nprocs=count, join=False
     )
-    facts, refused = None, None
+    facts, problem = None, None
     failure: Exception | None = None
-    done = False
+    all_ended = False
     with stopped_together(started.pids()):
-        while not done or not answers.empty():
+        while not all_ended or not answers.empty():
             while not answers.empty():
                 kind, value = answers.get()
                 if kind == "log":
@@ -176,13 +176,13 @@ def together(train: Train, run: Run[TrainStage], work: Path, tracker: Tracker) -
                 elif kind == "facts":
                     facts = value
                 else:
-                    refused = refused or value
+                    problem = problem or value
             try:
-                done = done or started.join(timeout=0.2)
+                all_ended = all_ended or started.join(timeout=0.2)
             except Exception as error:
-                failure, done = error, True
-    if refused is not None:
-        raise PipelineError(refused)
+                failure, all_ended = error, True
+    if problem is not None:
+        raise PipelineError(problem)
     if getattr(failure, "exit_code", None) in (UNFINISHED, *(-number for number in STOPPING)):
         raise SystemExit(UNFINISHED)
     if failure is not None:
@@ -193,29 +193,29 @@ def together(train: Train, run: Run[TrainStage], work: Path, tracker: Tracker) -
 
 @contextmanager
 def stopped_together(pids: list[int]) -> Iterator[None]:
-    """What asks this process to stop asks those that it started, which a second Ctrl-C kills.
+    """Forward stop signals to the processes that this one started; a second Ctrl-C kills them.
 
-    A terminal sends its Ctrl-C to them too: it is passed on as SIGTERM, which does not count as their second.
+    A terminal sends Ctrl-C to them too: it is forwarded as SIGTERM, which does not count as their second.
     """
 
-    def send(number: signal.Signals) -> None:
+    def send_to_all(number: signal.Signals) -> None:
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def forward(signal_name: str) -> None:
-        send(signal.SIGTERM if signal_name == "SIGINT" else signal.Signals[signal_name])
+    def forward_signal(signal_name: str) -> None:
+        send_to_all(signal.SIGTERM if signal_name == "SIGINT" else signal.Signals[signal_name])
 
     try:
-        with heard_by(forward):
+        with heard_by(forward_signal):
             yield
     except KeyboardInterrupt:
-        send(signal.SIGKILL)
+        send_to_all(signal.SIGKILL)
         raise
 
 
-def _one_of(rank: int, count: int, port: int, answers: Any, train: Train, run: Run[TrainStage], work: Path) -> None:
-    """One process: named to torch as a launcher would, with its share of the cores."""
+def _train_rank(rank: int, count: int, port: int, answers: Any, train: Train, run: Run[TrainStage], work: Path) -> None:
+    """Train in one process, with the variables that a launcher would set and its share of the cores."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     import torch
@@ -226,7 +226,7 @@ def _one_of(rank: int, count: int, port: int, answers: Any, train: Train, run: R
         os.dup2(null, 1)
         os.dup2(null, 2)
     try:
-        with listening():
+        with handle_signals():
             facts = train(run, work, Relay(answers if rank == 0 else None))
     except PipelineError as error:
         answers.put(("refused", str(error)))
@@ -238,7 +238,7 @@ def _one_of(rank: int, count: int, port: int, answers: Any, train: Train, run: R
 
 
 class Relay:
-    """The tracker of a process that trains: what rank 0 logs goes to the one that started it."""
+    """The tracker in a training process: rank 0's logs go to the process that started it."""
 
     def __init__(self, answers: Any) -> None:
         self.answers = answers
@@ -249,6 +249,6 @@ class Relay:
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -1,4 +1,4 @@
-"""What a training tells while it runs."""
+"""The log, the tracker and the progress bar of a training."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from transformers import TrainerCallback
 
 from pipeline.errors import PipelineError
 from pipeline.progress import Bar
-from pipeline.runs.state import at_step
+from pipeline.runs.state import record_step
 
 if TYPE_CHECKING:
     from pipeline.config.stages import TrainStage
     from pipeline.runs.run import Run
     from pipeline.runs.tracking import Tracker
 
-NAMES = {
+NAMES = {  # the trainer's name -> ours
     "loss": "loss", "learning_rate": "learning_rate", "grad_norm": "grad_norm",
     "num_tokens": "tokens", "eval_loss": "validation_loss",
     "update_norm": "update_norm", "updates_lost": "updates_lost", "updates_unchanged": "updates_unchanged",
@@ -29,7 +29,7 @@ for _name in ("loss", "grad_norm", "update_norm", "updates_lost", "updates_uncha
 
 
 class Progress(TrainerCallback):
-    """The log file, the tracker, a bar with loss and tokens a second. Stops at the first loss that is no number."""
+    """The log file, the tracker, a bar with loss and tokens per second. Raises PipelineError at a non-finite loss."""
 
     def __init__(self, run: Run[TrainStage], tracker: Tracker, steps: int) -> None:
         self.run, self.tracker, self.sft, self.tokens = run, tracker, run.config.sft, 0
@@ -45,11 +45,12 @@ class Progress(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.bar.to(state.global_step)
-        at_step(self.run.workplace, state.global_step, state.max_steps)
+        record_step(self.run.workplace, state.global_step, state.max_steps)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
         row = {"step": state.global_step}
-        row |= {ours: (logs or {})[theirs] for theirs, ours in NAMES.items() if theirs in (logs or {})}
+        logs = logs or {}
+        row |= {name: logs[key] for key, name in NAMES.items() if key in logs}
         if not {"loss", "validation_loss"} & row.keys():
             return
         for kind in ("loss", "validation_loss", "grad_norm"):
@@ -59,14 +60,14 @@ class Progress(TrainerCallback):
                     f"(now {self.sft.learning_rate}) or sft.max_grad_norm (now {self.sft.max_grad_norm})"
                 )
         self.tokens = int(row.get("tokens", self.tokens))
-        if "loss" in row:  # and not of a validation
-            self.bar.note = f"loss {row['loss']:.3f}{self.speed()}"
+        if "loss" in row:  # not a validation
+            self.bar.note = f"loss {row['loss']:.3f}{self.token_rate()}"
         with open(self.log_file, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         self.tracker.log({f"train/{key}": value for key, value in row.items() if key != "step"}, step=state.global_step)
 
-    def speed(self) -> str:
-        """Since the first log: what came before it are warm-up costs, and the tokens of an attempt that was stopped."""
+    def token_rate(self) -> str:
+        """Tokens per second since the first log, which excludes warm-up costs and the tokens of earlier attempts."""
         seconds = self.bar.elapsed
         if self.first is None:
             self.first = self.tokens, seconds

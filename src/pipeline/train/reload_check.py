@@ -1,7 +1,7 @@
-"""What training will save, checked after its first step: minutes lost instead of the ten hours of a dead job.
+"""Check after the first step that the saved model can be loaded: minutes are lost instead of a job of ten hours.
 
-The saved model answers module by module, each read from the files when it is reached and dropped after it: the largest
-module is all that is held beside the model in training.
+The saved model is evaluated module by module, each read from the files when needed and dropped afterwards: only the
+largest module is held in addition to the model in training.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pipeline.models.checkpoint import EMBEDDING, HEAD, Checkpoint, read_header,
 from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from pipeline.models.load import load_config, load_tokenizer
 
-SAME, ROUNDED = 1e-3, 0.1  # of the largest logit: by the same arithmetic on the same weights, or after rounding
+SAME, ROUNDED = 1e-3, 0.1  # tolerances relative to the largest logit: same arithmetic and weights, or rounded
 TOKENS = 64
 
 
 def check_saved(trainer: Any, folder: Path, base: Path | None) -> None:
     """Load what was saved into `folder` and compare it with the model in training, on the first row of the set.
 
-    All processes come here together, as shards answer together; the first compares.
+    Called by all processes together, as shards compute together; the first compares.
 
     Args:
         base: the folder of an adapter's base.
@@ -39,32 +39,33 @@ def check_saved(trainer: Any, folder: Path, base: Path | None) -> None:
     """
     tokenizer, model = trainer.processing_class, trainer.model
     ids = list(trainer.train_dataset[0]["input_ids"])[:TOKENS]
-    ours = logits(model, ids, trainer.args.bf16, model.device)
-    if trainer.args.process_index or not torch.isfinite(ours).all():
-        return  # a training that diverged is told of by its loss
-    again, text = load_tokenizer(folder), tokenizer.decode(ids)
-    if again(text).input_ids != tokenizer(text).input_ids or again.chat_template != tokenizer.chat_template:
-        refuse("its tokenizer cuts text otherwise, or has another chat template")
+    trained_logits = compute_logits(model, ids, trainer.args.bf16, model.device)
+    if trainer.args.process_index or not torch.isfinite(trained_logits).all():
+        return  # a diverged training is reported by its loss
+    saved_tokenizer, text = load_tokenizer(folder), tokenizer.decode(ids)
+    same_ids = saved_tokenizer(text).input_ids == tokenizer(text).input_ids
+    if not same_ids or saved_tokenizer.chat_template != tokenizer.chat_template:
+        raise_mismatch("its tokenizer splits text differently, or has another chat template")
     if not (folder / "generation_config.json").is_file():
-        refuse("it has no generation_config.json")
-    theirs = logits(load(folder, base, model), ids, trainer.args.bf16, model.device)
-    error, largest = float((ours - theirs).abs().max()), float(ours.abs().max())
-    elsewhere = trainer.args.world_size > 1  # shards compute in an order of their own
+        raise_mismatch("it has no generation_config.json")
+    saved_logits = compute_logits(load_saved(folder, base, model), ids, trainer.args.bf16, model.device)
+    error, largest = float((trained_logits - saved_logits).abs().max()), float(trained_logits.abs().max())
+    in_shards = trainer.args.world_size > 1  # shards compute in an order of their own
     narrow = trainer.args.bf16 or model.dtype == torch.bfloat16
-    rounded = was_cast(folder, model) or (narrow and elsewhere)
+    rounded = was_cast(folder, model) or (narrow and in_shards)
     if not error <= (ROUNDED if rounded else SAME) * largest:
-        refuse(f"its logits differ by {error:.2g}, the largest is {largest:.2g}")
+        raise_mismatch(f"its logits differ by {error:.2g}, the largest is {largest:.2g}")
 
 
-def refuse(what: str) -> None:
+def raise_mismatch(problem: str) -> None:
     raise PipelineError(
-        f"the model saved after the first step is not the one in training: {what}; "
-        "report it, or train all the same with sft.check_saved=false"
+        f"the model saved after the first step is not the one in training: {problem}; "
+        "report this, or train anyway with sft.check_saved=false"
     )
 
 
 class Stored(Mapping[str, torch.Tensor]):
-    """The weights of a model by the names of its parameters, each read anew at each look. adapter: those of LoRA."""
+    """Parameter name -> weights of a model, read from the files at each access. adapter: LoRA weights, in memory."""
 
     def __init__(self, model: Any, folder: Path, adapter: Mapping[str, torch.Tensor]) -> None:
         self.checkpoint, self.adapter = Checkpoint.open(folder), adapter
@@ -75,9 +76,9 @@ class Stored(Mapping[str, torch.Tensor]):
             return self.adapter[name.replace(".default.", ".")]
         tied = plain_name(name) == HEAD and self.checkpoint.tied_head
         info = self.checkpoint.info(EMBEDDING if tied else plain_name(name))
-        found = torch.empty(info.shape, dtype=torch_dtype(info.dtype))
-        self.checkpoint.read(info, 0, found.view(-1).view(torch.uint8).numpy())
-        return found
+        tensor = torch.empty(info.shape, dtype=torch_dtype(info.dtype))
+        self.checkpoint.read(info, 0, tensor.view(-1).view(torch.uint8).numpy())
+        return tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
@@ -86,9 +87,9 @@ class Stored(Mapping[str, torch.Tensor]):
         return len(self.names)
 
 
-def load(folder: Path, base: Path | None, model: Any) -> Any:
-    """A whole model, or an adapter on its base, in the dtype, with the attention and on the device of `model`, the one
-    in training; its weights stay in their files until a module is reached."""
+def load_saved(folder: Path, base: Path | None, model: Any) -> Any:
+    """The saved model, or adapter on its base, with the dtype, attention and device of `model`, the one in training;
+    its weights stay in their files until a module is used."""
     weights = folder
     if (folder / ADAPTER_CONFIG).is_file():
         assert base is not None
@@ -111,14 +112,14 @@ def load(folder: Path, base: Path | None, model: Any) -> Any:
 
 
 def was_cast(folder: Path, model: Any) -> bool:
-    """Whether the weights in `folder` have another dtype than those that are trained."""
+    """Whether the weights in `folder` have another dtype than the trained parameters."""
     trained = {p.dtype for p in model.parameters() if p.requires_grad}
     stored = {info.dtype for file in folder.glob("*.safetensors") for info in read_header(file).values()}
     return {torch_dtype(dtype) for dtype in stored} != trained
 
 
-def logits(model: Any, ids: list[int], bf16: bool, device: torch.device) -> torch.Tensor:
-    """(tokens, vocabulary) in fp32 on the CPU, computed on `device`; the model is left in the mode it was in."""
+def compute_logits(model: Any, ids: list[int], bf16: bool, device: torch.device) -> torch.Tensor:
+    """Logits (tokens, vocabulary) in fp32 on the CPU, computed on `device`; the model's mode is restored."""
     training = model.training
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""What training leaves, saved with its digests."""
+"""Saving a trained model with its digests."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from pipeline.models.checkpoint import Checkpoint, digest_tensors, digests_in, w
 from pipeline.models.files import ADAPTER_WEIGHTS
 
 
-def save(
-    model: Any, tokenizer: Any, folder: Path, dtype: str | None, whole: dict[str, Any] | None = None
+def save_model(
+    model: Any, tokenizer: Any, folder: Path, dtype: str | None, full_weights: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Weights (of adapters: theirs alone), tokenizer and configs, and the digests of the weights.
+    """Save weights (for adapters only theirs), tokenizer and configs; returns the root and digests of the weights.
 
-    dtype None keeps what was trained. A cast is stated with its relative error. `whole`: the weights by name, where
-    the model holds shards of them. The model stays as it is, so that it can be saved while it trains.
+    dtype None: as trained. A cast is reported with its relative error. full_weights: the weights by name, where the
+    model holds shards of them. The model is not changed, so that it can be saved while it trains.
     """
     adapters, trained = hasattr(model, "peft_config"), model.dtype
-    there = whole or dict(model.named_parameters())
-    kept = {name: p for name, p in there.items() if not adapters or ".lora_" in name}
-    with cast(kept, getattr(torch, dtype) if dtype and dtype not in _dtypes(kept) else None) as facts:
+    weights = full_weights or dict(model.named_parameters())
+    saved = {name: p for name, p in weights.items() if not adapters or ".lora_" in name}
+    with cast_parameters(saved, getattr(torch, dtype) if dtype and dtype not in _dtypes(saved) else None) as facts:
         if adapters:
             model.peft_config["default"].base_model_name_or_path = None  # the manifest names the base
-            model.save_pretrained(folder, state_dict=whole)
+            model.save_pretrained(folder, state_dict=full_weights)
             (folder / "README.md").unlink(missing_ok=True)  # PEFT's model card, unfilled
             model.generation_config.save_pretrained(folder)
         else:
-            model.config.dtype = next(iter(kept.values())).dtype
-            model.save_pretrained(folder, state_dict=whole)
+            model.config.dtype = next(iter(saved.values())).dtype
+            model.save_pretrained(folder, state_dict=full_weights)
             model.config.dtype = trained
     tokenizer.save_pretrained(folder)
     for path in folder.iterdir():
@@ -43,48 +43,48 @@ def save(
     return {"root": weights_root(digests), "digests": digests, **facts}
 
 
-def _dtypes(named: dict[str, Any]) -> set[str]:
-    return {str(p.dtype).removeprefix("torch.") for p in named.values()}
+def _dtypes(parameters: dict[str, Any]) -> set[str]:
+    return {str(p.dtype).removeprefix("torch.") for p in parameters.values()}
 
 
 @contextmanager
-def cast(named: dict[str, Any], dtype: torch.dtype | None) -> Iterator[dict[str, Any]]:
-    """Inside, the parameters are cast, on the CPU. Gives the dtype and the relative error of the whole."""
+def cast_parameters(parameters: dict[str, Any], dtype: torch.dtype | None) -> Iterator[dict[str, Any]]:
+    """Cast the parameters inside the context, on the CPU; yields the dtype and the overall relative error."""
     if dtype is None:
         yield {}
         return
     error = size = 0.0
-    before = {name: parameter.data for name, parameter in named.items()}
+    originals = {name: parameter.data for name, parameter in parameters.items()}
     try:
-        for name, parameter in named.items():
-            parameter.data = before[name].to("cpu", dtype)
-            was = before[name].float().cpu()
+        for name, parameter in parameters.items():
+            parameter.data = originals[name].to("cpu", dtype)
+            was = originals[name].float().cpu()
             error += float(((parameter.data.float() - was) ** 2).sum())
             size += float((was**2).sum())
         yield {"cast": {"to": str(dtype).removeprefix("torch."), "relative_error": math.sqrt(error / size)}}
     finally:
-        for name, parameter in named.items():
-            parameter.data = before[name]
+        for name, parameter in parameters.items():
+            parameter.data = originals[name]
 
 
-def left_of_training(named: dict[str, Any], base: Path, dtype: torch.dtype) -> dict[str, float]:
-    """What of the task vector outlives a cast: its projection on what was trained (1: all of it in the mean), and the
-    share of entries that moved in training and would not be told from the base's any more.
+def measure_cast(parameters: dict[str, Any], base: Path, dtype: torch.dtype) -> dict[str, float]:
+    """How much of the task vector survives a cast: its projection on the trained one (1: all of it on average), and the
+    share of entries that moved in training and are equal to the base's afterwards.
 
-    `named`: trained parameters, `base`: the folder of the base's weights, cast alike.
+    parameters: the trained ones by name; base: the folder of the base's weights, cast likewise.
     """
     start = Checkpoint.open(base)
     dot = size = moved = same = 0.0
-    for name, parameter in named.items():
+    for name, parameter in parameters.items():
         was, now = start.tensor(name).float(), parameter.detach().float().cpu()
-        kept = now.to(dtype).float()
-        dot += float(((kept - was) * (now - was)).sum(dtype=torch.float64))
+        cast_back = now.to(dtype).float()
+        dot += float(((cast_back - was) * (now - was)).sum(dtype=torch.float64))
         size += float(((now - was) ** 2).sum(dtype=torch.float64))
         moved += int((now != was).sum())
-        same += int(((now != was) & (kept == was.to(dtype).float())).sum())
+        same += int(((now != was) & (cast_back == was.to(dtype).float())).sum())
     return {"task_vector_projection": dot / size, "moved_entries_lost": same / moved} if moved else {}
 
 
 def adapter_digests(folder: Path) -> dict[str, str]:
-    """The digest of every tensor of a LoRA adapter, by name. Refuses NaN and infinite values."""
+    """Name -> digest of every tensor of a LoRA adapter. Raises PipelineError for NaN and infinite values."""
     return digests_in(folder / ADAPTER_WEIGHTS)

@@ -1,8 +1,8 @@
 """Simultaneous training (unreasonable, section 4.5): two sides of a partition learn from two sets, turn by turn.
 
 A step on a batch of the math set moves the math side, a step on a batch of the language set the language side. One
-AdamW holds the moments of both; those of the side whose turn it is not stand still, because its gradients are None and
-not zero (with zeros AdamW would move it by momentum and decay). One schedule counts all steps.
+AdamW holds the moments of both; those of the inactive side do not change, because its gradients are None and not
+zero (with zeros AdamW would move it by momentum and decay). One schedule counts all steps.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from transformers import TrainerCallback
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.train.steps import SIDES, side_of_step
-from pipeline.train.trainer import InOrder, Trainer, passes
+from pipeline.train.trainer import InOrder, Trainer, pass_order
 
 
 class Alternating(Trainer):
     """Trainer whose steps take turns between two sets and the parts that learn from them."""
 
-    def __init__(self, *given: Any, train_dataset: dict[str, Any], **keywords: Any) -> None:
-        """`train_dataset`: side -> its examples, kept apart also when rows are packed."""
+    def __init__(self, *args: Any, train_dataset: dict[str, Any], **keywords: Any) -> None:
+        """`train_dataset`: side -> its examples, kept separate also when rows are packed."""
         first, second = SIDES
-        super().__init__(*given, train_dataset=train_dataset[first], **keywords)
+        super().__init__(*args, train_dataset=train_dataset[first], **keywords)
         refuse_parallel(self)
-        args: Any = self.args
+        config: Any = self.args
         tokenizer: Any = self.processing_class
-        other = self._prepare_dataset(train_dataset[second], tokenizer, args, args.packing, None, second)
-        self.sets = {first: self.train_dataset, second: other}
+        second_set = self._prepare_dataset(train_dataset[second], tokenizer, config, config.packing, None, second)
+        self.sets = {first: self.train_dataset, second: second_set}
         self.active: dict[str, list[torch.nn.Parameter]] = {}
         self.add_callback(Toggle(self))
 
@@ -43,7 +43,7 @@ class Alternating(Trainer):
         return step // (len(SIDES) * turn) * turn + step % turn
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """One optimizer over both sides, whichever was left frozen."""
+        """One optimizer over both sides, including the one that is frozen."""
         for side in SIDES:
             for parameter in self.parameters_of(side):
                 parameter.requires_grad_(True)
@@ -52,15 +52,15 @@ class Alternating(Trainer):
     def get_train_dataloader(self) -> DataLoader[Any]:
         from datasets import concatenate_datasets
 
-        both = concatenate_datasets([self._remove_unused_columns(self.sets[side]) for side in SIDES])
+        joined = concatenate_datasets([self._remove_unused_columns(self.sets[side]) for side in SIDES])
         rows = {side: len(self.sets[side]) for side in SIDES}
         args = self.args
         batches = Turns(rows, self.sft, args.per_device_train_batch_size, args.max_steps, args.seed)
-        return self.loader(both, batches)
+        return self.make_loader(joined, batches)
 
 
 class Toggle(TrainerCallback):
-    """Before each step, lets gradients reach the side whose turn it is, by the number of the step alone."""
+    """Before each step, enables gradients of the side whose turn it is, by the step number only."""
 
     def __init__(self, trainer: Alternating) -> None:
         self.trainer = trainer
@@ -85,13 +85,13 @@ class Turns(InOrder):
         orders = {}
         for number, side in enumerate(SIDES):
             first = rows[SIDES[0]] if number else 0
-            orders[side] = iter([first + row for row in passes(rows[side], sft, seed * len(SIDES) + number)])
+            orders[side] = iter([first + row for row in pass_order(rows[side], sft, seed * len(SIDES) + number)])
         turns = [side_of_step(step, sft.steps_per_switch) for step in range(steps)]
         super().__init__([row for side in turns for row in islice(orders[side], sft.batch_size)], micro)
 
 
 def refuse_parallel(trainer: Trainer) -> None:
-    """Settings of several processes under which turns go wrong, most of them in silence."""
+    """Raise PipelineError for multi-process settings under which turns go wrong, mostly silently."""
     args = trainer.args
     refuse_flat_shards(trainer)
     if args.world_size > 1 and not trainer.is_fsdp_enabled and not args.ddp_find_unused_parameters:
@@ -104,10 +104,10 @@ def refuse_parallel(trainer: Trainer) -> None:
 
 
 def refuse_flat_shards(trainer: Trainer) -> None:
-    """FSDP1, which an accelerate configuration may ask for, with a partition."""
+    """Raise PipelineError for FSDP1, which an accelerate configuration may set, with a partition."""
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if trainer.is_fsdp_enabled and getattr(plugin, "fsdp_version", 2) == 1:
         raise PipelineError(
-            "FSDP1 strings the parameters of a layer together, so that a part of them cannot be frozen: with a "
+            "FSDP1 concatenates the parameters of a layer, so that a part of them cannot be frozen: with a "
             "partition use sft.parallel=fsdp2 or ddp, and no FSDP1 in accelerate's configuration"
         )

@@ -1,7 +1,7 @@
-"""Stages sft and cpt: load a base (or make one from nothing), choose what is trained, train, save, take the digests.
+"""Stages sft and cpt: load a base (or initialise one at random), choose what is trained, train, save, digest.
 
 All ways to train go through TRL's SFTTrainer: prompts and completions with the loss on the completion, or plain text
-with the loss on all of it, strung together with an end of sequence between documents and cut into rows of seq_length
+with the loss on all of it, joined with an end of sequence between documents and cut into rows of seq_length
 tokens (sft.packing, cpt's default).
 """
 
@@ -20,20 +20,20 @@ from pipeline.config.stages import TrainStage
 from pipeline.config.training import Sft
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
-from pipeline.merge.resident import release
+from pipeline.merge.resident import release_models
 from pipeline.progress import recorded_warnings, say, warn
 from pipeline.runs.model_card import CARD
 from pipeline.train.card import card_of
-from pipeline.train.examples import by_side, dataset, measure, validation_sets
+from pipeline.train.examples import datasets_by_side, make_dataset, measure_lengths, validation_sets
 from pipeline.train.load import check_base, load_model, load_tokenizer, local_base
 from pipeline.train.memory import bytes_per_parameter, micro_batches, refuse_without_room
-from pipeline.train.optim import schedule
-from pipeline.train.processes import is_follower, together
+from pipeline.train.optim import trainer_schedule
+from pipeline.train.processes import is_follower, train_together
 from pipeline.train.progress import Progress
-from pipeline.train.save import left_of_training, save
+from pipeline.train.save import measure_cast, save_model
 from pipeline.train.simultaneous import Alternating, refuse_flat_shards
 from pipeline.train.steps import steps_of, steps_of_sides
-from pipeline.train.trainable import choose
+from pipeline.train.trainable import choose_parameters
 from pipeline.train.trainer import Trainer
 from pipeline.train.watchdog import supervised
 
@@ -43,43 +43,43 @@ if TYPE_CHECKING:
 
 
 def make(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """The sft or cpt stage. Gives weights, token and step counts, what was truncated, and the losses."""
-    facts = together(train, run, work, tracker)
+    """Facts of the sft or cpt stage: weights, token and step counts, truncated rows, and the losses."""
+    facts = train_together(train, run, work, tracker)
     if facts:  # of the first process
         (work / CARD).write_text(card_of(run), encoding="utf-8")
     return facts
 
 
 def train(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """The stage in one of its processes; the first answers, with the warnings that it gave."""
-    with recorded_warnings() as given:
-        facts = train_here(run, work, tracker)
-    return {**facts, "warnings": given} if facts and given else facts
+    """Facts of the stage in one of its processes (empty but in the first), with the warnings."""
+    with recorded_warnings() as warnings:
+        facts = train_in_process(run, work, tracker)
+    return {**facts, "warnings": warnings} if facts and warnings else facts
 
 
-def train_here(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
-    """The stage in one of its processes; the first saves."""
+def train_in_process(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, Any]:
+    """Train in one of the stage's processes; the first saves and returns the facts."""
     config = run.config
-    quiet()
-    release()  # what evaluations before it left in memory
+    silence_warnings()
+    release_models()  # memory of earlier evaluations
     torch.use_deterministic_algorithms(config.deterministic)
     set_seed(config.seed)
 
     data = run.parents["data"].folder
     examples, validation = read_jsonl(data / "train.jsonl"), read_jsonl(data / "validation.jsonl")
     base = local_base(run)
-    report(f"{run.name}: counting the tokens of {len(examples):,} rows")
+    report_progress(f"{run.name}: counting the tokens of {len(examples):,} rows")
     tokenizer = load_tokenizer(run, examples, base)
     if base is not None:
         check_base(base, tokenizer)
-    lengths = measure(examples, tokenizer, config.sft, base, validation)
-    report(f"{run.name}: loading {base or 'a model from random weights'}")
-    model, parts = choose(load_model(run, tokenizer, base), config.sft, config.partition)
+    lengths = measure_lengths(examples, tokenizer, config.sft, base, validation)
+    report_progress(f"{run.name}: loading {base or 'a model from random weights'}")
+    model, parts = choose_parameters(load_model(run, tokenizer, base), config.sft, config.partition)
     numbers = size_of(model, config.sft)
     adapters = numbers["trained_parameters"] if config.sft.adapter == "lora" else 0
     refuse_without_room(numbers["parameters"] - adapters, numbers["trained_parameters"], gpu_memory(), config.sft)
 
-    report(f"{run.name}: tokenizing for the trainer")
+    report_progress(f"{run.name}: tokenizing for the trainer")
     trainer, steps, sides = trainer_of(config, model, parts, tokenizer, examples, validation, work / "trainer")
     first = trainer.is_world_process_zero()
     if first:
@@ -89,26 +89,26 @@ def train_here(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, 
         trainer.add_callback(progress)
     trainer.remove_callback(PrinterCallback)
 
-    def gathered() -> dict[str, Any] | None:
-        """Of shards the whole, by all processes together."""
+    def gather_weights() -> dict[str, Any] | None:
+        """The full weights where the model is sharded, else None; called by all processes together."""
         return trainer.accelerator.get_state_dict(trainer.model) if trainer.is_fsdp_enabled else None
 
     def save_to(folder: Path) -> dict[str, Any]:
-        """By all processes together; the first writes."""
-        whole = gathered()
-        return save(model, tokenizer, folder, config.sft.save_dtype, whole) if first else {}
+        """Save the model; called by all processes together, the first writes."""
+        full_weights = gather_weights()
+        return save_model(model, tokenizer, folder, config.sft.save_dtype, full_weights) if first else {}
 
     with supervised(trainer, run, tracker, save_to, base) as checkpoints:
         trainer.args.eval_on_start = config.sft.validate_at_start and checkpoints.resume_from is None
         result = trainer.train(resume_from_checkpoint=checkpoints.resume_from)
-    whole = gathered()
+    full_weights = gather_weights()
     if not first:
         return {}
-    weights = save(model, tokenizer, work, config.sft.save_dtype, whole)
+    weights = save_model(model, tokenizer, work, config.sft.save_dtype, full_weights)
     shutil.rmtree(work / "trainer", ignore_errors=True)
     if "cast" in weights and base is not None and not hasattr(model, "peft_config"):
-        named = {name: (whole or {}).get(name, p) for name, p in model.named_parameters()}
-        weights["cast"] |= left_of_training(named, base, getattr(torch, str(config.sft.save_dtype)))
+        trained = {name: (full_weights or {}).get(name, p) for name, p in model.named_parameters()}
+        weights["cast"] |= measure_cast(trained, base, getattr(torch, str(config.sft.save_dtype)))
     return {
         "weights": weights, "steps": steps, "loss": result.training_loss, "tokens": progress.tokens,
         "tokens_per_second": round(progress.tokens / checkpoints.seconds, 1),
@@ -116,8 +116,8 @@ def train_here(run: Run[TrainStage], work: Path, tracker: Tracker) -> dict[str, 
     }  # fmt: skip
 
 
-def report(line: str) -> None:
-    """What is done before the first step, which can take a minute; the first process says it."""
+def report_progress(line: str) -> None:
+    """Print, in the first process, what happens before the first step, which can take a minute."""
     if not is_follower():
         say(line)
 
@@ -125,27 +125,27 @@ def report(line: str) -> None:
 def trainer_of(
     config: TrainStage, model: Any, parts: Any, tokenizer: Any, examples: Any, validation: Any, output: Path
 ) -> tuple[Trainer, int, dict[str, Any]]:
-    """The trainer of this way to train, its optimizer steps, and what it tells of its sides.
+    """The trainer of this method, its optimizer steps, and facts about its sides.
 
-    Joint sets are validated side by side, with as many rows of each.
+    Joint sets are validated per side, with equally many rows of each.
     """
     sft = config.sft
     joint = sft.method in ("mixed", "simultaneous")
-    args = arguments(config, text="text" in examples[0], validated=bool(validation), output=output)
+    args = trainer_arguments(config, text="text" in examples[0], validated=bool(validation), output=output)
     held_out: Any = None
     if validation:
-        held_out = validation_sets(validation, sft) if joint else dataset(validation, sft)
+        held_out = validation_sets(validation, sft) if joint else make_dataset(validation, sft)
     shared: dict[str, Any] = {
         "model": model, "args": args, "eval_dataset": held_out, "processing_class": tokenizer,
         "sft": sft, "parts": parts,
     }  # fmt: skip
     if sft.method == "simultaneous":
-        alternating = Alternating(train_dataset=by_side(examples, sft), **shared)
+        alternating = Alternating(train_dataset=datasets_by_side(examples, sft), **shared)
         of_sides, left_out = steps_of_sides(sft, {side: len(rows) for side, rows in alternating.sets.items()})
         steps = sum(of_sides.values())
         plan_steps(args, sft, steps)
         return alternating, steps, {"steps_a_side": of_sides, "rows_left_out": left_out}
-    trainer = Trainer(train_dataset=dataset(examples, sft), **shared)
+    trainer = Trainer(train_dataset=make_dataset(examples, sft), **shared)
     if config.partition is not None:
         refuse_flat_shards(trainer)
     rows = len(trainer.train_dataset)  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ def trainer_of(
 
 
 def size_of(model: Any, sft: Sft) -> dict[str, int]:
-    """Parameters, those that are trained, and the bytes that their weights, gradients and moments take."""
+    """Numbers of parameters and of trained ones, and the bytes of weights, gradients and moments."""
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = sum(p.numel() * p.element_size() for p in model.parameters() if not p.requires_grad)
     return {
@@ -165,44 +165,44 @@ def size_of(model: Any, sft: Sft) -> dict[str, int]:
 
 
 def gpu_memory() -> int | None:
-    """Bytes of the GPU that this process takes; None on a CPU."""
+    """Bytes of memory of this process' GPU; None on a CPU."""
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
 
 
 def warn_where_slow(sft: Sft) -> None:
-    """One line where a training computes in bfloat16 on a CPU that has to imitate it."""
-    wide = {
+    """Warn where a training computes in bfloat16 on a CPU that has to emulate it."""
+    bfloat16_knobs = {
         "sft.precision=bf16": (sft.precision == "bf16", "sft.precision=fp32"),
         "sft.optimizer=muon_adamw": (sft.optimizer == "muon_adamw", "sft.optimizer=adamw"),
         "sft.weights=bfloat16": (sft.weights == "bfloat16", "sft.weights=float32"),
     }
-    used = {knob: remedy for knob, (here, remedy) in wide.items() if here}
-    if used and not torch.cuda.is_available() and not cpu_has_bf16():
+    slow_knobs = {knob: remedy for knob, (is_set, remedy) in bfloat16_knobs.items() if is_set}
+    if slow_knobs and not torch.cuda.is_available() and not cpu_has_bf16():
         warn(
-            f"this CPU has no bfloat16 instructions, so {' and '.join(used)} can take 3 to 10 times as "
-            f"long as {' '.join(used.values())}, which is another run"
+            f"this CPU has no bfloat16 instructions, so {' and '.join(slow_knobs)} can take 3 to 10 times as "
+            f"long as {' '.join(slow_knobs.values())}, which is another run"
         )
 
 
 def cpu_has_bf16() -> bool:
     """Whether matrix products in bfloat16 run on instructions of their own (AVX512_BF16, AMX; bf16 on Arm).
 
-    oneDNN, which computes them, also says yes for AVX-512 without those, where it casts to fp32 and back.
+    oneDNN, which computes them, also reports support for AVX-512 without those, where it casts to fp32 and back.
     """
     if not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False
     return platform.machine() not in ("x86_64", "AMD64") or torch.cpu._is_avx512_bf16_supported()
 
 
-def quiet() -> None:
-    """No warning of what is the libraries' to fix."""
+def silence_warnings() -> None:
+    """Silence warnings that only libraries can fix."""
     import warnings
 
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
 
 
-def arguments(config: TrainStage, text: bool, validated: bool, output: Path) -> SFTConfig:
-    """Our recipe in the trainer's words. All that differs between its defaults and ours is set here."""
+def trainer_arguments(config: TrainStage, text: bool, validated: bool, output: Path) -> SFTConfig:
+    """Our recipe as arguments of the trainer. All differences between its defaults and ours are set here."""
     sft, seed = config.sft, config.seed
     micro, passes = micro_batches(sft)
     return SFTConfig(
@@ -218,12 +218,12 @@ def arguments(config: TrainStage, text: bool, validated: bool, output: Path) -> 
         activation_checkpointing=sft.gradient_checkpointing,
         train_sampling_strategy="random" if sft.shuffle else "sequential",
         eval_strategy="steps" if validated else "no", logging_nan_inf_filter=False, disable_tqdm=True,
-        ddp_find_unused_parameters=sft.method == "simultaneous", **shards(sft),
+        ddp_find_unused_parameters=sft.method == "simultaneous", **fsdp_arguments(sft),
     )  # fmt: skip
 
 
-def shards(sft: Sft) -> dict[str, Any]:
-    """FSDP2 in the trainer's words. PipelineError where accelerate would use whole copies instead, in silence."""
+def fsdp_arguments(sft: Sft) -> dict[str, Any]:
+    """FSDP2 as arguments of the trainer. Raises PipelineError where accelerate would silently use DDP instead."""
     if sft.parallel != "fsdp2" or sft.processes == 1:
         return {}
     if not torch.cuda.is_available():
@@ -233,7 +233,7 @@ def shards(sft: Sft) -> dict[str, Any]:
 
 
 def plan_steps(args: SFTConfig, sft: Sft, steps: int) -> None:
-    """What depends on the number of steps, which packing alone decides: the schedule, when to log and to validate."""
+    """Set what depends on the number of steps, known after packing: the schedule, when to log and to validate."""
     args.max_steps = steps
     if sft.warmup_steps >= steps and args.process_index == 0:
         share = (steps - 1) / sft.warmup_steps  # the first step has rate 0
@@ -241,5 +241,5 @@ def plan_steps(args: SFTConfig, sft: Sft, steps: int) -> None:
             f"sft.warmup_steps={sft.warmup_steps} of {steps} steps: the rate ends at {share:.0%} of "
             f"sft.learning_rate={sft.learning_rate} and is never reached; lower sft.warmup_steps"
         )
-    args.lr_scheduler_type, args.lr_scheduler_kwargs = schedule(sft.schedule, steps, sft.decay_share)
+    args.lr_scheduler_type, args.lr_scheduler_kwargs = trainer_schedule(sft.schedule, steps, sft.decay_share)
     args.logging_steps, args.eval_steps = max(1, steps // 200), max(1, steps // 4)

@@ -1,4 +1,4 @@
-"""How many optimizer steps a training takes, whose turn each is, and at which of them snapshots lie.
+"""The number of optimizer steps of a training, whose turn each is, and which of them have snapshots.
 
 Imports no torch, so that plans know it before a training exists.
 """
@@ -18,52 +18,52 @@ SIDES = ("math", "language")  # in the order of their turns
 
 
 def whole_batches(sft: Sft, rows: int) -> int:
-    """The optimizer steps that rows are enough for: none is cycled beyond sft.epochs."""
+    """The optimizer steps that the rows suffice for: none is repeated beyond sft.epochs."""
     return rows * sft.epochs // sft.batch_size
 
 
 def steps_of_turns(sft: Sft, shorter: int) -> int:
-    """The optimizer steps of both sides, in whole turns: all stops with the shorter set, of so many rows."""
+    """The optimizer steps of both sides, in whole turns: training stops with the shorter set, of `shorter` rows."""
     return len(SIDES) * (whole_batches(sft, shorter) // sft.steps_per_switch) * sft.steps_per_switch
 
 
 def steps_of(sft: Sft, rows: int) -> int:
-    """Optimizer steps over rows as the trainer keeps them, packed or not.
+    """Optimizer steps over the trainer's rows, packed or not.
 
     Raises:
-        PipelineError: sft.steps asks for more than there are rows for.
+        PipelineError: sft.steps exceeds what the rows suffice for.
     """
-    there = whole_batches(sft, rows)
-    if there == 0 or (sft.steps or 0) > there:
+    available = whole_batches(sft, rows)
+    if available == 0 or (sft.steps or 0) > available:
         raise PipelineError(
             f"sft.steps={sft.steps or 1} of sft.batch_size={sft.batch_size} need more rows than there are "
             f"({rows} in each of sft.epochs={sft.epochs}): ask for fewer, or raise sft.epochs"
         )
-    return sft.steps or there
+    return sft.steps or available
 
 
 def side_of_step(step: int, steps_per_switch: int) -> str:
-    """Math first, from step 0, and the other side's turn after each `steps_per_switch` steps."""
+    """The side trained in a step: math first, from step 0, then alternating every `steps_per_switch` steps."""
     return SIDES[step // steps_per_switch % len(SIDES)]
 
 
 def steps_of_sides(sft: Sft, rows: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """Optimizer steps of each side, and the rows of each that are left out: all stops with the shorter set.
+    """Optimizer steps of each side, and the unused rows of each: training stops with the shorter set.
 
-    Without sft.steps each side takes its last turn whole, so both learn the same number of steps.
+    Without sft.steps each side completes its last turn, so both train for the same number of steps.
 
     Raises:
-        PipelineError: sft.steps asks for more than the shorter set has rows for.
+        PipelineError: sft.steps exceeds what the shorter set suffices for.
     """
-    most = steps_of_turns(sft, min(rows.values()))
-    if most == 0 or (sft.steps or 0) > most:
-        told = " and ".join(f"{rows[side]} {side}" for side in SIDES)
+    available = steps_of_turns(sft, min(rows.values()))
+    if available == 0 or (sft.steps or 0) > available:
+        row_counts = " and ".join(f"{rows[side]} {side}" for side in SIDES)
         raise PipelineError(
             f"sft.steps={sft.steps or len(SIDES) * sft.steps_per_switch} of sft.batch_size={sft.batch_size}, "
-            f"sft.steps_per_switch={sft.steps_per_switch}, need more than the {told} rows in each of "
+            f"sft.steps_per_switch={sft.steps_per_switch}, need more than the {row_counts} rows in each of "
             f"sft.epochs={sft.epochs}: ask for fewer"
         )
-    turns_taken = Counter(side_of_step(step, sft.steps_per_switch) for step in range(sft.steps or most))
+    turns_taken = Counter(side_of_step(step, sft.steps_per_switch) for step in range(sft.steps or available))
     steps = {side: turns_taken[side] for side in SIDES}
     return steps, {side: max(0, rows[side] * sft.epochs - steps[side] * sft.batch_size) for side in SIDES}
 
@@ -71,15 +71,15 @@ def steps_of_sides(sft: Sft, rows: dict[str, int]) -> tuple[dict[str, int], dict
 # ---------------------------------------------------------------------------------------------------- snapshots
 
 
-def snapshot_steps(every: int | None, batch_size: int, steps: int) -> list[int]:
-    """The first optimizer step at or after each `every` samples (LS, appendix: "checkpointing every 5000 samples")."""
-    if every is None:
+def snapshot_steps(interval: int | None, batch_size: int, steps: int) -> list[int]:
+    """The first step at or after each `interval` samples (LS, appendix: "checkpointing every 5000 samples")."""
+    if interval is None:
         return []
-    return sorted({-(-samples // batch_size) for samples in range(every, steps * batch_size + 1, every)})
+    return sorted({-(-samples // batch_size) for samples in range(interval, steps * batch_size + 1, interval)})
 
 
 def kept_snapshots(snapshots: dict[str, dict[str, Any]], count: int | None, by: str) -> set[str]:
-    """The steps of the snapshots that stay: all, the `count` last, or those of the lowest validation loss."""
+    """The steps of the snapshots that are kept: all, the `count` last, or those of the lowest validation loss."""
     if count is None:
         return set(snapshots)
     order = {"last": lambda step: -int(step), "validation_loss": lambda step: snapshots[step]["validation_loss"]}[by]
@@ -87,14 +87,14 @@ def kept_snapshots(snapshots: dict[str, dict[str, Any]], count: int | None, by: 
 
 
 def planned_snapshots(sft: Sft, steps: int) -> list[int] | None:
-    """The snapshots that a training of so many steps will end with; None where validation losses will choose them."""
-    found = snapshot_steps(sft.snapshot_every, sft.batch_size, steps)
+    """Steps of the snapshots that a training of `steps` steps keeps; None where validation losses decide."""
+    planned = snapshot_steps(sft.snapshot_every, sft.batch_size, steps)
     if sft.snapshot_keep and sft.snapshot_keep_by == "validation_loss":
         return None
-    return found[-sft.snapshot_keep :] if sft.snapshot_keep else found
+    return planned[-sft.snapshot_keep :] if sft.snapshot_keep else planned
 
 
 def snapshots_at_once(sft: Sft, steps: int) -> int:
-    """How many lie on the disk at the same time: one more than are kept."""
+    """Number of snapshots on the disk at the same time: one more than are kept."""
     count = len(snapshot_steps(sft.snapshot_every, sft.batch_size, steps))
     return min(count, sft.snapshot_keep + 1) if sft.snapshot_keep else count

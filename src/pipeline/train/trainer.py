@@ -1,4 +1,4 @@
-"""SFTTrainer with our optimizers, which tells of each side its loss, gradient norm and movement."""
+"""SFTTrainer with our optimizers, which logs loss, gradient norm and movement of each side."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.progress import warn
 from pipeline.train.memory import rounds_stochastically
-from pipeline.train.optim import MuonWithAdamW, of_torchao
+from pipeline.train.optim import MuonWithAdamW, torchao_optimizer
 from pipeline.train.trainable import ALL, Parts
 from pipeline.train.updates import Sample
 
-# Arguments of the trainer that its own loss reads and `Trainer.compute_loss` does not -> the values that change nothing
+# Trainer arguments that its own loss reads and `Trainer.compute_loss` ignores -> the values that change nothing
 UNREAD = {"label_smoothing_factor": 0.0, "loss_type": "nll", "parallelism_config": None}
 
-LOOK_EVERY = 10  # own steps of a part, from its second: a look at how far it moves costs some milliseconds
+LOOK_EVERY = 10  # steps of a part, from its second: measuring how far it moves costs some milliseconds
 
 
 class Look(TrainerCallback):
-    """Tells the trainer that the training begins, and that the optimizer has stepped."""
+    """Notifies the trainer when the training begins and when the optimizer has stepped."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.trainer.end_at_the_lowest()
+        self.trainer.stop_backward_at_lowest()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.trainer.look_after_step()
+        self.trainer.measure_after_step()
 
 
-def passes(rows: int, sft: Sft, seed: int) -> list[int]:
-    """Row numbers of sft.epochs passes, one after the other, each shuffled anew by the seed."""
+def pass_order(rows: int, sft: Sft, seed: int) -> list[int]:
+    """Row numbers of sft.epochs passes, one after the other, each shuffled with the next draws of the seed."""
     generator = torch.Generator().manual_seed(seed)
-    found: list[int] = []
+    order: list[int] = []
     for _ in range(sft.epochs):
-        found += torch.randperm(rows, generator=generator).tolist() if sft.shuffle else range(rows)
-    return found
+        order += torch.randperm(rows, generator=generator).tolist() if sft.shuffle else range(rows)
+    return order
 
 
-def by_length(order: list[int], lengths: list[int], step: int) -> list[int]:
-    """`order` with the rows of each `step` of them sorted by length: its micro-batches need hardly any padding, and a
-    step's rows, and so its loss, are the same."""
+def sort_by_length(order: list[int], lengths: list[int], step: int) -> list[int]:
+    """`order` with the rows of each `step` of them sorted by length: micro-batches need hardly any padding, and a
+    step's rows, and so its loss, stay the same."""
     steps = (order[start : start + step] for start in range(0, len(order), step))
     return [row for rows in steps for row in sorted(rows, key=lambda row: lengths[row])]
 
@@ -73,34 +73,34 @@ class InOrder(Sampler[list[int]]):
 
 
 def weigh_only_labels(model: Any) -> None:
-    """The output head is computed where there is a label, and nothing but the label's log-probability of it.
+    """Compute the output head only at labelled positions, and only the label's log-probability.
 
-    TRL does the first where there is Triton and computes all positions elsewhere, for devices that compile a kernel a
-    shape (`_use_triton` is read for nothing else in that module); of the second it also takes the entropy and whether
-    the label was the likeliest, which we do not report.
+    TRL does the first with Triton and computes all positions elsewhere, for devices that compile a kernel per shape
+    (`_use_triton` is read for nothing else in that module); it also computes the entropy and whether the label was the
+    likeliest, which we do not report.
     """
     trl.trainer.utils._use_triton = lambda device: True
-    whole = model.get_base_model() if hasattr(model, "peft_config") else model
-    trl.trainer.utils.add_fused_lm_head(whole, outputs=("log_probs",))
+    base = model.get_base_model() if hasattr(model, "peft_config") else model
+    trl.trainer.utils.add_fused_lm_head(base, outputs=("log_probs",))
 
 
-def weighed(collate: Callable[[list[Any]], dict[str, Any]], prompt_weight: float) -> Callable[[list[Any]], Any]:
-    """Batches of `collate` with the weight of each token in the loss: 1 in the response, 0 in what is padded."""
+def weighted_collator(collate: Callable[[list[Any]], dict[str, Any]], weight: float) -> Callable[[list[Any]], Any]:
+    """Batches of `collate` with the loss weight of each token: 1 in a response, `weight` in a prompt, 0 in padding."""
 
-    def collated(rows: list[Any]) -> dict[str, Any]:
+    def collate_weighted(rows: list[Any]) -> dict[str, Any]:
         batch = collate(rows)
         weights = torch.zeros(batch["input_ids"].shape)
         for row, of_row in zip(rows, weights, strict=True):
             length = len(row["input_ids"])  # the mask is not truncated
             response = torch.tensor(row["completion_mask"][:length])
-            of_row[:length] = torch.where(response == 1, 1.0, prompt_weight)
+            of_row[:length] = torch.where(response == 1, 1.0, weight)
         return batch | {"weights": weights}
 
-    return collated
+    return collate_weighted
 
 
 def refuse_unread(trainer: Any) -> None:
-    """Raise a PipelineError for what the trainer was given and our loss would leave out in silence."""
+    """Raise PipelineError for arguments of the trainer that our loss would silently ignore."""
     for name, unread in UNREAD.items():
         if (value := getattr(trainer.args, name)) != unread:
             raise PipelineError(f"{name}={value} is not read by this trainer's loss: leave it at {unread}")
@@ -110,19 +110,19 @@ def refuse_unread(trainer: Any) -> None:
 
 
 class Trainer(SFTTrainer):
-    """Knows its parts: the names of the parameters that move in a step of each. Here there is one, in all steps."""
+    """Knows its parts: the names of the parameters trained in a step of each. Here one part, in all steps."""
 
     def __init__(self, *args: Any, sft: Sft, parts: Parts | None = None, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
         refuse_unread(self)
         self.sft = sft
-        self.end_at_the_lowest()
+        self.stop_backward_at_lowest()
         assert self.model is not None
         weigh_only_labels(self.model)
         if sft.prompt_weight:
             self._set_signature_columns_if_needed()
             cast(list[str], self._signature_columns).append("completion_mask")
-            self.data_collator = weighed(self.data_collator, sft.prompt_weight)
+            self.data_collator = weighted_collator(self.data_collator, sft.prompt_weight)
         self.parts = parts or {ALL: [name for name, p in self.model.named_parameters() if p.requires_grad]}
         self.add_callback(Look(self))
         self.samples: dict[str, Sample] = {}
@@ -131,13 +131,13 @@ class Trainer(SFTTrainer):
         self.measured: dict[str, torch.Tensor] = {}
         self.warned: set[str] = set()
 
-    def end_at_the_lowest(self) -> None:
-        """TRL, and once more transformers as the training begins, make the embeddings' output need a gradient, for
-        checkpointing as it once was: without, the backward pass ends at the lowest trained layer."""
+    def stop_backward_at_lowest(self) -> None:
+        """Let the backward pass end at the lowest trained layer: TRL, and again transformers as the training begins,
+        make the embeddings' output require a gradient, which today's checkpointing does not need."""
         if self.args.activation_checkpointing:
             self.model.disable_input_require_grads()  # type: ignore[union-attr,operator]
 
-    # ------------------------------------------------------------------------------------------------ what moves
+    # ------------------------------------------------------------------------------------------------ trained parts
 
     def part_of(self, step: int) -> str:
         """The part that optimizer step `step`, from 0, moves."""
@@ -149,8 +149,8 @@ class Trainer(SFTTrainer):
 
     def parameters_of(self, part: str) -> list[torch.nn.Parameter]:
         assert self.model is not None
-        named = dict(self.model.named_parameters())
-        return [named[name] for name in self.parts[part]]
+        parameters = dict(self.model.named_parameters())
+        return [parameters[name] for name in self.parts[part]]
 
     def create_optimizer(self, model: Any = None) -> Any:
         sft = self.sft
@@ -160,20 +160,20 @@ class Trainer(SFTTrainer):
             self.optimizer = MuonWithAdamW(self.model, sft.learning_rate, sft.weight_decay, betas)
             return self.optimizer
         if sft.optimizer != "adamw":
-            self.optimizer_cls_and_kwargs = of_torchao(sft)
+            self.optimizer_cls_and_kwargs = torchao_optimizer(sft)
         return super().create_optimizer(model)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Several passes are strung together: a step may span two, and none is short, on however many processes."""
+        """A loader over all passes in sequence: a step may span two, and none is short, for any number of processes."""
         rows: Any = self._remove_unused_columns(self.train_dataset)  # type: ignore[arg-type]
         args = self.args
-        order = passes(len(rows), self.sft, args.seed)[: args.max_steps * self.sft.batch_size]
-        return self.loader(rows, InOrder(order, args.per_device_train_batch_size))
+        order = pass_order(len(rows), self.sft, args.seed)[: args.max_steps * self.sft.batch_size]
+        return self.make_loader(rows, InOrder(order, args.per_device_train_batch_size))
 
-    def loader(self, rows: Any, batches: InOrder) -> DataLoader[Any]:
+    def make_loader(self, rows: Any, batches: InOrder) -> DataLoader[Any]:
         if batches.batch_size < self.sft.batch_size:
-            ids = (ids for some in rows.select_columns("input_ids").iter(1000) for ids in some["input_ids"])
-            batches.order = by_length(batches.order, [len(one) for one in ids], self.sft.batch_size)
+            ids = (ids for batch in rows.select_columns("input_ids").iter(1000) for ids in batch["input_ids"])
+            batches.order = sort_by_length(batches.order, [len(row_ids) for row_ids in ids], self.sft.batch_size)
         return self.accelerator.prepare(DataLoader(rows, batch_sampler=batches, collate_fn=self.data_collator))
 
     # ------------------------------------------------------------------------------------------------ the loss
@@ -181,10 +181,10 @@ class Trainer(SFTTrainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """The mean over the tokens of the whole step that have a label, by their weights where they have any."""
+        """Mean loss over the labelled tokens of the whole step, weighted where they have weights."""
         assert not return_outputs
         weights = inputs.pop("weights", None)
-        routed = {"output_router_logits": True} if self.aux_loss_enabled else {}  # of a mixture of experts
+        routed = {"output_router_logits": True} if self.aux_loss_enabled else {}  # for mixtures of experts
         outputs = model(**inputs, **routed, use_cache=False, fused_lm_head=True)
         weights = inputs["labels"][:, 1:].ne(-100) if weights is None else weights[:, 1:]
         total = weights.sum() if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
@@ -201,13 +201,13 @@ class Trainer(SFTTrainer):
         return loss
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
-        """Of weighed tokens the sum of their weights, over the micro-batches of a step and all processes."""
+        """Number of labels, or the sum of the tokens' weights, over the micro-batches of a step and all processes."""
         if not batch_samples or "weights" not in batch_samples[0]:
             return super()._get_num_items_in_batch(batch_samples, device)
         total = torch.stack([batch["weights"][:, 1:].sum() for batch in batch_samples]).sum().to(device)
         return self.accelerator.gather(total).sum() if self.args.world_size > 1 else total
 
-    # ------------------------------------------------------------------------------------------------ what is told
+    # ------------------------------------------------------------------------------------------------ what is logged
 
     def training_step(self, *args: Any, **keywords: Any) -> torch.Tensor:
         loss = super().training_step(*args, **keywords)
@@ -215,7 +215,7 @@ class Trainer(SFTTrainer):
         return loss
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        """Also where a step's gradients are complete: counts the step, and looks at its part now and then."""
+        """Clip, and as the step's gradients are complete here, count the step and sample its part now and then."""
         norm = super()._clip_grad_norm(model)
         step = self.state.global_step
         part = self.part_of(step)
@@ -224,26 +224,26 @@ class Trainer(SFTTrainer):
         if self.own_step(step) % LOOK_EVERY == 1 % LOOK_EVERY and self._get_learning_rate() > 0:
             if part not in self.samples:
                 self.samples[part] = Sample(self.parameters_of(part))
-            self.samples[part].before()
+            self.samples[part].record_before_step()
             self.measured[part] = torch.empty(0)
         return norm
 
-    def look_after_step(self) -> None:
-        """When the optimizer has stepped."""
+    def measure_after_step(self) -> None:
+        """Measure the sampled part after the optimizer has stepped."""
         part = self.part_of(self.state.global_step)
         if part in self.measured and not self.measured[part].numel():
-            self.measured[part] = self.samples[part].after()
+            self.measured[part] = self.samples[part].measure_step()
 
     def _add(self, key: str, value: torch.Tensor) -> None:
         self.sums[key] = self.sums[key] + value if key in self.sums else value.clone()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
-            logs |= self.told()
+            logs |= self.interval_metrics()
         super().log(logs, start_time)
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **keywords: Any) -> dict[str, float]:
-        """Of a joint set: each side's loss, and their mean as the loss of both."""
+        """Metrics; for a joint set each side's loss, and their mean as the loss of both."""
         metrics = super().evaluate(eval_dataset, *args, **keywords)
         if eval_dataset is None and isinstance(self.eval_dataset, dict):
             losses = {f"eval_{side}_loss": metrics[f"eval_{side}_loss"] for side in self.eval_dataset}
@@ -251,39 +251,39 @@ class Trainer(SFTTrainer):
             self.log(losses | {"eval_loss": metrics["eval_loss"]})
         return metrics
 
-    def told(self) -> dict[str, float]:
-        """Means over the steps since the last log, and the movement of one of them, with the part's name where there
-        are two. All processes come here together."""
-        found: dict[str, float] = {}
+    def interval_metrics(self) -> dict[str, float]:
+        """Means over the steps since the last log, and the movement in one of them, with the part's name where there
+        are two. Called by all processes together."""
+        metrics: dict[str, float] = {}
         ends = {part: f"_{part}" if len(self.parts) > 1 else "" for part in self.parts}
         for part, end in ends.items():
             if self.counts[part] and end:
                 loss = self.accelerator.gather(self.sums[f"loss_{part}"].reshape(1)).mean()
-                found[f"loss{end}"] = loss.item() / self.counts[part]
-                found[f"grad_norm{end}"] = self.sums[f"grad_norm_{part}"].item() / self.counts[part]
+                metrics[f"loss{end}"] = loss.item() / self.counts[part]
+                metrics[f"grad_norm{end}"] = self.sums[f"grad_norm_{part}"].item() / self.counts[part]
             if part in self.measured and self.measured[part].numel():
                 sums = self.measured[part]
                 if self.is_fsdp_enabled:
                     sums = self.accelerator.reduce(sums, "sum")
-                moved, stayed, asked = sums.tolist()
-                found[f"update_norm{end}"] = moved**0.5
-                share = stayed / asked if asked else 0.0
+                moved, stayed, with_gradient = sums.tolist()
+                metrics[f"update_norm{end}"] = moved**0.5
+                share = stayed / with_gradient if with_gradient else 0.0
                 if rounds_stochastically(self.sft):
-                    found[f"updates_unchanged{end}"] = share  # by chance, with the right mean: none is lost
+                    metrics[f"updates_unchanged{end}"] = share  # at random, right on average: none is lost
                 else:
-                    found[f"updates_lost{end}"] = share
-                    self.warn_of_loss(part, share)
+                    metrics[f"updates_lost{end}"] = share
+                    self.warn_of_lost_updates(part, share)
         self.sums, self.measured = {}, {}
         self.counts.clear()
-        return found
+        return metrics
 
-    def warn_of_loss(self, part: str, share: float) -> None:
+    def warn_of_lost_updates(self, part: str, share: float) -> None:
         if share <= 0.5 or part in self.warned or not self.is_world_process_zero():
             return
         self.warned.add(part)
-        whose = "the" if part == ALL else f"the {part} side's"
+        owner = "the" if part == ALL else f"the {part} side's"
         warn(
-            f"{share:.0%} of {whose} updates are lost in rounding (sft.weights={self.sft.weights}, "
+            f"{share:.0%} of {owner} updates are lost in rounding (sft.weights={self.sft.weights}, "
             f"sft.learning_rate={self.sft.learning_rate}, step {self.state.global_step}): use sft.weights=float32, "
             "or sft.optimizer=adamw_bf16 or adamw_8bit with bfloat16"
         )

@@ -17,11 +17,11 @@ from pipeline.data.sandbox.text import (
     LESSON,
     MIX,
     QAC_MIX,
-    corpus,
-    instructions,
     last_corpus,
+    make_corpus,
+    make_instructions,
 )
-from pipeline.data.sandbox.tokenizer import tokenizer
+from pipeline.data.sandbox.tokenizer import make_tokenizer
 from pipeline.data.sandbox.world import (
     CLONES,
     LANGUAGE_NAMES,
@@ -29,11 +29,11 @@ from pipeline.data.sandbox.world import (
     ConstructedWorld,
     Reading,
     Sentence,
+    draw_problem,
+    draw_reading,
+    draw_sentences,
     fact_question,
-    problem,
-    reading,
     say,
-    sentences,
 )
 from pipeline.progress import Bar
 
@@ -43,29 +43,31 @@ def write(folder: Path, config: World) -> dict[str, int]:
     world = ConstructedWorld(config.seed)
     rows = config.math_rows + len(CLONES) * config.language_rows + config.documents + config.last_documents
     with Bar("rows of the small world", rows, "row") as bar:
-        counts = put(folder, benchmarks(world, config.dev_items, config.items))
-        counts |= put(folder, [("orca_math/train.jsonl", list(bar.over(orca_rows(world, config.math_rows))))])
-        taught = [row for clone in CLONES for row in bar.over(aya_rows(world, clone, config.language_rows))]
-        counts |= put(folder, [("aya/train.jsonl", taught)])
+        counts = write_files(folder, benchmarks(world, config.dev_items, config.items))
+        counts |= write_files(folder, [("orca_math/train.jsonl", list(bar.over(orca_rows(world, config.math_rows))))])
+        instruction_rows = [row for clone in CLONES for row in bar.over(aya_rows(world, clone, config.language_rows))]
+        counts |= write_files(folder, [("aya/train.jsonl", instruction_rows)])
         if config.documents:
-            counts |= put(folder, [("text/train.jsonl", list(bar.over(corpus(world, config.documents))))])
+            counts |= write_files(folder, [("text/train.jsonl", list(bar.over(make_corpus(world, config.documents))))])
         if config.last_documents:
-            counts |= put(folder, [("text/last.jsonl", list(bar.over(last_corpus(world, config.last_documents))))])
-    tokenizer().save_pretrained(folder / "tokenizer")
+            counts |= write_files(
+                folder, [("text/last.jsonl", list(bar.over(last_corpus(world, config.last_documents))))]
+            )
+    make_tokenizer().save_pretrained(folder / "tokenizer")
     say_whose(folder, world, "training sets and items")
-    (folder / "data_card.md").write_text(card(config, counts), encoding="utf-8")
+    (folder / "data_card.md").write_text(card_text(config, counts), encoding="utf-8")
     return counts
 
 
 def write_items(folder: Path, seed: int, config: Items) -> dict[str, int]:
     """Items of the benchmarks of the world of this seed, and nothing to train on. Gives their counts."""
     world = ConstructedWorld(seed)
-    counts = put(folder, benchmarks(world, config.dev, config.test))
+    counts = write_files(folder, benchmarks(world, config.dev, config.test))
     say_whose(folder, world, "items")
     return counts
 
 
-def put(folder: Path, files: Iterable[tuple[str, list[Any]]]) -> dict[str, int]:
+def write_files(folder: Path, files: Iterable[tuple[str, list[Any]]]) -> dict[str, int]:
     """Write them, and give the rows of each."""
     from pipeline.data.rows import write_jsonl
 
@@ -79,16 +81,16 @@ def put(folder: Path, files: Iterable[tuple[str, list[Any]]]) -> dict[str, int]:
 
 
 def say_whose(folder: Path, world: ConstructedWorld, holds: str) -> None:
-    told = {"seed": world.seed, "languages": list(world.words), "holds": holds}
-    (folder / "world.json").write_text(json.dumps(told) + "\n", encoding="utf-8")
+    content = {"seed": world.seed, "languages": list(world.words), "holds": holds}
+    (folder / "world.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
 def benchmarks(world: ConstructedWorld, dev: int, test: int) -> Iterator[tuple[str, list[Any]]]:
     """The files of the four benchmarks, the first `dev` and `test` of the items that no training file may hold."""
     makers: dict[str, Callable[[random.Random], Any]] = {
-        "problem": problem, "reading": reading, "fact": world.fact, "sentences": sentences,
+        "problem": draw_problem, "reading": draw_reading, "fact": world.fact, "sentences": draw_sentences,
     }  # fmt: skip
-    held = {
+    held_out = {
         kind: {
             split: world.hold_out(kind, split, POOL, make)[:size]
             for split, size in {"exemplars": 8, "dev": dev, "test": test}.items()
@@ -97,21 +99,21 @@ def benchmarks(world: ConstructedWorld, dev: int, test: int) -> Iterator[tuple[s
     }
     for language in world.words:
         for split, name in {"exemplars": "train", "dev": "dev", "test": "test"}.items():
-            items = held["problem"][split]
+            items = held_out["problem"][split]
             yield f"mgsm/{language}/{name}.jsonl", mgsm_rows(world, items, language, split == "exemplars")
         for split in ("dev", "test"):
-            yield f"belebele/{language}/{split}.jsonl", belebele_rows(world, held["reading"][split], language)
+            yield f"belebele/{language}/{split}.jsonl", belebele_rows(world, held_out["reading"][split], language)
             name = {"dev": "dev", "test": "devtest"}[split]
-            yield f"flores/{language}/{name}.jsonl", flores_rows(world, held["sentences"][split], language)
+            yield f"flores/{language}/{name}.jsonl", flores_rows(world, held_out["sentences"][split], language)
         for split, name in {"exemplars": "dev", "dev": "development", "test": "test"}.items():
-            yield f"global_mmlu/{language}/{name}.jsonl", mmlu_rows(world, held["fact"][split], language, name)
+            yield f"global_mmlu/{language}/{name}.jsonl", mmlu_rows(world, held_out["fact"][split], language, name)
 
 
 def mgsm_rows(world: ConstructedWorld, items: list[Any], language: str, worked: bool) -> list[dict[str, Any]]:
     """MGSM's columns: exemplars carry their prefixes and worked answers, problems their equations alone."""
     rows = []
-    for told, equations, answer in items:
-        prompt, solution = world.problem_text((told, equations, answer), world.words[language])
+    for sentences, equations, answer in items:
+        prompt, solution = world.problem_text((sentences, equations, answer), world.words[language])
         question = prompt.removesuffix("\nStep-by-Step Answer:")
         rows.append({
             "question": question if worked else question.removeprefix("Question: "),
@@ -170,12 +172,12 @@ def orca_rows(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
     """English word problems. The question carries the benchmark's prefixes, as a 0-shot model must know them."""
     draw = random.Random(f"{world.seed} orca_math")
     for _ in range(size):
-        question, answer = world.problem_text(world.fresh(draw, problem), {})
+        question, answer = world.problem_text(world.fresh(draw, draw_problem), {})
         yield {"question": question, "answer": answer}
 
 
 def aya_rows(world: ConstructedWorld, clone: str, size: int) -> Iterator[dict[str, str]]:
-    for prompt, completion in instructions(world, clone, size):
+    for prompt, completion in make_instructions(world, clone, size):
         yield {
             "inputs": prompt,
             "targets": completion,
@@ -214,27 +216,29 @@ language. Facts are what is to be learnt: they are the same in all splits, asked
 """
 
 
-def card(config: World, counts: dict[str, int]) -> str:
+def card_text(config: World, counts: dict[str, int]) -> str:
     """The data card: sizes, where math stands, what is kept apart."""
 
     first, last = BASE_DOCUMENTS
 
-    def share(languages: tuple[str, ...], kinds: str) -> float:
+    def share_of_documents(languages: tuple[str, ...], kinds: str) -> float:
         """Of the base's documents, those in `languages` of a kind that matches."""
-        found = 0.0
+        amount = 0.0
         for mix, size in ((MIX, (1 - LESSON - LAST) * first), (LAST_MIX, LAST * first), (QAC_MIX, last)):
-            wanted = sum(part for (one, kind), part in mix.items() if one in languages and re.search(kinds, kind))
-            found += size * wanted / sum(mix.values())
-        return found / (first + last)
+            part_of_mix = sum(
+                part for (language, kind), part in mix.items() if language in languages and re.search(kinds, kind)
+            )
+            amount += size * part_of_mix / sum(mix.values())
+        return amount / (first + last)
 
-    shares = {one: share((one,), "") for one in CLONES}
+    shares = {clone: share_of_documents((clone,), "") for clone in CLONES}
     shares = {"en": 1 - sum(shares.values()), **shares}
     return CARD.format(
         seed=config.seed,
-        en=share(("en",), "problem"),
-        qaa=share(("qaa",), "problem"),
-        told=share(("qab", "qac"), "told"),
-        switched=share(CLONES, "switched"),
+        en=share_of_documents(("en",), "problem"),
+        qaa=share_of_documents(("qaa",), "problem"),
+        told=share_of_documents(("qab", "qac"), "told"),
+        switched=share_of_documents(CLONES, "switched"),
         shares=", ".join(f"{name} {share:.1%}" for name, share in shares.items()),
         rows="\n".join(f"- {name}: {size}" for name, size in counts.items()),
     )

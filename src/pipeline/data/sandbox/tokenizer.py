@@ -7,13 +7,13 @@ from typing import Any
 from pipeline.data.sandbox.world import LABELS, LARGEST_NUMBER, NAMES, PUNCTUATION, SYLLABLES, WORDS
 
 
-def tokenizer() -> Any:
+def make_tokenizer() -> Any:
     """A transformers tokenizer: a piece an English word, name, label and number to 99, two a clone word, bytes else."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    whole = [*WORDS, *NAMES, *LABELS, *map(str, range(LARGEST_NUMBER + 1))]
-    pieces = [form for word in dict.fromkeys(whole) for form in ("▁" + word, word)]
+    whole_words = [*WORDS, *NAMES, *LABELS, *map(str, range(LARGEST_NUMBER + 1))]
+    pieces = [form for word in dict.fromkeys(whole_words) for form in ("▁" + word, word)]
     pieces += [form for syllable in SYLLABLES for form in ("▁" + syllable, syllable)]
     pieces += [mark for mark in PUNCTUATION] + ["▁" + mark for mark in "+-*="] + ["▁"]
     specials = ["<unk>", "<s>", "</s>", "<pad>"]

@@ -48,12 +48,12 @@ Sentence = list[str]  # English words, names, numbers and punctuation; the meani
 # ------------------------------------------------------------------------------------------------ languages
 
 
-def lexicon(language: str, seed: int) -> dict[str, str]:
+def draw_lexicon(language: str, seed: int) -> dict[str, str]:
     """English word -> word of the clone: two syllables, no word in two languages or with two meanings."""
     if language == "en":
         return {word: word for word in WORDS}
-    made = [a + b for a, b in product(SYLLABLES, SYLLABLES) if a + b not in WORDS]
-    drawn = random.Random(f"{seed} lexicons").sample(made, len(CLONES) * len(WORDS))
+    candidates = [a + b for a, b in product(SYLLABLES, SYLLABLES) if a + b not in WORDS]
+    drawn = random.Random(f"{seed} lexicons").sample(candidates, len(CLONES) * len(WORDS))
     first = CLONES.index(language) * len(WORDS)
     return dict(zip(WORDS, drawn[first : first + len(WORDS)], strict=True))
 
@@ -82,9 +82,9 @@ def say(sentence: Sentence, words: Words) -> str:
 # ------------------------------------------------------------------------------------------------ sentences
 
 
-def statement(draw: random.Random) -> Sentence:
+def draw_statement(draw: random.Random) -> Sentence:
     """One sentence that tells something of somebody; numbers may occur, nothing is asked."""
-    name, other = draw.sample(NAMES, 2)
+    name, second = draw.sample(NAMES, 2)
     item, number = draw.choice(ITEMS), str(draw.randint(2, 40))
     end = draw.choice([[], ["today"], ["in", "the", draw.choice(PLACES)], ["near", "the", draw.choice(PLACES)]])
     return draw.choice(
@@ -95,50 +95,50 @@ def statement(draw: random.Random) -> Sentence:
             [name, draw.choice(GAINS), number, item, *end, "."],
             [name, draw.choice(LOSSES), number, item, *end, "."],
             [name, draw.choice(NEUTRAL), number, item, *end, "."],
-            [name, "gives", number, item, "to", other, "."],
-            [name, "and", other, "have", number, draw.choice(COLORS), item, "together", "."],
-            [other, "has", "twice", "as", "many", item, "as", name, "."],
-            [other, "has", number, draw.choice(["more", "fewer"]), item, "than", name, "."],
+            [name, "gives", number, item, "to", second, "."],
+            [name, "and", second, "have", number, draw.choice(COLORS), item, "together", "."],
+            [second, "has", "twice", "as", "many", item, "as", name, "."],
+            [second, "has", number, draw.choice(["more", "fewer"]), item, "than", name, "."],
             ["each", "bag", "of", name, "has", number, item, "."],
             [name, "has", number, "bags", "and", draw.choice(NEUTRAL), "a", draw.choice(ANIMALS), "."],
             ["how", "many", item, "does", name, "have", "now", "?"],
-            ["how", "many", item, "do", name, "and", other, "have", "together", "?"],
+            ["how", "many", item, "do", name, "and", second, "have", "together", "?"],
         ]
     )
 
 
-def sentences(draw: random.Random) -> Sentence:
+def draw_sentences(draw: random.Random) -> Sentence:
     """Two statements: what is translated."""
-    return statement(draw) + statement(draw)
+    return draw_statement(draw) + draw_statement(draw)
 
 
-def problem(draw: random.Random, shares: tuple[float, ...] = STEPS) -> tuple[Sentence, list[str], int]:
+def draw_problem(draw: random.Random, shares: tuple[float, ...] = STEPS) -> tuple[Sentence, list[str], int]:
     """A word problem: (sentences, the steps as equations, the answer). `shares`: of those of one, two ... steps.
 
     Whether a number is added, taken away or left out is shown by the verb, in sentences of one form: who does not know
     the words cannot solve it.
     """
-    name, other, third = draw.sample(NAMES, 3)
+    name, second, third = draw.sample(NAMES, 3)
     item, distractor = draw.sample(ITEMS, 2)
     steps = draw.choices(range(1, 1 + len(shares)), shares)[0]
-    told: list[Sentence] = []
+    sentences: list[Sentence] = []
     equations: list[str] = []
     results: list[int] = []
 
-    def step(left: int, sign: str, right: int) -> int:
+    def add_step(left: int, sign: str, right: int) -> int:
         results.append({"+": left + right, "-": left - right, "*": left * right}[sign])
         equations.append(f"{left} {sign} {right} = {results[-1]}.")
         return results[-1]
 
-    asked: Sentence = [name]
+    owners: Sentence = [name]
     if steps > 1 and draw.random() < 0.2:
-        bags, each = draw.randint(2, 5), draw.randint(2, 8)
-        told += [[name, "has", str(bags), "bags", "."], ["each", "bag", "has", str(each), item, "."]]
-        total = step(bags, "*", each)
+        bags, in_each_bag = draw.randint(2, 5), draw.randint(2, 8)
+        sentences += [[name, "has", str(bags), "bags", "."], ["each", "bag", "has", str(in_each_bag), item, "."]]
+        total = add_step(bags, "*", in_each_bag)
         steps -= 1
     else:
         total = draw.randint(4, 30)
-        told.append([name, "has", str(total), item, "."])
+        sentences.append([name, "has", str(total), item, "."])
     while steps:
         steps -= 1
         number = draw.randint(2, 15)
@@ -148,48 +148,49 @@ def problem(draw: random.Random, shares: tuple[float, ...] = STEPS) -> tuple[Sen
         if number < 1:
             kind, number = "gain", draw.randint(2, 15)
         if draw.random() < 0.2:
-            told.append([name, draw.choice(NEUTRAL), str(draw.randint(2, 15)), item, "."])
+            sentences.append([name, draw.choice(NEUTRAL), str(draw.randint(2, 15)), item, "."])
         if kind == "gain":
-            told.append([name, draw.choice(GAINS), str(number), item, "."])
-            total = step(total, "+", number)
+            sentences.append([name, draw.choice(GAINS), str(number), item, "."])
+            total = add_step(total, "+", number)
         elif kind == "receive":
-            told.append([other, "gives", str(number), item, "to", name, "."])
-            total = step(total, "+", number)
+            sentences.append([second, "gives", str(number), item, "to", name, "."])
+            total = add_step(total, "+", number)
         elif kind == "loss":
-            told.append([name, draw.choice(LOSSES), str(number), item, "."])
-            total = step(total, "-", number)
+            sentences.append([name, draw.choice(LOSSES), str(number), item, "."])
+            total = add_step(total, "-", number)
         elif kind == "give":
-            told.append([name, "gives", str(number), item, "to", other, "."])
-            total = step(total, "-", number)
+            sentences.append([name, "gives", str(number), item, "to", second, "."])
+            total = add_step(total, "-", number)
         elif kind == "together":
-            told.append([other, "has", str(number), item, "."])
-            total, asked = step(total, "+", number), [name, "and", other]
+            sentences.append([second, "has", str(number), item, "."])
+            total, owners = add_step(total, "+", number), [name, "and", second]
         elif kind == "twice":
-            told.append([other, "has", "twice", "as", "many", item, "as", name, "."])
-            total, asked = step(total, "*", 2), [other]
+            sentences.append([second, "has", "twice", "as", "many", item, "as", name, "."])
+            total, owners = add_step(total, "*", 2), [second]
         else:
-            told.append([other, "has", str(number), kind, item, "than", name, "."])
-            total, asked = step(total, "+" if kind == "more" else "-", number), [other]
+            sentences.append([second, "has", str(number), kind, item, "than", name, "."])
+            total, owners = add_step(total, "+" if kind == "more" else "-", number), [second]
     if draw.random() < 0.15:
-        told.insert(
-            draw.randint(1, len(told)), [third, draw.choice(NEUTRAL), str(draw.randint(2, 15)), distractor, "."]
+        sentences.insert(
+            draw.randint(1, len(sentences)),
+            [third, draw.choice(NEUTRAL), str(draw.randint(2, 15)), distractor, "."],
         )
     if max(results) > LARGEST_RESULT:
-        return problem(draw, shares)
-    end = ["have", "together"] if len(asked) > 1 else ["have"]
-    told.append(["how", "many", item, "do" if len(asked) > 1 else "does", *asked, *end, "?"])
-    return [token for sentence in told for token in sentence], equations, total
+        return draw_problem(draw, shares)
+    end = ["have", "together"] if len(owners) > 1 else ["have"]
+    sentences.append(["how", "many", item, "do" if len(owners) > 1 else "does", *owners, *end, "?"])
+    return [token for sentence in sentences for token in sentence], equations, total
 
 
 def easy_problem(draw: random.Random) -> tuple[Sentence, list[str], int]:
     """As the text that makes the base has them."""
-    return problem(draw, EASY_STEPS)
+    return draw_problem(draw, EASY_STEPS)
 
 
 Reading = tuple[Sentence, Sentence, list[str], int]  # passage, question, four options, index of the right one
 
 
-def reading(draw: random.Random) -> Reading:
+def draw_reading(draw: random.Random) -> Reading:
     """A passage of three statements, a question on one of them, four options, the right one's index.
 
     The wrong options do not occur in the passage: a model of this size learns to see which words were told long before
@@ -197,18 +198,23 @@ def reading(draw: random.Random) -> Reading:
     """
     names, items = draw.sample(NAMES, 6), draw.sample(ITEMS, 6)
     colors, places, verbs = draw.sample(COLORS, 3), draw.sample(PLACES, 6), draw.sample(NEUTRAL, 3)
-    wanted = draw.randrange(3)
+    chosen_index = draw.randrange(3)
     if draw.random() < 0.5:
-        told = [[names[i], "is", "in", "the", places[i], "."] for i in range(3)]
-        question, pool = ["where", "is", names[wanted], "?"], places
+        sentences = [[names[i], "is", "in", "the", places[i], "."] for i in range(3)]
+        question, pool = ["where", "is", names[chosen_index], "?"], places
     else:
-        told = [[names[i], verbs[i], "the", colors[i], items[i], "."] for i in range(3)]
-        question, pool = ["what", "does", names[wanted], "have", "?"], items
-    options = draw.sample([pool[wanted], *pool[3:]], 4)
-    return [token for sentence in told for token in sentence], question, options, options.index(pool[wanted])
+        sentences = [[names[i], verbs[i], "the", colors[i], items[i], "."] for i in range(3)]
+        question, pool = ["what", "does", names[chosen_index], "have", "?"], items
+    options = draw.sample([pool[chosen_index], *pool[3:]], 4)
+    return (
+        [token for sentence in sentences for token in sentence],
+        question,
+        options,
+        options.index(pool[chosen_index]),
+    )
 
 
-def facts(seed: int) -> dict[tuple[str, str], str]:
+def draw_facts(seed: int) -> dict[tuple[str, str], str]:
     """The 72 facts of the world: (subject, animal) -> colour, home or food."""
     draw = random.Random(f"{seed} facts")
     values = {"colors": COLORS, "homes": PLACES, "foods": FOODS}
@@ -243,8 +249,8 @@ class ConstructedWorld:
 
     def __init__(self, seed: int, languages: tuple[str, ...] = ("en", *CLONES)) -> None:
         self.seed = seed
-        self.words = {language: lexicon(language, seed) for language in languages}
-        self.facts = facts(seed)
+        self.words = {language: draw_lexicon(language, seed) for language in languages}
+        self.facts = draw_facts(seed)
         self.held_out: set[str] = set()
 
     def hold_out(self, kind: str, split: str, size: int, make: Callable[[random.Random], Any]) -> list[Any]:
@@ -273,21 +279,23 @@ class ConstructedWorld:
         return item
 
     def problem_text(self, item: tuple[Sentence, list[str], int], words: Words) -> tuple[str, str]:
-        told, equations, answer = item
-        question = f"Question: {say(told, words)}\nStep-by-Step Answer:"
+        tokens, equations, answer = item
+        question = f"Question: {say(tokens, words)}\nStep-by-Step Answer:"
         return question, f"{' '.join(equations)} The answer is {answer}."
 
-    def reading_text(self, item: Reading, words: Words, own: Words | None = None) -> tuple[str, str]:
+    def reading_text(self, item: Reading, words: Words, answer_words: Words | None = None) -> tuple[str, str]:
         """`own`: the words of the answer, where those of the passage are mixed."""
         passage, question, options, right = item
-        return f"P: {say(passage, words)}\nQ: {say(question, words)}\nAnswer:", say([options[right]], own or words)
+        return f"P: {say(passage, words)}\nQ: {say(question, words)}\nAnswer:", say(
+            [options[right]], answer_words or words
+        )
 
     def fact(self, draw: random.Random) -> tuple[str, str, list[str], int]:
         """(subject, animal, options, right index), the options drawn anew each time."""
         subject, animal = draw.choice(SUBJECTS), draw.choice(ANIMALS)
         value = self.facts[subject, animal]
         values = {"colors": COLORS, "homes": PLACES, "foods": FOODS}[subject]
-        options = draw.sample([value, *draw.sample([other for other in values if other != value], 3)], 4)
+        options = draw.sample([value, *draw.sample([wrong for wrong in values if wrong != value], 3)], 4)
         return subject, animal, options, options.index(value)
 
     def fact_text(self, item: tuple[str, str, list[str], int], words: Words) -> tuple[str, str]:

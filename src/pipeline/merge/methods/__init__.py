@@ -24,8 +24,8 @@ NOT_SWEPT = ("method", "form", "files_from")  # nor is a RUN
 def method_in(module: ModuleType) -> type[Merge]:
     """The method that a file holds. Raises PipelineError where it is none, or lacks what `Method` asks for."""
     name = module.__name__.rpartition(".")[2]
-    found = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
-    merges = [one for one in found if issubclass(one, Merge) and "__dataclass_fields__" in vars(one)]
+    classes = [kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__]
+    merges = [kind for kind in classes if issubclass(kind, Merge) and "__dataclass_fields__" in vars(kind)]
     if len(merges) != 1:
         raise PipelineError(f"merge/methods/{name}.py must hold one dataclass of Merge, it holds {len(merges)}")
     (merge,) = merges
@@ -41,9 +41,9 @@ def sweep_of(methods: Mapping[str, type[Merge]]) -> Any:
     """The dataclass of sweep.<knob>: a list for each knob of the methods that is no RUN, and the shard."""
     knobs = {item.name for method in methods.values() for item in fields(method) if not item.metadata.get("run")}
     lists = [(name, list[Any] | None, knob(None)) for name in sorted(knobs - set(NOT_SWEPT))]
-    told = "sweep.<knob of the merge>=[...]: a list each; shard i/n scores each n-th point."
+    remedy = "sweep.<knob of the merge>=[...]: a list each; shard i/n scores each n-th point."
     shard = ("shard", str, knob("1/1", hashed=False))
-    return make_dataclass("Sweep", [*lists, shard], namespace={"__doc__": told})
+    return make_dataclass("Sweep", [*lists, shard], namespace={"__doc__": remedy})
 
 
 METHODS = {

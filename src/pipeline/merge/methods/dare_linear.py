@@ -34,7 +34,7 @@ class DareLinear(TaskVectors):
 
         last = np.uint32(max(1, round(self.density * 2**32)) - 1)  # of the numbers that keep an entry
         for index, vector in enumerate(vectors):
-            kept = random_bits(self.seed, index, name, start, vector.shape) <= last
+            mask = random_bits(self.seed, index, name, start, vector.shape) <= last
             np.multiply(vector, np.float32(1 / self.density), out=vector)
-            np.multiply(vector, kept, out=vector)
+            np.multiply(vector, mask, out=vector)
         return self.weighted_sum(vectors)

@@ -10,9 +10,9 @@ from pipeline.config.knob import knob
 from pipeline.config.merging import Merge, References
 from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
-from pipeline.merge.weights import Weights, inverse
+from pipeline.merge.weights import Weights, inverse_weights
 from pipeline.models.anatomy import NORMS, Site, anatomy, num_layers
-from pipeline.models.partition import is_outer, resolved, scaled_count, side
+from pipeline.models.partition import is_outer, resolve_partition, scaled_count, side_of
 
 if TYPE_CHECKING:
     from pipeline.merge.adapters import Source
@@ -51,15 +51,15 @@ class LayerSwap(Merge):
 
     def references(self) -> References:
         """Roles math and language; math.0, math.1, ... of a list."""
-        found: References = {}
-        for one in SIDES:
-            runs = getattr(self, one)
+        all_references: References = {}
+        for name in SIDES:
+            runs = getattr(self, name)
             runs = runs if isinstance(runs, list) else [runs]
             if not runs:
                 raise PipelineError("merge.math and merge.language name at least one run each: give merge.language=RUN")
-            roles = [one] if len(runs) == 1 else [f"{one}.{index}" for index in range(len(runs))]
-            found |= {role: (f"merge.{one}", run) for role, run in zip(roles, runs, strict=True)}
-        return found
+            roles = [name] if len(runs) == 1 else [f"{name}.{index}" for index in range(len(runs))]
+            all_references |= {role: (f"merge.{name}", run) for role, run in zip(roles, runs, strict=True)}
+        return all_references
 
     @property
     def has_zones(self) -> bool:
@@ -73,7 +73,7 @@ class LayerSwap(Merge):
         if partition is not None:
             refuse_counts(self, partition)
         if layers is not None:
-            resolved(partition, layers) if partition else swapped_counts(self, layers)
+            resolve_partition(partition, layers) if partition else swapped_counts(self, layers)
 
     def unread(self, partition: Partition | None) -> Sequence[str]:
         return (*COUNTS, "scale_to_depth", "zones") if partition else ()
@@ -92,9 +92,9 @@ class LayerSwap(Merge):
         if self.needs_base():
             assert base is not None
             magnitudes = {}
-            for one in SIDES:
-                own = [source for role, source in sources.items() if role.partition(".")[0] == one]
-                magnitudes[one] = mean_change([(1 / len(own), source) for source in own], base, threads)
+            for name in SIDES:
+                experts = [source for role, source in sources.items() if role.partition(".")[0] == name]
+                magnitudes[name] = mean_change([(1 / len(experts), source) for source in experts], base, threads)
             weights = layer_swap_weights(self, sites, partition, magnitudes)
         return linear_merge(self, sources, weights)
 
@@ -117,43 +117,43 @@ def layer_swap_weights(
     exceed the model.
     """
     layers = num_layers(sites)
-    sources = {one: [role for role in config.references() if role.partition(".")[0] == one] for one in SIDES}
+    sources = {name: [role for role in config.references() if role.partition(".")[0] == name] for name in SIDES}
     shares = {"math": {"math": 1.0}, "language": {"language": 1.0}, "average": dict.fromkeys(SIDES, 0.5)}
     if magnitudes is not None:
-        shares["magnitude"] = inverse(magnitudes)
+        shares["magnitude"] = inverse_weights(magnitudes)
 
-    def chosen(key: str) -> dict[str, float]:
+    def shares_of(key: str) -> dict[str, float]:
         value = getattr(config, key)
         if value not in shares:
             raise PipelineError(f"merge.{key} must be average, magnitude, math or language, got {value!r}")
-        return spread(shares[value])
+        return spread_share(shares[value])
 
-    def spread(share: Mapping[str, float]) -> dict[str, float]:
-        return {role: part / len(sources[one]) for one, part in share.items() for role in sources[one]}
+    def spread_share(share: Mapping[str, float]) -> dict[str, float]:
+        return {role: part / len(sources[name]) for name, part in share.items() for role in sources[name]}
 
-    math_only, language_only = spread(shares["math"]), spread(shares["language"])
-    outside = {kind: chosen(key) for kind, key in _OUTSIDE_KEYS.items()}
-    norms = None if config.layer_norms == "with_layer" else chosen("layer_norms")
-    zone = chosen("zones")
+    math_only, language_only = spread_share(shares["math"]), spread_share(shares["language"])
+    outside = {kind: shares_of(key) for kind, key in _OUTSIDE_KEYS.items()}
+    norms = None if config.layer_norms == "with_layer" else shares_of("layer_norms")
+    zone = shares_of("zones")
     b, u, t_b, t_u = (0, 0, 0, 0) if partition else swapped_counts(config, layers)
     config.refuse(partition, layers)
 
-    def weights(site: Site) -> dict[str, float]:
+    def weights_at(site: Site) -> dict[str, float]:
         if site.layer is None:
             return outside[site.kind]
         if site.kind in NORMS and norms is not None:
             return norms
         if partition is not None:
-            return language_only if side(partition, site, layers) == "language" else math_only
+            return language_only if side_of(partition, site, layers) == "language" else math_only
         if is_outer(site.layer, b, u, layers):
             return language_only
         return zone if is_outer(site.layer, b + t_b, u + t_u, layers) else math_only
 
-    return {name: weights(site) for name, site in sites.items()}
+    return {name: weights_at(site) for name, site in sites.items()}
 
 
 def refuse_counts(config: LayerSwap, partition: Partition) -> None:
-    """Counts beside a partition would be read by nobody."""
+    """Raise PipelineError for layer counts given together with a partition, which would ignore them."""
     for key in (*COUNTS, "scale_to_depth"):
         value = getattr(config, key)
         if value != type(config).__dataclass_fields__[key].default:

@@ -13,7 +13,7 @@ from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
 from pipeline.merge.weights import Weights
 from pipeline.models.anatomy import OUTSIDE, Site, anatomy, num_layers
-from pipeline.models.partition import resolved, side
+from pipeline.models.partition import resolve_partition, side_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,10 +49,10 @@ class Reset(Merge):
         return self.threshold is None
 
     def refuse(self, partition: Partition | None, layers: int | None) -> None:
-        asked = [key for key in ("side", "layers", "threshold") if getattr(self, key) is not None]
-        if len(asked) != 1:
-            told = " and ".join(f"merge.{key}" for key in asked) or "none"
-            raise PipelineError(f"merge=reset needs one of merge.side, merge.layers and merge.threshold, got {told}")
+        given = [key for key in ("side", "layers", "threshold") if getattr(self, key) is not None]
+        if len(given) != 1:
+            names = " and ".join(f"merge.{key}" for key in given) or "none"
+            raise PipelineError(f"merge=reset needs one of merge.side, merge.layers and merge.threshold, got {names}")
         if self.side is not None and partition is None:
             raise PipelineError(f"merge.side={self.side} needs a partition: give partition=A, B, C or Z")
         if self.side is None and partition is not None:
@@ -60,7 +60,7 @@ class Reset(Merge):
         if partition is not None and partition.outside != "frozen":
             raise PipelineError(f"partition.outside={partition.outside} is of training: a reset reads merge.outside")
         if partition is not None and layers is not None:
-            resolved(partition, layers)
+            resolve_partition(partition, layers)
         if self.layers and layers is not None and max(self.layers) >= layers:
             raise PipelineError(f"merge.layers={self.layers}: the model has layers 0 to {layers - 1}")
 
@@ -70,27 +70,28 @@ class Reset(Merge):
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None
     ) -> Merging:
-        from pipeline.merge.formulas import Once, linear, row_changes
+        from pipeline.merge.formulas import Once, linear_formula, row_changes
         from pipeline.merge.merge import Merging
-        from pipeline.merge.summary import grouped
+        from pipeline.merge.summary import group_weights
 
         assert base is not None
         weights = reset_weights(self, anatomy(base.names), partition)
-        both = {**sources, "base": base}
-        kept = Once(lambda name: row_changes(sources["expert"], base, name, self.axis) > (self.threshold or 0.0))
-        whole, by_row = linear(both, weights), reset_rows(self, sources["expert"], base, kept)
-        rows, changes = grouped(weights), weights if self.exact_for_adapters() else None
+        all_sources = {**sources, "base": base}
+        threshold = self.threshold or 0.0
+        kept_rows = Once(lambda name: row_changes(sources["expert"], base, name, self.axis) > threshold)
+        by_tensor, by_row = linear_formula(all_sources, weights), reset_rows(self, sources["expert"], base, kept_rows)
+        rows, changes = group_weights(weights), weights if self.exact_for_adapters() else None
         if self.threshold is not None:
-            told = f"expert, but base in rows ({self.axis} features) that changed by {self.threshold:g} or less"
-            rows.insert(1, {"where": "all layers", "what": "all", "weights": {}, "formula": told})
+            formula_text = f"expert, but base in rows ({self.axis} features) that changed by {self.threshold:g} or less"
+            rows.insert(1, {"where": "all layers", "what": "all", "weights": {}, "formula": formula_text})
 
         def formula(name: str, start: int, stop: int) -> np.ndarray:
-            return whole(name, start, stop) if name in weights else by_row(name, start, stop)
+            return by_tensor(name, start, stop) if name in weights else by_row(name, start, stop)
 
-        def measured(threads: int | None) -> dict[str, float]:
-            return kept_shares(self, sources["expert"], base, weights, kept, threads)
+        def measure_shares(threads: int | None) -> dict[str, float]:
+            return kept_shares(self, sources["expert"], base, weights, kept_rows, threads)
 
-        return Merging(self, both, formula, weights, rows, passes=2, changes=changes, measured=measured)
+        return Merging(self, all_sources, formula, weights, rows, passes=2, changes=changes, measured=measure_shares)
 
 
 def reset_weights(config: Reset, sites: Mapping[str, Site], partition: Partition | None = None) -> Weights:
@@ -110,14 +111,14 @@ def reset_weights(config: Reset, sites: Mapping[str, Site], partition: Partition
         if site.layer is None or site.kind in OUTSIDE:
             return base if outside == "reset" else expert
         if partition is not None:
-            return base if side(partition, site, layers) == config.side else expert
+            return base if side_of(partition, site, layers) == config.side else expert
         return base if site.layer in (config.layers or []) else expert
 
     by_row = config.threshold is not None
     return {name: weights(site) for name, site in sites.items() if not (by_row and site.layer is not None)}
 
 
-def reset_rows(config: Reset, expert: Source, base: Source, kept: Once[np.ndarray]) -> Formula:
+def reset_rows(config: Reset, expert: Source, base: Source, kept_rows: Once[np.ndarray]) -> Formula:
     """The expert's rows that changed by more than the threshold in the mean; the base's where they did not."""
     import numpy as np
 
@@ -125,7 +126,7 @@ def reset_rows(config: Reset, expert: Source, base: Source, kept: Once[np.ndarra
     from pipeline.models.floats import buffers
 
     def formula(name: str, start: int, stop: int) -> np.ndarray:
-        rows = kept(name)
+        rows = kept_rows(name)
         (vector,) = task_vectors([expert], base, name, start, stop)
         one_row = len(base.info(name).shape) < 2
         keep = rows if config.axis == "input" or one_row else rows[start:stop, None]
@@ -141,7 +142,7 @@ _shares: dict[Any, dict[str, float]] = {}
 
 
 def kept_shares(
-    config: Reset, expert: Source, base: Source, weights: Weights, kept: Once[np.ndarray], threads: int | None
+    config: Reset, expert: Source, base: Source, weights: Weights, kept_rows: Once[np.ndarray], threads: int | None
 ) -> dict[str, float]:
     """How much of the layers stays the expert's, in percent: of their rows (as `rows_in` has them, a vector is one) and
     of their parameters. `layer_swapping` 3.3: 70 to 80 % of the parameters are needed. Measured once a process.
@@ -153,12 +154,13 @@ def kept_shares(
     if key not in _shares:
         sites = anatomy(base.names)
 
-        def count(name: str) -> tuple[int, int, int, int]:
+        def count_kept(name: str) -> tuple[int, int, int, int]:
             rows, length = rows_in(base.info(name).shape, config.axis)
-            left = rows * ("expert" in weights[name]) if name in weights else int(kept(name).sum())
-            return left, rows, left * length, rows * length
+            rows_left = rows * ("expert" in weights[name]) if name in weights else int(kept_rows(name).sum())
+            return rows_left, rows, rows_left * length, rows * length
 
-        found = in_threads([partial(count, name) for name in by_size(base) if sites[name].layer is not None], threads)
-        left, rows, entries, all_entries = map(sum, zip(*found, strict=True))
-        _shares[key] = {"rows_kept": 100 * left / rows, "parameters_kept": 100 * entries / all_entries}
+        in_layers = [name for name in by_size(base) if sites[name].layer is not None]
+        counts = in_threads([partial(count_kept, name) for name in in_layers], threads)
+        rows_left, rows, entries, all_entries = map(sum, zip(*counts, strict=True))
+        _shares[key] = {"rows_kept": 100 * rows_left / rows, "parameters_kept": 100 * entries / all_entries}
     return _shares[key]

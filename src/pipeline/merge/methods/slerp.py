@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.config.knob import knob
-from pipeline.config.merging import Merge, References, numbered
+from pipeline.config.merging import Merge, References, numbered_references
 from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
 
@@ -35,7 +35,7 @@ class Slerp(Merge):
     def references(self) -> References:
         if len(self.experts) != 2:
             raise PipelineError(f"merge.experts={self.experts}: merge=slerp is of two runs, name two")
-        return numbered(self.experts)
+        return numbered_references(self.experts)
 
     def exact_for_adapters(self) -> bool:
         return False
@@ -47,18 +47,18 @@ class Slerp(Merge):
         from pipeline.merge.merge import Merging
 
         first, second = sources.values()
-        shares = Once(lambda name: shares_on_the_arc(*angle(first, second, name), self.t))
+        shares = Once(lambda name: shares_on_the_arc(*angle_between(first, second, name), self.t))
 
         def formula(name: str, start: int, stop: int) -> np.ndarray:
             a, b = shares(name)
             return weighted_sum([(a, first), (b, second)], name, start, stop)
 
-        said = f"SLERP from 0 to 1, t {self.t:g}; the line where |cosine| > {NEARLY_COLINEAR}"
-        rows = [{"where": "everywhere", "what": "all", "weights": {}, "formula": said}]
+        description = f"SLERP from 0 to 1, t {self.t:g}; the line where |cosine| > {NEARLY_COLINEAR}"
+        rows = [{"where": "everywhere", "what": "all", "weights": {}, "formula": description}]
         return Merging(self, sources, formula, {}, rows, passes=2)
 
 
-def angle(first: Source, second: Source, name: str) -> tuple[float, bool]:
+def angle_between(first: Source, second: Source, name: str) -> tuple[float, bool]:
     """The angle between two tensors as vectors, in radians, and whether it is too near 0 or pi to be divided by."""
     import numpy as np
 

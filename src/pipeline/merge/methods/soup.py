@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.knob import knob
-from pipeline.config.merging import Merge, References, numbered
+from pipeline.config.merging import Merge, References, numbered_references
 from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
-from pipeline.merge.weights import Weights, expert_weights, inverse
+from pipeline.merge.weights import Weights, expert_weights, inverse_weights
 
 if TYPE_CHECKING:
     from pipeline.merge.adapters import Source
@@ -31,7 +31,7 @@ class Soup(Merge):
             self.weights = [float(weight) for weight in self.weights]
 
     def references(self) -> References:
-        return numbered(self.experts)
+        return numbered_references(self.experts)
 
     def needs_base(self) -> bool:
         return isinstance(self.weights, str) and self.weights == "magnitude"
@@ -49,7 +49,7 @@ class Soup(Merge):
         magnitudes = None
         if self.needs_base():
             assert base is not None
-            magnitudes = {role: mean_change([(1.0, one)], base, threads) for role, one in sources.items()}
+            magnitudes = {role: mean_change([(1.0, source)], base, threads) for role, source in sources.items()}
         return linear_merge(self, sources, soup_weights(self, sources["0"].names, magnitudes))
 
 
@@ -63,7 +63,7 @@ def soup_weights(config: Soup, names: Iterable[str], magnitudes: Mapping[str, fl
     if not count:
         raise PipelineError("merge.experts is empty: give at least one run")
     if config.weights == "magnitude" and magnitudes is not None:
-        weights = list(inverse(magnitudes).values())
+        weights = list(inverse_weights(magnitudes).values())
     elif isinstance(config.weights, str):
         raise PipelineError(f"merge.weights must be uniform, magnitude or a list of numbers, got {config.weights!r}")
     else:

@@ -42,12 +42,12 @@ class Ties(TaskVectors):
             )
 
     def formula(self, roles: Sequence[str]) -> str:
-        said = f"TIES of {len(roles)} task vectors, density {self.density:g}, trim {self.trim}"
-        said += ", exactly so many where entries are tied" if self.ties_at_threshold == "exact" else ""
+        description = f"TIES of {len(roles)} task vectors, density {self.density:g}, trim {self.trim}"
+        description += ", exactly so many where entries are tied" if self.ties_at_threshold == "exact" else ""
         if self.weights:
-            told = " ".join(f"{weight:g}" for weight in self.weights)
-            said += f", weights {told} {self.weigh} the election, mean over {self.divisor}"
-        return said
+            numbers = " ".join(f"{weight:g}" for weight in self.weights)
+            description += f", weights {numbers} {self.weigh} the election, mean over {self.divisor}"
+        return description
 
     def decide(
         self, sources: dict[str, Source], base: Source | None, partition: Partition | None, threads: int | None

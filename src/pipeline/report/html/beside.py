@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipeline.benchmarks import kind_of
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import mean
-from pipeline.evaluate.reasoning import alike
+from pipeline.evaluate.reasoning import languages_of_script
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.load.contents import Results
 from pipeline.report.load.scores import Written
@@ -63,7 +63,7 @@ def answer_checks(results: Results, written: Written) -> list[AnswerChecks]:
 def shares_script(language: str) -> bool:
     """Whether MGSM has another language of this script; also of a language that is not known here, of an archive."""
     try:
-        return bool(alike(language))
+        return bool(languages_of_script(language))
     except PipelineError:
         return True
 

@@ -11,15 +11,15 @@ from typing import Any
 from pipeline.benchmarks import chance_of
 from pipeline.report.html import samples
 from pipeline.report.html.beside import SHARES, answer_checks
-from pipeline.report.html.runs import curves_of, described, duration, lines
+from pipeline.report.html.runs import curves_of, describe_runs, duration, run_lines
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import Results, RunResult
 from pipeline.report.load.scores import Written
 from pipeline.report.render import plots
-from pipeline.report.render.cells import BEST_NOTE, chosen_text, difference, outside, reasons
+from pipeline.report.render.cells import BEST_NOTE, cell_difference, chosen_text, group_reasons, is_outside
 from pipeline.report.render.maps import Changes, changes_of
-from pipeline.report.stats.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED, decimals
-from pipeline.report.stats.compare import corrected, headline
+from pipeline.report.stats.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED, format_points
+from pipeline.report.stats.compare import correct_contrasts, headline_sentence
 
 MOST_BARS, MOST_PANELS = 60, 24  # rows and columns of a chart; a larger table has none
 
@@ -49,7 +49,7 @@ def page(
     logs = curves_of(results.trainings)
     curves = _curves(results, logs)
     runs = {run.name: run for run in results.runs}
-    contrasts = corrected(results.contrasts)
+    contrasts = correct_contrasts(results.contrasts)
 
     def flags(names: Sequence[str]) -> list[tuple[str, str]]:
         """The marks of what these runs made, each with its reason."""
@@ -62,14 +62,14 @@ def page(
         .get_template("page.html.j2")
         .render(
             results=results,
-            headline=headline(contrasts),
+            headline=headline_sentence(contrasts),
             notes=notes,
-            cells={(item.row, item.column): item for item in results.cells},
+            cells=results.by_place,
             published=any(item.published is not None for item in results.cells),
             chosen=shortened(f"{key}: {chosen_text(choice)}." for key, choice in results.choices.items()),
-            reasons={name: shortened(reasons(results, name)) for name in ("suspect", "missing")},
-            far=lambda cell: outside(cell, results.base_tolerance),
-            difference=difference,
+            reasons={name: shortened(group_reasons(results, name)) for name in ("suspect", "missing")},
+            far=lambda cell: is_outside(cell, results.base_tolerance),
+            difference=cell_difference,
             best_note=BEST_NOTE if any(item.maximum is not None for item in results.cells) else "",
             checks=answer_checks(results, written),
             shares=list(SHARES.values()),
@@ -78,12 +78,12 @@ def page(
             chart=chart,
             curves=curves,
             maps=maps_of(results),
-            marks=_grouped(samples.sanity(results, written, answers)),
-            data=samples.browser(results, written, answers) | {"runs": described(results, folder, logs)},
+            marks=_grouped(samples.suspicious_scores(results, written, answers)),
+            data=samples.answer_browser(results, written, answers) | {"runs": describe_runs(results, folder, logs)},
             keep=max((len(item.first) for item in answers.values()), default=0),
             differences=_differences(results),
             warnings=by_message(results, lambda run: run.warnings),
-            runs=lines(results, folder),
+            runs=run_lines(results, folder),
             counts={
                 "finished": sum(run.finished for run in results.runs),
                 "flagged": any(run.stale or run.unlike for run in results.runs),
@@ -104,13 +104,13 @@ def environment(flags: Callable[[Sequence[str]], Any] | None = None) -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"duration": duration, "signed": signed, "decimals": decimals, "chance": chance}
+    templates.filters |= {"duration": duration, "signed": signed, "decimals": format_points, "chance": chance}
     templates.globals["flags_of"] = flags
     return templates
 
 
 def signed(value: float) -> str:
-    return decimals(value, "+").replace("-", "−")
+    return format_points(value, "+").replace("-", "−")
 
 
 def chance(p: float) -> str:
@@ -144,7 +144,7 @@ def maps_of(results: Results) -> list[Changes]:
 
 def chart_of(results: Results) -> str:
     """Bars of the table's scores, a panel a column; empty where there are too many, or none."""
-    cells = {(cell.row, cell.column): cell for cell in results.cells}
+    cells = results.by_place
     panels = []
     for column in results.columns:
         in_column = [cells.get((row, column)) for row in results.rows]
@@ -187,8 +187,8 @@ def _curves(results: Results, logs: Mapping[str, plots.Curve]) -> Curves:
 def _grouped(marks: Sequence[samples.Mark]) -> list[MarkGroup]:
     """Marks of the same kind on the same row together, in the order found."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for one in marks:
-        groups.setdefault((one.mark, one.row), []).append(one.detail)
+    for item in marks:
+        groups.setdefault((item.mark, item.row), []).append(item.detail)
     return [MarkGroup(mark, row, details) for (mark, row), details in groups.items()]
 
 

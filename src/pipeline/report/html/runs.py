@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from pipeline.data.rows import read_jsonl
 from pipeline.report.load.contents import TRAININGS, Results, RunResult
-from pipeline.report.render.plots import Curve, thinned
+from pipeline.report.render.plots import Curve, thin_points
 
 KINDS = {"sft": "training", "cpt": "training", "eval": "evaluation", "select": "selection", "analyze": "analysis"}
 LONGEST_CARD = 20_000  # characters
@@ -31,7 +31,7 @@ class RunLine:
     finished: bool
 
 
-def lines(results: Results, folder: Path) -> list[RunLine]:
+def run_lines(results: Results, folder: Path) -> list[RunLine]:
     """Every run behind the table once: trainings, then evaluations, then the rest."""
     serves: dict[str, dict[str, None]] = {}
     for cell in results.cells:
@@ -43,7 +43,7 @@ def lines(results: Results, folder: Path) -> list[RunLine]:
         RunLine(
             KINDS.get(run.stage, run.stage),
             run.name,
-            address(run.folder, folder) if results.linked else "",
+            relative_address(run.folder, folder) if results.linked else "",
             "; ".join(serves.get(run.name, {})) or (run.label if run.stage in TRAININGS else ""),
             run.model,
             run.seconds,
@@ -53,17 +53,17 @@ def lines(results: Results, folder: Path) -> list[RunLine]:
     ]
 
 
-def described(results: Results, folder: Path, curves: Mapping[str, Curve]) -> dict[str, Any]:
+def describe_runs(results: Results, folder: Path, curves: Mapping[str, Curve]) -> dict[str, Any]:
     """Name -> what the page opens of a run."""
     return {
         run.name: {
             "stage": run.stage, "model": run.model, "time": "" if run.seconds is None else duration(run.seconds),
             "made": ", ".join(filter(None, [run.started, describe_machine(run.machine, run.versions)])),
             "attempt": run.attempt, "root": run.weights_root, "parents": dict(run.parents), "config": dict(run.config),
-            "card": run.card, "href": address(run.folder, folder) if results.linked else "",
+            "card": run.card, "href": relative_address(run.folder, folder) if results.linked else "",
             "note": "; ".join(filter(None, [run.stale and f"stale: {run.stale}", *run.unlike, run.reason])),
-            "text": card(run.folder) if run.stage == "data" else "",
-            "curve": points(curves[run.name]) if run.name in curves else [],
+            "text": card_lines(run.folder) if run.stage == "data" else "",
+            "curve": curve_points(curves[run.name]) if run.name in curves else [],
         }
         for run in results.runs
     }  # fmt: skip
@@ -75,7 +75,7 @@ def describe_machine(machine: Mapping[str, Any], versions: Mapping[str, str]) ->
     return ", ".join(str(part) for part in parts if part)
 
 
-def card(folder: Path) -> str:
+def card_lines(folder: Path) -> str:
     path = folder / "data_card.md"
     return path.read_text(encoding="utf-8", errors="replace")[:LONGEST_CARD] if path.is_file() else ""
 
@@ -93,11 +93,11 @@ def curves_of(trainings: Sequence[RunResult]) -> dict[str, Curve]:
     return curves
 
 
-def points(curve: Curve) -> list[list[float]]:
-    return [[round(x, 1), float(f"{y:.4g}")] for x, y in thinned(curve.loss, 120) if math.isfinite(y)]
+def curve_points(curve: Curve) -> list[list[float]]:
+    return [[round(x, 1), float(f"{y:.4g}")] for x, y in thin_points(curve.loss, 120) if math.isfinite(y)]
 
 
-def address(target: Path, folder: Path) -> str:
+def relative_address(target: Path, folder: Path) -> str:
     """The address of a folder as seen from the page's; empty where there is none."""
     return quote(Path(os.path.relpath(target, folder)).as_posix()) + "/" if target.is_dir() else ""
 

@@ -23,7 +23,7 @@ class Mark:
     detail: str
 
 
-def sanity(results: Results, written: Written, answers: Mapping[Place, Answers]) -> list[Mark]:
+def suspicious_scores(results: Results, written: Written, answers: Mapping[Place, Answers]) -> list[Mark]:
     """Scores that deserve a look.
 
     Exactly 0, at chance, mostly unparsed, cut off, in the wrong script, identical to another row's.
@@ -76,7 +76,7 @@ def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
 # -------------------------------------------------------------------------------------------------- to browse
 
 
-def browser(results: Results, written: Written, answers: Mapping[Place, Answers]) -> dict[str, Any]:
+def answer_browser(results: Results, written: Written, answers: Mapping[Place, Answers]) -> dict[str, Any]:
     """The first questions of each cell.
 
     {"strings": [...], "cells": [{row, column, language, run, at, total, items: [[doc_id, prompt, target, response,

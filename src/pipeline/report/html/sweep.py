@@ -34,7 +34,7 @@ def sweeps_of(reports: Path, hashes: Collection[str]) -> list[tuple[str, str]]:
 
 def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> Path:
     """index.html, scores.csv and map.png of the finished points; those of other shards count as they finish."""
-    scores = {index: score for index, run in enumerate(runs) if (score := scored(run)) is not None}
+    scores = {index: score for index, run in enumerate(runs) if (score := point_scores(run)) is not None}
     folder.mkdir(parents=True, exist_ok=True)
     title = f"{config.merge.method} · {config.eval.name} · {', '.join(config.languages)}"
     context: dict[str, Any] = {"title": title, "finished": len(scores), "points": len(points), "map": "", "told": []}
@@ -61,7 +61,7 @@ def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, A
     return folder / "index.html"
 
 
-def scored(run: Run) -> list[list[float]] | None:
+def point_scores(run: Run) -> list[list[float]] | None:
     """The scores of a finished point in percent, a list of questions for each task and language; None of others."""
     if read_manifest(run.folder) is None:
         return None
@@ -70,11 +70,11 @@ def scored(run: Run) -> list[list[float]] | None:
         samples = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         samples.sort(key=lambda sample: sample["doc_id"])
         metric, _ = primary_metric(path.name.partition(".")[0])
-        scores.append([_percent(sample, metric) for sample in samples])
+        scores.append([_percent_of_sample(sample, metric) for sample in samples])
     return scores
 
 
-def _percent(sample: Mapping[str, Any], metric: str | None) -> float:
+def _percent_of_sample(sample: Mapping[str, Any], metric: str | None) -> float:
     """One question's: right or wrong, else its own score of the task's metric, which is in percent already."""
     if sample.get("correct") is not None:
         return 100.0 * sample["correct"]

@@ -19,9 +19,9 @@ from pipeline.report.load.answers import read_answers
 from pipeline.report.load.contents import Results
 from pipeline.report.load.scores import notes_of, primary_rows, read_evaluations, refuse_unlike
 from pipeline.report.render.cells import cells_csv, cells_markdown, choices_json, contrasts_csv
-from pipeline.report.render.tidy import tidy
+from pipeline.report.render.tidy import tidy_rows
 from pipeline.report.stats.claims import claims_csv
-from pipeline.report.stats.compare import corrected, headline
+from pipeline.report.stats.compare import correct_contrasts, headline_sentence
 
 MOST_ANSWERS, MOST_QUESTIONS = 6_000, 250  # that the page carries: in all, and of one model in one task and language
 
@@ -43,9 +43,9 @@ def write_report(results: Results, folder: Path) -> Path:
     notes = notes_of(results, written_scores)
     html, pictures = page(results, written_scores, answers, notes, folder)
     written = {
-        "results.csv": tidy(results, written_scores),
+        "results.csv": tidy_rows(results, written_scores),
         "cells.csv": cells_csv(results),
-        "cells.md": cells_markdown(results, headline(corrected(results.contrasts)), notes),
+        "cells.md": cells_markdown(results, headline_sentence(correct_contrasts(results.contrasts)), notes),
         "choices.json": choices_json(results),
         "index.html": html,
     }

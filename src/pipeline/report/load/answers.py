@@ -59,7 +59,7 @@ def read_answers(
     import pyarrow.parquet as pq
 
     answers: dict[Place, Answers] = {}
-    with pq.ParquetWriter(parquet, schema(), compression="zstd") as writer:
+    with pq.ParquetWriter(parquet, answer_schema(), compression="zstd") as writer:
         rows = AnswerRows(writer)
         for name, folder in evaluations.items():
             shots = {(row.task, row.where): row.num_fewshot for row in written[name][0]}
@@ -104,7 +104,7 @@ def page_answers(task: str, language: str, samples: Sequence[Sample], keep: int)
         }
         if kind == "translation"
         else {},
-        first=[item(sample) for sample in samples[:keep]],
+        first=[page_item(sample) for sample in samples[:keep]],
     )
 
 
@@ -131,7 +131,7 @@ def in_another_script(task: str, place: str, responses: Sequence[str]) -> int:
     return strange if strange > len(responses) / 2 else 0
 
 
-def item(sample: Sample) -> list[Any]:
+def page_item(sample: Sample) -> list[Any]:
     """[doc_id, prompt, target, response, extracted, correct, further scores] of the page."""
     scores = {k: v for k, v in (sample.get("scores") or {}).items() if isinstance(v, int | float) and math.isfinite(v)}
     numbers = ", ".join(f"{name} {value:.4g}" for name, value in sorted(scores.items()))
@@ -155,7 +155,7 @@ def text_of(value: Any) -> str:
 # ------------------------------------------------------------------------------------------------ answers.parquet
 
 
-def schema() -> Any:
+def answer_schema() -> Any:
     import pyarrow as pa
 
     category = pa.dictionary(pa.int32(), pa.string())
@@ -196,5 +196,5 @@ class AnswerRows:
         import pyarrow as pa
 
         if self.columns:
-            self.writer.write_table(pa.Table.from_pydict(self.columns, schema=schema()))
+            self.writer.write_table(pa.Table.from_pydict(self.columns, schema=answer_schema()))
             self.columns = {}

@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import json
 import re
-import types
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from functools import lru_cache
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from pipeline.errors import PipelineError
 from pipeline.files import replacing
 from pipeline.hub.addresses import without_credentials
 from pipeline.report.load.contents import Results
+from pipeline.typed_json import from_json
 
 FORMAT = 2  # raised when an older program would misread what is in one
 NAME = r"[\w+=@][\w.+=@-]{0,250}"
@@ -38,15 +37,15 @@ PRIVATE = ("environment", "runs_dir", "tracking", "launcher")  # of a manifest a
 ABSOLUTE = re.compile(r"(?<![\w.:/-])(?:~|[A-Za-z]:)?/(?:[^\s/:,;\"'()\[\]<>|]+/)*([^\s/:,;\"'()\[\]<>|]+)")
 
 
-def shared(value: Any, roots: Sequence[str] = ()) -> Any:
+def without_private(value: Any, roots: Sequence[str] = ()) -> Any:
     """The same structure as it may leave this machine: of an absolute path its last part, no credentials.
 
     roots: folders whose names say too much even where they hold spaces.
     """
     if isinstance(value, Mapping):
-        return {key: shared(inner, roots) for key, inner in value.items()}
+        return {key: without_private(inner, roots) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [shared(inner, roots) for inner in value]
+        return [without_private(inner, roots) for inner in value]
     if not isinstance(value, str):
         return value
     for root in roots:
@@ -57,49 +56,49 @@ def shared(value: Any, roots: Sequence[str] = ()) -> Any:
 # ------------------------------------------------------------------------------------------------ out
 
 
-def pack(results: Results, table: str, file: Path, roots: Sequence[str] = ()) -> Path:
+def write_archive(results: Results, table: str, file: Path, roots: Sequence[str] = ()) -> Path:
     """Write the archive. table: the text of its YAML; roots: local folders that no text of it may name."""
     with replacing(file) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
-        contents = {"format": FORMAT, "results": shared(plain(results), roots)}
-        add(archive, "archive.json", json.dumps(contents, ensure_ascii=False, indent=1))
-        add(archive, "table.yaml", shared(table, roots))
+        contents = {"format": FORMAT, "results": without_private(plain_data(results), roots)}
+        add_member(archive, "archive.json", json.dumps(contents, ensure_ascii=False, indent=1))
+        add_member(archive, "table.yaml", without_private(table, roots))
         for run in sorted(results.runs, key=lambda run: run.name):
             paths = sorted(path for pattern in PACKED for path in run.folder.glob(pattern)) if run.finished else []
             for path in paths:
                 name = f"runs/{run.name}/{path.relative_to(run.folder).as_posix()}"
                 if not MEMBER.fullmatch(name):
                     raise PipelineError(f"{path.name} of {run.name} cannot be packed: its name is not one of ours")
-                add(archive, name, packed(path, roots))
+                add_member(archive, name, packed_content(path, roots))
     return file
 
 
-def add(archive: zipfile.ZipFile, name: str, content: str | bytes) -> None:
+def add_member(archive: zipfile.ZipFile, name: str, content: str | bytes) -> None:
     member = zipfile.ZipInfo(name)  # of 1980: the time of packing is no result
     member.compress_type, member.create_system, member.external_attr = zipfile.ZIP_DEFLATED, 3, 0o644 << 16
     archive.writestr(member, content)
 
 
-def packed(path: Path, roots: Sequence[str]) -> str | bytes:
+def packed_content(path: Path, roots: Sequence[str]) -> str | bytes:
     """A file as it goes in: answers and logs as they are, the rest without what is private."""
     if path.suffix in (".jsonl", ".csv"):
         return path.read_bytes()
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".json":
-        return str(shared(text, roots))
+        return str(without_private(text, roots))
     content = json.loads(text)
     if path.name == "manifest.json":
         content = {key: value for key, value in content.items() if key not in PRIVATE}
         content["config"] = {key: value for key, value in content.get("config", {}).items() if key not in PRIVATE}
-    return json.dumps(shared(content, roots), ensure_ascii=False, indent=1) + "\n"
+    return json.dumps(without_private(content, roots), ensure_ascii=False, indent=1) + "\n"
 
 
-def plain(value: Any) -> Any:
+def plain_data(value: Any) -> Any:
     """A dataclass as JSON has it, folders left out."""
     if is_dataclass(value):
-        return {item.name: plain(getattr(value, item.name)) for item in fields(value) if item.name != "folder"}
+        return {item.name: plain_data(getattr(value, item.name)) for item in fields(value) if item.name != "folder"}
     if isinstance(value, Mapping):
-        return {key: plain(inner) for key, inner in value.items()}
-    return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {key: plain_data(inner) for key, inner in value.items()}
+    return [plain_data(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 # ------------------------------------------------------------------------------------------------ in
@@ -113,7 +112,7 @@ def is_archive(file: Path) -> bool:
         return file.suffix == ".zip" or stream.read(4) == b"PK\x03\x04"
 
 
-def unpack(file: Path, folder: Path) -> Results:
+def read_archive(file: Path, folder: Path) -> Results:
     """The results in an archive, its files below `folder`, which is empty.
 
     Raises PipelineError for what is cut off, made by a newer version, or made by no export of this program.
@@ -126,7 +125,11 @@ def unpack(file: Path, folder: Path) -> Results:
                 newer = f"format {contents['format']}, this one reads {FORMAT}"
                 raise PipelineError(f"{file} was made by a newer version of this program ({newer}): update this one")
             plainly = of_format_1(contents["results"]) if contents["format"] == 1 else contents["results"]
-            results = decoded(Results, plainly, folder)
+            for run in plainly["runs"]:
+                if not re.fullmatch(NAME, run["name"]):
+                    raise ValueError("a run without a name")
+                run["folder"] = str(folder / "runs" / run["name"])
+            results = replace(from_json(Results, plainly), linked=False)
             for member in archive.infolist():
                 target = folder / member.filename
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -146,8 +149,8 @@ def refuse_strange(file: Path, members: Sequence[zipfile.ZipInfo]) -> None:
     names = [member.filename for member in members]
     strange = [name for name in names if not MEMBER.fullmatch(name)]
     if strange or len(set(names)) < len(names):
-        told = repr(strange[0][:80]) if strange else "a file twice"
-        raise PipelineError(f"{file} holds {told}, which no export of this program writes")
+        member = repr(strange[0][:80]) if strange else "a file twice"
+        raise PipelineError(f"{file} holds {member}, which no export of this program writes")
     sizes = [member.file_size for member in members]
     if max(sizes, default=0) > LARGEST_BYTES or sum(sizes) > ALL_BYTES or len(names) > MOST_MEMBERS:
         raise PipelineError(f"{file} unpacks to {sum(sizes) / 2**20:.0f} MB, more than a table's results are")
@@ -173,34 +176,3 @@ def task_in(name: str) -> str:
     """The task in the name of an evaluation: mgsm of eval-mgsm_2shot-base-1234abcd."""
     match = re.match(r"eval-(\w+?)_\d+shot-", name)
     return match[1] if match else ""
-
-
-@lru_cache(maxsize=32)
-def hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def decoded(kind: Any, value: Any, folder: Path) -> Any:
-    """Plain data as `kind` wants it, checked all the way down. Raises TypeError, ValueError or KeyError."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return value
-    if isinstance(kind, type) and is_dataclass(kind):
-        values = {key: decoded(hints(kind)[key], item, folder) for key, item in value.items() if key in hints(kind)}
-        if "folder" in hints(kind):
-            if not re.fullmatch(NAME, values["name"]):
-                raise ValueError("a run of no name")
-            values["folder"] = folder / "runs" / values["name"]
-        return kind(**(values | ({"linked": False} if kind is Results else {})))
-    if origin in (Union, types.UnionType):
-        return None if value is None else decoded(next(item for item in inner if item is not type(None)), value, folder)
-    if origin is not None and issubclass(origin, Mapping):
-        return {str(key): decoded(inner[1], item, folder) for key, item in value.items()}
-    if origin is not None and issubclass(origin, Sequence):
-        if not isinstance(value, list):
-            raise TypeError("a list is wanted")
-        return tuple(decoded(inner[0], item, folder) for item in value)
-    expected = (int, float) if kind is float else kind
-    if not isinstance(value, expected) or (isinstance(value, bool) and kind is not bool):
-        raise TypeError(f"{value!r} is no {kind}")
-    return value

@@ -144,6 +144,11 @@ class Results:
     linked: bool = True
 
     @property
+    def by_place(self) -> dict[tuple[str, str], CellResult]:
+        """Each cell by its row and column."""
+        return {(cell.row, cell.column): cell for cell in self.cells}
+
+    @property
     def finished(self) -> int:
         """Cells that have what they show."""
         return sum(cell.value is not None for cell in self.cells)

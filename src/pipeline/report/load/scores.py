@@ -11,8 +11,8 @@ from pipeline.benchmarks import find_benchmark, primary_metric
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow, read_scores
 from pipeline.report.load.contents import CellResult, CellScore, Results
-from pipeline.report.render.text import aligned
-from pipeline.report.stats.statistics import wilson
+from pipeline.report.render.text import align_columns
+from pipeline.report.stats.statistics import wilson_interval
 
 METRICS = {"exact_match": "exact match", "acc": "accuracy", "chrf++": "chrF++", "pass_at_1": "pass@1"}
 OUT_OF_100 = ("bleu", "spbleu", "chrf")  # metrics that come on the scale 0-100
@@ -21,7 +21,7 @@ OUT_OF_100 = ("bleu", "spbleu", "chrf")  # metrics that come on the scale 0-100
 Written = Mapping[str, tuple[list[ScoreRow], dict[str, Any]]]
 
 
-def percent(metric: str) -> int:
+def percent_factor(metric: str) -> int:
     """What makes percent of a metric's value: 100 of parts of one, 1 of what comes on the scale 0-100."""
     return 1 if metric.lower().startswith(OUT_OF_100) else 100
 
@@ -84,7 +84,7 @@ def notes_of(results: Results, written: Written) -> list[str]:
     return notes + ([f"Scored in {' and '.join(dtypes)}."] if dtypes else [])
 
 
-def finite(value: Any) -> float | None:
+def finite_or_none(value: Any) -> float | None:
     """The harness writes "N/A" or nan where it has no number."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
@@ -101,13 +101,13 @@ def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
     return list(by_place.values())
 
 
-def interval(row: ScoreRow) -> tuple[float, float] | None:
+def score_interval(row: ScoreRow) -> tuple[float, float] | None:
     """95 % of a score, in its own unit: Wilson's interval of a share of right answers, else 1.96 standard errors;
     None where the harness gives no error, as of corpus scores."""
-    value, error = finite(row.value), finite(row.stderr)
+    value, error = finite_or_none(row.value), finite_or_none(row.stderr)
     if value is None or error is None or not row.n:
         return None
-    return wilson(value, row.n) if 0 <= value <= 1 else (value - 1.96 * error, value + 1.96 * error)
+    return wilson_interval(value, row.n) if 0 <= value <= 1 else (value - 1.96 * error, value + 1.96 * error)
 
 
 def title_of(task: str) -> str:
@@ -124,14 +124,14 @@ def score_lines(folder: Path) -> list[str]:
     written, _ = read_scores(path)
     rows = [("  task", "language", "metric", "score", "n")]
     rows += [score_line(row) for row in primary_of(written)]
-    return ["scores:", *aligned(rows, right={3, 4})]
+    return ["scores:", *align_columns(rows, right={3, 4})]
 
 
 def score_line(row: ScoreRow) -> tuple[str, str, str, str, str]:
     """A score as one reads it: out of 100, with its standard error."""
     text = row.reason or "no number"
     if row.value is not None:
-        scale = percent(row.metric)
+        scale = percent_factor(row.metric)
         error = f" ± {scale * row.stderr:.1f}" if row.stderr is not None else ""
         text = f"{scale * row.value:.1f}{error}"
     return f"  {row.task} {row.num_fewshot}-shot", row.where, row.metric, text, str(row.n)

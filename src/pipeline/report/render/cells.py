@@ -8,10 +8,10 @@ from typing import Any
 
 from pipeline.report.load.contents import CellResult, Results
 from pipeline.report.render.sheets import comma_separated
-from pipeline.report.render.text import markdown_line, plain
+from pipeline.report.render.text import markdown_line, one_line
 
 MISSING = "—"
-MOST = 30  # runs that are named one by one
+NAMED_AT_MOST = 30  # runs that are named one by one
 BEST_NOTE = (
     "A best configuration is chosen on one half of the questions and scored on the other, the mean of both ways; max: "
     "chosen and scored on the same questions, the papers' method, which is too high."
@@ -23,9 +23,10 @@ def cells_csv(results: Results) -> str:
     the published number, of the value or maximum by the papers' method, `allowed` or not."""
     head = "row column value low high maximum n published difference allowed suspect missing runs".split()
     lines = [
-        [cell.row, cell.column, cell.value, cell.low, cell.high, cell.maximum, cell.n, cell.published, difference(cell),
-         allowed(cell, results.base_tolerance) if cell.published is not None else None, cell.suspect, cell.missing,
-         " ".join(cell.runs)]
+        [cell.row, cell.column, cell.value, cell.low, cell.high, cell.maximum, cell.n, cell.published,
+         cell_difference(cell),
+         allowed_difference(cell, results.base_tolerance) if cell.published is not None else None,
+         cell.suspect, cell.missing, " ".join(cell.runs)]
         for cell in results.cells
     ]  # fmt: skip
     return comma_separated([head, *lines])
@@ -37,13 +38,13 @@ def contrasts_csv(lines: Sequence[Mapping[str, Any]]) -> str:
     return comma_separated([list(lines[0]), *rows])
 
 
-def difference(cell: CellResult) -> float | None:
+def cell_difference(cell: CellResult) -> float | None:
     return (
         None if cell.as_published is None or cell.published is None else round(cell.as_published - cell.published, 10)
     )
 
 
-def allowed(cell: CellResult, base_tolerance: float) -> float | None:
+def allowed_difference(cell: CellResult, base_tolerance: float) -> float | None:
     """Points by which the published number may differ where paper and table agree; None where nothing tells.
 
     Both sides answered the same questions, so the draw of questions is no reason to differ. Of untrained models only
@@ -55,9 +56,9 @@ def allowed(cell: CellResult, base_tolerance: float) -> float | None:
     return None if cell.experts is None else max(cell.experts, base_tolerance)
 
 
-def outside(cell: CellResult, base_tolerance: float) -> bool:
+def is_outside(cell: CellResult, base_tolerance: float) -> bool:
     """Whether the published number, unless suspect, differs by more than `allowed` and its rounding to 0.1."""
-    gap, limit = difference(cell), allowed(cell, base_tolerance)
+    gap, limit = cell_difference(cell), allowed_difference(cell, base_tolerance)
     return gap is not None and limit is not None and not cell.suspect and abs(gap) > limit + 0.05
 
 
@@ -78,7 +79,7 @@ def cell_text(cell: CellResult | None) -> str:
     return " ".join(parts)
 
 
-def reasons(results: Results, name: str) -> list[str]:
+def group_reasons(results: Results, name: str) -> list[str]:
     """Why cells are `missing` or their published numbers `suspect`, each reason with the cells that it concerns."""
     places: dict[str, list[str]] = {}
     for cell in results.cells:
@@ -92,10 +93,10 @@ def reasons(results: Results, name: str) -> list[str]:
 
 def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str:
     """The table with its headline, its notes, and why anything is missing."""
-    cells = {(item.row, item.column): item for item in results.cells}
+    cells = results.by_place
     columns = results.columns
-    lines = [f"# {plain(results.title)}", "", *([plain(results.note), ""] if results.note else [])]
-    lines += [plain(headline), ""]
+    lines = [f"# {one_line(results.title)}", "", *([one_line(results.note), ""] if results.note else [])]
+    lines += [one_line(headline), ""]
     lines += [markdown_line(["", *columns]), "|---|" + "---:|" * len(columns)]
     rows = [[row, *(cell_text(cells.get((row, column))) for column in columns)] for row in results.rows]
     lines += [*map(markdown_line, rows), ""]
@@ -104,13 +105,15 @@ def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str
     brackets += ["square brackets what the paper prints"] if "[" in texts else []
     lines += [f"In {', in '.join(brackets)}.", ""] if brackets else []
     for note in [*notes, *([BEST_NOTE] if any(item.maximum is not None for item in cells.values()) else [])]:
-        lines += [plain(note), ""]
+        lines += [one_line(note), ""]
     for key, choice in results.choices.items():
-        lines += [f"- {plain(key)}: {chosen_text(choice)}"]
-    lines += [f"- {MISSING} {plain(reason)}" for reason in reasons(results, "missing")]
+        lines += [f"- {one_line(key)}: {chosen_text(choice)}"]
+    lines += [f"- {MISSING} {one_line(reason)}" for reason in group_reasons(results, "missing")]
     for title, runs in (("Failed runs:", results.failed), ("Not made:", results.missing)):
-        lines += ["", title, "", *(f"- {run.name}: {plain(run.reason)}" for run in runs[:MOST])] if runs else []
-        lines += [f"- and {len(runs) - MOST} more"] if len(runs) > MOST else []
+        lines += (
+            ["", title, "", *(f"- {run.name}: {one_line(run.reason)}" for run in runs[:NAMED_AT_MOST])] if runs else []
+        )
+        lines += [f"- and {len(runs) - NAMED_AT_MOST} more"] if len(runs) > NAMED_AT_MOST else []
     return "\n".join(lines).rstrip() + "\n"
 
 

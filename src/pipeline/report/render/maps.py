@@ -26,7 +26,7 @@ def changes_of(name: str, folder: Path, number: int) -> Changes:
         with open(folder / "delta.csv", encoding="utf-8", newline="") as stream:
             rows = [{**row, "layer": int(row["layer"]) if row["layer"] else ""} for row in csv.DictReader(stream)]
         facts = json.loads((folder / "facts.json").read_text(encoding="utf-8")).values()
-        relative, share = ([map_of(one, rows, measure) for one in facts] for measure in ("relative", "share"))
+        relative, share = ([map_of(fact, rows, measure) for fact in facts] for measure in ("relative", "share"))
         return Changes(
             name,
             svg_of_maps(relative, f"relative{number}", f"relative change by layer and parameter, {name}", None),

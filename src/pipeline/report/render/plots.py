@@ -51,37 +51,40 @@ def of_scores(rows: Sequence[str], panels: Sequence[Panel], label: str) -> str:
         x, y = left + (number % across) * (width + GAP), (number // across) * height
         if number % across == 0:
             middles = (y + HEAD + BAR * (place + 0.5) + 4 for place in range(len(rows)))
-            parts += [text(left - 8, at, name, "end") for at, name in zip(middles, names, strict=True)]
-        parts += bars(panel, x, y, width, len(rows))
-    return svg(parts, height * math.ceil(len(panels) / across), label)
+            parts += [text_element(left - 8, at, name, "end") for at, name in zip(middles, names, strict=True)]
+        parts += draw_bars(panel, x, y, width, len(rows))
+    return svg_document(parts, height * math.ceil(len(panels) / across), label)
 
 
-def bars(panel: Panel, x: float, y: float, width: float, rows: int) -> list[str]:
+def draw_bars(panel: Panel, x: float, y: float, width: float, rows: int) -> list[str]:
     """One panel whose upper left corner is at (x, y)."""
     tops = [ends[1] if ends else value or 0 for value, ends in zip(panel.values, panel.intervals, strict=True)]
     reach = max([*tops, panel.chance or 0, 1.0])
-    ticks = steps(0, reach)
+    ticks = round_steps(0, reach)
     scale = (width - 34) / max(reach, ticks[-1])
     top, bottom = y + HEAD, y + HEAD + BAR * rows
-    parts = [text(x, y + 15, panel.title, size=12)]
+    parts = [text_element(x, y + 15, panel.title, size=12)]
     for tick in ticks:
-        parts += [line(x + tick * scale, top, x + tick * scale, bottom, "line")]
-        parts += [text(x + tick * scale, bottom + 14, f"{tick:g}", "middle", "muted", 10)]
+        parts += [line_element(x + tick * scale, top, x + tick * scale, bottom, "line")]
+        parts += [text_element(x + tick * scale, bottom + 14, f"{tick:g}", "middle", "muted", 10)]
     for place, (value, interval) in enumerate(zip(panel.values, panel.intervals, strict=True)):
         at = top + BAR * place
         if value is not None:
             colour = "accent" if place == panel.best else "soft"
             parts += [f'<rect x="{x:.1f}" y="{at + 3:.1f}" width="{max(0.0, value) * scale:.1f}" height="{BAR - 6}" '
-                      f'fill="{paint(colour)}"/>']  # fmt: skip
+                      f'fill="{paint_of(colour)}"/>']  # fmt: skip
         if value is not None and interval:
             ends = [x + end * scale for end in interval]
-            parts += [line(ends[0], at + BAR / 2, ends[1], at + BAR / 2, "ink")]
-            parts += [line(end, at + BAR / 2 - 3, end, at + BAR / 2 + 3, "ink") for end in ends]
+            parts += [line_element(ends[0], at + BAR / 2, ends[1], at + BAR / 2, "ink")]
+            parts += [line_element(end, at + BAR / 2 - 3, end, at + BAR / 2 + 3, "ink") for end in ends]
         label = "—" if value is None else f"{value:.1f}"
-        parts += [text(x + tops[place] * scale + 5, at + BAR / 2 + 4, label, size=10)]
+        parts += [text_element(x + tops[place] * scale + 5, at + BAR / 2 + 4, label, size=10)]
     if panel.chance is not None:
         at = x + panel.chance * scale
-        parts += [line(at, top - 4, at, bottom, "warn", "4 3"), text(at + 3, top - 3, "chance", colour="warn", size=9)]
+        parts += [
+            line_element(at, top - 4, at, bottom, "warn", "4 3"),
+            text_element(at + 3, top - 3, "chance", colour="warn", size=9),
+        ]
     return parts
 
 
@@ -92,47 +95,50 @@ def of_trainings(trainings: Mapping[str, Sequence[Curve]], label: str) -> str:
     parts = []
     for number, (name, curves) in enumerate(trainings.items()):
         parts += panel_of(name, curves, (number % across) * (width + GAP), (number // across) * height, width, height)
-    return svg(parts, height * math.ceil(len(trainings) / across), label)
+    return svg_document(parts, height * math.ceil(len(trainings) / across), label)
 
 
 def panel_of(name: str, curves: Sequence[Curve], x: float, y: float, width: float, height: float) -> list[str]:
-    parts = [text(x + 34, y + 15, name, size=12)]
-    lines = [[point for point in thinned(curve.loss) if finite(point)] for curve in curves]
+    parts = [text_element(x + 34, y + 15, name, size=12)]
+    lines = [[point for point in thin_points(curve.loss) if finite(point)] for curve in curves]
     dots = [point for curve in curves for point in curve.validation if finite(point)]
     all_points = [point for points in lines for point in points] + dots
     if not all_points:
-        return [*parts, text(x + width / 2, y + height / 2, "nothing logged", "middle", "muted")]
+        return [*parts, text_element(x + width / 2, y + height / 2, "nothing logged", "middle", "muted")]
     low, high = min(point[1] for point in all_points), max(point[1] for point in all_points)
     high = high if high > low else low + 1
     last = max(point[0] for point in all_points) or 1
     left, top, right, bottom = x + 34, y + 26, x + width, y + height - 32
 
-    def place(point: tuple[float, float]) -> tuple[float, float]:
+    def place_point(point: tuple[float, float]) -> tuple[float, float]:
         return left + (right - left) * point[0] / last, bottom - (bottom - top) * (point[1] - low) / (high - low)
 
-    for tick in steps(low, high):
-        _, at = place((0, tick))
-        parts += [line(left, at, right, at, "line"), text(left - 5, at + 3, f"{tick:g}", "end", "muted", 10)]
-    for tick in steps(0, last):
-        parts += [text(place((tick, 0))[0], bottom + 14, f"{tick:g}", "middle", "muted", 10)]
-    parts += [text((left + right) / 2, bottom + 27, "step", "middle", "muted", 10)]
+    for tick in round_steps(low, high):
+        _, at = place_point((0, tick))
+        parts += [
+            line_element(left, at, right, at, "line"),
+            text_element(left - 5, at + 3, f"{tick:g}", "end", "muted", 10),
+        ]
+    for tick in round_steps(0, last):
+        parts += [text_element(place_point((tick, 0))[0], bottom + 14, f"{tick:g}", "middle", "muted", 10)]
+    parts += [text_element((left + right) / 2, bottom + 27, "step", "middle", "muted", 10)]
     colours = ("accent", "second", "third", "muted")
     for number, points in enumerate(lines):
-        points_text = " ".join(f"{px:.1f},{py:.1f}" for px, py in map(place, points))
-        stroke = paint(colours[number % len(colours)])
+        points_text = " ".join(f"{px:.1f},{py:.1f}" for px, py in map(place_point, points))
+        stroke = paint_of(colours[number % len(colours)])
         parts += (
             [f'<polyline points="{points_text}" fill="none" stroke="{stroke}" stroke-width="1.4"/>']
             if points_text
             else []
         )
-    centres = map(place, dots)
-    return parts + [f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="2.6" fill="{paint("warn")}"/>' for cx, cy in centres]
+    centres = map(place_point, dots)
+    return parts + [f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="2.6" fill="{paint_of("warn")}"/>' for cx, cy in centres]
 
 
 # ------------------------------------------------------------------------------------------------ marks
 
 
-def svg(parts: Sequence[str], height: float, label: str) -> str:
+def svg_document(parts: Sequence[str], height: float, label: str) -> str:
     font = "var(--sans, system-ui, 'Noto Sans', 'DejaVu Sans', sans-serif)"
     head = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(label)}" '
     return "\n".join([f'{head}viewBox="0 0 {WIDTH} {height:.0f}" style="font-family: {font}">', *parts, "</svg>"])
@@ -143,22 +149,22 @@ def standalone(text: str) -> str:
     return re.sub(r"var\(--\w+, ([^()]*)\)", r"\1", text) + "\n"
 
 
-def paint(colour: str) -> str:
+def paint_of(colour: str) -> str:
     return f"var(--{colour}, {COLOURS[colour]})"
 
 
-def text(x: float, y: float, content: str, anchor: str = "start", colour: str = "ink", size: int = 11) -> str:
+def text_element(x: float, y: float, content: str, anchor: str = "start", colour: str = "ink", size: int = 11) -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}"'
-    return f'<text {place} fill="{paint(colour)}">{escape(content)}</text>'
+    return f'<text {place} fill="{paint_of(colour)}">{escape(content)}</text>'
 
 
-def line(x1: float, y1: float, x2: float, y2: float, colour: str, dashes: str = "") -> str:
+def line_element(x1: float, y1: float, x2: float, y2: float, colour: str, dashes: str = "") -> str:
     dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
     ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
-    return f'<line {ends} stroke="{paint(colour)}" stroke-width="1"{dashed}/>'
+    return f'<line {ends} stroke="{paint_of(colour)}" stroke-width="1"{dashed}/>'
 
 
-def steps(low: float, high: float) -> list[float]:
+def round_steps(low: float, high: float) -> list[float]:
     """Three to six round numbers between two."""
     unit = 10 ** math.floor(math.log10(max(high - low, 1e-12)))
     size = next(size * unit for size in (0.2, 0.25, 0.5, 1.0, 2.0, 2.5, 5.0) if (high - low) / (size * unit) <= 5)
@@ -170,7 +176,7 @@ def finite(point: tuple[float, float]) -> bool:
     return math.isfinite(point[1])
 
 
-def thinned(points: Sequence[tuple[float, float]], limit: int = MAX_POINTS) -> list[tuple[float, float]]:
+def thin_points(points: Sequence[tuple[float, float]], limit: int = MAX_POINTS) -> list[tuple[float, float]]:
     """At most so many points, each the mean of a block of neighbours."""
     size = math.ceil(len(points) / limit)
     blocks = [points[at : at + size] for at in range(0, len(points), size)] if points else []

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 
-def some(count: int, noun: str) -> str:
+def pluralize(count: int, noun: str) -> str:
     """1 run, 2 runs."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
     """Lines of equally wide columns, two spaces between them; those in `right` are flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
@@ -23,9 +23,9 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
 
 
 def markdown_line(parts: Sequence[str]) -> str:
-    return "| " + " | ".join(plain(part).replace("|", "\\|") for part in parts) + " |"
+    return "| " + " | ".join(one_line(part).replace("|", "\\|") for part in parts) + " |"
 
 
-def plain(text: str) -> str:
+def one_line(text: str) -> str:
     """On one line: a line of Markdown that somebody wrote into a title ends there."""
     return " ".join(text.split())

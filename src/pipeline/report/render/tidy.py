@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.load.contents import Results
-from pipeline.report.load.scores import Written, interval, percent
+from pipeline.report.load.scores import Written, percent_factor, score_interval
 from pipeline.report.render.sheets import comma_separated
 
 COLUMNS = (
@@ -18,7 +18,7 @@ COLUMNS = (
 NOT_KNOBS = ("eval.", "languages", "seed", "stage")  # columns of their own, or the same for all rows
 
 
-def tidy(results: Results, written: Written) -> str:
+def tidy_rows(results: Results, written: Written) -> str:
     """results.csv, sorted by run, task and language. Values in percent; BLEU and chrF++ as they are.
     low and high: `scores.interval`.
 
@@ -44,21 +44,21 @@ def tidy(results: Results, written: Written) -> str:
             "seconds": run.seconds, "stale": run.stale, "unlike": "; ".join(run.unlike),
         }  # fmt: skip
         fixed = {column: about_run.get(column) for column in COLUMNS}
-        for score in sorted(written[name][0], key=order):
-            scale = percent(score.metric)
+        for score in sorted(written[name][0], key=sort_key):
+            scale = percent_factor(score.metric)
             row = fixed | {key: value for key, value in vars(score).items() if key in fixed}
-            row["low"], row["high"] = interval(score) or (None, None)
+            row["low"], row["high"] = score_interval(score) or (None, None)
             for key in ("value", "stderr", "low", "high"):
-                row[key] = scaled(row[key], scale)
+                row[key] = scale_number(row[key], scale)
             lines.append(list(row.values()))
     return comma_separated([list(COLUMNS), *lines])
 
 
-def order(score: ScoreRow) -> tuple[str, ...]:
+def sort_key(score: ScoreRow) -> tuple[str, ...]:
     return score.task, score.where, score.subject or "", score.metric, score.filter
 
 
-def scaled(number: Any, scale: int) -> float | None:
+def scale_number(number: Any, scale: int) -> float | None:
     """As it is printed: ten digits, so that 100 * 0.07 is 7."""
     is_number = isinstance(number, int | float) and math.isfinite(number)
     return float(f"{scale * number:.10g}") if is_number else None

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.errors import PipelineError, meant
+from pipeline.errors import PipelineError, suggest
 from pipeline.files import check_yaml_size
 from pipeline.report.render.sheets import comma_separated
 from pipeline.report.stats.ranks import Alike, Correlations, Friedman, holm
@@ -99,7 +99,7 @@ class Verdict:
     def sentence(self) -> str:
         """The verdict; undecided (minimum detectable difference 4.6 points); not made, or cannot be tested: why."""
         if self.verdict == UNDECIDED and self.could_see is not None:
-            return f"{UNDECIDED} (minimum detectable difference {decimals(self.could_see)} points)"
+            return f"{UNDECIDED} (minimum detectable difference {format_points(self.could_see)} points)"
         why = {NOT_MADE: self.detail, NOT_TESTABLE: self.detail.partition(";")[0]}.get(self.verdict)
         return f"{self.verdict}: {why}" if why else self.verdict
 
@@ -111,12 +111,12 @@ def read_claims(text: str, file: str) -> list[Claim]:
     """The claims of one file. Raises PipelineError, in one sentence, for what is no claim."""
     check_yaml_size(text, file)
     try:
-        found = yaml.safe_load(text)
+        content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise PipelineError(f"{file} is no YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(found, dict) or not all(isinstance(item, list) for item in found.values()):
+    if not isinstance(content, dict) or not all(isinstance(item, list) for item in content.values()):
         raise PipelineError(f"{file}: a claim file gives each table a list of claims")
-    claims = [claim_of(words, table, file) for table, listed in found.items() for words in listed]
+    claims = [claim_of(words, table, file) for table, listed in content.items() for words in listed]
     names = [claim.id for claim in claims]
     if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise PipelineError(f"{file}: two claims have the id {repeated[0]}")
@@ -129,12 +129,12 @@ def claim_of(words: Any, table: str, file: str) -> Claim:
         raise PipelineError(f"{place}: a claim is a mapping with {', '.join(KEYS)}")
     for key in words:
         if key not in KEYS + OPTIONAL:
-            raise PipelineError(f"{place}: unknown key {key}: {meant(key, KEYS + OPTIONAL)}")
+            raise PipelineError(f"{place}: unknown key {key}: {suggest(key, KEYS + OPTIONAL)}")
     if missing := [key for key in KEYS if key not in words]:
         raise PipelineError(f"{place}: {missing[0]} is missing")
     for key, names in (("test", TESTS), ("direction", DIRECTIONS)):
         if words[key] not in names:
-            raise PipelineError(f"{place}: {key} {words[key]!r}: {meant(words[key], names)}")
+            raise PipelineError(f"{place}: {key} {words[key]!r}: {suggest(words[key], names)}")
     threshold, relative = str(words["threshold"]), str(words["threshold"]).endswith("%")
     try:
         number = float(threshold.removesuffix("%"))
@@ -180,7 +180,7 @@ def _names(value: Any) -> tuple[str, ...]:
     return tuple(str(name) for name in (value if isinstance(value, list) else [] if value is None else [value]))
 
 
-def decimals(value: float, sign: str = "") -> str:
+def format_points(value: float, sign: str = "") -> str:
     """A number in points with one decimal; one that this would make 0, as losses differ, with its first digit."""
     return f"{value:{sign}.{'1g' if 0 < abs(value) < 0.05 else '1f'}}"
 
@@ -200,7 +200,7 @@ def claims_csv(verdicts: Sequence[Verdict]) -> str:
 # ---------------------------------------------------------------------------------------------------- verdicts
 
 
-def verdict(claim: Claim, word: str = UNDECIDED, **numbers: Any) -> Verdict:
+def verdict_of(claim: Claim, word: str = UNDECIDED, **numbers: Any) -> Verdict:
     """The line of a claim. Values and differences are given as shares, and told in points."""
     points = ("left_value", "right_value", "difference", "low", "high", "could_see")
     values = {
@@ -215,11 +215,11 @@ def verdict(claim: Claim, word: str = UNDECIDED, **numbers: Any) -> Verdict:
 
 
 def not_made(claim: Claim, reason: str) -> Verdict:
-    return verdict(claim, NOT_MADE, detail=reason)
+    return verdict_of(claim, NOT_MADE, detail=reason)
 
 
 def not_testable(claim: Claim, reason: str) -> Verdict:
-    return verdict(claim, NOT_TESTABLE, detail=reason)
+    return verdict_of(claim, NOT_TESTABLE, detail=reason)
 
 
 def word_of(claim: Claim, low: float, high: float) -> str:
@@ -241,7 +241,7 @@ def p_of(claim: Claim, contrast: Contrast) -> float:
 
 
 def judge_difference(claim: Claim, contrast: Contrast, left: float, right: float, detail: str = "") -> Verdict:
-    return verdict(
+    return verdict_of(
         claim, word_of(claim, contrast.low, contrast.high), left_value=left, right_value=right,
         difference=contrast.difference, low=contrast.low, high=contrast.high, p=p_of(claim, contrast), n=contrast.n,
         could_see=contrast.could_see, detail=detail,
@@ -259,7 +259,7 @@ def judge_every(claim: Claim, contrasts: Sequence[tuple[str, Contrast]], left: f
     word = SHOWN if all(unit == SHOWN for unit in words) else CONTRADICTED if any(opposed) else UNDECIDED
     worst = min((contrast for _, contrast in contrasts), key=lambda contrast: sign * contrast.difference)
     text = ", ".join(f"{name} {100 * contrast.difference:+.1f}" for name, contrast in contrasts)
-    return verdict(
+    return verdict_of(
         claim, word, left_value=left, right_value=right, difference=worst.difference, low=worst.low, high=worst.high,
         p=p_of(claim, worst), n=worst.n, could_see=max(contrast.could_see for _, contrast in contrasts),
         detail=f"{sum(excess > 0 for excess in beyond)} of {len(contrasts)} on its side, {words.count(SHOWN)} shown; "
@@ -289,7 +289,7 @@ def judge_alike(claim: Claim, test_result: Alike) -> Verdict:
         return not_testable(claim, f"trainings too few or without a profile, for any p below {LEVEL}; {text}")
     p = test_result.p if claim.direction == "higher" else test_result.opposed
     word = SHOWN if p < LEVEL else CONTRADICTED if min(test_result.p, test_result.opposed) < LEVEL else UNDECIDED
-    return verdict(claim, word, p=p, n=test_result.n, detail=text)
+    return verdict_of(claim, word, p=p, n=test_result.n, detail=text)
 
 
 def judge_mcnemar(claim: Claim, test: McNemar, contrast: Contrast, left: float, right: float) -> Verdict:
@@ -304,16 +304,17 @@ def judge_friedman(claim: Claim, test_result: Friedman, blocks: int) -> Verdict:
     ranks = ", ".join(f"{name} {rank:.2f}" for name, rank in zip(claim.left, test_result.mean_ranks, strict=True))
     names = claim.left
 
-    def pairs(p: Any) -> str:
-        apart = [f"{names[i]} and {names[j]}" for i in range(len(names)) for j in range(i) if p[i, j] < LEVEL]
-        return ", ".join(apart) or "none"
+    def pairs_below(p: Any) -> str:
+        pairs = [f"{names[i]} and {names[j]}" for i in range(len(names)) for j in range(i) if p[i, j] < LEVEL]
+        return ", ".join(pairs) or "none"
 
     text = (
         f"chi-squared {test_result.statistic:.2f}, p {test_result.p:.4f}, permuted within models "
         f"{test_result.permuted:.4f}; mean ranks: {ranks}; critical difference {test_result.critical_difference:.2f}; "
-        f"apart by Nemenyi: {pairs(test_result.nemenyi)}; by Conover with Holm: {pairs(test_result.conover)}"
+        f"apart by Nemenyi: {pairs_below(test_result.nemenyi)}; "
+        f"by Conover with Holm: {pairs_below(test_result.conover)}"
     )
-    return verdict(claim, word, p=max(test_result.p, test_result.permuted), n=blocks, detail=text)
+    return verdict_of(claim, word, p=max(test_result.p, test_result.permuted), n=blocks, detail=text)
 
 
 @dataclass(frozen=True)
@@ -364,7 +365,7 @@ def judge_wilcoxon(claims: Sequence[tuple[Claim, Sequence[Ranked]]]) -> list[Ver
                 f"{pairs[0].clusters} clusters give p {min(1.0, least):.3g} by Holm over {count} at the least; {text}"
             )
         worst = max(range(len(pairs)), key=lambda at: (-sign * pairs[at].difference, holms[at]))
-        verdicts.append(verdict(
+        verdicts.append(verdict_of(
             claim, word, difference=pairs[worst].difference, p=holms[worst], n=pairs[worst].blocks, detail=text,
         ))  # fmt: skip
     return verdicts
@@ -374,7 +375,7 @@ def family_of(claim: Claim) -> str:
     return claim.family or f"claim {claim.id}"
 
 
-def corrected(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> list[Verdict]:
+def correct_verdicts(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Verdicts by Holm over each family that claims name; those on signed ranks are corrected already."""
     results = list(verdicts)
     for family in dict.fromkeys(claim.family for claim in claims if claim.family):
@@ -400,4 +401,4 @@ def judge_spearman(claim: Claim, test_result: Correlations, n: int) -> Verdict:
     word = SHOWN if low > 0 else CONTRADICTED if high < 0 else UNDECIDED
     text = f"rho {test_result.left:+.2f} against {test_result.right:+.2f}; Fisher's z {test_result.difference:+.2f}"
     text += f" ({test_result.low:+.2f} to {test_result.high:+.2f})"
-    return verdict(claim, word, p=test_result.p, n=n, detail=text)
+    return verdict_of(claim, word, p=test_result.p, n=n, detail=text)

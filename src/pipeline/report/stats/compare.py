@@ -23,17 +23,17 @@ class CorrectedContrast:
         return self.p is not None and self.p < LEVEL
 
 
-def corrected(lines: Sequence[Mapping[str, Any]]) -> list[CorrectedContrast]:
-    ps, mid_ps = (adjusted([line.get(key) for line in lines]) for key in ("p", "mcnemar_p"))
+def correct_contrasts(lines: Sequence[Mapping[str, Any]]) -> list[CorrectedContrast]:
+    ps, mid_ps = (adjust_p_values([line.get(key) for line in lines]) for key in ("p", "mcnemar_p"))
     return [CorrectedContrast(line, p, mid_p) for line, p, mid_p in zip(lines, ps, mid_ps, strict=True)]
 
 
-def adjusted(ps: Sequence[float | None]) -> list[float | None]:
+def adjust_p_values(ps: Sequence[float | None]) -> list[float | None]:
     corrected_ps = iter(holm([p for p in ps if p is not None]))
     return [None if p is None else next(corrected_ps) for p in ps]
 
 
-def headline(contrasts: Sequence[CorrectedContrast]) -> str:
+def headline_sentence(contrasts: Sequence[CorrectedContrast]) -> str:
     """Which differences are significant, and which could have been detected, in one sentence."""
     tested = [contrast for contrast in contrasts if contrast.p is not None]
     if not tested:
@@ -43,19 +43,18 @@ def headline(contrasts: Sequence[CorrectedContrast]) -> str:
         key=lambda contrast: -abs(contrast.line["difference"]),
     )
     detectable = [contrast.line["could_see"] for contrast in tested if not contrast.significant]
-    unseen = f" (minimum detectable difference {span(detectable)} points)" if detectable else ""
-    sentences = [sentence(contrast.line) for contrast in significant[:4]]
+    unseen = f" (minimum detectable difference {interval_text(detectable)} points)" if detectable else ""
+    sentences = [contrast_sentence(contrast.line) for contrast in significant[:4]]
     sentences += [f"{len(significant) - 4} more"] if len(significant) > 4 else []
-    about = (
-        f"{span([contrast.line['n'] for contrast in tested])} questions: {len(significant) or 'none'} of {len(tested)} "
-    )
+    questions = interval_text([contrast.line["n"] for contrast in tested])
+    about = f"{questions} questions: {len(significant) or 'none'} of {len(tested)} "
     about += f"differences {'are' if len(significant) > 1 else 'is'} significant"
     if not significant:
         return f"{about}{unseen}."
-    return f"{about}, {joined(sentences)}{'; the others are not' if detectable else ''}{unseen}."
+    return f"{about}, {join_parts(sentences)}{'; the others are not' if detectable else ''}{unseen}."
 
 
-def sentence(line: Mapping[str, Any]) -> str:
+def contrast_sentence(line: Mapping[str, Any]) -> str:
     """swap over base in qac math by 4.0 points (1.2 to 6.9)"""
     low, high = sorted((abs(line["low"]), abs(line["high"])))
     side = "over" if line["difference"] > 0 else "under"
@@ -63,9 +62,9 @@ def sentence(line: Mapping[str, Any]) -> str:
     return f"{line['left']} {side} {line['right']} in {line['place']} by {points}"
 
 
-def span(values: Sequence[float]) -> str:
+def interval_text(values: Sequence[float]) -> str:
     return " to ".join(dict.fromkeys((f"{min(values):.0f}", f"{max(values):.0f}")))
 
 
-def joined(parts: Sequence[str]) -> str:
+def join_parts(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -63,7 +63,7 @@ def friedman(scores: ArrayLike, clusters: Sequence[Hashable] | None = None, seed
 
     statistic = float(chi_squared(ranks.sum(axis=0)))
     names = list(range(blocks)) if clusters is None else list(clusters)
-    members = [[at for at, one in enumerate(names) if one == name] for name in dict.fromkeys(names)]
+    members = [[at for at, cluster in enumerate(names) if cluster == name] for name in dict.fromkeys(names)]
     rng = np.random.default_rng(seed)
     sums = np.zeros((PERMUTATIONS, treatments))
     for rows in members:
@@ -102,16 +102,16 @@ def wilcoxon(differences: ArrayLike, clusters: Sequence[Hashable] | None = None)
 
     array = np.asarray(differences, dtype=float)
     names = list(range(len(array))) if clusters is None else list(clusters)
-    kept = array != 0
-    if not kept.any():
+    nonzero = array != 0
+    if not nonzero.any():
         return 1.0
-    groups = list(dict.fromkeys(name for name, keep in zip(names, kept, strict=True) if keep))
+    groups = list(dict.fromkeys(name for name, keep in zip(names, nonzero, strict=True) if keep))
     if len(groups) > 16:
-        return float(stats.wilcoxon(array[kept]).pvalue)
-    signed = stats.rankdata(np.abs(array[kept])) * np.sign(array[kept])
-    names = [name for name, keep in zip(names, kept, strict=True) if keep]
+        return float(stats.wilcoxon(array[nonzero]).pvalue)
+    signed = stats.rankdata(np.abs(array[nonzero])) * np.sign(array[nonzero])
+    names = [name for name, keep in zip(names, nonzero, strict=True) if keep]
     by_group = np.array(
-        [sum(one for one, name in zip(signed, names, strict=True) if name == group) for group in groups]
+        [sum(signed_rank for signed_rank, name in zip(signed, names, strict=True) if name == group) for group in groups]
     )
     flips = np.array(list(itertools.product((-1, 1), repeat=len(groups))))
     return float(np.mean(np.abs(flips @ by_group) >= abs(by_group.sum()) - 1e-9))
@@ -132,7 +132,7 @@ class Alike:
     least_p: float
 
 
-def alike(left: ArrayLike, right: ArrayLike) -> Alike:
+def profile_likeness(left: ArrayLike, right: ArrayLike) -> Alike:
     """Whether trainings of one kind are more alike than those of two: profiles (trainings, numbers) of each kind, by
     all ways to call as many of them left. Exact where trainings are exchangeable under no difference of kinds."""
     import numpy as np
@@ -142,15 +142,15 @@ def alike(left: ArrayLike, right: ArrayLike) -> Alike:
     with np.errstate(divide="ignore", invalid="ignore"):  # a profile without any spread
         r = np.corrcoef(np.concatenate([first, second]))
     pairs = np.triu_indices(n, 1)
-    found = []
-    for chosen in itertools.combinations(range(n), count):  # the first: as they are
-        kind = np.isin(np.arange(n), chosen)
+    splits = []
+    for members in itertools.combinations(range(n), count):  # the first: as they are
+        kind = np.isin(np.arange(n), members)
         same = (kind[:, None] == kind)[pairs]
-        found.append((r[pairs][same].mean(), r[pairs][~same].mean()))
-    apart = np.array([within - between for within, between in found])
-    least = (1 + (2 * count == n)) / len(found) if np.isfinite(apart).all() else math.nan
-    higher, lower = (float(np.mean(sign * (apart - apart[0]) >= -1e-12)) for sign in (1, -1))
-    return Alike(n, float(found[0][0]), float(found[0][1]), higher, lower, len(found), least)
+        splits.append((r[pairs][same].mean(), r[pairs][~same].mean()))
+    differences = np.array([within - between for within, between in splits])
+    least = (1 + (2 * count == n)) / len(splits) if np.isfinite(differences).all() else math.nan
+    higher, lower = (float(np.mean(sign * (differences - differences[0]) >= -1e-12)) for sign in (1, -1))
+    return Alike(n, float(splits[0][0]), float(splits[0][1]), higher, lower, len(splits), least)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -176,14 +176,14 @@ def _pooled_z(first: np.ndarray, second: np.ndarray, groups: Sequence[Hashable],
     total = weights = np.zeros(len(counts))
     for group in dict.fromkeys(groups):
         at = [place for place, name in enumerate(groups) if name == group]
-        many = counts[:, at]
-        n = many.sum(axis=1)
-        x, y = (_ranks(values[at], many) for values in (first, second))  # (draws, pairs of the group)
-        x, y = (one - (many * one).sum(axis=1, keepdims=True) / n[:, None] for one in (x, y))
-        scale = np.sqrt((many * x * x).sum(axis=1) * (many * y * y).sum(axis=1))
-        used = (n > 3) & (scale > 0)
-        rho = np.clip((many * x * y).sum(axis=1) / np.where(used, scale, 1), -1 + 1e-6, 1 - 1e-6)
-        weight = np.where(used, n - 3, 0)
+        copies = counts[:, at]
+        n = copies.sum(axis=1)
+        x, y = (_ranks(values[at], copies) for values in (first, second))  # (draws, pairs of the group)
+        x, y = (ranks - (copies * ranks).sum(axis=1, keepdims=True) / n[:, None] for ranks in (x, y))
+        scale = np.sqrt((copies * x * x).sum(axis=1) * (copies * y * y).sum(axis=1))
+        usable = (n > 3) & (scale > 0)
+        rho = np.clip((copies * x * y).sum(axis=1) / np.where(usable, scale, 1), -1 + 1e-6, 1 - 1e-6)
+        weight = np.where(usable, n - 3, 0)
         total, weights = total + weight * np.arctanh(rho), weights + weight
     return np.where(weights > 0, total / np.where(weights > 0, weights, 1), np.nan)
 
@@ -222,7 +222,7 @@ def compare_correlations(
     """
     import numpy as np
 
-    one, other, target = (np.asarray(values, dtype=float) for values in (left, right, outcome))
+    x, y, target = (np.asarray(values, dtype=float) for values in (left, right, outcome))
     members: dict[Hashable, dict[Hashable, list[int]]] = {}
     for at, (group, expert) in enumerate(zip(groups, experts, strict=True)):
         members.setdefault(group, {}).setdefault(expert, []).append(at)
@@ -232,11 +232,11 @@ def compare_correlations(
         picked = rng.multinomial(len(of), [1 / len(of)] * len(of), size=draws)  # (draws, experts)
         for times, places in zip(picked.T, of.values(), strict=True):
             counts[:, places] = times[:, None]
-    once = np.ones((1, len(target)))
-    first, second = (float(_pooled_z(values, target, groups, once)[0]) for values in (one, other))
-    apart = _pooled_z(one, target, groups, counts) - _pooled_z(other, target, groups, counts)
-    apart = apart[np.isfinite(apart)]
-    low, high = np.quantile(apart, [0.025, 0.975]) if len(apart) else (math.nan, math.nan)
-    tail = 1 + min(int((apart <= 0).sum()), int((apart >= 0).sum()))
-    p = min(1.0, 2 * tail / (len(apart) + 1))
+    single_copies = np.ones((1, len(target)))
+    first, second = (float(_pooled_z(values, target, groups, single_copies)[0]) for values in (x, y))
+    observed = _pooled_z(x, target, groups, counts) - _pooled_z(y, target, groups, counts)
+    observed = observed[np.isfinite(observed)]
+    low, high = np.quantile(observed, [0.025, 0.975]) if len(observed) else (math.nan, math.nan)
+    tail = 1 + min(int((observed <= 0).sum()), int((observed >= 0).sum()))
+    p = min(1.0, 2 * tail / (len(observed) + 1))
     return Correlations(math.tanh(first), math.tanh(second), first - second, float(low), float(high), p)

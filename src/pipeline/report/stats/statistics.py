@@ -39,10 +39,10 @@ def smallest_difference(questions: int, discordant: float) -> float:
     two-sided test at 5 % shows it with power 80 % from (z of 0.975, plus z of 0.8) sqrt(d / n) = 2.80 sqrt(d / n) on.
     `discordant` is measured, or assumed before anything is.
     """
-    return detectable(quantiles(math.inf) * math.sqrt(discordant / questions), questions)
+    return clip_detectable(detectable_in_errors(math.inf) * math.sqrt(discordant / questions), questions)
 
 
-def detectable(difference: float, questions: int, reach: float = 1.0) -> float:
+def clip_detectable(difference: float, questions: int, reach: float = 1.0) -> float:
     """A minimum detectable difference within what n questions can show at all: not below the rule of three (0 of n
     observed is compatible with 3 / n, Hanley and Lippman-Hand 1983), nor above the largest possible difference."""
     return min(reach, max(difference, 3 / questions))
@@ -71,10 +71,10 @@ def mcnemar(first: ArrayLike, second: ArrayLike) -> McNemar:
     import numpy as np
     from scipy.stats import binom
 
-    one, other = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
-    b, c = int((one & ~other).sum()), int((other & ~one).sum())
+    first_right, second_right = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
+    b, c = int((first_right & ~second_right).sum()), int((second_right & ~first_right).sum())
     p = 2 * binom.cdf(min(b, c), b + c, 0.5) - binom.pmf(min(b, c), b + c, 0.5)
-    return McNemar(len(one), b, c, min(1.0, float(p)))
+    return McNemar(len(first_right), b, c, min(1.0, float(p)))
 
 
 @dataclass(frozen=True)
@@ -105,33 +105,33 @@ class PairedScore:
 
     def variance(self, difference: float) -> float:
         """Of the mean, were this the true difference: the share lost is the likeliest one given the difference."""
-        apart = min(1.0, max(-1.0, difference / self.reach))
-        linear = (2 * self.n - self.won + self.lost) * apart - self.won - self.lost
-        root = math.sqrt(max(0.0, linear**2 + 8 * self.n * self.lost * apart * (1 - apart)))
-        one_answer = max(0.0, (root - linear) / (2 * self.n) + apart * (1 - apart))
+        shifted = min(1.0, max(-1.0, difference / self.reach))
+        linear = (2 * self.n - self.won + self.lost) * shifted - self.won - self.lost
+        root = math.sqrt(max(0.0, linear**2 + 8 * self.n * self.lost * shifted * (1 - shifted)))
+        one_answer = max(0.0, (root - linear) / (2 * self.n) + shifted * (1 - shifted))
         return self.reach**2 * self.dependence * one_answer / self.n + self.experts
 
     def statistic(self, difference: float) -> float:
-        apart, variance = self.difference - difference, self.variance(difference)
-        if abs(apart) < 1e-12:
+        distance, variance = self.difference - difference, self.variance(difference)
+        if abs(distance) < 1e-12:
             return 0.0
-        return apart / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, apart)
+        return distance / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, distance)
 
     def p(self, difference: float) -> float:
         """Two-sided, of a true difference: below 0.05 where that lies outside the 95 % interval."""
-        return 2 * tail(abs(self.statistic(difference)), self.df)
+        return 2 * t_tail(abs(self.statistic(difference)), self.df)
 
     def interval(self) -> tuple[float, float]:
         """The differences whose p is at least LEVEL: 95 %."""
 
         def limit(outside: float) -> float:
-            inside = self.difference
+            low = self.difference
             if self.p(outside) >= LEVEL:
                 return outside
-            while abs(outside - inside) > 1e-9:
-                middle = (inside + outside) / 2
-                inside, outside = (middle, outside) if self.p(middle) >= LEVEL else (inside, middle)
-            return inside
+            while abs(outside - low) > 1e-9:
+                middle = (low + outside) / 2
+                low, outside = (middle, outside) if self.p(middle) >= LEVEL else (low, middle)
+            return low
 
         return limit(-self.reach), limit(self.reach)
 
@@ -146,21 +146,21 @@ class NormalTest:
     reach: float = 1.0
 
     def p(self, difference: float) -> float:
-        return 2 * tail(abs(self.difference - difference) / self.error, self.df)
+        return 2 * t_tail(abs(self.difference - difference) / self.error, self.df)
 
     def interval(self) -> tuple[float, float]:
-        half = quantile(1 - LEVEL / 2, self.df) * self.error
+        half = t_quantile(1 - LEVEL / 2, self.df) * self.error
         return max(-self.reach, self.difference - half), min(self.reach, self.difference + half)
 
 
-def tail(statistic: float, df: float) -> float:
+def t_tail(statistic: float, df: float) -> float:
     """P(T > statistic) of Student's t; of the normal distribution where df is infinite."""
     from scipy.special import ndtr, stdtr  # scipy.stats takes a second to import
 
     return float(ndtr(-statistic) if math.isinf(df) else stdtr(df, -statistic))
 
 
-def quantile(share: float, df: float) -> float:
+def t_quantile(share: float, df: float) -> float:
     from scipy.special import ndtri, stdtrit
 
     return float(ndtri(share) if math.isinf(df) else stdtrit(df, share))
@@ -169,7 +169,7 @@ def quantile(share: float, df: float) -> float:
 # ------------------------------------------------------------------------------------------- draws
 
 
-def resampled(n: int, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
+def resample_weights(n: int, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
     """(draws, n) weights of n problems (or experts) in each draw with replacement; a row sums to 1.
 
     The same n and seed give the same draws, so that one draw goes through all that was asked these problems; the last
@@ -198,11 +198,11 @@ def resampled_means(scores: ArrayLike, draws: int = DRAWS, seed: int = 0) -> np.
     n = array.shape[-1]
     flat = array.reshape(-1, n).T  # (N, S)
     size = max(1, min(draws, 4_000_000 // n))
-    parts = [resampled(n, min(size, draws - at), seed + at) @ flat for at in range(0, draws, size)]
+    parts = [resample_weights(n, min(size, draws - at), seed + at) @ flat for at in range(0, draws, size)]
     return np.concatenate(parts).reshape(draws, *array.shape[:-1])
 
 
-def halves(n: int) -> np.ndarray:
+def half_weights(n: int) -> np.ndarray:
     """(2, n) weights of the first, third, ... problem and of the second, fourth, ...: draws to choose and score on."""
     import numpy as np
 
@@ -235,11 +235,11 @@ def split_half(scores: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, f
     if any(len(questions) < 2 for tasks in scores for questions in tasks):
         return []
     halves = [[mean([mean(questions[half::2]) for questions in tasks]) for tasks in scores] for half in (0, 1)]
-    chosen = [max(range(len(scores)), key=half.__getitem__) for half in halves]
-    return [(chosen[0], halves[1][chosen[0]]), (chosen[1], halves[0][chosen[1]])]
+    winners = [max(range(len(scores)), key=half.__getitem__) for half in halves]
+    return [(winners[0], halves[1][winners[0]]), (winners[1], halves[0][winners[1]])]
 
 
-def wilson(share: float, questions: float) -> tuple[float, float]:
+def wilson_interval(share: float, questions: float) -> tuple[float, float]:
     """Wilson's 95 % interval of a share of right answers; it has a width where all are right, or all wrong."""
     z2 = 1.96**2
     centre = (share + z2 / (2 * questions)) / (1 + z2 / questions)
@@ -251,7 +251,7 @@ def share_interval(share: float, questions: int, variance: float) -> tuple[float
     """Wilson's interval of a score whose sampling variance is not that of single answers: of a mean over languages or
     models, or of what is chosen. As many questions are counted as have this variance, less one question's worth."""
     answers = questions * share * (1 - share)
-    return wilson(share, questions * (answers + 1) / (questions**2 * variance + 1))
+    return wilson_interval(share, questions * (answers + 1) / (questions**2 * variance + 1))
 
 
 # ------------------------------------------------------------------------------------------- contrasts
@@ -331,10 +331,10 @@ def contrast(
         n * (discordant + value) / 2, n * (discordant - value) / 2, n, (of_problems + 1) / (of_answers + 1), reach=reach
     )
     problems = test.variance(test.difference)
-    test = replace(test, experts=experts, df=freedom(problems + experts, noise))
+    test = replace(test, experts=experts, df=degrees_of_freedom(problems + experts, noise))
     unlike = float(np.mean((reach * by_problem) ** 2))
-    seen = quantiles(test.df) * math.sqrt(max(problems, unlike / n) + experts)
-    return tested(test, problems, experts, n, unlike, detectable(seen, n, reach))
+    smallest_detectable = detectable_in_errors(test.df) * math.sqrt(max(problems, unlike / n) + experts)
+    return contrast_of_test(test, problems, experts, n, unlike, clip_detectable(smallest_detectable, n, reach))
 
 
 def corpus_contrast(
@@ -347,19 +347,21 @@ def corpus_contrast(
     """
     import numpy as np
 
-    found, array = np.asarray(observed, dtype=float), np.asarray(drawn, dtype=float)
+    numbers, array = np.asarray(observed, dtype=float), np.asarray(drawn, dtype=float)
     joint = array.reshape(-1, array.shape[-1]).mean(axis=0) if draws is None else np.asarray(draws, dtype=float)
     problems = max(float(np.var(joint, ddof=1)), 1 / n**2)
     parts = []
-    for values, means in zip(by_axis(found, found.ndim), by_axis(array, found.ndim), strict=True):
+    for values, means in zip(by_axis(numbers, numbers.ndim), by_axis(array, numbers.ndim), strict=True):
         count = len(values)
-        rest = means - means.mean(axis=1, keepdims=True) - means.mean(axis=0) + means.mean()
+        residuals = means - means.mean(axis=1, keepdims=True) - means.mean(axis=0) + means.mean()
         between = float(np.var(values, ddof=1)) / count
-        parts.append((between, float(np.sum(rest**2)) / ((count - 1) * (means.shape[1] - 1)) / count, count))
+        parts.append((between, float(np.sum(residuals**2)) / ((count - 1) * (means.shape[1] - 1)) / count, count))
     experts, noise = of_experts(parts)
-    value = float(found.mean()) if estimate is None else estimate
-    test = NormalTest(value, math.sqrt(problems + experts), freedom(problems + experts, noise))
-    return tested(test, problems, experts, n, None, detectable(quantiles(test.df) * test.error, n))
+    value = float(numbers.mean()) if estimate is None else estimate
+    test = NormalTest(value, math.sqrt(problems + experts), degrees_of_freedom(problems + experts, noise))
+    return contrast_of_test(
+        test, problems, experts, n, None, clip_detectable(detectable_in_errors(test.df) * test.error, n)
+    )
 
 
 def contrast_of_trainings(differences: ArrayLike) -> Contrast:
@@ -375,14 +377,18 @@ def contrast_of_trainings(differences: ArrayLike) -> Contrast:
     if min(array.shape, default=1) < 2 or not np.ptp(array):
         raise ValueError(f"differences {array.shape} of one training, or all alike: they show no variance")
     means = by_axis(array, array.ndim)
-    experts, noise = of_experts([(float(np.var(one, ddof=1)) / len(one), 0.0, len(one)) for one in means])
-    test = NormalTest(float(array.mean()), math.sqrt(experts), freedom(experts, noise), reach=math.inf)
-    return tested(test, 0.0, experts, array.size, None, quantiles(test.df) * test.error)
+    experts, noise = of_experts(
+        [(float(np.var(axis_means, ddof=1)) / len(axis_means), 0.0, len(axis_means)) for axis_means in means]
+    )
+    test = NormalTest(float(array.mean()), math.sqrt(experts), degrees_of_freedom(experts, noise), reach=math.inf)
+    return contrast_of_test(test, 0.0, experts, array.size, None, detectable_in_errors(test.df) * test.error)
 
 
 def by_axis(array: np.ndarray, axes: int) -> list[np.ndarray]:
     """The means (A, ...) over the other ones of each of the first axes."""
-    return [array.mean(axis=tuple(other for other in range(axes) if other != axis)) for axis in range(axes)]
+    return [
+        array.mean(axis=tuple(axis_index for axis_index in range(axes) if axis_index != axis)) for axis in range(axes)
+    ]
 
 
 def of_experts(parts: Sequence[tuple[float, float, int]]) -> tuple[float, float]:
@@ -394,24 +400,26 @@ def of_experts(parts: Sequence[tuple[float, float, int]]) -> tuple[float, float]
     )
 
 
-def freedom(variance: float, noise: float) -> float:
+def degrees_of_freedom(variance: float, noise: float) -> float:
     """Satterthwaite's degrees of freedom; infinite where experts add nothing."""
     return variance**2 / noise if noise > 0 else math.inf
 
 
-def quantiles(df: float) -> float:
+def detectable_in_errors(df: float) -> float:
     """The minimum detectable difference at LEVEL and POWER, in standard errors."""
-    return quantile(1 - LEVEL / 2, df) + quantile(POWER, df)
+    return t_quantile(1 - LEVEL / 2, df) + t_quantile(POWER, df)
 
 
-def tested(
-    test: PairedScore | NormalTest, problems: float, experts: float, n: int, discordant: float | None, seen: float,
+def contrast_of_test(
+    test: PairedScore | NormalTest, problems: float, experts: float, n: int, discordant: float | None,
+    could_see: float,
 ) -> Contrast:  # fmt: skip
     """The contrast of a test, with the variances of its parts and its minimum detectable difference."""
     low, high = test.interval()
     return Contrast(
         difference=test.difference, low=low, high=high, p=test.p(0), error=math.sqrt(problems + experts), df=test.df,
-        problems=math.sqrt(problems), experts=math.sqrt(experts), n=n, discordant=discordant, could_see=seen, test=test,
+        problems=math.sqrt(problems), experts=math.sqrt(experts), n=n, discordant=discordant,
+        could_see=could_see, test=test,
     )  # fmt: skip
 
 
@@ -424,8 +432,8 @@ def expert_variance(means: np.ndarray) -> tuple[float, float]:
 
     experts, n = means.shape
     by_expert = means.mean(axis=1)
-    rest = means - by_expert[:, None] - means.mean(axis=0) + means.mean()
-    within = float(np.sum(rest**2)) / max(1, (experts - 1) * (n - 1))
+    residuals = means - by_expert[:, None] - means.mean(axis=0) + means.mean()
+    within = float(np.sum(residuals**2)) / max(1, (experts - 1) * (n - 1))
     return float(np.var(by_expert, ddof=1)) / experts, within / (experts * n)
 
 
@@ -444,8 +452,8 @@ def replication_reach(levels: Sequence[tuple[Sequence[float], bool]]) -> float:
         for values, averaged in levels
     ]
     variance = sum(part for part, _ in parts)
-    df = freedom(variance, sum(part**2 / free for part, free in parts))
-    return quantile(1 - LEVEL / 2, df) * math.sqrt(variance)
+    df = degrees_of_freedom(variance, sum(part**2 / free for part, free in parts))
+    return t_quantile(1 - LEVEL / 2, df) * math.sqrt(variance)
 
 
 # ------------------------------------------------------------------------------------------- crossed pairs
@@ -464,10 +472,15 @@ def two_way_bootstrap(differences: ArrayLike, draws: int = DRAWS, seed: int = 0)
     import numpy as np
 
     array = np.asarray(differences, dtype=float)
-    of_math, of_language = (resampled(array.shape[axis], draws, seed + axis + 1) for axis in (0, 1))  # (B, M), (B, L)
+    of_math, of_language = (
+        resample_weights(array.shape[axis], draws, seed + axis + 1) for axis in (0, 1)
+    )  # (B, M), (B, L)
     by_draw, pairs = resampled_means(array, draws, seed), array.mean(axis=2)  # (B, M, L), (M, L)
-    found = (
+    draws_of_rows = (
         of_math @ pairs.mean(axis=1), of_language @ pairs.mean(axis=0), by_draw.mean(axis=(1, 2)),
         np.einsum("bm,bl,bml->b", of_math, of_language, by_draw),
     )  # fmt: skip
-    return [(float(low), float(high)) for low, high in (np.quantile(one, [LEVEL / 2, 1 - LEVEL / 2]) for one in found)]
+    return [
+        (float(low), float(high))
+        for low, high in (np.quantile(draws_of_row, [LEVEL / 2, 1 - LEVEL / 2]) for draws_of_row in draws_of_rows)
+    ]

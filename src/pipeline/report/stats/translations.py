@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from pipeline.report.stats.statistics import DRAWS, resampled
+from pipeline.report.stats.statistics import DRAWS, resample_weights
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,7 +55,7 @@ def copies_of(n: int, seed: int = 0) -> np.ndarray:
     """(draws, n): how often each of n problems is in a draw of n."""
     import numpy as np
 
-    return np.rint(n * resampled(n, DRAWS, seed))
+    return np.rint(n * resample_weights(n, DRAWS, seed))
 
 
 def corpus_scores(metric: Any, counts: np.ndarray, copies: np.ndarray) -> np.ndarray:
@@ -72,9 +72,9 @@ def chrf(sums: np.ndarray, beta: int) -> np.ndarray:
     import numpy as np
 
     orders = sums.reshape(len(sums), -1, 3)
-    used = orders[..., :2].min(axis=-1) > 0
-    shares = np.where(used[..., None], orders[..., 2:] / np.maximum(orders[..., :2], 1), 0)  # (draws, orders, 2)
-    precision, recall = shares.sum(axis=1).T / np.maximum(used.sum(axis=1), 1)
+    usable = orders[..., :2].min(axis=-1) > 0
+    shares = np.where(usable[..., None], orders[..., 2:] / np.maximum(orders[..., :2], 1), 0)  # (draws, orders, 2)
+    precision, recall = shares.sum(axis=1).T / np.maximum(usable.sum(axis=1), 1)
     below = beta**2 * precision + recall
     return np.where(below > 0, (1 + beta**2) * precision * recall / np.where(below > 0, below, 1), 0)
 
@@ -85,8 +85,8 @@ def bleu(sums: np.ndarray) -> np.ndarray:
     import numpy as np
 
     length, reference, matches, totals = sums[:, 0], sums[:, 1], sums[:, 2:6], sums[:, 6:]
-    none = matches == 0
-    precisions = np.where(none, 0.5 ** np.cumsum(none, axis=1), matches) / np.maximum(totals, 1)
+    unmatched = matches == 0
+    precisions = np.where(unmatched, 0.5 ** np.cumsum(unmatched, axis=1), matches) / np.maximum(totals, 1)
     brief = np.exp(np.minimum(0, 1 - reference / np.maximum(length, 1)))
-    there = (totals > 0).all(axis=1) & ~none.all(axis=1)
-    return np.where(there, brief * np.exp(np.log(precisions).mean(axis=1)), 0)
+    usable = (totals > 0).all(axis=1) & ~unmatched.all(axis=1)
+    return np.where(usable, brief * np.exp(np.log(precisions).mean(axis=1)), 0)

@@ -1,0 +1,67 @@
+"""The models that a run is made of: their shape and their tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from pipeline.config import conf
+from pipeline.config.stages import TrainStage
+from pipeline.errors import PipelineError
+from pipeline.models.shape import SHAPES, Shape, shape_in, shape_of
+from pipeline.runs.run import External, Parent, Run, Snapshot
+
+
+def shape_for(run: Run) -> Shape:
+    """The shape of the model that a run trains or scores, by its base: a known one, or a folder that is here."""
+    for ancestor in ancestors(run):
+        if isinstance(ancestor, Run) and isinstance(ancestor.config, TrainStage):
+            model = ancestor.config.model
+            if model.init == "random":
+                return shape_of({"vocab_size": model.vocab_size, **model.architecture})
+            if model.name in SHAPES:
+                return SHAPES[model.name]
+        if isinstance(ancestor, External) and ancestor.hub and by_hub(ancestor.hub) in SHAPES:
+            return SHAPES[by_hub(ancestor.hub)]
+        if (ancestor.folder / "config.json").is_file():
+            return shape_in(ancestor.folder)
+    raise PipelineError(f"the shape of the model of {run.label} is not known before it is here")
+
+
+def ancestors(run: Parent, visited: set[str] | None = None) -> Iterator[Parent]:
+    """A run and the models that it is derived from, each once."""
+    visited = set() if visited is None else visited
+    if run.hash in visited:
+        return
+    visited.add(run.hash)
+    yield run
+    for parent in models_of(run):
+        yield from ancestors(parent, visited)
+
+
+def models_of(run: Parent) -> list[Parent]:
+    """The parents of a run except data."""
+    if isinstance(run, Snapshot):
+        return [run.run]
+    roles = run.parents.items() if isinstance(run, Run) else ()
+    return [parent for role, parent in roles if role not in ("data", "data_root", "benchmarks", "spm_model")]
+
+
+@lru_cache(maxsize=64)
+def by_hub(hub: str) -> str:
+    """The option of conf/model that names a model on the Hub."""
+    for option in conf.options("model"):
+        if (
+            OmegaConf.select(OmegaConf.load(str(conf.option_file("model", option))), "path")
+            == f"hub:{hub.partition('@')[0]}"
+        ):
+            return option
+    return ""
+
+
+def tokenizer_of(run: Run) -> Path | None:
+    """The tokenizer.json of the model that a run trains or scores, if it is on this disk."""
+    return next((file for ancestor in ancestors(run) if (file := ancestor.folder / "tokenizer.json").is_file()), None)

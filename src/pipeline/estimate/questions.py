@@ -1,0 +1,71 @@
+"""The questions that an evaluation puts to its model: how many, and of how many tokens.
+
+By the local files where they are here, else by the benchmarks' publications and the token counts of estimate/flops.py.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.benchmarks import benchmark_of
+from pipeline.config.stages import EvalStage, EvalTask
+from pipeline.errors import PipelineError
+from pipeline.estimate.flops import MGSM, QuestionSet, question_sets
+from pipeline.estimate.models import tokenizer_of
+from pipeline.runs.run import Run
+from pipeline.stages.lengths import count_lines, sampled_lengths
+
+
+def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[QuestionSet]:
+    """What a task puts to the model, with the questions and lengths of its local files where they are here."""
+    config, benchmark = run.config, benchmark_of(task.task)
+    count, room = (
+        count_questions(run, task, language),
+        config.eval.max_gen_toks_of.get(language, config.eval.max_gen_toks),
+    )
+    kinds = question_sets(task.task, task.num_fewshot, language if language in MGSM else "en")
+    file = scored_file(run, task, language)
+    columns, worked = benchmark.columns, benchmark.kind == "number"
+    if file and columns and (lengths := sampled_lengths(file, columns, tokenizer := tokenizer_of(run))):
+        question = statistics.fmean(lengths)
+        exemplars = file.with_name(benchmark.exemplar_file) if worked and benchmark.exemplar_file else file
+        columns = (*columns, "answer") if worked else columns
+        shot = statistics.fmean(sampled_lengths(exemplars, columns, tokenizer)) if exemplars.is_file() else question
+        kinds = [replace(kind, question=question, prefix=task.num_fewshot * shot) for kind in kinds]
+    return [
+        replace(kind, questions=min(kind.questions, count), room=room or kind.room, prefixes=min(kind.prefixes, count))
+        for kind in kinds
+    ]
+
+
+def scored_file(run: Run[EvalStage], task: EvalTask, language: str) -> Path | None:
+    """The local file of a task's questions, if it is here."""
+    root = run.parents.get("data_root")
+    if root is None or (isinstance(root, Run) and not root.folder.is_dir()) or benchmark_of(task.task).built_from:
+        return None
+    names = {"test": ("test", "devtest"), "dev": ("development", "dev")}[run.config.eval.split]
+    files = {path.stem: path for path in benchmark_of(task.task).files(root.folder, language)}
+    return next((files[stem] for stem in names if stem in files), None)
+
+
+def count_questions(run: Run[EvalStage], task: EvalTask, language: str) -> int:
+    """Number of questions: those of the local file if it is here or is planned, else the benchmark's published size."""
+    config, root = run.config, run.parents.get("data_root")
+    limit = config.eval.limit or benchmark_of(task.task).questions
+    if isinstance(root, Run) and not root.folder.is_dir():
+        return min(limit, root.config.expert.questions(config.eval.split) or limit)
+    local_file = scored_file(run, task, language)
+    return min(limit, count_lines(local_file)) if local_file else limit
+
+
+def question_sets_of(run: Run[EvalStage]) -> list[QuestionSet]:
+    """Those of all its tasks and languages. PipelineError for a language whose tokens are not known."""
+    sets: list[QuestionSet] = []
+    for task in run.config.eval.tasks:
+        for language in run.config.languages:
+            if language not in MGSM:
+                raise PipelineError(f"tokens of {task.task} in {language} are not known")
+            sets += kinds_of(run, task, language)
+    return sets

@@ -1,0 +1,99 @@
+"""controls in a table: each merge again with the base in the language expert's place, chosen and compared as it is."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from planned import plan
+from test_rendered_tables import cells_of, finish, planned, render
+
+from pipeline.errors import PipelineError
+from pipeline.tables.planned_runs import Planning
+
+TABLE = """
+name: mine
+axes:
+  language: [qac]
+  seed: [0, 1]
+  counts: {1+0: {bottom: 1, top: 0}, 2+0: {bottom: 2, top: 0}}
+every: {model: sandbox, data_root: world}
+runs:
+  world: {stage: data, expert: sandbox}
+  base: {}
+  math expert: {stage: sft, expert: math, recipe: sandbox_math, seed: "{seed}"}
+  language expert: {stage: sft, expert: "{language}", recipe: sandbox_language, seed: "{seed}"}
+  swap: {merge: layer_swap, merge.math: math expert, merge.language: language expert,
+    merge.bottom_layers: "{counts.bottom}", merge.top_layers: "{counts.top}"}
+  soup: {merge: soup, merge.experts: [math expert, language expert], merge.weights: magnitude}
+score: {eval: mgsm_0shot, in: "{language}", mean: [seed]}
+columns: {"{language}": {}}
+rows:
+  base: {run: base}
+  math: {run: math expert}
+  swap: {run: swap, best: [counts], by: {eval.split: dev}}
+  soup: {run: soup}
+controls: true
+"""
+
+
+def test_every_merge_has_its_control() -> None:
+    made = plan(TABLE)
+    assert made.rows == ["base", "math", "swap", "swap, control", "soup", "soup, control"]
+    assert made.controls == [("swap", "swap, control"), ("soup", "soup, control")]
+    words = {spec.run: spec.words["merge.control"] for spec in made.specs.values() if spec.run.endswith("control")}
+    assert words == {"swap, control": ["language"], "soup, control": ["1"]}
+
+
+def test_a_control_of_the_best_swap_has_the_swaps_counts() -> None:
+    """Chosen by the swap's development questions, once; of the control only the chosen one is scored."""
+    made = plan(TABLE)
+    (choice,) = made.choices.values()
+    assert choice.run == "swap" and len(choice.candidates) == 2
+    ours = [chosen for chosen in made.chosen.values() if "control" in chosen.key]
+    assert {chosen.choice for chosen in ours} == {choice.key} and len(ours) == 2  # seeds
+    for chosen in ours:
+        for (counts,), model in chosen.models.items():
+            spec = made.specs[model]
+            assert spec.run == "swap, control" and spec.words["merge.bottom_layers"] == int(counts[0])
+
+
+def test_columns_may_show_the_merges() -> None:
+    text = TABLE.replace("controls: true", "controls: [language expert]").replace(
+        'columns: {"{language}": {}}\nrows:', "columns:"
+    )
+    made = plan(text + 'rows: {"{language}": {}}\n')
+    assert made.columns == ["base", "math", "swap", "swap, control", "soup", "soup, control"]
+
+
+@pytest.mark.parametrize(
+    "controls, words",
+    [("[sw]", "mine.yaml, controls: 'sw' is not a run: give true, or"), ("[base]", "no merge is made of base: leave")],
+)
+def test_controls_of_nothing(controls: str, words: str) -> None:
+    with pytest.raises(PipelineError, match=words):
+        plan(TABLE.replace("controls: true", f"controls: {controls}"))
+
+
+def test_without_merge_language_the_language_experts_are_named() -> None:
+    text = TABLE[: TABLE.index("  swap: {merge")] + TABLE[TABLE.index("  soup: {merge") :]
+    text = text.replace("  swap: {run: swap, best: [counts], by: {eval.split: dev}}\n", "")
+    text = text.replace("  counts: {1+0: {bottom: 1, top: 0}, 2+0: {bottom: 2, top: 0}}\n", "")
+    with pytest.raises(PipelineError, match="no merge.language says which runs are language experts: name them"):
+        plan(text)
+    assert plan(text.replace("true", "[language expert]")).controls == [("soup", "soup, control")]
+
+
+def test_the_report_compares_each_merge_with_its_control(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(TABLE)
+    planning: Planning = planned(str(file), tmp_path)
+    rates = {score: 0.5 for score in planning.plan.scores}
+    finish(planning, rates)
+    page = render(planning)
+    assert {line["row"] for line in cells_of(page) if line["value"]} == set(planning.plan.rows)
+    with open(page.parent / "contrasts.csv", encoding="utf-8", newline="") as lines:
+        pairs = {(line["left"], line["right"]) for line in csv.DictReader(lines)}
+    assert pairs >= {("swap", "swap, control"), ("soup", "soup, control"), ("swap", "base"), ("soup", "math")}
+    assert not any(left.endswith("control") for left, _ in pairs)
