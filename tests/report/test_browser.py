@@ -113,7 +113,7 @@ def test_what_can_be_clicked(tmp_path: Path, browser: Any) -> None:
     dialog = browser.find_element("id", "dialog")
     name = cell.find_element("css selector", "a").get_attribute("data-runs")
     assert dialog.is_displayed() and name in dialog.text and "12 s" in dialog.text
-    dialog.find_element("xpath", ".//button[text()='Read its answers']").click()
+    dialog.find_element("xpath", ".//button[text()='Show answers']").click()
     assert not dialog.is_displayed()
     chosen = "return ['row', 'column'].map(name => document.getElementById('choose-' + name).value)"
     assert browser.execute_script(chosen) == place and place[1] == "mgsm"
@@ -124,7 +124,7 @@ def test_what_can_be_clicked(tmp_path: Path, browser: Any) -> None:
     )
     assert "seed\n3" in dialog.text and "gone-1" in dialog.text and dialog.find_elements("css selector", "svg polyline")
     dialog.find_element("xpath", ".//button[text()='gone-1']").click()
-    assert "made elsewhere" in dialog.text
+    assert "created elsewhere" in dialog.text
     dialog.find_element("xpath", ".//button[text()='close']").click()
 
     # two models side by side

@@ -72,11 +72,11 @@ def test_the_page(one_language, reports):
     for told in (
         "Layer swapping in the small world",
         "python -m pipeline stage=table table=sandbox",
-        "6 min 52 s in all",
+        "6 min 52 s in total",
         "transformers 5.23.0",
         "commit 3fa9c1d2 · dirty no",
         "1 run failed",
-        "1 run not made",
+        "1 run not started",
         "12 s",  # of an evaluation
         "1 min 35 s",  # of a training
         "base-1",  # what it started from
@@ -161,10 +161,10 @@ def test_maps_of_an_analysis_read_at_any_scale(one_language, reports):
     (folder / "delta.csv").write_text(head + "".join(lines) + "math-1,,norm,norm,0,0,0,nan,0\n")
     analysis = RunResult("analyze-1", "analyze", folder)
     page = Page(write_report(replace(one_language, runs=[*one_language.runs, analysis]), reports))
-    for told in ("What training changed", "1.5e-06", "3e-06", "0.250", "rows above 1e-05", "the greener, the more"):
+    for told in ("Changes by training", "1.5e-06", "3e-06", "0.250", "rows above 1e-05", "greener is larger"):
         assert told in page.text, told
     (folder / "delta.csv").write_text("nothing")
-    with pytest.raises(PipelineError, match="delta.csv of analyze-1 cannot be read: make it again with redo=true"):
+    with pytest.raises(PipelineError, match="delta.csv of analyze-1 cannot be read: rerun it with redo=true"):
         write_report(replace(one_language, runs=[analysis]), reports)
 
 

@@ -192,6 +192,6 @@ def test_a_samples_file_that_is_cut_off_or_none_is_one_sentence(tmp_path, text):
     folder = write_eval(tmp_path / "e", [], {"mgsm.qac": [sample(0, "7", True)]})
     path = folder / "samples" / "mgsm.qac.jsonl"
     path.write_text(json.dumps(sample(0, "7", True)) + "\n" + text)
-    with pytest.raises(PipelineError, match=r"mgsm.qac.jsonl.*make (it|the run) again with redo=true") as told:
+    with pytest.raises(PipelineError, match=r"mgsm.qac.jsonl.*(rerun it|make the run again) with redo=true") as told:
         read(tmp_path, {"e": folder})
     assert "\n" not in str(told.value)

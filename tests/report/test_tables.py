@@ -19,6 +19,7 @@ from pipeline.report.load.scores import notes_of, read_evaluations
 from pipeline.report.render.cells import BEST_NOTE, cell_difference, cells_markdown, is_outside
 
 EARLIER = ("table.csv", "table.md", "scores.json")
+ROUND = "In round brackets the number of values that a cell is reduced from"
 
 
 def scored(row: str, column: str, *runs: str, **more: Any) -> CellResult:
@@ -75,11 +76,11 @@ def test_the_table_exactly(tmp_path):
         "| swap | 50.0 (3) | — |\n"
         "| a\\|b | — | — |\n"
         "\n"
-        "In round brackets how many numbers a cell is made of.\n"
+        "In round brackets the number of values that a cell is reduced from.\n"
         "\n"
         "MGSM: exact match, flexible-extract, 0-shot, n = 50 to 100; FLORES: chrF++, 0-shot, n = 50.\n"
         "\n"
-        "In percent; BLEU and chrF++ as they are.\n"
+        "In percent; BLEU and chrF++ on their own scale.\n"
         "\n"
         "- — swap, FLORES en-qac and 1 more: to-2 no memory\n"
         "- — a|b, FLORES en-qac: eval-x is not made yet\n"
@@ -88,7 +89,7 @@ def test_the_table_exactly(tmp_path):
         "\n"
         "- to-2: no memory\n"
         "\n"
-        "Not made:\n"
+        "Not started:\n"
         "\n"
         "- eval-x: not made (never made)\n"
     )
@@ -103,7 +104,7 @@ def test_the_table_exactly(tmp_path):
     )
     text = page.read_text()
     assert "swap, FLORES en-qac and 1 more: to-2 no memory" in text and text.count('title="to-2 no memory"') == 2
-    assert "5 finished, 1 failed, 1 not made" in text
+    assert "5 finished, 1 failed, 1 not started" in text
 
 
 def test_every_score_says_where_it_stands(tmp_path):
@@ -196,7 +197,7 @@ def test_notes_tell_shots_and_tasks_apart(tmp_path):
         "MGSM: exact match, flexible-extract, 2-shot, n = 4; MGSM: exact match, flexible-extract, 8-shot, n = 4; "
         "Global MMLU: accuracy, 0-shot, n = 4; MGSM en cot: exact match, flexible-extract, 0-shot, n = 4."
     )
-    assert others == ["In percent; BLEU and chrF++ as they are."]
+    assert others == ["In percent; BLEU and chrF++ on their own scale."]
 
 
 def test_the_published_number_is_compared_with_the_papers_own_method():
@@ -232,7 +233,7 @@ def test_unlike_ways_of_scoring_never_share_a_table(tmp_path, how):
     (last,) = two_seeds.cells[-1].runs[1:]
     harness(two_seeds, [last], how)
     ((key, value),) = how.items()
-    with pytest.raises(PipelineError, match=rf"{last} \(eval.{key}={value}\) were not scored alike"):
+    with pytest.raises(PipelineError, match=rf"{last} \(eval.{key}={value}\) were scored differently"):
         write_report(two_seeds, tmp_path / "report")
 
 
@@ -241,7 +242,7 @@ def test_a_column_of_its_own_is_refused_too(tmp_path, one_language, how):
     """Backend and dtype are those of the whole table, also where no two cells that differ are of one task."""
     mine = {run for cell in one_language.cells if cell.column == "belebele" for run in cell.runs}
     harness(one_language, mine, how)
-    with pytest.raises(PipelineError, match="were not scored alike"):
+    with pytest.raises(PipelineError, match="were scored differently"):
         write_report(one_language, tmp_path / "report")
 
 
@@ -256,17 +257,17 @@ def test_the_dtype_of_the_scores_is_on_the_page_and_in_every_row(tmp_path, one_l
     ("cell", "shown", "note"),
     [
         (CellResult("a", "b", 45.2), "45.2", []),
-        (CellResult("a", "b", 45.2, n=9), "45.2 (9)", ["In round brackets how many numbers a cell is made of."]),
+        (CellResult("a", "b", 45.2, n=9), "45.2 (9)", [ROUND + "."]),
         (
             CellResult("a", "b", 45.2, published=47.8, maximum=47.0),
             "45.2 max 47.0 [47.8]",
-            ["In square brackets what the paper prints.", BEST_NOTE],
+            ["In square brackets the published number.", BEST_NOTE],
         ),
-        (CellResult("a", "b", 45.2, published=44.8), "45.2 [44.8]", ["In square brackets what the paper prints."]),
+        (CellResult("a", "b", 45.2, published=44.8), "45.2 [44.8]", ["In square brackets the published number."]),
         (
             CellResult("a", "b", 45.2, n=9, published=44.8),
             "45.2 (9) [44.8]",
-            ["In round brackets how many numbers a cell is made of, in square brackets what the paper prints."],
+            [ROUND + ", in square brackets the published number."],
         ),
     ],
 )

@@ -253,16 +253,16 @@ def test_an_archive_holds_no_weights_paths_or_secrets(home: Path, call: Call, tm
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
-        ("half", "is cut off or damaged"),
-        ("empty", "is cut off or damaged"),
-        ("flipped", "is cut off or damaged"),
-        ("newer", "was made by a newer version of this program (format 99, this one reads 2): update this one"),
-        ("climbing", "holds 'runs/../../evil', which no export of this program writes"),
-        ("pickled", "holds 'runs/a/weights.pkl', which no export of this program writes"),
+        ("half", "is truncated or damaged"),
+        ("empty", "is truncated or damaged"),
+        ("flipped", "is truncated or damaged"),
+        ("newer", "was written by a newer version of this program (format 99, this one reads 2): update this one"),
+        ("climbing", "contains 'runs/../../evil', which stage=export never writes"),
+        ("pickled", "contains 'runs/a/weights.pkl', which stage=export never writes"),
         ("large", "unpacks to"),
-        ("other", "was made by no export of this program"),
-        ("typed", "was made by no export of this program"),
-        ("named", "holds a table of no name"),
+        ("other", "was not written by this program"),
+        ("typed", "was not written by this program"),
+        ("named", "contains a table without a name"),
         ("scores", "scores.json of eval-"),
         ("samples", "is not JSON: make the run again"),
     ],
@@ -376,7 +376,7 @@ def test_a_page_is_not_replaced_by_a_poorer_one(home: Path, call: Call) -> None:
     )
     assert call("stage=report", *words(home), "report.fewer=true").status == 0
     text = unescape(page.read_text(encoding="utf-8"))
-    assert "1 run not made" in text and "not made (never made" in text and "run failed" not in text
+    assert "1 run not started" in text and "not made (never made" in text and "run failed" not in text
     rows = {(row["row"], row["column"]): row for row in csv.DictReader((page.parent / "cells.csv").open())}
     gone = [row for row in rows.values() if not row["value"]]
     assert len(gone) == 1 and gone[0]["missing"].endswith("is not made yet")
@@ -408,7 +408,8 @@ def test_what_failed_is_told_from_what_was_never_tried(home: Path, call: Call) -
     failed = {lost[0].name: "no memory", "gone-1": "of another time"}
     (report / "report.json").write_text(json.dumps({"data_root": None, "every": {}, "failed": failed, "finished": 0}))
     text = unescape(Path(call("stage=report", *words(home)).out.strip()).read_text(encoding="utf-8"))
-    assert "1 run failed" in text and "no memory" in text and "1 run not made" in text and "of another time" not in text
+    assert "1 run failed" in text and "no memory" in text and "1 run not started" in text
+    assert "of another time" not in text
 
 
 def test_results_are_tidy_and_open_in_a_notebook(home: Path, call: Call) -> None:

@@ -37,7 +37,7 @@ def test_warnings_of_trainings_end_a_table_and_stand_on_its_page(
         assert first == f"sft.seq_length=56 truncates {fact['truncated']} of {rows} rows"
     after = made.err[made.err.rindex(" done in ") :]
     (line,) = re.findall(r"^warning: (sft.warmup_steps=5 of 2 steps: .*) \((math-\S+) and 1 more\)$", after, re.M)
-    assert "Warnings of trainings" in page and line[0] in page and "sft.seq_length=56 truncates" in page
+    assert "Training warnings" in page and line[0] in page and "sft.seq_length=56 truncates" in page
     again = call("stage=report", *words)  # from what is stored
     assert again.status == 0 and f"warning: {line[0]}" in again.err
 

@@ -1,4 +1,4 @@
-"""Reports of tables, and what a notebook reads of them."""
+"""Reports of tables, and `results`, which loads one in a notebook."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ if TYPE_CHECKING:
 
 
 def results(report: str | Path, runs_dir: str | Path = "runs") -> tuple[DataFrame, DataFrame]:
-    """(scores, answers) of a report, a table's name or the folder of its page: a row a run, task, language and metric,
-    and a row an answer; `run`, `task` and `language` (of a translation its pair) join them. `row`, `column`: the cells.
+    """(scores, answers) of a report, given a table's name or the folder of its page: one row per run, task, language
+    and metric, and one row per answer. Join on `run`, `task`, `language` (the pair, for translations). `row` and
+    `column` name the cells.
 
         from pipeline.report import results
         scores, answers = results("sandbox")
         scores[scores.metric == "exact_match"].pivot_table(index="row", columns="language", values="value")
 
-    Raises PipelineError where there is no report.
+    Raises PipelineError if there is no report.
     """
     import pandas as pd
 
@@ -27,5 +28,5 @@ def results(report: str | Path, runs_dir: str | Path = "runs") -> tuple[DataFram
     folder = Path(runs_dir) / "reports" / report if is_name else Path(report)
     files = [folder / "results.csv", folder / "answers.parquet"]
     if missing := [path for path in files if not path.is_file()]:
-        raise PipelineError(f"{missing[0]} is not there: make the report with stage=report table=...")
+        raise PipelineError(f"{missing[0]} does not exist: create the report with stage=report table=...")
     return pd.read_csv(files[0]), pd.read_parquet(files[1])

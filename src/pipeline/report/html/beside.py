@@ -1,4 +1,4 @@
-"""Checks of the answers behind math scores: equations that hold, right plans, answers in the requested language."""
+"""Checks of the answers behind math scores: correct equations, correct plans, answers in the requested language."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pipeline.report.load.scores import Written
 
 SHARES = {
     "no_equation": "no equation",
-    "equations_true": "equations that hold",
-    "plan": "right plans",
+    "equations_true": "correct equations",
+    "plan": "correct plans",
     "other_language": "in another language",
     "cut_off": "cut off",
     "unparsed": "unparsed",
@@ -25,9 +25,9 @@ SHARES = {
 
 @dataclass(frozen=True)
 class AnswerChecks:
-    """One column of the table: rows -> the shares of its answers in percent, None where there is none.
+    """Checks for one column of the table: rows -> shares of the answers in percent, None if there is none.
 
-    detected_by: how the language was detected (evaluate/reasoning.py).
+    detected_by: the method that detected the language (evaluate/reasoning.py).
     """
 
     title: str
@@ -36,7 +36,7 @@ class AnswerChecks:
 
 
 def answer_checks(results: Results, written: Written) -> list[AnswerChecks]:
-    """A block for each math column that has such shares, means over its evaluations."""
+    """Checks for each math column that has such shares, as means over its evaluations."""
     blocks = []
     for column in results.columns:
         rows_of: dict[str, list[ScoreRow]] = {}
@@ -50,7 +50,7 @@ def answer_checks(results: Results, written: Written) -> list[AnswerChecks]:
         methods = {row.filter for row in score_rows if row.metric == "other_language"}
         unseen = methods == {"script"} and any(shares_script(row.language) for row in score_rows)
         shares = {row: [share(rows_of.get(row, []), metric) for metric in SHARES] for row in results.rows}
-        if unseen:  # English answers to Nyankole questions: no other script is no evidence of the right language
+        if unseen:  # English answers to Nyankole questions: the same script is not evidence of the right language
             at = list(SHARES).index("other_language")
             shares = {
                 row: [*row_shares[:at], row_shares[at] or None, *row_shares[at + 1 :]]
@@ -61,7 +61,7 @@ def answer_checks(results: Results, written: Written) -> list[AnswerChecks]:
 
 
 def shares_script(language: str) -> bool:
-    """Whether MGSM has another language of this script; also of a language that is not known here, of an archive."""
+    """Whether MGSM has another language of this script; True for unknown languages, which archives may have."""
     try:
         return bool(languages_of_script(language))
     except PipelineError:

@@ -19,7 +19,7 @@
       head.setAttribute("aria-sort", down ? "descending" : "ascending");
       function number(line) {
         var value = line.children[place] && line.children[place].dataset.value;
-        return value ? Number(value) : (down ? -Infinity : Infinity);  // what is missing comes last
+        return value ? Number(value) : (down ? -Infinity : Infinity);  // missing values come last
       }
       table.querySelectorAll("tbody").forEach(function (body) {
         var lines = Array.prototype.filter.call(body.children, function (line) { return !line.classList.contains("group"); });
@@ -62,9 +62,9 @@
   function describe(name) {
     var run = data.runs[name], part = element(dialog, "section");
     element(part, "h3", "", name);
-    if (!run) { element(part, "p", "muted", "Not a run of this table: it was made elsewhere."); return; }
+    if (!run) { element(part, "p", "muted", "Not a run of this table: it was created elsewhere."); return; }
     if (run.note) element(part, "p", "flag", run.note);
-    facts(part, [["Stage", run.stage], ["Model", run.model], ["Time", run.time], ["Made", run.made], ["Attempt", run.attempt > 1 ? run.attempt : ""], ["Weights", run.root]]);
+    facts(part, [["Stage", run.stage], ["Model", run.model], ["Time", run.time], ["Created", run.made], ["Attempt", run.attempt > 1 ? run.attempt : ""], ["Weights", run.root]]);
     if (Object.keys(run.parents).length) {
       var parents = element(part, "dl", "facts");
       Object.keys(run.parents).forEach(function (role) {
@@ -75,13 +75,13 @@
       });
     }
     if (Object.keys(run.config).length) {
-      element(part, "p", "muted", "Configuration, where it is not the default:");
+      element(part, "p", "muted", "Configuration (non-default values):");
       facts(part, Object.keys(run.config).map(function (key) { return [key, run.config[key] === null ? "null" : run.config[key]]; }));
     }
     if (run.curve && run.curve.length > 1) curve(part, run.curve);
     var card = run.text || (data.runs[run.card] || {}).text;
     if (card) folded(part, "Data card" + (run.text ? "" : " of " + run.card), card);
-    if (run.href) element(part, "a", "", "Its files").href = run.href;
+    if (run.href) element(part, "a", "", "Files").href = run.href;
   }
   function open(names, place) {
     dialog.replaceChildren();
@@ -89,7 +89,7 @@
     close.type = "button";
     close.addEventListener("click", function () { dialog.close(); });
     if (place) {
-      var read = element(dialog, "button", "plain", "Read its answers");
+      var read = element(dialog, "button", "plain", "Show answers");
       read.type = "button";
       read.addEventListener("click", function () { dialog.close(); choose(place); });
     }
@@ -112,7 +112,7 @@
   var ALONE = [["all", "all"], ["right", "right"], ["wrong", "wrong"]];
   var PAIR = [["all", "all"], ["differ", "one right, the other wrong"], ["first", "only the first right"], ["second", "only the second right"], ["neither", "both wrong"]];
 
-  function fill(select, values) {  // keeps the choice where it still exists
+  function fill(select, values) {  // keeps the selection if it still exists
     var before = select.value, seen = {};
     select.replaceChildren();
     values.forEach(function (value) {
@@ -166,7 +166,7 @@
       var beside = theirs["=" + item[0]];
       return (!rival || beside) && wanted(item, beside);
     });
-    told.textContent = cell.total ? items.length + " shown of " + cell.total + " questions" + (cell.at ? ", " + cell.at : "") + "." : "No samples were kept.";
+    told.textContent = cell.total ? items.length + " shown of " + cell.total + " questions" + (cell.at ? ", " + cell.at : "") + "." : "No samples were stored.";
     items.forEach(function (item) {
       var card = element(list, "article", "answer"), head = element(card, "header");
       element(head, "span", "", "Question " + item[0]);

@@ -1,4 +1,4 @@
-"""The report as one page: everything index.html shows, gathered, and the template filled; nothing is written here."""
+"""The report as one page: collects everything that index.html shows and renders the template, without writing it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from pipeline.report.render.maps import Changes, changes_of
 from pipeline.report.stats.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED, format_points
 from pipeline.report.stats.compare import correct_contrasts, headline_sentence
 
-MOST_BARS, MOST_PANELS = 60, 24  # rows and columns of a chart; a larger table has none
+MOST_BARS, MOST_PANELS = 60, 24  # rows and columns of a chart; larger tables have no chart
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Training curves, and the trainings that logged nothing."""
+    """Training curves, and the trainings without a log."""
 
     svg: str
     silent: list[str]
@@ -52,7 +52,7 @@ def page(
     contrasts = correct_contrasts(results.contrasts)
 
     def flags(names: Sequence[str]) -> list[tuple[str, str]]:
-        """The marks of what these runs made, each with its reason."""
+        """Flags of these runs (stale, different environment), each with its reason."""
         stale = [f"{name}: {runs[name].stale}" for name in names if name in runs and runs[name].stale]
         unlike = [f"{name}: {', '.join(runs[name].unlike)}" for name in names if name in runs and runs[name].unlike]
         return [(sign, "; ".join(why)) for sign, why in (("⟲ stale", stale), ("≠", unlike)) if why]
@@ -122,12 +122,12 @@ def shortened(items: Iterable[str], limit: int = 40) -> list[str]:
     return (
         lines
         if len(lines) <= limit
-        else [*lines[:limit], f"and {len(lines) - limit} more, in the files beside this page"]
+        else [*lines[:limit], f"and {len(lines) - limit} more, in the files next to this page"]
     )
 
 
 def tally(results: Results) -> str:
-    """3 of 9 claims are shown, 1 contradicted, 5 undecided."""
+    """Counts of verdicts, such as: Of 9: 3 shown, 1 contradicted, 5 undecided."""
     counts = Counter(verdict.verdict for verdict in results.verdicts)
     parts = [
         f"{counts[word]} {word}" for word in (SHOWN, CONTRADICTED, UNDECIDED, NOT_TESTABLE, NOT_MADE) if counts[word]
@@ -136,14 +136,14 @@ def tally(results: Results) -> str:
 
 
 def maps_of(results: Results) -> list[Changes]:
-    """Of the analyses that are figures of the table; not of those that cells show numbers of."""
+    """Maps of the analyses that are figures of the table, without those that cells show numbers of."""
     shown_runs = {name for cell in results.cells if cell.value is not None for name in cell.runs}
     analyses = [run for run in results.runs if run.stage == "analyze" and run.finished and run.name not in shown_runs]
     return [changes_of(run.name, run.folder, number) for number, run in enumerate(analyses)]
 
 
 def chart_of(results: Results) -> str:
-    """Bars of the table's scores, a panel a column; empty where there are too many, or none."""
+    """SVG bars of the table's scores, a panel per column; empty if there are too many, or none."""
     cells = results.by_place
     panels = []
     for column in results.columns:
@@ -171,7 +171,7 @@ def chart_of(results: Results) -> str:
 
 
 def _curves(results: Results, logs: Mapping[str, plots.Curve]) -> Curves:
-    """Training curves and the trainings that have none."""
+    """Training curves, and the trainings without any."""
     by_label: dict[str, list[plots.Curve]] = {}
     silent = []
     for training in results.trainings:
@@ -181,11 +181,11 @@ def _curves(results: Results, logs: Mapping[str, plots.Curve]) -> Curves:
         by_label.setdefault(training.label, []).append(curve)
     if not by_label or len(by_label) > MOST_BARS:
         return Curves("", silent)
-    return Curves(plots.of_trainings(by_label, "Training loss over steps, a panel for each training"), silent)
+    return Curves(plots.of_trainings(by_label, "Training loss over steps, one panel per training"), silent)
 
 
 def _grouped(marks: Sequence[samples.Mark]) -> list[MarkGroup]:
-    """Marks of the same kind on the same row together, in the order found."""
+    """Marks grouped by kind and row, in order of appearance."""
     groups: dict[tuple[str, str], list[str]] = {}
     for item in marks:
         groups.setdefault((item.mark, item.row), []).append(item.detail)
@@ -193,12 +193,12 @@ def _grouped(marks: Sequence[samples.Mark]) -> list[MarkGroup]:
 
 
 def _differences(results: Results) -> list[tuple[str, list[str]]]:
-    """Each way in which runs were made unlike most, or are stale, with the runs."""
+    """Each difference from most runs, or reason to be stale, with the names of its runs."""
     return by_message(results, lambda run: [*run.unlike, *([f"stale: {run.stale}"] if run.stale else [])])
 
 
 def by_message(results: Results, messages: Callable[[RunResult], Sequence[str]]) -> list[tuple[str, list[str]]]:
-    """Each message of runs once, with their names."""
+    """Each distinct message, with the names of its runs."""
     runs_of: dict[str, list[str]] = {}
     for run in results.runs:
         for message in messages(run):

@@ -1,4 +1,4 @@
-"""The runs behind a page: a line each, and what the page opens of one (configuration, parents, data card, curve)."""
+"""The runs behind a page: their lines, and the details in its dialog (configuration, parents, data card, curve)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONGEST_CARD = 20_000  # characters
 
 @dataclass(frozen=True)
 class RunLine:
-    """A run behind the table; `serves`: the cells that it scores; `href`: its folder as seen from the page."""
+    """A run behind the table; `serves`: the cells that it scores; `href`: its folder relative to the page."""
 
     kind: str
     name: str
@@ -32,7 +32,7 @@ class RunLine:
 
 
 def run_lines(results: Results, folder: Path) -> list[RunLine]:
-    """Every run behind the table once: trainings, then evaluations, then the rest."""
+    """Lines of all runs behind the table: trainings, then evaluations, then the rest."""
     serves: dict[str, dict[str, None]] = {}
     for cell in results.cells:
         for score in cell.scores:
@@ -54,7 +54,7 @@ def run_lines(results: Results, folder: Path) -> list[RunLine]:
 
 
 def describe_runs(results: Results, folder: Path, curves: Mapping[str, Curve]) -> dict[str, Any]:
-    """Name -> what the page opens of a run."""
+    """Run name -> its details in the dialog of the page."""
     return {
         run.name: {
             "stage": run.stage, "model": run.model, "time": "" if run.seconds is None else duration(run.seconds),
@@ -81,7 +81,7 @@ def card_lines(folder: Path) -> str:
 
 
 def curves_of(trainings: Sequence[RunResult]) -> dict[str, Curve]:
-    """Name -> the training's log; of one that logged nothing an empty curve."""
+    """Run name -> the training's curve, empty if it has no log."""
     curves = {}
     for training in trainings:
         path = training.folder / "log.jsonl"
@@ -98,12 +98,12 @@ def curve_points(curve: Curve) -> list[list[float]]:
 
 
 def relative_address(target: Path, folder: Path) -> str:
-    """The address of a folder as seen from the page's; empty where there is none."""
+    """The address of a folder relative to the page's; empty if it does not exist."""
     return quote(Path(os.path.relpath(target, folder)).as_posix()) + "/" if target.is_dir() else ""
 
 
 def duration(seconds: float) -> str:
-    """42 -> 42 s, 412 -> 6 min 52 s, 7260 -> 2 h 1 min."""
+    """Seconds as text: 42 -> 42 s, 412 -> 6 min 52 s, 7260 -> 2 h 1 min."""
     rounded = round(seconds)
     if rounded < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{rounded} s"

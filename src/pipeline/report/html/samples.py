@@ -1,4 +1,4 @@
-"""What the page shows of single answers: marks of scores that deserve a look, and answers to browse."""
+"""Single answers on the page: marks on suspicious scores, and the data of the answer browser."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.report.stats.statistics import standard_error
 
 @dataclass(frozen=True)
 class Mark:
-    """A score that deserves a look: `mark` names what is odd, `detail` where it is and how much."""
+    """A suspicious score: `mark` names the problem, `detail` its place and size."""
 
     mark: str
     row: str
@@ -24,13 +24,13 @@ class Mark:
 
 
 def suspicious_scores(results: Results, written: Written, answers: Mapping[Place, Answers]) -> list[Mark]:
-    """Scores that deserve a look.
+    """Marks on suspicious scores.
 
-    Exactly 0, at chance, mostly unparsed, cut off, in the wrong script, identical to another row's.
+    Exactly 0, at chance, mostly unparsed, cut off, in the wrong script, or identical to another row's.
     """
     marks = []
     by_text: dict[tuple, dict[str, list[str]]] = {}
-    visited: set[tuple[str, str, str, str]] = set()  # one evaluation may stand under several cells of a row
+    visited: set[tuple[str, str, str, str]] = set()  # one evaluation may be behind several cells of a row
     for cell in results.cells:
         for score, row in primary_rows(cell, written):
             if (cell.row, score.run, row.task, row.where) in visited:
@@ -52,11 +52,11 @@ def suspicious_scores(results: Results, written: Written, answers: Mapping[Place
 def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
     value, n = score.value, score.n
     if score.reason:
-        return  # never asked: the table says why
+        return  # skipped: the table shows the reason
     if value is None:
         yield "no number", "the score is not a finite number"
     elif value == 0:
-        yield "exactly 0", "not one answer counted"
+        yield "exactly 0", "no answer was correct"
     elif n and (chance := chance_of(score.task)):
         error = standard_error(chance, n)
         if value <= chance + 2 * error:
@@ -77,11 +77,11 @@ def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
 
 
 def answer_browser(results: Results, written: Written, answers: Mapping[Place, Answers]) -> dict[str, Any]:
-    """The first questions of each cell.
+    """The first questions of each cell, as JSON data:
 
     {"strings": [...], "cells": [{row, column, language, run, at, total, items: [[doc_id, prompt, target, response,
-    extracted, correct, scores]]}]}; prompt, target and response are places in `strings`, since rows share their
-    questions, and often their answers. Of a cell with several evaluations in a language the first is shown.
+    extracted, correct, scores]]}]}; prompt, target and response are indices into `strings`, since rows share their
+    questions, and often their answers. A cell with several evaluations in a language shows the first.
     """
     strings: dict[str, int] = {}
     cells: dict[tuple[str, str, str], dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""The page of a sweep: a map of score over configuration, and what the best is worth on questions not chosen on."""
+"""The page of a sweep: a map of score over configuration, and the best point's score on held-out questions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeline.runs.run import Run
 
 
 def sweeps_of(reports: Path, hashes: Collection[str]) -> list[tuple[str, str]]:
-    """(title, address below `reports`) of the sweeps over experts that are all among these runs."""
+    """(title, address below `reports`) of the sweeps whose experts are all among these runs."""
     sweeps = []
     for path in sorted(reports.glob("sweep-*/about.json")):
         try:
@@ -28,12 +28,12 @@ def sweeps_of(reports: Path, hashes: Collection[str]) -> list[tuple[str, str]]:
             if about["experts"] and set(about["experts"]) <= set(hashes):
                 sweeps.append((str(about["title"]), f"{path.parent.name}/index.html"))
         except (ValueError, KeyError, TypeError):
-            continue  # another program's
+            continue  # not written by this program
     return sweeps
 
 
 def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> Path:
-    """index.html, scores.csv and map.png of the finished points; those of other shards count as they finish."""
+    """Write index.html, scores.csv and map.png of the points finished so far, by any shard; return index.html."""
     scores = {index: score for index, run in enumerate(runs) if (score := point_scores(run)) is not None}
     folder.mkdir(parents=True, exist_ok=True)
     title = f"{config.merge.method} · {config.eval.name} · {', '.join(config.languages)}"
@@ -44,8 +44,8 @@ def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, A
         maps = maps_of(points, means, best)
         scale = (min(means.values()), max(means.values()))
         sizes = [len(task_scores) for task_scores in next(iter(scores.values()))]
-        tasks = f" in {len(sizes)} tasks, the score is the mean of theirs" if len(sizes) > 1 else ""
-        context["note"] = f"In percent, on {sum(sizes)} questions{tasks}. The frame is the best point."
+        tasks = f" in {len(sizes)} tasks, the score is the mean over tasks" if len(sizes) > 1 else ""
+        context["note"] = f"In percent, on {sum(sizes)} questions{tasks}. The best point is framed."
         context["map"], picture = svg_and_png_of_maps(maps, "sweep", f"score over configuration: {title}", scale)
         context["told"] = split_half_summary(points, scores, means, best)
         (folder / "map.png").write_bytes(picture)
@@ -62,7 +62,7 @@ def write_page(folder: Path, config: SweepStage, points: Sequence[Mapping[str, A
 
 
 def point_scores(run: Run) -> list[list[float]] | None:
-    """The scores of a finished point in percent, a list of questions for each task and language; None of others."""
+    """Scores of a finished point in percent, a list of questions per task and language; None if unfinished."""
     if read_manifest(run.folder) is None:
         return None
     scores = []
@@ -75,14 +75,14 @@ def point_scores(run: Run) -> list[list[float]] | None:
 
 
 def _percent_of_sample(sample: Mapping[str, Any], metric: str | None) -> float:
-    """One question's: right or wrong, else its own score of the task's metric, which is in percent already."""
+    """One question's score: right or wrong, else its own score by the task's metric, which is already in percent."""
     if sample.get("correct") is not None:
         return 100.0 * sample["correct"]
     return float(sample["scores"].get(metric, next(iter(sample["scores"].values()))))
 
 
 def maps_of(points: Sequence[Mapping[str, Any]], means: Mapping[int, float], best: int) -> list[Map]:
-    """A map for the first two knobs that vary, one a combination of the others."""
+    """Maps over the first two knobs that vary, one per combination of the others."""
     knobs = [key for key in points[0] if len({repr(point[key]) for point in points}) > 1] or list(points[0])[:1]
     down, across = ["", knobs[0]] if len(knobs) == 1 else knobs[:2]
     values = {key: list({repr(point[key]): point[key] for point in points}.values()) for key in points[0]}
@@ -112,17 +112,18 @@ def split_half_summary(
     means: Mapping[int, float],
     best: int,
 ) -> list[str]:
-    """The best point, and what choosing on one half of the questions is worth on the other."""
+    """Sentences on the best point, and on the score of choosing on one half of the questions on the other half."""
     indices = list(scores)
     halves = split_half([scores[index] for index in indices])
     labels = [("odd", "even"), ("even", "odd")]
     lines = [
-        f"Chosen on {on} questions: {point_name(points[indices[best_point]])}, {score:.1f} on the {off} ones."
+        f"Chosen on {on} questions: {point_name(points[indices[best_point]])}, scored {score:.1f} on {off} ones."
         for (on, off), (best_point, score) in zip(labels, halves, strict=True)
     ]
     lines += [f"Split-half score, the mean of both: {mean([score for _, score in halves]):.1f}."] if halves else []
     first = (
-        f"Best of {len(scores)}: {point_name(points[best])}, {means[best]:.1f}, chosen on the questions that score it."
+        f"Best of {len(scores)}: {point_name(points[best])}, {means[best]:.1f}, "
+        "chosen and scored on the same questions."
     )
     return [first, *lines]
 

@@ -1,10 +1,10 @@
-"""The report of a table, from what is on the disk alone: its page, its tables, its answers, and its plots as SVG.
+"""The report of a table, from stored results only: its page, its tables, its answers, and its plots as SVG.
 
     index.html               one self-contained page
-    cells.md, cells.csv      the table, with what the paper prints; choices.json: what its `best` chose
-    claims.csv               the verdicts on what is claimed of the table; contrasts.csv: what it compares
-    results.csv              a row a run, task, language and metric
-    answers.parquet          a row an answer
+    cells.md, cells.csv      the table, with the published numbers; choices.json: winners of its `best` rules
+    claims.csv               verdicts on the claims about the table; contrasts.csv: its comparisons
+    results.csv              one row per run, task, language and metric
+    answers.parquet          one row per answer
 
 The same results give the same bytes.
 """
@@ -23,13 +23,13 @@ from pipeline.report.render.tidy import tidy_rows
 from pipeline.report.stats.claims import claims_csv
 from pipeline.report.stats.compare import correct_contrasts, headline_sentence
 
-MOST_ANSWERS, MOST_QUESTIONS = 6_000, 250  # that the page carries: in all, and of one model in one task and language
+MOST_ANSWERS, MOST_QUESTIONS = 6_000, 250  # on the page: in total, and per model, task and language
 
 
 def write_report(results: Results, folder: Path) -> Path:
     """Write the report of one table into `folder` and return the path of its index.html.
 
-    Raises PipelineError where evaluations were scored in different ways, or a file is cut off.
+    Raises PipelineError if evaluations were scored differently, or a file is truncated.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written_scores = read_evaluations(results)
@@ -53,14 +53,14 @@ def write_report(results: Results, folder: Path) -> Path:
         written["claims.csv"] = claims_csv(results.verdicts)
     if results.contrasts:
         written["contrasts.csv"] = contrasts_csv(results.contrasts)
-    for name in ("claims.csv", "contrasts.csv", "table.csv", "table.md", "scores.json"):  # of an earlier build
+    for name in ("claims.csv", "contrasts.csv", "table.csv", "table.md", "scores.json"):  # from an earlier report
         if name not in written:
             (folder / name).unlink(missing_ok=True)
     for name, text in written.items():
         write_atomically(folder / name, text)
     (folder / "plots").mkdir(exist_ok=True)
     for old in (folder / "plots").glob("*.*"):
-        old.unlink()  # of an earlier build with other languages
+        old.unlink()  # from an earlier report with other languages
     for name, picture in pictures.items():
         (folder / "plots" / name).write_text(picture, encoding="utf-8")
     return folder / "index.html"

@@ -1,4 +1,4 @@
-"""The answers behind a table: each samples file is read once, into answers.parquet and into what the page needs."""
+"""The answers behind a table: each samples file is read once, into answers.parquet and the data of the page."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from pipeline.report.load.scores import Written
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetWriter
 
-LONGEST = 4000  # characters of a prompt's end or an answer's beginning that the page carries
-AT_ONCE = 20_000  # rows of a group of answers.parquet
+LONGEST = 4000  # characters of a prompt's end or an answer's beginning that the page includes
+AT_ONCE = 20_000  # rows per row group of answers.parquet
 TEXTS = ("prompt", "target", "response", "extracted")
 
 Place = tuple[str, str, str]  # an evaluation, a task, a language or pair
@@ -31,10 +31,10 @@ Place = tuple[str, str, str]  # an evaluation, a task, a language or pair
 
 @dataclass
 class Answers:
-    """What the page needs of one model's answers to one task in one language (or pair).
+    """Data for the page on one model's answers to one task in one language (or pair).
 
-    `scores`: doc_id -> 1 or 0, of a task without right and wrong the question's own score in percent, of one. `text`: a
-    digest of all responses, empty where there is none. `translations`: doc_id -> (reference, response). `first`: the
+    `scores`: doc_id -> 1 or 0; the question's own score as a share of 1 if the task has no right and wrong. `text`:
+    digest of all responses, empty if there are none. `translations`: doc_id -> (reference, response). `first`: the
     first questions, as the page shows them.
     """
 
@@ -42,7 +42,7 @@ class Answers:
     scores: dict[Any, float] = field(default_factory=dict)
     unparsed: int = 0
     cut_off: int = 0
-    strange: int = 0  # mostly in letters of another script, where most answers are
+    strange: int = 0  # answers mostly in letters of another script, counted only if most answers are
     text: str = ""
     translations: dict[Any, tuple[str, str]] = field(default_factory=dict)
     first: list[list[Any]] = field(default_factory=list)
@@ -51,10 +51,10 @@ class Answers:
 def read_answers(
     evaluations: Mapping[str, Path], written: Written, places: Collection[Place], keep: int, parquet: Path
 ) -> dict[Place, Answers]:
-    """All answers of `evaluations` (name -> folder) into `parquet`, and what the page needs of those in `shown`: of
-    each the first `keep` questions.
+    """Write all answers of `evaluations` (name -> folder) to `parquet`; return the page's data for those in `places`,
+    each with its first `keep` questions.
 
-    Raises PipelineError for a samples file that is cut off, or holds something else than answers.
+    Raises PipelineError if a samples file is truncated or contains anything other than answers.
     """
     import pyarrow.parquet as pq
 
@@ -73,15 +73,15 @@ def read_answers(
                 except PipelineError:
                     raise
                 except (TypeError, KeyError, AttributeError, ValueError) as error:
-                    problem = f"samples/{path.name} of {name} holds something else than answers"
-                    raise PipelineError(f"{problem}: make it again with redo=true") from error
+                    problem = f"samples/{path.name} of {name} contains something other than answers"
+                    raise PipelineError(f"{problem}: rerun it with redo=true") from error
         rows.flush()
     return answers
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """As `read_jsonl`, in one parse: twice as fast. Which line is broken is asked only where one is."""
-    lines = path.read_bytes().splitlines()  # of bytes: at \n and \r alone, which JSON escapes
+    """The lines of a file as `read_jsonl` reads them, parsed at once: twice as fast. Falls back to it on an error."""
+    lines = path.read_bytes().splitlines()  # bytes split only at \n and \r, which JSON escapes
     with suppress(ValueError):
         rows = json.loads(b"[" + b",".join(lines) + b"]")
         if len(rows) == len(lines):
@@ -109,7 +109,7 @@ def page_answers(task: str, language: str, samples: Sequence[Sample], keep: int)
 
 
 def score_of(task: str, sample: Sample) -> float | None:
-    """One question's score as a part of one: right or wrong, else the task's own metric, which is in percent."""
+    """One question's score as a share of 1: right or wrong, else the task's own metric, which is in percent."""
     if sample.get("correct") is not None:
         return float(sample["correct"])
     metric, _ = primary_metric(task)
@@ -118,9 +118,9 @@ def score_of(task: str, sample: Sample) -> float | None:
 
 
 def in_another_script(task: str, place: str, responses: Sequence[str]) -> int:
-    """How many answers are mostly not in the letters of their language, where these are more than half; else 0.
+    """Number of answers mostly in letters of another script than their language's, if more than half are; else 0.
 
-    Seen between scripts only: English where Swahili is asked for is not.
+    Detects another script only; English instead of Swahili goes unnoticed.
     """
     if kind_of(task) in ("program", "choice") or not responses:
         return 0
@@ -132,7 +132,7 @@ def in_another_script(task: str, place: str, responses: Sequence[str]) -> int:
 
 
 def page_item(sample: Sample) -> list[Any]:
-    """[doc_id, prompt, target, response, extracted, correct, further scores] of the page."""
+    """[doc_id, prompt, target, response, extracted, correct, further scores] as the page shows them."""
     scores = {k: v for k, v in (sample.get("scores") or {}).items() if isinstance(v, int | float) and math.isfinite(v)}
     numbers = ", ".join(f"{name} {value:.4g}" for name, value in sorted(scores.items()))
     prompt, response = text_of(sample.get("prompt")), text_of(sample.get("response"))
@@ -171,7 +171,7 @@ def answer_schema() -> Any:
 
 @dataclass
 class AnswerRows:
-    """Rows on their way to the file, a column each. `language` is the pair where there is one."""
+    """Buffered rows of answers.parquet, by column. `language` is the pair, for translations."""
 
     writer: ParquetWriter
     columns: dict[str, list[Any]] = field(default_factory=dict)

@@ -1,10 +1,10 @@
 """A table's results in one file: configuration, manifests, scores and answers, without weights, local paths or secrets.
 
-A zip whose bytes depend on the results alone. What comes out of one is untrusted: members have known names, sizes have
-limits, everything is plain data, and nothing of it becomes an address or markup of the page.
+A zip file whose bytes depend only on the results. Its contents are untrusted: members have known names, sizes have
+limits, everything is plain data, and none of it becomes an address or markup of the page.
 
-    archive.json                {"format": 2, "results": ...}, as report/load/contents.py has them, folders left out
-    table.yaml                  the table as it was asked for
+    archive.json                {"format": 2, "results": ...}, as in report/load/contents.py, without folders
+    table.yaml                  the table as requested
     runs/NAME/manifest.json     and scores.json, samples/*.jsonl, log.jsonl, data_card.md, delta.csv, facts.json
 """
 
@@ -25,7 +25,7 @@ from pipeline.hub.addresses import without_credentials
 from pipeline.report.load.contents import Results
 from pipeline.typed_json import from_json
 
-FORMAT = 2  # raised when an older program would misread what is in one
+FORMAT = 2  # increased when an older version would misread an archive
 NAME = r"[\w+=@][\w.+=@-]{0,250}"
 MEMBER = re.compile(
     rf"archive\.json|table\.yaml|runs/{NAME}/(manifest\.json|scores\.json|log\.jsonl|data_card\.md|delta\.csv"
@@ -33,14 +33,14 @@ MEMBER = re.compile(
 )
 PACKED = ("manifest.json", "scores.json", "samples/*.jsonl", "log.jsonl", "data_card.md", "delta.csv", "facts.json")
 LARGEST_BYTES, ALL_BYTES, MOST_MEMBERS = 2**28, 2**33, 300_000
-PRIVATE = ("environment", "runs_dir", "tracking", "launcher")  # of a manifest and its configuration
+PRIVATE = ("environment", "runs_dir", "tracking", "launcher")  # keys of a manifest and its configuration
 ABSOLUTE = re.compile(r"(?<![\w.:/-])(?:~|[A-Za-z]:)?/(?:[^\s/:,;\"'()\[\]<>|]+/)*([^\s/:,;\"'()\[\]<>|]+)")
 
 
 def without_private(value: Any, roots: Sequence[str] = ()) -> Any:
-    """The same structure as it may leave this machine: of an absolute path its last part, no credentials.
+    """The same structure without private data: only the last part of absolute paths, no credentials.
 
-    roots: folders whose names say too much even where they hold spaces.
+    roots: local folders to remove from texts, also if their names contain spaces.
     """
     if isinstance(value, Mapping):
         return {key: without_private(inner, roots) for key, inner in value.items()}
@@ -57,7 +57,7 @@ def without_private(value: Any, roots: Sequence[str] = ()) -> Any:
 
 
 def write_archive(results: Results, table: str, file: Path, roots: Sequence[str] = ()) -> Path:
-    """Write the archive. table: the text of its YAML; roots: local folders that no text of it may name."""
+    """Write the archive. table: the text of its YAML; roots: local folders to remove from all texts."""
     with replacing(file) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
         contents = {"format": FORMAT, "results": without_private(plain_data(results), roots)}
         add_member(archive, "archive.json", json.dumps(contents, ensure_ascii=False, indent=1))
@@ -67,19 +67,19 @@ def write_archive(results: Results, table: str, file: Path, roots: Sequence[str]
             for path in paths:
                 name = f"runs/{run.name}/{path.relative_to(run.folder).as_posix()}"
                 if not MEMBER.fullmatch(name):
-                    raise PipelineError(f"{path.name} of {run.name} cannot be packed: its name is not one of ours")
+                    raise PipelineError(f"{path.name} of {run.name} cannot be packed: unexpected file name")
                 add_member(archive, name, packed_content(path, roots))
     return file
 
 
 def add_member(archive: zipfile.ZipFile, name: str, content: str | bytes) -> None:
-    member = zipfile.ZipInfo(name)  # of 1980: the time of packing is no result
+    member = zipfile.ZipInfo(name)  # dated 1980: the bytes must not depend on the time
     member.compress_type, member.create_system, member.external_attr = zipfile.ZIP_DEFLATED, 3, 0o644 << 16
     archive.writestr(member, content)
 
 
 def packed_content(path: Path, roots: Sequence[str]) -> str | bytes:
-    """A file as it goes in: answers and logs as they are, the rest without what is private."""
+    """Content of a file in the archive: answers and logs unchanged, others without private data."""
     if path.suffix in (".jsonl", ".csv"):
         return path.read_bytes()
     text = path.read_text(encoding="utf-8")
@@ -93,7 +93,7 @@ def packed_content(path: Path, roots: Sequence[str]) -> str | bytes:
 
 
 def plain_data(value: Any) -> Any:
-    """A dataclass as JSON has it, folders left out."""
+    """A dataclass as JSON data, without folders."""
     if is_dataclass(value):
         return {item.name: plain_data(getattr(value, item.name)) for item in fields(value) if item.name != "folder"}
     if isinstance(value, Mapping):
@@ -105,7 +105,7 @@ def plain_data(value: Any) -> Any:
 
 
 def is_archive(file: Path) -> bool:
-    """By its name or its first bytes, as one that is cut off still has them."""
+    """Whether a file is a zip by its name or its first bytes, which a truncated one still has."""
     if not file.is_file():
         return False
     with open(file, "rb") as stream:
@@ -113,9 +113,9 @@ def is_archive(file: Path) -> bool:
 
 
 def read_archive(file: Path, folder: Path) -> Results:
-    """The results in an archive, its files below `folder`, which is empty.
+    """The results in an archive, with its files extracted to `folder`, which is empty.
 
-    Raises PipelineError for what is cut off, made by a newer version, or made by no export of this program.
+    Raises PipelineError if the archive is truncated, from a newer version, or was not written by this program.
     """
     try:
         with zipfile.ZipFile(file) as archive:
@@ -123,7 +123,7 @@ def read_archive(file: Path, folder: Path) -> Results:
             contents = json.loads(archive.read("archive.json"))
             if contents["format"] > FORMAT:
                 newer = f"format {contents['format']}, this one reads {FORMAT}"
-                raise PipelineError(f"{file} was made by a newer version of this program ({newer}): update this one")
+                raise PipelineError(f"{file} was written by a newer version of this program ({newer}): update this one")
             plainly = of_format_1(contents["results"]) if contents["format"] == 1 else contents["results"]
             for run in plainly["runs"]:
                 if not re.fullmatch(NAME, run["name"]):
@@ -137,11 +137,11 @@ def read_archive(file: Path, folder: Path) -> Results:
     except PipelineError:
         raise
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
-        raise PipelineError(f"{file} is cut off or damaged ({error}): copy it again") from error
+        raise PipelineError(f"{file} is truncated or damaged ({error}): copy it again") from error
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise PipelineError(f"{file} was made by no export of this program: give what stage=export wrote") from error
+        raise PipelineError(f"{file} was not written by this program: give a file of stage=export") from error
     if not re.fullmatch(NAME, results.table):
-        raise PipelineError(f"{file} holds a table of no name: give what stage=export wrote")
+        raise PipelineError(f"{file} contains a table without a name: give a file of stage=export")
     return results
 
 
@@ -149,15 +149,15 @@ def refuse_strange(file: Path, members: Sequence[zipfile.ZipInfo]) -> None:
     names = [member.filename for member in members]
     strange = [name for name in names if not MEMBER.fullmatch(name)]
     if strange or len(set(names)) < len(names):
-        member = repr(strange[0][:80]) if strange else "a file twice"
-        raise PipelineError(f"{file} holds {member}, which no export of this program writes")
+        member = repr(strange[0][:80]) if strange else "a duplicate file"
+        raise PipelineError(f"{file} contains {member}, which stage=export never writes")
     sizes = [member.file_size for member in members]
     if max(sizes, default=0) > LARGEST_BYTES or sum(sizes) > ALL_BYTES or len(names) > MOST_MEMBERS:
-        raise PipelineError(f"{file} unpacks to {sum(sizes) / 2**20:.0f} MB, more than a table's results are")
+        raise PipelineError(f"{file} unpacks to {sum(sizes) / 2**20:.0f} MB, more than the limit for a table's results")
 
 
 def of_format_1(old: dict[str, Any]) -> dict[str, Any]:
-    """The results of an archive of format 1, which had its cells beside a second table, a row a model."""
+    """Results of an archive of format 1, whose cells were stored apart from a second table with one row per model."""
     evaluations: dict[str, list[dict[str, Any]]] = {}
     for entry in old["cells"]:
         score = {"run": entry["name"], "at": {"seed": str(entry["seed"])}}
@@ -173,6 +173,6 @@ def of_format_1(old: dict[str, Any]) -> dict[str, Any]:
 
 
 def task_in(name: str) -> str:
-    """The task in the name of an evaluation: mgsm of eval-mgsm_2shot-base-1234abcd."""
+    """The task in the name of an evaluation: mgsm in eval-mgsm_2shot-base-1234abcd."""
     match = re.match(r"eval-(\w+?)_\d+shot-", name)
     return match[1] if match else ""

@@ -1,6 +1,6 @@
-"""What a report is made of: a table's cells, and the runs behind them as they were found.
+"""Input of a report: a table's cells and the runs behind them.
 
-All but the folders is plain data, which an archive carries (report/load/archive.py).
+Everything but the folders is plain data and part of an archive (report/load/archive.py).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ TRAININGS = ("sft", "cpt")
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run behind the table, as its manifest records it. `label`: what its seeds have in common.
+    """A run behind the table, as its manifest records it. `label`: the name that its seeds share.
 
-    `config`: knobs that are not at their defaults, by dotted names; `model`: what it scored or started from; `card`:
-    the data run whose card describes its rows; `unlike`: how it was made otherwise than most runs of its stage;
-    `warnings`: what it warned of; `stale`: why what is shown may not be what was made; `reason`: why it is not there.
+    `config`: knobs with non-default values, by dotted names; `model`: the model that it scored or started from; `card`:
+    the data run whose card describes its rows; `unlike`: differences from most runs of its stage; `warnings`: its
+    warnings; `stale`: why its files may have changed since; `reason`: why it is missing.
     """
 
     name: str
@@ -48,7 +48,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class CellScore:
-    """An evaluation behind a cell: its run, and the values of the table's axes."""
+    """An evaluation behind a cell: its run and the values of the table's axes."""
 
     run: str
     at: Mapping[str, str] = field(default_factory=dict)
@@ -56,15 +56,15 @@ class CellScore:
 
 @dataclass(frozen=True)
 class CellResult:
-    """A cell of the table as its YAML defines it: the number measured, its 95 % interval where there is one, and what
-    the paper prints. `n`: numbers that it was reduced from; `runs`: the names of those that these were read from.
+    """A cell of the table as its YAML defines it: the measured number, its 95 % interval if there is one, and the
+    published number. `n`: how many numbers it is reduced from; `runs`: the names of the runs that provide them.
 
-    `scores`: the evaluations behind it; `task`, `metric`, `pair` (null: both directions): what is read of them, empty
-    where the number is a fact that runs recorded. `role`: base, expert or merge, of the model scored;
+    `scores`: the evaluations behind it; `task`, `metric`, `pair` (null: both directions): the scores read from them,
+    empty if the number is a fact that runs recorded. `role`: of the scored model, base, expert or merge;
     `best`: significantly above each other model in the same place, after Holm's correction over them.
-    `maximum`: of a best configuration, the score on the questions that chose it, as the papers report it; `value` is
-    then its split-half estimate, or the maximum again where there is none. `base`: of untrained models alone;
-    `experts`: points by which another set of experts may differ (95 %), where the cell is reduced over several."""
+    `maximum`: the score of a best configuration on the questions that chose it, as the papers report it; `value` is
+    then its split-half estimate, or the maximum if there is none. `base`: untrained models only; `experts`: points by
+    which another set of experts may differ (95 %), if the cell is reduced over several."""
 
     row: str
     column: str
@@ -78,7 +78,7 @@ class CellResult:
     suspect: str | None = None
     missing: str = ""
     runs: Sequence[str] = ()
-    digits: int = 1  # that a reader wants: a loss has more than a score
+    digits: int = 1  # decimals to show: a loss has more than a score
     maximum: float | None = None
     scores: Sequence[CellScore] = ()
     task: str = ""
@@ -89,13 +89,13 @@ class CellResult:
 
     @property
     def as_published(self) -> float | None:
-        """The number by the papers' method, which theirs is compared with."""
+        """The number by the papers' method, which is compared with the published one."""
         return self.value if self.maximum is None else self.maximum
 
 
 @dataclass(frozen=True)
 class FailedRun:
-    """A run that the table needs and that is not there, and why."""
+    """A missing run of the table, and why it is missing."""
 
     name: str
     reason: str
@@ -103,7 +103,7 @@ class FailedRun:
 
 @dataclass(frozen=True)
 class Link:
-    """Another page that belongs to this one: a sweep over its experts. `address`: relative to the reports' folder."""
+    """A related page: a sweep over the table's experts. `address`: relative to the reports' folder."""
 
     title: str
     address: str
@@ -111,13 +111,13 @@ class Link:
 
 @dataclass(frozen=True)
 class Results:
-    """A table's results. `rows`, `columns`: their names in the table's order; `cells`: what stands where they meet.
+    """A table's results. `rows`, `columns`: their names in the table's order; `cells`: its cells.
 
-    `seconds`: of all finished runs behind the table; `failed`: tried, and failed; `missing`: never tried. `sampled`:
-    the axes of three trainings or more, whose variance intervals include. `choices`: what its `best` chose.
-    `contrasts`: a line of contrasts.csv each; `declared`: whether the table's `compare` names them, else they are each
-    merge against the base and the best expert. `verdicts`: on what is claimed of it. `base_tolerance`: points by which
-    an untrained model may differ from its published score. `linked`: whether the page can lead to the runs' folders.
+    `seconds`: total of all finished runs behind the table; `failed`: runs that failed; `missing`: runs never started.
+    `sampled`: axes with at least three trainings, whose variance intervals include. `choices`: winners of its `best`
+    rules. `contrasts`: lines of contrasts.csv; `declared`: whether they come from the table's `compare`, else they are
+    each merge against the base and the best expert. `verdicts`: on the claims about it. `base_tolerance`: points by
+    which an untrained model may differ from its published score. `linked`: whether the page can link to run folders.
     """
 
     table: str
@@ -150,7 +150,7 @@ class Results:
 
     @property
     def finished(self) -> int:
-        """Cells that have what they show."""
+        """Number of cells with a value."""
         return sum(cell.value is not None for cell in self.cells)
 
     @property
@@ -159,5 +159,5 @@ class Results:
 
     @property
     def evaluations(self) -> dict[str, RunResult]:
-        """The finished ones, by name."""
+        """The finished evaluations, by name."""
         return {run.name: run for run in self.runs if run.stage == "eval" and (run.folder / "scores.json").is_file()}

@@ -1,4 +1,4 @@
-"""The scores of a table's evaluations, read and matched with its cells: nothing is computed here."""
+"""Reading the scores of a table's evaluations and matching them with its cells."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from pipeline.report.render.text import align_columns
 from pipeline.report.stats.statistics import wilson_interval
 
 METRICS = {"exact_match": "exact match", "acc": "accuracy", "chrf++": "chrF++", "pass_at_1": "pass@1"}
-OUT_OF_100 = ("bleu", "spbleu", "chrf")  # metrics that come on the scale 0-100
+OUT_OF_100 = ("bleu", "spbleu", "chrf")  # metrics on the scale 0-100
 
-# name of an evaluation -> its rows, and how they were scored
+# name of an evaluation -> its rows and its harness settings
 Written = Mapping[str, tuple[list[ScoreRow], dict[str, Any]]]
 
 
 def percent_factor(metric: str) -> int:
-    """What makes percent of a metric's value: 100 of parts of one, 1 of what comes on the scale 0-100."""
+    """The factor from a metric's value to percent: 100 for shares of 1, 1 for metrics on the scale 0-100."""
     return 1 if metric.lower().startswith(OUT_OF_100) else 100
 
 
 def read_evaluations(results: Results) -> dict[str, tuple[list[ScoreRow], dict[str, Any]]]:
-    """The scores.json of each finished evaluation, read once."""
+    """Rows and settings in scores.json of each finished evaluation. Raises PipelineError if one is unreadable."""
     written = {}
     for name, run in results.evaluations.items():
         try:
             written[name] = read_scores(run.folder / "scores.json")
         except (OSError, ValueError, KeyError, TypeError):
-            raise PipelineError(f"scores.json of {name} cannot be read: make it again with redo=true") from None
+            raise PipelineError(f"scores.json of {name} cannot be read: rerun it with redo=true") from None
     return written
 
 
 def primary_rows(cell: CellResult, written: Written) -> Iterator[tuple[CellScore, ScoreRow]]:
-    """The rows that a cell's number is computed from, of each of its finished evaluations."""
+    """The score rows behind a cell's number, from each of its finished evaluations."""
     first, filter_name = primary_metric(cell.task)
     metric = cell.metric or first
     for score in cell.scores:
@@ -49,11 +49,9 @@ def primary_rows(cell: CellResult, written: Written) -> Iterator[tuple[CellScore
 
 
 def refuse_unlike(results: Results, written: Written) -> None:
-    """Raise PipelineError where a table's evaluations were scored in different ways: by one backend in one dtype; those
-    of a cell with a chat template or without."""
-    settings: dict[
-        tuple[str, ...], dict[tuple[str, Any], str]
-    ] = {}  # what is compared -> how it was scored -> by which
+    """Raise PipelineError if the evaluations of a table differ in backend or dtype, or those of a cell in the use of a
+    chat template."""
+    settings: dict[tuple[str, ...], dict[tuple[str, Any], str]] = {}  # compared setting -> its value -> an evaluation
     for cell in results.cells:
         for name in (score.run for score in cell.scores if score.run in written):
             how = written[name][1]
@@ -64,12 +62,12 @@ def refuse_unlike(results: Results, written: Written) -> None:
     for by_setting in settings.values():
         if len(by_setting) > 1:
             text = ", ".join(f"{name} ({key}={value})" for (key, value), name in by_setting.items())
-            remedy = "score all one way, every.eval.dtype=float32 for instance"
-            raise PipelineError(f"{text} were not scored alike, so that no table compares them: {remedy}")
+            remedy = "score all with the same setting, for example every.eval.dtype=float32"
+            raise PipelineError(f"{text} were scored differently and cannot share a table: {remedy}")
 
 
 def notes_of(results: Results, written: Written) -> list[str]:
-    """How to read the numbers: metric, filter, shots and questions of each task, and what intervals do not include."""
+    """Notes on the numbers: metric, filter, shots and questions of each task, and limits of the intervals."""
     counts: dict[str, set[int]] = {}
     for cell in results.cells:
         for _, row in primary_rows(cell, written):
@@ -77,20 +75,20 @@ def notes_of(results: Results, written: Written) -> list[str]:
             counts.setdefault(f"{title_of(row.task)}: {', '.join(how)}, {row.num_fewshot}-shot", set()).add(row.n)
     sizes = {how: " to ".join(map(str, dict.fromkeys((min(ns), max(ns))))) for how, ns in counts.items()}
     notes = ["; ".join(f"{how}, n = {size}" for how, size in sizes.items()) + "."] if sizes else []
-    notes += ["In percent; BLEU and chrF++ as they are."] if sizes else []
+    notes += ["In percent; BLEU and chrF++ on their own scale."] if sizes else []
     if sizes and not results.sampled:
-        notes.append("Seed variance is not included in intervals and p: that takes at least three seeds.")
+        notes.append("Seed variance is not included in intervals and p, which needs at least three seeds.")
     dtypes = sorted({how["dtype"] for _, how in written.values() if "dtype" in how})
     return notes + ([f"Scored in {' and '.join(dtypes)}."] if dtypes else [])
 
 
 def finite_or_none(value: Any) -> float | None:
-    """The harness writes "N/A" or nan where it has no number."""
+    """The number, or None where the harness writes "N/A" or nan."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
-    """The score of each task and language that is shown: the task's primary metric, else the first one written."""
+    """The score shown for each task and language: the task's primary metric, else the first one written."""
     by_place: dict[tuple[str, str, int], ScoreRow] = {}
     for row in rows:
         if row.subject:
@@ -102,8 +100,8 @@ def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
 
 
 def score_interval(row: ScoreRow) -> tuple[float, float] | None:
-    """95 % of a score, in its own unit: Wilson's interval of a share of right answers, else 1.96 standard errors;
-    None where the harness gives no error, as of corpus scores."""
+    """95 % interval of a score, in its own unit: Wilson's for a share of right answers, else 1.96 standard errors; None
+    if the harness gives no error, as for corpus scores."""
     value, error = finite_or_none(row.value), finite_or_none(row.stderr)
     if value is None or error is None or not row.n:
         return None
@@ -111,13 +109,13 @@ def score_interval(row: ScoreRow) -> tuple[float, float] | None:
 
 
 def title_of(task: str) -> str:
-    """MGSM, MGSM en cot."""
+    """The title of a task, such as MGSM or MGSM en cot."""
     benchmark = find_benchmark(task)
     return benchmark.title + task.removeprefix(benchmark.name).replace("_", " ") if benchmark else task
 
 
 def score_lines(folder: Path) -> list[str]:
-    """The scores of an evaluation: of each task and language the main one, as percentages, and what was left out."""
+    """The primary score of each task and language of an evaluation in percent, or why it was skipped."""
     path = folder / "scores.json"
     if not path.is_file():
         return []
@@ -128,7 +126,7 @@ def score_lines(folder: Path) -> list[str]:
 
 
 def score_line(row: ScoreRow) -> tuple[str, str, str, str, str]:
-    """A score as one reads it: out of 100, with its standard error."""
+    """A score for the terminal: out of 100, with its standard error."""
     text = row.reason or "no number"
     if row.value is not None:
         scale = percent_factor(row.metric)

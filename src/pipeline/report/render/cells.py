@@ -1,4 +1,4 @@
-"""The table's own cells as text: cells.csv, cells.md and choices.json, with what the paper prints beside."""
+"""The table's cells as text: cells.csv, cells.md and choices.json, with the published numbers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pipeline.report.render.sheets import comma_separated
 from pipeline.report.render.text import markdown_line, one_line
 
 MISSING = "—"
-NAMED_AT_MOST = 30  # runs that are named one by one
+NAMED_AT_MOST = 30  # runs listed by name
 BEST_NOTE = (
-    "A best configuration is chosen on one half of the questions and scored on the other, the mean of both ways; max: "
-    "chosen and scored on the same questions, the papers' method, which is too high."
+    "A best configuration is chosen on one half of the questions and scored on the other, averaged both ways; max: "
+    "chosen and scored on the same questions (the papers' method), which is biased upwards."
 )
 
 
 def cells_csv(results: Results) -> str:
-    """A line a cell. low, high: 95 % of value over draws of problems; value, maximum: see CellResult; difference: from
-    the published number, of the value or maximum by the papers' method, `allowed` or not."""
+    """Text of cells.csv, one line per cell. low, high: 95 % interval of value over draws of problems; value, maximum:
+    see CellResult; difference: of the number by the papers' method from the published one; allowed: its limit."""
     head = "row column value low high maximum n published difference allowed suspect missing runs".split()
     lines = [
         [cell.row, cell.column, cell.value, cell.low, cell.high, cell.maximum, cell.n, cell.published,
@@ -33,7 +33,7 @@ def cells_csv(results: Results) -> str:
 
 
 def contrasts_csv(lines: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each of a table's comparisons in each row or column, numbers with five decimals."""
+    """Text of contrasts.csv: a line per comparison and row or column, numbers with five decimals."""
     rows = [[round(value, 5) if isinstance(value, float) else value for value in line.values()] for line in lines]
     return comma_separated([list(lines[0]), *rows])
 
@@ -45,11 +45,11 @@ def cell_difference(cell: CellResult) -> float | None:
 
 
 def allowed_difference(cell: CellResult, base_tolerance: float) -> float | None:
-    """Points by which the published number may differ where paper and table agree; None where nothing tells.
+    """Points by which the published number may differ if paper and table agree; None if that is unknown.
 
-    Both sides answered the same questions, so the draw of questions is no reason to differ. Of untrained models only
-    the scoring differs: `base_tolerance`. Of trained ones the experts do, too: the 95 % interval of another set, where
-    the cell is reduced over several experts; one training shows nothing about others.
+    Both sides answered the same questions, so the draw of questions is not a reason to differ. For untrained models
+    only the scoring differs: `base_tolerance`. For trained ones the experts differ, too: the 95 % interval of another
+    set, if the cell is reduced over several experts; a single training has no variance to estimate it from.
     """
     if cell.base:
         return base_tolerance
@@ -63,13 +63,13 @@ def is_outside(cell: CellResult, base_tolerance: float) -> bool:
 
 
 def choices_json(results: Results) -> str:
-    """Who won each choice, with the mean of each candidate and the runs that scored it."""
+    """Text of choices.json: the winner of each choice, the mean of each candidate and the runs that scored it."""
     return json.dumps(results.choices, indent=1, ensure_ascii=False) + "\n"
 
 
 def cell_text(cell: CellResult | None) -> str:
-    """45.2 (9) max 46.0 [44.8]: the number, how many it was made of where that is more than one, a best configuration's
-    maximum, what the paper prints."""
+    """A cell such as 45.2 (9) max 46.0 [44.8]: the number, how many it is reduced from if more than one, a best
+    configuration's maximum, the published number."""
     if cell is None:
         return ""
     parts = [MISSING if cell.value is None else f"{cell.value:.{cell.digits}f}"]
@@ -80,7 +80,7 @@ def cell_text(cell: CellResult | None) -> str:
 
 
 def group_reasons(results: Results, name: str) -> list[str]:
-    """Why cells are `missing` or their published numbers `suspect`, each reason with the cells that it concerns."""
+    """Reasons why cells are `missing` or their published numbers `suspect`, each with the cells concerned."""
     places: dict[str, list[str]] = {}
     for cell in results.cells:
         if reason := getattr(cell, name):
@@ -92,7 +92,7 @@ def group_reasons(results: Results, name: str) -> list[str]:
 
 
 def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str:
-    """The table with its headline, its notes, and why anything is missing."""
+    """Text of cells.md: the table with its headline, its notes, and reasons for missing cells."""
     cells = results.by_place
     columns = results.columns
     lines = [f"# {one_line(results.title)}", "", *([one_line(results.note), ""] if results.note else [])]
@@ -101,15 +101,15 @@ def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str
     rows = [[row, *(cell_text(cells.get((row, column))) for column in columns)] for row in results.rows]
     lines += [*map(markdown_line, rows), ""]
     texts = " ".join(text for _, *row in rows for text in row)
-    brackets = ["round brackets how many numbers a cell is made of"] if "(" in texts else []
-    brackets += ["square brackets what the paper prints"] if "[" in texts else []
+    brackets = ["round brackets the number of values that a cell is reduced from"] if "(" in texts else []
+    brackets += ["square brackets the published number"] if "[" in texts else []
     lines += [f"In {', in '.join(brackets)}.", ""] if brackets else []
     for note in [*notes, *([BEST_NOTE] if any(item.maximum is not None for item in cells.values()) else [])]:
         lines += [one_line(note), ""]
     for key, choice in results.choices.items():
         lines += [f"- {one_line(key)}: {chosen_text(choice)}"]
     lines += [f"- {MISSING} {one_line(reason)}" for reason in group_reasons(results, "missing")]
-    for title, runs in (("Failed runs:", results.failed), ("Not made:", results.missing)):
+    for title, runs in (("Failed runs:", results.failed), ("Not started:", results.missing)):
         lines += (
             ["", title, "", *(f"- {run.name}: {one_line(run.reason)}" for run in runs[:NAMED_AT_MOST])] if runs else []
         )
@@ -118,4 +118,4 @@ def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str
 
 
 def chosen_text(choice: dict[str, Any]) -> str:
-    return " ".join(map(str, choice["chosen"].values())) if choice["chosen"] else "not made yet"
+    return " ".join(map(str, choice["chosen"].values())) if choice["chosen"] else "not computed yet"

@@ -1,4 +1,4 @@
-"""The maps of what training changed, drawn in the page's dress from what an analysis wrote."""
+"""Maps of the changes by training, drawn in the page's style from the files of an analysis."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Changes:
 
 
 def changes_of(name: str, folder: Path, number: int) -> Changes:
-    """Raises PipelineError where its files are not those of an analysis."""
+    """The maps of an analysis. Raises PipelineError if its files are unreadable."""
     try:
         with open(folder / "delta.csv", encoding="utf-8", newline="") as stream:
             rows = [{**row, "layer": int(row["layer"]) if row["layer"] else ""} for row in csv.DictReader(stream)]
@@ -33,4 +33,4 @@ def changes_of(name: str, folder: Path, number: int) -> Changes:
             svg_of_maps(share, f"share{number}", f"share of rows that training changed, {name}"),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PipelineError(f"delta.csv of {name} cannot be read: make it again with redo=true") from error
+        raise PipelineError(f"delta.csv of {name} cannot be read: rerun it with redo=true") from error

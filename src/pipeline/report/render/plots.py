@@ -1,7 +1,7 @@
-"""Bar charts and training curves as SVG: text that depends on the data alone, in the colours of the page.
+"""Bar charts and training curves as SVG: text that depends only on the data, in the colours of the page.
 
 Each colour is a CSS variable of the page with the light theme's value as its fallback, so that one chart serves light,
-dark and print; as a file of its own it has the values alone (`standalone`).
+dark and print; a separate file contains only the values (`standalone`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from html import escape
 
 from pipeline.analyze.drawing import COLOURS
 
-MAX_POINTS = 400  # of a curve; more are averaged in blocks
-WIDTH, COLUMNS, LETTER = 960, 3, 6.1  # pixels; panels beside each other; the width of a letter of 11 pixels
-HEAD, FOOT, BAR, GAP = 30, 24, 20, 18  # pixels above and below a panel's bars, of a bar and between panels
+MAX_POINTS = 400  # per curve; more are averaged in blocks
+WIDTH, COLUMNS, LETTER = 960, 3, 6.1  # pixels; panels per line; the width of a letter of 11 pixels
+HEAD, FOOT, BAR, GAP = 30, 24, 20, 18  # pixels above and below the bars, per bar, and between panels
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One column of a bar chart. values and intervals: one a row, in the unit shown; None where there is none. best:
-    the place of a row that is significantly better than all others."""
+    """One column of a bar chart. values and intervals: one per row, in the unit shown, or None. best: the index of a
+    row that is significantly better than all others."""
 
     title: str
     values: Sequence[float | None]
@@ -33,14 +33,14 @@ class Panel:
 
 @dataclass(frozen=True)
 class Curve:
-    """A training: (step, loss) points logged, (step, validation loss) points."""
+    """The logged (step, loss) and (step, validation loss) points of a training."""
 
     loss: Sequence[tuple[float, float]]
     validation: Sequence[tuple[float, float]]
 
 
 def of_scores(rows: Sequence[str], panels: Sequence[Panel], label: str) -> str:
-    """Horizontal bars, a panel a task, a bar a row. label: what a screen reader says."""
+    """SVG of horizontal bars, a panel per task, a bar per row. label: the text for screen readers."""
     names = [row if len(row) <= 34 else f"{row[:33]}…" for row in rows]
     left = 14 + LETTER * max((len(name) for name in names), default=0)
     across = min(COLUMNS, len(panels)) or 1
@@ -57,7 +57,7 @@ def of_scores(rows: Sequence[str], panels: Sequence[Panel], label: str) -> str:
 
 
 def draw_bars(panel: Panel, x: float, y: float, width: float, rows: int) -> list[str]:
-    """One panel whose upper left corner is at (x, y)."""
+    """SVG elements of one panel with its upper left corner at (x, y)."""
     tops = [ends[1] if ends else value or 0 for value, ends in zip(panel.values, panel.intervals, strict=True)]
     reach = max([*tops, panel.chance or 0, 1.0])
     ticks = round_steps(0, reach)
@@ -89,7 +89,7 @@ def draw_bars(panel: Panel, x: float, y: float, width: float, rows: int) -> list
 
 
 def of_trainings(trainings: Mapping[str, Sequence[Curve]], label: str) -> str:
-    """Loss over steps, a panel a label, a line a training (its seeds); dots are validation losses."""
+    """SVG of loss over steps, a panel per label, a line per training (its seeds); dots are validation losses."""
     across = min(COLUMNS, len(trainings)) or 1
     width, height = WIDTH / across - GAP, 190
     parts = []
@@ -145,7 +145,7 @@ def svg_document(parts: Sequence[str], height: float, label: str) -> str:
 
 
 def standalone(text: str) -> str:
-    """A chart as a file of its own, which programs read that know no variables."""
+    """A chart as a separate file, for programs that do not support CSS variables."""
     return re.sub(r"var\(--\w+, ([^()]*)\)", r"\1", text) + "\n"
 
 
@@ -165,7 +165,7 @@ def line_element(x1: float, y1: float, x2: float, y2: float, colour: str, dashes
 
 
 def round_steps(low: float, high: float) -> list[float]:
-    """Three to six round numbers between two."""
+    """Three to six round numbers between `low` and `high`."""
     unit = 10 ** math.floor(math.log10(max(high - low, 1e-12)))
     size = next(size * unit for size in (0.2, 0.25, 0.5, 1.0, 2.0, 2.5, 5.0) if (high - low) / (size * unit) <= 5)
     first, last = math.ceil(low / size - 1e-9), math.floor(high / size + 1e-9)
@@ -177,7 +177,7 @@ def finite(point: tuple[float, float]) -> bool:
 
 
 def thin_points(points: Sequence[tuple[float, float]], limit: int = MAX_POINTS) -> list[tuple[float, float]]:
-    """At most so many points, each the mean of a block of neighbours."""
+    """At most `limit` points, each the mean of a block of neighbours."""
     size = math.ceil(len(points) / limit)
     blocks = [points[at : at + size] for at in range(0, len(points), size)] if points else []
     return [(sum(p[0] for p in block) / len(block), sum(p[1] for p in block) / len(block)) for block in blocks]

@@ -1,4 +1,4 @@
-"""CSV as spreadsheets open it."""
+"""CSV that is safe to open in spreadsheets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def comma_separated(rows: Iterable[Sequence[Any]]) -> str:
-    """CSV that a spreadsheet takes for what it is: text that begins as a formula would has an apostrophe before it."""
+    """CSV text; a value that a spreadsheet would take for a formula is prefixed with an apostrophe."""
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows([[_harmless(value) for value in row] for row in rows])
     return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""Tables as text: columns side by side for a terminal, lines of Markdown."""
+"""Tables as text: aligned columns for a terminal, lines of Markdown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 
 def pluralize(count: int, noun: str) -> str:
-    """1 run, 2 runs."""
+    """A count with its noun: 1 run, 2 runs."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
@@ -27,5 +27,5 @@ def markdown_line(parts: Sequence[str]) -> str:
 
 
 def one_line(text: str) -> str:
-    """On one line: a line of Markdown that somebody wrote into a title ends there."""
+    """The text on one line, so that a line break in a title cannot end a line of Markdown."""
     return " ".join(text.split())

@@ -1,4 +1,4 @@
-"""results.csv: one tidy row a run, task, language and metric, with where it stands in the table and how it was made."""
+"""results.csv: one tidy row per run, task, language and metric, with its table cells and run settings."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ COLUMNS = (
     "low high n reason model knobs weights_root device threads torch transformers lm_eval attempt started seconds "
     "stale unlike"
 ).split()
-NOT_KNOBS = ("eval.", "languages", "seed", "stage")  # columns of their own, or the same for all rows
+NOT_KNOBS = ("eval.", "languages", "seed", "stage")  # have their own columns, or are the same for all rows
 
 
 def tidy_rows(results: Results, written: Written) -> str:
-    """results.csv, sorted by run, task and language. Values in percent; BLEU and chrF++ as they are.
-    low and high: `scores.interval`.
+    """Text of results.csv, sorted by run, task and language. Values in percent; BLEU and chrF++ on their own scale.
+    low and high: `score_interval`.
 
-    A run that serves several rows, columns or seeds of the table names them all.
+    A run that is used in several rows, columns or seeds of the table lists them all.
     """
     places: dict[str, dict[str, dict[Any, None]]] = {}
     for cell in results.cells:
@@ -59,6 +59,6 @@ def sort_key(score: ScoreRow) -> tuple[str, ...]:
 
 
 def scale_number(number: Any, scale: int) -> float | None:
-    """As it is printed: ten digits, so that 100 * 0.07 is 7."""
+    """The scaled number rounded to ten digits, so that 100 * 0.07 is 7; None if it is not finite."""
     is_number = isinstance(number, int | float) and math.isfinite(number)
     return float(f"{scale * number:.10g}") if is_number else None

@@ -1,8 +1,8 @@
-"""Claims about a table, and what results make of them: shown, contradicted, or undecided at what detectable difference.
+"""Claims about a table and their verdicts: shown, contradicted, or undecided with the minimum detectable difference.
 
-A claim file is YAML: table -> its claims, each with exactly the keys of KEYS; conf/claims/layer_swapping.yaml says what
-they mean. Code alone decides: a claim is shown where an interval (or a test at 5 %) lies on its side of the threshold,
-contradicted where it lies on the other, else undecided. Nothing here looks at a file or a run.
+A claim file is YAML: table -> its claims, each with exactly the keys of KEYS; conf/claims/layer_swapping.yaml documents
+them. Code alone decides: a claim is shown if an interval (or a test at 5 %) lies on its side of the threshold,
+contradicted if it lies on the other side, else undecided. Nothing here reads files or runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.report.stats.statistics import LEVEL, Contrast, McNemar
 OPTIONAL = ("family", "than")
 KEYS = ("id", "text", "section", "left", "right", "metric", "over", "test", "threshold", "direction")
 TESTS = ("difference", "gain", "alike", "every", "wins", "mcnemar", "friedman", "wilcoxon", "spearman")
-FACT = "fact"  # a metric: what runs recorded, in place of answers
+FACT = "fact"  # a metric: values that runs recorded, instead of answers
 DIRECTIONS = ("higher", "lower", "within", "differ")
 SHOWN, CONTRADICTED, UNDECIDED, NOT_MADE = "shown", "contradicted", "undecided", "not made"
 NOT_TESTABLE = "cannot be tested"
@@ -31,9 +31,10 @@ NOT_TESTABLE = "cannot be tested"
 
 @dataclass(frozen=True)
 class Claim:
-    """left, right: columns or rows of the table; of several the best counts. threshold: points, where `relative`
-    percent of the right side, of friedman a level. than: the places whose difference `gain` takes away. family: claims
-    of a table that name the same one are corrected together by Holm; "" for a claim on its own."""
+    """A claim of a claim file. left, right: columns or rows of the table; the best one counts if there are several.
+    threshold: in points; in percent of the right side if `relative`; for friedman a significance level. than: the
+    places whose difference `gain` subtracts. family: claims of a table with the same family are Holm-corrected
+    together; "" for none."""
 
     file: str
     table: str
@@ -53,7 +54,7 @@ class Claim:
 
     @classmethod
     def plain(cls, table: str, left: str, right: str, metric: str, place: str) -> Claim:
-        """That left is higher than right at one place: what a table's own comparisons ask."""
+        """The claim that left is higher than right at one place, as a table's own comparisons test it."""
         return cls("", table, f"{left} against {right}", "", "", (left,), (right,), metric, (place,), "difference", 0,
                    False, "higher")  # fmt: skip
 
@@ -62,17 +63,17 @@ class Claim:
 
     @property
     def margin(self) -> float:
-        """What left minus right is held against, as a share; a lower left side has it below 0."""
+        """The threshold for left minus right, as a share; negative if the claim is that left is lower."""
         points = 0.0 if self.relative else self.threshold / 100
         return -points if self.direction == "lower" else points
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What results make of a claim, a line of claims.csv. Values, difference, interval and could_see in points.
+    """The verdict on a claim, a line of claims.csv. Values, difference, interval and could_see are in points.
 
-    p: two-sided, of the claim's threshold; could_see: the minimum detectable difference at power 80 %; detail: what
-    else was computed.
+    p: two-sided, at the claim's threshold; could_see: the minimum detectable difference at power 80 %; detail: further
+    statistics.
     """
 
     id: str
@@ -97,7 +98,7 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """The verdict; undecided (minimum detectable difference 4.6 points); not made, or cannot be tested: why."""
+        """The verdict; if undecided, with the minimum detectable difference; if it has no result, with the reason."""
         if self.verdict == UNDECIDED and self.could_see is not None:
             return f"{UNDECIDED} (minimum detectable difference {format_points(self.could_see)} points)"
         why = {NOT_MADE: self.detail, NOT_TESTABLE: self.detail.partition(";")[0]}.get(self.verdict)
@@ -108,14 +109,14 @@ class Verdict:
 
 
 def read_claims(text: str, file: str) -> list[Claim]:
-    """The claims of one file. Raises PipelineError, in one sentence, for what is no claim."""
+    """The claims of one file. Raises PipelineError with a one-line message if one is invalid."""
     check_yaml_size(text, file)
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise PipelineError(f"{file} is no YAML: {' '.join(str(error).split())}") from None
+        raise PipelineError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict) or not all(isinstance(item, list) for item in content.values()):
-        raise PipelineError(f"{file}: a claim file gives each table a list of claims")
+        raise PipelineError(f"{file}: a claim file maps each table to a list of claims")
     claims = [claim_of(words, table, file) for table, listed in content.items() for words in listed]
     names = [claim.id for claim in claims]
     if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
@@ -149,19 +150,19 @@ def claim_of(words: Any, table: str, file: str) -> Claim:
         if not over
         else "friedman ranks the columns of left, right is null and direction differ"
         if test == "friedman" and (right or direction != "differ")
-        else "only friedman goes without a right side, and with direction differ"
+        else "only friedman has no right side, and direction differ"
         if test != "friedman" and (not right or direction == "differ")
-        else f"{test} is about higher and lower"
+        else f"{test} needs direction higher or lower"
         if test in ("alike", "every", "wins", "mcnemar", "wilcoxon", "spearman") and direction == "within"
-        else f"{test} knows no threshold but 0"
+        else f"{test} only accepts threshold 0"
         if test in ("wins", "mcnemar", "wilcoxon", "spearman") and number
         else "gain compares one left and one right side at `over` and at `than`, in points"
         if test == "gain" and (relative or not than or len(left) + len(right) > 2)
-        else "than is a key of test gain"
+        else "than is only a key of test gain"
         if than and test != "gain"
-        else "a fact is of one left and one right side, by test difference or alike"
+        else "metric fact needs one left and one right side, and test difference or alike"
         if words["metric"] == FACT and (test not in ("difference", "alike") or len(left) + len(right) > 2)
-        else "alike is of facts, without a threshold"
+        else "alike needs metric fact and threshold 0"
         if test == "alike" and (words["metric"] != FACT or number)
         else "within needs a threshold above 0, in points"
         if direction == "within" and (relative or number <= 0)
@@ -181,12 +182,12 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 def format_points(value: float, sign: str = "") -> str:
-    """A number in points with one decimal; one that this would make 0, as losses differ, with its first digit."""
+    """A number in points with one decimal; below 0.05, as differences of losses are, with one significant digit."""
     return f"{value:{sign}.{'1g' if 0 < abs(value) < 0.05 else '1f'}}"
 
 
 def claims_csv(verdicts: Sequence[Verdict]) -> str:
-    """claims.csv: a line a claim, in the files' order; numbers with three decimals of a point."""
+    """Text of claims.csv: one line per claim, in the order of the files; points with three decimals."""
     lines: list[list[Any]] = [[*(item.name for item in fields(Verdict)), "sentence"]]
     for verdict in verdicts:
         values = [
@@ -201,7 +202,7 @@ def claims_csv(verdicts: Sequence[Verdict]) -> str:
 
 
 def verdict_of(claim: Claim, word: str = UNDECIDED, **numbers: Any) -> Verdict:
-    """The line of a claim. Values and differences are given as shares, and told in points."""
+    """The verdict of a claim. Values and differences are passed as shares and stored in points."""
     points = ("left_value", "right_value", "difference", "low", "high", "could_see")
     values = {
         name: 100 * number if name in points and number is not None else number for name, number in numbers.items()
@@ -223,7 +224,7 @@ def not_testable(claim: Claim, reason: str) -> Verdict:
 
 
 def word_of(claim: Claim, low: float, high: float) -> str:
-    """Where the interval of left minus right (of a relative claim, left minus so much of right) lies, as shares."""
+    """The verdict by the interval of left minus right, in shares (for a relative claim: left minus scaled right)."""
     if claim.direction == "within":
         reach = claim.threshold / 100
         return SHOWN if -reach < low and high < reach else CONTRADICTED if low > reach or high < -reach else UNDECIDED
@@ -233,8 +234,8 @@ def word_of(claim: Claim, low: float, high: float) -> str:
 
 
 def p_of(claim: Claim, contrast: Contrast) -> float:
-    """Two-sided p of the claim's threshold: below 5 % where the interval lies on one side of it; for `within`, of the
-    nearer one of its two thresholds."""
+    """Two-sided p at the claim's threshold: below 5 % if the interval lies on one side of it; for `within`, at the
+    nearer of its two thresholds."""
     if claim.direction == "within":
         return max(contrast.p_of(-claim.threshold / 100), contrast.p_of(claim.threshold / 100))
     return contrast.p_of(claim.margin)
@@ -249,8 +250,8 @@ def judge_difference(claim: Claim, contrast: Contrast, left: float, right: float
 
 
 def judge_every(claim: Claim, contrasts: Sequence[tuple[str, Contrast]], left: float, right: float) -> Verdict:
-    """Each unit on its own (name, contrast): shown where all are, which needs no correction; contradicted where one
-    lies on the other side, at 5 % by Holm over all units."""
+    """The verdict over separate units (name, contrast): shown if all are, which needs no correction; contradicted if
+    one lies on the other side, at 5 % after Holm's correction over all units."""
     words = [word_of(claim, contrast.low, contrast.high) for _, contrast in contrasts]
     sign = 1 if claim.direction == "higher" else -1
     beyond = [sign * (contrast.difference - claim.margin) for _, contrast in contrasts]
@@ -263,16 +264,16 @@ def judge_every(claim: Claim, contrasts: Sequence[tuple[str, Contrast]], left: f
         claim, word, left_value=left, right_value=right, difference=worst.difference, low=worst.low, high=worst.high,
         p=p_of(claim, worst), n=worst.n, could_see=max(contrast.could_see for _, contrast in contrasts),
         detail=f"{sum(excess > 0 for excess in beyond)} of {len(contrasts)} on its side, {words.count(SHOWN)} shown; "
-        f"here the least of them: {text}",
+        f"the smallest is given here: {text}",
     )  # fmt: skip
 
 
 def judge_wins(
     claim: Claim, contrasts: Sequence[tuple[str, Contrast]], mean: Contrast, left: float, right: float
 ) -> Verdict:
-    """As the papers count: shown where every unit lies on its side and the mean over all of them significantly so (a
-    count alone proves nothing, as units share experts and questions); contradicted where `every` is, or the mean lies
-    significantly on the other side."""
+    """The verdict by the papers' count: shown if every unit lies on its side and the mean over all of them does so
+    significantly (a count alone proves nothing, as units share experts and questions); contradicted if `every` is, or
+    if the mean lies significantly on the other side."""
     overall, by_unit = judge_difference(claim, mean, left, right), judge_every(claim, contrasts, left, right)
     sign = 1 if claim.direction == "higher" else -1
     wins = sum(sign * contrast.difference > 0 for _, contrast in contrasts)
@@ -286,20 +287,20 @@ def judge_alike(claim: Claim, test_result: Alike) -> Verdict:
     text = f"mean correlation {test_result.within:+.2f} within a kind, {test_result.between:+.2f} between, "
     text += f"{test_result.labellings} labellings"
     if not test_result.least_p < LEVEL:
-        return not_testable(claim, f"trainings too few or without a profile, for any p below {LEVEL}; {text}")
+        return not_testable(claim, f"too few trainings, or no profile, for any p below {LEVEL}; {text}")
     p = test_result.p if claim.direction == "higher" else test_result.opposed
     word = SHOWN if p < LEVEL else CONTRADICTED if min(test_result.p, test_result.opposed) < LEVEL else UNDECIDED
     return verdict_of(claim, word, p=p, n=test_result.n, detail=text)
 
 
 def judge_mcnemar(claim: Claim, test: McNemar, contrast: Contrast, left: float, right: float) -> Verdict:
-    """By the score test of the interval, which at a threshold of 0 is McNemar's; its mid-p is shown next to it."""
-    text = f"{test.first} answers right for the left alone, {test.second} for the right alone; mid-p {test.p:.4f}"
+    """The verdict by the interval's score test, which at threshold 0 is McNemar's; detail gives the exact mid-p."""
+    text = f"{test.first} answers right only on the left, {test.second} only on the right; mid-p {test.p:.4f}"
     return judge_difference(claim, contrast, left, right, text)
 
 
 def judge_friedman(claim: Claim, test_result: Friedman, blocks: int) -> Verdict:
-    """Shown where both p are small: blocks of one model share a math expert, so the permuted one has to agree."""
+    """The verdict: shown if both p are small, as blocks of one model share a math expert and are not independent."""
     word = SHOWN if max(test_result.p, test_result.permuted) < claim.threshold else UNDECIDED
     ranks = ", ".join(f"{name} {rank:.2f}" for name, rank in zip(claim.left, test_result.mean_ranks, strict=True))
     names = claim.left
@@ -320,7 +321,7 @@ def judge_friedman(claim: Claim, test_result: Friedman, blocks: int) -> Verdict:
 @dataclass(frozen=True)
 class Ranked:
     """A pair of columns over blocks: mean difference (a share), p of the signed-rank test whose signs flip by cluster,
-    and how many blocks and clusters of them (models, whose blocks share experts) there are."""
+    and the numbers of blocks and clusters (models, whose blocks share experts)."""
 
     left: str
     right: str
@@ -331,13 +332,13 @@ class Ranked:
 
     @property
     def least_p(self) -> float:
-        """Of any result: all clusters on one side."""
+        """The smallest possible p: all clusters on one side."""
         return 2 / 2**self.clusters
 
 
 def judge_wilcoxon(claims: Sequence[tuple[Claim, Sequence[Ranked]]]) -> list[Verdict]:
-    """Claims with their pairs; p by Holm over all pairs of a family. A family whose clusters are too few for any result
-    to be significant cannot be tested."""
+    """Verdicts of claims with their pairs, p Holm-corrected over all pairs of a family. A family with too few clusters
+    for any result to be significant cannot be tested."""
     families: dict[str, list[tuple[str, int]]] = {}
     for claim, pairs in claims:
         families.setdefault(family_of(claim), []).extend((claim.id, at) for at in range(len(pairs)))
@@ -356,13 +357,14 @@ def judge_wilcoxon(claims: Sequence[tuple[Claim, Sequence[Ranked]]]) -> list[Ver
         opposed = any(is_small and not side for is_small, side in zip(small, on_side, strict=True))
         word = SHOWN if all_on_side else CONTRADICTED if opposed else UNDECIDED
         text = "; ".join(
-            f"{pair.left} less {pair.right} {100 * pair.difference:+.1f}, p {pair.p:.4f}, {p:.4f} by Holm over {count}"
+            f"{pair.left} minus {pair.right} {100 * pair.difference:+.1f}, p {pair.p:.4f}, {p:.4f} by Holm over {count}"
             for pair, p in zip(pairs, holms, strict=True)
         )
         if (least := count * max(pair.least_p for pair in pairs)) >= LEVEL:
             word = NOT_TESTABLE
             text = (
-                f"{pairs[0].clusters} clusters give p {min(1.0, least):.3g} by Holm over {count} at the least; {text}"
+                f"the smallest possible p of {pairs[0].clusters} clusters is {min(1.0, least):.3g} "
+                f"by Holm over {count}; {text}"
             )
         worst = max(range(len(pairs)), key=lambda at: (-sign * pairs[at].difference, holms[at]))
         verdicts.append(verdict_of(
@@ -376,7 +378,7 @@ def family_of(claim: Claim) -> str:
 
 
 def correct_verdicts(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Verdicts by Holm over each family that claims name; those on signed ranks are corrected already."""
+    """Verdicts Holm-corrected over each family of claims; signed-rank tests are already corrected."""
     results = list(verdicts)
     for family in dict.fromkeys(claim.family for claim in claims if claim.family):
         members = [
@@ -394,7 +396,7 @@ def correct_verdicts(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> li
 
 def judge_spearman(claim: Claim, test_result: Correlations, n: int) -> Verdict:
     if math.isnan(test_result.low):
-        return not_testable(claim, "fewer than four pairs a group, or all alike, show no correlation")
+        return not_testable(claim, "a correlation needs four pairs per group that are not all equal")
     low, high = (
         (test_result.low, test_result.high) if claim.direction == "higher" else (-test_result.high, -test_result.low)
     )

@@ -1,4 +1,4 @@
-"""The contrasts of a table as its page shows them: Holm's correction over all of them, and the sentence on top."""
+"""The contrasts of a table as its page shows them: Holm's correction over all of them, and the headline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.report.stats.statistics import LEVEL
 
 @dataclass(frozen=True)
 class CorrectedContrast:
-    """A line of contrasts.csv; p and McNemar's mid-p by Holm over all lines that have one."""
+    """A line of contrasts.csv, with p and McNemar's mid-p Holm-corrected over all lines that have one."""
 
     line: Mapping[str, Any]
     p: float | None
@@ -34,7 +34,7 @@ def adjust_p_values(ps: Sequence[float | None]) -> list[float | None]:
 
 
 def headline_sentence(contrasts: Sequence[CorrectedContrast]) -> str:
-    """Which differences are significant, and which could have been detected, in one sentence."""
+    """The significant differences and the minimum detectable ones, in one sentence."""
     tested = [contrast for contrast in contrasts if contrast.p is not None]
     if not tested:
         return "No two models have answers to compare."

@@ -1,7 +1,7 @@
 """Tests on ranks, for tables whose blocks are models and languages. Pure functions on arrays.
 
-SciPy and scikit-posthocs do the work and are imported where they are needed; ours are the permutations within
-clusters, since blocks of one model share its math expert, and the pooling of correlations.
+SciPy and scikit-posthocs do the work and are imported where they are needed; implemented here are the permutations
+within clusters, since blocks of one model share its math expert, and the pooling of correlations.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ PERMUTATIONS = 10_000
 @dataclass(frozen=True)
 class Friedman:
     """statistic: chi-squared with treatments - 1 degrees of freedom, p: its tail; permuted: p by permutation of the
-    treatments' labels within clusters of blocks, the one to believe where blocks are not independent.
+    treatments' labels within clusters of blocks, the valid one if blocks are not independent.
 
-    mean_ranks: (treatments,), 1 the highest score. nemenyi, conover: (treatments, treatments) p of each pair, Conover's
-    by Holm. critical_difference: of mean ranks, Nemenyi's at 5 %.
+    mean_ranks: (treatments,), 1 is the highest score. nemenyi, conover: (treatments, treatments) p of each pair,
+    Conover's Holm-corrected. critical_difference: Nemenyi's, of mean ranks at 5 %.
     """
 
     statistic: float
@@ -40,10 +40,10 @@ class Friedman:
 def friedman(scores: ArrayLike, clusters: Sequence[Hashable] | None = None, seed: int = 0) -> Friedman:
     """Friedman's test of scores (blocks, treatments), with its post hoc tests (Demsar 2006).
 
-    clusters: which cluster each block belongs to (its model); None: each its own. Under no effect of treatments, a
-    cluster's labels can be exchanged, in all of its blocks alike: p is the share of such permutations whose statistic
-    is as large. Treatments whose trainings vary unequally are not quite exchangeable: docs/reports.md has the rates.
-    Raises ValueError below three treatments or two blocks.
+    clusters: the cluster of each block (its model); None: every block is its own cluster. Without an effect of the
+    treatments, the labels of a cluster are exchangeable, jointly in all of its blocks: p is the share of permutations
+    with at least the observed statistic. Treatments whose trainings vary unequally are not quite exchangeable:
+    docs/reports.md has the rates. Raises ValueError below three treatments or two blocks.
     """
     import numpy as np
     import scikit_posthocs
@@ -57,7 +57,7 @@ def friedman(scores: ArrayLike, clusters: Sequence[Hashable] | None = None, seed
     ties = np.sum(ranks**2) - blocks * treatments * (treatments + 1) ** 2 / 4
 
     def chi_squared(sums: np.ndarray) -> np.ndarray:
-        """(...,) of sums of ranks (..., treatments), corrected for ties; 0 where all are tied."""
+        """(...,) statistics of sums of ranks (..., treatments), corrected for ties; 0 if all are tied."""
         centred = np.sum((sums - blocks * (treatments + 1) / 2) ** 2, axis=-1)
         return (treatments - 1) * centred / ties if ties > 0 else np.zeros_like(centred)
 
@@ -70,7 +70,7 @@ def friedman(scores: ArrayLike, clusters: Sequence[Hashable] | None = None, seed
         order = np.argsort(rng.random((PERMUTATIONS, treatments)), axis=1)
         sums += ranks[rows].sum(axis=0)[order]
     drawn = chi_squared(sums)
-    with np.errstate(divide="ignore", invalid="ignore"):  # blocks that all agree, or all tie
+    with np.errstate(divide="ignore", invalid="ignore"):  # all blocks agree, or all are tied
         conover = np.nan_to_num(scikit_posthocs.posthoc_conover_friedman(array).to_numpy(), nan=1.0)
     pairs = np.triu_indices(treatments, 1)
     conover[pairs] = conover.T[pairs] = holm(conover[pairs].tolist())
@@ -84,7 +84,7 @@ def friedman(scores: ArrayLike, clusters: Sequence[Hashable] | None = None, seed
 
 
 def critical_difference(treatments: int, blocks: int) -> float:
-    """Nemenyi's: mean ranks that differ by more do so at 5 %. For six treatments, 2.850 sqrt(6 * 7 / 6 n)."""
+    """Nemenyi's critical difference of mean ranks at 5 %. For six treatments, 2.850 sqrt(6 * 7 / 6 n)."""
     from scipy.stats import studentized_range
 
     quantile = float(studentized_range.ppf(0.95, treatments, math.inf)) / math.sqrt(2)
@@ -92,10 +92,10 @@ def critical_difference(treatments: int, blocks: int) -> float:
 
 
 def wilcoxon(differences: ArrayLike, clusters: Sequence[Hashable] | None = None) -> float:
-    """Two-sided p of the Wilcoxon signed-rank test of one difference a block, by all sign flips; zeros are left out.
+    """Two-sided p of the Wilcoxon signed-rank test of one difference per block, by all sign flips; zeros are omitted.
 
-    clusters: blocks whose signs flip together, as those of one model; with c clusters the least p is 2 / 2^c. Exact up
-    to 16 clusters, beyond that SciPy's, of single blocks only.
+    clusters: blocks whose signs flip together, such as those of one model; with c clusters the smallest p is 2 / 2^c.
+    Exact up to 16 clusters, above that SciPy's, which treats blocks as independent.
     """
     import numpy as np
     from scipy import stats
@@ -119,9 +119,9 @@ def wilcoxon(differences: ArrayLike, clusters: Sequence[Hashable] | None = None)
 
 @dataclass(frozen=True)
 class Alike:
-    """n trainings of two kinds; within, between: mean correlations of the profiles of two trainings of one kind, and of
-    both; p: by permutation of the kinds, that profiles within a kind are more alike, opposed: less; least_p: of any
-    result, nan without a profile."""
+    """n trainings of two kinds; within, between: mean correlation of the profiles of two trainings of the same kind,
+    and of different kinds; p, opposed: by permutation of the kinds, that profiles within a kind are more, or less,
+    alike; least_p: the smallest possible p, nan without a profile."""
 
     n: int
     within: float
@@ -133,17 +133,18 @@ class Alike:
 
 
 def profile_likeness(left: ArrayLike, right: ArrayLike) -> Alike:
-    """Whether trainings of one kind are more alike than those of two: profiles (trainings, numbers) of each kind, by
-    all ways to call as many of them left. Exact where trainings are exchangeable under no difference of kinds."""
+    """Test whether trainings of the same kind are more alike than those of different kinds. left, right: profiles
+    (trainings, numbers) of each kind. Enumerates all relabellings with the same counts; exact if trainings are
+    exchangeable without a difference between the kinds."""
     import numpy as np
 
     first, second = np.asarray(left, dtype=float), np.asarray(right, dtype=float)
     n, count = len(first) + len(second), len(first)
-    with np.errstate(divide="ignore", invalid="ignore"):  # a profile without any spread
+    with np.errstate(divide="ignore", invalid="ignore"):  # a constant profile
         r = np.corrcoef(np.concatenate([first, second]))
     pairs = np.triu_indices(n, 1)
     splits = []
-    for members in itertools.combinations(range(n), count):  # the first: as they are
+    for members in itertools.combinations(range(n), count):  # the first is the observed labelling
         kind = np.isin(np.arange(n), members)
         same = (kind[:, None] == kind)[pairs]
         splits.append((r[pairs][same].mean(), r[pairs][~same].mean()))
@@ -154,7 +155,7 @@ def profile_likeness(left: ArrayLike, right: ArrayLike) -> Alike:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p of each hypothesis of a family by Holm (1979): the least times n, the next times n - 1 ..., never falling."""
+    """Adjusted p of each hypothesis of a family (Holm 1979): smallest times n, next times n - 1, ..., monotone."""
     adjusted, running = [0.0] * len(p_values), 0.0
     for place, at in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         running = max(running, min(1.0, (len(p_values) - place) * p_values[at]))
@@ -169,7 +170,7 @@ def _pooled_z(first: np.ndarray, second: np.ndarray, groups: Sequence[Hashable],
     """(draws,) Spearman's correlations within groups, pooled by Fisher's z with weights n - 3, of n pairs of which a
     draw has `counts` (draws, n) copies each.
 
-    Groups of fewer than four pairs, or without any spread, show no correlation and are left out; nan where all are.
+    Groups with fewer than four pairs or constant values have no correlation and are skipped; nan if all are.
     """
     import numpy as np
 
@@ -189,13 +190,13 @@ def _pooled_z(first: np.ndarray, second: np.ndarray, groups: Sequence[Hashable],
 
 
 def _ranks(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """(draws, n) ranks, up to a constant, of n values of which a draw has so many copies; equal ones share theirs."""
+    """(draws, n) ranks, up to a constant, of n values with `counts` copies in each draw; ties share a rank."""
     return counts @ ((values[:, None] < values) + (values[:, None] == values) / 2)
 
 
 @dataclass(frozen=True)
 class Correlations:
-    """left, right: pooled correlations with the outcome; difference, low, high: of Fisher's z, left minus right, and
+    """left, right: pooled correlations with the outcome; difference, low, high: left minus right in Fisher's z, and
     its percentile interval over experts; p: two-sided, by the draws."""
 
     left: float
@@ -215,10 +216,10 @@ def compare_correlations(
     draws: int = 2_000,
     seed: int = 0,
 ) -> Correlations:
-    """Whether one score of an expert goes with the outcome of its merge more closely than another does.
+    """Test whether one score of an expert correlates more with the outcome of its merge than another score does.
 
-    left, right, outcome: (n,) numbers; groups: model and language of each, within which they are ranked; experts: whose
-    score it is. Experts are resampled within groups, each with all of its merges, as these are not independent.
+    left, right, outcome: (n,) numbers; groups: model and language of each, within which they are ranked; experts: the
+    expert of each. Experts are resampled within groups, each with all of its merges, as these are not independent.
     """
     import numpy as np
 

@@ -1,8 +1,8 @@
-"""The statistics under a table. Pure functions on arrays of scores; NumPy and SciPy are imported where they are needed.
+"""The statistics of a table. Pure functions on arrays of scores; NumPy and SciPy are imported where they are needed.
 
-Scores are shares of 1, a score a problem (0 or 1, or a mean over what is fixed: languages, models). What is drawn from
-a population is resampled: problems always, experts where a claim is about any expert and not these. MGSM asks the same
-problems in every language, so a draw of problem ids serves all languages, seeds and models at once.
+Scores are shares of 1, one per problem (0 or 1, or a mean over fixed factors: languages, models). Factors sampled from
+a population are resampled: problems always, experts if a claim is about experts in general. MGSM has the same problems
+in every language, so one draw of problem ids is used for all languages, seeds and models.
 
 Tests on ranks (Friedman, Wilcoxon, Spearman) are in ranks.py.
 """
@@ -34,16 +34,16 @@ def standard_error(fraction: float, n: int) -> float:
 def smallest_difference(questions: int, discordant: float) -> float:
     """The minimum detectable difference (as a share) of a test on the same questions, at LEVEL and with POWER.
 
-    McNemar's statistic in its normal approximation: of n questions a share b is right for one model alone, c for the
-    other alone; b - c has the variance (d - (b - c)^2) / n <= d / n with d = b + c, the share of discordant answers. A
-    two-sided test at 5 % shows it with power 80 % from (z of 0.975, plus z of 0.8) sqrt(d / n) = 2.80 sqrt(d / n) on.
-    `discordant` is measured, or assumed before anything is.
+    McNemar's statistic in its normal approximation: of n questions only the one model answers a share b correctly, only
+    the other a share c; b - c has the variance (d - (b - c)^2) / n <= d / n with d = b + c, the share of discordant
+    answers. A two-sided test at 5 % detects it with power 80 % from (z_0.975 + z_0.8) sqrt(d / n) = 2.80 sqrt(d / n).
+    `discordant` is measured, or assumed before there are measurements.
     """
     return clip_detectable(detectable_in_errors(math.inf) * math.sqrt(discordant / questions), questions)
 
 
 def clip_detectable(difference: float, questions: int, reach: float = 1.0) -> float:
-    """A minimum detectable difference within what n questions can show at all: not below the rule of three (0 of n
+    """A minimum detectable difference clipped to the range of n questions: not below the rule of three (0 of n
     observed is compatible with 3 / n, Hanley and Lippman-Hand 1983), nor above the largest possible difference."""
     return min(reach, max(difference, 3 / questions))
 
@@ -53,7 +53,7 @@ def clip_detectable(difference: float, questions: int, reach: float = 1.0) -> fl
 
 @dataclass(frozen=True)
 class McNemar:
-    """n: problems; first, second: how many that one alone gets right; p: two-sided, mid-p."""
+    """n: problems; first, second: problems that only this model answers correctly; p: two-sided mid-p."""
 
     n: int
     first: int
@@ -64,7 +64,7 @@ class McNemar:
 def mcnemar(first: ArrayLike, second: ArrayLike) -> McNemar:
     """Exact McNemar test with mid-p of two models' answers, right or wrong, to the same N problems in the same order.
 
-    Of b + c discordant answers the smaller count is binomial (b + c, 1/2) where the models are alike. The mid-p counts
+    Of b + c discordant answers the smaller count is binomial (b + c, 1/2) if the models are equal. The mid-p counts
     half of the observed outcome's probability: the plain exact test rejects in about 3 % of cases instead of 5
     (Fagerland, Lydersen and Laake 2013, equation 6).
     """
@@ -81,14 +81,14 @@ def mcnemar(first: ArrayLike, second: ArrayLike) -> McNemar:
 class PairedScore:
     """Tango's score test of a mean of n differences, each from -1 to 1, as an equation in the true difference.
 
-    won, lost: how many of n questions the left and the right side alone gets right; of means over languages or seeds,
-    sums of their parts. dependence: the variance of a question's difference, as a share of the variance of a single
-    answer's; experts: variance added by experts, with df degrees of freedom; reach: the largest possible difference,
-    above 1 where the right side is weighed by more than 1.
+    won, lost: numbers of the n questions that only the left, or only the right side answers correctly; for means over
+    languages or seeds, sums of their parts. dependence: the variance of a question's difference, as a share of the
+    variance of a single answer's; experts: variance added by experts, with df degrees of freedom; reach: the largest
+    possible difference, above 1 if the right side has a weight above 1.
 
-    Of single answers (dependence 1, no experts) it is the score test and interval of Tango (1998, Statistics in
-    Medicine 17, 891-908): the variance is that of the difference tested, so that it is not zero where no answers
-    differ. At a difference of 0 it is McNemar's test. p and interval solve the same equation and never disagree.
+    For single answers (dependence 1, no experts) it is the score test and interval of Tango (1998, Statistics in
+    Medicine 17, 891-908): the variance is computed under the tested difference, so that it is not zero if no answers
+    differ. At a difference of 0 it is McNemar's test. p and interval solve the same equation and always agree.
     """
 
     won: float
@@ -104,7 +104,7 @@ class PairedScore:
         return self.reach * (self.won - self.lost) / self.n
 
     def variance(self, difference: float) -> float:
-        """Of the mean, were this the true difference: the share lost is the likeliest one given the difference."""
+        """Variance of the mean if this is the true difference, with the maximum-likelihood share lost."""
         shifted = min(1.0, max(-1.0, difference / self.reach))
         linear = (2 * self.n - self.won + self.lost) * shifted - self.won - self.lost
         root = math.sqrt(max(0.0, linear**2 + 8 * self.n * self.lost * shifted * (1 - shifted)))
@@ -118,11 +118,11 @@ class PairedScore:
         return distance / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, distance)
 
     def p(self, difference: float) -> float:
-        """Two-sided, of a true difference: below 0.05 where that lies outside the 95 % interval."""
+        """Two-sided p of a true difference: below 0.05 if it lies outside the 95 % interval."""
         return 2 * t_tail(abs(self.statistic(difference)), self.df)
 
     def interval(self) -> tuple[float, float]:
-        """The differences whose p is at least LEVEL: 95 %."""
+        """The 95 % interval: all differences whose p is at least LEVEL."""
 
         def limit(outside: float) -> float:
             low = self.difference
@@ -138,7 +138,7 @@ class PairedScore:
 
 @dataclass(frozen=True)
 class NormalTest:
-    """The same of a difference whose standard error is known from draws: of corpus metrics. reach: as above."""
+    """The same test for a difference of corpus metrics, whose standard error comes from draws. reach: as above."""
 
     difference: float
     error: float
@@ -154,7 +154,7 @@ class NormalTest:
 
 
 def t_tail(statistic: float, df: float) -> float:
-    """P(T > statistic) of Student's t; of the normal distribution where df is infinite."""
+    """P(T > statistic) of Student's t; of the normal distribution if df is infinite."""
     from scipy.special import ndtr, stdtr  # scipy.stats takes a second to import
 
     return float(ndtr(-statistic) if math.isinf(df) else stdtr(df, -statistic))
@@ -172,13 +172,13 @@ def t_quantile(share: float, df: float) -> float:
 def resample_weights(n: int, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
     """(draws, n) weights of n problems (or experts) in each draw with replacement; a row sums to 1.
 
-    The same n and seed give the same draws, so that one draw goes through all that was asked these problems; the last
-    few are kept, and are not to be written to.
+    The same n and seed give the same draws, so that all scores on the same problems share them. The last few arrays are
+    cached: do not write to them.
     """
     return _resampled(n, draws, seed)
 
 
-@lru_cache(maxsize=8)  # of 32 MB at most in `resampled_means`
+@lru_cache(maxsize=8)  # at most 32 MB each in `resampled_means`
 def _resampled(n: int, draws: int, seed: int) -> np.ndarray:
     import numpy as np
 
@@ -188,9 +188,9 @@ def _resampled(n: int, draws: int, seed: int) -> np.ndarray:
 
 
 def resampled_means(scores: ArrayLike, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
-    """(draws, ...): the means over problems of scores (..., N) in each draw, all of them in the same draws.
+    """(draws, ...): the means over problems of scores (..., N) in each draw; all scores share the draws.
 
-    In blocks of draws where N is large; another seed a block, the same for equal N.
+    Computed in blocks of draws if N is large; each block has its own seed, the same for equal N.
     """
     import numpy as np
 
@@ -203,7 +203,7 @@ def resampled_means(scores: ArrayLike, draws: int = DRAWS, seed: int = 0) -> np.
 
 
 def half_weights(n: int) -> np.ndarray:
-    """(2, n) weights of the first, third, ... problem and of the second, fourth, ...: draws to choose and score on."""
+    """(2, n) weights of the odd (first, third, ...) and of the even problems: the halves to choose and to score on."""
     import numpy as np
 
     weights = np.zeros((2, n))
@@ -212,11 +212,12 @@ def half_weights(n: int) -> np.ndarray:
 
 
 def halved_means(scores: ArrayLike, draws: int = DRAWS, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """(draws, ...) means of the odd and of the even problems of scores (..., N), each half drawn from by itself.
+    """(draws, ...) means of the odd and of the even problems of scores (..., N), each half resampled separately.
 
-    Choose on one and score on the other, both ways, and the mean is what a choice is worth, with its spread over
-    problems. Chosen and scored on the same problems it is too high, in each draw as in the table: a mean of four cells,
-    each the best of three equal candidates, then beats a single one (24 % false positives; by halves 1 to 3 %).
+    The mean of choosing on one half and scoring on the other, both ways, is an unbiased score of a choice, with its
+    spread over problems. Choosing and scoring on the same problems is biased upwards, in each draw as in the table: a
+    mean of four cells, each the best of three equal candidates, then beats a single one (24 % false positives; by
+    halves 1 to 3 %).
     """
     import numpy as np
 
@@ -225,12 +226,12 @@ def halved_means(scores: ArrayLike, draws: int = DRAWS, seed: int = 0) -> tuple[
 
 
 def split_half(scores: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, float]]:
-    """What choosing the best configuration is worth on questions that it was not chosen on.
+    """Score of the best configuration on questions that it was not chosen on.
 
-    scores: a list of tasks a configuration, a list of questions a task; the same questions in the same order for each
-    configuration. The score of a half is the mean over tasks of the mean over its questions, so each task needs two.
-    Gives (chosen configuration, its score on the other half), chosen on the first, third, ... question and scored on
-    the second, fourth, ..., then the other way round. The first of several equally good ones is chosen.
+    Returns (chosen configuration, its score on the other half) twice: chosen on the odd questions and scored on the
+    even ones, then the other way round. Ties choose the first configuration. Empty if a task has fewer than two
+    questions. scores: configurations x tasks x questions, with the same questions in the same order for each
+    configuration. The score of a half is the mean over tasks of the mean over its questions.
     """
     if any(len(questions) < 2 for tasks in scores for questions in tasks):
         return []
@@ -240,7 +241,7 @@ def split_half(scores: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, f
 
 
 def wilson_interval(share: float, questions: float) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share of right answers; it has a width where all are right, or all wrong."""
+    """Wilson's 95 % interval of a share of right answers; its width is not 0 even if all are right or all wrong."""
     z2 = 1.96**2
     centre = (share + z2 / (2 * questions)) / (1 + z2 / questions)
     half = math.sqrt(z2 * (share * (1 - share) / questions + z2 / (4 * questions**2))) / (1 + z2 / questions)
@@ -248,8 +249,9 @@ def wilson_interval(share: float, questions: float) -> tuple[float, float]:
 
 
 def share_interval(share: float, questions: int, variance: float) -> tuple[float, float]:
-    """Wilson's interval of a score whose sampling variance is not that of single answers: of a mean over languages or
-    models, or of what is chosen. As many questions are counted as have this variance, less one question's worth."""
+    """Wilson's interval of a score whose sampling variance is not that of single answers: a mean over languages or
+    models, or a chosen configuration. It uses the effective number of questions, those with this variance, minus one
+    question's worth."""
     answers = questions * share * (1 - share)
     return wilson_interval(share, questions * (answers + 1) / (questions**2 * variance + 1))
 
@@ -262,10 +264,10 @@ class Contrast:
     """A difference of two scores, as shares.
 
     difference: left minus right; error: its standard error, with df degrees of freedom (infinite without experts); low,
-    high: its 95 % interval; p: two-sided, of no difference; problems, experts: the parts of the error by what is
-    sampled; n: problems; discordant: the measured share of discordant answers, None for translations; could_see: the
-    minimum detectable difference of this test at power 80 %, never below the rule of three; test: the equation that
-    gives p and interval.
+    high: its 95 % interval; p: two-sided, of no difference; problems, experts: the parts of the error due to sampling
+    of each; n: problems; discordant: the measured share of discordant answers, None for translations; could_see: the
+    minimum detectable difference of this test at power 80 %, never below the rule of three; test: the equation behind
+    p and interval.
     """
 
     difference: float
@@ -282,7 +284,7 @@ class Contrast:
     test: PairedScore | NormalTest
 
     def p_of(self, threshold: float) -> float:
-        """Two-sided p of a true difference of `threshold`: what a claim that names one is tested by."""
+        """Two-sided p of a true difference of `threshold`, as a claim with a threshold is tested."""
         return self.test.p(threshold)
 
 
@@ -295,23 +297,23 @@ def contrast(
     """The mean of differences (A1, ..., Ak, N): k axes of crossed experts (none for two single models) and N problems.
 
     Differences lie between -reach and reach. For paired right and wrong answers this is Tango's score interval
-    (`PairedScore`). Of means over languages, seeds or experts the answers to one problem are as dependent as measured,
-    with one problem's worth of full dependence added: without any spread their number proves nothing, and no
+    (`PairedScore`). In means over languages, seeds or experts, the answers to one problem have their measured
+    dependence, plus one problem's worth of full dependence: without any spread their number proves nothing, and no
     interval has width zero.
 
-    A run that lacks an axis is repeated along it: swap (M, L, N) against the math expert (M, 1, N). Each axis adds to
-    the variance what its experts' means differ by beyond what the problems explain: mean squares of expert less those
-    of expert x problem, in the analysis of variance of a crossed random design (Cornfield and Tukey 1956), 0 where
-    that is negative. The quantiles are then Student's t with Satterthwaite's degrees of freedom, which fall to 2 where
-    three experts decide. Under no effect it rejects in 3 to 7 % of cases where experts matter, with three a side; in
-    2 % where they do not, as three experts cannot show that.
+    A run without an axis is repeated along it: swap (M, L, N) against the math expert (M, 1, N). Each axis adds to the
+    variance the differences of its experts' means that the problems do not explain: mean squares of expert minus those
+    of expert x problem, in the analysis of variance of a crossed random design (Cornfield and Tukey 1956), 0 if that is
+    negative. The quantiles are then Student's t with Satterthwaite's degrees of freedom, which fall to 2 if three
+    experts dominate. Without an effect it rejects in 3 to 7 % of cases if experts matter, with three a side; in 2 % if
+    they do not, as three experts cannot show that.
 
-    Why not a percentile interval of a bootstrap over experts and problems: see `two_way_bootstrap`, which gives both.
+    See `two_way_bootstrap` for why this is not a percentile interval of a bootstrap over experts and problems.
 
-    estimate, drawn: the difference, and (draws,) of it over draws of problems, where it is no plain mean: with the
-    choice of the best redone inside each draw (`halved_means`). `differences` are then those of the candidate that won.
+    estimate, drawn: the difference, and (draws,) of it over draws of problems, if it is not a plain mean: the choice of
+    the best is then repeated in each draw (`halved_means`). `differences` are those of the winning candidate.
 
-    Raises ValueError without a problem, or for an axis of one level, which shows nothing about others.
+    Raises ValueError without a problem, or for an axis of one level, which has no variance.
     """
     import numpy as np
 
@@ -340,10 +342,10 @@ def contrast(
 def corpus_contrast(
     observed: ArrayLike, drawn: ArrayLike, n: int, estimate: float | None = None, draws: ArrayLike | None = None
 ) -> Contrast:
-    """A difference of corpus metrics (A1, ..., Ak), and (A1, ..., Ak, draws) of it over draws of n sentences.
+    """Contrast of corpus metrics: differences (A1, ..., Ak), and (A1, ..., Ak, draws) over draws of n sentences.
 
-    As `contrast`, with the variances of draws in the place of means over problems. Two systems that translate alike
-    differ by less than one sentence: the standard error is 1 / n at least. estimate, draws: as in `contrast`.
+    As `contrast`, with the variances of draws instead of means over problems. Two systems with equal translations
+    differ by less than one sentence: the standard error is at least 1 / n. estimate, draws: as in `contrast`.
     """
     import numpy as np
 
@@ -365,11 +367,11 @@ def corpus_contrast(
 
 
 def contrast_of_trainings(differences: ArrayLike) -> Contrast:
-    """A mean of differences (A1, ..., Ak) of what trainings recorded (losses, shares of rows): no questions, the
-    trainings alone are sampled. Each axis adds the variance of its levels' means; with one axis it is Student's t test,
-    of trainings of two kinds (A, 1) - (1, B) Welch's.
+    """Contrast of the mean of differences (A1, ..., Ak) of values recorded by trainings (losses, shares of rows): only
+    trainings are sampled, not questions. Each axis adds the variance of its levels' means; with one axis it is
+    Student's t test, for trainings of two kinds (A, 1) - (1, B) Welch's.
 
-    Raises ValueError for an axis of one level, and where no training differs from another, which shows no variance.
+    Raises ValueError for an axis of one level, and if all trainings are equal, as there is then no variance.
     """
     import numpy as np
 
@@ -385,14 +387,14 @@ def contrast_of_trainings(differences: ArrayLike) -> Contrast:
 
 
 def by_axis(array: np.ndarray, axes: int) -> list[np.ndarray]:
-    """The means (A, ...) over the other ones of each of the first axes."""
+    """For each of the first axes, the means (A, ...) over the other ones."""
     return [
         array.mean(axis=tuple(axis_index for axis_index in range(axes) if axis_index != axis)) for axis in range(axes)
     ]
 
 
 def of_experts(parts: Sequence[tuple[float, float, int]]) -> tuple[float, float]:
-    """(variance that experts add, that variance's own noise) of (between experts, within, experts) of each axis."""
+    """(variance added by experts, its own noise), given (variance between experts, within, experts) of each axis."""
     above = [(between, within, count) for between, within, count in parts if between > within]
     return (
         math.fsum(between - within for between, within, _ in above),
@@ -401,7 +403,7 @@ def of_experts(parts: Sequence[tuple[float, float, int]]) -> tuple[float, float]
 
 
 def degrees_of_freedom(variance: float, noise: float) -> float:
-    """Satterthwaite's degrees of freedom; infinite where experts add nothing."""
+    """Satterthwaite's degrees of freedom; infinite if experts add no variance."""
     return variance**2 / noise if noise > 0 else math.inf
 
 
@@ -424,9 +426,9 @@ def contrast_of_test(
 
 
 def expert_variance(means: np.ndarray) -> tuple[float, float]:
-    """(of the experts' means, of what problems add to them): variances of the mean over A experts. means: (A, N).
+    """Variances of the mean over A experts: (of the experts' means, the part of it due to problems). means: (A, N).
 
-    The first is s^2 / A of the A means; the second the residual mean square of expert x problem, over A N.
+    The first is s^2 / A of the A means; the second is the residual mean square of expert x problem, over A N.
     """
     import numpy as np
 
@@ -438,12 +440,12 @@ def expert_variance(means: np.ndarray) -> tuple[float, float]:
 
 
 def replication_reach(levels: Sequence[tuple[Sequence[float], bool]]) -> float:
-    """How far a cell of another set of experts may lie from ours: half the width of its 95 % prediction interval.
+    """Half the width of the 95 % prediction interval of this cell for another set of experts, in the values' unit.
 
     levels: for each axis of experts, the cell's value at each of its A >= 2 levels, and whether the cell is a mean over
     the axis. Both sets answer the same questions, so that only experts differ: the variance of a difference of two
-    sets' means is 2 s^2 / A an axis, with s^2 the variance over its levels; of a maximum or minimum at most 2 s^2, that
-    of single experts. Student's t with Satterthwaite's degrees of freedom. In the unit of the values.
+    sets' means is 2 s^2 / A per axis, with s^2 the variance over its levels; for a maximum or minimum at most 2 s^2,
+    that of single experts. Student's t with Satterthwaite's degrees of freedom.
     """
     import numpy as np
 
@@ -460,14 +462,14 @@ def replication_reach(levels: Sequence[tuple[Sequence[float], bool]]) -> float:
 
 
 def two_way_bootstrap(differences: ArrayLike, draws: int = DRAWS, seed: int = 0) -> list[tuple[float, float]]:
-    """95 % percentile intervals of math experts x language experts x problems (M, L, N): of draws of math experts
-    alone, of language experts alone, of problems alone, and of all three jointly.
+    """95 % percentile intervals of math experts x language experts x problems (M, L, N): over draws of math experts
+    only, of language experts only, of problems only, and of all three jointly.
 
-    They are wrong as tests, in both directions. Over problems alone, experts count as fixed: where they matter, chance
+    They are wrong as tests, in both directions. Over problems only, experts count as fixed: if they matter, chance
     between experts is taken for an effect. Over three experts a side, a draw's variance is 2/3 of the right one and its
-    quantiles are the normal's where Student's t with 2 degrees of freedom is needed (4.3, not 2.0). And jointly, the
-    noise of single answers is counted once a factor, three times over (Owen 2007): an interval too wide where experts
-    do not matter. `contrast` takes the noise out once, and holds its level in all of these.
+    quantiles are the normal's instead of Student's t with 2 degrees of freedom (2.0, not 4.3). Jointly, the noise of
+    single answers is counted once per factor, three times in total (Owen 2007): the interval is too wide if experts do
+    not matter. `contrast` removes that noise, and keeps its level in all of these cases.
     """
     import numpy as np
 

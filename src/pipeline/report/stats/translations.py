@@ -1,7 +1,7 @@
 """Corpus metrics of translations, recomputed from sums of per-sentence counts in each draw of sentences.
 
-BLEU and chrF++ of a set are no means over its sentences, but functions of sums: of matching and of all n-grams, and of
-lengths. What a sentence adds to them is extracted once; sacrebleu extracts it and computes the metric.
+BLEU and chrF++ of a set are not means over its sentences, but functions of sums: of matching and of all n-grams, and of
+lengths. The counts of each sentence are extracted once; sacrebleu extracts them and computes the metric.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CORPUS_METRICS = ("chrf++", "bleu")
 
 
 def metric_of(name: str, pair: str) -> Any:
-    """sacrebleu's metric as evaluations compute it: chrF++, BLEU by 13a, into Japanese by ja-mecab."""
+    """The sacrebleu metric that evaluations use: chrF++, or BLEU tokenized by 13a (ja-mecab into Japanese)."""
     from sacrebleu.metrics import BLEU, CHRF
 
     if name == "chrf++":
@@ -28,13 +28,13 @@ def metric_of(name: str, pair: str) -> Any:
 
 
 def sentence_counts(metric: Any, references: Sequence[str], responses: Sequence[str]) -> np.ndarray:
-    """(N, S): what each sentence adds to the S sums that the metric is a function of."""
+    """(N, S): contribution of each sentence to the S sums that the metric is a function of."""
     import numpy as np
 
     return np.array(metric._extract_corpus_statistics(list(responses), [list(references)]), dtype=float)
 
 
-@lru_cache(maxsize=256)  # of 0.2 MB each for a thousand sentences; extracting them takes a second
+@lru_cache(maxsize=256)  # 0.2 MB each for a thousand sentences; extracting them takes a second
 def counts_of(name: str, pair: str, texts: tuple[tuple[str, str], ...]) -> tuple[Any, np.ndarray]:
     """(metric, counts) of (reference, response) pairs."""
     metric = metric_of(name, pair)
@@ -44,7 +44,7 @@ def counts_of(name: str, pair: str, texts: tuple[tuple[str, str], ...]) -> tuple
 
 @lru_cache(maxsize=1024)
 def drawn_scores(name: str, pair: str, texts: tuple[tuple[str, str], ...]) -> np.ndarray:
-    """(1 + draws,): the metric of (reference, response) pairs, and of draws of them, the same for equally many."""
+    """(1 + draws,): the metric of (reference, response) pairs and of draws of them; equal sizes share the draws."""
     import numpy as np
 
     metric, counts = counts_of(name, pair, texts)
@@ -52,23 +52,23 @@ def drawn_scores(name: str, pair: str, texts: tuple[tuple[str, str], ...]) -> np
 
 
 def copies_of(n: int, seed: int = 0) -> np.ndarray:
-    """(draws, n): how often each of n problems is in a draw of n."""
+    """(draws, n): number of copies of each of n problems in a draw of n."""
     import numpy as np
 
     return np.rint(n * resample_weights(n, DRAWS, seed))
 
 
 def corpus_scores(metric: Any, counts: np.ndarray, copies: np.ndarray) -> np.ndarray:
-    """(draws,): the metric from 0 to 1 of sets that hold each of N sentences so many times. copies: (draws, N).
+    """(draws,): the metric from 0 to 1 of sets with `copies` (draws, N) copies of each of N sentences.
 
-    sacrebleu's formulas for many sums at once, which it computes one by one."""
+    sacrebleu's formulas, vectorized over draws."""
     sums = copies @ counts
     return chrf(sums, metric.beta) if hasattr(metric, "beta") else bleu(sums)
 
 
 def chrf(sums: np.ndarray, beta: int) -> np.ndarray:
-    """Of sums (draws, 3 orders) of the n-grams of responses, of references, and of both: F of the mean precision and
-    recall over the orders that have any (Popovic 2017)."""
+    """(draws,): chrF from sums (draws, 3 orders) of the n-grams of responses, of references, and of both: F of the mean
+    precision and recall over the non-empty orders (Popovic 2017)."""
     import numpy as np
 
     orders = sums.reshape(len(sums), -1, 3)
@@ -80,8 +80,8 @@ def chrf(sums: np.ndarray, beta: int) -> np.ndarray:
 
 
 def bleu(sums: np.ndarray) -> np.ndarray:
-    """Of sums (draws, 10): lengths of responses and references, matching n-grams of four orders, all of them. An order
-    without a match counts as 1/2, the next one 1/4 ... of one (the "exp" smoothing)."""
+    """(draws,): BLEU from sums (draws, 10): lengths of responses and references, matching and total n-grams of four
+    orders. The first order without a match counts as 1/2 match, the next as 1/4 ... ("exp" smoothing)."""
     import numpy as np
 
     length, reference, matches, totals = sums[:, 0], sums[:, 1], sums[:, 2:6], sums[:, 6:]
