@@ -65,4 +65,5 @@ def scored_files(data_root: Path) -> dict[str, list[Path]]:
     return {
         name: [path for path in item.files(data_root) if path.name != item.exemplar_file]
         for name, item in BENCHMARKS.items()
+        if not item.built_from  # another benchmark's files
     }

@@ -52,6 +52,7 @@ class Benchmark:
     exemplar_sets: int = 1  # such as one a subject
     exemplars_drawn: bool = False  # whether eval.exemplars=random is possible: exemplars drawn anew for each question
     text_files: tuple[str, ...] = ()  # patterns below its folder of data that is no JSON lines, a text a line
+    built_from: tuple[str, ...] = ()  # files below data_root, {code} a language, where it has no folder of its own
     gated: str = ""  # the data on the Hub whose conditions must be accepted
 
     def __post_init__(self) -> None:
@@ -70,6 +71,9 @@ class Benchmark:
 
     def files(self, data_root: Path, code: str = "*") -> list[Path]:
         """Its files that are there, in one language or in all (those of `text_files` always in all)."""
+        if self.built_from:
+            found = [sorted(data_root.glob(pattern.format(code=code))) for pattern in self.built_from]
+            return sorted(path for paths in found for path in paths) if all(found) else []
         patterns = (f"{code}/*.jsonl", *self.text_files)
         return sorted({path for pattern in patterns for path in (data_root / self.name).glob(pattern)})
 

@@ -43,7 +43,7 @@ def kinds_of(run: Run[EvalStage], task: EvalTask, language: str) -> list[Questio
 def scored_file(run: Run[EvalStage], task: EvalTask, language: str) -> Path | None:
     """The local file of a task's questions, if it is here."""
     root = run.parents.get("data_root")
-    if root is None or (isinstance(root, Run) and not root.folder.is_dir()):
+    if root is None or (isinstance(root, Run) and not root.folder.is_dir()) or benchmark_of(task.task).built_from:
         return None
     names = {"test": ("test", "devtest"), "dev": ("development", "dev")}[run.config.eval.split]
     files = {path.stem: path for path in benchmark_of(task.task).files(root.folder, language)}

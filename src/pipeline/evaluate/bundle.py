@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.benchmarks import benchmark_of
+from pipeline.evaluate.reading import reading_rows
 from pipeline.evaluate.records import (
     EvaluationResult,
     ScoreRow,
@@ -59,6 +60,7 @@ def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
     rows, further = (
         [ScoreRow.from_json(row) for scores in written for row in scores[side]] for side in ("rows", "beside")
     )
+    further += reading_rows([path for part in scored.values() for path in (part.folder / "samples").iterdir()], rows)
     averages = over_languages([*rows, *further]) + average_of_ten([*rows, *further])
     harness = written[0]["harness"]
     for key, value in harness.items():

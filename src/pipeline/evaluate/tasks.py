@@ -97,7 +97,9 @@ def task_definitions(
 def refuse_unspoken(data_root: Path, code: str) -> None:
     """Any private-use code is a constructed language, but not one of a data_root that has nothing in it."""
     if not any(benchmark.files(data_root, code) for benchmark in BENCHMARKS.values()):
-        spoken = sorted({path.parent.name for item in BENCHMARKS.values() for path in item.files(data_root)})
+        spoken = sorted(
+            {path.parent.name for item in BENCHMARKS.values() for path in item.files(data_root) if not item.built_from}
+        )
         raise Missing(f"languages=[{code}] is unknown, data_root={data_root} has none of it: {suggest(code, spoken)}")
 
 

@@ -1,0 +1,174 @@
+"""Items of `mgsm_steps`: the next calculation of GSM8K's worked solution (`<<48/2=24>>`) among four.
+
+MGSM's 250 questions (Shi et al. 2023) are the first 250 of GSM8K's test set (Cobbe et al. 2021), in order, so that the
+annotated calculations of the English solutions belong to the questions in every language. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+from pipeline.benchmarks.local_files import Row
+from pipeline.benchmarks.number_words import read_numbers
+from pipeline.errors import PipelineError
+
+QUESTIONS = 250
+ALTERNATIVES = 3
+# Of questions and answers, as digest_questions computes it
+DIGEST = "bfbaed6d5282196c68546e8d7a34762b6d255c7902bea01bfef1701046b52cc7"
+_NUMBER = r"(\d[\d,]*\.?\d*|\.\d+)"
+_BINARY = re.compile(rf"{_NUMBER}([-+*/]){_NUMBER}={_NUMBER}")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One annotated calculation. `alternatives`: with other operators or operands, none with the gold's value; empty
+    where the calculation cannot be asked (`reason` says why), so that it is shown but not scored."""
+
+    text: str  # 48/2=24
+    operands: tuple[Fraction, ...] = ()
+    alternatives: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The calculations of one question, in their order."""
+
+    index: int  # row of GSM8K's test set and of MGSM's
+    steps: tuple[Step, ...]
+    given: tuple[Fraction, ...]  # numbers of the English question, in its order
+
+    @property
+    def scored(self) -> list[int]:
+        return [place for place, step in enumerate(self.steps) if step.alternatives]
+
+    @property
+    def operands(self) -> set[Fraction]:
+        """Operands of scored steps that come from the question: given there, and not computed by an earlier step."""
+        found, computed = set(), set()
+        for step in self.steps:
+            if step.alternatives:
+                found |= {value for value in step.operands if value in self.given and value not in computed}
+            computed.add(value_of(step.text))
+        return found
+
+
+def value_of(calculation: str) -> Fraction | None:
+    return _fraction(calculation.rpartition("=")[2])
+
+
+def digest_questions(rows: Sequence[Row]) -> str:
+    """SHA-256 of questions and answers, in order."""
+    texts = [[row["question"], row["answer"]] for row in rows]
+    return hashlib.sha256(json.dumps(texts, ensure_ascii=False).encode()).hexdigest()
+
+
+def verify_gsm8k(rows: Sequence[Row], file: Path) -> None:
+    """Raises PipelineError unless the rows begin with the questions that MGSM translates, in order."""
+    if len(rows) < QUESTIONS or digest_questions(rows[:QUESTIONS]) != DIGEST:
+        raise PipelineError(
+            f"{file}: its first {QUESTIONS} of {len(rows)} rows are not those of GSM8K's test set in their order, "
+            "which MGSM translates: download openai/gsm8k (main, split test) again, all rows in order"
+        )
+
+
+def verify_mgsm(rows: Sequence[Row], gsm8k: Sequence[Row], file: Path) -> None:
+    """Raises PipelineError unless the rows answer GSM8K's first questions, one by one."""
+    gold = [int(row["answer"].rpartition("####")[2].replace(",", "")) for row in gsm8k[:QUESTIONS]]
+    answers = [row["answer_number"] for row in rows]
+    if answers != gold:
+        at = next((n for n, (one, other) in enumerate(zip(answers, gold, strict=False)) if one != other), len(answers))
+        raise PipelineError(
+            f"{file}: row {at + 1} of {len(rows)} is not row {at + 1} of GSM8K's test set (the answers differ, or rows "
+            f"are missing): download MGSM's {QUESTIONS} test questions again, in order"
+        )
+
+
+def build_problems(gsm8k: Sequence[Row]) -> list[Problem]:
+    """The calculations of GSM8K's first 250 test questions, with their alternatives, drawn with each row's number as
+    the seed."""
+    return [build_problem(index, row) for index, row in enumerate(gsm8k[:QUESTIONS])]
+
+
+def build_problem(index: int, row: Row) -> Problem:
+    given = tuple(dict.fromkeys(read_numbers(row["question"], "en")))
+    pool, rng, steps = [value for value in read_numbers(row["question"], "") if value > 0], random.Random(index), []
+    pool = list(dict.fromkeys(pool))
+    for annotation in re.findall(r"<<([^<>]*)>>", row["answer"]):
+        text = re.sub(r"[ $,]", "", annotation)
+        match = _BINARY.fullmatch(text)
+        if not match:
+            steps.append(Step(text, reason="not one operation on two numbers"))
+            continue
+        first, second, value = _fraction(match[1]), _fraction(match[3]), _fraction(match[4])
+        assert first is not None and second is not None and value is not None
+        alternatives = draw_alternatives(first, match[2], second, value, pool, rng)
+        if len(alternatives) < ALTERNATIVES:
+            steps.append(Step(text, (first, second), reason=f"{len(alternatives)} alternatives with other values"))
+        else:
+            steps.append(Step(text, (first, second), tuple(alternatives[:ALTERNATIVES])))
+        if value not in pool:
+            pool.append(value)
+    return Problem(index, tuple(steps), given)
+
+
+def draw_alternatives(
+    first: Fraction, operator: str, second: Fraction, value: Fraction, pool: Sequence[Fraction], rng: random.Random
+) -> list[str]:
+    """Calculations with other operators, then (drawn) with one operand of `pool` in place of another; positive, in
+    finite decimals, all of different values and none of the gold's, up to four."""
+    seen, found = {value}, []
+
+    def add(left: Fraction, sign: str, right: Fraction) -> None:
+        result = _compute(left, sign, right)
+        written = [write_number(number) for number in (left, right, result)] if result and result > 0 else [None]
+        if result not in seen and None not in written:
+            assert result is not None
+            seen.add(result)
+            found.append(f"{written[0]}{sign}{written[1]}={written[2]}")
+
+    for sign in "+-*/":
+        if sign != operator:
+            add(first, sign, second)
+    others = [number for number in pool if number not in (first, second)]
+    candidates = [(other, second) for other in others] + [(first, other) for other in others]
+    rng.shuffle(candidates)
+    for left, right in candidates:
+        if len(found) > ALTERNATIVES:
+            break
+        add(left, operator, right)
+    return found
+
+
+def _compute(left: Fraction, sign: str, right: Fraction) -> Fraction | None:
+    if sign == "/":
+        return left / right if right else None
+    return {"+": left + right, "-": left - right, "*": left * right}[sign]
+
+
+def _fraction(text: str) -> Fraction | None:
+    try:
+        return Fraction(text.replace(",", ""))
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def write_number(number: Fraction) -> str | None:
+    """In decimals; None where four do not suffice."""
+    if number.denominator == 1:
+        return str(number.numerator)
+    text = f"{float(number):.4f}".rstrip("0")
+    return text if Fraction(text) == number else None
+
+
+def missing_operands(problem: Problem, question: str, language: str) -> list[Fraction]:
+    """Operands from the question that its text in a language does not have."""
+    return sorted(problem.operands - set(read_numbers(question, language)))

@@ -1,0 +1,57 @@
+"""What a question's text adds to its numbers: differences of the `bits` of mgsm_steps between its three tasks.
+
+The likelihood of an answer given the question against that without it is PMI_DC (Holtzman et al. 2021, Surface Form
+Competition), here of worked calculations. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.evaluate.metrics import mean, mean_stderr
+from pipeline.evaluate.records import ScoreRow
+
+TASK = "mgsm_steps"
+CONTROLS = {"reading": "mgsm_steps_shuffled", "reading_nums": "mgsm_steps_nums"}  # metric -> the task without the text
+
+
+def bits_by_question(samples: Iterable[Mapping[str, Any]]) -> dict[int, float]:
+    """Question -> log2 of the probability of its gold calculations, from the stored records of its steps."""
+    steps: dict[int, list[float]] = {}
+    for sample in samples:
+        question, bits = sample["scores"]["bits"]
+        steps.setdefault(question, []).append(bits)
+    return {question: math.fsum(bits) for question, bits in steps.items()}
+
+
+def reading(
+    samples: Iterable[Mapping[str, Any]], controls: Iterable[Mapping[str, Any]]
+) -> tuple[float, float | None, int]:
+    """Mean over questions of bits given the question minus bits given the control, its standard error over questions
+    (the steps of one are a cluster), and the number of questions that both have."""
+    with_text, without = bits_by_question(samples), bits_by_question(controls)
+    differences = [with_text[question] - without[question] for question in sorted(with_text.keys() & without.keys())]
+    return mean(differences), mean_stderr(differences), len(differences)
+
+
+def reading_rows(files: Iterable[Path], rows: Sequence[ScoreRow]) -> list[ScoreRow]:
+    """Both differences in each language that has the tasks, from the files below samples/ (task.language.jsonl)."""
+    stored = {path.stem: path for path in files if path.name.startswith(TASK)}
+    found = []
+    for row in rows:
+        if (row.task, row.metric) == (TASK, "bits"):
+            for metric, task in CONTROLS.items():
+                pair = [stored.get(f"{name}.{row.language}") for name in (TASK, task)]
+                if pair[0] and pair[1]:
+                    value, stderr, count = reading(*(_read(path) for path in pair if path))
+                    found.append(replace(row, metric=metric, value=value, stderr=stderr, n=count))
+    return found
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]

@@ -1,0 +1,194 @@
+"""mgsm_steps: items from the real MGSM and GSM8K, its scores by the stock harness and by torch alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from collections import defaultdict
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from by_lm_eval import answered_by_lm_eval
+from made_up import asked, needs_real_data, write_rows
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pipeline.__main__ import main
+from pipeline.benchmarks import benchmark_of
+from pipeline.benchmarks.calculations import build_problem, build_problems, missing_operands
+from pipeline.benchmarks.mgsm_steps import BENCHMARK, build_items, shuffled_text
+from pipeline.benchmarks.number_words import read_numbers
+from pipeline.benchmarks.task_files import Definition
+from pipeline.config.evaluation import EvalTask
+from pipeline.errors import PipelineError
+from pipeline.estimate.flops import question_sets
+from pipeline.evaluate.reading import reading
+from pipeline.evaluate.tasks import task_definitions
+from pipeline.languages import MGSM
+
+UNUSABLE = [1, 15, 24, 26, 46, 88, 91, 136, 141, 160, 184, 185, 211, 214, 232]
+EXCLUDED = {  # questions whose operands a translation does not give: clocks, words without a list, changed quantities
+    "en": 0, "sw": 3, "bn": 1, "te": 2, "ja": 7, "de": 3, "fr": 2, "zh": 1, "ru": 3, "es": 1, "th": 5,
+}  # fmt: skip
+
+
+def rows(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
+
+
+def define(tasks: list[EvalTask], code: str, root: Path, folder: Path) -> list[Definition]:
+    return task_definitions(tasks, [code], root, folder)
+
+
+@needs_real_data
+def test_gsm8k_gives_634_steps_in_235_questions(real_data: Path) -> None:
+    gsm8k = rows(real_data / "gsm8k/test.jsonl")
+    problems = build_problems(gsm8k)
+    assert sum(len(problem.scored) for problem in problems) == BENCHMARK.questions == 634
+    assert [problem.index for problem in problems if not problem.scored] == UNUSABLE
+    assert problems == build_problems(gsm8k)
+    for problem, row in zip(problems, gsm8k, strict=False):
+        for place in problem.scored:
+            step = problem.steps[place]
+            assert f"<<{step.text}>>" in row["answer"].replace(",", "").replace("$", "").replace(" ", "")
+            four = [step.text, *step.alternatives]
+            values = [Fraction(text.partition("=")[2]) for text in four]
+            assert (
+                len(set(values)) == 4
+                and all(
+                    abs(eval(text.partition("=")[0]) - float(value)) < 1e-6  # noqa: S307
+                    for text, value in zip(four[1:], values[1:], strict=True)
+                )
+            )
+
+
+@needs_real_data
+def test_questions_excluded_in_each_language(real_data: Path, tmp_path: Path) -> None:
+    found = {}
+    for code in MGSM:
+        (definition,) = define([asked("mgsm_steps", 4)], code, real_data, tmp_path / code)
+        card = json.loads((definition.file.parent / f"mgsm_steps.{code}.card.json").read_text())
+        items = rows(tmp_path / code / f"mgsm_steps.{code}.test.jsonl")
+        assert list(card["without_a_usable_step"]) == [str(index) for index in UNUSABLE]
+        found[code] = len(card["operands_not_in_the_text"])
+        assert card["questions"] == 235 - found[code] == len({item["index"] for item in items})
+        assert card["steps"] == len(items)
+        if code == "sw":
+            assert {"23", "51"} <= card["operands_not_in_the_text"].keys()  # the six-hour clock
+    assert found == EXCLUDED
+
+
+def test_numbers_of_a_text() -> None:
+    def has(text: str, number: float, language: str) -> bool:
+        return Fraction(str(number)) in read_numbers(text, language)
+
+    for text in ("80 000 euros", "80,000", "80.000", "80\u202f000", "80\u00a0000"):
+        assert has(text, 80000, "fr")
+    assert has("à 13 h", 13, "fr") and not has("à 13 h", 1, "fr") and has("1,5 Liter", 1.5, "de")
+    assert has("১২০টি", 120, "bn") and has("๑๒", 12, "th") and has("8万ドル", 80000, "ja") and has("５個", 5, "ja")
+    assert has("mayai matatu", 3, "sw") and has("तीन", 3, "bn") is False
+    assert read_numbers("Three ducks, $1,000.50 and 16.", "en") == [3, Fraction("1000.5"), 16]
+    assert read_numbers("someone", "en") == []
+
+
+def test_an_item_and_one_whose_alternatives_collapse() -> None:
+    answer = "<<8*2=16>>16 and <<16-3-4=9>>9, <<16+9=25>>25\n#### 25"
+    problem = build_problem(0, {"question": "8 hens lay 2 eggs each and one lays 3.", "answer": answer})
+    assert problem.scored == [0, 2]
+    assert problem.steps[1].reason == "not one operation on two numbers"
+    assert set(problem.steps[0].alternatives) == {"8+2=10", "8-2=6", "8/2=4"}
+    first, second = build_items(problem, "Q?")
+    assert first["prompt"] == "Question: Q?\nAnswer:" and first["choices"][first["label"]] == " 8*2=16"
+    assert second["prompt"] == "Question: Q?\nAnswer: 8*2=16\n16-3-4=9"
+    assert second["choices"][second["label"]] == "\n16+9=25"
+    lonely = build_problem(0, {"question": "One hen.", "answer": "<<1*1=1>>1"})
+    assert not lonely.scored and lonely.steps[0].reason == "1 alternatives with other values"
+    assert missing_operands(problem, "Kuku wanane hutaga mayai 2", "sw") == []
+    assert missing_operands(problem, "Kuku hutaga mayai 2", "sw") == [8]
+    questions = ["own 1 2", "other 30 and 40 it is", "another 7"]
+    assert shuffled_text(0, ["5", "6"], questions) == "other 5 and 6 it is"
+
+
+@needs_real_data
+def test_wrong_data_is_an_error(real_data: Path, tmp_path: Path) -> None:
+    for folder in ("gsm8k", "mgsm/en"):
+        shutil.copytree(real_data / folder, tmp_path / "data" / folder)
+        for file in (tmp_path / "data" / folder).iterdir():
+            file.chmod(0o644)
+        (tmp_path / "data" / folder).chmod(0o755)
+    root, steps = tmp_path / "data", [asked("mgsm_steps", 1)]
+    with pytest.raises(PipelineError, match="mgsm_steps has no Ganda: MGSM is in en, sw"):
+        define(steps, "lg", root, tmp_path / "t")
+    gsm8k, mgsm = rows(root / "gsm8k/test.jsonl"), rows(root / "mgsm/en/test.jsonl")
+    write_rows(root / "mgsm/en/test.jsonl", mgsm[:-1])
+    with pytest.raises(PipelineError, match="row 250 of 249"):
+        define(steps, "en", root, tmp_path / "t")
+    for wrong in ([gsm8k[1], gsm8k[0], *gsm8k[2:]], gsm8k[:249]):
+        write_rows(root / "gsm8k/test.jsonl", wrong)
+        with pytest.raises(PipelineError, match="not those of GSM8K's test set in their order"):
+            define(steps, "en", root, tmp_path / "t")
+
+
+def log2_of(model: torch.nn.Module, tokenizer: AutoTokenizer, prompt: str, answer: str) -> float:
+    before, whole = (tokenizer(text, return_tensors="pt").input_ids for text in (prompt, prompt + answer))
+    with torch.no_grad():
+        logits = torch.log_softmax(model(whole).logits[0].double(), -1)
+    return sum(float(logits[at - 1, whole[0, at]]) for at in range(before.shape[1], whole.shape[1])) / math.log(2)
+
+
+@needs_real_data
+def test_scores_are_the_stock_harness_s_and_torch_s(real_data: Path, tiny: Path, tmp_path: Path) -> None:
+    """All three tasks in Swahili, the first items: `lm_eval` on the stage's task files, and bits by torch alone."""
+    limit, runs = 6, tmp_path / "runs"
+    words = ["stage=eval", f"checkpoint={tiny}", "eval=mgsm_steps_4shot", f"eval.limit={limit}", "languages=[sw]"]
+    words += [f"data_root={real_data}", f"runs_dir={runs}", "launcher.workers=1"]
+    assert main(words) == 0
+    reports = [json.loads(file.read_text()) for file in runs.glob("eval-*/scores.json")]
+    (bundle,) = [report for report in reports if len({row["task"] for row in report["rows"]}) == 3]
+    files = sorted(runs.glob("eval-*/tasks/*.yaml"))
+    for file in files:  # as docs/evaluation.md has it: a finished run's folder has another name than while it ran
+        file.chmod(0o644)
+        file.write_text(re.sub(r"/\S*/tasks/(\S+\.jsonl)", rf"{file.parent}/\1", file.read_text()))
+    names = {f"{task}_sw_4shot": list(range(limit)) for task in BENCHMARK.tasks}
+    stock, _ = answered_by_lm_eval(tiny, files, names, tmp_path / "lm_eval")
+    ours = {(row["task"], row["metric"]): row["value"] for row in bundle["rows"] + bundle["beside"]}
+    for task in BENCHMARK.tasks:
+        theirs = stock["results"][f"{task}_sw_4shot"]
+        assert ours[task, "acc"] == theirs["acc,none"]
+        assert ours[task, "bits"] == pytest.approx(theirs["bits,none"], abs=1e-3)
+    bits = [ours[task, "bits"] for task in BENCHMARK.tasks]
+    assert ours["mgsm_steps", "reading_nums"] == pytest.approx(bits[0] - bits[1], abs=1e-9)
+    assert ours["mgsm_steps", "reading"] == pytest.approx(bits[0] - bits[2], abs=1e-9)
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny).eval(), AutoTokenizer.from_pretrained(tiny)
+    per_question: dict[int, float] = defaultdict(float)
+    (folder,) = {file.parent for file in files if file.name == "mgsm_steps.sw.yaml"}
+    exemplars = rows(folder / "mgsm_steps.sw.train.jsonl")[:4]
+    before = "".join(f"{one['prompt']}{one['choices'][0]}\n\n" for one in exemplars)
+    assert before.startswith("Question: Roger ana") and "Answer: 5+6=11\n#### 11\n\n" in before
+    right = 0
+    for item in rows(folder / "mgsm_steps.sw.test.jsonl")[:limit]:
+        four = [log2_of(model, tokenizer, before + item["prompt"], choice) for choice in item["choices"]]
+        per_question[item["index"]] += four[item["label"]]
+        right += max(four) == four[item["label"]]
+    assert ours["mgsm_steps", "acc"] == right / limit
+    assert ours["mgsm_steps", "bits"] == pytest.approx(sum(per_question.values()) / len(per_question), abs=1e-3)
+
+
+def test_reading_is_clustered_by_question() -> None:
+    """Questions 7 (two steps) and 9 (one): differences 3 and 1 bits; 11 has no control."""
+
+    def samples(*bits: tuple[int, float]) -> list[dict]:
+        return [{"scores": {"acc": 0.0, "bits": list(one)}} for one in bits]
+
+    text, control = samples((7, -2.0), (7, -3.0), (9, -4.0), (11, -1.0)), samples((7, -5.0), (7, -3.0), (9, -5.0))
+    assert reading(text, control) == (2.0, 1.0, 2)
+
+
+def test_what_guessing_gives_and_what_it_costs() -> None:
+    assert benchmark_of("mgsm_steps_nums").chance == 0.25
+    ((english,),) = (question_sets("mgsm_steps", 4, code) for code in ("en",))
+    assert english.questions == 634
