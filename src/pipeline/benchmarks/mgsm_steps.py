@@ -170,5 +170,5 @@ BENCHMARK = Benchmark(
     tokens=360,  # four times the question, with the steps before: the four are scored one at a time
     built_from=("gsm8k/test.jsonl", "mgsm/{code}/test.jsonl"), exemplar_file="train.jsonl",
     texts=lambda row: [],  # its questions are MGSM's, which that benchmark compares
-     sources=lambda spoken: [],
+    sources=lambda spoken: [],
 )  # fmt: skip
