@@ -485,6 +485,18 @@ def test_answers_are_read_by_their_ends_and_as_a_whole_alike(tmp_path: Path):
     assert answers_of(path, "exact_match") == {0: 1.0, 1: 0.0, 2: 0.0}
 
 
+def test_parts_of_a_question_are_summed(tmp_path: Path):
+    """The bits of mgsm_steps are stored with their question: 7 has two steps, one of them in keys of another order."""
+    path = tmp_path / "run/samples/mgsm_steps.sw.jsonl"
+    path.parent.mkdir(parents=True)
+    scores = [(0, 7, -1.5), (1, 7, -2.0), (2, 9, -4.0)]
+    lines = [{"doc_id": doc, "scores": {"acc": 1.0, "bits": [question, bits]}} for doc, question, bits in scores]
+    lines[1] = dict(reversed(lines[1].items()))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert answers_of(path, "bits") == {7: -3.5, 9: -4.0}
+    assert answers_of(path, "acc") == {0: 1.0, 1: 1.0, 2: 1.0}
+
+
 @pytest.mark.parametrize("metric, cut", [("exact_match", 900), ("chrf++", 0)])
 def test_a_truncated_file_is_one_sentence(tmp_path: Path, metric: str, cut: int):
     path = tmp_path / "run-x/samples/mgsm.sw.jsonl"

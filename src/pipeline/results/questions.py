@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
+from pipeline.report.load.scores import percent_factor
 from pipeline.report.stats.statistics import (
     DRAWS,
     NormalTest,
@@ -58,7 +59,8 @@ class StoredAnswers:
 
     def read_answers(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
         (path,) = self.sample_files(score, pair or score.language)
-        return answers_of(path, metric)
+        scale = percent_factor(metric) / 100  # as shares, which tables show in percent
+        return {key: scale * value for key, value in answers_of(path, metric).items()}
 
     def fact_numbers(self, cell: Cell) -> Values:
         """Function from each run under a cell of a fact to the number it recorded. It raises NoScore if missing."""
@@ -92,6 +94,8 @@ class StoredAnswers:
 def answers_of(path: Path, metric: str) -> Vector:
     """doc_id -> score of one samples file. Raises PipelineError for a broken line, or one without the metric.
 
+    A score that is stored as [question, part], as the bits of mgsm_steps are, is summed over the parts of a question.
+
     Only the ends of a line as evaluations write it are parsed: the prompt between them is nearly all of it.
     """
     scores: Vector = {}
@@ -100,10 +104,13 @@ def answers_of(path: Path, metric: str) -> Vector:
             head, tail = HEAD.match(line), TAIL.search(line[-4000:])
             try:
                 if head and tail:
-                    scores[int(head[1])] = float(json.loads(tail[1])[metric])
+                    question, value = int(head[1]), json.loads(tail[1])[metric]
                 else:
                     sample = json.loads(line)
-                    scores[sample["doc_id"]] = float(sample["scores"][metric])
+                    question, value = sample["doc_id"], sample["scores"][metric]
+                if isinstance(value, list):
+                    question, value = value[0], scores.get(value[0], 0.0) + value[1]
+                scores[question] = float(value)
             except (ValueError, KeyError, TypeError):
                 place = f"{path.parents[1].name}/samples/{path.name}, line {number}"
                 raise PipelineError(f"{place} is cut off or has no {metric}: rerun it with redo=true") from None

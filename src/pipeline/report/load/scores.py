@@ -15,15 +15,15 @@ from pipeline.report.render.text import align_columns
 from pipeline.report.stats.statistics import wilson_interval
 
 METRICS = {"exact_match": "exact match", "acc": "accuracy", "chrf++": "chrF++", "pass_at_1": "pass@1"}
-OUT_OF_100 = ("bleu", "spbleu", "chrf")  # metrics on the scale 0-100
+OWN_SCALE = ("bleu", "spbleu", "chrf", "bits")  # metrics that are not shares of 1: 0-100, or bits
 
 # name of an evaluation -> its rows and its harness settings
 Written = Mapping[str, tuple[list[ScoreRow], dict[str, Any]]]
 
 
 def percent_factor(metric: str) -> int:
-    """The factor from a metric's value to percent: 100 for shares of 1, 1 for metrics on the scale 0-100."""
-    return 1 if metric.lower().startswith(OUT_OF_100) else 100
+    """The factor from a metric's value to the number shown: 100 for shares of 1, else 1."""
+    return 1 if metric.lower().startswith(OWN_SCALE) else 100
 
 
 def read_evaluations(results: Results) -> dict[str, tuple[list[ScoreRow], dict[str, Any]]]:
@@ -75,7 +75,7 @@ def notes_of(results: Results, written: Written) -> list[str]:
             counts.setdefault(f"{title_of(row.task)}: {', '.join(how)}, {row.num_fewshot}-shot", set()).add(row.n)
     sizes = {how: " to ".join(map(str, dict.fromkeys((min(ns), max(ns))))) for how, ns in counts.items()}
     notes = ["; ".join(f"{how}, n = {size}" for how, size in sizes.items()) + "."] if sizes else []
-    notes += ["In percent; BLEU and chrF++ on their own scale."] if sizes else []
+    notes += ["In percent; BLEU, chrF++ and bits on their own scale."] if sizes else []
     if sizes and not results.sampled:
         notes.append("Seed variance is not included in intervals and p, which needs at least three seeds.")
     dtypes = sorted({how["dtype"] for _, how in written.values() if "dtype" in how})
