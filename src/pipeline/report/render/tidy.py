@@ -19,7 +19,8 @@ NOT_KNOBS = ("eval.", "languages", "seed", "stage")  # have their own columns, o
 
 
 def tidy_rows(results: Results, written: Written) -> str:
-    """Text of results.csv, sorted by run, task and language. Values in percent; BLEU, chrF++ and bits on their own scale.
+    """Text of results.csv, sorted by run, task and language. Values in percent; BLEU, chrF++ and
+    bits on their own scale.
     low and high: `score_interval`.
 
     A run that is used in several rows, columns or seeds of the table lists them all.
