@@ -53,12 +53,12 @@ class Problem:
     @property
     def operands(self) -> set[Fraction]:
         """Operands of scored steps that come from the question: given there, and not computed by an earlier step."""
-        found, computed = set(), set()
+        needed, computed = set(), set()
         for step in self.steps:
             if step.alternatives:
-                found |= {value for value in step.operands if value in self.given and value not in computed}
+                needed |= {value for value in step.operands if value in self.given and value not in computed}
             computed.add(value_of(step.text))
-        return found
+        return needed
 
 
 def value_of(calculation: str) -> Fraction | None:
@@ -85,7 +85,10 @@ def verify_mgsm(rows: Sequence[Row], gsm8k: Sequence[Row], file: Path) -> None:
     gold = [int(row["answer"].rpartition("####")[2].replace(",", "")) for row in gsm8k[:QUESTIONS]]
     answers = [row["answer_number"] for row in rows]
     if answers != gold:
-        at = next((n for n, (one, other) in enumerate(zip(answers, gold, strict=False)) if one != other), len(answers))
+        at = next(
+            (n for n, (answer, expected) in enumerate(zip(answers, gold, strict=False)) if answer != expected),
+            len(answers),
+        )
         raise PipelineError(
             f"{file}: row {at + 1} of {len(rows)} is not row {at + 1} of GSM8K's test set (the answers differ, or rows "
             f"are missing): download MGSM's {QUESTIONS} test questions again, in order"
@@ -125,27 +128,29 @@ def draw_alternatives(
 ) -> list[str]:
     """Calculations with other operators, then (drawn) with one operand of `pool` in place of another; positive, in
     finite decimals, all of different values and none of the gold's, up to four."""
-    seen, found = {value}, []
+    used_values, alternatives = {value}, []
 
     def add(left: Fraction, sign: str, right: Fraction) -> None:
         result = _compute(left, sign, right)
         written = [write_number(number) for number in (left, right, result)] if result and result > 0 else [None]
-        if result not in seen and None not in written:
+        if result not in used_values and None not in written:
             assert result is not None
-            seen.add(result)
-            found.append(f"{written[0]}{sign}{written[1]}={written[2]}")
+            used_values.add(result)
+            alternatives.append(f"{written[0]}{sign}{written[1]}={written[2]}")
 
     for sign in "+-*/":
         if sign != operator:
             add(first, sign, second)
-    others = [number for number in pool if number not in (first, second)]
-    candidates = [(other, second) for other in others] + [(first, other) for other in others]
+    further = [number for number in pool if number not in (first, second)]
+    candidates = [(number_instead, second) for number_instead in further] + [
+        (first, number_instead) for number_instead in further
+    ]
     rng.shuffle(candidates)
     for left, right in candidates:
-        if len(found) > ALTERNATIVES:
+        if len(alternatives) > ALTERNATIVES:
             break
         add(left, operator, right)
-    return found
+    return alternatives
 
 
 def _compute(left: Fraction, sign: str, right: Fraction) -> Fraction | None:

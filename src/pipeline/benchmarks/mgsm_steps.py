@@ -63,10 +63,10 @@ def define(ask: Ask) -> list[Definition]:
     check_exemplars(ask, ask.task, len(exemplars), train)
     problems, questions = build_problems(gsm8k), [row["question"] for row in rows]
     excluded = excluded_questions(problems, questions, ask.language.code)
-    asked = [problem for problem in problems if problem.scored and problem.index not in excluded]
-    prompts = prompts_of(ask.task, asked, questions)
+    scored_problems = [problem for problem in problems if problem.scored and problem.index not in excluded]
+    prompts = prompts_of(ask.task, scored_problems, questions)
     splits = {"train": [build_exemplar(row) for row in exemplars]} if exemplars else {}
-    splits["test"] = [item for problem in asked for item in build_items(problem, prompts[problem.index])]
+    splits["test"] = [item for problem in scored_problems for item in build_items(problem, prompts[problem.index])]
     files = {split: ask.folder / f"{ask.task}.{ask.language.code}.{split}.jsonl" for split in splits}
     for split, items in splits.items():
         write_lines(files[split], items)
@@ -89,16 +89,18 @@ def excluded_questions(
 
 def data_card(problems: Sequence[Problem], excluded: Mapping[int, Sequence[Fraction]]) -> Row:
     """What is asked in a language, and what is not and why, by MGSM's row (from 0)."""
-    asked = [problem for problem in problems if problem.scored and problem.index not in excluded]
+    scored_problems = [problem for problem in problems if problem.scored and problem.index not in excluded]
     return {
-        "questions": len(asked),
-        "steps": sum(len(problem.scored) for problem in asked),
+        "questions": len(scored_problems),
+        "steps": sum(len(problem.scored) for problem in scored_problems),
         "without_a_usable_step": {
             str(problem.index): [f"{step.text}: {step.reason}" for step in problem.steps]
             for problem in problems
             if not problem.scored
         },
-        "operands_not_in_the_text": {str(index): [str(value) for value in found] for index, found in excluded.items()},
+        "operands_not_in_the_text": {
+            str(index): [str(value) for value in values] for index, values in excluded.items()
+        },
     }
 
 
@@ -149,15 +151,15 @@ def shuffled_text(index: int, numbers: Sequence[str], questions: Sequence[str]) 
     the row as the seed; where none has, one with the next more (the numbers are repeated), else one with the most (the
     others end the text)."""
     counts = [len(SPANS.findall(text)) for text in questions]
-    others = [place for place in range(len(questions)) if place != index and counts[place]]
-    distance = {place: (counts[place] < len(numbers), abs(counts[place] - len(numbers))) for place in others}
+    donors = [place for place in range(len(questions)) if place != index and counts[place]]
+    distance = {place: (counts[place] < len(numbers), abs(counts[place] - len(numbers))) for place in donors}
     nearest = min(distance.values())
-    donor = questions[random.Random(index).choice([place for place in others if distance[place] == nearest])]
-    wanted = max(len(numbers), len(SPANS.findall(donor)))
-    values = [numbers[place % len(numbers)] for place in range(wanted)] if numbers else ["-"] * wanted
-    left = iter(values)
-    text = SPANS.sub(lambda match: next(left), donor)
-    return " ".join([text, *left])
+    donor = questions[random.Random(index).choice([place for place in donors if distance[place] == nearest])]
+    count = max(len(numbers), len(SPANS.findall(donor)))
+    values = [numbers[place % len(numbers)] for place in range(count)] if numbers else ["-"] * count
+    remaining = iter(values)
+    text = SPANS.sub(lambda match: next(remaining), donor)
+    return " ".join([text, *remaining])
 
 
 def write_lines(file: Path, rows: Sequence[Row]) -> None:

@@ -42,15 +42,15 @@ def reading(
 def reading_rows(files: Iterable[Path], rows: Sequence[ScoreRow]) -> list[ScoreRow]:
     """Both differences in each language that has the tasks, from the files below samples/ (task.language.jsonl)."""
     stored = {path.stem: path for path in files if path.name.startswith(TASK)}
-    found = []
+    further_rows = []
     for row in rows:
         if (row.task, row.metric) == (TASK, "bits"):
             for metric, task in CONTROLS.items():
                 pair = [stored.get(f"{name}.{row.language}") for name in (TASK, task)]
                 if pair[0] and pair[1]:
                     value, stderr, count = reading(*(_read(path) for path in pair if path))
-                    found.append(replace(row, metric=metric, value=value, stderr=stderr, n=count))
-    return found
+                    further_rows.append(replace(row, metric=metric, value=value, stderr=stderr, n=count))
+    return further_rows
 
 
 def _read(file: Path) -> list[dict[str, Any]]:

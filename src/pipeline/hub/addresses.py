@@ -31,7 +31,7 @@ def is_secret_name(name: str) -> bool:
 
 def plain_addresses(text: str) -> str:
     """The text with each address in it without user:password@ and without what follows a ? or #."""
-    return _ADDRESS.sub(lambda found: re.split(r"[?#]", _USER.sub(r"\1", found[0]), maxsplit=1)[0], text)
+    return _ADDRESS.sub(lambda match: re.split(r"[?#]", _USER.sub(r"\1", match[0]), maxsplit=1)[0], text)
 
 
 def without_credentials(value: Any) -> Any:
