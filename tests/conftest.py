@@ -176,7 +176,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
 
 @pytest.fixture
 def tiny_table(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The words of table=tiny: conf/tables/sandbox.yaml with a tiny base, few items, few steps, four candidates."""
+    """The words of table=tiny: conf/tables/sandbox.yaml, with a tiny base, few items and steps, and no controls."""
     from pipeline.config import conf
 
     copy = tmp_path / "conf"
@@ -192,7 +192,9 @@ def tiny_table(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> l
     sandbox["score"] |= {"eval.limit": 2, "eval.max_gen_toks": 4}
     for row in ("layer swap", "TIES"):
         sandbox["rows"][row]["by"] |= {"eval.max_gen_toks": 4}
-    (copy / "tables/tiny.yaml").write_text(yaml.safe_dump(sandbox | {"name": "tiny"}, sort_keys=False))
+    (copy / "tables/tiny.yaml").write_text(
+        yaml.safe_dump(sandbox | {"name": "tiny", "controls": False}, sort_keys=False)
+    )
     claims = yaml.safe_load((copy / "claims/sandbox.yaml").read_text())["sandbox"]
     (copy / "claims/tiny.yaml").write_text(yaml.safe_dump({"tiny": claims}, sort_keys=False))
     monkeypatch.setattr(conf, "folder", lambda: copy)

@@ -126,13 +126,13 @@ def test_a_selection_is_planned_from_the_sizes_of_its_sets(tmp_path: Path) -> No
 
 def test_what_a_choice_names_is_planned_once_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = planning(tmp_path, "table=sandbox")
-    assert len(found.waiting_scores()) == 14
+    assert len(found.waiting_scores()) == 28  # of the chosen merges and of their controls
     numbers = {score: float("counts=3+0" in score.model or "density=0.5" in score.model) for score in found.plan.scores}
     monkeypatch.setattr(found, "primary_number", numbers.__getitem__)
     winners: set[Candidate | None] = {found.chosen_candidate(key) for key in found.plan.choices}
     assert winners == {("3+0",), (0.5,)} and not found.waiting_scores()
     chosen = [run for run in found.targets() if run.config.chosen_by]  # type: ignore[attr-defined]
-    assert len(chosen) == 14
+    assert len(chosen) == 28
     assert {getattr(run.config.merge, "bottom_layers", None) for run in chosen} == {3, None}  # type: ignore[attr-defined]
 
 
