@@ -3,8 +3,8 @@ BENCHMARK."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +14,7 @@ from pipeline.config.data import Source
 from pipeline.errors import PipelineError
 from pipeline.languages import Language
 
-Kind = Literal["choice", "number", "translation", "program"]
+Kind = Literal["choice", "number", "translation", "program", "text"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Benchmark:
     """One benchmark: how it is scored, what it is called, where its data lies, and what its prompts cost.
 
     kind: what an answer is: one of several options, weighed by likelihood; text that ends in a number, also scored by
-        its last number; a translation between English and another language, scored over the whole corpus; a program.
+        its last number; a translation between English and another language, scored over the whole corpus; a program;
+        text, of which the probability is scored.
     metric, filter: the harness' names of the primary metric, the one number that stands for the benchmark.
     define: checks the data of one task in one language and writes its task files (task_files.write).
     texts: what of a row of its data must not stand in training data.
@@ -46,6 +47,9 @@ class Benchmark:
     in_english: tuple[str, ...] = ()  # those of its tasks whose answers are in English whatever the question is in
     choices: int = 0  # options of a question
     letters: bool = False  # whether a choice is answered by its letter, unless eval.options=text
+    measures: tuple[str, ...] = ()  # further metrics of a question, in a unit of their own and without bounds: bits
+    # metric -> the task whose first measure is subtracted from that of this task, question by question
+    differences: Mapping[str, str] = field(default_factory=dict)
     columns: tuple[str, ...] = ()  # whose text is a question, options included
     group: str | None = None  # the column by which scores are also given apart, such as subject
     exemplar_file: str | None = None  # of a language's folder: shown in prompts, never scored

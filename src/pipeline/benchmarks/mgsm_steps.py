@@ -168,7 +168,8 @@ def write_lines(file: Path, rows: Sequence[Row]) -> None:
 
 BENCHMARK = Benchmark(
     name="mgsm_steps", variants=("mgsm_steps_nums", "mgsm_steps_shuffled"), title="MGSM, next calculation",
-    kind="choice", metric="acc", choices=4, questions=634, define=define, columns=("question",),
+    kind="choice", metric="acc", measures=("bits",), choices=4, questions=634, define=define, columns=("question",),
+    differences={"reading": "mgsm_steps_shuffled", "reading_nums": "mgsm_steps_nums"},
     tokens=360,  # four times the question, with the steps before: the four are scored one at a time
     built_from=("gsm8k/test.jsonl", "mgsm/{code}/test.jsonl"), exemplar_file="train.jsonl",
     texts=lambda row: [],  # its questions are MGSM's, which that benchmark compares
