@@ -50,6 +50,8 @@ class Benchmark:
     measures: tuple[str, ...] = ()  # further metrics of a question, in a unit of their own and without bounds: bits
     # metric -> the task whose first measure is subtracted from that of this task, question by question
     differences: Mapping[str, str] = field(default_factory=dict)
+    # (task, amount): an expert whose first measure on this task is more than this below the base's has lost the skill
+    lost_skill: tuple[str, float] | None = None
     columns: tuple[str, ...] = ()  # whose text is a question, options included
     group: str | None = None  # the column by which scores are also given apart, such as subject
     exemplar_file: str | None = None  # of a language's folder: shown in prompts, never scored

@@ -169,6 +169,7 @@ def write_lines(file: Path, rows: Sequence[Row]) -> None:
 BENCHMARK = Benchmark(
     name="mgsm_steps", variants=("mgsm_steps_nums", "mgsm_steps_shuffled"), title="MGSM, next calculation",
     kind="choice", metric="acc", measures=("bits",), choices=4, questions=634, define=define, columns=("question",),
+    lost_skill=("mgsm_steps_nums", 1.0),
     differences={"reading": "mgsm_steps_shuffled", "reading_nums": "mgsm_steps_nums"},
     tokens=360,  # four times the question, with the steps before: the four are scored one at a time
     built_from=("gsm8k/test.jsonl", "mgsm/{code}/test.jsonl"), exemplar_file="train.jsonl",

@@ -62,13 +62,13 @@ def questions_under(planning: Planning, cell: Cell) -> int:
 
 
 def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int] | None:
-    """(task, number of questions) of one score; None for translations, and where its data is unknown."""
+    """(task, number of questions) of one score; None for translations and text, and where its data is unknown."""
     run = planning.evaluation_of(score) or planning.representative_evaluation(score)
     if run is None:
         return None
     task, language, root = run.config.eval.tasks[0], run.config.languages[0], run.parents.get("data_root")
     unknown = root is not None and root.folder.is_dir() and scored_file(run, task, language) is None
-    if unknown or kind_of(task.task) == "translation":
+    if unknown or kind_of(task.task) in ("translation", "text"):
         return None
     return task.task, count_questions(run, task, language)
 
