@@ -32,7 +32,8 @@ def test_each_table_of_both_papers_is_there() -> None:
         f"unreasonable_{table}" for table in UNREASONABLE
     }
     wanted |= {"calibrate", "sandbox_layer_swapping", "sandbox_unreasonable"}
-    assert wanted | {"sandbox", "sandbox_dev", "sandbox_full", "real_smoke"} == set(NAMES)
+    wanted |= {"sandbox", "sandbox_dev", "sandbox_full", "real_smoke"}
+    assert wanted | {"laptop_real", "laptop_real_full", "laptop_translations"} == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -113,7 +114,7 @@ def test_a_published_name_that_means_nothing_is_refused_by_the_plan(published: s
     assert problem in str(told.value) and "\n" not in str(told.value)
 
 
-@pytest.mark.parametrize(("name", "languages", "seeds", "controls"), [("sandbox", 1, 1, 4), ("sandbox_full", 3, 3, 0)])
+@pytest.mark.parametrize(("name", "languages", "seeds", "controls"), [("sandbox", 1, 1, 4), ("sandbox_full", 3, 3, 4)])
 def test_the_demo_has_the_cells_that_it_had(name: str, languages: int, seeds: int, controls: int) -> None:
     """Base, two experts, four merges and their controls; four tasks in English and in the language, FLORES in both
     directions; a number a seed but for the base."""
