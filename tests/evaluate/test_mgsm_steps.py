@@ -112,7 +112,7 @@ def test_an_item_and_one_whose_alternatives_collapse() -> None:
     assert missing_operands(problem, "Kuku wanane hutaga mayai 2", "sw") == []
     assert missing_operands(problem, "Kuku hutaga mayai 2", "sw") == [8]
     questions = ["own 1 2", "other 30 and 40 it is", "another 7"]
-    assert shuffled_text(0, ["5", "6"], questions) == "other 5 and 6 it is"
+    assert shuffled_text(0, ["5", "6"], questions, [2, 2, 1]) == "other 5 and 6 it is"
 
 
 @needs_real_data

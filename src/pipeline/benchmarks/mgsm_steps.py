@@ -143,14 +143,14 @@ def prompts_of(task: str, problems: Sequence[Problem], questions: Sequence[str])
     numbers = {problem.index: [write_number(value) or str(value) for value in problem.given] for problem in problems}
     if task == "mgsm_steps_nums":
         return {index: " ".join(values) or "-" for index, values in numbers.items()}
-    return {index: shuffled_text(index, values, questions) for index, values in numbers.items()}
+    counts = [len(SPANS.findall(text)) for text in questions]
+    return {index: shuffled_text(index, values, questions, counts) for index, values in numbers.items()}
 
 
-def shuffled_text(index: int, numbers: Sequence[str], questions: Sequence[str]) -> str:
+def shuffled_text(index: int, numbers: Sequence[str], questions: Sequence[str], counts: Sequence[int]) -> str:
     """Another question's text with these numbers for its own, in order: one with as many numbers in digits, drawn with
     the row as the seed; where none has, one with the next more (the numbers are repeated), else one with the most (the
-    others end the text)."""
-    counts = [len(SPANS.findall(text)) for text in questions]
+    others end the text). counts: numbers in digits of each question."""
     donors = [place for place in range(len(questions)) if place != index and counts[place]]
     distance = {place: (counts[place] < len(numbers), abs(counts[place] - len(numbers))) for place in donors}
     nearest = min(distance.values())
