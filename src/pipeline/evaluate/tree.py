@@ -15,7 +15,7 @@ import torch
 
 from pipeline.evaluate.prefix import Prefix, cut_into_tries, laid_out, layer_kinds, sort_prompts
 
-MOST_TOKENS = 1024  # of a trie; the mask of a row has as many rows
+MOST_TOKENS = 2048  # of a trie: more than a question has; the mask of a row has a line for each
 
 
 @dataclass(frozen=True)
