@@ -31,6 +31,7 @@ class Benchmark:
     questions: scored in one language (and direction), by its publication; of local data the rows are counted.
     tokens: of a question in English with its options, of a translation one sentence, of a program the task's text
         alone; assumed, with Llama 3.1's tokenizer. Questions that end in a number count as MGSM's, which are measured.
+    continuation_tokens: those of `tokens`, the same in every language, that each need logits: choices scored by text.
     """
 
     name: str  # its folder below data_root, and the first task
@@ -46,6 +47,7 @@ class Benchmark:
     variants: tuple[str, ...] = ()  # further tasks on the same data, such as mgsm_direct
     in_english: tuple[str, ...] = ()  # those of its tasks whose answers are in English whatever the question is in
     choices: int = 0  # options of a question
+    continuation_tokens: float = 0
     letters: bool = False  # whether a choice is answered by its letter, unless eval.options=text
     measures: tuple[str, ...] = ()  # further metrics of a question, in a unit of their own and without bounds: bits
     # metric -> the task whose first measure is subtracted from that of this task, question by question

@@ -30,9 +30,9 @@ from pipeline.evaluate.prefix import (
     group_prompts,
     heads_as_they_are,
     laid_out,
-    last_logits,
 )
 from pipeline.evaluate.shards import Helpers
+from pipeline.evaluate.tree import MOST_TOKENS, Trie, build_tries, can_score_tries, trie_logits
 from pipeline.models import load
 from pipeline.models.checkpoint import DTYPES
 from pipeline.progress import Bar, Pace, say
@@ -196,7 +196,7 @@ class Answering(HFLM):
         return self._as_a_whole(functools.partial(HFLM.generate_until, self, requests, disable_tqdm=True))
 
     def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None) -> list:
-        if self.share_prefix and can_share_prefix(self.model.config):
+        if self.share_prefix and can_score_tries(self.model.config):
             return self._loglikelihood_shared(requests)
         return self._as_a_whole(functools.partial(HFLM._loglikelihood_tokens, self, requests, True, override_bs))
 
@@ -228,35 +228,47 @@ class Answering(HFLM):
     # ------------------------------------------------------------------------------------------- shared prefixes
 
     def _loglikelihood_shared(self, requests: list) -> list[tuple[float, bool]]:
-        """As HFLM's, requests being ((context, continuation), tokens, tokens): one forward pass serves all requests of
-        which only the last token differs, such as the four letters of a choice."""
+        """As HFLM's, requests being ((context, continuation), tokens, tokens): each token that several requests begin
+        with is computed once (evaluate/tree.py). Where all continuations are single tokens, such as the letters of
+        choices, the prompts of a batch share their prefix alone."""
         inputs: dict[tuple[int, ...], list[int]] = {}
         for place, (_, context, continuation) in enumerate(requests):
             inputs.setdefault((*context, *continuation[:-1]), []).append(place)
         prompts = list(inputs)
         keep = [max(len(requests[place][2]) for place in inputs[prompt]) for prompt in prompts]
         answers: list[Any] = [None] * len(requests)
-
-        def weigh(prefix: Prefix, batch: list[int], rests: list[Sequence[int]]) -> None:
-            logits = last_logits(self.model, prefix, rests, self._pad, max(keep[index] for index in batch))
-            for index, row in zip(batch, torch.log_softmax(logits, dim=-1, dtype=self.softmax_dtype), strict=True):
-                for place in inputs[prompts[index]]:
-                    tokens = torch.tensor(requests[place][2], device=row.device)
-                    logits_of_answer = row[-len(tokens) :]
-                    likelihood = float(logits_of_answer.gather(1, tokens[:, None]).sum())
-                    answers[place] = likelihood, bool((logits_of_answer.argmax(dim=-1) == tokens).all())
-            self._answered(sum(len(inputs[prompts[index]]) for index in batch))
-
-        longest = [len(prompt) - shared_length for prompt, shared_length in zip(prompts, keep, strict=True)]
-        for shared, members in group_prompts(prompts, longest):
-            if shared:
-                self._in_batches(prompts, shared, members, 0, weigh)
+        most = MOST_TOKENS if max(keep, default=0) > 1 else 0
+        longest = [len(prompt) - kept for prompt, kept in zip(prompts, keep, strict=True)]
+        for shared, members in group_prompts(prompts, longest, most):
+            if not shared and not most:
+                places = [place for index in members for place in inputs[prompts[index]]]
+                alone = [requests[place] for place in places]
+                likelihoods = self._as_a_whole(functools.partial(HFLM._loglikelihood_tokens, self, alone, True))
+                for place, answer in zip(places, likelihoods, strict=True):
+                    answers[place] = answer
                 continue
-            places = [place for index in members for place in inputs[prompts[index]]]
-            alone = [requests[place] for place in places]
-            likelihoods = self._as_a_whole(functools.partial(HFLM._loglikelihood_tokens, self, alone, True))
-            for place, answer in zip(places, likelihoods, strict=True):
-                answers[place] = answer
+            tries = build_tries(prompts, members, shared, most)
+
+            def weigh(prefix: Prefix, batch: list[int], tries: list[Trie] = tries) -> None:
+                scored = [tries[index] for index in batch]
+                needed = [
+                    sorted({node for index, path in trie.paths.items() for node in path[-keep[index] :]})
+                    for trie in scored
+                ]
+                found = trie_logits(self.model, prefix, scored, needed, self._pad)
+                for trie, nodes, logits in zip(scored, needed, found, strict=True):
+                    row = torch.log_softmax(logits, dim=-1, dtype=self.softmax_dtype)
+                    at = {node: position for position, node in enumerate(nodes)}
+                    for index, path in trie.paths.items():
+                        for place in inputs[prompts[index]]:
+                            tokens = torch.tensor(requests[place][2], device=row.device)
+                            predicted = row[[at[node] for node in path[-len(tokens) :]]]
+                            likelihood = float(predicted.gather(1, tokens[:, None]).sum())
+                            answers[place] = likelihood, bool((predicted.argmax(dim=-1) == tokens).all())
+                self._answered(sum(len(inputs[prompts[index]]) for trie in scored for index in trie.paths))
+
+            lengths, counts = [len(trie.tokens) for trie in tries], [len(trie.paths) for trie in tries]
+            self._in_batches(prompts[members[0]][:shared], lengths, counts, 0, weigh)
         return answers
 
     def _generate_shared(self, requests: list[Instance]) -> list[str]:
@@ -270,19 +282,23 @@ class Answering(HFLM):
         prompts = [self.tok_batch_encode([request.args[0]])[0][0].tolist() for request in requests]
         answers: list[str] = [""] * len(requests)
 
-        def generate(prefix: Prefix, batch: list[int], rests: list[Sequence[int]]) -> None:
+        def generate(members: list[int], prefix: Prefix, rows: list[int]) -> None:
+            batch = [members[row] for row in rows]
+            rests = [prompts[place][len(prefix.tokens) :] for place in batch]
             ids, mask = (tensor.to(self.device) for tensor in laid_out(prefix.tokens, rests, self._pad))
             limit, start = ids.shape[1] + room, ids.shape[1]
             cache = prefix.again()
-            rows = self._model_generate(ids, limit, until, attention_mask=mask, past_key_values=cache, **kwargs)
-            for place, row in zip(batch, rows.tolist(), strict=True):
-                text = self.tok_decode(row[start:])
+            whole = self._model_generate(ids, limit, until, attention_mask=mask, past_key_values=cache, **kwargs)
+            for place, tokens in zip(batch, whole.tolist(), strict=True):
+                text = self.tok_decode(tokens[start:])
                 answers[place] = postprocess_generated_text(text, until, think_end_token=None)
                 self.add_partial("generate_until", requests[place].args, answers[place])
 
         for shared, members in group_prompts(prompts):
             if shared:
-                self._in_batches(prompts, shared, members, room, generate)
+                lengths = [len(prompts[place]) - shared for place in members]
+                prefix_tokens, answer = prompts[members[0]][:shared], functools.partial(generate, members)
+                self._in_batches(prefix_tokens, lengths, [1] * len(members), room, answer)
                 continue
             alone = [requests[place] for place in members]
             texts = self._as_a_whole(functools.partial(HFLM.generate_until, self, alone, True))
@@ -292,23 +308,23 @@ class Answering(HFLM):
 
     def _in_batches(
         self,
-        prompts: Sequence[Sequence[int]],
-        shared: int,
-        members: list[int],
+        prefix_tokens: Sequence[int],
+        lengths: Sequence[int],
+        counts: Sequence[int],
         room: int,
-        answer: Callable[[Prefix, list[int], list[Sequence[int]]], None],
+        answer: Callable[[Prefix, list[int]], None],
     ) -> None:
-        """Put the members of a group to the model after their prefix, `room` tokens for each answer."""
+        """Put rows of `lengths` tokens, which hold `counts` prompts each, to the model after their prefix, with `room`
+        tokens for each answer; `answer` gets the rows of a batch."""
         finished: set[int] = set()
 
         def go_on() -> None:
-            pending = [member for member in members if member not in finished]
-            longest = max(len(prompts[member]) - shared for member in pending)
-            prefix = Prefix(
-                self.model, prompts[pending[0]][:shared], min(self.batch_size, len(pending)), longest + room
-            )
-            for batch in batch_places(pending, [len(prompt) for prompt in prompts], self.batch_size):
-                answer(prefix, batch, [prompts[member][shared:] for member in batch])
+            pending = [row for row in range(len(lengths)) if row not in finished]
+            batches = list(batch_places(pending, lengths, self.batch_size, counts))
+            most_tokens = max(lengths[row] for row in pending) + room
+            prefix = Prefix(self.model, prefix_tokens, max(map(len, batches)), most_tokens)
+            for batch in batches:
+                answer(prefix, batch)
                 finished.update(batch)
 
         autocast = torch.autocast(
