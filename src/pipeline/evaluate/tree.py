@@ -59,25 +59,33 @@ def can_score_tries(config: Any) -> bool:
 def trie_logits(
     model: Any, prefix: Prefix, tries: Sequence[Trie], needed: Sequence[Sequence[int]], pad: int
 ) -> list[torch.Tensor]:
-    """Logits [places, vocabulary] of the places `needed` of each trie after the prefix."""
+    """Logits [places, vocabulary] of the places `needed` of each trie after the prefix.
+
+    The head, half of the work for a vocabulary of 262,144, sees these places alone: logits_to_keep would take the same
+    columns of all rows."""
     start, device = len(prefix.tokens), model.device
     ids, _ = laid_out(prefix.tokens, [trie.tokens for trie in tries], pad)
     visible, positions = visible_tokens(tries, start)
     width = ids.shape[1] - start
-    columns = [
-        [place + width - len(trie.tokens) for place in places] for trie, places in zip(tries, needed, strict=True)
-    ]
-    keep = sorted({column for row in columns for column in row})
-    logits = model(
-        input_ids=ids[:, start:].to(device),
-        attention_mask=attention_masks(model, visible.to(device), positions.to(device)),
-        position_ids=positions[:, start:].to(device),
-        past_key_values=prefix.again() if start else None,
-        use_cache=bool(start),
-        logits_to_keep=torch.tensor(keep, device=device),
-    ).logits
-    kept_at = {column: at for at, column in enumerate(keep)}
-    return [row[[kept_at[column] for column in mine]] for row, mine in zip(logits, columns, strict=True)]
+    rows = [row for row, places in enumerate(needed) for _ in places]
+    columns = [place + width - len(trie.tokens) for trie, places in zip(tries, needed, strict=True) for place in places]
+
+    def keep_needed(_: Any, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        (hidden,) = inputs
+        return (hidden[rows, columns][None],)
+
+    hook = model.get_output_embeddings().register_forward_pre_hook(keep_needed)
+    try:
+        logits = model(
+            input_ids=ids[:, start:].to(device),
+            attention_mask=attention_masks(model, visible.to(device), positions.to(device)),
+            position_ids=positions[:, start:].to(device),
+            past_key_values=prefix.again() if start else None,
+            use_cache=bool(start),
+        ).logits[0]
+    finally:
+        hook.remove()
+    return list(logits.split([len(places) for places in needed]))
 
 
 def visible_tokens(tries: Sequence[Trie], start: int) -> tuple[torch.Tensor, torch.Tensor]:
