@@ -138,9 +138,10 @@ class Steps(BaseStreamer):
 class Answering(HFLM):
     """The model while it answers the questions of a task: HFLM with `ran_out`, the answers that used up max_gen_toks.
 
-    `share_prefix`: compute what prompts have in common once. `helpers`: processes that answer a part of the questions.
-    `live`: of a merge, the model in memory and the merge that it holds. `bar`: counts questions; of several `processes`
-    this one counts for all. `least_batch_size`: of this process and its helpers, once memory ran out.
+    `share_prefix`: compute what prompts have in common once; `unshared`: the model did not allow it. `helpers`:
+    processes that answer a part of the questions. `live`: of a merge, the model in memory and the merge that it holds.
+    `bar`: counts questions; of several `processes` this one counts for all. `least_batch_size`: of this process and its
+    helpers, once memory ran out.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -150,6 +151,7 @@ class Answering(HFLM):
         self.ran_out: dict[tuple[str, str], bool] = {}
         self.least_batch_size = self.batch_size
         self.share_prefix = False
+        self.unshared = False
         self.helpers: Helpers | None = None
         self.live: tuple[Live, Merging] | None = None
         self.bar: Bar | None = None
@@ -191,14 +193,21 @@ class Answering(HFLM):
         if self.helpers:
             return self.helpers.answer(self, "generate_until", requests)
         self._count(requests)
-        if self.share_prefix and can_share_prefix(self.model.config):
+        if self._shares(can_share_prefix(self.model.config)):
             return self._generate_shared(requests)
         return self._as_a_whole(functools.partial(HFLM.generate_until, self, requests, disable_tqdm=True))
 
     def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None) -> list:
-        if self.share_prefix and can_score_tries(self.model.config):
+        if self._shares(can_score_tries(self.model.config)):
             return self._loglikelihood_shared(requests)
         return self._as_a_whole(functools.partial(HFLM._loglikelihood_tokens, self, requests, True, override_bs))
+
+    def _shares(self, possible: bool) -> bool:
+        """Whether prompts share what they have in common. Reported once where the model's attention prevents it."""
+        if self.share_prefix and not possible and not self.unshared:
+            self.unshared = True
+            say("prompts do not share their exemplars: layers of this model attend to a window, or otherwise")
+        return self.share_prefix and possible
 
     # ------------------------------------------------------------------------------------------- progress
 
