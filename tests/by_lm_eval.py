@@ -14,11 +14,14 @@ import lm_eval
 import yaml
 
 STOCK = Path(lm_eval.__file__).parent / "tasks"
-# `python -m lm_eval`, without an index of the 14,000 task files that it comes with: we name tasks by their files
+# `python -m lm_eval`, without an index of the 14,000 task files that it comes with: tasks here are files, or names of
+# those in --include_path
 COMMAND = """
 from lm_eval.__main__ import cli_evaluate
 from lm_eval.tasks._index import TaskIndex
-TaskIndex.build = staticmethod(lambda paths, **_: {})
+build = TaskIndex.build
+own = lambda paths: [path for path in paths if path.parent.name != "lm_eval"]
+TaskIndex.build = staticmethod(lambda paths, **how: build(own(paths), **how))
 cli_evaluate()
 """
 

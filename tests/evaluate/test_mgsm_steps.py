@@ -151,12 +151,13 @@ def test_scores_are_the_stock_harness_s_and_torch_s(real_data: Path, tiny: Path,
     assert main(words) == 0
     reports = [json.loads(file.read_text()) for file in runs.glob("eval-*/scores.json")]
     (bundle,) = [report for report in reports if len({row["task"] for row in report["rows"]}) == 3]
-    files = sorted(runs.glob("eval-*/tasks/*.yaml"))
+    files, copies = sorted(runs.glob("eval-*/tasks/*.yaml")), tmp_path / "copies"
+    copies.mkdir()
     for file in files:  # as docs/evaluation.md has it: a finished run's folder has another name than while it ran
-        file.chmod(0o644)
-        file.write_text(re.sub(r"/\S*/tasks/(\S+\.jsonl)", rf"{file.parent}/\1", file.read_text()))
+        text = re.sub(r"/\S*/tasks/(\S+\.jsonl)", rf"{file.parent}/\1", file.read_text())
+        (copies / file.name).write_text(text)
     names = {f"{task}_sw_4shot": list(range(limit)) for task in BENCHMARK.tasks}
-    stock, _ = answered_by_lm_eval(tiny, files, names, tmp_path / "lm_eval")
+    stock, _ = answered_by_lm_eval(tiny, map(Path, names), names, tmp_path / "lm_eval", "--include_path", str(copies))
     ours = {(row["task"], row["metric"]): row["value"] for row in bundle["rows"] + bundle["beside"]}
     for task in BENCHMARK.tasks:
         theirs = stock["results"][f"{task}_sw_4shot"]
