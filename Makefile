@@ -15,7 +15,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 demo: $(VENV)/installed
 	$(BIN)/python -m pipeline
 
-# A small real model, an hour of one CPU. A model in a folder: make laptop MODEL=./DIR
+# A small real model, in about two hours of one CPU. A model in a folder: make laptop MODEL=./DIR
 MODEL ?= hub:google/gemma-3-270m
 laptop: $(VENV)/installed
 	$(BIN)/python -m pipeline stage=table table=laptop_real every.model.path=$(MODEL)

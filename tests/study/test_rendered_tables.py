@@ -8,13 +8,14 @@ import io
 import json
 import random
 import re
+import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from planned import TABLES
 
-from pipeline.benchmarks import primary_metric
+from pipeline.benchmarks import benchmark_of, primary_metric
 from pipeline.commands.table import write_results
 from pipeline.config.compose import compose
 from pipeline.config.stages import Report
@@ -114,7 +115,7 @@ def make(run: Run, folder: Path, rate: float, questions: int) -> None:
 
 
 def score(run: Run, folder: Path, rate: float, questions: int) -> None:
-    """The score is the rate itself; the answers are as near to it as so few can be."""
+    """The score is the rate itself; the answers are as near to it as so few can be. Measures such as bits are noise."""
     task, language = run.config.eval.tasks[0], run.config.languages[0]
     metric, chosen = primary_metric(task.task)
     chance, rows = random.Random(run.hash), []
@@ -127,12 +128,19 @@ def score(run: Run, folder: Path, rate: float, questions: int) -> None:
              "correct": None if pair else bool(right), "filter": chosen, "prompt_hash": "", "scores": {metric: right}}
             for doc, right in enumerate(scores)
         ]  # fmt: skip
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        (folder / "samples" / f"{task.task}.{pair or language}.jsonl").write_text(text)
         row = {"task": task.task, "language": language, "pair": pair, "subject": None, "num_fewshot": task.num_fewshot,
                "metric": metric, "filter": chosen, "value": 20.0 if pair else rate, "stderr": None,
                "n": questions}  # fmt: skip
-        rows += [row, *({**row, "metric": name, "filter": "none"} for name in ("bleu", "spbleu") if pair)]
+        measures = benchmark_of(task.task).measures
+        for measure in measures:
+            for line in lines:
+                line["scores"] = {**line["scores"], measure: chance.gauss(-20, 4)}
+            value = statistics.fmean(line["scores"][measure] for line in lines)
+            rows.append({**row, "metric": measure, "filter": "none", "value": value})
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / "samples" / f"{task.task}.{pair or language}.jsonl").write_text(text)
+        rows += [] if metric in measures else [row]
+        rows += [*({**row, "metric": name, "filter": "none"} for name in ("bleu", "spbleu") if pair)]
     (folder / "scores.json").write_text(json.dumps({"rows": rows, "beside": [], "harness": {}}))
 
 

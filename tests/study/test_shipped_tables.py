@@ -31,7 +31,7 @@ def test_each_table_of_both_papers_is_there() -> None:
     wanted = {f"layer_swapping_{table}" for table in LAYER_SWAPPING} | {
         f"unreasonable_{table}" for table in UNREASONABLE
     }
-    wanted |= {"calibrate", "sandbox_layer_swapping", "sandbox_unreasonable"}
+    wanted |= {"calibrate", "calibrate_steps", "sandbox_layer_swapping", "sandbox_unreasonable"}
     wanted |= {"sandbox", "sandbox_dev", "sandbox_full", "real_smoke"}
     assert wanted | {"laptop_real", "laptop_real_full", "laptop_translations"} == set(NAMES)
 
