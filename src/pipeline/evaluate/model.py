@@ -10,6 +10,7 @@ import functools
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,24 +19,29 @@ from accelerate.utils.memory import should_reduce_batch_size
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normalize_gen_kwargs, postprocess_generated_text
-from transformers.generation.streamers import BaseStreamer
+from lm_eval.models.utils import (
+    GenKwargs,
+    handle_stop_sequences,
+    has_bos_prefix,
+    normalize_gen_kwargs,
+    postprocess_generated_text,
+)
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate import metrics
+from pipeline.evaluate.decode import Ending, can_decode, decode
 from pipeline.evaluate.prefix import (
     Prefix,
     batch_places,
     can_share_prefix,
     group_prompts,
     heads_as_they_are,
-    laid_out,
     last_logits,
 )
 from pipeline.evaluate.shards import Helpers
 from pipeline.models import load
 from pipeline.models.checkpoint import DTYPES
-from pipeline.progress import Bar, Pace, say
+from pipeline.progress import Bar, say
 
 if TYPE_CHECKING:
     from pipeline.config.evaluation import Eval
@@ -46,6 +52,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 ENCODED_AHEAD = 256  # texts
+GREEDY = {"until", "max_gen_toks", "do_sample", "temperature"}  # settings of a request
 
 
 def answering_model(run: Run[EvalStage], load: Callable[[], Answering]) -> LM:
@@ -120,19 +127,9 @@ def request_key(request: Sequence[Any]) -> tuple[str, str]:
     return request[0], json.dumps(request[1], sort_keys=True)
 
 
-class Steps(BaseStreamer):
-    """Hears each step of an answer while it is generated."""
-
-    def __init__(self, step: Callable[[], None]) -> None:
-        self.step, self.begun = step, False
-
-    def put(self, value: Any) -> None:
-        if self.begun:  # the prompts are heard first
-            self.step()
-        self.begun = True
-
-    def end(self) -> None:
-        pass
+def is_greedy(settings: GenKwargs) -> bool:
+    """Whether the settings of a request leave nothing but the likeliest token to choose."""
+    return settings.keys() <= GREEDY and not settings["do_sample"]
 
 
 class Answering(HFLM):
@@ -155,7 +152,6 @@ class Answering(HFLM):
         self.bar: Bar | None = None
         self.processes = 1
         self._each = 0.0  # questions that an answer counts as
-        self._pace = Pace()
         self._batch: list[bool] = []
         self.set_cache_hook(self)  # the harness tells its cache each answer, in the order of the batch
 
@@ -191,8 +187,10 @@ class Answering(HFLM):
         if self.helpers:
             return self.helpers.answer(self, "generate_until", requests)
         self._count(requests)
-        if self.share_prefix and can_share_prefix(self.model.config):
-            return self._generate_shared(requests)
+        settings = normalize_gen_kwargs(requests[0].args[1], self.max_gen_toks)
+        alike = all(request.args[1] == requests[0].args[1] for request in requests)
+        if alike and is_greedy(settings) and can_decode(self.model):
+            return self._generate(requests, settings)
         return self._as_a_whole(functools.partial(HFLM.generate_until, self, requests, disable_tqdm=True))
 
     def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None) -> list:
@@ -206,9 +204,6 @@ class Answering(HFLM):
         """A question of four choices is four requests."""
         questions = len({request.doc_id for request in requests})
         self._each = self.processes * questions / max(len(requests), 1)
-        self._pace = Pace()
-        if self.bar:
-            self.bar.seconds_left = None
 
     def _answered(self, requests: float) -> None:
         if self.bar:
@@ -259,36 +254,33 @@ class Answering(HFLM):
                 answers[place] = answer
         return answers
 
-    def _generate_shared(self, requests: list[Instance]) -> list[str]:
-        """As HFLM's, for requests of the same settings, which those of one task are."""
-        settings = requests[0].args[1]
-        assert all(request.args[1] == settings for request in requests)
-        kwargs = normalize_gen_kwargs(settings, self.max_gen_toks)
+    def _generate(self, requests: list[Instance], settings: GenKwargs) -> list[str]:
+        """As HFLM's, for requests of the same greedy settings."""
         eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
-        until = handle_stop_sequences(kwargs.pop("until", None), eos=eos)
-        room = kwargs.pop("max_gen_toks")
+        until = handle_stop_sequences(settings.get("until"), eos=eos)
+        to_text = functools.partial(self.tok_decode, skip_special_tokens=False)
+        ending = Ending(self._ends, until, settings["max_gen_toks"], to_text)
         prompts = [self.tok_batch_encode([request.args[0]])[0][0].tolist() for request in requests]
-        answers: list[str] = [""] * len(requests)
+        answers: dict[int, str] = {}
 
-        def generate(prefix: Prefix, batch: list[int], rests: list[Sequence[int]]) -> None:
-            ids, mask = (tensor.to(self.device) for tensor in laid_out(prefix.tokens, rests, self._pad))
-            limit, start = ids.shape[1] + room, ids.shape[1]
-            cache = prefix.again()
-            rows = self._model_generate(ids, limit, until, attention_mask=mask, past_key_values=cache, **kwargs)
-            for place, row in zip(batch, rows.tolist(), strict=True):
-                text = self.tok_decode(row[start:])
-                answers[place] = postprocess_generated_text(text, until, think_end_token=None)
-                self.add_partial("generate_until", requests[place].args, answers[place])
+        def ended(place: int, tokens: list[int]) -> None:
+            text = self.tok_decode(tokens)
+            answers[place] = postprocess_generated_text(text, until, think_end_token=None)
+            cut_off = metrics.ran_out(tokens, text, ending.room, until, self._ends)
+            self.ran_out[request_key(requests[place].args)] = cut_off
+            self._answered(1)
 
-        for shared, members in group_prompts(prompts):
-            if shared:
-                self._in_batches(prompts, shared, members, room, generate)
-                continue
-            alone = [requests[place] for place in members]
-            texts = self._as_a_whole(functools.partial(HFLM.generate_until, self, alone, True))
-            for place, answer in zip(members, texts, strict=True):
-                answers[place] = answer
-        return answers
+        def go_on(shared: int, members: list[int]) -> None:
+            left = [member for member in members if member not in answers]
+            rests = [prompts[member][shared:] for member in left]
+            beginning = prompts[left[0]][:shared]
+            decode(self.model, beginning, rests, self.batch_size, ending, lambda at, tokens: ended(left[at], tokens))
+
+        groups = group_prompts(prompts) if self.share_prefix else [(0, list(range(len(prompts))))]
+        with self._computing():
+            for group in groups:
+                self.halving(functools.partial(go_on, *group))
+        return [answers[place] for place in range(len(requests))]
 
     def _in_batches(
         self,
@@ -311,11 +303,22 @@ class Answering(HFLM):
                 answer(prefix, batch, [prompts[member][shared:] for member in batch])
                 finished.update(batch)
 
+        with self._computing():
+            self.halving(go_on)
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
         autocast = torch.autocast(
             self.device.type, dtype=self.mixed_precision_dtype, enabled=self.mixed_precision_dtype is not None
         )
         with torch.no_grad(), autocast, heads_as_they_are(self.device):
-            self.halving(go_on)
+            yield
+
+    @property
+    def _ends(self) -> set[int]:
+        """The tokens that end an answer: the harness' and the model's own."""
+        ends = self.model.generation_config.eos_token_id
+        return {self.eot_token_id, *(ends if isinstance(ends, list) else [ends])}
 
     @property
     def _pad(self) -> int:
@@ -338,37 +341,14 @@ class Answering(HFLM):
                 torch.cuda.empty_cache()
 
     def _model_generate(self, context: Any, max_length: int, stop: list[str], **kwargs: Any) -> Any:
-        start, bar = context.shape[1], self.bar
-        if bar is None:
-            rows = super()._model_generate(context, max_length, stop, **kwargs)
-        else:
-            steps, answers_done = (
-                self._timed(bar, len(context), max_length - start),
-                bar.done + len(context) * self._each,
-            )
-            rows = super()._model_generate(context, max_length, stop, streamer=steps, **kwargs)
-            self._pace.end()
-            bar.to(answers_done)  # all answers of the batch, however soon they ended
+        rows, start = super()._model_generate(context, max_length, stop, **kwargs), context.shape[1]
         self._batch = [
-            metrics.ran_out(tokens, self.tok_decode(tokens), max_length - start, stop, self.eot_token_id)
+            metrics.ran_out(tokens, self.tok_decode(tokens), max_length - start, stop, self._ends)
             for tokens in (row[start:].tolist() for row in rows)
         ]
         return rows
 
-    def _timed(self, bar: Bar, answers: int, room: int) -> Steps:
-        """Counts and times the steps of a batch of so many answers, of `room` tokens at most."""
-        size, waiting = answers * self._each, (bar.total or 0) - bar.done - answers * self._each
-
-        def step() -> None:
-            self._pace.step()
-            self._answered(answers / room)
-
-        self._pace.begin(size, room)
-        bar.seconds_left = lambda: self._pace.seconds_left(max(waiting, 0), self.batch_size * self._each)
-        return Steps(step)
-
     def add_partial(self, attr: str, request: Any, response: Any) -> None:
-        if attr == "loglikelihood":
-            self._answered(1)
+        self._answered(1)
         if attr == "generate_until":
             self.ran_out[request_key(request)] = self._batch.pop(0)
