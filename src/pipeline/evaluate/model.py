@@ -46,6 +46,7 @@ from pipeline.progress import Bar, say
 if TYPE_CHECKING:
     from pipeline.config.evaluation import Eval
     from pipeline.config.stages import EvalStage
+    from pipeline.evaluate.score_cache import Answers
     from pipeline.merge.live import Live
     from pipeline.merge.merge import Merging
     from pipeline.runs.run import Run
@@ -136,6 +137,7 @@ class Answering(HFLM):
     """The model while it answers the questions of a task: HFLM with `ran_out`, the answers that used up max_gen_toks.
 
     `share_prefix`: compute what prompts have in common once. `helpers`: processes that answer a part of the questions.
+    `kept`: answers stored before, which are not computed again; further ones are added when they end.
     `live`: of a merge, the model in memory and the merge that it holds. `bar`: counts questions; of several `processes`
     this one counts for all. `least_batch_size`: of this process and its helpers, once memory ran out.
     """
@@ -150,6 +152,7 @@ class Answering(HFLM):
         self.helpers: Helpers | None = None
         self.live: tuple[Live, Merging] | None = None
         self.bar: Bar | None = None
+        self.kept: Answers | None = None
         self.processes = 1
         self._each = 0.0  # questions that an answer counts as
         self._batch: list[bool] = []
@@ -184,13 +187,31 @@ class Answering(HFLM):
         return list(self._encoded[string])
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        if not all(is_greedy(normalize_gen_kwargs(request.args[1], self.max_gen_toks)) for request in requests):
+            self.kept = None  # samples differ each time
+        answers: dict[int, str] = {}
+        for place, request in enumerate(requests):
+            if self.kept and (kept := self.kept.look_up(request.args)):
+                answers[place], self.ran_out[request_key(request.args)] = kept
+        left = [place for place in range(len(requests)) if place not in answers]
+        if answers:
+            say(f"{len(answers)} of {len(requests)} answers are stored from an earlier evaluation")
+        if self.bar:
+            self.bar.update(len(answers))
+        answers |= zip(left, self._generate([requests[place] for place in left]) if left else (), strict=True)
+        return [answers[place] for place in range(len(requests))]
+
+    def _generate(self, requests: list[Instance]) -> list[str]:
         if self.helpers:
-            return self.helpers.answer(self, "generate_until", requests)
+            texts = self.helpers.answer(self, "generate_until", requests)
+            for request, text in zip(requests, texts, strict=True):
+                self._keep(request.args, text)
+            return texts
         self._count(requests)
         settings = normalize_gen_kwargs(requests[0].args[1], self.max_gen_toks)
         alike = all(request.args[1] == requests[0].args[1] for request in requests)
         if alike and is_greedy(settings) and can_decode(self.model):
-            return self._generate(requests, settings)
+            return self._decode(requests, settings)
         return self._as_a_whole(functools.partial(HFLM.generate_until, self, requests, disable_tqdm=True))
 
     def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None) -> list:
@@ -254,7 +275,7 @@ class Answering(HFLM):
                 answers[place] = answer
         return answers
 
-    def _generate(self, requests: list[Instance], settings: GenKwargs) -> list[str]:
+    def _decode(self, requests: list[Instance], settings: GenKwargs) -> list[str]:
         """As HFLM's, for requests of the same greedy settings."""
         eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         until = handle_stop_sequences(settings.get("until"), eos=eos)
@@ -264,10 +285,10 @@ class Answering(HFLM):
         answers: dict[int, str] = {}
 
         def ended(place: int, tokens: list[int]) -> None:
-            text = self.tok_decode(tokens)
+            text, request = self.tok_decode(tokens), requests[place].args
             answers[place] = postprocess_generated_text(text, until, think_end_token=None)
-            cut_off = metrics.ran_out(tokens, text, ending.room, until, self._ends)
-            self.ran_out[request_key(requests[place].args)] = cut_off
+            self.ran_out[request_key(request)] = metrics.ran_out(tokens, text, ending.room, until, self._ends)
+            self._keep(request, answers[place])
             self._answered(1)
 
         def go_on(shared: int, members: list[int]) -> None:
@@ -352,3 +373,8 @@ class Answering(HFLM):
         self._answered(1)
         if attr == "generate_until":
             self.ran_out[request_key(request)] = self._batch.pop(0)
+            self._keep(request, response)
+
+    def _keep(self, request: Any, answer: str) -> None:
+        if self.kept:
+            self.kept.keep(request, answer, self.ran_out[request_key(request)])

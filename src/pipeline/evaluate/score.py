@@ -121,6 +121,9 @@ def score_tasks(
             for definition, task in unscored:
                 assert lm
                 put_now = fitting[definition.name]
+                if isinstance(lm, Answering):  # below float32, an answer depends on those computed together with it
+                    apart = cache and not below_float32(settings_asked)
+                    lm.kept = cache.answers(definition.name, settings) if cache and apart else None
                 result = replace(
                     score_one(lm, definition, task, put_now, settings_asked, bar),
                     too_long=len(rows_of_task[definition.name]) - len(put_now),
