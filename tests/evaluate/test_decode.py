@@ -71,14 +71,14 @@ def test_a_slot_is_refilled_at_once_and_dropped_when_no_prompt_waits(monkeypatch
     assert order == [1, 2, 3, 0]
     # Prefill of two prompts without their last tokens, a step; of the third, two steps; of the fourth, a step; and the
     # first answer alone.
-    assert shapes == [(2, 1), (2, 1), (1, 1), (2, 1), (2, 1), (1, 1), (2, 1), (1, 1)]
+    assert shapes == [(1, 2), (2, 1), (1, 1), (2, 1), (2, 1), (1, 1), (2, 1), (1, 1)]
 
 
 def test_room_ends_an_answer_and_the_shared_prefix_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "DRAFT", 0)
     found, _, shapes = run(lookup_table(COUNT_UP), [1, 2, 3], [[5, 4], [7]], slots=8, room=2)
     assert found == {0: [5, 6], 1: [8, 9]}
-    assert shapes == [(1, 3), (2, 1), (2, 1), (2, 1)]  # prefix, the longer rest without its last token, two steps
+    assert shapes == [(1, 3), (1, 1), (2, 1), (2, 1)]  # prefix, the longer rest without its last token, two steps
 
 
 def test_drafts_that_are_right_save_steps() -> None:

@@ -27,6 +27,7 @@ from pipeline.evaluate.prefix import can_share_prefix
 
 DRAFT = 2  # tokens tried at each step
 ATTENTION = "prefix_read_once"  # as transformers knows it
+PACKED = 512  # tokens of prompts in one forward pass
 NGRAM = 3  # tokens, at most, that a draft's place has in common with the end of the answer
 INCOMPLETE = "\ufffd"  # at the end of a text: a character of which bytes are missing
 NOT_FOR_GREEDY = {  # settings of a GenerationConfig that change no greedy choice; the length is the request's
@@ -183,21 +184,26 @@ class Slots(Cache):
             self._run(torch.tensor([prefix]), torch.arange(-len(prefix), 0), None)
 
     def fill(self, first: int, prompts: Sequence[Sequence[int]]) -> None:
-        """Write prompts to the rows from `first` on."""
-        ids = _padded(prompts)
-        places = torch.arange(ids.shape[1])
-        self.reads, self.written = 0, (slice(first, first + len(ids)), slice(len(places)))
-        visible = torch.arange(-self.shared, len(places)) <= places[:, None]
-        self._run(ids, places, visible[None, None] if self.shared else None)
+        """Write prompts to the rows from `first` on, several in one pass, each behind the other and without padding."""
+        for pack in _packs(prompts):
+            ids = torch.tensor([[token for index in pack for token in prompts[index]]])
+            rows = torch.tensor([[first + index for index in pack for _ in prompts[index]]])
+            places = torch.tensor([[place for index in pack for place in range(len(prompts[index]))]])
+            visible = torch.ones(ids.shape[1], self.shared + ids.shape[1], dtype=torch.bool)
+            visible[:, self.shared :] = (rows == rows.T) & (places <= places.T)
+            alone = len(pack) == 1 and not self.shared  # causal attention without a mask
+            self.reads, self.written = 0, (rows.to(self.device), places.to(self.device))
+            self._run(ids, places, None if alone else visible[None, None])
 
     def step(self, inputs: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[int]]:
         """The model's choice after each token of `inputs`, written to the first rows from positions `starts` on."""
-        ids = _padded(inputs)
-        places = torch.tensor(starts)[:, None] + torch.arange(ids.shape[1])
+        width = max(map(len, inputs))
+        ids = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for tokens in inputs])
+        places = torch.tensor(starts)[:, None] + torch.arange(width)
         rows = torch.arange(len(ids))[:, None]
-        self.reads, self.written = max(starts) + ids.shape[1], (rows.to(self.device), places.to(self.device))
+        self.reads, self.written = max(starts) + width, (rows.to(self.device), places.to(self.device))
         visible = torch.arange(self.reads) <= places[:, None, :, None]
-        return self._run(ids, places, visible, ids.shape[1]).argmax(dim=-1).tolist()
+        return self._run(ids, places, visible, width).argmax(dim=-1).tolist()
 
     def move(self, source: int, target: int) -> None:
         layer: Any
@@ -250,10 +256,16 @@ class Slots(Cache):
         return found.permute(0, 3, 1, 2, 4).reshape(rows, tokens, -1, found.shape[-1]), None
 
 
-def _padded(rows: Sequence[Sequence[int]]) -> torch.Tensor:
-    """[rows, tokens]; what fills the shorter rows is visible to no token that counts."""
-    width = max(map(len, rows))
-    return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
+def _packs(prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    """Indices of prompts that a forward pass takes together: as many as PACKED tokens hold, one at least."""
+    pack: list[int] = []
+    for index in (index for index, prompt in enumerate(prompts) if prompt):
+        if pack and sum(len(prompts[one]) for one in [*pack, index]) > PACKED:
+            yield pack
+            pack = []
+        pack.append(index)
+    if pack:
+        yield pack
 
 
 @contextmanager
@@ -289,8 +301,7 @@ def decode(
     with _attention_of(cache) if prefix else nullcontext():
         while waiting or rows:
             new = [waiting.popleft() for _ in range(min(slots - len(rows), len(waiting)))]
-            if any(len(rests[index]) > 1 for index in new):
-                cache.fill(len(rows), [rests[index][:-1] for index in new])
+            cache.fill(len(rows), [rests[index][:-1] for index in new])
             rows += [_Row(index, beginning, rests[index]) for index in new]
             inputs = [[row.tokens[-1], *row.draft(DRAFT)] for row in rows]
             chosen = cache.step(inputs, [len(row.tokens) - len(prefix) - 1 for row in rows])
