@@ -71,7 +71,7 @@ def test_a_slot_is_refilled_at_once_and_dropped_when_no_prompt_waits(monkeypatch
     assert order == [1, 2, 3, 0]
     # Prefill of two prompts without their last tokens, a step; of the third, two steps; of the fourth, a step; and the
     # first answer alone.
-    assert shapes == [(1, 2), (2, 1), (1, 1), (2, 1), (2, 1), (1, 1), (2, 1), (1, 1)]
+    assert shapes == [(1, 1), (1, 1), (2, 1), (1, 1), (2, 1), (2, 1), (1, 1), (2, 1), (1, 1)]
 
 
 def test_room_ends_an_answer_and_the_shared_prefix_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +223,18 @@ def test_drafts_change_no_answer(tiny: Path, drafts: int, monkeypatch: pytest.Mo
     steps = len(shapes.seen)
     assert answers == [lm.tok_decode(greedy(lm, prompt, 24)) for prompt in prompts]
     assert steps >= 50 if drafts == 0 else steps < 50
+
+
+def test_an_overflow_stays_in_its_row(tiny: Path) -> None:
+    """A prompt of which the model makes infinities, as in float16, changes no other, also not the next in its slot."""
+    lm = model_like("llama", tiny, batch_size=2)
+    prompts = [f"{'?' * index} what {index}" for index in (0, 1, 2, 3, 4, 30)]  # the last one begins beside the Zs
+    expected = lm.generate_until(asking(prompts, [], 6))
+    with torch.no_grad():
+        lm.model.get_input_embeddings().weight[lm.tok_encode("Z")[0]] = float("inf")
+    mixed = [*prompts[:3], "Z" * 20, *prompts[3:], "Z"]
+    answers = lm.generate_until(asking(mixed, [], 6))
+    assert [*answers[:3], *answers[4:7]] == expected
 
 
 class FullOnce:

@@ -27,7 +27,6 @@ from pipeline.evaluate.prefix import can_share_prefix
 
 DRAFT = 2  # tokens tried at each step
 ATTENTION = "prefix_read_once"  # as transformers knows it
-PACKED = 512  # tokens of prompts in one forward pass
 NGRAM = 3  # tokens, at most, that a draft's place has in common with the end of the answer
 INCOMPLETE = "\ufffd"  # at the end of a text: a character of which bytes are missing
 NOT_FOR_GREEDY = {  # settings of a GenerationConfig that change no greedy choice; the length is the request's
@@ -183,17 +182,18 @@ class Slots(Cache):
         if prefix:
             self._run(torch.tensor([prefix]), torch.arange(-len(prefix), 0), None)
 
-    def fill(self, first: int, prompts: Sequence[Sequence[int]]) -> None:
-        """Write prompts to the rows from `first` on, several in one pass, each behind the other and without padding."""
-        for pack in _packs(prompts):
-            ids = torch.tensor([[token for index in pack for token in prompts[index]]])
-            rows = torch.tensor([[first + index for index in pack for _ in prompts[index]]])
-            places = torch.tensor([[place for index in pack for place in range(len(prompts[index]))]])
-            visible = torch.ones(ids.shape[1], self.shared + ids.shape[1], dtype=torch.bool)
-            visible[:, self.shared :] = (rows == rows.T) & (places <= places.T)
-            alone = len(pack) == 1 and not self.shared  # causal attention without a mask
-            self.reads, self.written = 0, (rows.to(self.device), places.to(self.device))
-            self._run(ids, places, None if alone else visible[None, None])
+    def fill(self, row: int, prompt: Sequence[int]) -> None:
+        """Write a prompt to a row, which forgets what it held."""
+        layer: Any
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys[row], layer.values[row] = 0, 0
+        if not prompt:
+            return
+        places = torch.arange(len(prompt))
+        visible = torch.arange(-self.shared, len(prompt)) <= places[:, None]
+        self.reads, self.written = 0, (slice(row, row + 1), slice(len(prompt)))
+        self._run(torch.tensor([prompt]), places, visible[None, None] if self.shared else None)
 
     def step(self, inputs: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[int]]:
         """The model's choice after each token of `inputs`, written to the first rows from positions `starts` on."""
@@ -256,18 +256,6 @@ class Slots(Cache):
         return found.permute(0, 3, 1, 2, 4).reshape(rows, tokens, -1, found.shape[-1]), None
 
 
-def _packs(prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Indices of prompts that a forward pass takes together: as many as PACKED tokens hold, one at least."""
-    pack: list[int] = []
-    for index in (index for index, prompt in enumerate(prompts) if prompt):
-        if pack and sum(len(prompts[one]) for one in [*pack, index]) > PACKED:
-            yield pack
-            pack = []
-        pack.append(index)
-    if pack:
-        yield pack
-
-
 @contextmanager
 def _attention_of(slots: Slots) -> Iterator[None]:
     """Inside, the model computes attention by `slots.attend`."""
@@ -300,9 +288,10 @@ def decode(
     rows: list[_Row] = []
     with _attention_of(cache) if prefix else nullcontext():
         while waiting or rows:
-            new = [waiting.popleft() for _ in range(min(slots - len(rows), len(waiting)))]
-            cache.fill(len(rows), [rests[index][:-1] for index in new])
-            rows += [_Row(index, beginning, rests[index]) for index in new]
+            while waiting and len(rows) < slots:
+                index = waiting.popleft()
+                cache.fill(len(rows), rests[index][:-1])
+                rows.append(_Row(index, beginning, rests[index]))
             inputs = [[row.tokens[-1], *row.draft(DRAFT)] for row in rows]
             chosen = cache.step(inputs, [len(row.tokens) - len(prefix) - 1 for row in rows])
             over = [row.extend(tried, best, ending) for row, tried, best in zip(rows, inputs, chosen, strict=True)]
