@@ -186,7 +186,7 @@ def asking(prompts: list[str], until: list[str], room: int) -> list[Instance]:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox", "cohere"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox", "diffllama"])
 def test_answers_are_the_harness_own(tiny: Path, kind: str, shared: bool) -> None:
     """Eleven prompts of unequal length in three slots. Stop strings are cut from the plain answers: the first byte of
     one (an answer that is over with its first token), two bytes within one, and the last two of one.

@@ -150,8 +150,8 @@ class _Layer(CacheLayerMixin):
         self.values.transpose(1, 2)[self.slots.written] = value_states.transpose(1, 2)
         if self.slots.reads:
             rows, positions = len(key_states), self.slots.reads
-            return self.keys[:rows, :, :positions], self.values[:rows, :, :positions]
-        if self.prefix is None:
+            key_states, value_states = self.keys[:rows, :, :positions], self.values[:rows, :, :positions]
+        if self.prefix is None or (self.slots.reads and self.slots.reads_once):
             return key_states, value_states
         shape = len(key_states), -1, -1, -1
         keys, values = (states.expand(shape) for states in self.prefix)
@@ -168,19 +168,25 @@ class _Layer(CacheLayerMixin):
 
 
 class Slots(Cache):
-    """Keys and values of `rows` rows, `length` positions each, and once of the `prefix` before all of them.
+    """Keys and values of `rows` rows, `length` positions each, and once of the prefix before all of them.
 
     A forward pass writes what `written` names, rows and positions (None: the prefix). A step then reads `reads`
-    positions of each row that it writes.
+    positions of each row that it writes, and the prefix once for all rows (`reads_once`) if the model's attention takes
+    keys and values as they are stored. DeepSeek's does not, for example: the prefix is then read by each row.
     """
 
-    def __init__(self, model: Any, prefix: Sequence[int], rows: int, length: int) -> None:
+    def __init__(self, model: Any, rows: int, length: int) -> None:
         super().__init__(layers=[_Layer(self) for _ in range(model.config.get_text_config().num_hidden_layers)])
-        self.model, self.rows, self.length, self.shared = model, rows, length, len(prefix)
+        self.model, self.rows, self.length = model, rows, length
         self.written: tuple[Any, Any] | None = None
-        self.reads = 0
-        if prefix:
-            self._run(torch.tensor([prefix]), torch.arange(-len(prefix), 0), None)
+        self.shared = self.reads = self.plain_layers = 0
+        self.reads_once = False
+
+    def share(self, prefix: Sequence[int]) -> None:
+        """Compute the prefix of all rows."""
+        self.shared = len(prefix)
+        self._run(torch.tensor([prefix]), torch.arange(-len(prefix), 0), None)
+        self.reads_once = self.plain_layers == len(self.layers)
 
     def fill(self, row: int, prompt: Sequence[int]) -> None:
         """Write a prompt to a row, which forgets what it held."""
@@ -202,7 +208,7 @@ class Slots(Cache):
         places = torch.tensor(starts)[:, None] + torch.arange(width)
         rows = torch.arange(len(ids))[:, None]
         self.reads, self.written = max(starts) + width, (rows.to(self.device), places.to(self.device))
-        visible = torch.arange(self.reads) <= places[:, None, :, None]
+        visible = torch.arange(0 if self.reads_once else -self.shared, self.reads) <= places[:, None, :, None]
         return self._run(ids, places, visible, width).argmax(dim=-1).tolist()
 
     def move(self, source: int, target: int) -> None:
@@ -239,9 +245,12 @@ class Slots(Cache):
         query [rows, heads, tokens, width], key and value [rows, shared heads, positions, width] -> [rows, tokens,
         heads, width]. As in transformers' eager attention, weights are float32.
         """
-        if not self.reads:
+        stored = self.layers[module.layer_idx].prefix
+        if self.written is None:
+            self.plain_layers += key is stored[0] and value is stored[1]
+        if not (self.reads and self.reads_once):
             return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **other)
-        keys, values = (states[0] for states in self.layers[module.layer_idx].prefix)
+        keys, values = (states[0] for states in stored)
         rows, _, tokens, width = query.shape
         heads, positions, shared = key.shape[1], key.shape[2], self.shared
         query = (query * (width**-0.5 if scaling is None else scaling)).reshape(rows, heads, -1, width)
@@ -284,9 +293,11 @@ def decode(
     for token in prefix:
         beginning.append(token)
     waiting = deque(sorted(range(len(rests)), key=lambda index: -len(rests[index])))
-    cache = Slots(model, prefix, min(slots, len(rests)), max(map(len, rests)) + ending.room + DRAFT)
+    cache = Slots(model, min(slots, len(rests)), max(map(len, rests)) + ending.room + DRAFT)
     rows: list[_Row] = []
     with _attention_of(cache) if prefix else nullcontext():
+        if prefix:
+            cache.share(prefix)
         while waiting or rows:
             while waiting and len(rows) < slots:
                 index = waiting.popleft()

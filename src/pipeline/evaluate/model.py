@@ -1,7 +1,7 @@
 """The model that answers: a checkpoint or a merge loaded, as the harness' model class with what a long sweep needs.
 
-These are shared prefixes, smaller batches when memory runs out, helpers on other GPUs, and a note of which answers were
-cut off. Tokens, stop strings and scores are the harness' own.
+These are shared prefixes, generation in slots (decode.py), smaller batches when memory runs out, helpers on other GPUs,
+answers stored when they end, and a note of which were cut off. Tokens, stop strings and scores are the harness' own.
 """
 
 from __future__ import annotations

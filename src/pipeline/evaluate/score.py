@@ -28,6 +28,7 @@ from pipeline.config.evaluation import Eval, below_float32
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate import score_cache
 from pipeline.evaluate.before import Lengths, too_long
+from pipeline.evaluate.decode import DRAFT
 from pipeline.evaluate.model import Answering, request_key
 from pipeline.evaluate.records import EvaluationResult, TaskResult, rows_of, sample_of
 from pipeline.evaluate.tasks import data_sets
@@ -159,6 +160,7 @@ def rounding_settings(settings: Eval) -> dict[str, Any]:
     if not below_float32(settings):
         return {}
     shared = {"batch_size": settings.batch_size, "share_prefix": settings.share_prefix, "shards": settings.shards}
+    shared |= {"draft": DRAFT}
     if torch.cuda.is_available():
         return shared | {"processor": torch.cuda.get_device_name()}
     return shared | {"processor": f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"}
