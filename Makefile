@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slurm test-kill test-kill-machines check results base mergekit-digests clean
+.PHONY: demo laptop test test-slurm test-kill test-kill-machines check results base mergekit-digests clean
 .DELETE_ON_ERROR:
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -14,6 +14,11 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 demo: $(VENV)/installed
 	$(BIN)/python -m pipeline
+
+# A small real model, an hour of one CPU. A model in a folder: make laptop MODEL=./DIR
+MODEL ?= hub:google/gemma-3-270m
+laptop: $(VENV)/installed
+	$(BIN)/python -m pipeline stage=table table=laptop_real every.model.path=$(MODEL)
 
 test: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile

@@ -4,6 +4,7 @@
     python scripts/bench_eval.py --data_root DIR --size tiny        # seconds: does it work
     python scripts/bench_eval.py --data_root DIR --size 8b          # the shape of an 8B model in bfloat16, for a GPU
     python scripts/bench_eval.py --data_root DIR --model FOLDER     # which answers of a real model rounding changes
+    python scripts/bench_eval.py --data_root DIR --model FOLDER --steps 40 --dtype float32    # mgsm_steps as tries
 
 DIR holds mgsm/te: the prompts are the real Telugu problems with 8 exemplars, asked for four letters (scoring: a prefix
 of more than 10 questions' length) and for up to 64 new tokens (generation). Weights are random; what is computed does
@@ -11,7 +12,9 @@ not depend on them. A ceiling is what the count of tokens allows: scoring, token
 generation, the same for the prefill seconds of HFLM, with its decode seconds as they are. Writes results/bench/.
 
 With --model, English MGSM 2-shot problems are answered in --dtype: one at a time without sharing, and then as each
-cause of other rounding has it alone. Recorded is how many answers each cause changes.
+cause of other rounding has it alone. Recorded is how many answers each cause changes. With --steps N, N items of
+mgsm_steps in English, 4-shot, are scored on one thread: as token tries, with shared prefixes alone (the form of
+single-token choices), and by HFLM one request at a time, in batches of 8.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ from transformers import (
 )
 
 from pipeline.config.evaluation import EvalTask
+from pipeline.evaluate import model as model_module
 from pipeline.evaluate.decode import DRAFT
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prefix import group_prompts
@@ -289,6 +293,44 @@ def prompts_of(data_root: Path, shots: int, code: str) -> list[str]:
     return [instance.args[0] for instance in task.instances]
 
 
+def record_steps(asked: argparse.Namespace) -> Path:
+    """CPU seconds and tokens of the three forms, and how far their log-likelihoods are apart."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        (task,) = load_tasks(task_definitions([EvalTask("mgsm_steps", 4)], ["en"], asked.data_root, Path(folder)))
+        task.build_all_requests(samples=range(asked.steps))
+    stock: Any = HFLM(pretrained=str(asked.model), dtype=asked.dtype, batch_size=8, device="cpu")
+    ours = Answering(pretrained=stock.model, tokenizer=stock.tokenizer, batch_size=8)
+    ours.share_prefix = True
+    forms, most = {"tries": ours, "prefixes": ours, "hflm": stock}, model_module.MOST_TOKENS
+    found: dict[str, list[float]] = {}
+    record: dict[str, Any] = {
+        "what": "mgsm_steps as token tries", "model": asked.model.resolve().name.partition("-transformers")[0],
+        "device": "cpu", "dtype": asked.dtype, "threads": 1, "task": "mgsm_steps en 4-shot", "batch_size": 8,
+        "steps": asked.steps, "requests": len(task.instances),
+    }  # fmt: skip
+    for form, lm in forms.items():
+        model_module.MOST_TOKENS = most if form == "tries" else 0
+        begun = time.process_time()
+        answers, spent = timed(lm, "loglikelihood", task.instances)
+        found[form] = [likelihood for likelihood, _ in answers]
+        far = max(abs(one - two) for one, two in zip(found[form], found["tries"], strict=True))
+        record[form] = {
+            "cpu_seconds": round(time.process_time() - begun, 1), "tokens": spent["prefill_tokens"],
+            "largest_difference": far,
+        }  # fmt: skip
+        print(f"{form}: {record[form]}", flush=True)
+    model_module.MOST_TOKENS = most
+    record |= {
+        f"speedup_over_{form}": round(record[form]["cpu_seconds"] / record["tries"]["cpu_seconds"], 2)
+        for form in ("prefixes", "hflm")
+    }
+    record |= {"machine": machine_facts(), "versions": package_versions(), "git": git_state()}
+    file = asked.out / "eval_steps_cpu.json"
+    file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return file
+
+
 def record_changed(asked: argparse.Namespace, device: str) -> Path:
     prompts = prompts_of(asked.data_root, 2, "en")[: asked.questions]
     record = {
@@ -310,13 +352,14 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="with --model")
     parser.add_argument("--questions", type=int, default=16, help="with --model")
     parser.add_argument("--tokens", type=int, default=NEW_TOKENS, help="with --model: the longest answer")
+    parser.add_argument("--steps", type=int, help="with --model: score so many items of mgsm_steps instead")
     parser.add_argument("--out", type=Path, default=Path("results/bench"))
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     *_, questions, batch_size = SIZES[asked.size]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if asked.model:
-        print(record_changed(asked, device))
+        print(record_steps(asked) if asked.steps else record_changed(asked, device))
         return
     model, tokenizer = model_of(asked.size, device), tokenizer_of(asked.data_root)
     ours = Answering(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)

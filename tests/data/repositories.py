@@ -174,7 +174,7 @@ MADE: dict[str, Callable[[Path], None]] = {
     "orca_math": orca_math, "aya": aya, "telugu_alpaca": telugu, "telugu_gpteacher": telugu,
     "indic_sharellama": indic_align, "bongchat": bongchat, "inkuba": inkuba, "xp3mt": xp3mt,
     "llm_japanese": llm_japanese, "ichikara": ichikara, "dolly_ja": dolly_ja, "open_web_math": open_web_math,
-    "bn_wikisource": bn_wikisource, "gsm8k": gsm8k, "gsm8k_text": gsm8k,
+    "bn_wikisource": bn_wikisource, "gsm8k": gsm8k, "gsm8k_calculations": gsm8k, "gsm8k_text": gsm8k,
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from pipeline.config.compose import compose
 from pipeline.config.data import Source
 from pipeline.config.stages import DataStage
 from pipeline.data.load import read_source, why_unreadable
-from pipeline.data.sources import INSTRUCTIONS, Example, Unusable, messages_of, whole_turns
+from pipeline.data.sources import INSTRUCTIONS, Example, Unusable, gsm8k_calculations, messages_of, whole_turns
 from pipeline.errors import PipelineError
 
 
@@ -72,6 +72,11 @@ EXPECTED: list[tuple[str, dict[str, Any], list[Example | Unusable]]] = [
     ("dolly_ja", {}, [pair("いつですか？\n航空は", "8月31日")]),
     ("bn_wikisource", {}, [{"text": "আমার সোনার বাংলা"}]),
     ("gsm8k", {}, [CLIPS]),
+    (
+        "gsm8k_calculations",
+        {},
+        [pair("Question: Natalia sold 48 and 24 clips. How many?\nAnswer:", "48+24=72\n#### 72")],
+    ),
 ]
 
 
@@ -454,3 +459,12 @@ def test_knobs_of_own_rows_are_checked(knobs: dict[str, Any], expected: str, tmp
     repositories.jsonl(tmp_path / "a.jsonl", [{"q": "1", "a": "2"}])
     with pytest.raises(PipelineError, match=expected):
         list(read_source("own", source("own", file="a.jsonl", **knobs), tmp_path))
+
+
+def test_calculations_that_are_missing_or_long() -> None:
+    """The annotated calculations alone; a solution without any, or with more than 64 characters, is counted as such."""
+    source_of = source("gsm8k_calculations")
+    long = "".join(f"<<{number}00*{number}00={number * number}0000>>" for number in range(1, 9))
+    texts = ["<<$1,000*2=2,000>>\n#### 2,000", "So 7.\n#### 7", long]
+    answers = [gsm8k_calculations({"question": " Q? ", "answer": text}, source_of) for text in texts]
+    assert answers == [pair("Question: Q?\nAnswer:", "1000*2=2000\n#### 2000"), "no_calculation", "too_long"]

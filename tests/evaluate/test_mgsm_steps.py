@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import re
@@ -10,7 +11,9 @@ from collections import defaultdict
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
+import scipy.stats
 import torch
 from by_lm_eval import answered_by_lm_eval
 from made_up import asked, needs_real_data, write_rows
@@ -109,7 +112,7 @@ def test_an_item_and_one_whose_alternatives_collapse() -> None:
     assert missing_operands(problem, "Kuku wanane hutaga mayai 2", "sw") == []
     assert missing_operands(problem, "Kuku hutaga mayai 2", "sw") == [8]
     questions = ["own 1 2", "other 30 and 40 it is", "another 7"]
-    assert shuffled_text(0, ["5", "6"], questions) == "other 5 and 6 it is"
+    assert shuffled_text(0, ["5", "6"], questions, [2, 2, 1]) == "other 5 and 6 it is"
 
 
 @needs_real_data
@@ -176,6 +179,72 @@ def test_scores_are_the_stock_harness_s_and_torch_s(real_data: Path, tiny: Path,
         right += max(four) == four[item["label"]]
     assert ours["mgsm_steps", "acc"] == right / limit
     assert ours["mgsm_steps", "bits"] == pytest.approx(sum(per_question.values()) / len(per_question), abs=1e-3)
+
+
+TABLE = """
+name: steps
+runs: {base: {}, other: {checkpoint: OTHER}}
+score: {eval: mgsm_steps_4shot, task: mgsm_steps, in: sw, eval.limit: 12}
+columns:
+  acc: {}
+  bits: {metric: bits}
+  reading: {metric: reading}
+  numbers: {metric: reading_nums}
+rows: {base: base, other: other}
+compare: {other: [base]}
+"""
+
+
+@needs_real_data
+def test_a_table_of_readings(real_data: Path, tiny: Path, tmp_path: Path) -> None:
+    """Cells and comparisons against the stored answers, by SciPy: differences by question, and acc with questions as
+    clusters of steps."""
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    shutil.copytree(tiny, tmp_path / "other")
+    model.save_pretrained(tmp_path / "other")
+    (tmp_path / "steps.yaml").write_text(TABLE.replace("OTHER", str(tmp_path / "other")))
+    words = ["stage=table", f"table={tmp_path}/steps.yaml", f"every.model.path={tiny}", "every.model.name=tiny"]
+    words += [f"data_root={real_data}", f"runs_dir={tmp_path}/runs", "launcher.workers=1", "every.model=trained"]
+    assert main(words) == 0
+    report = tmp_path / "runs/reports/steps"
+    with open(report / "cells.csv", encoding="utf-8") as stream:
+        cells = {(row["row"], row["column"]): row for row in csv.DictReader(stream)}
+    with open(report / "contrasts.csv", encoding="utf-8") as stream:
+        contrasts = {row["place"]: row for row in csv.DictReader(stream)}
+    stored: dict[tuple[str, str], list[dict]] = {}
+    for folder in (tmp_path / "runs").glob("eval-*"):
+        for file in folder.glob("samples/*.sw.jsonl"):
+            name = "other" if "other" in folder.name else "base"
+            stored[name, file.stem.removesuffix(".sw")] = rows(file)
+
+    def bits(model: str, task: str) -> dict[int, float]:
+        totals: dict[int, float] = defaultdict(float)
+        for sample in stored[model, task]:
+            totals[sample["scores"]["bits"][0]] += sample["scores"]["bits"][1]
+        return totals
+
+    for column, control in (("reading", "mgsm_steps_shuffled"), ("numbers", "mgsm_steps_nums")):
+        values = {}
+        for model_name in ("base", "other"):
+            text, without = bits(model_name, "mgsm_steps"), bits(model_name, control)
+            values[model_name] = [text[question] - without[question] for question in sorted(text)]
+            cell = cells[model_name, column]
+            assert float(cell["value"]) == pytest.approx(np.mean(values[model_name]), abs=2e-3)
+            interval = scipy.stats.ttest_1samp(values[model_name], 0).confidence_interval()
+            assert (float(cell["low"]), float(cell["high"])) == pytest.approx(interval, abs=2e-3)
+        theirs = scipy.stats.ttest_rel(values["other"], values["base"])
+        assert float(contrasts[column]["p"]) == pytest.approx(theirs.pvalue, abs=1e-4)
+        assert float(contrasts[column]["difference"]) == pytest.approx(
+            np.mean(values["other"]) - np.mean(values["base"]), abs=1e-3
+        )
+        assert contrasts[column]["unit"] == "bits"
+    right = [sample["scores"]["acc"] for sample in stored["base", "mgsm_steps"]]
+    assert float(cells["base", "acc"]["value"]) == pytest.approx(100 * np.mean([value for _, value in right]))
+    assert contrasts["acc"]["unit"] == "points" and int(contrasts["acc"]["n"]) == len({place for place, _ in right})
 
 
 def test_reading_is_clustered_by_question() -> None:

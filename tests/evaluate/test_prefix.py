@@ -11,7 +11,7 @@ import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
 from made_up import asked, needs_real_data, run_of
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate import prefix
@@ -64,24 +64,21 @@ def test_no_choice_needs_more_tokens_than_none() -> None:
         assert computed(prompts, prefix.group_prompts(prompts)) <= sum(map(len, prompts))
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "cohere"])
-def test_the_logits_are_those_of_the_whole_prompt(kind: str) -> None:
-    sizes: dict[str, Any] = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3, "pad_token_id": 0}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes)).double().eval()
-    draw = random.Random(0)
-    shots = [draw.randrange(1, 97) for _ in range(60)]
-    rests = [[draw.randrange(1, 97) for _ in range(length)] for length in (3, 11, 7)]
-    with torch.no_grad():
-        shared = prefix.Prefix(model, shots, rows=2, room=11)
-        for batch in prefix.batch_places(range(3), [len(rest) for rest in rests], 2):
-            found = prefix.last_logits(model, shared, [rests[one] for one in batch], 0, keep=3)
-            for one, row in zip(batch, found, strict=True):
-                whole = model(torch.tensor([shots + rests[one]])).logits[0, -3:]
-                assert (whole - row).abs().max() < 1e-6  # norms and rotations are float32 in a float64 model too
-    assert prefix.can_share_prefix(model.config) and not prefix.can_share_prefix(AutoConfig.for_model("gemma2"))
+def test_answers_are_generated_after_a_shared_prefix_without_windows() -> None:
+    assert prefix.can_share_prefix(AutoConfig.for_model("llama"))
+    assert not prefix.can_share_prefix(AutoConfig.for_model("gemma2"))
+    assert not prefix.can_share_prefix(AutoConfig.for_model("mistral", sliding_window=8))
+
+
+def test_prompts_of_few_further_tokens_are_grouped_as_tries() -> None:
+    """Questions of 40 tokens with eight prompts each: each by itself, a question's tokens are worth a prefix with the
+    exemplars computed anew; as tries they stay with the exemplars."""
+    shots = list(range(100))
+    prompts = [[*shots, *range(q * 50, q * 50 + 40), 901, end] for q in range(20, 25) for end in range(8)]
+    assert computed(prompts, prefix.group_prompts(prompts)) == 5 * (141 + 8)
+    assert prefix.group_prompts(prompts, most=200) == [(100, list(range(40)))]
+    subjects = [[subject, *shots, question, end] for subject in range(3) for question in range(30) for end in range(2)]
+    assert [shared for shared, _ in prefix.group_prompts(subjects, most=120)] == [101] * 3
 
 
 # ------------------------------------------------------------------------------------------------- the model class

@@ -16,7 +16,12 @@ import torch
 from by_lm_eval import STOCK, answered_by_lm_eval, assert_same_answers, local_files, stock_mgsm
 from mergekit_digests import SWAP, make_experts
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pipeline.config.evaluation import EvalTask
+from pipeline.estimate.flops import question_sets
+from pipeline.evaluate.score import load_tasks
+from pipeline.evaluate.tasks import task_definitions
 
 pytestmark = [pytest.mark.real_models, pytest.mark.real_data]
 
@@ -154,3 +159,24 @@ def test_shared_prefixes_and_batch_sizes_change_no_answer(
     assert answers == [answers[0]] * 4
     assert all(values == pytest.approx(likelihoods[0], abs=1e-4) for values in likelihoods)
     compared(3 * (len(answers[0]) + len(likelihoods[0])))
+
+
+@pytest.mark.parametrize(("code", "tolerance"), [("en", 0.05), ("sw", 0.1)])
+def test_the_plan_of_mgsm_steps_counts_the_tokens_that_are_computed(
+    smollm2: Path, data: Path, tmp_path: Path, code: str, tolerance: float, compared: Callable[..., None]
+) -> None:
+    """All 634 steps: the distinct beginnings of the prompts, by a trie of dictionaries."""
+    definitions = task_definitions([EvalTask("mgsm_steps", 4)], [code], data, tmp_path)
+    (task,) = load_tasks(definitions)
+    task.build_all_requests()
+    texts = [context + continuation for context, continuation in (request.args for request in task.instances)]
+    trie: dict[int, Any] = {}
+    tokens = 0
+    for ids in AutoTokenizer.from_pretrained(smollm2)(texts).input_ids:
+        node = trie
+        for token in ids[:-1]:
+            tokens += token not in node
+            node = node.setdefault(token, {})
+    (plan,) = question_sets("mgsm_steps", 4, code)
+    assert tokens == pytest.approx(plan.prefix + plan.questions * plan.question, rel=tolerance)
+    compared(len(texts), f"{tokens} tokens for {len(texts)} prompts of {code}")

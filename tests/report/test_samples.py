@@ -120,6 +120,20 @@ def test_chance_of_four(tmp_path, value, wanted):
     assert [mark.mark for mark in samples.suspicious_scores(*made)] == ([wanted] if wanted else [])
 
 
+@pytest.mark.parametrize(("bits", "marked"), [(-31.0, True), (-30.9, False), (-20.0, False)])
+def test_an_expert_that_lost_the_bases_skill_is_marked(bits, marked):
+    """At most 1 bit below the base's -29.9 on the numbers alone; other tasks and merges are not marked."""
+    values = {"base": ("base", -29.9), "Swahili": ("expert", bits), "soup": ("merge", -99.0)}
+    cells = [
+        CellResult(row, column, value, task=task, metric="bits", role=role)
+        for row, (role, value) in values.items()
+        for column, task in (("numbers", "mgsm_steps_nums"), ("bits", "mgsm_steps"))
+    ]
+    marks = samples.suspicious_scores(results_of(cells), {}, {})
+    assert [(mark.mark, mark.row) for mark in marks] == ([("damaged", "Swahili")] if marked else [])
+    assert all("1.1 bits below the base, where 1 is allowed" in mark.detail for mark in marks)
+
+
 def test_a_number_that_is_not_finite_is_marked_unless_its_reason_is_told(tmp_path):
     nan, never = score_of("mgsm", None, 4), score_of("mbpp", None, 0, reason="mbpp has no translation")
     (mark,) = samples.suspicious_scores(*cells_of({"nan": nan, "never": never}), {})

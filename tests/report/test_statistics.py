@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import time
 from functools import cache
 from pathlib import Path
@@ -11,14 +12,16 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import scipy.stats
 
-from pipeline.evaluate.metrics import mean
+from pipeline.evaluate.metrics import mean, mean_stderr, value_per_question
 from pipeline.report.stats.statistics import (
     contrast,
     expert_variance,
     half_weights,
     halved_means,
     mcnemar,
+    measure_contrast,
     resample_weights,
     resampled_means,
     share_interval,
@@ -264,6 +267,33 @@ def test_an_interval_over_one_expert_is_refused():
         contrast(np.zeros((1, 3, 40)))
     with pytest.raises(ValueError, match="needs a problem"):
         contrast(np.zeros((3, 0)))
+
+
+def test_a_contrast_of_measures_is_the_paired_t_test():
+    """Bits of two models on the same questions: p, interval and degrees of freedom as SciPy's."""
+    draw = np.random.default_rng(4)
+    left, right = draw.normal(-20, 9, 40), draw.normal(-21, 9, 40)
+    theirs = scipy.stats.ttest_rel(left, right)
+    low, high = theirs.confidence_interval()
+    ours = measure_contrast(left - right)
+    assert ours.p == pytest.approx(theirs.pvalue) and ours.df == pytest.approx(39)
+    assert (ours.low, ours.high) == pytest.approx((low, high))
+    assert ours.p_of(3.0) == pytest.approx(scipy.stats.ttest_1samp(left - right, 3.0).pvalue)
+    with pytest.raises(ValueError, match="no variance"):
+        measure_contrast(np.ones(5))
+
+
+def test_parts_of_questions_are_clusters():
+    """Three questions of two, one and three parts, against the cluster-robust error by its formula, with the factor
+    questions / (questions - 1) in the variance."""
+    parts = [(3, 1.0), (3, 0.0), (5, 1.0), (8, 1.0), (8, 1.0), (8, 0.0)]
+    values = value_per_question(parts, is_sum=False)
+    mean = sum(value for _, value in parts) / 6
+    residuals = {q: sum(value - mean for question, value in parts if question == q) for q in (3, 5, 8)}
+    error = math.sqrt(sum(residual**2 for residual in residuals.values())) / 6 * math.sqrt(3 / 2)
+    assert sum(values.values()) / 3 == pytest.approx(mean)
+    assert mean_stderr(list(values.values())) == pytest.approx(error)
+    assert value_per_question(parts, is_sum=True) == {3: 1.0, 5: 1.0, 8: 2.0}
 
 
 def test_a_contrast_of_a_table_is_quick():

@@ -7,6 +7,8 @@ questions), trainings on GSM8K in rows padded to 232 tokens, all of the process 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pipeline.estimate import cpu
@@ -55,6 +57,12 @@ def test_prefill_and_decoding_by_hand() -> None:
     assert alone == pytest.approx((flops + 2 * 10 * (56 + 8 * 10)) / rate)
     letters, none = cpu.scoring_seconds(shape, [QuestionSet(3, 10, 5)], 1, "float32", 2, share_prefix=False)
     assert none == 0 and letters == pytest.approx(alone + 32 * (45 - 3) / rate)  # the logits of all 45 tokens
+    texts, _ = cpu.scoring_seconds(shape, [QuestionSet(3, 10, 5, logits=4)], 1, "float32", 2, share_prefix=True)
+    assert texts == pytest.approx((flops + 3 * 3 * 32) / rate)  # the head of four tokens each
+    windows = replace(shape, window=4)
+    assert cpu.scoring_seconds(windows, [QuestionSet(3, 10, 5)], 1, "float32", 2, share_prefix=True)[0] == prefill
+    generated, _ = cpu.scoring_seconds(windows, [QuestionSet(3, 10, 5, 1, room=4)], 1, "float32", 2, share_prefix=True)
+    assert generated == alone
 
 
 def test_a_batch_is_padded_to_its_longest() -> None:

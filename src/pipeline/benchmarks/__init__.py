@@ -60,6 +60,26 @@ def primary_metric(task: str) -> tuple[str, str]:
     return (benchmark.metric, benchmark.filter) if benchmark else ("", "")
 
 
+def measures_of(task: str) -> tuple[str, ...]:
+    """The metrics of a task that are not shares: its measures, and their differences from other tasks'."""
+    benchmark = find_benchmark(task)
+    if benchmark is None:
+        return ()
+    return (*benchmark.measures, *(benchmark.differences if task == benchmark.name else ()))
+
+
+def is_measure(metric: str | None) -> bool:
+    """Whether a metric is a measure of some benchmark, or a difference of measures."""
+    return any(metric in measures_of(name) for name in BENCHMARKS)
+
+
+def difference_parts(task: str, metric: str | None) -> tuple[str, str] | None:
+    """(measure, the task whose measure is subtracted) of a metric that is a difference; None for any other."""
+    benchmark = find_benchmark(task)
+    subtracted = benchmark.differences.get(metric or "") if benchmark and task == benchmark.name else None
+    return (benchmark.measures[0], subtracted) if benchmark and subtracted else None
+
+
 def scored_files(data_root: Path) -> dict[str, list[Path]]:
     """All files of each benchmark below data_root, exemplars aside."""
     return {

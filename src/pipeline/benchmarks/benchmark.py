@@ -3,8 +3,8 @@ BENCHMARK."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +14,7 @@ from pipeline.config.data import Source
 from pipeline.errors import PipelineError
 from pipeline.languages import Language
 
-Kind = Literal["choice", "number", "translation", "program"]
+Kind = Literal["choice", "number", "translation", "program", "text"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Benchmark:
     """One benchmark: how it is scored, what it is called, where its data lies, and what its prompts cost.
 
     kind: what an answer is: one of several options, weighed by likelihood; text that ends in a number, also scored by
-        its last number; a translation between English and another language, scored over the whole corpus; a program.
+        its last number; a translation between English and another language, scored over the whole corpus; a program;
+        text, of which the probability is scored.
     metric, filter: the harness' names of the primary metric, the one number that stands for the benchmark.
     define: checks the data of one task in one language and writes its task files (task_files.write).
     texts: what of a row of its data must not stand in training data.
@@ -30,6 +31,7 @@ class Benchmark:
     questions: scored in one language (and direction), by its publication; of local data the rows are counted.
     tokens: of a question in English with its options, of a translation one sentence, of a program the task's text
         alone; assumed, with Llama 3.1's tokenizer. Questions that end in a number count as MGSM's, which are measured.
+    continuation_tokens: those of `tokens`, the same in every language, that each need logits: choices scored by text.
     """
 
     name: str  # its folder below data_root, and the first task
@@ -45,7 +47,13 @@ class Benchmark:
     variants: tuple[str, ...] = ()  # further tasks on the same data, such as mgsm_direct
     in_english: tuple[str, ...] = ()  # those of its tasks whose answers are in English whatever the question is in
     choices: int = 0  # options of a question
+    continuation_tokens: float = 0
     letters: bool = False  # whether a choice is answered by its letter, unless eval.options=text
+    measures: tuple[str, ...] = ()  # further metrics of a question, in a unit of their own and without bounds: bits
+    # metric -> the task whose first measure is subtracted from that of this task, question by question
+    differences: Mapping[str, str] = field(default_factory=dict)
+    # (task, amount): an expert whose first measure on this task is more than this below the base's has lost the skill
+    lost_skill: tuple[str, float] | None = None
     columns: tuple[str, ...] = ()  # whose text is a question, options included
     group: str | None = None  # the column by which scores are also given apart, such as subject
     exemplar_file: str | None = None  # of a language's folder: shown in prompts, never scored

@@ -101,12 +101,16 @@ def build_problems(gsm8k: Sequence[Row]) -> list[Problem]:
     return [build_problem(index, row) for index, row in enumerate(gsm8k[:QUESTIONS])]
 
 
+def calculations_of(answer: str) -> list[str]:
+    """GSM8K's annotated calculations of a solution, without spaces, $ and thousands separators: 48/2=24."""
+    return [re.sub(r"[ $,]", "", annotation) for annotation in re.findall(r"<<([^<>]*)>>", answer)]
+
+
 def build_problem(index: int, row: Row) -> Problem:
     given = tuple(dict.fromkeys(read_numbers(row["question"], "en")))
     pool, rng, steps = [value for value in read_numbers(row["question"], "") if value > 0], random.Random(index), []
     pool = list(dict.fromkeys(pool))
-    for annotation in re.findall(r"<<([^<>]*)>>", row["answer"]):
-        text = re.sub(r"[ $,]", "", annotation)
+    for text in calculations_of(row["answer"]):
         match = _BINARY.fullmatch(text)
         if not match:
             steps.append(Step(text, reason="not one operation on two numbers"))

@@ -13,6 +13,7 @@ from string import Formatter
 from typing import Any, Literal
 from zlib import crc32
 
+from pipeline.benchmarks.calculations import calculations_of
 from pipeline.config.data import Source
 from pipeline.errors import PipelineError
 from pipeline.languages import language
@@ -20,14 +21,17 @@ from pipeline.languages import language
 Row = dict[str, Any]
 Message = dict[str, Any]  # role, content; of tools more
 Example = dict[str, Any]  # prompt and completion, and messages where a conversation holds more; or text
-Unusable = Literal["empty", "not_text", "broken", "low_score", "tool_turns"]
+Unusable = Literal["empty", "not_text", "broken", "low_score", "tool_turns", "no_calculation", "too_long"]
 UNUSABLE: dict[Unusable, str] = {
     "empty": "null or blank, or a conversation without an answer",
     "not_text": "a list, an object or NaN where text belongs",
     "broken": "a line of bitext without a score and two texts",
     "low_score": "below min_score",
     "tool_turns": "a conversation with a tool in it",
+    "no_calculation": "a solution without an annotated calculation",
+    "too_long": "calculations of more than 64 characters",
 }
+MOST_CHARACTERS = 64  # of the calculations of a solution
 
 # Ours: one is drawn for each pair of sentences, so that translation is not tied to one wording.
 INSTRUCTIONS = (
@@ -56,6 +60,19 @@ def orca_math(row: Row, _: Source) -> Example | Unusable:
 def gsm8k(row: Row, _: Source) -> Example | Unusable:
     """openai/gsm8k: question, answer with <<a*b=c>> marks and a last line '#### n'. The papers do not use it."""
     return pair(row["question"], row["answer"])
+
+
+def gsm8k_calculations(row: Row, _: Source) -> Example | Unusable:
+    """The same with the annotated calculations alone, a line each, as solutions of mgsm_steps are: math without English
+    prose. At most 64 characters, and so at most 64 tokens of any tokenizer with single digits and signs."""
+    calculations = calculations_of(row["answer"])
+    answer = row["answer"].rpartition("####")[2].strip().replace(",", "")
+    solution = "\n".join([*calculations, f"#### {answer}"])
+    if not calculations:
+        return "no_calculation"
+    if len(solution) > MOST_CHARACTERS:
+        return "too_long"
+    return pair(f"Question: {row['question'].strip()}\nAnswer:", solution)
 
 
 def gsm8k_text(row: Row, _: Source) -> Example | Unusable:
@@ -158,12 +175,14 @@ def bitext(row: Row, source: Source) -> Example | Unusable:
 
 
 READERS: dict[str, Callable[[Row, Source], Example | Unusable]] = {
-    "orca_math": orca_math, "gsm8k": gsm8k, "gsm8k_text": gsm8k_text, "aya": aya, "alpaca": alpaca,
-    "telugu_alpaca": telugu_alpaca, "inkuba": inkuba, "xp3mt": xp3mt, "ichikara": ichikara, "nllb": nllb,
+    "orca_math": orca_math, "gsm8k": gsm8k, "gsm8k_calculations": gsm8k_calculations,
+    "gsm8k_text": gsm8k_text, "aya": aya, "alpaca": alpaca, "telugu_alpaca": telugu_alpaca,
+    "inkuba": inkuba, "xp3mt": xp3mt, "ichikara": ichikara, "nllb": nllb,
     "conversation": conversation, "pairs": pairs, "text": text, "template": template, "bitext": bitext,
 }  # fmt: skip
 COLUMNS = {
-    "orca_math": ("question", "answer"), "gsm8k": ("question", "answer"), "gsm8k_text": ("question", "answer"),
+    "orca_math": ("question", "answer"), "gsm8k": ("question", "answer"),
+    "gsm8k_calculations": ("question", "answer"), "gsm8k_text": ("question", "answer"),
     "aya": ("inputs", "targets", "language"), "alpaca": ("instruction", "input", "output"),
     "telugu_alpaca": ("telugu_instruction", "telugu_input", "telugu_output"),
     "inkuba": ("instruction", "inputs", "targets"), "xp3mt": ("inputs", "targets"), "ichikara": ("text", "output"),

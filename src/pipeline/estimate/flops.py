@@ -143,7 +143,8 @@ LONGEST = 4.0  # a batch is decoded until its longest answer ends: so many times
 class QuestionSet:
     """Questions of one kind: tokens of the exemplars before them, of a question, and of an answer (0: letters weighed).
 
-    `prefixes`: sets of exemplars, such as one a subject; `room`: most tokens of an answer.
+    `prefixes`: sets of exemplars, such as one a subject; `room`: most tokens of an answer; `logits`: of so many tokens
+    of a question.
     """
 
     questions: int
@@ -152,6 +153,7 @@ class QuestionSet:
     answer: float = 0.0
     prefixes: int = 1
     room: int = 512
+    logits: float = 1
 
 
 def question_sets(
@@ -165,7 +167,8 @@ def question_sets(
     """
     question, exemplar, answer = tokens[language]
     benchmark = benchmark_of(task)
-    questions, each = benchmark.questions, benchmark.tokens * question / tokens["en"][0]
+    alike = benchmark.continuation_tokens
+    questions, each = benchmark.questions, alike + (benchmark.tokens - alike) * question / tokens["en"][0]
     if benchmark.kind == "number":
         return [QuestionSet(questions, shots * exemplar, question, answer, room=ROOM.get(language, 512))]
     if benchmark.kind == "translation":
@@ -173,7 +176,7 @@ def question_sets(
         return [QuestionSet(questions, pair, english + 10, each), QuestionSet(questions, pair, each + 10, english)]
     if benchmark.kind == "program":
         return [QuestionSet(questions, shots * (each + 160), each + 90, 70)]
-    return [QuestionSet(questions, shots * each, each, prefixes=benchmark.exemplar_sets)]
+    return [QuestionSet(questions, shots * each, each, prefixes=benchmark.exemplar_sets, logits=max(1, alike))]
 
 
 def scoring_seconds(
@@ -193,7 +196,7 @@ def scoring_seconds(
     for kind in kinds:
         flops = kind.prefixes * kind.prefix * (each + core * kind.prefix)
         flops += kind.questions * kind.question * (each + core * (kind.prefix + kind.question))
-        flops += 2.0 * kind.questions * shape.embedding
+        flops += 2.0 * kind.questions * kind.logits * shape.embedding
         rows = min(batch_that_fits(shape, kind, gpu, dtype, batch_size), math.ceil(kind.questions / kind.prefixes))
         batches = kind.prefixes * math.ceil(kind.questions / kind.prefixes / rows)
         passes = batches + (kind.prefixes if kind.prefix else 0)

@@ -27,6 +27,26 @@ def mean_stderr(values: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum((value - center) ** 2 for value in values) / (len(values) - 1) / len(values))
 
 
+def value_per_question(parts: Iterable[tuple[int, float]], is_sum: bool) -> dict[int, float]:
+    """Question -> one value, from (question, value) of its parts: their sum, or, for a mean over all parts, the
+    question's share of it.
+
+    The mean of these shares is the mean over parts, and their standard error that of a mean over clusters: m + (sum of
+    the question's parts - m * their number) * questions / parts (Miller 2024, arXiv 2411.00640, section 2.2).
+    """
+    by_question: dict[int, list[float]] = {}
+    for question, value in parts:
+        by_question.setdefault(question, []).append(value)
+    if is_sum:
+        return {question: math.fsum(values) for question, values in by_question.items()}
+    everything = [value for values in by_question.values() for value in values]
+    overall, scale = mean(everything), len(by_question) / len(everything)
+    return {
+        question: overall + math.fsum(value - overall for value in values) * scale
+        for question, values in by_question.items()
+    }
+
+
 def is_unparsed(extracted: str) -> bool:
     """Whether the filter found no answer in the response."""
     return extracted == INVALID

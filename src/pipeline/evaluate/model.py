@@ -33,12 +33,11 @@ from pipeline.evaluate.decode import Ending, can_decode, decode
 from pipeline.evaluate.prefix import (
     Prefix,
     batch_places,
-    can_share_prefix,
     group_prompts,
     heads_as_they_are,
-    last_logits,
 )
 from pipeline.evaluate.shards import Helpers
+from pipeline.evaluate.tree import MOST_TOKENS, Trie, build_tries, can_score_tries, trie_logits
 from pipeline.models import load
 from pipeline.models.checkpoint import DTYPES
 from pipeline.progress import Bar, say
@@ -215,7 +214,7 @@ class Answering(HFLM):
         return self._as_a_whole(functools.partial(HFLM.generate_until, self, requests, disable_tqdm=True))
 
     def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None) -> list:
-        if self.share_prefix and can_share_prefix(self.model.config):
+        if self.share_prefix and can_score_tries(self.model.config):
             return self._loglikelihood_shared(requests)
         return self._as_a_whole(functools.partial(HFLM._loglikelihood_tokens, self, requests, True, override_bs))
 
@@ -244,35 +243,47 @@ class Answering(HFLM):
     # ------------------------------------------------------------------------------------------- shared prefixes
 
     def _loglikelihood_shared(self, requests: list) -> list[tuple[float, bool]]:
-        """As HFLM's, requests being ((context, continuation), tokens, tokens): one forward pass serves all requests of
-        which only the last token differs, such as the four letters of a choice."""
+        """As HFLM's, requests being ((context, continuation), tokens, tokens): each token that several requests begin
+        with is computed once (evaluate/tree.py). Where all continuations are single tokens, such as the letters of
+        choices, the prompts of a batch share their prefix alone."""
         inputs: dict[tuple[int, ...], list[int]] = {}
         for place, (_, context, continuation) in enumerate(requests):
             inputs.setdefault((*context, *continuation[:-1]), []).append(place)
         prompts = list(inputs)
         keep = [max(len(requests[place][2]) for place in inputs[prompt]) for prompt in prompts]
         answers: list[Any] = [None] * len(requests)
-
-        def weigh(prefix: Prefix, batch: list[int], rests: list[Sequence[int]]) -> None:
-            logits = last_logits(self.model, prefix, rests, self._pad, max(keep[index] for index in batch))
-            for index, row in zip(batch, torch.log_softmax(logits, dim=-1, dtype=self.softmax_dtype), strict=True):
-                for place in inputs[prompts[index]]:
-                    tokens = torch.tensor(requests[place][2], device=row.device)
-                    logits_of_answer = row[-len(tokens) :]
-                    likelihood = float(logits_of_answer.gather(1, tokens[:, None]).sum())
-                    answers[place] = likelihood, bool((logits_of_answer.argmax(dim=-1) == tokens).all())
-            self._answered(sum(len(inputs[prompts[index]]) for index in batch))
-
-        longest = [len(prompt) - shared_length for prompt, shared_length in zip(prompts, keep, strict=True)]
-        for shared, members in group_prompts(prompts, longest):
-            if shared:
-                self._in_batches(prompts, shared, members, 0, weigh)
+        most = MOST_TOKENS if max(keep, default=0) > 1 else 0
+        longest = [len(prompt) - kept for prompt, kept in zip(prompts, keep, strict=True)]
+        for shared, members in group_prompts(prompts, longest, most):
+            if not shared and not most:
+                places = [place for index in members for place in inputs[prompts[index]]]
+                alone = [requests[place] for place in places]
+                likelihoods = self._as_a_whole(functools.partial(HFLM._loglikelihood_tokens, self, alone, True))
+                for place, answer in zip(places, likelihoods, strict=True):
+                    answers[place] = answer
                 continue
-            places = [place for index in members for place in inputs[prompts[index]]]
-            alone = [requests[place] for place in places]
-            likelihoods = self._as_a_whole(functools.partial(HFLM._loglikelihood_tokens, self, alone, True))
-            for place, answer in zip(places, likelihoods, strict=True):
-                answers[place] = answer
+            tries = build_tries(prompts, members, shared, most)
+
+            def weigh(prefix: Prefix, batch: list[int], tries: list[Trie] = tries) -> None:
+                scored = [tries[index] for index in batch]
+                needed = [
+                    sorted({node for index, path in trie.paths.items() for node in path[-keep[index] :]})
+                    for trie in scored
+                ]
+                found = trie_logits(self.model, prefix, scored, needed, self._pad)
+                for trie, nodes, logits in zip(scored, needed, found, strict=True):
+                    row = torch.log_softmax(logits, dim=-1, dtype=self.softmax_dtype)
+                    at = {node: position for position, node in enumerate(nodes)}
+                    for index, path in trie.paths.items():
+                        for place in inputs[prompts[index]]:
+                            tokens = torch.tensor(requests[place][2], device=row.device)
+                            predicted = row[[at[node] for node in path[-len(tokens) :]]]
+                            likelihood = float(predicted.gather(1, tokens[:, None]).sum())
+                            answers[place] = likelihood, bool((predicted.argmax(dim=-1) == tokens).all())
+                self._answered(sum(len(inputs[prompts[index]]) for trie in scored for index in trie.paths))
+
+            lengths, counts = [len(trie.tokens) for trie in tries], [len(trie.paths) for trie in tries]
+            self._in_batches(prompts[members[0]][:shared], lengths, counts, weigh)
         return answers
 
     def _decode(self, requests: list[Instance], settings: GenKwargs) -> list[str]:
@@ -305,23 +316,22 @@ class Answering(HFLM):
 
     def _in_batches(
         self,
-        prompts: Sequence[Sequence[int]],
-        shared: int,
-        members: list[int],
-        room: int,
-        answer: Callable[[Prefix, list[int], list[Sequence[int]]], None],
+        prefix_tokens: Sequence[int],
+        lengths: Sequence[int],
+        counts: Sequence[int],
+        answer: Callable[[Prefix, list[int]], None],
     ) -> None:
-        """Put the members of a group to the model after their prefix, `room` tokens for each answer."""
+        """Put rows of `lengths` tokens, which hold `counts` prompts each, to the model after their prefix; `answer`
+        gets the rows of a batch."""
         finished: set[int] = set()
 
         def go_on() -> None:
-            pending = [member for member in members if member not in finished]
-            longest = max(len(prompts[member]) - shared for member in pending)
-            prefix = Prefix(
-                self.model, prompts[pending[0]][:shared], min(self.batch_size, len(pending)), longest + room
-            )
-            for batch in batch_places(pending, [len(prompt) for prompt in prompts], self.batch_size):
-                answer(prefix, batch, [prompts[member][shared:] for member in batch])
+            pending = [row for row in range(len(lengths)) if row not in finished]
+            batches = list(batch_places(pending, lengths, self.batch_size, counts))
+            most_tokens = max(lengths[row] for row in pending)
+            prefix = Prefix(self.model, prefix_tokens, max(map(len, batches)), most_tokens)
+            for batch in batches:
+                answer(prefix, batch)
                 finished.update(batch)
 
         with self._computing():

@@ -24,21 +24,20 @@ DEEPEST = 100  # prefixes inside prefixes; prompts of exemplars have two or thre
 
 
 def group_prompts(
-    prompts: Sequence[Sequence[int]], longest: Sequence[int] | None = None
+    prompts: Sequence[Sequence[int]], longest: Sequence[int] | None = None, most: int = 0
 ) -> list[tuple[int, list[int]]]:
     """Places of prompts (token ids) taken together, with the length of the prefix that they share; 0: none.
 
     Chosen for the fewest tokens to compute, a prefix counting once: the exemplars of a task, or those of each subject.
     `longest`: at most so many tokens of each prompt may be in a prefix; by default all but the last.
+    `most`: what follows a prefix is computed as tries of at most so many tokens; 0: each prompt by itself.
     """
     caps = [len(prompt) - 1 for prompt in prompts] if longest is None else longest
-    order = sorted(range(len(prompts)), key=lambda place: tuple(prompts[place]))
-    arrays = [np.asarray(prompts[place]) for place in order]
-    # common[i]: tokens that the sorted prompts i and i + 1 share
-    common = np.array([_common_length(row, two) for row, two in zip(arrays, arrays[1:], strict=False)], dtype=int)
+    order, common = sort_prompts(prompts, range(len(prompts)))
+    lengths = [len(prompts[place]) for place in order]
     grouped: list[tuple[int, list[int]]] = []
     alone: list[int] = []
-    for shared, members in _cheapest_groups(common, [len(row) for row in arrays], 0, len(order))[1] if order else ():
+    for shared, members in _cheapest_groups(common, lengths, 0, len(order), most)[1] if order else ():
         places = [order[member] for member in members]
         shared = min(shared, *(caps[place] for place in places)) if len(places) > 1 else 0
         if shared >= LEAST:
@@ -48,14 +47,39 @@ def group_prompts(
     return [*grouped, (0, sorted(alone))] if alone else grouped
 
 
+def sort_prompts(prompts: Sequence[Sequence[int]], places: Sequence[int]) -> tuple[list[int], np.ndarray]:
+    """The places in the order of their prompts' tokens, and how many tokens each shares with the next."""
+    order = sorted(places, key=lambda place: tuple(prompts[place]))
+    arrays = [np.asarray(prompts[place]) for place in order]
+    return order, np.array([_common_length(row, two) for row, two in zip(arrays, arrays[1:], strict=False)], dtype=int)
+
+
 def _common_length(first: np.ndarray, second: np.ndarray) -> int:
     short = min(len(first), len(second))
     differs = first[:short] != second[:short]
     return int(differs.argmax()) if differs.any() else short
 
 
+def cut_into_tries(
+    common: np.ndarray, lengths: Sequence[int], shared: int, most: int
+) -> Iterator[tuple[int, int, int]]:
+    """(first, last + 1, tokens) of the tries that sorted prompts form below a prefix of `shared` tokens.
+
+    A prompt joins the one before it where it has at least half of its tokens in common with it, up to `most` tokens.
+    """
+    first, tokens = 0, lengths[0] - shared
+    for place, length in enumerate(lengths[1:], 1):
+        further = length - max(int(common[place - 1]), shared)
+        if 2 * further <= length - shared and tokens + further <= most:
+            tokens += further
+        else:
+            yield first, place, tokens
+            first, tokens = place, length - shared
+    yield first, len(lengths), tokens
+
+
 def _cheapest_groups(
-    common: np.ndarray, lengths: Sequence[int], first: int, last: int, depth: int = 0
+    common: np.ndarray, lengths: Sequence[int], first: int, last: int, most: int, depth: int = 0
 ) -> tuple[int, list]:
     """Tokens to compute for the sorted prompts first..last-1, and the groups (shared, members) that need so few.
 
@@ -64,15 +88,20 @@ def _cheapest_groups(
     """
     if last - first == 1:
         return lengths[first], [(0, [first])]
+
+    def tokens_after(shared: int, start: int, end: int) -> int:
+        return sum(size for *_, size in cut_into_tries(common[start : end - 1], lengths[start:end], shared, most))
+
     within_group = common[first : last - 1]
     shared = int(within_group.min())
     if depth == DEEPEST:
-        return shared + sum(lengths[first:last]) - shared * (last - first), [(shared, list(range(first, last)))]
+        return shared + tokens_after(shared, first, last), [(shared, list(range(first, last)))]
     cuts = [first, *(first + 1 + int(at) for at in np.flatnonzero(within_group == shared)), last]
-    cost_apart, cost_together, groups_apart, pool = 0, shared, [], []
+    cost_apart, cost_together = 0, shared + (LEAST if most else 0)  # tries are few rows: a prefix is another pass
+    groups_apart, pool = [], []
     for start, end in zip(cuts, cuts[1:], strict=False):
-        cost, subgroups = _cheapest_groups(common, lengths, start, end, depth + 1)
-        joining = sum(lengths[start:end]) - shared * (end - start)
+        cost, subgroups = _cheapest_groups(common, lengths, start, end, most, depth + 1)
+        joining = tokens_after(shared, start, end)
         cost_apart, cost_together = cost_apart + cost, cost_together + min(cost, joining)
         if joining < cost:
             pool.append((range(start, end), subgroups))
@@ -83,13 +112,17 @@ def _cheapest_groups(
     return cost_apart, [*groups_apart, *(group for _, subgroups in pool for group in subgroups)]
 
 
-def can_share_prefix(config: Any) -> bool:
-    """Whether all layers attend to all that came before. A window would count the padding after the prefix too."""
+def layer_kinds(config: Any) -> set[str]:
+    """How the layers attend: "full_attention" to all that came before, "sliding_attention" to a window, or another."""
     config = config.get_text_config()
-    kinds = getattr(config, "layer_types", None) or [
-        "sliding" if getattr(config, "sliding_window", None) else "full_attention"
-    ]
-    return set(kinds) == {"full_attention"}
+    window = getattr(config, "sliding_window", None)
+    return set(getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"])
+
+
+def can_share_prefix(config: Any) -> bool:
+    """Whether answers can be generated after a shared prefix: all layers attend to all that came before. A window would
+    count the padding after the prefix too."""
+    return layer_kinds(config) == {"full_attention"}
 
 
 class _Layer(CacheLayerMixin):
@@ -130,7 +163,8 @@ class _Layer(CacheLayerMixin):
 
 
 class Prefix(Cache):
-    """The keys and values of a shared prefix, in each of `rows` rows, with `room` tokens more for what follows.
+    """The keys and values of a shared prefix (which may be empty), in each of `rows` rows, with `room` tokens more for
+    what follows.
 
     Serves batch after batch: `again()` forgets what followed.
     """
@@ -139,7 +173,8 @@ class Prefix(Cache):
         layers = model.config.get_text_config().num_hidden_layers
         super().__init__(layers=[_Layer(rows, room) for _ in range(layers)])
         self.tokens = list(tokens)
-        model(input_ids=torch.tensor([self.tokens], device=model.device), past_key_values=self, logits_to_keep=1)
+        if self.tokens:
+            model(input_ids=torch.tensor([self.tokens], device=model.device), past_key_values=self, logits_to_keep=1)
 
     def again(self) -> Prefix:
         for layer in self.layers:
@@ -147,26 +182,10 @@ class Prefix(Cache):
         return self
 
 
-def laid_out(prefix: Sequence[int], rests: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and attention mask, [rests, tokens] each: the prefix, padding, then the rest, so that all end alike."""
+def laid_out(prefix: Sequence[int], rests: Sequence[Sequence[int]], pad: int) -> torch.Tensor:
+    """Token ids [rests, tokens]: the prefix, padding, then the rest, so that all end alike."""
     width = max(map(len, rests))
-    ids = [[*prefix, *[pad] * (width - len(tail)), *tail] for tail in rests]
-    mask = [[1] * len(prefix) + [0] * (width - len(tail)) + [1] * len(tail) for tail in rests]
-    return torch.tensor(ids), torch.tensor(mask)
-
-
-def last_logits(model: Any, prefix: Prefix, rests: Sequence[Sequence[int]], pad: int, keep: int) -> torch.Tensor:
-    """Logits [rests, keep, vocabulary] of the last `keep` places of each rest after the prefix, as without sharing."""
-    ids, mask = laid_out(prefix.tokens, rests, pad)
-    places = (mask.cumsum(1) - 1).clamp(min=0)
-    start, device = len(prefix.tokens), model.device
-    return model(
-        input_ids=ids[:, start:].to(device),
-        attention_mask=mask.to(device),
-        position_ids=places[:, start:].to(device),
-        past_key_values=prefix.again(),
-        logits_to_keep=keep,
-    ).logits
+    return torch.tensor([[*prefix, *[pad] * (width - len(tail)), *tail] for tail in rests])
 
 
 @contextmanager
@@ -187,8 +206,20 @@ def heads_as_they_are(device: torch.device) -> Iterator[None]:
             os.environ[FORCE_GROUPED] = value
 
 
-def batch_places(places: Sequence[int], lengths: Sequence[int], size: int) -> Iterator[list[int]]:
-    """Places in batches of `size`, the longest prompts first: what runs out of memory does so at once."""
-    order = sorted(places, key=lambda place: -lengths[place])
-    for start in range(0, len(order), size):
-        yield order[start : start + size]
+def batch_places(
+    places: Sequence[int], lengths: Sequence[int], size: int, prompts: Sequence[int] | None = None
+) -> Iterator[list[int]]:
+    """Places in batches of `size` prompts, the longest first: what runs out of memory does so at once.
+
+    `prompts`: how many each place holds, by default one; a place that holds more than `size` is a batch of its own.
+    """
+    batch: list[int] = []
+    held = 0
+    for place in sorted(places, key=lambda place: -lengths[place]):
+        more = prompts[place] if prompts else 1
+        if batch and held + more > size:
+            yield batch
+            batch, held = [], 0
+        batch, held = [*batch, place], held + more
+    if batch:
+        yield batch

@@ -7,26 +7,21 @@ Competition), here of worked calculations. Imports nothing heavy.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.evaluate.metrics import mean, mean_stderr
+from pipeline.benchmarks import benchmark_of
+from pipeline.evaluate.metrics import mean, mean_stderr, value_per_question
 from pipeline.evaluate.records import ScoreRow
 
 TASK = "mgsm_steps"
-CONTROLS = {"reading": "mgsm_steps_shuffled", "reading_nums": "mgsm_steps_nums"}  # metric -> the task without the text
 
 
 def bits_by_question(samples: Iterable[Mapping[str, Any]]) -> dict[int, float]:
     """Question -> log2 of the probability of its gold calculations, from the stored records of its steps."""
-    steps: dict[int, list[float]] = {}
-    for sample in samples:
-        question, bits = sample["scores"]["bits"]
-        steps.setdefault(question, []).append(bits)
-    return {question: math.fsum(bits) for question, bits in steps.items()}
+    return value_per_question((sample["scores"]["bits"] for sample in samples), is_sum=True)
 
 
 def reading(
@@ -45,7 +40,7 @@ def reading_rows(files: Iterable[Path], rows: Sequence[ScoreRow]) -> list[ScoreR
     further_rows = []
     for row in rows:
         if (row.task, row.metric) == (TASK, "bits"):
-            for metric, task in CONTROLS.items():
+            for metric, task in benchmark_of(TASK).differences.items():
                 pair = [stored.get(f"{name}.{row.language}") for name in (TASK, task)]
                 if pair[0] and pair[1]:
                     value, stderr, count = reading(*(_read(path) for path in pair if path))

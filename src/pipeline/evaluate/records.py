@@ -92,8 +92,12 @@ def score_row(
     item_values: Sequence[Any],
     subject: str | None = None,
 ) -> ScoreRow:
-    """One score. `each`: a value a question, of which the standard error comes where they are numbers."""
-    single = all(isinstance(item, int | float) for item in item_values)  # not so for corpus scores
+    """One score. item_values: a number per question, or (question, number) of its parts, from which the standard error
+    is computed; anything else for corpus scores, which have none."""
+    if item_values and all(isinstance(item, tuple) and isinstance(item[1], int | float) for item in item_values):
+        is_sum = metric in benchmark_of(definition.task).measures
+        item_values = list(metrics.value_per_question(item_values, is_sum).values())
+    single = all(isinstance(item, int | float) for item in item_values)
     return ScoreRow(
         task=definition.task, language=definition.language, pair=definition.pair, subject=subject,
         num_fewshot=definition.num_fewshot, metric=metric, filter=filter_name,
@@ -147,11 +151,13 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
             "extracted": best,
         }
         sample |= {
-            "correct": bool(scores[benchmark.metric]),
+            "correct": is_right(scores[benchmark.metric]),
             "loglikelihoods": dict(zip(letters, likelihoods, strict=True)),
         }
         if benchmark.group:
             sample[benchmark.group] = record["doc"][benchmark.group]
+    elif benchmark.kind == "text":
+        sample |= {"target": str(record["target"]), "response": "", "extracted": "", "correct": None}
     else:
         sample |= {"target": str(record["target"]), "response": record["resps"][0][0], "extracted": answer[0]}
         if benchmark.kind == "number":
@@ -170,6 +176,11 @@ def sample_of(definition: Definition, record: Mapping[str, Any], cut_off: bool |
         if cut_off is not None:
             sample["cut_off"] = cut_off
     return sample | {"filter": record["filter"], "prompt_hash": record["prompt_hash"], "scores": scores}
+
+
+def is_right(score: Any) -> bool:
+    """Whether a score, or that of (question, score), is not 0."""
+    return bool(score[1] if isinstance(score, tuple) else score)
 
 
 def further_rows_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 from pipeline.benchmarks.task_files import Definition
@@ -23,14 +24,22 @@ def measured(definition: Definition, folder: Path, settings: Eval) -> tuple[Leng
     """
     with contextlib.redirect_stdout(sys.stderr), harness_tamed():
         (task,) = load_tasks([definition])
-        model = build_skeleton(folder, "checkpoint")
-        try:
-            tokenizer = load_tokenizer(folder)
-        except PipelineError:
-            raise
-        except (OSError, ValueError) as error:
-            raise PipelineError(f"the tokenizer of {folder} cannot be read ({first_line(error)})") from error
-        lm = Answering(pretrained=model, tokenizer=tokenizer, batch_size=1)
-        set_template_date(lm, settings)
+        lm = model_without_weights(folder, settings.template_date if settings.chat_template else None)
+        if settings.chat_template:
+            set_template_date(lm, settings)
         rows = rows_asked(definition, task, settings)
         return lengths_of(lm, definition, task, rows, settings), len(rows), lm.max_length
+
+
+@lru_cache(maxsize=1)
+def model_without_weights(folder: Path, template_date: str | None) -> Answering:
+    """A model for counting tokens. Cached, as tokenizers take seconds to load and the evaluations of a table share
+    theirs; `template_date` keeps apart those whose chat template prints another date."""
+    model = build_skeleton(folder, "checkpoint")
+    try:
+        tokenizer = load_tokenizer(folder)
+    except PipelineError:
+        raise
+    except (OSError, ValueError) as error:
+        raise PipelineError(f"the tokenizer of {folder} cannot be read ({first_line(error)})") from error
+    return Answering(pretrained=model, tokenizer=tokenizer, batch_size=1)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -64,10 +65,29 @@ def check_evaluation(run: Run[EvalStage], prompts: bool, cache: Cache) -> None:
     if problem := problem_of_data(run, problems):
         raise PipelineError(problem)
     if prompts and model is not None and run.config.eval.backend == "hf":
-        with TemporaryDirectory() as folder:
-            for definition in define_tasks(run, Path(folder), []):
-                lengths, questions, max_tokens = lengths_of(run, definition, model)
-                too_long(definition.name, lengths, questions, max_tokens, run.config.eval.too_long)
+        problem = first_problem(f"{model} {data_key(run)}", problems, partial(check_lengths, run, model))
+        if problem:
+            raise PipelineError(problem)
+
+
+def check_lengths(run: Run[EvalStage], model: Path) -> None:
+    """Raise PipelineError if more prompts do not fit the model than eval.too_long allows."""
+    with TemporaryDirectory() as folder:
+        for definition in define_tasks(run, Path(folder), []):
+            lengths, questions, max_tokens = lengths_of(run, definition, model)
+            too_long(definition.name, lengths, questions, max_tokens, run.config.eval.too_long)
+
+
+def first_problem(key: str, problems: dict[str, str | None], check: Callable[[], None]) -> str | None:
+    """The sentence of the PipelineError that a check raises, None if it passes; cached, since evaluations of many
+    models share it."""
+    if key not in problems:
+        problems[key] = None
+        try:
+            check()
+        except PipelineError as error:
+            problems[key] = str(error)
+    return problems[key]
 
 
 def model_here(run: Parent, folders: dict[str, Path | None]) -> Path | None:
@@ -83,21 +103,20 @@ def model_here(run: Parent, folders: dict[str, Path | None]) -> Path | None:
 
 
 def problem_of_data(run: Run[EvalStage], problems: dict[str, str | None]) -> str | None:
-    """Why the data of an evaluation, or another input besides the model, is missing; None if nothing is.
+    """Why the data of an evaluation, or another input besides the model, is missing; None if nothing is."""
 
-    problems: cache by inputs, since evaluations of many models share them.
-    """
+    def check() -> None:
+        with TemporaryDirectory() as folder:
+            refuse_early(run, define_tasks(run, Path(folder), []))
+
+    return first_problem(data_key(run), problems, check)
+
+
+def data_key(run: Run[EvalStage]) -> str:
+    """All inputs of an evaluation besides the model."""
     config, root = run.config, run.parents.get("data_root")
     inputs = [asdict(config.eval), config.languages, str(root.folder) if root else None, "checkpoint" in run.parents]
-    key = json.dumps(inputs)
-    if key not in problems:
-        problems[key] = None
-        try:
-            with TemporaryDirectory() as folder:
-                refuse_early(run, define_tasks(run, Path(folder), []))
-        except PipelineError as error:
-            problems[key] = str(error)
-    return problems[key]
+    return json.dumps(inputs)
 
 
 # ---------------------------------------------------------------------------------------------------- prompts

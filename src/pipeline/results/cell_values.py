@@ -27,6 +27,7 @@ from pipeline.tables.plan import (
     ScoreRef,
     Values,
     cell_value,
+    difference_of,
     item_value,
     reduce_items,
 )
@@ -143,6 +144,9 @@ class Outcome:
 
     def read_score(self, score: ScoreRef, metric: str | None, pair: str | None, runs: dict[Path, None]) -> float:
         """One score: of a choice's candidate or of a cell. Raises NoScore if it is missing."""
+        if parts := difference_of(score, metric):
+            measure, subtracted = parts
+            return self.read_score(score, measure, pair, runs) - self.read_score(subtracted, measure, pair, runs)
         table = self.table
         run = table.evaluations.get(score)
         if run is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipeline.benchmarks import kind_of
+from pipeline.benchmarks import is_measure, kind_of
 from pipeline.estimate.questions import count_questions, scored_file
 from pipeline.report.load.contents import CellResult
 from pipeline.report.stats.claims import Claim
@@ -47,7 +47,9 @@ def detectable_differences(planning: Planning) -> list[str]:
 
 
 def questions_under(planning: Planning, cell: Cell) -> int:
-    """The number of different questions under a cell, of tasks whose answers are right or wrong."""
+    """The number of different questions under a cell whose answers are right or wrong."""
+    if is_measure(cell.metric):
+        return 0
     if cell.of:
         return sum(questions_under(planning, planning.plan.cells[row, cell.column]) for row in cell.of)
     sizes: dict[tuple[str, str], int] = {}
@@ -60,13 +62,13 @@ def questions_under(planning: Planning, cell: Cell) -> int:
 
 
 def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int] | None:
-    """(task, number of questions) of one score; None for translations, and where its data is unknown."""
+    """(task, number of questions) of one score; None for translations and text, and where its data is unknown."""
     run = planning.evaluation_of(score) or planning.representative_evaluation(score)
     if run is None:
         return None
     task, language, root = run.config.eval.tasks[0], run.config.languages[0], run.parents.get("data_root")
     unknown = root is not None and root.folder.is_dir() and scored_file(run, task, language) is None
-    if unknown or kind_of(task.task) == "translation":
+    if unknown or kind_of(task.task) in ("translation", "text"):
         return None
     return task.task, count_questions(run, task, language)
 
@@ -74,7 +76,7 @@ def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int] |
 # ---------------------------------------------------------------------------------------------------- measured
 
 MEASURED = ("left", "right", "place", "over", "left_value", "right_value", "difference", "low", "high", "p",
-            "mcnemar_p", "n", "discordant", "could_see", "detail", "missing")  # fmt: skip
+            "mcnemar_p", "n", "discordant", "could_see", "detail", "missing", "unit")  # fmt: skip
 
 
 Pair = tuple[str, str, str]  # left, right, and the row or column that has both
@@ -125,7 +127,7 @@ def cell_keys(plan: TablePlan, pair: Pair) -> list[tuple[str, str]]:
 def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Iterable[Pair]) -> list[dict[str, Any]]:
     """The lines of contrasts.csv, one for each pair.
 
-    Values, difference, interval and could_see (by the measured discordance) in points. Resampled are problems (for
+    Values, difference, interval and could_see (by the measured discordance) in `unit`. Resampled are problems (for
     translations, sentences), and the experts that both sides average over. Facts and figures have no lines.
     """
     lines = []
@@ -135,6 +137,7 @@ def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Iterable[Pair]
             line = dict(zip(("left", "right", "place"), pair, strict=True)) | measure_pair(
                 plan, cells, metric, pair, answers
             )
+            line["unit"] = "bits" if is_measure(metric) else "points"
             lines.append({key: line.get(key) for key in MEASURED})
     return lines
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from pipeline.benchmarks import is_measure
 from pipeline.config.stages import TrainStage
 from pipeline.report.load.archive import without_private
 from pipeline.report.load.contents import CellResult, CellScore
@@ -75,8 +76,8 @@ def model_role(table: BoundTable, score: ScoreRef | None) -> str:
 def estimate_interval(
     plan: TablePlan, cell: Cell, is_chosen: bool, answers: StoredAnswers
 ) -> tuple[float, float, float] | None:
-    """A cell and its 95 % interval over draws of problems, in percent. What is chosen (the best configuration, a
-    maximum) is scored on the half of the problems that it was not chosen on, and chosen again in each draw.
+    """A cell and its 95 % interval over draws of problems, in percent or bits. What is chosen (the best configuration,
+    a maximum) is scored on the half of the problems that it was not chosen on, and chosen again in each draw.
 
     Seeds and experts are treated as fixed. For BLEU and chrF++ it is the normal interval of the draws, whose standard
     deviation is at least that of one sentence. None for facts, figures and spBLEU, and where answers were not stored.
@@ -85,7 +86,7 @@ def estimate_interval(
 
     tasks = [str(task) for task in tasks_of(plan, cell)]
     metric = cell.metric or next(iter(metrics_of(tasks[0])), "") if len(tasks) == 1 else ""
-    if cell.fact or not (metric in CORPUS_METRICS or (metric and not cell.metric)):
+    if cell.fact or not (metric in CORPUS_METRICS or is_measure(metric) or (metric and not cell.metric)):
         return None
     questions = questions_of(plan, answers, [cell], metric)
     try:

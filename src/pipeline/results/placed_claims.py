@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from pipeline.benchmarks import kind_of, primary_metric
+from pipeline.benchmarks import kind_of, measures_of, primary_metric
 from pipeline.config import conf
 from pipeline.errors import suggest
 from pipeline.report.stats.claims import FACT, Claim, read_claims
@@ -178,7 +178,7 @@ def metrics_of(task: str) -> list[str]:
     kind = kind_of(task)
     if kind is None or kind == "translation":
         return list(CORPUS_METRICS) if kind else []
-    return [primary_metric(task)[0], *(["numeric_match"] if kind == "number" else [])]
+    return [primary_metric(task)[0], *(["numeric_match"] if kind == "number" else []), *measures_of(task)]
 
 
 def check_claims(planning: Planning) -> None:

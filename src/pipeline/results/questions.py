@@ -15,8 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.benchmarks import is_measure
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
+from pipeline.evaluate.metrics import value_per_question
 from pipeline.report.load.scores import percent_factor
 from pipeline.report.stats.statistics import (
     DRAWS,
@@ -30,7 +32,7 @@ from pipeline.report.stats.translations import CORPUS_METRICS, copies_of, corpus
 from pipeline.results.cell_values import NoScore, Outcome
 from pipeline.runs.manifest import read_manifest
 from pipeline.tables.bound import BoundTable
-from pipeline.tables.plan import Cell, Item, ScoreRef, TablePlan, Values, reduce_cell, reduce_items
+from pipeline.tables.plan import Cell, Item, ScoreRef, TablePlan, Values, difference_of, reduce_cell, reduce_items
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,6 +60,10 @@ class StoredAnswers:
         return self._scores[score, metric, pair]
 
     def read_answers(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
+        if parts := difference_of(score, metric):
+            measure, subtracted = parts
+            values, others = (self.scores_by_question(part, measure, pair) for part in (score, subtracted))
+            return {question: value - others[question] for question, value in values.items() if question in others}
         (path,) = self.sample_files(score, pair or score.language)
         scale = percent_factor(metric) / 100  # as shares, which tables show in percent
         return {key: scale * value for key, value in answers_of(path, metric).items()}
@@ -94,11 +100,12 @@ class StoredAnswers:
 def answers_of(path: Path, metric: str) -> Vector:
     """doc_id -> score of one samples file. Raises PipelineError for a broken line, or one without the metric.
 
-    A score that is stored as [question, part], as the bits of mgsm_steps are, is summed over the parts of a question.
+    Scores of the parts of a question, stored as [question, value], are joined (`value_per_question`).
 
     Only the ends of a line as evaluations write it are parsed: the prompt between them is nearly all of it.
     """
     scores: Vector = {}
+    parts: list[tuple[int, float]] = []
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             head, tail = HEAD.match(line), TAIL.search(line[-4000:])
@@ -109,12 +116,13 @@ def answers_of(path: Path, metric: str) -> Vector:
                     sample = json.loads(line)
                     question, value = sample["doc_id"], sample["scores"][metric]
                 if isinstance(value, list):
-                    question, value = value[0], scores.get(value[0], 0.0) + value[1]
-                scores[question] = float(value)
+                    parts.append((int(value[0]), float(value[1])))
+                else:
+                    scores[question] = float(value)
             except (ValueError, KeyError, TypeError):
                 place = f"{path.parents[1].name}/samples/{path.name}, line {number}"
                 raise PipelineError(f"{place} is cut off or has no {metric}: rerun it with redo=true") from None
-    return scores
+    return value_per_question(parts, is_measure(metric)) if parts else scores
 
 
 @dataclass
@@ -205,6 +213,19 @@ class Questions:
 Sentences = list[tuple[str, tuple[tuple[str, str], ...]]]  # (pair, its references and responses)
 
 
+class Measures(Questions):
+    """Questions for measures such as bits, which have no bounds: Student's t in place of intervals of shares."""
+
+    def mean_and_variance(self, cell: Cell) -> tuple[float, float]:
+        value, variance = super().mean_and_variance(cell)
+        return value, variance * self.size / max(1, self.size - 1)
+
+    def interval(self, value: float, variance: float) -> tuple[float, float]:
+        if self.size < 2 or variance == 0:
+            raise NoScore("one value, or the same of all questions, shows no variance")
+        return NormalTest(value, math.sqrt(variance), self.size - 1, math.inf).interval()
+
+
 class Corpora(Questions):
     """Questions for corpus metrics, which are not means over questions: `answers_by_score` holds the observed value and
     then one value per draw."""
@@ -282,7 +303,8 @@ class Corpora(Questions):
 
 
 def questions_of(plan: TablePlan, answers: StoredAnswers, cells: Sequence[Cell], metric: str) -> Questions:
-    return (Corpora if metric in CORPUS_METRICS else Questions)(plan, answers, cells, metric)
+    kind = Corpora if metric in CORPUS_METRICS else Measures if is_measure(metric) else Questions
+    return kind(plan, answers, cells, metric)
 
 
 def leaf_cells(plan: TablePlan, cell: Cell) -> Iterator[Cell]:

@@ -31,6 +31,7 @@ from pipeline.report.stats.statistics import (
     contrast,
     contrast_of_trainings,
     corpus_contrast,
+    measure_contrast,
     two_way_bootstrap,
 )
 from pipeline.results.cell_values import NoScore
@@ -38,6 +39,7 @@ from pipeline.results.placed_claims import PlacedClaim, claims_of, metrics_of, t
 from pipeline.results.questions import (
     ChosenAndShown,
     Corpora,
+    Measures,
     Questions,
     StoredAnswers,
     average_draws,
@@ -152,8 +154,14 @@ class Sides:
         self, array: np.ndarray, estimate: float | None = None, draws: np.ndarray | None = None
     ) -> Contrast:
         """The contrast of differences by question, or of a corpus metric's observed and drawn differences."""
+        import numpy as np
+
         if isinstance(self.questions, Corpora):
             return corpus_contrast(array[..., 0], array[..., 1:], self.questions.size, estimate, draws)
+        if isinstance(self.questions, Measures):
+            if array.shape[-1] < 2 or not np.ptp(array):
+                raise NoScore("one question, or the same difference on all, shows no variance")
+            return measure_contrast(array, estimate, draws)
         return contrast(array, estimate, draws, reach=self.largest_difference)
 
     def describe_detail(self) -> str:

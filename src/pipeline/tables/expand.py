@@ -23,6 +23,7 @@ from pipeline.tables.plan import (
     Published,
     ScoreRef,
     TablePlan,
+    difference_of,
 )
 from pipeline.tables.run_specs import At, Reads, Specs
 from pipeline.tables.schema import Side, Table, Words
@@ -160,6 +161,9 @@ class Expansion:
             raise self.table.refuse(place.where, problem)
         items = [self.build_item(place, run, {**at, **point}, best, scored) for point in specs.axis_combinations(free)]
         metric, pair, fact = (specs.fill_placeholders(place.words.get(key), at) for key in ("metric", "pair", "fact"))
+        for score in [score for item in items for reading in item.readings for score in reading.values()]:
+            if parts := difference_of(score, metric):
+                self.scores[parts[1]] = None
         if str(fact).startswith("rows_changed") and not ROWS_CHANGED.fullmatch(str(fact)):
             problem = f"fact {fact}: rows changed are those of attention, feed_forward or all in layers, as "
             raise self.table.refuse(place.where, f"{problem}rows_changed.attention.0-1,30-31")

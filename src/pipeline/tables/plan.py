@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from pipeline.benchmarks import difference_parts
 from pipeline.tables.run_specs import At, Ref, Spec
 from pipeline.tables.schema import Table
 
@@ -30,6 +31,16 @@ class ScoreRef:
 
     def parent_refs(self) -> Iterator[Ref]:
         yield from (value for _, value in self.words if isinstance(value, Ref))
+
+
+def difference_of(score: ScoreRef, metric: str | None) -> tuple[str, ScoreRef] | None:
+    """(measure, the score whose measure is subtracted) if a metric is a difference, such as reading; else None."""
+    words = dict(score.words)
+    parts = difference_parts(str(words.get("task")), metric)
+    if parts is None:
+        return None
+    measure, task = parts
+    return measure, replace(score, words=tuple((key, task if key == "task" else value) for key, value in score.words))
 
 
 @dataclass

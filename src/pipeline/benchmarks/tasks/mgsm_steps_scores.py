@@ -4,10 +4,17 @@ import math
 
 
 def score_step(doc, results):
-    """acc: whether the gold calculation is the likeliest of the four. bits: (question, log2 of its probability)."""
+    """(question, value) of a step: acc, whether the gold calculation is the likeliest of the four; bits, the log2 of
+    its probability."""
     likelihoods = [likelihood for likelihood, _ in results]
     best = max(range(len(likelihoods)), key=likelihoods.__getitem__)
-    return {"acc": float(best == doc["label"]), "bits": (doc["index"], likelihoods[doc["label"]] / math.log(2))}
+    right, bits = float(best == doc["label"]), likelihoods[doc["label"]] / math.log(2)
+    return {"acc": (doc["index"], right), "bits": (doc["index"], bits)}
+
+
+def mean_per_step(items):
+    """The mean over steps."""
+    return math.fsum(right for _, right in items) / len(items)
 
 
 def mean_per_question(items):

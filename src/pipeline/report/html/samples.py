@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.benchmarks import chance_of
+from pipeline.benchmarks import chance_of, find_benchmark, is_measure
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import Results
@@ -26,7 +26,8 @@ class Mark:
 def suspicious_scores(results: Results, written: Written, answers: Mapping[Place, Answers]) -> list[Mark]:
     """Marks on suspicious scores.
 
-    Exactly 0, at chance, mostly unparsed, cut off, in the wrong script, or identical to another row's.
+    Exactly 0, at chance, mostly unparsed, cut off, in the wrong script, identical to another row's, or of an expert
+    that has lost the base's skill.
     """
     marks = []
     by_text: dict[tuple, dict[str, list[str]]] = {}
@@ -42,11 +43,26 @@ def suspicious_scores(results: Results, written: Written, answers: Mapping[Place
             if run_answers.text:
                 place = (row.task, row.where, row.num_fewshot, run_answers.text)
                 by_text.setdefault(place, {}).setdefault(cell.row, []).append(location)
+    marks += damaged_experts(results)
     for same in by_text.values():
         for name, places in same.items():
             other_rows = ", ".join(row_name for row_name in same if row_name != name)
             marks += [Mark("identical", name, f"{label}: identical to {other_rows}") for label in places if other_rows]
     return marks
+
+
+def damaged_experts(results: Results) -> Iterator[Mark]:
+    """A mark on each expert that does worse than the base even without a question's text (`Benchmark.lost_skill`):
+    merges of it measure its damage, not its language."""
+    bases = {(cell.column, cell.task): cell.value for cell in results.cells if cell.role == "base"}
+    for cell in results.cells:
+        benchmark, base = find_benchmark(cell.task), bases.get((cell.column, cell.task))
+        task, most = (benchmark and benchmark.lost_skill) or ("", 0.0)
+        if cell.role != "expert" or cell.task != task or not is_measure(cell.metric):
+            continue
+        if cell.value is not None and base is not None and base - cell.value > most:
+            lost = f"{base - cell.value:.1f} bits below the base, where {most:g} is allowed"
+            yield Mark("damaged", cell.row, f"{cell.column}: {lost}; merges of it measure this damage")
 
 
 def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
@@ -55,6 +71,8 @@ def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
         return  # skipped: the table shows the reason
     if value is None:
         yield "no number", "the score is not a finite number"
+    elif is_measure(score.metric):
+        return
     elif value == 0:
         yield "exactly 0", "no answer was correct"
     elif n and (chance := chance_of(score.task)):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.benchmarks import answer_language, kind_of, primary_metric
+from pipeline.benchmarks import answer_language, is_measure, kind_of, primary_metric
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import INVALID, share_in
@@ -95,7 +95,9 @@ def page_answers(task: str, language: str, samples: Sequence[Sample], keep: int)
     return Answers(
         n=len(samples),
         scores={sample["doc_id"]: score for sample in samples if (score := score_of(task, sample)) is not None},
-        unparsed=0 if kind == "choice" else sum(sample.get("extracted") in (None, "", INVALID) for sample in samples),
+        unparsed=0
+        if kind in ("choice", "text")
+        else sum(sample.get("extracted") in (None, "", INVALID) for sample in samples),
         cut_off=sum(bool(sample.get("cut_off")) for sample in samples),
         strange=in_another_script(task, language, responses),
         text=hashlib.sha256(digest_input.encode()).hexdigest() if any(responses) else "",
@@ -109,10 +111,13 @@ def page_answers(task: str, language: str, samples: Sequence[Sample], keep: int)
 
 
 def score_of(task: str, sample: Sample) -> float | None:
-    """One question's score as a share of 1: right or wrong, else the task's own metric, which is in percent."""
+    """One question's score as a share of 1: right or wrong, else the task's own metric, which is in percent. None if it
+    is neither, such as bits."""
     if sample.get("correct") is not None:
         return float(sample["correct"])
     metric, _ = primary_metric(task)
+    if is_measure(metric):
+        return None
     value = (sample.get("scores") or {}).get(metric)
     return value / 100 if isinstance(value, int | float) and math.isfinite(value) else None
 
@@ -122,7 +127,7 @@ def in_another_script(task: str, place: str, responses: Sequence[str]) -> int:
 
     Detects another script only; English instead of Swahili goes unnoticed.
     """
-    if kind_of(task) in ("program", "choice") or not responses:
+    if kind_of(task) in ("program", "choice", "text") or not responses:
         return 0
     scripts = language(answer_language(task, place)).scripts
     if "LATIN" in scripts and all(map(str.isascii, responses)):

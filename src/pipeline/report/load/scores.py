@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.benchmarks import find_benchmark, primary_metric
+from pipeline.benchmarks import find_benchmark, is_measure, primary_metric
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import ScoreRow, read_scores
 from pipeline.report.load.contents import CellResult, CellScore, Results
@@ -15,7 +15,7 @@ from pipeline.report.render.text import align_columns
 from pipeline.report.stats.statistics import wilson_interval
 
 METRICS = {"exact_match": "exact match", "acc": "accuracy", "chrf++": "chrF++", "pass_at_1": "pass@1"}
-OWN_SCALE = ("bleu", "spbleu", "chrf", "bits")  # metrics that are not shares of 1: 0-100, or bits
+OWN_SCALE = ("bleu", "spbleu", "chrf")  # corpus metrics, which are 0-100
 
 # name of an evaluation -> its rows and its harness settings
 Written = Mapping[str, tuple[list[ScoreRow], dict[str, Any]]]
@@ -23,7 +23,7 @@ Written = Mapping[str, tuple[list[ScoreRow], dict[str, Any]]]
 
 def percent_factor(metric: str) -> int:
     """The factor from a metric's value to the number shown: 100 for shares of 1, else 1."""
-    return 1 if metric.lower().startswith(OWN_SCALE) else 100
+    return 1 if metric.lower().startswith(OWN_SCALE) or is_measure(metric) else 100
 
 
 def read_evaluations(results: Results) -> dict[str, tuple[list[ScoreRow], dict[str, Any]]]:

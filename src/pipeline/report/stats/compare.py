@@ -42,8 +42,8 @@ def headline_sentence(contrasts: Sequence[CorrectedContrast]) -> str:
         (contrast for contrast in tested if contrast.significant),
         key=lambda contrast: -abs(contrast.line["difference"]),
     )
-    detectable = [contrast.line["could_see"] for contrast in tested if not contrast.significant]
-    unseen = f" (minimum detectable difference {interval_text(detectable)} points)" if detectable else ""
+    unseen = "; ".join(detectable_text(tested, unit) for unit in ("points", "bits") if detectable_text(tested, unit))
+    unseen = f" (minimum detectable difference {unseen})" if unseen else ""
     sentences = [contrast_sentence(contrast.line) for contrast in significant[:4]]
     sentences += [f"{len(significant) - 4} more"] if len(significant) > 4 else []
     questions = interval_text([contrast.line["n"] for contrast in tested])
@@ -51,15 +51,25 @@ def headline_sentence(contrasts: Sequence[CorrectedContrast]) -> str:
     about += f"differences {'are' if len(significant) > 1 else 'is'} significant"
     if not significant:
         return f"{about}{unseen}."
-    return f"{about}, {join_parts(sentences)}{'; the others are not' if detectable else ''}{unseen}."
+    return f"{about}, {join_parts(sentences)}{'; the others are not' if unseen else ''}{unseen}."
 
 
 def contrast_sentence(line: Mapping[str, Any]) -> str:
     """swap over base in qac math by 4.0 points (1.2 to 6.9)"""
     low, high = sorted((abs(line["low"]), abs(line["high"])))
     side = "over" if line["difference"] > 0 else "under"
-    points = f"{abs(line['difference']):.1f} points ({low:.1f} to {high:.1f})"
-    return f"{line['left']} {side} {line['right']} in {line['place']} by {points}"
+    size = f"{abs(line['difference']):.1f} {line.get('unit', 'points')} ({low:.1f} to {high:.1f})"
+    return f"{line['left']} {side} {line['right']} in {line['place']} by {size}"
+
+
+def detectable_text(contrasts: Sequence[CorrectedContrast], unit: str) -> str:
+    """The minimum detectable differences in a unit, of what is not significant: "2 to 3 points"."""
+    values = [
+        contrast.line["could_see"]
+        for contrast in contrasts
+        if not contrast.significant and contrast.line.get("unit", "points") == unit
+    ]
+    return f"{interval_text(values)} {unit}" if values else ""
 
 
 def interval_text(values: Sequence[float]) -> str:

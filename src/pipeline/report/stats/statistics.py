@@ -366,6 +366,27 @@ def corpus_contrast(
     )
 
 
+def measure_contrast(differences: ArrayLike, estimate: float | None = None, draws: ArrayLike | None = None) -> Contrast:
+    """Contrast of measures without bounds, such as bits: Student's t over N problems. differences (A1, ..., Ak, N),
+    estimate, draws: as in `contrast`.
+
+    Raises ValueError for fewer than two problems, and if all differences are equal: there is then no variance.
+    """
+    import numpy as np
+
+    array = np.asarray(differences, dtype=float)
+    n = array.shape[-1]
+    if n < 2 or min(array.shape) < 2 or not np.ptp(array):
+        raise ValueError(f"differences {array.shape} of one problem or expert, or all alike: they show no variance")
+    by_problem = array.reshape(-1, n).mean(axis=0)
+    problems = float(np.var(by_problem, ddof=1)) / n if draws is None else float(np.var(np.asarray(draws), ddof=1))
+    experts, noise = of_experts([(*expert_variance(means), len(means)) for means in by_axis(array, array.ndim - 1)])
+    df = degrees_of_freedom(problems + experts, noise + problems**2 / (n - 1))
+    value = float(by_problem.mean()) if estimate is None else estimate
+    test = NormalTest(value, math.sqrt(problems + experts), df, reach=math.inf)
+    return contrast_of_test(test, problems, experts, n, None, detectable_in_errors(df) * test.error)
+
+
 def contrast_of_trainings(differences: ArrayLike) -> Contrast:
     """Contrast of the mean of differences (A1, ..., Ak) of values recorded by trainings (losses, shares of rows): only
     trainings are sampled, not questions. Each axis adds the variance of its levels' means; with one axis it is

@@ -1,0 +1,208 @@
+"""Token tries: the log-likelihoods of requests put to the model one at a time, from each distinct token once."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lm_eval.models.huggingface import HFLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from pipeline.evaluate import model as model_module
+from pipeline.evaluate.model import Answering
+from pipeline.evaluate.tree import build_tries, can_score_tries, visible_tokens
+
+Request = tuple[tuple[str, str], list[int], list[int]]  # as HFLM has them: texts (not read here), context, continuation
+Answer = tuple[float, bool]
+SIZES: dict[str, Any] = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "initializer_range": 0.3, "pad_token_id": 0, "eos_token_id": 2,
+}  # fmt: skip
+MIXED = {
+    "head_dim": 8,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+SOFTCAPPED = MIXED | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 8}
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("llama", "sdpa", {}),
+    "llama, eager": ("llama", "eager", {}),
+    "qwen2": ("qwen2", "sdpa", {}),
+    "cohere": ("cohere", "sdpa", {}),
+    "mistral": ("mistral", "sdpa", {"sliding_window": 8}),
+    "gemma2": ("gemma2", "eager", SOFTCAPPED),  # transformers has no sdpa for its softcap
+    "gemma3": ("gemma3_text", "sdpa", MIXED | {"query_pre_attn_scalar": 8}),
+    "gemma3, eager": ("gemma3_text", "eager", MIXED | {"query_pre_attn_scalar": 8}),
+}
+
+
+@pytest.fixture
+def float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms, rotations and eager softmax, which are float32 in a float64 model too, in float64."""
+    monkeypatch.setattr(torch, "float32", torch.float64)
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+
+
+def answering(folder: Path, name: str, batch_size: int = 40) -> Answering:
+    kind, attention, knobs = MODELS[name]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(kind, **SIZES, **knobs)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).double().eval()
+    lm = Answering(pretrained=model, tokenizer=AutoTokenizer.from_pretrained(folder), batch_size=batch_size)
+    lm.share_prefix = True
+    return lm
+
+
+def questions(exemplars: int = 40) -> list[Request]:
+    """Five questions of one to four steps, four choices each that begin alike or not; gold steps stay in the prompt."""
+    draw = random.Random(0)
+
+    def tokens(count: int) -> list[int]:
+        return [draw.randrange(1, 97) for _ in range(count)]
+
+    shots, requests = tokens(exemplars), []
+    for steps, length in ((3, 12), (1, 30), (4, 7), (2, 19), (1, 6)):
+        context = shots + tokens(length)
+        for _ in range(steps):
+            first, gold = tokens(1), tokens(4)
+            choices = first + gold, first + gold[:2] + tokens(3), first + tokens(1), tokens(6)
+            requests += [(("", ""), context, choice) for choice in choices]
+            context = context + first + gold
+    draw.shuffle(requests)
+    return requests
+
+
+def one_at_a_time(model: Any, requests: list[Request]) -> list[Answer]:
+    answers = []
+    with torch.no_grad():
+        for _, context, continuation in requests:
+            logits = model(torch.tensor([context + continuation])).logits[0, len(context) - 1 : -1]
+            chosen = torch.log_softmax(logits, -1)[range(len(continuation)), continuation]
+            answers.append((float(chosen.sum()), logits.argmax(-1).tolist() == continuation))
+    return answers
+
+
+def distinct(requests: list[Request]) -> int:
+    """Tokens to compute at the least: the distinct beginnings of all prompts."""
+    prompts = [context + continuation[:-1] for _, context, continuation in requests]
+    return len({tuple(prompt[:end]) for prompt in prompts for end in range(1, len(prompt) + 1)})
+
+
+def largest_difference(found: list[Answer], right: list[Answer]) -> float:
+    return max(abs(one[0] - two[0]) for one, two in zip(found, right, strict=True))
+
+
+class Passes:
+    """The shape of the token ids of each forward pass; no pass may have more than `most` tokens."""
+
+    def __init__(self, model: Any, most: int = 10**6) -> None:
+        self.shapes: list[tuple[int, int]] = []
+        self.most = most
+        model.register_forward_pre_hook(self, with_kwargs=True)
+
+    def __call__(self, module: Any, args: Any, kwargs: Any) -> None:
+        rows, tokens = (args[0] if args else kwargs["input_ids"]).shape
+        if rows * tokens > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7 GiB.")
+        self.shapes.append((rows, tokens))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.usefixtures("float64")
+def test_tries_are_one_request_at_a_time(tiny: Path, name: str) -> None:
+    """With a shared prefix longer than the window, and without one."""
+    lm = answering(tiny, name)
+    for exemplars in (40, 0):
+        requests = questions(exemplars)
+        right = one_at_a_time(lm.model, requests)
+        found = lm._loglikelihood_tokens(requests)
+        assert largest_difference(found, right) < 1e-10
+        assert [greedy for _, greedy in found] == [greedy for _, greedy in right]
+    greedy = [(("", ""), context, best_after(lm.model, context)) for _, context, _ in questions()[:3]]
+    assert [is_greedy for _, is_greedy in lm._loglikelihood_tokens([*requests, *greedy])[-3:]] == [True] * 3
+
+
+def best_after(model: Any, context: list[int]) -> list[int]:
+    """The three tokens that are the likeliest, each after those before."""
+    tokens = list(context)
+    with torch.no_grad():
+        for _ in range(3):
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(context) :]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("llama", "a sibling"), ("llama", "a position"), ("gemma3", "columns of a window")]
+)
+@pytest.mark.usefixtures("float64")
+def test_a_mask_wrong_by_one_is_noticed(tiny: Path, name: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoiled(tries: Any, start: int) -> Any:
+        visible, positions = visible_tokens(tries, start)
+        if wrong == "a sibling":
+            parents = tries[0].parents
+            last = max(place for place, parent in enumerate(parents) if parent in parents[:place])
+            row = visible[0, last - len(parents)]
+            row[parents.index(parents[last]) - len(parents)] = True
+        elif wrong == "a position":
+            positions[:, -1] += 1
+        else:
+            positions = positions[:, :start].new_tensor(range(positions.shape[1])).expand_as(positions)
+        return visible, positions
+
+    monkeypatch.setattr("pipeline.evaluate.tree.visible_tokens", spoiled)
+    lm, requests = answering(tiny, name), questions()
+    assert largest_difference(lm._loglikelihood_tokens(requests), one_at_a_time(lm.model, requests)) > 1e-3
+
+
+def test_each_distinct_token_is_computed_once(tiny: Path) -> None:
+    lm, requests = answering(tiny, "llama", batch_size=1), questions()
+    passes = Passes(lm.model)
+    lm._loglikelihood_tokens(requests)
+    assert passes.shapes[0] == (1, 40) and len(passes.shapes) == 6  # the exemplars, five questions
+    assert sum(rows * tokens for rows, tokens in passes.shapes) == distinct(requests)
+
+
+def test_out_of_memory_scores_the_rest_in_smaller_batches(tiny: Path) -> None:
+    lm, requests = answering(tiny, "llama"), questions()
+    right = one_at_a_time(lm.model, requests)
+    passes = Passes(lm.model, most=100)  # of the batches, which are sorted by length, the last fits
+    heard: list[float] = []
+    lm._answered = heard.append  # type: ignore[method-assign]
+    assert largest_difference(lm._loglikelihood_tokens(requests), right) < 1e-6
+    assert lm.batch_size < 40 and passes.shapes and sum(heard) == len(requests)
+
+
+def test_single_tokens_share_the_prefix_alone(tiny: Path) -> None:
+    """Letters: each prompt is a row of a batch of eval.batch_size, so that their rounding is what it has been."""
+    requests = [(one, context, choice[:1]) for one, context, choice in questions()]
+    lm = answering(tiny, "llama", batch_size=4)
+    passes = Passes(lm.model)
+    found = lm._loglikelihood_tokens(requests)
+    prompts = len({tuple(context) for _, context, _ in requests})
+    assert [rows for rows, _ in passes.shapes[1:]] == [4] * (prompts // 4) + [prompts % 4] * (prompts % 4 > 0)
+    assert largest_difference(found, HFLM._loglikelihood_tokens(lm, requests, disable_tqdm=True)) < 1e-6
+
+
+def test_a_trie_by_hand() -> None:
+    """Exemplars 1 2; a question 3 4 with the prompts 3 4, 3 4 5 and 3 4 6; another question."""
+    prompts = [[1, 2, 3, 4, 6], [1, 2, 9], [1, 2, 3, 4], [1, 2, 3, 4, 5]]
+    question, other = build_tries(prompts, range(4), 2, 10)
+    assert (question.tokens, question.parents) == ([3, 4, 5, 6], [-1, 0, 1, 1])
+    assert question.paths == {2: [0, 1], 3: [0, 1, 2], 0: [0, 1, 3]} and other.paths == {1: [0]}
+    visible, positions = visible_tokens([question, other], 2)
+    assert visible[0].int().tolist() == [[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 0, 1]]
+    assert visible[1].int()[-1].tolist() == [1, 1, 0, 0, 0, 1]
+    assert positions.tolist() == [[0, 1, 2, 3, 4, 4], [0, 1, 2, 2, 2, 2]]
+    assert [len(trie.tokens) for trie in build_tries(prompts, range(4), 2, 3)] == [3, 3, 1]  # at most 3 tokens
+    assert [trie.paths for trie in build_tries(prompts, [2, 3], 2, 0)] == [{2: [0, 1]}, {3: [0, 1, 2]}]
+
+
+def test_models_whose_masks_are_their_own_are_scored_without_tries(tiny: Path) -> None:
+    assert can_score_tries(answering(tiny, "gemma3").model.config)
+    config = AutoConfig.for_model("llama", attn_implementation="flash_attention_2")
+    assert not can_score_tries(config)
+    assert model_module.MOST_TOKENS >= 1024
