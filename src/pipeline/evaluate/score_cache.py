@@ -2,6 +2,7 @@
 
 A file is named by the digest of its key and holds the key, which is compared in full. It is written at once when its
 task is done, so that an evaluation that stops keeps what it has scored, and evaluations that share a task share it.
+Beside it, generated answers are stored one by one (`Answers`), which tasks with other rows share.
 """
 
 from __future__ import annotations
