@@ -261,3 +261,22 @@ def test_what_guessing_gives_and_what_it_costs() -> None:
     assert benchmark_of("mgsm_steps_nums").chance == 0.25
     ((english,),) = (question_sets("mgsm_steps", 4, code) for code in ("en",))
     assert english.questions == 634
+
+
+def test_training_rows_with_a_worked_solution_are_dropped(tmp_path: Path) -> None:
+    """Its own decontamination: a row with GSM8K's test solution under other words of its own, with its numbers and with
+    others; not one that shares two of the calculations by chance."""
+    solution = (
+        "Anna sells half as many clips in May as in April, that is 48/2 = <<48/2=24>>24 clips.\n"
+        "In both months together she therefore sells 48+24 = <<48+24=72>>72 clips to her friends.\n#### 72"
+    )
+    write_rows(tmp_path / "gsm8k/test.jsonl", [{"question": "How many clips does she sell?", "answer": solution}])
+    copied = {"prompt": "Work this out, please.", "completion": solution}
+    varied = {"prompt": "Work this out, please.", "completion": re.sub(r"\d+", "9", solution)}
+    chance = {"prompt": "Ben has 48 pens and loses half of them.", "completion": "48/2=24, so 24 remain; 48+24=72."}
+    write_rows(tmp_path / "own/train.jsonl", [copied, varied, chance])
+    words = ["stage=data", "expert=own", "expert.sources.own.rows=pairs", "expert.side=math", "tracking.mode=disabled"]
+    assert main([*words, f"data_root={tmp_path}", f"runs_dir={tmp_path}/runs"]) == 0
+    (folder,) = (tmp_path / "runs").glob("data-own-*")
+    assert [row["prompt"] for row in rows(folder / "train.jsonl")] == [chance["prompt"]]
+    assert "mgsm_steps" in (folder / "data_card.md").read_text(encoding="utf-8")

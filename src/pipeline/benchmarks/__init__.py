@@ -81,9 +81,11 @@ def difference_parts(task: str, metric: str | None) -> tuple[str, str] | None:
 
 
 def scored_files(data_root: Path) -> dict[str, list[Path]]:
-    """All files of each benchmark below data_root, exemplars aside."""
+    """The files of each benchmark below data_root that training rows are compared with: all but exemplars; of one that
+    is built from others' files, those that are its own."""
     return {
-        name: [path for path in item.files(data_root) if path.name != item.exemplar_file]
+        name: [path for path in map(data_root.joinpath, item.compared) if path.is_file()]
+        if item.built_from
+        else [path for path in item.files(data_root) if path.name != item.exemplar_file]
         for name, item in BENCHMARKS.items()
-        if not item.built_from  # another benchmark's files
     }

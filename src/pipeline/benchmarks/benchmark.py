@@ -61,6 +61,8 @@ class Benchmark:
     exemplars_drawn: bool = False  # whether eval.exemplars=random is possible: exemplars drawn anew for each question
     text_files: tuple[str, ...] = ()  # patterns below its folder of data that is no JSON lines, a text a line
     built_from: tuple[str, ...] = ()  # files below data_root, {code} a language, where it has no folder of its own
+    # of `built_from`: file -> how many of its first rows are compared with training data for this benchmark
+    compared: Mapping[str, int] = field(default_factory=dict)
     gated: str = ""  # the data on the Hub whose conditions must be accepted
 
     def __post_init__(self) -> None:

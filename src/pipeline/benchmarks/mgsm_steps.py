@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pipeline.benchmarks.benchmark import Benchmark
 from pipeline.benchmarks.calculations import (
+    QUESTIONS,
     Problem,
     build_problems,
     missing_operands,
@@ -173,6 +174,7 @@ BENCHMARK = Benchmark(
     differences={"reading": "mgsm_steps_shuffled", "reading_nums": "mgsm_steps_nums"},
     tokens=50, continuation_tokens=25,  # of a step, 2.7 a question: measured, of SmolLM2's and Gemma 3's tokenizers
     built_from=("gsm8k/test.jsonl", "mgsm/{code}/test.jsonl"), exemplar_file="train.jsonl",
-    texts=lambda row: [],  # its questions are MGSM's, which that benchmark compares
+    compared={"gsm8k/test.jsonl": QUESTIONS},  # MGSM's own questions are compared by that benchmark
+    texts=lambda row: [f"{row['question']}\n{row['answer']}"],
     sources=lambda spoken: [],
 )  # fmt: skip

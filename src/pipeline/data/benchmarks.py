@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,10 +100,10 @@ def texts_of(name: str, row: Row) -> Iterator[tuple[str, str]]:
 def of_folder(root: Path) -> Iterator[tuple[str, str]]:
     for name, paths in scored_files(root).items():
         for path in paths:
-            number = 0
+            number, last = 0, BENCHMARKS[name].compared.get(path.relative_to(root).as_posix())
             try:
                 with open(path, encoding="utf-8") as lines:
-                    for number, line in enumerate(lines, start=1):  # noqa: B007
+                    for number, line in enumerate(islice(lines, last), start=1):  # noqa: B007
                         if line.strip():
                             yield from texts_of(name, json.loads(line)) if path.suffix == ".jsonl" else [(name, line)]
             except (ValueError, KeyError, TypeError) as error:
