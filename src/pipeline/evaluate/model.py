@@ -195,8 +195,8 @@ class Answering(HFLM):
         left = [place for place in range(len(requests)) if place not in answers]
         if answers:
             say(f"{len(answers)} of {len(requests)} answers are stored from an earlier evaluation")
-        if self.bar:
-            self.bar.update(len(answers))
+            if self.bar:
+                self.bar.update(len(answers))
         answers |= zip(left, self._generate([requests[place] for place in left]) if left else (), strict=True)
         return [answers[place] for place in range(len(requests))]
 
