@@ -21,7 +21,7 @@ laptop: $(VENV)/installed
 	$(BIN)/python -m pipeline stage=table table=laptop_real every.model.path=$(MODEL)
 
 test: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # A real Slurm of two nodes on this machine (Debian's packages, as root): tables as arrays, whatever happens to the jobs.
 test-slurm: $(VENV)/installed

@@ -14,6 +14,16 @@ import lm_eval
 import yaml
 
 STOCK = Path(lm_eval.__file__).parent / "tasks"
+# `python -m lm_eval`, without an index of the 14,000 task files that it comes with: tasks here are files, or names of
+# those in --include_path
+COMMAND = """
+from lm_eval.__main__ import cli_evaluate
+from lm_eval.tasks._index import TaskIndex
+build = TaskIndex.build
+own = lambda paths: [path for path in paths if path.parent.name != "lm_eval"]
+TaskIndex.build = staticmethod(lambda paths, **how: build(own(paths), **how))
+cli_evaluate()
+"""
 
 
 def local_files(folder: Path, **splits: str) -> dict[str, Any]:
@@ -52,7 +62,7 @@ def answered_by_lm_eval(
             task = folder / f"{name}.yaml"
             task.write_text(yaml.safe_dump({"task": name, **body}, sort_keys=False))
         files.append(str(task))
-    command = ["-m", "lm_eval", "run", "--model", "hf", "--model_args", f"pretrained={model},dtype=float32"]
+    command = ["-c", COMMAND, "run", "--model", "hf", "--model_args", f"pretrained={model},dtype=float32"]
     command += ["--device", "cpu", "--batch_size", str(batch_size), "--output_path", str(folder / "out")]
     command += ["--log_samples", "--tasks", ",".join(files), "--samples", json.dumps(rows), *options]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -57,10 +59,21 @@ def _has_browser() -> bool:
     return bool(which("chromium") and which("chromedriver") and find_spec("selenium"))
 
 
+SLOWEST = [  # files of 20 to 250 seconds: they begin first, so that no worker waits long for the other's last file
+    *("real_models/test_real_training.py", "real_models/test_real_evaluation.py", "train/test_checkpoints.py"),
+    *("stranger/test_documents.py", "real_models/test_real_merging.py", "test_pipeline.py", "config/test_compose.py"),
+    *("study/test_pool.py", "test_knobs.py", "train/test_processes.py", "config/test_words.py", "train/test_stage.py"),
+    *("test_real.py", "data/test_prefetch.py", "test_progress.py", "test_bench_gpu.py"),
+    *("evaluate/test_small_world_gates.py", "evaluate/test_mgsm_steps.py"),
+]
+
+
 # ------------------------------------------------------------------------------------------------ what was left out
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {Path(__file__).parent / name: place for place, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
     for marker, (remedy, there) in NEEDS.items():
         marked = [item for item in items if item.get_closest_marker(marker)]
         if marked and not there():
@@ -77,6 +90,28 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     kinds = Counter(kind if (kind := reason.partition(":")[0]) in NEEDS else "other" for reason in reasons)
     told = [f"{count} {kind} ({NEEDS[kind][0] if kind in NEEDS else 'see above'})" for kind, count in kinds.items()]
     terminalreporter.write_line("left out: " + (", ".join(told) or "none"))
+
+
+# ------------------------------------------------------------------------------------------------ garbage
+
+modules_frozen = 0
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Without garbage collections, as it imports torch: its objects would be searched each time."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def pytest_runtest_setup() -> None:
+    """Exclude what modules hold from garbage collections: each would take 0.2 s, and each training starts with one."""
+    global modules_frozen
+    if len(sys.modules) > modules_frozen:
+        gc.collect()
+        gc.freeze()
+        modules_frozen = len(sys.modules)
 
 
 # ------------------------------------------------------------------------------------------------ the program

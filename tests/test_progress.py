@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import pty
 import re
@@ -15,7 +16,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -187,16 +187,23 @@ def outside() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in silencing}
 
 
-def ran(words: list[str], env: dict[str, str], terminal: bool) -> SimpleNamespace:
-    """The program: its status, standard output, and what it wrote to standard error, a terminal or a pipe."""
-    command = [sys.executable, "-m", "pipeline", *words]
+PROGRAM = """
+import json, sys
+from pipeline.__main__ import main
+for words in json.loads(sys.argv[1]):
+    print("status", main(words), file=sys.stderr, flush=True)
+"""
+
+
+def ran(commands: list[list[str]], env: dict[str, str], terminal: bool) -> list[str]:
+    """What commands, one after the other in one process, write to standard error: a terminal, or a pipe."""
+    command = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
     if not terminal:
-        found = subprocess.run(command, capture_output=True, text=True, env=env)
-        return SimpleNamespace(status=found.returncode, out=found.stdout, err=found.stderr)
+        return by_command(subprocess.run(command, capture_output=True, text=True, env=env).stderr)
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 300, 0, 0))
     env = {name: value for name, value in env.items() if name not in ("COLUMNS", "LINES")}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, stdin=theirs, env=env, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, stdin=theirs, env=env)
     os.close(theirs)
     told = b""
     while True:
@@ -206,9 +213,14 @@ def ran(words: list[str], env: dict[str, str], terminal: bool) -> SimpleNamespac
             assert error.errno == errno.EIO
             break
     os.close(ours)
-    assert process.stdout is not None
-    out = process.stdout.read()
-    return SimpleNamespace(status=process.wait(), out=out, err=told.decode().replace("\r\n", "\n"))
+    process.wait()
+    return by_command(told.decode().replace("\r\n", "\n"))
+
+
+def by_command(told: str) -> list[str]:
+    *texts, after = told.split("status 0\n")
+    assert not after, told
+    return texts
 
 
 @pytest.fixture(scope="module")
@@ -231,17 +243,30 @@ MADE = {"data": 1, "sft": 2, "merge": 1, "eval": 5, "sweep": 2}
 WITHOUT_A_BAR = {"eval": 1}  # the averages of the four tasks
 
 
-@pytest.mark.parametrize("stage", list(UNITS))
-def test_a_run_shows_one_bar_and_nothing_of_libraries(
-    stage: str, commands: dict[str, list[str]], outside: dict[str, str], tmp_path: Path
-) -> None:
-    words = [*commands[stage], "threads=1", "tracking.mode=disabled"]
-    with ThreadPoolExecutor() as both:
-        at_terminal, elsewhere = both.map(
-            lambda terminal: ran([*words, f"runs_dir={tmp_path}/{terminal}"], outside, terminal), (True, False)
+@pytest.fixture(scope="module")
+def shown(
+    commands: dict[str, list[str]], outside: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[str, str]]:
+    """stage -> what a command of it writes at a terminal, and elsewhere."""
+    runs_dir = tmp_path_factory.mktemp("shown")
+
+    def told(terminal: bool) -> list[str]:
+        more = ["threads=1", "tracking.mode=disabled"]
+        folders = [f"runs_dir={runs_dir}/{terminal}/{stage}" for stage in commands]
+        return ran(
+            [[*words, *more, folder] for words, folder in zip(commands.values(), folders, strict=True)],
+            outside,
+            terminal,
         )
-    assert at_terminal.status == 0, at_terminal.err
-    lines = at_terminal.err.split("\n")
+
+    with ThreadPoolExecutor() as both:
+        return dict(zip(commands, zip(*both.map(told, (True, False)), strict=True), strict=True))
+
+
+@pytest.mark.parametrize("stage", list(UNITS))
+def test_a_run_shows_one_bar_and_nothing_of_libraries(stage: str, shown: dict[str, tuple[str, str]]) -> None:
+    at_terminal, elsewhere = shown[stage]
+    lines = at_terminal.split("\n")
     assert sum(bool(re.fullmatch(DONE, line.rpartition("\033[K")[2])) for line in lines) == MADE[stage]
     drawn: list[list[str]] = [[]]  # what was drawn of each run
     for line in lines:
@@ -250,7 +275,7 @@ def test_a_run_shows_one_bar_and_nothing_of_libraries(
             if re.fullmatch(BAR, one):
                 drawn[-1].append(one)
             else:
-                assert any(re.fullmatch(ours, one) for ours in OURS), (one, at_terminal.err)
+                assert any(re.fullmatch(ours, one) for ours in OURS), (one, at_terminal)
         if re.fullmatch(DONE, above):
             drawn.append([])
     assert not drawn.pop()
@@ -259,6 +284,6 @@ def test_a_run_shows_one_bar_and_nothing_of_libraries(
     units = {re.sub(r".*/[\d.,]+ (\w+) in .*", r"\1", one) for of_run in drawn for one in of_run}
     assert units == UNITS[stage]
 
-    assert elsewhere.status == 0 and "\r" not in elsewhere.err and "\033" not in elsewhere.err
-    for line in elsewhere.err.splitlines():  # none is drawn of a run of less than 30 seconds
-        assert any(re.fullmatch(ours, line) for ours in OURS), (line, elsewhere.err)
+    assert "\r" not in elsewhere and "\033" not in elsewhere
+    for line in elsewhere.splitlines():  # none is drawn of a run of less than 30 seconds
+        assert any(re.fullmatch(ours, line) for ours in OURS), (line, elsewhere)

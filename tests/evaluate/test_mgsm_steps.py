@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.__main__ import main
 from pipeline.benchmarks import benchmark_of
-from pipeline.benchmarks.calculations import build_problem, build_problems, missing_operands
-from pipeline.benchmarks.mgsm_steps import BENCHMARK, build_items, shuffled_text
+from pipeline.benchmarks.calculations import QUESTIONS, build_problem, build_problems, missing_operands
+from pipeline.benchmarks.mgsm_steps import BENCHMARK, build_exemplar, build_items, shuffled_text
 from pipeline.benchmarks.number_words import read_numbers
 from pipeline.benchmarks.task_files import Definition
 from pipeline.config.evaluation import EvalTask
@@ -49,10 +49,10 @@ def define(tasks: list[EvalTask], code: str, root: Path, folder: Path) -> list[D
 @needs_real_data
 def test_gsm8k_gives_634_steps_in_235_questions(real_data: Path) -> None:
     gsm8k = rows(real_data / "gsm8k/test.jsonl")
-    problems = build_problems(gsm8k)
+    problems = build_problems(gsm8k[:QUESTIONS])
     assert sum(len(problem.scored) for problem in problems) == BENCHMARK.questions == 634
     assert [problem.index for problem in problems if not problem.scored] == UNUSABLE
-    assert problems == build_problems(gsm8k)
+    assert problems == build_problems(gsm8k[:QUESTIONS])
     for problem, row in zip(problems, gsm8k, strict=False):
         for place in problem.scored:
             step = problem.steps[place]
@@ -151,12 +151,13 @@ def test_scores_are_the_stock_harness_s_and_torch_s(real_data: Path, tiny: Path,
     assert main(words) == 0
     reports = [json.loads(file.read_text()) for file in runs.glob("eval-*/scores.json")]
     (bundle,) = [report for report in reports if len({row["task"] for row in report["rows"]}) == 3]
-    files = sorted(runs.glob("eval-*/tasks/*.yaml"))
+    files, copies = sorted(runs.glob("eval-*/tasks/*.yaml")), tmp_path / "copies"
+    copies.mkdir()
     for file in files:  # as docs/evaluation.md has it: a finished run's folder has another name than while it ran
-        file.chmod(0o644)
-        file.write_text(re.sub(r"/\S*/tasks/(\S+\.jsonl)", rf"{file.parent}/\1", file.read_text()))
+        text = re.sub(r"/\S*/tasks/(\S+\.jsonl)", rf"{file.parent}/\1", file.read_text())
+        (copies / file.name).write_text(text)
     names = {f"{task}_sw_4shot": list(range(limit)) for task in BENCHMARK.tasks}
-    stock, _ = answered_by_lm_eval(tiny, files, names, tmp_path / "lm_eval")
+    stock, _ = answered_by_lm_eval(tiny, map(Path, names), names, tmp_path / "lm_eval", "--include_path", str(copies))
     ours = {(row["task"], row["metric"]): row["value"] for row in bundle["rows"] + bundle["beside"]}
     for task in BENCHMARK.tasks:
         theirs = stock["results"][f"{task}_sw_4shot"]
@@ -280,3 +281,36 @@ def test_training_rows_with_a_worked_solution_are_dropped(tmp_path: Path) -> Non
     (folder,) = (tmp_path / "runs").glob("data-own-*")
     assert [row["prompt"] for row in rows(folder / "train.jsonl")] == [chance["prompt"]]
     assert "mgsm_steps" in (folder / "data_card.md").read_text(encoding="utf-8")
+
+
+def test_exemplars_of_several_calculations() -> None:
+    """A full stop after a result is not a decimal point: as it stands in MGSM's train.jsonl."""
+    row = {"question": "Question: Q?", "equation_solution": "4 * 5 = 20. 9 + 20 = 29.5", "answer_number": 29}
+    assert build_exemplar(row)["choices"] == [" 4*5=20\n9+20=29.5\n#### 29"]
+
+
+def test_rows_with_solutions_of_their_own(tmp_path: Path) -> None:
+    """As the small world's: no GSM8K is needed, and a constructed language may be scored."""
+    solutions = {"Eva dedu 12 zika, rigu 9, zonu 13": "12 - 9 = 3. 3 + 13 = 16.", "Zoe dedu 1": "1 * 1 = 1."}
+    lines = [{"question": text, "answer_number": 16, "equation_solution": by} for text, by in solutions.items()]
+    write_rows(tmp_path / "mgsm/qac/test.jsonl", lines)
+    write_rows(tmp_path / "mgsm/qac/train.jsonl", lines)
+    (definition,) = define([asked("mgsm_steps_shuffled", 1)], "qac", tmp_path, tmp_path / "tasks")
+    items = rows(definition.file.parent / "mgsm_steps_shuffled.qac.test.jsonl")
+    assert [item["choices"][item["label"]] for item in items] == [" 12-9=3", "\n3+13=16"]
+    assert items[0]["prompt"].startswith("Question: Zoe dedu 12")
+    card = json.loads((definition.file.parent / "mgsm_steps_shuffled.qac.card.json").read_text())
+    assert card["questions"] == 1 and list(card["without_a_usable_step"]) == ["1"]
+
+
+def test_the_small_world_is_scored(tmp_path: Path) -> None:
+    """Its base, in a language of its own, by all three tasks."""
+    words = [f"runs_dir={tmp_path}/runs", "tracking.mode=disabled"]
+    assert main(["stage=data", "expert=sandbox", "expert.world.items=4", *words]) == 0
+    (world,) = (tmp_path / "runs").glob("data-sandbox-*")
+    words += ["stage=eval", "checkpoint=package:data/sandbox_base", "eval=mgsm_steps_4shot", "eval.dtype=float32"]
+    assert main([*words, "languages=[qac]", f"data_root={world}"]) == 0
+    bits = {}
+    for file in (tmp_path / "runs").glob("eval-*/scores.json"):
+        bits |= {row["task"]: row["value"] for row in json.loads(file.read_text())["rows"] if row["metric"] == "bits"}
+    assert set(bits) == set(BENCHMARK.tasks) and all(value < 0 for value in bits.values())

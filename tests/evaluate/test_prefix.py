@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
-from made_up import asked, needs_real_data, run_of
-from transformers import AutoConfig
+from made_up import Notes, asked, needs_real_data, run_of
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate import prefix
@@ -159,7 +160,34 @@ def test_without_exemplars_nothing_is_shared(
 ) -> None:
     monkeypatch.setattr("pipeline.evaluate.model.Prefix", None)  # would be called
     run = run_of(tmp_path, tiny, data_root, asked("belebele", 0), asked("mgsm", 0), max_gen_toks=4)
-    assert make(run, tmp_path / "work", type("Notes", (), {"summary": lambda *_: None})())
+    assert make(run, tmp_path / "work", Notes())
+
+
+def test_choices_by_text_share_their_question_without_exemplars(
+    data_root: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Letters do not: each question is one row in any case."""
+    called, shared = [], Answering._loglikelihood_shared
+    monkeypatch.setattr(Answering, "_loglikelihood_shared", lambda *args: called.append(1) or shared(*args))
+    for options in ("text", "letters"):
+        run = run_of(tmp_path / options, tiny, data_root, asked("belebele", 0), options=options, languages=["en"])
+        make(run, tmp_path / f"work_{options}", Notes())
+        assert len(called) == 1
+
+
+def test_a_window_keeps_generated_answers_from_sharing_and_is_reported(
+    data_root: Path, tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = json.loads((tiny / "config.json").read_text())
+    wanted = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    config = AutoConfig.for_model(
+        "mistral", **{key: sizes[key] for key in wanted}, sliding_window=8, num_key_value_heads=1
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tiny)
+    for task, shared in (("belebele", True), ("mgsm", False)):
+        run = run_of(tmp_path / task, tiny, data_root, asked(task, 2), max_gen_toks=4, limit=2, languages=["en"])
+        assert make(run, tmp_path / f"work_{task}", Notes())["harness"]["share_prefix"] is shared
+        assert ("prompts do not share their exemplars" in capsys.readouterr().err) is not shared
 
 
 class Full:
@@ -203,7 +231,7 @@ def test_shards_answer_as_one(data_root: Path, tmp_path: Path, tiny: Path, monke
     made = []
     for shards in (1, 2):
         run = run_of(tmp_path, tiny, data_root, *tasks, shards=shards, max_gen_toks=4, languages=["en"])
-        facts = make(run, tmp_path / f"work{shards}", type("Notes", (), {"summary": lambda *_: None})())
+        facts = make(run, tmp_path / f"work{shards}", Notes())
         made.append((facts["scores"], (tmp_path / f"work{shards}/samples/mgsm.en.jsonl").read_text()))
         (answers,) = (tmp_path / "runs/.scores").glob("mgsm*.jsonl")
         assert len(answers.read_text().split()) == 3 * 10  # digest, answer and cut_off of each, also a helper's

@@ -24,7 +24,7 @@ from pipeline.train import stage
 pytestmark = [pytest.mark.real_models, pytest.mark.real_data]
 
 RECIPE = "sft.precision=fp32 sft.learning_rate=1e-5 sft.batch_size=2 sft.micro_batch_size=1 sft.seq_length=256 "
-RECIPE += "sft.steps=2 sft.template=chat data.size=4"
+RECIPE += "sft.steps=2 sft.template=chat data.size=4 data.decontaminate=count"
 BARE = Path(__file__).with_name("bare_sft.py")
 JOINT = {  # a math and a language set, the latter from MGSM's exemplars in Swahili
     "exemplars_sw": """

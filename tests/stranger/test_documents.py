@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,7 +59,7 @@ def smaller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for path in (copy / "recipe").glob("sandbox_*.yaml"):
         change(
             f"recipe/{path.name}",
-            lambda recipe: recipe.update(batch_size=32, micro_batch_size=16, steps=20, warmup_steps=2),
+            lambda recipe: recipe.update(batch_size=32, micro_batch_size=16, steps=12, warmup_steps=2),
         )
     change("tables/sandbox.yaml", few)
     change("launcher/local.yaml", lambda launcher: launcher.update(workers=1))
@@ -180,6 +181,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
+@cache
 def knobs() -> set[str]:
     """The keys of all knobs: those of a stage by its manual, those of a merge method by its own."""
     asked = [[f"stage={stage}"] for stage in conf.options("stage")]

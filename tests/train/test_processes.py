@@ -89,6 +89,18 @@ def sharded(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
     return all_ways(run, work, tracker)
 
 
+def both_ways(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
+    """All ways, then some of them under FSDP2, in the same processes: each takes seconds to import torch."""
+    from accelerate.state import AcceleratorState
+
+    facts: dict[str, Any] = {}
+    for name, train in (("copies", all_ways), ("shards", sharded)):
+        (work / name).mkdir(exist_ok=True)
+        facts[name] = train(run, work / name, tracker)
+        AcceleratorState._reset_state(reset_partial_state=True)
+    return facts
+
+
 def run_of(processes: int) -> Any:
     return SimpleNamespace(config=SimpleNamespace(sft=SimpleNamespace(processes=processes), threads=1))
 
@@ -96,29 +108,31 @@ def run_of(processes: int) -> Any:
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The folders and logs of one process, of two, and of two with shards."""
-    found = []
-    for processes, train in ((1, all_ways), (2, all_ways), (2, sharded)):
-        folder = tmp_path_factory.mktemp(f"{processes}")
-        told: list[Any] = []
-        tracker: Any = SimpleNamespace(log=lambda numbers, step=None, told=told: told.append((numbers, step)))
-        with pytest.MonkeyPatch.context() as kept:
-            kept.setattr(stage, "Trainer", stage.Trainer), kept.setattr(stage, "Alternating", stage.Alternating)
-            facts = train_together(train, run_of(processes), folder, tracker)
-        assert facts["world"] == processes
-        found.append((folder, facts["logs"], told))
-    assert found[1][2] == [({"ways": len(WAYS)}, 1)]  # what a child tells reaches the tracker of its parent
-    return found
+    folder = tmp_path_factory.mktemp("ways")
+    told: list[Any] = []
+    tracker: Any = SimpleNamespace(log=lambda numbers, step=None: told.append((numbers, step)))
+    (folder / "one").mkdir()
+    with pytest.MonkeyPatch.context() as kept:
+        kept.setattr(stage, "Trainer", stage.Trainer), kept.setattr(stage, "Alternating", stage.Alternating)
+        one = train_together(all_ways, run_of(1), folder / "one", tracker)
+    assert one["world"] == 1
+    told.clear()
+    two = train_together(both_ways, run_of(2), folder, tracker)
+    assert [facts["world"] for facts in two.values()] == [2, 2]
+    # what a child tells reaches the tracker of its parent
+    assert told == [({"ways": len(WAYS)}, 1), ({"ways": len(SHARDED)}, 1)]
+    return [(folder / name, facts["logs"]) for name, facts in {"one": one, **two}.items()]
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_two_processes_equal_one(both: Any, way: str) -> None:
-    (one, one_logs, _), (two, two_logs, _), _ = both
+    (one, one_logs), (two, two_logs), _ = both
     same(way, one, one_logs, two, two_logs)
 
 
 @pytest.mark.parametrize("way", SHARDED)
 def test_shards_in_two_processes_equal_one(both: Any, way: str) -> None:
-    (one, one_logs, _), _, (two, two_logs, _) = both
+    (one, one_logs), _, (two, two_logs) = both
     same(way, one, one_logs, two, two_logs, movement=0.1)  # shards sample other elements of the embeddings
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import platform
@@ -136,7 +137,8 @@ def test_bfloat16_instructions_are_those_that_linux_lists(most: str | None) -> N
     """And none where oneDNN is told to use none of them."""
     flags = set(Path("/proc/cpuinfo").read_text().split())
     there = bool({"avx512_bf16", "bf16"} & flags) and (most is None or platform.machine() != "x86_64")
-    asked = "import sys; from pipeline.train.stage import cpu_has_bf16; sys.exit(7 if cpu_has_bf16() else 8)"
+    source = inspect.getsource(stage.cpu_has_bf16)
+    asked = f"import platform, sys, torch\n{source}\nsys.exit(7 if cpu_has_bf16() else 8)"
     environment = {name: value for name, value in os.environ.items() if name != "DNNL_MAX_CPU_ISA"}
     limit = {"DNNL_MAX_CPU_ISA": most} if most else {}
     assert subprocess.run([sys.executable, "-c", asked], env=environment | limit).returncode == (7 if there else 8)

@@ -82,8 +82,7 @@ class Benchmark:
     def files(self, data_root: Path, code: str = "*") -> list[Path]:
         """Its files that are there, in one language or in all (those of `text_files` always in all)."""
         if self.built_from:
-            matches = [sorted(data_root.glob(pattern.format(code=code))) for pattern in self.built_from]
-            return sorted(path for paths in matches for path in paths) if all(matches) else []
+            return sorted({path for pattern in self.built_from for path in data_root.glob(pattern.format(code=code))})
         patterns = (f"{code}/*.jsonl", *self.text_files)
         return sorted({path for pattern in patterns for path in (data_root / self.name).glob(pattern)})
 

@@ -95,10 +95,9 @@ def verify_mgsm(rows: Sequence[Row], gsm8k: Sequence[Row], file: Path) -> None:
         )
 
 
-def build_problems(gsm8k: Sequence[Row]) -> list[Problem]:
-    """The calculations of GSM8K's first 250 test questions, with their alternatives, drawn with each row's number as
-    the seed."""
-    return [build_problem(index, row) for index, row in enumerate(gsm8k[:QUESTIONS])]
+def build_problems(rows: Sequence[Row]) -> list[Problem]:
+    """The calculations of rows in GSM8K's form, with their alternatives, drawn with each row's number as the seed."""
+    return [build_problem(index, row) for index, row in enumerate(rows)]
 
 
 def calculations_of(answer: str) -> list[str]:

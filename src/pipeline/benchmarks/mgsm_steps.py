@@ -38,31 +38,32 @@ from pipeline.benchmarks.task_files import (
 from pipeline.errors import PipelineError
 from pipeline.languages import MGSM
 
+_NUMBER = r"\d+(?:\.\d+)?"
+CALCULATION = re.compile(rf"{_NUMBER}(?:\s*[-+*/]\s*{_NUMBER})+\s*=\s*{_NUMBER}")
+
 
 def define(ask: Ask) -> list[Definition]:
     """The task files of one of the three tasks, its items, and the list of what was excluded, beside it.
 
     Raises PipelineError for a language without MGSM, and for files that are not MGSM's and GSM8K's in their order.
     """
-    if ask.language.code not in MGSM:
-        raise Missing(
-            f"{ask.task} has no {ask.language.name}: MGSM is in {', '.join(MGSM)}; leave {ask.language.code} out "
-            "of languages"
-        )
     if not ask.data_root:
         raise Missing(f"{ask.task} is built from files: set data_root to a folder with mgsm/ and gsm8k/test.jsonl")
     if ask.split != "test":
         raise PipelineError(f"{ask.task} has no development items: leave eval.split={ask.split} out")
     train, test = local_files(ask, "mgsm", "train", "test")
-    gsm8k_file = ask.data_root / "gsm8k" / "test.jsonl"
-    gsm8k = rows_of(gsm8k_file, {"question": str, "answer": str})
-    verify_gsm8k(gsm8k, gsm8k_file)
+    if ask.language.code not in MGSM and not test.is_file():
+        raise Missing(
+            f"{ask.task} has no {ask.language.name}: MGSM is in {', '.join(MGSM)}; leave {ask.language.code} out "
+            f"of languages, or give {test} with equation_solution"
+        )
     rows = rows_of(test, {"question": str, "answer_number": int})
-    verify_mgsm(rows, gsm8k, test)
     worked = {"question": str, "equation_solution": str, "answer_number": int}
     exemplars = rows_of(train, worked) if ask.num_fewshot else []
     check_exemplars(ask, ask.task, len(exemplars), train)
-    problems, questions = build_problems(gsm8k), [row["question"] for row in rows]
+    solved = all(isinstance(row.get("equation_solution"), str) for row in rows)
+    problems = build_problems(solutions_of(rows) if solved else read_gsm8k(ask.data_root, rows, test))
+    questions = [row["question"] for row in rows]
     excluded = excluded_questions(problems, questions, ask.language.code)
     scored_problems = [problem for problem in problems if problem.scored and problem.index not in excluded]
     prompts = prompts_of(ask.task, scored_problems, questions)
@@ -78,6 +79,28 @@ def define(ask: Ask) -> list[Definition]:
     if exemplars:
         body |= {"training_split": "train", "fewshot_split": "train"}
     return [write_task(ask, body)]
+
+
+def read_gsm8k(data_root: Path, rows: Sequence[Row], file: Path) -> list[Row]:
+    """The rows of GSM8K that MGSM's `rows` translate. Raises PipelineError where they do not."""
+    gsm8k_file = data_root / "gsm8k" / "test.jsonl"
+    gsm8k = rows_of(gsm8k_file, {"question": str, "answer": str})
+    verify_gsm8k(gsm8k, gsm8k_file)
+    verify_mgsm(rows, gsm8k, file)
+    return gsm8k[:QUESTIONS]
+
+
+def solutions_of(rows: Sequence[Row]) -> list[Row]:
+    """Rows with solutions of their own, as the small world's (`equation_solution`), in GSM8K's form."""
+    return [
+        {"question": row["question"], "answer": "".join(f"<<{text}>>" for text in written_calculations(row))}
+        for row in rows
+    ]
+
+
+def written_calculations(row: Row) -> list[str]:
+    """The calculations in the text of an equation_solution: "5 + 6 = 11. ..." as 5+6=11."""
+    return ["".join(text.split()) for text in CALCULATION.findall(row["equation_solution"])]
 
 
 def excluded_questions(
@@ -108,7 +131,7 @@ def data_card(problems: Sequence[Problem], excluded: Mapping[int, Sequence[Fract
 def build_exemplar(row: Row) -> Row:
     """One of MGSM's own, with its calculations (`equation_solution`) in place of the words of its answer."""
     question = re.split("[:：]", row["question"], maxsplit=1)[-1].strip()
-    lines = re.findall(r"[\d.]+(?:[-+*/][\d.]+)+=\d+(?:\.\d+)?", row["equation_solution"].replace(" ", ""))
+    lines = written_calculations(row)
     if not lines:
         raise PipelineError(
             f"equation_solution {row['equation_solution']!r} has no calculation: use MGSM's train.jsonl"

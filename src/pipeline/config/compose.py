@@ -37,6 +37,7 @@ def register(stages: Mapping[str, type[Stage]], methods: Mapping[str, type[Merge
     conf.STAGES.update(stages)
     conf.METHODS.update(methods)
     store = ConfigStore.instance()
+    store.__deepcopy__ = lambda memo: store  # type: ignore[attr-defined]  # Hydra would copy all of it to compose one
     for name, stage in stages.items():
         store.store(group="stage", name=f"{name}_schema", node=stage, package="_global_")
     for name, method in methods.items():

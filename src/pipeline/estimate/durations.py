@@ -98,13 +98,17 @@ class History:
 
     def sum(self, runs: Iterable[Run]) -> str:
         """What runs take together, as printed: the sum of what is known, and what is not in it."""
-        runs = list(runs)
-        needing = [run for run in runs if self.needs_gpu(run)]
-        predictions = [seconds for run in runs if run not in needing and (seconds := self.predict(run)) is not None]
-        unknown = len(runs) - len(needing) - len(predictions)
+        feasible, needing = [], 0
+        for run in runs:
+            if self.needs_gpu(run):
+                needing += 1
+            else:
+                feasible.append(self.predict(run))
+        predictions = [seconds for seconds in feasible if seconds is not None]
+        unknown = len(feasible) - len(predictions)
         if sum(predictions) > 30 * DAY and not runs_on_gpu(self.on_gpu):
             return NEEDS_GPU
-        omitted = [f"{pluralize(len(needing), 'run')} that need a GPU"] if needing else []
+        omitted = [f"{pluralize(needing, 'run')} that need a GPU"] if needing else []
         omitted += [f"{pluralize(unknown, 'run')} that cannot be estimated"] if unknown else []
         text = f"about {format_duration(sum(predictions))}" if predictions or not omitted else "?"
         return text + (f", not including {' and '.join(omitted)}" if omitted else "")

@@ -135,10 +135,11 @@ def is_greedy(settings: GenKwargs) -> bool:
 class Answering(HFLM):
     """The model while it answers the questions of a task: HFLM with `ran_out`, the answers that used up max_gen_toks.
 
-    `share_prefix`: compute what prompts have in common once. `helpers`: processes that answer a part of the questions.
-    `kept`: answers stored before, which are not computed again; further ones are added when they end.
-    `live`: of a merge, the model in memory and the merge that it holds. `bar`: counts questions; of several `processes`
-    this one counts for all. `least_batch_size`: of this process and its helpers, once memory ran out.
+    `share_prefix`: compute what prompts have in common once; `unshared`: the model did not allow it. `helpers`:
+    processes that answer a part of the questions. `kept`: answers stored before, which are not computed again; further
+    ones are added when they end. `live`: of a merge, the model in memory and the merge that it holds. `bar`: counts
+    questions; of several `processes` this one counts for all. `least_batch_size`: of this process and its helpers, once
+    memory ran out.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -148,6 +149,7 @@ class Answering(HFLM):
         self.ran_out: dict[tuple[str, str], bool] = {}
         self.least_batch_size = self.batch_size
         self.share_prefix = False
+        self.unshared = False
         self.helpers: Helpers | None = None
         self.live: tuple[Live, Merging] | None = None
         self.bar: Bar | None = None
@@ -211,12 +213,20 @@ class Answering(HFLM):
         alike = all(request.args[1] == requests[0].args[1] for request in requests)
         if alike and is_greedy(settings) and can_decode(self.model):
             return self._decode(requests, settings)
+        self._shares(possible=False)
         return self._as_a_whole(functools.partial(HFLM.generate_until, self, requests, disable_tqdm=True))
 
     def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None) -> list:
-        if self.share_prefix and can_score_tries(self.model.config):
+        if self._shares(can_score_tries(self.model.config)):
             return self._loglikelihood_shared(requests)
         return self._as_a_whole(functools.partial(HFLM._loglikelihood_tokens, self, requests, True, override_bs))
+
+    def _shares(self, possible: bool) -> bool:
+        """Whether prompts share what they have in common. Reported once where it is asked for and not possible."""
+        if self.share_prefix and not possible and not self.unshared:
+            self.unshared = True
+            say("prompts do not share their exemplars: the model's layers or generation settings do not allow it")
+        return self.share_prefix and possible
 
     # ------------------------------------------------------------------------------------------- progress
 

@@ -142,7 +142,7 @@ def score_tasks(
         "versions": {name: results[name].version for name in names},
         "task_hashes": {name: results[name].task_hash for name in names},
         **settings,
-        "share_prefix": settings_asked.share_prefix,
+        "share_prefix": settings_asked.share_prefix and not (isinstance(lm, Answering) and lm.unshared),
         "found_again": found_again,
         **(
             {"halved_batch_size": lm.least_batch_size}
@@ -196,7 +196,9 @@ def score_one(
     as scoring a small task does.
     """
     if isinstance(lm, Answering):
-        lm.share_prefix = settings.share_prefix and definition.num_fewshot > 0
+        benchmark = benchmark_of(definition.task)
+        texts = benchmark.kind == "choice" and not (benchmark.letters and settings.options == "letters")
+        lm.share_prefix = settings.share_prefix and (definition.num_fewshot > 0 or texts)
         lm.bar = bar
     put: Any = {"tasks": {definition.name: task}}
     samples: Any = {definition.name: rows}

@@ -97,11 +97,15 @@ def visible_tokens(tries: Sequence[Trie], start: int) -> tuple[torch.Tensor, tor
     visible[:, range(width), range(start, start + width)] = True
     positions = torch.arange(start + width).clamp(max=start).repeat(len(tries), 1)
     for row, trie in enumerate(tries):
-        first = width - len(trie.tokens)
-        for place, parent in enumerate(trie.parents):
-            if parent >= 0:
-                visible[row, first + place] |= visible[row, first + parent]
-                positions[row, start + first + place] = positions[row, start + first + parent] + 1
+        seen = visible[row, width - len(trie.tokens) :]
+        own, at = seen[:, start + width - len(trie.tokens) :], positions[row, start + width - len(trie.tokens) :]
+        begins = [place for place, parent in enumerate(trie.parents) if place == 0 or parent != place - 1]
+        for first, end in zip(begins, [*begins[1:], len(trie.tokens)], strict=True):  # a run: each token after the last
+            if (parent := trie.parents[first]) >= 0:
+                seen[first:end] |= seen[parent]
+                at[first] = at[parent] + 1
+            own[first:end, first:end] = torch.ones(end - first, end - first, dtype=torch.bool).tril()
+            at[first:end] = at[first] + torch.arange(end - first)
     return visible, positions
 
 
