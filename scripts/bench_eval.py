@@ -46,6 +46,7 @@ from transformers import (
 
 from pipeline.config.evaluation import EvalTask
 from pipeline.evaluate import model as model_module
+from pipeline.evaluate.decode import DRAFT
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prefix import group_prompts
 from pipeline.evaluate.score import load_tasks
@@ -98,7 +99,7 @@ def model_of(size: str, device: str) -> LlamaForCausalLM:
 
 
 class Watch:
-    """Seconds and tokens of a model's forward passes: prefill (several tokens a row) and decode (one) apart."""
+    """Seconds, tokens and number of a model's forward passes: prefill and decode (a token a row, and drafts) apart."""
 
     def __init__(self, model: Any) -> None:
         self.hooks = [
@@ -107,6 +108,7 @@ class Watch:
         ]
         self.seconds = {"prefill": 0.0, "decode": 0.0}
         self.tokens = {"prefill": 0, "decode": 0}
+        self.passes = {"prefill": 0, "decode": 0}
         self.started = 0.0
 
     def begin(self, module: Any, args: Any, kwargs: Any) -> None:
@@ -116,9 +118,10 @@ class Watch:
     def end(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         _wait()
         ids = args[0] if args else kwargs["input_ids"]
-        kind = "prefill" if ids.shape[1] > 1 else "decode"
+        kind = "prefill" if ids.shape[1] > 1 + DRAFT else "decode"
         self.seconds[kind] += time.perf_counter() - self.started
         self.tokens[kind] += ids.numel()
+        self.passes[kind] += 1
 
 
 def _wait() -> None:
@@ -127,7 +130,7 @@ def _wait() -> None:
 
 
 def timed(lm: Any, method: str, requests: list[Instance]) -> tuple[list[Any], dict[str, Any]]:
-    """Answers, and {seconds, prefill_seconds, decode_seconds, prefill_tokens (padding included)}."""
+    """Answers, and {seconds, prefill_seconds, decode_seconds, prefill_tokens (padding included), decode_steps}."""
     watch, begun = Watch(lm.model), time.perf_counter()
     answers = getattr(lm, method)(requests, disable_tqdm=True)
     _wait()
@@ -135,7 +138,7 @@ def timed(lm: Any, method: str, requests: list[Instance]) -> tuple[list[Any], di
     for hook in watch.hooks:
         hook.remove()
     seconds = {"seconds": total} | {f"{kind}_seconds": spent for kind, spent in watch.seconds.items()}
-    tokens = {"prefill_tokens": watch.tokens["prefill"]}
+    tokens = {"prefill_tokens": watch.tokens["prefill"], "decode_steps": watch.passes["decode"]}
     return answers, {kind: round(spent, 3) for kind, spent in seconds.items()} | tokens
 
 

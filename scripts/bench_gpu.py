@@ -302,7 +302,7 @@ def scoring(size: str, card: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 }
                 if new:
                     compared["decode seconds"] = both(decode, spent["decode_seconds"])
-                    steps = -(-given["questions"] // batch) * (new - 1)
+                    steps = max(spent["decode_steps"], 1)
                     tokens = few * EXEMPLAR + QUESTION + new / 2
                     weights = shape.layers * shape.layer + shape.embedding
                     moved = (weights + batch * tokens * shape.kv_values) * WIDTH[dtype]

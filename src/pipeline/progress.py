@@ -7,7 +7,6 @@ messages of libraries are silenced (`quiet`).
 from __future__ import annotations
 
 import logging
-import math
 import os
 import shutil
 import sys
@@ -81,7 +80,6 @@ class Bar:
         self.label, self.total, self.unit, self.stays = label, total, unit, stays
         self.done, self.first, self.note = 0.0, 0.0, ""
         self.begun = time.monotonic()
-        self.seconds_left: Callable[[], float | None] | None = None  # None: by the rate so far
         self._lock, self._over = threading.Lock(), threading.Event()
         self._at_terminal = sys.stderr.isatty()
 
@@ -158,56 +156,13 @@ class Bar:
         if rate > 0:
             items.append(format_speed(rate, self.unit))
             if self.total is not None:
-                seconds_left = self.seconds_left() if self.seconds_left else max(self.total - units, 0) / rate
-                items += [f"{format_duration(seconds_left)} left"] if seconds_left is not None else []
+                items.append(f"{format_duration(max(self.total - units, 0) / rate)} left")
         items += [self.note] if self.note else []
         bar = ""
         if self._at_terminal and self.total:
             full = round(WIDTH * min(units / self.total, 1))
             bar = "█" * full + "░" * (WIDTH - full) + " "
         return f"{self.label}: {bar}{', '.join(items)}"
-
-
-class Pace:
-    """Remaining time of generation in batches: prompts first (prefill), then one token per step (decoding).
-
-    The two are timed separately. A batch is expected to take as many steps as earlier ones on average, the first one as
-    many as an answer may have tokens.
-    """
-
-    def __init__(self) -> None:
-        self.prefill, self.decode = 0.0, 0.0  # seconds
-        self.questions, self.steps = 0.0, 0  # numbers of questions whose prefill, and of steps that, were timed
-        self.of_batches: list[int] = []  # steps of finished batches
-        self.size, self.room, self.taken, self.last = 0.0, 0, 0, 0.0
-
-    def begin(self, size: float, room: int) -> None:
-        """Begin a batch of `size` questions, whose answers have at most `room` tokens."""
-        self.size, self.room, self.taken, self.last = size, room, 0, time.monotonic()
-
-    def step(self) -> None:
-        """Count a token of each answer in the batch; the first one ends the prefill."""
-        now = time.monotonic()
-        if self.taken:
-            self.decode, self.steps = self.decode + now - self.last, self.steps + 1
-        else:
-            self.prefill, self.questions = self.prefill + now - self.last, self.questions + self.size
-        self.taken, self.last = self.taken + 1, now
-
-    def end(self) -> None:
-        self.of_batches.append(self.taken)
-        self.taken = self.room = 0
-
-    def seconds_left(self, waiting: float, batch: float) -> float | None:
-        """Remaining seconds, with `waiting` questions that are in no batch yet, in batches of `batch`; None until both
-        phases are timed."""
-        if not self.steps or not self.questions:
-            return None
-        expected = sum(self.of_batches) / len(self.of_batches) if self.of_batches else self.room
-        steps_in_batch = max(expected - self.taken, 0) if self.room else 0.0
-        steps = steps_in_batch + math.ceil(waiting / batch - 1e-9) * expected
-        prompts = waiting + (self.size if self.room and not self.taken else 0)
-        return prompts * self.prefill / self.questions + steps * self.decode / self.steps
 
 
 def format_amounts(count: float, total: float | None, unit: str) -> str:

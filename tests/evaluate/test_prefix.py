@@ -233,6 +233,8 @@ def test_shards_answer_as_one(data_root: Path, tmp_path: Path, tiny: Path, monke
         run = run_of(tmp_path, tiny, data_root, *tasks, shards=shards, max_gen_toks=4, languages=["en"])
         facts = make(run, tmp_path / f"work{shards}", Notes())
         made.append((facts["scores"], (tmp_path / f"work{shards}/samples/mgsm.en.jsonl").read_text()))
+        (answers,) = (tmp_path / "runs/.scores").glob("mgsm*.jsonl")
+        assert len(answers.read_text().split()) == 3 * 10  # digest, answer and cut_off of each, also a helper's
         for file in (tmp_path / "runs/.scores").iterdir():
             file.unlink()  # the second is to be scored, not found again
     assert made[0] == made[1]

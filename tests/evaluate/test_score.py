@@ -139,7 +139,7 @@ def test_japanese_words_are_counted_where_the_word_list_is_there() -> None:
     ],
 )
 def test_an_answer_that_ran_out_of_tokens(tokens: list[int], text: str, cut_off: bool) -> None:
-    assert metrics.ran_out(tokens, text, 3, ["Question:"], 2) is cut_off
+    assert metrics.ran_out(tokens, text, 3, ["Question:"], {2}) is cut_off
 
 
 def test_numbers_are_matched_as_a_person_reads_them(data_root: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from made_up import Notes, asked, run_of, write_rows
 
 from pipeline.benchmarks import task_files
-from pipeline.evaluate import score, score_cache, stage
+from pipeline.evaluate import model, score, score_cache, stage
 from pipeline.evaluate.records import ScoreRow, TaskResult
 from pipeline.evaluate.score import load_tasks
 from pipeline.evaluate.tasks import task_definitions
@@ -184,7 +184,7 @@ def test_a_file_that_is_not_whole_is_not_there(
     scored_again: Callable[..., list[str]], tmp_path: Path, harm: str
 ) -> None:
     def change() -> None:
-        (file,) = (tmp_path / "runs/.scores").glob("mgsm*")
+        (file,) = (tmp_path / "runs/.scores").glob("mgsm*.json")
         text = file.read_text()
         kept = json.loads(text)
         if harm == "value":
@@ -214,3 +214,62 @@ def test_an_evaluation_that_stops_keeps_what_it_scored(
     facts = stage.make(run, tmp_path / "work", Notes())
     assert facts["harness"]["found_again"] == ["mgsm_en_2shot", "mgsm_qac_2shot"]
     assert not list((tmp_path / "runs/.scores").glob("*.part"))
+
+
+# ------------------------------------------------------------------------------------------- one answer after another
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of prompts that were decoded, a number for each time."""
+    numbers: list[int] = []
+    real = model.decode
+
+    def counted(lm: Any, prefix: Any, rests: list[Any], *others: Any) -> None:
+        numbers.append(len(rests))
+        real(lm, prefix, rests, *others)
+
+    monkeypatch.setattr(model, "decode", counted)
+    return numbers
+
+
+def evaluate(folder: Path, checkpoint: Path, data_root: Path, **knobs: Any) -> str:
+    """The samples of MGSM in English."""
+    knobs = {"languages": ["en"], "max_gen_toks": 4, "limit": 6, "dtype": "float32", "batch_size": 2} | knobs
+    shutil.rmtree(folder / "work", ignore_errors=True)
+    stage.make(run_of(folder, checkpoint, data_root, asked("mgsm", 2), **knobs), folder / "work", Notes())
+    return (folder / "work/samples/mgsm.en.jsonl").read_text()
+
+
+def test_a_killed_evaluation_resumes_at_the_next_question(
+    tmp_path: Path, tiny: Path, data_root: Path, decoded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after three of six answers, the last one written in part: four are computed, and samples are the same."""
+    expected = evaluate(tmp_path / "whole", tiny, data_root)
+    real = score_cache.Answers.keep
+
+    def killed(self: score_cache.Answers, *answer: Any) -> None:
+        real(self, *answer)
+        if len(self.found) == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(score_cache.Answers, "keep", killed)
+        evaluate(tmp_path, tiny, data_root)
+    (file,) = (tmp_path / "runs/.scores").glob("*.jsonl")
+    file.write_text(file.read_text()[:-4])
+    assert evaluate(tmp_path, tiny, data_root) == expected and decoded == [6, 6, 4]
+    assert evaluate(tmp_path, tiny, data_root) == expected and decoded == [6, 6, 4]  # the task's score is stored
+
+
+@pytest.mark.parametrize(
+    ("knobs", "left"),
+    [({}, 3), ({"redo": True}, 6), ({"max_gen_toks": 5}, 6), ({"dtype": "bfloat16"}, 6)],
+    ids=["a larger limit", "redo", "longer answers", "below float32"],
+)
+def test_answers_that_are_stored_are_not_computed_again(
+    tmp_path: Path, tiny: Path, data_root: Path, decoded: list[int], knobs: dict[str, Any], left: int
+) -> None:
+    evaluate(tmp_path, tiny, data_root, limit=3, **{name: knobs[name] for name in knobs if name == "dtype"})
+    evaluate(tmp_path, tiny, data_root, **knobs)
+    assert decoded == [3, left]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
@@ -52,12 +52,12 @@ def is_unparsed(extracted: str) -> bool:
     return extracted == INVALID
 
 
-def ran_out(tokens: Sequence[int], text: str, max_gen_toks: int, stop: Iterable[str], eos: int | None) -> bool:
+def ran_out(tokens: Sequence[int], text: str, max_gen_toks: int, stop: Iterable[str], ends: Set[int]) -> bool:
     """Whether an answer ended because its tokens were used up: no end token and no stop string among them.
 
     `tokens` are the generated ones, which a batch may carry on past the answer's end; `text` is all of them decoded.
     """
-    return len(tokens) >= max_gen_toks and eos not in tokens and not any(word and word in text for word in stop)
+    return len(tokens) >= max_gen_toks and ends.isdisjoint(tokens) and not any(word and word in text for word in stop)
 
 
 def bleu_ja_mecab(items: Iterable[tuple[str, str]]) -> float:

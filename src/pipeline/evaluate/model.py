@@ -1,7 +1,7 @@
 """The model that answers: a checkpoint or a merge loaded, as the harness' model class with what a long sweep needs.
 
-These are shared prefixes, smaller batches when memory runs out, helpers on other GPUs, and a note of which answers were
-cut off. Tokens, stop strings and scores are the harness' own.
+These are shared prefixes, generation in slots (decode.py), smaller batches when memory runs out, helpers on other GPUs,
+answers stored when they end, and a note of which were cut off. Tokens, stop strings and scores are the harness' own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,34 +19,40 @@ from accelerate.utils.memory import should_reduce_batch_size
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normalize_gen_kwargs, postprocess_generated_text
-from transformers.generation.streamers import BaseStreamer
+from lm_eval.models.utils import (
+    GenKwargs,
+    handle_stop_sequences,
+    has_bos_prefix,
+    normalize_gen_kwargs,
+    postprocess_generated_text,
+)
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate import metrics
+from pipeline.evaluate.decode import Ending, can_decode, decode
 from pipeline.evaluate.prefix import (
     Prefix,
     batch_places,
-    can_share_prefix,
     group_prompts,
     heads_as_they_are,
-    laid_out,
 )
 from pipeline.evaluate.shards import Helpers
 from pipeline.evaluate.tree import MOST_TOKENS, Trie, build_tries, can_score_tries, trie_logits
 from pipeline.models import load
 from pipeline.models.checkpoint import DTYPES
-from pipeline.progress import Bar, Pace, say
+from pipeline.progress import Bar, say
 
 if TYPE_CHECKING:
     from pipeline.config.evaluation import Eval
     from pipeline.config.stages import EvalStage
+    from pipeline.evaluate.score_cache import Answers
     from pipeline.merge.live import Live
     from pipeline.merge.merge import Merging
     from pipeline.runs.run import Run
 
 Result = TypeVar("Result")
 ENCODED_AHEAD = 256  # texts
+GREEDY = {"until", "max_gen_toks", "do_sample", "temperature"}  # settings of a request
 
 
 def answering_model(run: Run[EvalStage], load: Callable[[], Answering]) -> LM:
@@ -120,28 +127,19 @@ def request_key(request: Sequence[Any]) -> tuple[str, str]:
     return request[0], json.dumps(request[1], sort_keys=True)
 
 
-class Steps(BaseStreamer):
-    """Hears each step of an answer while it is generated."""
-
-    def __init__(self, step: Callable[[], None]) -> None:
-        self.step, self.begun = step, False
-
-    def put(self, value: Any) -> None:
-        if self.begun:  # the prompts are heard first
-            self.step()
-        self.begun = True
-
-    def end(self) -> None:
-        pass
+def is_greedy(settings: GenKwargs) -> bool:
+    """Whether the settings of a request leave nothing but the likeliest token to choose."""
+    return settings.keys() <= GREEDY and not settings["do_sample"]
 
 
 class Answering(HFLM):
     """The model while it answers the questions of a task: HFLM with `ran_out`, the answers that used up max_gen_toks.
 
     `share_prefix`: compute what prompts have in common once; `unshared`: the model did not allow it. `helpers`:
-    processes that answer a part of the questions. `live`: of a merge, the model in memory and the merge that it holds.
-    `bar`: counts questions; of several `processes` this one counts for all. `least_batch_size`: of this process and its
-    helpers, once memory ran out.
+    processes that answer a part of the questions. `kept`: answers stored before, which are not computed again; further
+    ones are added when they end. `live`: of a merge, the model in memory and the merge that it holds. `bar`: counts
+    questions; of several `processes` this one counts for all. `least_batch_size`: of this process and its helpers, once
+    memory ran out.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -155,9 +153,9 @@ class Answering(HFLM):
         self.helpers: Helpers | None = None
         self.live: tuple[Live, Merging] | None = None
         self.bar: Bar | None = None
+        self.kept: Answers | None = None
         self.processes = 1
         self._each = 0.0  # questions that an answer counts as
-        self._pace = Pace()
         self._batch: list[bool] = []
         self.set_cache_hook(self)  # the harness tells its cache each answer, in the order of the batch
 
@@ -190,11 +188,32 @@ class Answering(HFLM):
         return list(self._encoded[string])
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        if not all(is_greedy(normalize_gen_kwargs(request.args[1], self.max_gen_toks)) for request in requests):
+            self.kept = None  # samples differ each time
+        answers: dict[int, str] = {}
+        for place, request in enumerate(requests):
+            if self.kept and (kept := self.kept.look_up(request.args)):
+                answers[place], self.ran_out[request_key(request.args)] = kept
+        left = [place for place in range(len(requests)) if place not in answers]
+        if answers:
+            say(f"{len(answers)} of {len(requests)} answers are stored from an earlier evaluation")
+            if self.bar:
+                self.bar.update(len(answers))
+        answers |= zip(left, self._generate([requests[place] for place in left]) if left else (), strict=True)
+        return [answers[place] for place in range(len(requests))]
+
+    def _generate(self, requests: list[Instance]) -> list[str]:
         if self.helpers:
-            return self.helpers.answer(self, "generate_until", requests)
+            texts = self.helpers.answer(self, "generate_until", requests)
+            for request, text in zip(requests, texts, strict=True):
+                self._keep(request.args, text)
+            return texts
         self._count(requests)
-        if self._shares(can_share_prefix(self.model.config)):
-            return self._generate_shared(requests)
+        settings = normalize_gen_kwargs(requests[0].args[1], self.max_gen_toks)
+        alike = all(request.args[1] == requests[0].args[1] for request in requests)
+        if alike and is_greedy(settings) and can_decode(self.model):
+            return self._decode(requests, settings)
+        self._shares(possible=False)
         return self._as_a_whole(functools.partial(HFLM.generate_until, self, requests, disable_tqdm=True))
 
     def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None) -> list:
@@ -203,10 +222,10 @@ class Answering(HFLM):
         return self._as_a_whole(functools.partial(HFLM._loglikelihood_tokens, self, requests, True, override_bs))
 
     def _shares(self, possible: bool) -> bool:
-        """Whether prompts share what they have in common. Reported once where the model's attention prevents it."""
+        """Whether prompts share what they have in common. Reported once where it is asked for and not possible."""
         if self.share_prefix and not possible and not self.unshared:
             self.unshared = True
-            say("prompts do not share their exemplars: layers of this model attend to a window, or otherwise")
+            say("prompts do not share their exemplars: the model's layers or generation settings do not allow it")
         return self.share_prefix and possible
 
     # ------------------------------------------------------------------------------------------- progress
@@ -215,9 +234,6 @@ class Answering(HFLM):
         """A question of four choices is four requests."""
         questions = len({request.doc_id for request in requests})
         self._each = self.processes * questions / max(len(requests), 1)
-        self._pace = Pace()
-        if self.bar:
-            self.bar.seconds_left = None
 
     def _answered(self, requests: float) -> None:
         if self.bar:
@@ -277,70 +293,73 @@ class Answering(HFLM):
                 self._answered(sum(len(inputs[prompts[index]]) for trie in scored for index in trie.paths))
 
             lengths, counts = [len(trie.tokens) for trie in tries], [len(trie.paths) for trie in tries]
-            self._in_batches(prompts[members[0]][:shared], lengths, counts, 0, weigh)
+            self._in_batches(prompts[members[0]][:shared], lengths, counts, weigh)
         return answers
 
-    def _generate_shared(self, requests: list[Instance]) -> list[str]:
-        """As HFLM's, for requests of the same settings, which those of one task are."""
-        settings = requests[0].args[1]
-        assert all(request.args[1] == settings for request in requests)
-        kwargs = normalize_gen_kwargs(settings, self.max_gen_toks)
+    def _decode(self, requests: list[Instance], settings: GenKwargs) -> list[str]:
+        """As HFLM's, for requests of the same greedy settings."""
         eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
-        until = handle_stop_sequences(kwargs.pop("until", None), eos=eos)
-        room = kwargs.pop("max_gen_toks")
+        until = handle_stop_sequences(settings.get("until"), eos=eos)
+        to_text = functools.partial(self.tok_decode, skip_special_tokens=False)
+        ending = Ending(self._ends, until, settings["max_gen_toks"], to_text)
         prompts = [self.tok_batch_encode([request.args[0]])[0][0].tolist() for request in requests]
-        answers: list[str] = [""] * len(requests)
+        answers: dict[int, str] = {}
 
-        def generate(members: list[int], prefix: Prefix, rows: list[int]) -> None:
-            batch = [members[row] for row in rows]
-            rests = [prompts[place][len(prefix.tokens) :] for place in batch]
-            ids, mask = (tensor.to(self.device) for tensor in laid_out(prefix.tokens, rests, self._pad))
-            limit, start = ids.shape[1] + room, ids.shape[1]
-            cache = prefix.again()
-            whole = self._model_generate(ids, limit, until, attention_mask=mask, past_key_values=cache, **kwargs)
-            for place, tokens in zip(batch, whole.tolist(), strict=True):
-                text = self.tok_decode(tokens[start:])
-                answers[place] = postprocess_generated_text(text, until, think_end_token=None)
-                self.add_partial("generate_until", requests[place].args, answers[place])
+        def ended(place: int, tokens: list[int]) -> None:
+            text, request = self.tok_decode(tokens), requests[place].args
+            answers[place] = postprocess_generated_text(text, until, think_end_token=None)
+            self.ran_out[request_key(request)] = metrics.ran_out(tokens, text, ending.room, until, self._ends)
+            self._keep(request, answers[place])
+            self._answered(1)
 
-        for shared, members in group_prompts(prompts):
-            if shared:
-                lengths = [len(prompts[place]) - shared for place in members]
-                prefix_tokens, answer = prompts[members[0]][:shared], functools.partial(generate, members)
-                self._in_batches(prefix_tokens, lengths, [1] * len(members), room, answer)
-                continue
-            alone = [requests[place] for place in members]
-            texts = self._as_a_whole(functools.partial(HFLM.generate_until, self, alone, True))
-            for place, answer in zip(members, texts, strict=True):
-                answers[place] = answer
-        return answers
+        def go_on(shared: int, members: list[int]) -> None:
+            left = [member for member in members if member not in answers]
+            rests = [prompts[member][shared:] for member in left]
+            beginning = prompts[left[0]][:shared]
+            decode(self.model, beginning, rests, self.batch_size, ending, lambda at, tokens: ended(left[at], tokens))
+
+        groups = group_prompts(prompts) if self.share_prefix else [(0, list(range(len(prompts))))]
+        with self._computing():
+            for group in groups:
+                self.halving(functools.partial(go_on, *group))
+        return [answers[place] for place in range(len(requests))]
 
     def _in_batches(
         self,
         prefix_tokens: Sequence[int],
         lengths: Sequence[int],
         counts: Sequence[int],
-        room: int,
         answer: Callable[[Prefix, list[int]], None],
     ) -> None:
-        """Put rows of `lengths` tokens, which hold `counts` prompts each, to the model after their prefix, with `room`
-        tokens for each answer; `answer` gets the rows of a batch."""
+        """Put rows of `lengths` tokens, which hold `counts` prompts each, to the model after their prefix; `answer`
+        gets the rows of a batch."""
         finished: set[int] = set()
 
         def go_on() -> None:
             pending = [row for row in range(len(lengths)) if row not in finished]
             batches = list(batch_places(pending, lengths, self.batch_size, counts))
-            most_tokens = max(lengths[row] for row in pending) + room
+            most_tokens = max(lengths[row] for row in pending)
             prefix = Prefix(self.model, prefix_tokens, max(map(len, batches)), most_tokens)
             for batch in batches:
                 answer(prefix, batch)
                 finished.update(batch)
 
+        with self._computing():
+            self.halving(go_on)
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
         autocast = torch.autocast(
             self.device.type, dtype=self.mixed_precision_dtype, enabled=self.mixed_precision_dtype is not None
         )
         with torch.no_grad(), autocast, heads_as_they_are(self.device):
-            self.halving(go_on)
+            yield
+
+    @property
+    def _ends(self) -> set[int]:
+        """The tokens that end an answer: the harness' and the model's own."""
+        ends = self.model.generation_config.eos_token_id
+        return {self.eot_token_id, *(ends if isinstance(ends, list) else [ends])}
 
     @property
     def _pad(self) -> int:
@@ -363,37 +382,19 @@ class Answering(HFLM):
                 torch.cuda.empty_cache()
 
     def _model_generate(self, context: Any, max_length: int, stop: list[str], **kwargs: Any) -> Any:
-        start, bar = context.shape[1], self.bar
-        if bar is None:
-            rows = super()._model_generate(context, max_length, stop, **kwargs)
-        else:
-            steps, answers_done = (
-                self._timed(bar, len(context), max_length - start),
-                bar.done + len(context) * self._each,
-            )
-            rows = super()._model_generate(context, max_length, stop, streamer=steps, **kwargs)
-            self._pace.end()
-            bar.to(answers_done)  # all answers of the batch, however soon they ended
+        rows, start = super()._model_generate(context, max_length, stop, **kwargs), context.shape[1]
         self._batch = [
-            metrics.ran_out(tokens, self.tok_decode(tokens), max_length - start, stop, self.eot_token_id)
+            metrics.ran_out(tokens, self.tok_decode(tokens), max_length - start, stop, self._ends)
             for tokens in (row[start:].tolist() for row in rows)
         ]
         return rows
 
-    def _timed(self, bar: Bar, answers: int, room: int) -> Steps:
-        """Counts and times the steps of a batch of so many answers, of `room` tokens at most."""
-        size, waiting = answers * self._each, (bar.total or 0) - bar.done - answers * self._each
-
-        def step() -> None:
-            self._pace.step()
-            self._answered(answers / room)
-
-        self._pace.begin(size, room)
-        bar.seconds_left = lambda: self._pace.seconds_left(max(waiting, 0), self.batch_size * self._each)
-        return Steps(step)
-
     def add_partial(self, attr: str, request: Any, response: Any) -> None:
-        if attr == "loglikelihood":
-            self._answered(1)
+        self._answered(1)
         if attr == "generate_until":
             self.ran_out[request_key(request)] = self._batch.pop(0)
+            self._keep(request, response)
+
+    def _keep(self, request: Any, answer: str) -> None:
+        if self.kept:
+            self.kept.keep(request, answer, self.ran_out[request_key(request)])

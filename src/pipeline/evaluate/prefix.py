@@ -182,12 +182,10 @@ class Prefix(Cache):
         return self
 
 
-def laid_out(prefix: Sequence[int], rests: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and attention mask, [rests, tokens] each: the prefix, padding, then the rest, so that all end alike."""
+def laid_out(prefix: Sequence[int], rests: Sequence[Sequence[int]], pad: int) -> torch.Tensor:
+    """Token ids [rests, tokens]: the prefix, padding, then the rest, so that all end alike."""
     width = max(map(len, rests))
-    ids = [[*prefix, *[pad] * (width - len(tail)), *tail] for tail in rests]
-    mask = [[1] * len(prefix) + [0] * (width - len(tail)) + [1] * len(tail) for tail in rests]
-    return torch.tensor(ids), torch.tensor(mask)
+    return torch.tensor([[*prefix, *[pad] * (width - len(tail)), *tail] for tail in rests])
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from pipeline.config.evaluation import Eval, below_float32
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate import score_cache
 from pipeline.evaluate.before import Lengths, too_long
+from pipeline.evaluate.decode import DRAFT
 from pipeline.evaluate.model import Answering, request_key
 from pipeline.evaluate.records import EvaluationResult, TaskResult, rows_of, sample_of
 from pipeline.evaluate.tasks import data_sets
@@ -121,6 +122,9 @@ def score_tasks(
             for definition, task in unscored:
                 assert lm
                 put_now = fitting[definition.name]
+                if isinstance(lm, Answering):  # below float32, an answer depends on those computed together with it
+                    apart = cache and not below_float32(settings_asked)
+                    lm.kept = cache.answers(definition.name, settings) if cache and apart else None
                 result = replace(
                     score_one(lm, definition, task, put_now, settings_asked, bar),
                     too_long=len(rows_of_task[definition.name]) - len(put_now),
@@ -156,6 +160,7 @@ def rounding_settings(settings: Eval) -> dict[str, Any]:
     if not below_float32(settings):
         return {}
     shared = {"batch_size": settings.batch_size, "share_prefix": settings.share_prefix, "shards": settings.shards}
+    shared |= {"draft": DRAFT}
     if torch.cuda.is_available():
         return shared | {"processor": torch.cuda.get_device_name()}
     return shared | {"processor": f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"}

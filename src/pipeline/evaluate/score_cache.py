@@ -2,10 +2,12 @@
 
 A file is named by the digest of its key and holds the key, which is compared in full. It is written at once when its
 task is done, so that an evaluation that stops keeps what it has scored, and evaluations that share a task share it.
+Beside it, generated answers are stored one by one (`Answers`), which tasks with other rows share.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -125,5 +127,37 @@ class Kept:
         text = json.dumps({"key": key, "digest": _digest(body), "scored": body}, ensure_ascii=False)
         write_atomically(self.file(key), text)
 
+    def answers(self, task: str, settings: Key) -> Answers:
+        """The answers of this model to prompts of a task, whatever its rows: a larger eval.limit reuses them."""
+        key = whole_key(self.model, {"name": task}, settings, self.version)
+        return Answers(self.file(key).with_suffix(".jsonl"), self.fresh)
+
     def file(self, key: Key) -> Path:
         return self.folder / f"{key['task']['name']}-{_digest(key)[:32]}.json"
+
+
+class Answers:
+    """Generated answers, stored one by one when they end, so that a killed evaluation resumes at the next question.
+
+    Each line of the file is [digest of prompt and settings, answer, whether it ran out of tokens].
+    """
+
+    def __init__(self, file: Path, fresh: bool = False) -> None:
+        self.file, self.found = file, dict[str, tuple[str, bool]]()
+        for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() and not fresh else ():
+            with contextlib.suppress(ValueError):  # written in part
+                key, answer, ran_out = json.loads(line)
+                self.found[key] = answer, ran_out
+
+    def look_up(self, request: Sequence[Any]) -> tuple[str, bool] | None:
+        """The answer to (prompt, settings), and whether it ran out of tokens."""
+        return self.found.get(_digest(request))
+
+    def keep(self, request: Sequence[Any], answer: str, ran_out: bool) -> None:
+        key = _digest(request)
+        if key in self.found:
+            return
+        self.found[key] = answer, ran_out
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(f"\n{json.dumps([key, answer, ran_out])}\n")  # on a line of its own after one written in part

@@ -64,7 +64,7 @@ def trie_logits(
     The head, half of the work for a vocabulary of 262,144, sees these places alone: logits_to_keep would take the same
     columns of all rows."""
     start, device = len(prefix.tokens), model.device
-    ids, _ = laid_out(prefix.tokens, [trie.tokens for trie in tries], pad)
+    ids = laid_out(prefix.tokens, [trie.tokens for trie in tries], pad)
     visible, positions = visible_tokens(tries, start)
     width = ids.shape[1] - start
     rows = [row for row, places in enumerate(needed) for _ in places]

@@ -1,0 +1,314 @@
+"""Greedy generation in slots: an answer that ends makes room for the next prompt at once (continuous batching).
+
+Each prompt occupies a row of the cache. Its tokens have their own positions, without gaps, so that no row depends on
+another: a key is visible to the queries at its position and after it. Rows are dropped when no prompt waits, and
+attention reads no further than the longest row. What all prompts begin with is stored and read once for all rows.
+
+At each step, tokens that followed the same tokens earlier in the prompt or the answer are tried as a draft (prompt
+lookup decoding, Saxena 2023) and kept as far as the model's own choices agree (speculative decoding, Leviathan et al.
+2023), so that drafts change no answer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, GenerationConfig
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from pipeline.evaluate.prefix import can_share_prefix
+
+DRAFT = 2  # tokens tried at each step
+ATTENTION = "prefix_read_once"  # as transformers knows it
+NGRAM = 3  # tokens, at most, that a draft's place has in common with the end of the answer
+INCOMPLETE = "\ufffd"  # at the end of a text: a character of which bytes are missing
+NOT_FOR_GREEDY = {  # settings of a GenerationConfig that change no greedy choice; the length is the request's
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "max_length", "max_new_tokens"),
+    *("use_cache", "cache_implementation", "_from_model_config", "transformers_version"),
+}
+
+
+def can_decode(model: Any) -> bool:
+    """Whether `decode` chooses the tokens that transformers' greedy generate() would, from a mask of its own."""
+    defaults = GenerationConfig._get_default_generation_params()
+    settings = model.generation_config.to_dict().items()
+    changed = {name for name, value in settings if value not in (None, False, defaults.get(name))}
+    replaceable = model._supports_attention_backend and model.config._attn_implementation == "sdpa"
+    return replaceable and can_share_prefix(model.config) and changed <= NOT_FOR_GREEDY
+
+
+@dataclass
+class Ending:
+    """When an answer is over: at one of the tokens `ends`, at a string of `stop`, after `room` tokens.
+
+    to_text: decodes tokens, special ones too.
+    """
+
+    ends: set[int]
+    stop: Sequence[str]
+    room: int
+    to_text: Callable[[list[int]], str]
+
+    @cached_property
+    def look_back(self) -> int:
+        """Tokens that a stop string may extend over: a byte each, and one that loses a leading space."""
+        return 1 + max((len(string.encode()) for string in self.stop), default=0)
+
+
+class _Context:
+    """Tokens so far, and where the token after each short sequence of them is."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.place_after: dict[tuple[int, ...], int] = {}
+
+    def append(self, token: int) -> None:
+        for size in range(1, NGRAM + 1):
+            self.place_after[tuple(self.tokens[-size:])] = len(self.tokens)
+        self.tokens.append(token)
+
+    def draft(self, count: int) -> list[int]:
+        """At most `count` tokens: what followed the last occurrence of the longest sequence at the end."""
+        for size in range(NGRAM, 0, -1):
+            place = self.place_after.get(tuple(self.tokens[-size:]))
+            if place is not None:
+                return self.tokens[place : place + count]
+        return []
+
+
+class _Row(_Context):
+    """A prompt and its answer. All tokens but the last are in the cache."""
+
+    def __init__(self, index: int, before: _Context, rest: Sequence[int]) -> None:
+        super().__init__()
+        self.index = index
+        self.tokens, self.place_after = list(before.tokens), dict(before.place_after)
+        for token in rest:
+            self.append(token)
+        self.start = len(self.tokens)  # of the answer
+        self.complete = deque([self.start])  # places at which no character is cut in two
+
+    @property
+    def answer(self) -> list[int]:
+        return self.tokens[self.start :]
+
+    def extend(self, tried: Sequence[int], chosen: Sequence[int], ending: Ending) -> bool:
+        """Append the model's choices as far as what it was given before each was right. Whether the answer is over."""
+        for token, draft in zip(chosen, [*tried[1:], None], strict=False):
+            self.append(token)
+            if self._is_over(ending):
+                return True
+            if token != draft:
+                break
+        return False
+
+    def _is_over(self, ending: Ending) -> bool:
+        if self.tokens[-1] in ending.ends or len(self.tokens) - self.start >= ending.room:
+            return True
+        while len(self.complete) > 1 and self.complete[1] <= len(self.tokens) - ending.look_back:
+            self.complete.popleft()
+        text = ending.to_text(self.tokens[self.complete[0] :])
+        if not text.endswith(INCOMPLETE):
+            self.complete.append(len(self.tokens))
+        return any(string in text for string in ending.stop)
+
+
+class _Layer(CacheLayerMixin):
+    """Keys and values of one layer: of the shared prefix, and of each row [rows, heads, positions, width]."""
+
+    is_sliding = False
+    supports_early_init = False
+
+    def __init__(self, slots: Slots) -> None:
+        super().__init__()
+        self.slots = slots
+        self.prefix: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        def zeros_like(states: torch.Tensor) -> torch.Tensor:  # what is masked must be finite
+            return states.new_zeros(self.slots.rows, states.shape[1], self.slots.length, states.shape[3])
+
+        self.keys, self.values = zeros_like(key_states), zeros_like(value_states)
+        self.is_initialized = True
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
+        if self.slots.written is None:
+            self.prefix = key_states, value_states
+            return self.prefix
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None
+        self.keys.transpose(1, 2)[self.slots.written] = key_states.transpose(1, 2)
+        self.values.transpose(1, 2)[self.slots.written] = value_states.transpose(1, 2)
+        if self.slots.reads:
+            rows, positions = len(key_states), self.slots.reads
+            key_states, value_states = self.keys[:rows, :, :positions], self.values[:rows, :, :positions]
+        if self.prefix is None or (self.slots.reads and self.slots.reads_once):
+            return key_states, value_states
+        shape = len(key_states), -1, -1, -1
+        keys, values = (states.expand(shape) for states in self.prefix)
+        return torch.cat([keys, key_states], dim=2), torch.cat([values, value_states], dim=2)
+
+    def get_seq_length(self) -> int:
+        return 0  # the positions are given
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0  # where no mask is given
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class Slots(Cache):
+    """Keys and values of `rows` rows, `length` positions each, and once of the prefix before all of them.
+
+    A forward pass writes what `written` names, rows and positions (None: the prefix). A step then reads `reads`
+    positions of each row that it writes, and the prefix once for all rows (`reads_once`) if the model's attention takes
+    keys and values as they are stored. DeepSeek's does not, for example: the prefix is then read by each row.
+    """
+
+    def __init__(self, model: Any, rows: int, length: int) -> None:
+        super().__init__(layers=[_Layer(self) for _ in range(model.config.get_text_config().num_hidden_layers)])
+        self.model, self.rows, self.length = model, rows, length
+        self.written: tuple[Any, Any] | None = None
+        self.shared = self.reads = self.plain_layers = 0
+        self.reads_once = False
+
+    def share(self, prefix: Sequence[int]) -> None:
+        """Compute the prefix of all rows."""
+        self.shared = len(prefix)
+        self._run(torch.tensor([prefix]), torch.arange(-len(prefix), 0), None)
+        self.reads_once = self.plain_layers == len(self.layers)
+
+    def fill(self, row: int, prompt: Sequence[int]) -> None:
+        """Write a prompt to a row, which forgets what it held."""
+        layer: Any
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys[row], layer.values[row] = 0, 0
+        if not prompt:
+            return
+        places = torch.arange(len(prompt))
+        visible = torch.arange(-self.shared, len(prompt)) <= places[:, None]
+        self.reads, self.written = 0, (slice(row, row + 1), slice(len(prompt)))
+        self._run(torch.tensor([prompt]), places, visible[None, None] if self.shared else None)
+
+    def step(self, inputs: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[int]]:
+        """The model's choice after each token of `inputs`, written to the first rows from positions `starts` on."""
+        width = max(map(len, inputs))
+        ids = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for tokens in inputs])
+        places = torch.tensor(starts)[:, None] + torch.arange(width)
+        rows = torch.arange(len(ids))[:, None]
+        self.reads, self.written = max(starts) + width, (rows.to(self.device), places.to(self.device))
+        visible = torch.arange(0 if self.reads_once else -self.shared, self.reads) <= places[:, None, :, None]
+        return self._run(ids, places, visible, width).argmax(dim=-1).tolist()
+
+    def move(self, source: int, target: int) -> None:
+        layer: Any
+        for layer in self.layers:
+            layer.keys[target], layer.values[target] = layer.keys[source], layer.values[source]
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def _run(
+        self, ids: torch.Tensor, places: torch.Tensor, visible: torch.Tensor | None, keep: int = 1
+    ) -> torch.Tensor:
+        """Logits of the last `keep` tokens. places: after the prefix; visible: [rows or 1, 1, queries, keys]."""
+        mask = None
+        if visible is not None:  # as a number that is added, which every kind of attention takes
+            mask = torch.zeros(visible.shape, dtype=self.model.dtype)
+            mask = mask.masked_fill_(~visible, torch.finfo(mask.dtype).min).to(self.device)
+        last_place = self.length - DRAFT - 1  # of a token that counts
+        return self.model(
+            input_ids=ids.to(self.device),
+            position_ids=(self.shared + places.clamp(max=last_place)).expand(ids.shape).to(self.device),
+            attention_mask=mask,
+            past_key_values=self,
+            logits_to_keep=keep,
+        ).logits
+
+    def attend(
+        self, module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: Any = None, **other: Any
+    ) -> Any:
+        """transformers' attention, which at a step reads the keys and values of the prefix once for all rows.
+
+        query [rows, heads, tokens, width], key and value [rows, shared heads, positions, width] -> [rows, tokens,
+        heads, width]. As in transformers' eager attention, weights are float32.
+        """
+        stored = self.layers[module.layer_idx].prefix
+        if self.written is None:
+            self.plain_layers += key is stored[0] and value is stored[1]
+        if not (self.reads and self.reads_once):
+            return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **other)
+        keys, values = (states[0] for states in stored)
+        rows, _, tokens, width = query.shape
+        heads, positions, shared = key.shape[1], key.shape[2], self.shared
+        query = (query * (width**-0.5 if scaling is None else scaling)).reshape(rows, heads, -1, width)
+        together = query.transpose(0, 1).reshape(heads, -1, width)  # [heads, rows x group x tokens, width]
+        before = (together @ keys.transpose(1, 2)).view(heads, rows, -1, shared).transpose(0, 1)
+        own = (query @ key.transpose(2, 3)).view(rows, heads, -1, tokens, positions) + mask[:, :, None]
+        scores = torch.cat([before, own.view(rows, heads, -1, positions)], dim=-1)
+        weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+        found = weights[..., :shared].transpose(0, 1).reshape(heads, -1, shared) @ values
+        found = found.view(heads, rows, -1, found.shape[-1]).transpose(0, 1) + weights[..., shared:] @ value
+        found = found.view(rows, heads, -1, tokens, found.shape[-1])
+        return found.permute(0, 3, 1, 2, 4).reshape(rows, tokens, -1, found.shape[-1]), None
+
+
+@contextmanager
+def _attention_of(slots: Slots) -> Iterator[None]:
+    """Inside, the model computes attention by `slots.attend`."""
+    AttentionInterface.register(ATTENTION, slots.attend)
+    slots.model.set_attn_implementation(ATTENTION)
+    try:
+        yield
+    finally:
+        slots.model.set_attn_implementation("sdpa")
+        AttentionInterface.register(ATTENTION, sdpa_attention_forward)  # lets go of the slots
+
+
+def decode(
+    model: Any,
+    prefix: Sequence[int],
+    rests: Sequence[Sequence[int]],
+    slots: int,
+    ending: Ending,
+    answered: Callable[[int, list[int]], None],
+) -> None:
+    """Answer the prompts `prefix` + rest, at most `slots` at a time, the longest first.
+
+    answered: is given the index of a rest and the tokens of its answer, the end token included, when the answer ends.
+    """
+    beginning = _Context()
+    for token in prefix:
+        beginning.append(token)
+    waiting = deque(sorted(range(len(rests)), key=lambda index: -len(rests[index])))
+    cache = Slots(model, min(slots, len(rests)), max(map(len, rests)) + ending.room + DRAFT)
+    rows: list[_Row] = []
+    with _attention_of(cache) if prefix else nullcontext():
+        if prefix:
+            cache.share(prefix)
+        while waiting or rows:
+            while waiting and len(rows) < slots:
+                index = waiting.popleft()
+                cache.fill(len(rows), rests[index][:-1])
+                rows.append(_Row(index, beginning, rests[index]))
+            inputs = [[row.tokens[-1], *row.draft(DRAFT)] for row in rows]
+            chosen = cache.step(inputs, [len(row.tokens) - len(prefix) - 1 for row in rows])
+            over = [row.extend(tried, best, ending) for row, tried, best in zip(rows, inputs, chosen, strict=True)]
+            for place in reversed([place for place, ended in enumerate(over) if ended]):
+                answered(rows[place].index, rows[place].answer)
+                last = rows.pop()
+                if place < len(rows):
+                    cache.move(len(rows), place)
+                    rows[place] = last

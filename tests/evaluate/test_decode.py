@@ -1,0 +1,289 @@
+"""Decoding in slots: the tokens of plain greedy search, in the steps that refilled slots and right drafts need."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from pipeline.evaluate import decode
+from pipeline.evaluate.decode import Ending
+from pipeline.evaluate.model import Answering, load_model, request_key
+from pipeline.progress import Bar
+
+SHOTS = "An example that all prompts begin with. "
+
+
+# ------------------------------------------------------------------------------------------------- steps by hand
+
+
+def lookup_table(following: Sequence[int]) -> Any:
+    """A Llama without layers that answers token i with following[i]: one-hot embeddings and a permuting head."""
+    size = len(following)
+    config = LlamaConfig(vocab_size=size, hidden_size=size, num_hidden_layers=0, num_attention_heads=1, head_dim=2)
+    with torch.random.fork_rng():
+        model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(torch.eye(size))
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[torch.tensor(following), torch.arange(size)] = 1
+    return model
+
+
+class Shapes:
+    """The shape (rows, tokens) of each forward pass."""
+
+    def __init__(self, model: Any) -> None:
+        self.seen: list[tuple[int, int]] = []
+        model.register_forward_pre_hook(self, with_kwargs=True)
+
+    def __call__(self, module: Any, args: Any, kwargs: Any) -> None:
+        self.seen.append(tuple(kwargs["input_ids"].shape))
+
+
+def run(
+    model: Any, prefix: list[int], rests: list[list[int]], slots: int, room: int = 99, end: int = 0
+) -> tuple[dict[int, list[int]], list[int], list[tuple[int, int]]]:
+    """The answers, the order in which they ended, and the shapes of the forward passes."""
+    found: dict[int, list[int]] = {}
+    shapes = Shapes(model)
+    with torch.no_grad():
+        decode.decode(model, prefix, rests, slots, Ending({end}, [], room, str), found.__setitem__)
+    return found, list(found), shapes.seen
+
+
+COUNT_UP = [*range(1, 20), 0]  # after i comes i + 1, after 19 the end token 0
+
+
+def test_a_slot_is_refilled_at_once_and_dropped_when_no_prompt_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two slots, answers of 5, 1, 2 and 1 tokens: by hand five steps, where batches of two would take 5 + 2."""
+    monkeypatch.setattr(decode, "DRAFT", 0)
+    found, order, shapes = run(lookup_table(COUNT_UP), [], [[3, 15], [3, 19], [3, 18], [3, 19]], slots=2)
+    assert found == {0: [16, 17, 18, 19, 0], 1: [0], 2: [19, 0], 3: [0]}
+    assert order == [1, 2, 3, 0]
+    # Prefill of two prompts without their last tokens, a step; of the third, two steps; of the fourth, a step; and the
+    # first answer alone.
+    assert shapes == [(1, 1), (1, 1), (2, 1), (1, 1), (2, 1), (2, 1), (1, 1), (2, 1), (1, 1)]
+
+
+def test_room_ends_an_answer_and_the_shared_prefix_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "DRAFT", 0)
+    found, _, shapes = run(lookup_table(COUNT_UP), [1, 2, 3], [[5, 4], [7]], slots=8, room=2)
+    assert found == {0: [5, 6], 1: [8, 9]}
+    assert shapes == [(1, 3), (1, 1), (2, 1), (2, 1)]  # prefix, the longer rest without its last token, two steps
+
+
+def test_drafts_that_are_right_save_steps() -> None:
+    """5 6 7 8 9 5: after 5 came 6 7, which is right, and so 8 is chosen too; after 8 came 9 5, of which 9 is right."""
+    found, _, shapes = run(lookup_table([0, 0, 0, 0, 0, 6, 7, 8, 9, 10, 11, 0]), [], [[5, 6, 7, 8, 9, 5]], slots=1)
+    assert found == {0: [6, 7, 8, 9, 10, 11, 0]}
+    # 6 7 8 | 9 10 | 11 (nothing followed 10 before) | 0 (nothing followed 11)
+    assert shapes == [(1, 5), (1, 3), (1, 3), (1, 1), (1, 1)]
+
+
+def test_a_draft_past_the_end_is_cut_off() -> None:
+    found, _, _ = run(lookup_table([0, 0, 0, 0, 0, 6, 7, 8, 0]), [], [[5, 6, 7, 8, 5]], slots=1, room=2)
+    assert found == {0: [6, 7]}
+    found, _, _ = run(lookup_table([0, 0, 0, 0, 0, 6, 0, 8, 0]), [], [[5, 6, 0, 8, 5]], slots=1)
+    assert found == {0: [6, 0]}
+
+
+# ---------------------------------------------------------------------------------------------------- stop strings
+
+
+def byte_tokenizer(fallback: bool) -> PreTrainedTokenizerFast:
+    """A token a byte: byte-level as in Llama 3, or bytes that fall back as in Llama 2, beside two words."""
+    if fallback:
+        words = ["<pad>", "</s>", "▁Q", "▁a", *[f"<0x{byte:02X}>" for byte in range(256)]]
+        tokenizer = Tokenizer(models.BPE(vocab={word: at for at, word in enumerate(words)}, merges=[]))
+        strip = decoders.Strip(" ", 1, 0)
+        tokenizer.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip]
+        )
+    else:
+        words = ["<pad>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+        tokenizer = Tokenizer(models.BPE(vocab={word: at for at, word in enumerate(words)}, merges=[]))
+        tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>")
+
+
+@pytest.mark.parametrize("fallback", [False, True], ids=["byte-level", "byte fallback"])
+def test_a_stop_string_is_found_with_the_token_that_completes_it(fallback: bool) -> None:
+    """Random bytes of Telugu, Latin and broken characters: the answer is over as soon as all of its tokens, decoded
+    together, hold a stop string, also one in the middle of bytes of which some are missing."""
+    tokenizer, draw = byte_tokenizer(fallback), random.Random(0)
+    alphabet = [*(bytes([byte]) for byte in "ప్ర\n".encode()), "ప".encode(), "్ర".encode(), b"\n\n", b"Q", b" Q"]
+    tokens_of = {bytes([byte]): token for byte, token in _byte_tokens(tokenizer, fallback).items()}
+    ended = 0
+    for stop in (["ప్ర"], ["\n\n", "ర\n"], [" Q", "్"]):
+        ending = Ending({1}, stop, 60, tokenizer.decode)
+        for _ in range(150):
+            stream = b"".join(draw.choice(alphabet) for _ in range(30))
+            tokens = [tokens_of[bytes([byte])] for byte in stream]
+            row = decode._Row(0, decode._Context(), [5])
+            for count in range(1, len(tokens) + 1):
+                over = any(string in tokenizer.decode(tokens[:count]) for string in stop)
+                assert row.extend([5], tokens[count - 1 : count], ending) is (over or count == 60)
+                if over:
+                    ended += 1
+                    break
+                if count == 60:
+                    break
+    assert ended > 30
+
+
+def _byte_tokens(tokenizer: PreTrainedTokenizerFast, fallback: bool) -> dict[int, int]:
+    if fallback:
+        return {byte: tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in range(256)}
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {byte: tokenizer.convert_tokens_to_ids(char) for byte, char in bytes_to_unicode().items()}
+
+
+# ------------------------------------------------------------------------------------------------ against the harness
+
+
+def model_like(kind: str, tiny: Path, batch_size: int = 3) -> Answering:
+    """A random float64 model of this kind with the tokenizer of `tiny`, a token a byte."""
+    ours = load_model(tiny, batch_size=batch_size)
+    sizes: dict[str, Any] = {"vocab_size": 259, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **ids)).double().eval()
+    with torch.no_grad():  # letters are likelier than the rest, so that answers are text
+        for letter in map(ord, "abcdefghijklmnopqrstuvwxyz"):
+            model.get_output_embeddings().weight[ours.tok_encode(chr(letter))[0]] *= 4
+    model.generation_config.eos_token_id = 2
+    return Answering(pretrained=model, tokenizer=ours.tokenizer, batch_size=batch_size)
+
+
+def greedy(lm: Answering, prompt: str, room: int) -> list[int]:
+    """Greedy search without a cache, to the end token or `room` tokens."""
+    tokens = lm.tok_encode(prompt)
+    start = len(tokens)
+    with torch.no_grad():
+        while len(tokens) < start + room and tokens[-1] != 2:
+            tokens.append(int(lm.model(input_ids=torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[start:]
+
+
+def asking(prompts: list[str], until: list[str], room: int) -> list[Instance]:
+    settings = {"until": until, "do_sample": False, "max_gen_toks": room}
+    return [
+        Instance("generate_until", {}, (prompt, settings), index, ("task", index, 1))
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox", "diffllama"])
+def test_answers_are_the_harness_own(tiny: Path, kind: str, shared: bool) -> None:
+    """Eleven prompts of unequal length in three slots. Stop strings are cut from the plain answers: the first byte of
+    one (an answer that is over with its first token), two bytes within one, and the last two of one.
+
+    HFLM is given one prompt at a time: in a batch its answers run on after a stop string, and are cut at another place
+    where two stop strings overlap."""
+    room = 10
+    lm = model_like(kind, tiny)
+    lm.share_prefix = shared
+    prompts = [SHOTS * shared + f"Question {'x' * (7 * index % 11)} {index}?" for index in range(11)]
+    plain = [greedy(lm, prompt, room) for prompt in prompts]
+    texts = [lm.tok_decode(tokens) for tokens in plain]
+    assert len(set(texts)) > 4
+    for until in [], [texts[0][:1]], [texts[1][3:5], texts[2][4:6]], [texts[3][-2:]]:
+        assert "\ufffd" not in "".join(until)
+        asks = asking(prompts, until, room)
+        stock = HFLM(pretrained=lm.model, tokenizer=lm.tokenizer, batch_size=1)
+        lm.ran_out = {}
+        answers = lm.generate_until(asks)
+        assert answers == stock.generate_until(asks, disable_tqdm=True)
+        cut_off = [2 not in tokens and not any(stop in lm.tok_decode(tokens) for stop in until) for tokens in plain]
+        assert [lm.ran_out[request_key(ask.args)] for ask in asks] == cut_off
+
+
+@pytest.mark.parametrize("drafts", [0, 1, 5])
+def test_drafts_change_no_answer(tiny: Path, drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers that repeat themselves, so that drafts are right, wrong and right in part; and fewer steps with more."""
+    lm = model_like("llama", tiny)
+    lm.share_prefix = True
+    prompts = [f"{SHOTS} abcabcabc {index}?" for index in range(5)]
+    monkeypatch.setattr(decode, "DRAFT", drafts)
+    shapes = Shapes(lm.model)
+    answers = lm.generate_until(asking(prompts, [], 24))
+    steps = len(shapes.seen)
+    assert answers == [lm.tok_decode(greedy(lm, prompt, 24)) for prompt in prompts]
+    assert steps >= 50 if drafts == 0 else steps < 50
+
+
+def test_an_overflow_stays_in_its_row(tiny: Path) -> None:
+    """A prompt of which the model makes infinities, as in float16, changes no other, also not the next in its slot."""
+    lm = model_like("llama", tiny, batch_size=2)
+    prompts = [f"{'?' * index} what {index}" for index in (0, 1, 2, 3, 4, 30)]  # the last one begins beside the Zs
+    expected = lm.generate_until(asking(prompts, [], 6))
+    with torch.no_grad():
+        lm.model.get_input_embeddings().weight[lm.tok_encode("Z")[0]] = float("inf")
+    mixed = [*prompts[:3], "Z" * 20, *prompts[3:], "Z"]
+    answers = lm.generate_until(asking(mixed, [], 6))
+    assert [*answers[:3], *answers[4:7]] == expected
+
+
+class FullOnce:
+    """Runs out of memory at the first forward pass after two answers of `lm` have ended."""
+
+    def __init__(self, lm: Answering) -> None:
+        self.bar, self.ran_out = lm.bar, False
+        lm.model.register_forward_pre_hook(self)
+
+    def __call__(self, *_: Any) -> None:
+        if self.bar and self.bar.done >= 2 and not self.ran_out:
+            self.ran_out = True
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7 GiB.")
+
+
+def test_answers_that_ended_before_memory_ran_out_are_kept(tiny: Path) -> None:
+    """The answers of the slots are computed again, with half as many; none that ended is, and none is counted twice."""
+    lm = model_like("llama", tiny, batch_size=4)
+    lm.share_prefix = True
+    prompts = [f"{SHOTS} question {index}?" for index in range(9)]
+    asks = asking(prompts, ["e"], 12)
+    expected = lm.generate_until(asks)
+    lm.bar = Bar("x", 9, "question")
+    full = FullOnce(lm)
+    assert lm.generate_until(asks) == expected and full.ran_out
+    assert lm.batch_size == lm.least_batch_size == 2 and lm.bar.done == 9
+
+
+def test_what_is_not_plain_greedy_search_is_left_to_the_harness(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A penalty in generation_config.json, beams in the request; max_new_tokens, as Qwen 2.5 has it, is no reason."""
+    lm = model_like("llama", tiny)
+    assert decode.can_decode(lm.model)
+    lm.model.generation_config.update(max_new_tokens=2048, temperature=0.6, top_p=0.9, repetition_penalty=1.0)
+    assert decode.can_decode(lm.model)
+    lm.model.generation_config.max_new_tokens = None
+    penalized = load_model(tiny, batch_size=2)
+    penalized.model.generation_config.repetition_penalty = 1.3
+    monkeypatch.setattr("pipeline.evaluate.model.decode", lambda *_: pytest.fail("decoded in slots"))
+    (ask,) = asking(["What?"], [], 3)
+    assert len(penalized.generate_until([ask])) == 1
+    ask.args[1]["num_beams"] = 2
+    assert len(lm.generate_until([ask])) == 1
+
+
+def test_any_end_token_of_the_model_ends_an_answer(tiny: Path) -> None:
+    """A model may have several, as Llama 3 does; an answer of all its tokens that ends with one is not cut off."""
+    lm = model_like("llama", tiny)
+    first = greedy(lm, "What?", 3)
+    lm.model.generation_config.eos_token_id = [2, first[2]]
+    asks = asking(["What?"], [], 3)
+    (answer,) = lm.generate_until(asks)
+    assert answer == lm.tok_decode(first) and lm.ran_out == {request_key(asks[0].args): False}
