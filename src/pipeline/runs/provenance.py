@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ def package_versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{package: package_version(package) for package in PACKAGES}}
 
 
+@cache
 def package_version(package: str) -> str:
     """Version of an installed distribution; "absent" if it is not installed."""
     try:

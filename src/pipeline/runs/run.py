@@ -130,7 +130,7 @@ class Run(Generic[Config]):
     def hash(self) -> str:
         return hashlib.sha256(json.dumps(self.decided_by, sort_keys=True).encode()).hexdigest()
 
-    @property
+    @cached_property
     def runs_dir(self) -> Path:
         return Path(self.config.runs_dir)
 

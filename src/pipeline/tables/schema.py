@@ -33,7 +33,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -203,7 +205,7 @@ def parsed_yaml(text: str, file: str) -> Words:
     """The mapping at the root of YAML text. Raises PipelineError for other content, or a repeated key."""
     check_yaml_size(text, file)
     try:
-        content = OmegaConf.to_container(OmegaConf.create(text))
+        content = deepcopy(cached_yaml(text))
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark else ""
@@ -214,6 +216,12 @@ def parsed_yaml(text: str, file: str) -> Words:
     if not isinstance(content, dict):
         raise table_error(file, "", f"a table is a mapping with {', '.join(KEYS[:9])}, not a list")
     return {str(key): value for key, value in content.items()}
+
+
+@lru_cache
+def cached_yaml(text: str) -> Any:
+    """The content of YAML text: a plan reads some tables dozens of times."""
+    return OmegaConf.to_container(OmegaConf.create(text))
 
 
 def as_mapping(file: str, place: str, value: Any) -> Words:
