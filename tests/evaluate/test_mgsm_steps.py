@@ -17,8 +17,11 @@ import scipy.stats
 import torch
 from by_lm_eval import answered_by_lm_eval
 from made_up import asked, needs_real_data, write_rows
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from mgsm_steps_tokens import check_tokens
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from pipeline import data
 from pipeline.__main__ import main
 from pipeline.benchmarks import benchmark_of
 from pipeline.benchmarks.calculations import QUESTIONS, build_problem, build_problems, missing_operands
@@ -32,6 +35,7 @@ from pipeline.evaluate.reading import reading
 from pipeline.evaluate.tasks import task_definitions
 from pipeline.languages import MGSM
 
+SANDBOX_BASE = Path(data.__file__).parent / "sandbox_base"
 UNUSABLE = [1, 15, 24, 26, 46, 88, 91, 136, 141, 160, 184, 185, 211, 214, 232]
 EXCLUDED = {  # questions whose operands a translation does not give: clocks, words without a list, changed quantities
     "en": 0, "sw": 3, "bn": 1, "te": 2, "ja": 7, "de": 3, "fr": 2, "zh": 1, "ru": 3, "es": 1, "th": 5,
@@ -314,3 +318,25 @@ def test_the_small_world_is_scored(tmp_path: Path) -> None:
     for file in (tmp_path / "runs").glob("eval-*/scores.json"):
         bits |= {row["task"]: row["value"] for row in json.loads(file.read_text())["rows"] if row["metric"] == "bits"}
     assert set(bits) == set(BENCHMARK.tasks) and all(value < 0 for value in bits.values())
+
+
+def like_gemma(texts: list[str]) -> PreTrainedTokenizerFast:
+    """A BPE as Gemma's: a space is a letter (▁), digits and runs of line feeds are pieces, other bytes fall back."""
+    core = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    core.normalizer = normalizers.Replace(" ", "▁")
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(r"\d|\n+"), "isolated"), pre_tokenizers.Split(Regex("▁+"), "merged_with_next")]
+    )
+    special = ["<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\n\n", "▁▁"]
+    core.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=800, special_tokens=special, show_progress=False))
+    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<bos>", unk_token="<unk>")
+
+
+@needs_real_data
+@pytest.mark.parametrize("name", ["the small world's", "like Gemma's"])
+@pytest.mark.parametrize("code", ["en", "te", "ja"])
+def test_calculations_are_whole_tokens(real_data: Path, tmp_path: Path, name: str, code: str) -> None:
+    check_tokens(
+        real_data, tmp_path, code,
+        lambda texts: like_gemma(texts) if "Gemma" in name else AutoTokenizer.from_pretrained(SANDBOX_BASE),
+    )  # fmt: skip

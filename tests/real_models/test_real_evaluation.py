@@ -15,6 +15,7 @@ import pytest
 import torch
 from by_lm_eval import STOCK, answered_by_lm_eval, assert_same_answers, local_files, stock_mgsm
 from mergekit_digests import SWAP, make_experts
+from mgsm_steps_tokens import check_tokens
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -180,3 +181,11 @@ def test_the_plan_of_mgsm_steps_counts_the_tokens_that_are_computed(
     (plan,) = question_sets("mgsm_steps", 4, code)
     assert tokens == pytest.approx(plan.prefix + plan.questions * plan.question, rel=tolerance)
     compared(len(texts), f"{tokens} tokens for {len(texts)} prompts of {code}")
+
+
+def test_calculations_of_mgsm_steps_are_whole_tokens(
+    smollm2: Path, data: Path, tmp_path: Path, compared: Callable[..., None]
+) -> None:
+    for code in ("en", "te"):
+        check_tokens(data, tmp_path / code, code, lambda _: AutoTokenizer.from_pretrained(smollm2))
+    compared(2, "languages")

@@ -1,0 +1,32 @@
+"""How a tokenizer cuts the items of mgsm_steps: shared by the tests of several tokenizers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.evaluation import EvalTask
+from pipeline.evaluate.tasks import task_definitions
+
+
+def check_tokens(data_root: Path, folder: Path, code: str, load: Callable[[list[str]], Any]) -> None:
+    """In all items of a language, the tokens of a prompt are those that a calculation after it leaves it, so that a
+    calculation's probability is that of its own tokens, and these are its text.
+
+    load: the tokenizer, given texts to make one from.
+    """
+    (definition,) = task_definitions([EvalTask("mgsm_steps", 4)], [code], data_root, folder)
+    file = definition.file.parent / f"mgsm_steps.{code}.test.jsonl"
+    items = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
+    tokenizer = load([item["prompt"] for item in items])
+    prompts = tokenizer([item["prompt"] for item in items]).input_ids
+    for choice in range(4):
+        wholes = tokenizer([item["prompt"] + item["choices"][choice] for item in items]).input_ids
+        for item, prompt, whole in zip(items, prompts, wholes, strict=True):
+            assert whole[: len(prompt)] == prompt, item
+            rest = "".join(tokenizer.convert_ids_to_tokens(whole[len(prompt) :]))
+            plain = rest.replace("<0x0A>", "\n").replace("▁", " ").replace("Ċ", "\n").replace("Ġ", " ")
+            assert plain == item["choices"][choice], item
+    assert len(items) > 500
