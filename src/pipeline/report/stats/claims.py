@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -108,8 +109,10 @@ class Verdict:
 # ---------------------------------------------------------------------------------------------------- files
 
 
-def read_claims(text: str, file: str) -> list[Claim]:
-    """The claims of one file. Raises PipelineError with a one-line message if one is invalid."""
+@lru_cache(maxsize=8)
+def read_claims(text: str, file: str) -> tuple[Claim, ...]:
+    """The claims of one file; cached, as each plan and report of a process reads all of them. Raises PipelineError with
+    a one-line message if one is invalid."""
     check_yaml_size(text, file)
     try:
         content = yaml.safe_load(text)
@@ -121,7 +124,7 @@ def read_claims(text: str, file: str) -> list[Claim]:
     names = [claim.id for claim in claims]
     if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise PipelineError(f"{file}: two claims have the id {repeated[0]}")
-    return claims
+    return tuple(claims)
 
 
 def claim_of(words: Any, table: str, file: str) -> Claim:
