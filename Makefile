@@ -15,10 +15,12 @@ $(VENV)/installed: pyproject.toml constraints.txt
 demo: $(VENV)/installed
 	$(BIN)/python -m pipeline
 
-# A small real model, in about two hours of one CPU. A model in a folder: make laptop MODEL=./DIR
+# A small real model, in about two hours of one CPU, with data from the Hub. A model in a folder: make laptop MODEL=./DIR
 MODEL ?= hub:google/gemma-3-270m
+DATA ?= data/laptop
 laptop: $(VENV)/installed
-	$(BIN)/python -m pipeline stage=table table=laptop_real every.model.path=$(MODEL)
+	$(BIN)/python scripts/get_laptop_data.py $(DATA)
+	$(BIN)/python -m pipeline stage=table table=laptop_real every.model.path=$(MODEL) data_root=$(DATA)
 
 test: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder

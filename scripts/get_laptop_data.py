@@ -1,0 +1,51 @@
+"""Download what `table=laptop_real` reads from the Hub into a data_root: python scripts/get_laptop_data.py DIR
+
+mgsm/LANGUAGE/{train,test}.jsonl and gsm8k/{train,test}.jsonl whole, and aya/train.jsonl in the table's languages.
+Files that are there are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.config.data import Source
+from pipeline.data.load import open_rows
+from pipeline.errors import PipelineError
+from pipeline.files import write_atomically
+
+LANGUAGES = {"en": "English", "te": "Telugu", "sw": "Swahili", "bn": "Bengali"}
+MGSM, GSM8K, AYA = "juletxara/mgsm", "openai/gsm8k", "CohereLabs/aya_dataset"
+
+
+def sources() -> Iterator[tuple[str, Source]]:
+    """(file below data_root, where it is on the Hub)."""
+    for split in ("train", "test"):
+        yield f"gsm8k/{split}.jsonl", Source(hub=GSM8K, hub_config="main", split=split, rows="text", file="")
+        for code in LANGUAGES:
+            yield f"mgsm/{code}/{split}.jsonl", Source(hub=MGSM, hub_config=code, split=split, rows="text", file="")
+    yield "aya/train.jsonl", Source(hub=AYA, rows="aya", file="")
+
+
+def main(folder: Path) -> None:
+    for name, source in sources():
+        file = folder / name
+        if file.is_file():
+            continue
+        rows = list(open_rows(name, source, None, 0, None).rows)
+        if source.hub == AYA:
+            rows = [row for row in rows if row["language"] in LANGUAGES.values()]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        print(file, len(rows), "rows")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    try:
+        main(Path(sys.argv[1]))
+    except PipelineError as error:
+        sys.exit(str(error))
