@@ -76,7 +76,7 @@ def adopt_run(run: Run, manifest: Manifest, attempt: int) -> None:
 def _same_configuration(run: Run, manifest: Manifest) -> bool:
     """Whether a finished run differs from `run` at most in the hashes of its parents."""
     requested, finished = (
-        {**decided, "parents": sorted(decided["parents"])} for decided in (run.decided_by, manifest.decided_by)
+        {**decided, "parents": sorted(decided.get("parents", ()))} for decided in (run.decided_by, manifest.decided_by)
     )
     return json.dumps(without_credentials(requested), sort_keys=True) == json.dumps(finished, sort_keys=True)
 

@@ -36,10 +36,14 @@ ENVIRONMENT = (
 
 
 def package_versions() -> dict[str, str]:
-    return {"python": platform.python_version(), **{package: package_version(package) for package in PACKAGES}}
+    return {"python": platform.python_version(), **_installed_versions()}
 
 
 @cache
+def _installed_versions() -> dict[str, str]:
+    return {package: package_version(package) for package in PACKAGES}
+
+
 def package_version(package: str) -> str:
     """Version of an installed distribution; "absent" if it is not installed."""
     try:
