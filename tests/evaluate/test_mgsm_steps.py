@@ -157,9 +157,8 @@ def test_scores_are_the_stock_harness_s_and_torch_s(real_data: Path, tiny: Path,
     (bundle,) = [report for report in reports if len({row["task"] for row in report["rows"]}) == 3]
     files, copies = sorted(runs.glob("eval-*/tasks/*.yaml")), tmp_path / "copies"
     copies.mkdir()
-    for file in files:  # as docs/evaluation.md has it: a finished run's folder has another name than while it ran
-        text = re.sub(r"/\S*/tasks/(\S+\.jsonl)", rf"{file.parent}/\1", file.read_text())
-        (copies / file.name).write_text(text)
+    for file in files:  # each in a run of its own
+        shutil.copy(file, copies)
     names = {f"{task}_sw_4shot": list(range(limit)) for task in BENCHMARK.tasks}
     stock, _ = answered_by_lm_eval(tiny, map(Path, names), names, tmp_path / "lm_eval", "--include_path", str(copies))
     ours = {(row["task"], row["metric"]): row["value"] for row in bundle["rows"] + bundle["beside"]}

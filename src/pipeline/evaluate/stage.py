@@ -63,6 +63,9 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     further_rows = records.further_rows_of(definitions, result.samples, spm_model)
     result = replace(result, beside=further_rows + [records.missing_row(skipped) for skipped in left_out])
     scores = records.write_evaluation(result, definitions, work)
+    for file in (work / "tasks").glob("*.yaml"):  # their rows move with the finished run
+        text = file.read_text(encoding="utf-8").replace(str(work.resolve()), str(run.folder.resolve()))
+        file.write_text(text, encoding="utf-8")
     merge: dict[str, float] = {}
     if "checkpoint" not in run.parents:  # what the run of the written merge records
         lm: Any = model()
