@@ -19,6 +19,13 @@ from pipeline.evaluate.decode import Ending
 from pipeline.evaluate.model import Answering, load_model, request_key
 from pipeline.progress import Bar
 
+WINDOWS: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 8},
+    "gemma3_text": {
+        **{"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 8},
+        **{"query_pre_attn_scalar": 1, "tie_word_embeddings": False},
+    },
+}
 SHOTS = "An example that all prompts begin with. "
 
 
@@ -156,6 +163,7 @@ def model_like(kind: str, tiny: Path, batch_size: int = 3) -> Answering:
     ours = load_model(tiny, batch_size=batch_size)
     sizes: dict[str, Any] = {"vocab_size": 259, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
+    sizes |= WINDOWS.get(kind, {})
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -186,7 +194,7 @@ def asking(prompts: list[str], until: list[str], room: int) -> list[Instance]:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox", "diffllama"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox", "diffllama", "mistral", "gemma3_text"])
 def test_answers_are_the_harness_own(tiny: Path, kind: str, shared: bool) -> None:
     """Eleven prompts of unequal length in three slots. Stop strings are cut from the plain answers: the first byte of
     one (an answer that is over with its first token), two bytes within one, and the last two of one.

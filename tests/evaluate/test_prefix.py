@@ -65,12 +65,6 @@ def test_no_choice_needs_more_tokens_than_none() -> None:
         assert computed(prompts, prefix.group_prompts(prompts)) <= sum(map(len, prompts))
 
 
-def test_answers_are_generated_after_a_shared_prefix_without_windows() -> None:
-    assert prefix.can_share_prefix(AutoConfig.for_model("llama"))
-    assert not prefix.can_share_prefix(AutoConfig.for_model("gemma2"))
-    assert not prefix.can_share_prefix(AutoConfig.for_model("mistral", sliding_window=8))
-
-
 def test_prompts_of_few_further_tokens_are_grouped_as_tries() -> None:
     """Questions of 40 tokens with eight prompts each: each by itself, a question's tokens are worth a prefix with the
     exemplars computed anew; as tries they stay with the exemplars."""
@@ -175,18 +169,22 @@ def test_choices_by_text_share_their_question_without_exemplars(
         assert len(called) == 1
 
 
-def test_a_window_keeps_generated_answers_from_sharing_and_is_reported(
+def test_settings_that_keep_answers_from_sharing_are_reported(
     data_root: Path, tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A penalty is the harness' own loop; a sliding window is none, and choices have no settings of generation."""
     sizes = json.loads((tiny / "config.json").read_text())
     wanted = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    config = AutoConfig.for_model(
-        "mistral", **{key: sizes[key] for key in wanted}, sliding_window=8, num_key_value_heads=1
+    windows = {"sliding_window": 8, "num_key_value_heads": 1}
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("mistral", **{key: sizes[key] for key in wanted}, **windows)
     )
-    AutoModelForCausalLM.from_config(config).save_pretrained(tiny)
-    for task, shared in (("belebele", True), ("mgsm", False)):
-        run = run_of(tmp_path / task, tiny, data_root, asked(task, 2), max_gen_toks=4, limit=2, languages=["en"])
-        assert make(run, tmp_path / f"work_{task}", Notes())["harness"]["share_prefix"] is shared
+    for task, penalty, shared in (("mgsm", 1.0, True), ("mgsm", 1.3, False), ("belebele", 1.3, True)):
+        model.generation_config.repetition_penalty = penalty
+        model.save_pretrained(tiny)
+        folder = tmp_path / f"{task}_{penalty}"
+        run = run_of(folder, tiny, data_root, asked(task, 2), max_gen_toks=4, limit=2, languages=["en"])
+        assert make(run, folder / "work", Notes())["harness"]["share_prefix"] is shared
         assert ("prompts do not share their exemplars" in capsys.readouterr().err) is not shared
 
 

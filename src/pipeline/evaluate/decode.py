@@ -1,8 +1,9 @@
 """Greedy generation in slots: an answer that ends makes room for the next prompt at once (continuous batching).
 
 Each prompt occupies a row of the cache. Its tokens have their own positions, without gaps, so that no row depends on
-another: a key is visible to the queries at its position and after it. Rows are dropped when no prompt waits, and
-attention reads no further than the longest row. What all prompts begin with is stored and read once for all rows.
+another: a key is visible to the queries at its position and after it, as far as a sliding window reaches. Rows are
+dropped when no prompt waits, and attention reads no further than the longest row. What all prompts begin with is stored
+and read once for all rows.
 
 At each step, tokens that followed the same tokens earlier in the prompt or the answer are tried as a draft (prompt
 lookup decoding, Saxena 2023) and kept as far as the model's own choices agree (speculative decoding, Leviathan et al.
@@ -23,7 +24,7 @@ from transformers import AttentionInterface, GenerationConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from pipeline.evaluate.prefix import can_share_prefix
+from pipeline.evaluate.prefix import SLIDING, layer_kinds, takes_own_masks
 
 DRAFT = 2  # tokens tried at each step
 ATTENTION = "prefix_read_once"  # as transformers knows it
@@ -42,7 +43,7 @@ def can_decode(model: Any) -> bool:
     settings = model.generation_config.to_dict().items()
     changed = {name for name, value in settings if value not in (None, False, defaults.get(name))}
     replaceable = model._supports_attention_backend and model.config._attn_implementation == "sdpa"
-    return replaceable and can_share_prefix(model.config) and changed <= NOT_FOR_GREEDY
+    return replaceable and takes_own_masks(model.config) and changed <= NOT_FOR_GREEDY
 
 
 @dataclass
@@ -178,6 +179,7 @@ class Slots(Cache):
     def __init__(self, model: Any, rows: int, length: int) -> None:
         super().__init__(layers=[_Layer(self) for _ in range(model.config.get_text_config().num_hidden_layers)])
         self.model, self.rows, self.length = model, rows, length
+        self.kinds = layer_kinds(model.config)
         self.written: tuple[Any, Any] | None = None
         self.shared = self.reads = self.plain_layers = 0
         self.reads_once = False
@@ -185,7 +187,8 @@ class Slots(Cache):
     def share(self, prefix: Sequence[int]) -> None:
         """Compute the prefix of all rows."""
         self.shared = len(prefix)
-        self._run(torch.tensor([prefix]), torch.arange(-len(prefix), 0), None)
+        places = torch.arange(-len(prefix), 0)
+        self._run(torch.tensor([prefix]), places, self._masks(places[None], 0) if SLIDING in self.kinds else None)
         self.reads_once = self.plain_layers == len(self.layers)
 
     def fill(self, row: int, prompt: Sequence[int]) -> None:
@@ -197,9 +200,9 @@ class Slots(Cache):
         if not prompt:
             return
         places = torch.arange(len(prompt))
-        visible = torch.arange(-self.shared, len(prompt)) <= places[:, None]
         self.reads, self.written = 0, (slice(row, row + 1), slice(len(prompt)))
-        self._run(torch.tensor([prompt]), places, visible[None, None] if self.shared else None)
+        masks = self._masks(places[None], len(prompt)) if self.shared or SLIDING in self.kinds else None
+        self._run(torch.tensor([prompt]), places, masks)
 
     def step(self, inputs: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[int]]:
         """The model's choice after each token of `inputs`, written to the first rows from positions `starts` on."""
@@ -208,8 +211,7 @@ class Slots(Cache):
         places = torch.tensor(starts)[:, None] + torch.arange(width)
         rows = torch.arange(len(ids))[:, None]
         self.reads, self.written = max(starts) + width, (rows.to(self.device), places.to(self.device))
-        visible = torch.arange(0 if self.reads_once else -self.shared, self.reads) <= places[:, None, :, None]
-        return self._run(ids, places, visible, width).argmax(dim=-1).tolist()
+        return self._run(ids, places, self._masks(places, self.reads), width).argmax(dim=-1).tolist()
 
     def move(self, source: int, target: int) -> None:
         layer: Any
@@ -220,19 +222,28 @@ class Slots(Cache):
     def device(self) -> torch.device:
         return self.model.device
 
-    def _run(
-        self, ids: torch.Tensor, places: torch.Tensor, visible: torch.Tensor | None, keep: int = 1
-    ) -> torch.Tensor:
-        """Logits of the last `keep` tokens. places: after the prefix; visible: [rows or 1, 1, queries, keys]."""
-        mask = None
-        if visible is not None:  # as a number that is added, which every kind of attention takes
-            mask = torch.zeros(visible.shape, dtype=self.model.dtype)
-            mask = mask.masked_fill_(~visible, torch.finfo(mask.dtype).min).to(self.device)
+    def _masks(self, places: torch.Tensor, end: int) -> Any:
+        """What is added to the scores of tokens at `places` [rows, tokens] and keys before `end`: [rows, 1, tokens,
+        keys], a dict by kind where the model mixes layers. A prefix that is read once has no columns where all of it is
+        visible."""
+        masks = {}
+        for kind in self.kinds:
+            first = 0 if self.reads and self.reads_once and kind != SLIDING else -self.shared
+            distance = places[:, None, :, None] - torch.arange(first, end)
+            hidden = distance < 0
+            if kind == SLIDING:
+                hidden |= distance >= self.model.config.get_text_config().sliding_window
+            mask = torch.zeros(hidden.shape, dtype=self.model.dtype)
+            masks[kind] = mask.masked_fill_(hidden, torch.finfo(mask.dtype).min).to(self.device)
+        return masks if len(masks) > 1 else masks.popitem()[1]
+
+    def _run(self, ids: torch.Tensor, places: torch.Tensor, masks: Any, keep: int = 1) -> torch.Tensor:
+        """Logits of the last `keep` tokens. places: after the prefix."""
         last_place = self.length - DRAFT - 1  # of a token that counts
         return self.model(
             input_ids=ids.to(self.device),
             position_ids=(self.shared + places.clamp(max=last_place)).expand(ids.shape).to(self.device),
-            attention_mask=mask,
+            attention_mask=masks,
             past_key_values=self,
             logits_to_keep=keep,
         ).logits
@@ -256,7 +267,11 @@ class Slots(Cache):
         query = (query * (width**-0.5 if scaling is None else scaling)).reshape(rows, heads, -1, width)
         together = query.transpose(0, 1).reshape(heads, -1, width)  # [heads, rows x group x tokens, width]
         before = (together @ keys.transpose(1, 2)).view(heads, rows, -1, shared).transpose(0, 1)
-        own = (query @ key.transpose(2, 3)).view(rows, heads, -1, tokens, positions) + mask[:, :, None]
+        own = (query @ key.transpose(2, 3)).view(rows, heads, -1, tokens, positions)
+        own = own + mask[:, :, None, :, -positions:]
+        if mask.shape[-1] > positions:  # of a window, which may begin within the prefix
+            before = before.reshape(rows, heads, -1, tokens, shared) + mask[:, :, None, :, :shared]
+            before = before.view(rows, heads, -1, shared)
         scores = torch.cat([before, own.view(rows, heads, -1, positions)], dim=-1)
         weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
         found = weights[..., :shared].transpose(0, 1).reshape(heads, -1, shared) @ values

@@ -20,6 +20,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 FORCE_GROUPED = "TRANSFORMERS_SDPA_FORCE_GQA"  # transformers reads it at each attention
 LEAST = 16  # tokens: what is shorter is not worth a forward pass of its own
+SLIDING = "sliding_attention"
 DEEPEST = 100  # prefixes inside prefixes; prompts of exemplars have two or three
 
 
@@ -116,13 +117,12 @@ def layer_kinds(config: Any) -> set[str]:
     """How the layers attend: "full_attention" to all that came before, "sliding_attention" to a window, or another."""
     config = config.get_text_config()
     window = getattr(config, "sliding_window", None)
-    return set(getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"])
+    return set(getattr(config, "layer_types", None) or [SLIDING if window else "full_attention"])
 
 
-def can_share_prefix(config: Any) -> bool:
-    """Whether answers can be generated after a shared prefix: all layers attend to all that came before. A window would
-    count the padding after the prefix too."""
-    return layer_kinds(config) == {"full_attention"}
+def takes_own_masks(config: Any) -> bool:
+    """Whether each layer attends to all that came before, or to a window of it: what a mask can state by positions."""
+    return layer_kinds(config) <= {"full_attention", SLIDING}
 
 
 class _Layer(CacheLayerMixin):

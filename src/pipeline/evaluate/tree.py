@@ -13,7 +13,15 @@ from typing import Any
 
 import torch
 
-from pipeline.evaluate.prefix import Prefix, cut_into_tries, laid_out, layer_kinds, sort_prompts
+from pipeline.evaluate.prefix import (
+    SLIDING,
+    Prefix,
+    cut_into_tries,
+    laid_out,
+    layer_kinds,
+    sort_prompts,
+    takes_own_masks,
+)
 
 MOST_TOKENS = 2048  # of a trie: more than a question has; the mask of a row has a line for each
 
@@ -52,8 +60,7 @@ def build_tries(prompts: Sequence[Sequence[int]], members: Sequence[int], shared
 
 def can_score_tries(config: Any) -> bool:
     """Whether all layers take a mask of our own: full or sliding attention, by torch's sdpa or written out (eager)."""
-    kinds = {"full_attention", "sliding_attention"}
-    return layer_kinds(config) <= kinds and config.get_text_config()._attn_implementation in ("sdpa", "eager")
+    return takes_own_masks(config) and config.get_text_config()._attn_implementation in ("sdpa", "eager")
 
 
 def trie_logits(
@@ -116,7 +123,7 @@ def attention_masks(model: Any, visible: torch.Tensor, positions: torch.Tensor) 
     masks = {}
     for kind in layer_kinds(config):
         mask = visible
-        if kind == "sliding_attention":
+        if kind == SLIDING:
             distance = positions[:, -visible.shape[1] :, None] - positions[:, None, :]
             mask = visible & (distance < config.sliding_window)
         if config._attn_implementation == "eager":
