@@ -60,6 +60,8 @@ def test_the_command_line_says_the_same(every_kind: Path, tmp_path: Path, tiny: 
     knobs: dict[str, Any] = {"max_gen_toks": LENGTH, "batch_size": 16, "run_code": True, "limit": 60}
     run = run_of(tmp_path, tiny, every_kind, *tasks, asked("mbpp", 0), languages=["sw"], **knobs)
     make(run, tmp_path / "ours", Notes())
+    (tmp_path / "ours").rename(run.folder)  # task files name their rows there
+    (tmp_path / "ours").symlink_to(run.folder)
     stock, stock_samples = theirs(every_kind, tmp_path / "theirs", tiny)
 
     report = json.loads((tmp_path / "ours/scores.json").read_text())

@@ -15,7 +15,7 @@ from made_up import Notes, asked, needs_real_data, run_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.errors import PipelineError
-from pipeline.evaluate import prefix
+from pipeline.evaluate import prefix, torch_backend
 from pipeline.evaluate.model import Answering, answering_model, load_model
 from pipeline.evaluate.score import load_tasks
 from pipeline.evaluate.stage import make
@@ -152,7 +152,7 @@ def test_greedy_answers_are_the_same(real_data: Path, tmp_path: Path, tiny: Path
 def test_without_exemplars_nothing_is_shared(
     data_root: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.evaluate.model.Prefix", None)  # would be called
+    monkeypatch.setattr("pipeline.evaluate.torch_backend.build_tries", None)  # would be called
     run = run_of(tmp_path, tiny, data_root, asked("belebele", 0), asked("mgsm", 0), max_gen_toks=4)
     assert make(run, tmp_path / "work", Notes())
 
@@ -161,8 +161,8 @@ def test_choices_by_text_share_their_question_without_exemplars(
     data_root: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Letters do not: each question is one row in any case."""
-    called, shared = [], Answering._loglikelihood_shared
-    monkeypatch.setattr(Answering, "_loglikelihood_shared", lambda *args: called.append(1) or shared(*args))
+    called, build = [], torch_backend.build_tries
+    monkeypatch.setattr(torch_backend, "build_tries", lambda *args: called.append(1) or build(*args))
     for options in ("text", "letters"):
         run = run_of(tmp_path / options, tiny, data_root, asked("belebele", 0), options=options, languages=["en"])
         make(run, tmp_path / f"work_{options}", Notes())
@@ -206,7 +206,7 @@ def test_out_of_memory_halves_the_batch_and_goes_on(
 ) -> None:
     asks = requests(data_root, tmp_path / "tasks", asked(task, shots), max_gen_toks=4)
     ours, stock = both(tiny)
-    ours.batch_size_per_gpu, ours.share_prefix = 8, shots > 0
+    ours.engine.batch_size, ours.share_prefix = 8, shots > 0
     Full(ours.model, 2)
     method = "generate_until" if task == "mgsm" else "loglikelihood"
     found, theirs = getattr(ours, method)(asks), getattr(stock, method)(asks)

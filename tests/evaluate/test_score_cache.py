@@ -13,7 +13,7 @@ import pytest
 from made_up import Notes, asked, run_of, write_rows
 
 from pipeline.benchmarks import task_files
-from pipeline.evaluate import model, score, score_cache, stage
+from pipeline.evaluate import score, score_cache, stage, torch_backend
 from pipeline.evaluate.records import ScoreRow, TaskResult
 from pipeline.evaluate.score import load_tasks
 from pipeline.evaluate.tasks import task_definitions
@@ -223,13 +223,13 @@ def test_an_evaluation_that_stops_keeps_what_it_scored(
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of prompts that were decoded, a number for each time."""
     numbers: list[int] = []
-    real = model.decode
+    real = torch_backend.decode
 
     def counted(lm: Any, prefix: Any, rests: list[Any], *others: Any) -> None:
         numbers.append(len(rests))
         real(lm, prefix, rests, *others)
 
-    monkeypatch.setattr(model, "decode", counted)
+    monkeypatch.setattr(torch_backend, "decode", counted)
     return numbers
 
 

@@ -11,7 +11,7 @@ import torch
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from pipeline.evaluate import model as model_module
+from pipeline.evaluate import torch_backend
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.tree import build_tries, can_score_tries, visible_tokens
 
@@ -205,4 +205,4 @@ def test_models_whose_masks_are_their_own_are_scored_without_tries(tiny: Path) -
     assert can_score_tries(answering(tiny, "gemma3").model.config)
     config = AutoConfig.for_model("llama", attn_implementation="flash_attention_2")
     assert not can_score_tries(config)
-    assert model_module.MOST_TOKENS >= 1024
+    assert torch_backend.MOST_TOKENS >= 1024

@@ -1,7 +1,7 @@
 """The model that answers: a checkpoint or a merge loaded, as the harness' model class with what a long sweep needs.
 
-These are shared prefixes, generation in slots (decode.py), smaller batches when memory runs out, helpers on other GPUs,
-answers stored when they end, and a note of which were cut off. Tokens, stop strings and scores are the harness' own.
+A backend computes the answers (backend.py). Here are helpers on other GPUs, answers stored when they end, and a note of
+which were cut off. Tokens, stop strings and scores are the harness' own.
 """
 
 from __future__ import annotations
@@ -10,12 +10,9 @@ import functools
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-from accelerate.utils.memory import should_reduce_batch_size
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
@@ -27,27 +24,18 @@ from lm_eval.models.utils import (
     postprocess_generated_text,
 )
 
-from pipeline.errors import PipelineError, first_line
+from pipeline.errors import PipelineError
 from pipeline.evaluate import metrics
-from pipeline.evaluate.decode import Ending, can_decode, decode
-from pipeline.evaluate.prefix import (
-    Prefix,
-    batch_places,
-    group_prompts,
-    heads_as_they_are,
-)
+from pipeline.evaluate.backend import Backend
+from pipeline.evaluate.decode import Ending
 from pipeline.evaluate.shards import Helpers
-from pipeline.evaluate.tree import MOST_TOKENS, Trie, build_tries, can_score_tries, trie_logits
-from pipeline.models import load
-from pipeline.models.checkpoint import DTYPES
+from pipeline.evaluate.torch_backend import TorchBackend
 from pipeline.progress import Bar, say
 
 if TYPE_CHECKING:
     from pipeline.config.evaluation import Eval
     from pipeline.config.stages import EvalStage
     from pipeline.evaluate.score_cache import Answers
-    from pipeline.merge.live import Live
-    from pipeline.merge.merge import Merging
     from pipeline.runs.run import Run
 
 Result = TypeVar("Result")
@@ -79,47 +67,10 @@ def vllm_model(checkpoint: Path, settings: Eval) -> LM:
 
 
 def load_model(source: Run | Path, batch_size: int, dtype: str = "auto") -> Answering:
-    """The model of a run's checkpoint or merge, or of a folder: safetensors, no code of its own, in `dtype` (auto:
-    as its config.json names it). A merge, and an adapter with its base, are put together in memory (merge/live.py).
-    """
-    from pipeline.merge.live import merge_of_one, model_of
-    from pipeline.merge.resident import keeps_models
-    from pipeline.merge.stage import merge_of
-    from pipeline.models.skeleton import build_skeleton
-    from pipeline.runs.lineage import is_adapter
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    merge, folder = None, source
-    if not isinstance(folder, Path):
-        merge = None if "checkpoint" in folder.parents else merge_of(folder)
-        folder = folder.parents["checkpoint"].folder if merge is None else merge.layout.folder
-    if merge is None and (is_adapter(folder) or (keeps_models() and folder.is_dir())):
-        merge = merge_of_one(folder)
-    try:
-        if merge is not None:
-            live = model_of(merge, dtype, device)
-            refuse_other_dtype(live.model, dtype, str(folder))
-            lm = Answering(pretrained=live.model, tokenizer=live.tokenizer, batch_size=batch_size)
-            lm.live = live, merge
-            return lm
-        build_skeleton(folder, "checkpoint")
-        tokenizer, model = load.load_tokenizer(folder), load.load_model(folder, dtype=dtype)
-    except PipelineError:
-        raise
-    except (OSError, ValueError) as error:
-        raise PipelineError(
-            f"checkpoint {folder} cannot be loaded ({first_line(error)}): it needs safetensors and a tokenizer"
-        ) from error
-    refuse_other_dtype(model, dtype, str(folder))
-    return Answering(pretrained=model.to(device), tokenizer=tokenizer, batch_size=batch_size)
-
-
-def refuse_other_dtype(model: Any, dtype: str, folder: str) -> None:
-    """Refuse a model that transformers loaded in another dtype than `dtype`; quantized tensors do not count."""
-    loaded = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()} & {"float64", *DTYPES}
-    if dtype != "auto" and loaded != {dtype}:
-        dtypes = " and ".join(sorted(loaded))
-        raise PipelineError(f"eval.dtype={dtype}, but transformers loaded {folder} in {dtypes}: give a dtype it keeps")
+    """The model of a run's checkpoint or merge, or of a folder, as `TorchBackend.load` has it."""
+    backend = TorchBackend(batch_size, dtype)
+    backend.load(source)
+    return Answering(backend, pretrained=backend.model, tokenizer=backend.tokenizer)
 
 
 def request_key(request: Sequence[Any]) -> tuple[str, str]:
@@ -135,29 +86,32 @@ def is_greedy(settings: GenKwargs) -> bool:
 class Answering(HFLM):
     """The model while it answers the questions of a task: HFLM with `ran_out`, the answers that used up max_gen_toks.
 
-    `share_prefix`: compute what prompts have in common once; `unshared`: the model did not allow it. `helpers`:
-    processes that answer a part of the questions. `kept`: answers stored before, which are not computed again; further
-    ones are added when they end. `live`: of a merge, the model in memory and the merge that it holds. `bar`: counts
-    questions; of several `processes` this one counts for all. `least_batch_size`: of this process and its helpers, once
-    memory ran out.
+    `engine`: the backend, by default torch. `share_prefix`: compute what prompts have in common once; `unshared`: the
+    model did not allow it. `helpers`: processes that answer a part of the questions. `kept`: answers stored before,
+    which are not computed again; further ones are added when they end. `bar`: counts questions; of several `processes`
+    this one counts for all.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, backend: Backend | None = None, batch_size: int = 1, **kwargs: Any) -> None:
         self._ahead: Iterator[str] = iter(())
         self._encoded: dict[str, list[int]] = {}
-        super().__init__(**kwargs)
+        self.engine = backend or TorchBackend(batch_size, model=kwargs["pretrained"])
+        super().__init__(batch_size=self.engine.batch_size, **kwargs)
         self.ran_out: dict[tuple[str, str], bool] = {}
-        self.least_batch_size = self.batch_size
         self.share_prefix = False
         self.unshared = False
         self.helpers: Helpers | None = None
-        self.live: tuple[Live, Merging] | None = None
         self.bar: Bar | None = None
         self.kept: Answers | None = None
         self.processes = 1
         self._each = 0.0  # questions that an answer counts as
         self._batch: list[bool] = []
         self.set_cache_hook(self)  # the harness tells its cache each answer, in the order of the batch
+
+    @property
+    def batch_size(self) -> int:
+        """Less than eval.batch_size once memory ran out, here or in a helper."""
+        return self.engine.batch_size
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         if self.helpers:
@@ -211,15 +165,34 @@ class Answering(HFLM):
         self._count(requests)
         settings = normalize_gen_kwargs(requests[0].args[1], self.max_gen_toks)
         alike = all(request.args[1] == requests[0].args[1] for request in requests)
-        if alike and is_greedy(settings) and can_decode(self.model):
-            return self._decode(requests, settings)
+        if alike and is_greedy(settings) and self.engine.can_generate():
+            return self._greedy(requests, settings)
         self._shares(possible=False)
         return self._as_a_whole(functools.partial(HFLM.generate_until, self, requests, disable_tqdm=True))
 
+    def _greedy(self, requests: list[Instance], settings: GenKwargs) -> list[str]:
+        """As HFLM's, for requests of the same greedy settings."""
+        eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
+        until = handle_stop_sequences(settings.get("until"), eos=eos)
+        to_text = functools.partial(self.tok_decode, skip_special_tokens=False)
+        ending = Ending(self._ends, until, settings["max_gen_toks"], to_text)
+        prompts = [self.tok_batch_encode([request.args[0]])[0][0].tolist() for request in requests]
+        answers: dict[int, str] = {}
+
+        def ended(place: int, tokens: list[int]) -> None:
+            text, request = self.tok_decode(tokens), requests[place].args
+            answers[place] = postprocess_generated_text(text, until, think_end_token=None)
+            self.ran_out[request_key(request)] = metrics.ran_out(tokens, text, ending.room, until, self._ends)
+            self._keep(request, answers[place])
+            self._answered(1)
+
+        self.engine.generate(prompts, ending, self._shares(possible=True), ended)
+        return [answers[place] for place in range(len(requests))]
+
     def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None) -> list:
-        if self._shares(can_score_tries(self.model.config)):
-            return self._loglikelihood_shared(requests)
-        return self._as_a_whole(functools.partial(HFLM._loglikelihood_tokens, self, requests, True, override_bs))
+        """As HFLM's, requests being ((context, continuation), tokens, tokens)."""
+        share = self._shares(self.engine.can_share())
+        return self.engine.loglikelihood([request[1:] for request in requests], share, self._answered)
 
     def _shares(self, possible: bool) -> bool:
         """Whether prompts share what they have in common. Reported once where it is asked for and not possible."""
@@ -248,138 +221,13 @@ class Answering(HFLM):
                 self.bar.to(answered_before)
             return work()
 
-        return self.halving(begin)
-
-    # ------------------------------------------------------------------------------------------- shared prefixes
-
-    def _loglikelihood_shared(self, requests: list) -> list[tuple[float, bool]]:
-        """As HFLM's, requests being ((context, continuation), tokens, tokens): each token that several requests begin
-        with is computed once (evaluate/tree.py). Where all continuations are single tokens, such as the letters of
-        choices, the prompts of a batch share their prefix alone."""
-        inputs: dict[tuple[int, ...], list[int]] = {}
-        for place, (_, context, continuation) in enumerate(requests):
-            inputs.setdefault((*context, *continuation[:-1]), []).append(place)
-        prompts = list(inputs)
-        keep = [max(len(requests[place][2]) for place in inputs[prompt]) for prompt in prompts]
-        answers: list[Any] = [None] * len(requests)
-        most = MOST_TOKENS if max(keep, default=0) > 1 else 0
-        longest = [len(prompt) - kept for prompt, kept in zip(prompts, keep, strict=True)]
-        for shared, members in group_prompts(prompts, longest, most):
-            if not shared and not most:
-                places = [place for index in members for place in inputs[prompts[index]]]
-                alone = [requests[place] for place in places]
-                likelihoods = self._as_a_whole(functools.partial(HFLM._loglikelihood_tokens, self, alone, True))
-                for place, answer in zip(places, likelihoods, strict=True):
-                    answers[place] = answer
-                continue
-            tries = build_tries(prompts, members, shared, most)
-
-            def weigh(prefix: Prefix, batch: list[int], tries: list[Trie] = tries) -> None:
-                scored = [tries[index] for index in batch]
-                needed = [
-                    sorted({node for index, path in trie.paths.items() for node in path[-keep[index] :]})
-                    for trie in scored
-                ]
-                found = trie_logits(self.model, prefix, scored, needed, self._pad)
-                for trie, nodes, logits in zip(scored, needed, found, strict=True):
-                    row = torch.log_softmax(logits, dim=-1, dtype=self.softmax_dtype)
-                    at = {node: position for position, node in enumerate(nodes)}
-                    for index, path in trie.paths.items():
-                        for place in inputs[prompts[index]]:
-                            tokens = torch.tensor(requests[place][2], device=row.device)
-                            predicted = row[[at[node] for node in path[-len(tokens) :]]]
-                            likelihood = float(predicted.gather(1, tokens[:, None]).sum())
-                            answers[place] = likelihood, bool((predicted.argmax(dim=-1) == tokens).all())
-                self._answered(sum(len(inputs[prompts[index]]) for trie in scored for index in trie.paths))
-
-            lengths, counts = [len(trie.tokens) for trie in tries], [len(trie.paths) for trie in tries]
-            self._in_batches(prompts[members[0]][:shared], lengths, counts, weigh)
-        return answers
-
-    def _decode(self, requests: list[Instance], settings: GenKwargs) -> list[str]:
-        """As HFLM's, for requests of the same greedy settings."""
-        eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
-        until = handle_stop_sequences(settings.get("until"), eos=eos)
-        to_text = functools.partial(self.tok_decode, skip_special_tokens=False)
-        ending = Ending(self._ends, until, settings["max_gen_toks"], to_text)
-        prompts = [self.tok_batch_encode([request.args[0]])[0][0].tolist() for request in requests]
-        answers: dict[int, str] = {}
-
-        def ended(place: int, tokens: list[int]) -> None:
-            text, request = self.tok_decode(tokens), requests[place].args
-            answers[place] = postprocess_generated_text(text, until, think_end_token=None)
-            self.ran_out[request_key(request)] = metrics.ran_out(tokens, text, ending.room, until, self._ends)
-            self._keep(request, answers[place])
-            self._answered(1)
-
-        def go_on(shared: int, members: list[int]) -> None:
-            left = [member for member in members if member not in answers]
-            rests = [prompts[member][shared:] for member in left]
-            beginning = prompts[left[0]][:shared]
-            decode(self.model, beginning, rests, self.batch_size, ending, lambda at, tokens: ended(left[at], tokens))
-
-        groups = group_prompts(prompts) if self.share_prefix else [(0, list(range(len(prompts))))]
-        with self._computing():
-            for group in groups:
-                self.halving(functools.partial(go_on, *group))
-        return [answers[place] for place in range(len(requests))]
-
-    def _in_batches(
-        self,
-        prefix_tokens: Sequence[int],
-        lengths: Sequence[int],
-        counts: Sequence[int],
-        answer: Callable[[Prefix, list[int]], None],
-    ) -> None:
-        """Put rows of `lengths` tokens, which hold `counts` prompts each, to the model after their prefix; `answer`
-        gets the rows of a batch."""
-        finished: set[int] = set()
-
-        def go_on() -> None:
-            pending = [row for row in range(len(lengths)) if row not in finished]
-            batches = list(batch_places(pending, lengths, self.batch_size, counts))
-            most_tokens = max(lengths[row] for row in pending)
-            prefix = Prefix(self.model, prefix_tokens, max(map(len, batches)), most_tokens)
-            for batch in batches:
-                answer(prefix, batch)
-                finished.update(batch)
-
-        with self._computing():
-            self.halving(go_on)
-
-    @contextmanager
-    def _computing(self) -> Iterator[None]:
-        autocast = torch.autocast(
-            self.device.type, dtype=self.mixed_precision_dtype, enabled=self.mixed_precision_dtype is not None
-        )
-        with torch.no_grad(), autocast, heads_as_they_are(self.device):
-            yield
+        return self.engine.halving(begin)
 
     @property
     def _ends(self) -> set[int]:
         """The tokens that end an answer: the harness' and the model's own."""
         ends = self.model.generation_config.eos_token_id
         return {self.eot_token_id, *(ends if isinstance(ends, list) else [ends])}
-
-    @property
-    def _pad(self) -> int:
-        return self.tokenizer.pad_token_id or 0  # masked, so that any token does
-
-    # ------------------------------------------------------------------------------------------- memory, lengths
-
-    def halving(self, work: Callable[[], Result]) -> Result:
-        """Do the work; out of memory, do it again with half the batch."""
-        while True:
-            try:
-                return work()
-            except RuntimeError as error:
-                if self.batch_size == 1 or not should_reduce_batch_size(error):
-                    raise
-            self.batch_size_per_gpu = self.batch_size // 2  # out of the handler, which holds on to the tensors
-            self.least_batch_size = self.batch_size
-            say(f"out of memory: going on with eval.batch_size={self.batch_size}")
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
 
     def _model_generate(self, context: Any, max_length: int, stop: list[str], **kwargs: Any) -> Any:
         rows, start = super()._model_generate(context, max_length, stop, **kwargs), context.shape[1]

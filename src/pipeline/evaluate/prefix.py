@@ -182,10 +182,11 @@ class Prefix(Cache):
         return self
 
 
-def laid_out(prefix: Sequence[int], rests: Sequence[Sequence[int]], pad: int) -> torch.Tensor:
-    """Token ids [rests, tokens]: the prefix, padding, then the rest, so that all end alike."""
+def laid_out(prefix: Sequence[int], rests: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Token ids [rests, tokens]: the prefix, padding (masked, so that any token does), then the rest, so that all end
+    alike."""
     width = max(map(len, rests))
-    return torch.tensor([[*prefix, *[pad] * (width - len(tail)), *tail] for tail in rests])
+    return torch.tensor([[*prefix, *[0] * (width - len(tail)), *tail] for tail in rests])
 
 
 @contextmanager
@@ -209,17 +210,19 @@ def heads_as_they_are(device: torch.device) -> Iterator[None]:
 def batch_places(
     places: Sequence[int], lengths: Sequence[int], size: int, prompts: Sequence[int] | None = None
 ) -> Iterator[list[int]]:
-    """Places in batches of `size` prompts, the longest first: what runs out of memory does so at once.
+    """Places in batches, the longest first: what runs out of memory does so at once.
 
-    `prompts`: how many each place holds, by default one; a place that holds more than `size` is a batch of its own.
+    `prompts`: how many each place holds; a batch holds `size` of them, or a place that holds more. None: a place is a
+    prompt, and a batch has the tokens, padding included, of `size` times the longest.
     """
     batch: list[int] = []
     held = 0
+    most = size * max((lengths[place] for place in places), default=0) if prompts is None else size
     for place in sorted(places, key=lambda place: -lengths[place]):
-        more = prompts[place] if prompts else 1
-        if batch and held + more > size:
+        more = lengths[batch[0] if batch else place] if prompts is None else prompts[place]
+        if batch and held + more > most:
             yield batch
-            batch, held = [], 0
+            batch, held, more = [], 0, lengths[place] if prompts is None else prompts[place]
         batch, held = [*batch, place], held + more
     if batch:
         yield batch

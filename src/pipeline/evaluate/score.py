@@ -145,9 +145,7 @@ def score_tasks(
         "share_prefix": settings_asked.share_prefix and not (isinstance(lm, Answering) and lm.unshared),
         "found_again": found_again,
         **(
-            {"halved_batch_size": lm.least_batch_size}
-            if isinstance(lm, Answering) and was_halved(lm, settings_asked)
-            else {}
+            {"halved_batch_size": lm.batch_size} if isinstance(lm, Answering) and was_halved(lm, settings_asked) else {}
         ),
         "too_long": {name: results[name].too_long for name in names if results[name].too_long},
     }
@@ -168,7 +166,7 @@ def rounding_settings(settings: Eval) -> dict[str, Any]:
 
 def was_halved(lm: LM | None, settings: Eval) -> bool:
     """Whether memory ran out, so that another batch size was used than eval.batch_size."""
-    return isinstance(lm, Answering) and lm.least_batch_size < settings.batch_size
+    return isinstance(lm, Answering) and lm.batch_size < settings.batch_size
 
 
 def _report_endless_answers(definition: Definition, result: TaskResult, settings: Eval) -> None:

@@ -24,7 +24,7 @@ class Shardable(Protocol):
     share_prefix: bool
     helpers: Helpers | None
     ran_out: dict[tuple[str, str], bool]
-    least_batch_size: int
+    engine: Any  # its batch_size is halved where memory runs out
     processes: int  # that its progress stands for
 
 
@@ -64,7 +64,7 @@ class Helpers:
             texts, ran_out, batch_size = future.result()
             answers += texts
             lm.ran_out |= ran_out
-            lm.least_batch_size = min(lm.least_batch_size, batch_size)
+            lm.engine.batch_size = min(lm.engine.batch_size, batch_size)
         return answers
 
     def close(self) -> None:
@@ -88,4 +88,4 @@ def _answer(
     requests = [Instance(request_type=kind, doc={}, arguments=args, idx=0) for args in arguments]
     answers = getattr(_helper, method)(requests, disable_tqdm=True) if requests else []
     ran_out, _helper.ran_out = _helper.ran_out, {}
-    return answers, ran_out, _helper.least_batch_size
+    return answers, ran_out, _helper.engine.batch_size

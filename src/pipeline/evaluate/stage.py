@@ -46,7 +46,7 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         facts = gather_scores(scored, work)
         tracker.summary(facts["scores"])
         return facts
-    run = in_its_dtype(run)
+    folder, run = run.folder.resolve(), in_its_dtype(run)
     settings: Eval = run.config.eval
     left_out: list[LeftOut] = []
     definitions = define_tasks(run, work / "tasks", left_out)
@@ -64,12 +64,12 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     result = replace(result, beside=further_rows + [records.missing_row(skipped) for skipped in left_out])
     scores = records.write_evaluation(result, definitions, work)
     for file in (work / "tasks").glob("*.yaml"):  # their rows move with the finished run
-        text = file.read_text(encoding="utf-8").replace(str(work.resolve()), str(run.folder.resolve()))
+        text = file.read_text(encoding="utf-8").replace(str(work.resolve()), str(folder))
         file.write_text(text, encoding="utf-8")
     merge: dict[str, float] = {}
     if "checkpoint" not in run.parents:  # what the run of the written merge records
         lm: Any = model()
-        merge = measure_merge(lm.live[1], run.config.threads)
+        merge = measure_merge(lm.engine.live[1], run.config.threads)
     tracker.summary(scores | merge)
     return {"scores": scores, "harness": result.harness, "weights_root": cache.model["root"], **merge}
 
@@ -101,7 +101,7 @@ def kept_scores(run: Run[EvalStage], model: Callable[[], LM]) -> score_cache.Kep
         from pipeline.merge.digests import SourceDigests
 
         lm: Any = model()
-        live, merge = lm.live
+        live, merge = lm.engine.live
         digests = SourceDigests(merge, run.runs_dir).known
         key = score_cache.merge_key(merge, {} if merge.adapter else live.digests(merge, digests, run.config.threads))
     return score_cache.Kept(run.runs_dir / ".scores", key, run.version, fresh=run.config.redo)

@@ -7,7 +7,8 @@ positions, not columns, so that models with windows are exact too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,26 +64,33 @@ def can_score_tries(config: Any) -> bool:
     return takes_own_masks(config) and config.get_text_config()._attn_implementation in ("sdpa", "eager")
 
 
-def trie_logits(
-    model: Any, prefix: Prefix, tries: Sequence[Trie], needed: Sequence[Sequence[int]], pad: int
-) -> list[torch.Tensor]:
-    """Logits [places, vocabulary] of the places `needed` of each trie after the prefix.
+@contextmanager
+def keep_places(model: Any, places: Sequence[Sequence[int]]) -> Iterator[None]:
+    """Inside, the model's logits are [1, places of all rows, vocabulary]: its head, half of the work for a vocabulary
+    of 262,144, sees these places of each row alone, where logits_to_keep would take the same ones of all rows."""
+    rows = [row for row, columns in enumerate(places) for _ in columns]
+    columns = [column for columns in places for column in columns]
 
-    The head, half of the work for a vocabulary of 262,144, sees these places alone: logits_to_keep would take the same
-    columns of all rows."""
+    def keep(_: Any, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        return (inputs[0][rows, columns][None],)
+
+    hook = model.get_output_embeddings().register_forward_pre_hook(keep)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def trie_logits(
+    model: Any, prefix: Prefix, tries: Sequence[Trie], needed: Sequence[Sequence[int]]
+) -> list[torch.Tensor]:
+    """Logits [places, vocabulary] of the places `needed` of each trie after the prefix."""
     start, device = len(prefix.tokens), model.device
-    ids = laid_out(prefix.tokens, [trie.tokens for trie in tries], pad)
+    ids = laid_out(prefix.tokens, [trie.tokens for trie in tries])
     visible, positions = visible_tokens(tries, start)
     width = ids.shape[1] - start
-    rows = [row for row, places in enumerate(needed) for _ in places]
-    columns = [place + width - len(trie.tokens) for trie, places in zip(tries, needed, strict=True) for place in places]
-
-    def keep_needed(_: Any, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-        (hidden,) = inputs
-        return (hidden[rows, columns][None],)
-
-    hook = model.get_output_embeddings().register_forward_pre_hook(keep_needed)
-    try:
+    columns = [[at + width - len(trie.tokens) for at in places] for trie, places in zip(tries, needed, strict=True)]
+    with keep_places(model, columns):
         logits = model(
             input_ids=ids[:, start:].to(device),
             attention_mask=attention_masks(model, visible.to(device), positions.to(device)),
@@ -90,8 +98,6 @@ def trie_logits(
             past_key_values=prefix.again() if start else None,
             use_cache=bool(start),
         ).logits[0]
-    finally:
-        hook.remove()
     return list(logits.split([len(places) for places in needed]))
 
 
