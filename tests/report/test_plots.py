@@ -23,6 +23,17 @@ def test_plots_say_what_they_are_given():
     assert "var(" not in alone and "#2f6b9a" in alone and ElementTree.fromstring(alone) is not None
 
 
+def test_bars_below_zero_end_where_bars_above_it_begin():
+    """Bits are negative, a reading has either sign."""
+    svg = plots.of_scores(["base", "soup"], [plots.Panel("reading", [-4.0, 2.0], [(-5.0, -3.0), (1.0, 3.0)])], "x")
+    below, above = (
+        (float(bar.get("x")), float(bar.get("width")))
+        for bar in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}rect")
+    )
+    assert below[0] + below[1] == pytest.approx(above[0], abs=0.2) and below[1] == pytest.approx(2 * above[1], abs=0.2)
+    assert below[0] > 0 and above[0] + above[1] < plots.WIDTH
+
+
 def test_curves_start_high_and_end_low():
     curve = plots.Curve([(step, 3 - step / 100) for step in range(100)], [(50, 2.6), (99, float("nan"))])
     tree = ElementTree.fromstring(plots.of_trainings({"math": [curve], "silent": [plots.Curve([], [])]}, "curves"))

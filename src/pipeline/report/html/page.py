@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.benchmarks import chance_of
+from pipeline.benchmarks import chance_of, is_measure
 from pipeline.report.html import samples
 from pipeline.report.html.beside import SHARES, answer_checks
 from pipeline.report.html.runs import curves_of, describe_runs, duration, run_lines
@@ -151,7 +151,7 @@ def chart_of(results: Results) -> str:
         scored = [cell for cell in in_column if cell is not None and cell.task and cell.value is not None]
         if not scored:
             continue
-        chances = {chance_of(cell.task) for cell in scored}
+        chances = {None if is_measure(cell.metric) else chance_of(cell.task) for cell in scored}
         (chance,) = chances if len(chances) == 1 else [None]
         panels.append(
             plots.Panel(

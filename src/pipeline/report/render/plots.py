@@ -59,11 +59,14 @@ def of_scores(rows: Sequence[str], panels: Sequence[Panel], label: str) -> str:
 def draw_bars(panel: Panel, x: float, y: float, width: float, rows: int) -> list[str]:
     """SVG elements of one panel with its upper left corner at (x, y)."""
     tops = [ends[1] if ends else value or 0 for value, ends in zip(panel.values, panel.intervals, strict=True)]
-    reach = max([*tops, panel.chance or 0, 1.0])
-    ticks = round_steps(0, reach)
-    scale = (width - 34) / max(reach, ticks[-1])
+    bottoms = [ends[0] if ends else value or 0 for value, ends in zip(panel.values, panel.intervals, strict=True)]
+    least = min([*bottoms, 0.0])
+    reach = max([*tops, panel.chance or 0, 0.0 if least else 1.0])
+    ticks = round_steps(least, reach)
+    scale = (width - 34) / (max(reach, ticks[-1]) - least)
     top, bottom = y + HEAD, y + HEAD + BAR * rows
     parts = [text_element(x, y + 15, panel.title, size=12)]
+    x -= least * scale  # where zero is
     for tick in ticks:
         parts += [line_element(x + tick * scale, top, x + tick * scale, bottom, "line")]
         parts += [text_element(x + tick * scale, bottom + 14, f"{tick:g}", "middle", "muted", 10)]
@@ -71,14 +74,15 @@ def draw_bars(panel: Panel, x: float, y: float, width: float, rows: int) -> list
         at = top + BAR * place
         if value is not None:
             colour = "accent" if place == panel.best else "soft"
-            parts += [f'<rect x="{x:.1f}" y="{at + 3:.1f}" width="{max(0.0, value) * scale:.1f}" height="{BAR - 6}" '
+            start, extent = x + min(0.0, value) * scale, abs(value) * scale
+            parts += [f'<rect x="{start:.1f}" y="{at + 3:.1f}" width="{extent:.1f}" height="{BAR - 6}" '
                       f'fill="{paint_of(colour)}"/>']  # fmt: skip
         if value is not None and interval:
             ends = [x + end * scale for end in interval]
             parts += [line_element(ends[0], at + BAR / 2, ends[1], at + BAR / 2, "ink")]
             parts += [line_element(end, at + BAR / 2 - 3, end, at + BAR / 2 + 3, "ink") for end in ends]
         label = "—" if value is None else f"{value:.1f}"
-        parts += [text_element(x + tops[place] * scale + 5, at + BAR / 2 + 4, label, size=10)]
+        parts += [text_element(x + max(0.0, tops[place]) * scale + 5, at + BAR / 2 + 4, label, size=10)]
     if panel.chance is not None:
         at = x + panel.chance * scale
         parts += [
