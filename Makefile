@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo laptop test test-slurm test-kill test-kill-machines check results base mergekit-digests clean
+.PHONY: demo laptop test test-slurm test-kill test-kill-machines test-latex check results base mergekit-digests clean
 .DELETE_ON_ERROR:
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -32,6 +32,12 @@ test-slurm: $(VENV)/installed
 	if [ "$$(id -u)" = 0 ] && command -v slurmctld >/dev/null; then \
 	  PIPELINE_TEST_SLURM=1 OMP_NUM_THREADS=1 timeout 600 $(BIN)/python -m pytest tests/slurm; \
 	else echo "left out: the tests on a real Slurm need root, and Debian's slurm-wlm and munge"; fi
+
+# The LaTeX of stage=export, compiled (Debian's TeX Live, 200 MB).
+test-latex: $(VENV)/installed
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! command -v pdflatex >/dev/null; then \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends texlive-latex-recommended poppler-utils >/dev/null; fi
+	$(BIN)/python -m pytest tests/report/test_latex.py
 
 # N kills at random instants, each command run to its end after them: make test-kill N=100 SEED=7
 N ?= 15

@@ -135,6 +135,20 @@ def test_byte_equal_tables(home: Path, call: Call, tmp_path: Path) -> None:
     assert frames(folder)[1].equals(frames(again)[1])
 
 
+def test_cells_are_exported_as_in_the_report(home: Path, call: Call, tmp_path: Path) -> None:
+    folder = Path(call("stage=report", *words(home)).out.strip()).parent
+    for form, name in (("csv", "cells.csv"), ("markdown", "cells.md")):
+        assert call("stage=export", *words(home), f"export.format={form}", f"export.to={tmp_path}/{name}").status == 0
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
+    assert call("stage=export", *words(home), "export.format=latex", f"export.to={tmp_path}/t.tex").status == 0
+    with (folder / "cells.csv").open(encoding="utf-8") as file:
+        values = [float(row["value"]) for row in csv.DictReader(file) if row["value"]]
+    text = (tmp_path / "t.tex").read_text(encoding="utf-8")
+    assert values and all(f"{value:.1f}" in text for value in values)
+    told = call("stage=export", "checkpoint=./m", "export.format=latex", "export.to=./x")
+    assert told.status == 1 and "export.format applies to table=T only: remove it" in told.err
+
+
 FORMAT_1 = "row column value low high n published base experts suspect missing runs digits maximum".split()  # a cell
 
 

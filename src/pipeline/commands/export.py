@@ -9,8 +9,14 @@ from pathlib import Path
 from pipeline.config import conf
 from pipeline.config.stages import Export, ExportStage, ReportStage
 from pipeline.errors import PipelineError
+from pipeline.files import write_atomically
 from pipeline.report.html.write import write_report
 from pipeline.report.load.archive import read_archive, write_archive
+from pipeline.report.load.contents import Results
+from pipeline.report.load.scores import notes_of, read_evaluations
+from pipeline.report.render.cells import cells_csv, cells_markdown
+from pipeline.report.render.latex import cells_latex
+from pipeline.report.stats.compare import correct_contrasts, headline_sentence
 from pipeline.results.collect import gather_results
 from pipeline.results.report_state import Reported
 from pipeline.tables.planned_runs import Planning
@@ -19,15 +25,18 @@ from pipeline.tables.planned_runs import Planning
 def export(config: ExportStage) -> str:
     """Pack the finished results of a table into the file export.to, or write a checkpoint to a folder or the Hub."""
     if config.export.to is None:
-        place = "./DIR or export.to=hub:org/name" if config.checkpoint else f"./{Path(config.table).stem}.zip"
+        suffix = {"archive": "zip", "latex": "tex", "markdown": "md", "csv": "csv"}[config.export.format]
+        place = "./DIR or export.to=hub:org/name" if config.checkpoint else f"./{Path(config.table).stem}.{suffix}"
         raise PipelineError(f"stage=export needs export.to: give export.to={place}")
     if config.checkpoint is not None:
         if config.every or config.data_root or config.free_snapshots is not None:
             raise PipelineError("every, data_root and table.free_snapshots apply to table=T only: remove them")
+        if config.export.format != Export().format:
+            raise PipelineError("export.format applies to table=T only: remove it")
         from pipeline.commands.export_model import export_model
 
         return export_model(config)
-    if config.export != Export(to=config.export.to):
+    if config.export != Export(to=config.export.to, format=config.export.format):
         raise PipelineError("export.dtype, export.licence and export.private apply to checkpoint=RUN only: remove them")
     return str(export_table(config, config.export.to))
 
@@ -41,10 +50,23 @@ def export_table(config: ExportStage, to: str) -> Path:
     results = gather_results(planning, remembered.failed)
     if not results.evaluations:
         raise PipelineError(f"table={config.table} has no finished evaluation in {config.runs_dir}: nothing to export")
+    if config.export.format != "archive":
+        write_atomically(file, cells_text(results, config.export.format))
+        return file
     roots = [str(Path(root).resolve()) for root in (config.runs_dir, planning.config.data_root, ".") if root]
     return write_archive(
         results, conf.table_file(config.table).read_text(encoding="utf-8"), file, [*roots, str(Path.home())]
     )
+
+
+def cells_text(results: Results, form: str) -> str:
+    """The table's cells as text in the form latex, markdown or csv."""
+    if form == "latex":
+        return cells_latex(results)
+    if form == "csv":
+        return cells_csv(results)
+    notes = notes_of(results, read_evaluations(results))
+    return cells_markdown(results, headline_sentence(correct_contrasts(results.contrasts)), notes)
 
 
 def report_archive(config: ReportStage) -> Path:

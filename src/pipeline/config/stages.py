@@ -237,9 +237,12 @@ class ReportStage(TableStage):
 
 @dataclass
 class Export:
-    """What stage=export writes, and where. All but `to` is read with checkpoint=."""
+    """What stage=export writes, and where. `format` is read with table=, all others but `to` with checkpoint=."""
 
     to: str | None = None  # a file for a table; a folder, new or empty, or hub:org/name for a checkpoint
+    format: str = knob(
+        "archive", options=("archive", "latex", "markdown", "csv")
+    )  # archive: all results, others: cells
     dtype: str | None = knob(None, options=("float32", "bfloat16", "float16"))  # of the weights; null: as they are
     licence: str | None = None  # for the model card, as spelled on the Hub; null: the experts', which must have one
     private: bool = True  # on the Hub: whether only its owners see it

@@ -1,0 +1,36 @@
+"""A table as LaTeX: a tabular with booktabs, for a paper."""
+
+from __future__ import annotations
+
+from pipeline.report.load.contents import CellResult, Results
+from pipeline.report.render.text import one_line
+
+HEAD = r"""% {title}
+% Needs \usepackage{{booktabs}} and \usepackage{{xcolor}}, and for names beyond Latin script LuaLaTeX or XeLaTeX with a
+% font that has it. Bold: significantly above every other model in its column, after Holm's correction; small: 95 %
+% interval; grey: the published number.
+"""
+
+
+def cells_latex(results: Results) -> str:
+    """Text of a .tex file, the tabular of the table's cells, to be put into a table environment."""
+    from pandas import DataFrame
+
+    cells, columns = results.by_place, results.columns
+    texts = [[cell_latex(cells.get((row, column))) for column in columns] for row in results.rows]
+    frame = DataFrame(texts, index=list(map(one_line, results.rows)), columns=list(map(one_line, columns)))
+    styled = frame.style.format_index(escape="latex", axis="index").format_index(escape="latex", axis="columns")
+    tabular = styled.to_latex(hrules=True, column_format="l" + "r" * len(columns))
+    return HEAD.format(title=one_line(results.title)) + tabular
+
+
+def cell_latex(cell: CellResult | None) -> str:
+    r"""\textbf{45.2} {\scriptsize [41.0, 49.3]} \textcolor{gray}{44.8}"""
+    if cell is None:
+        return ""
+    number = "--" if cell.value is None else f"{cell.value:.{cell.digits}f}"
+    parts = [rf"\textbf{{{number}}}" if cell.best else number]
+    if cell.low is not None and cell.high is not None:
+        parts += [rf"{{\scriptsize [{cell.low:.{cell.digits}f}, {cell.high:.{cell.digits}f}]}}"]
+    parts += [rf"\textcolor{{gray}}{{{cell.published:g}}}"] if cell.published is not None else []
+    return " ".join(parts)
