@@ -14,8 +14,10 @@ the record is written anew after each measurement, with what failed and why:
   read once with one softmax, and read once and merged by log-sum-exp; each eager and as a CUDA graph.
 - sweep: live merges of 27 configurations of a layer swap (disk: 16 GB); all MGSM questions of sw te bn ja in two of
   them, with CUDA graphs; from these the minutes of 27 configurations x 4 languages (predicted: by the data sheet).
+- ties: TIES of two experts of two layers, by the pipeline on the CPU and in torch on the device; entries that differ.
 - full: steps of full training (sequence 1,024, checkpointing, bf16 products): seconds, tokens a second, share of the
-  matrix rate (FLOPs without recomputation), peak memory, of each choice of weights and optimizer that fits.
+  matrix rate (FLOPs without recomputation), peak memory, of each choice of weights and optimizer that fits,
+  and of a bare SFTTrainer.
 - sides: the same of LoRA, partial A, B, C and simultaneous B, in bf16 with 8-bit moments.
 - loss: forward and backward pass of a vocabulary of 256,000 (Aya) with TRL's fused head and without.
 - scoring: eight exemplars before each question, shared and by the harness' HFLM; prefill and decode apart, the decode
@@ -67,7 +69,8 @@ CHOICES = (("bfloat16", "adamw_8bit"), ("bfloat16", "adamw_bf16"), ("float32", "
 SIDES = ("lora", "partial A math", "partial B math", "partial C math", "simultaneous B")
 EXEMPLARS, EXEMPLAR, QUESTION = 8, 120, 88  # tokens: MGSM's in Japanese, between English and Bengali
 BUDGETS = {  # seconds, as far as minutes are left
-    "card": 40, "launch": 60, "decode": 130, "sweep": 290, "full": 200, "sides": 200, "loss": 60, "scoring": 150,
+    "card": 40, "launch": 60, "decode": 120, "sweep": 280, "ties": 50, "full": 200, "sides": 190, "loss": 50,
+    "scoring": 150,
 }  # fmt: skip
 
 
@@ -210,6 +213,7 @@ def wait() -> None:
 def full(size: str, card: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for weights, optimizer in CHOICES:
         yield one_way("full", weights, optimizer, size, card)
+    yield one_way("bare", *CHOICES[0], size, card)
 
 
 def sides(size: str, card: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -225,7 +229,7 @@ def one_way(name: str, weights: str, optimizer: str, size: str, card: dict[str, 
     given, gpu = SIZES[size], gpu_of(card)
     shape = given["shape"]
     tokens = given["batch"] * given["length"]
-    knobs, partition = bench.all_ways(shape.layers)[name]
+    knobs, partition = bench.all_ways(shape.layers).get(name, ({}, None))  # a bare SFTTrainer is none of them
     rank = 64 if "lora" in name else 0
     moved = [full_model(shape)]
     if partition:
@@ -412,9 +416,82 @@ def sweep(size: str, card: dict[str, Any]) -> Iterator[dict[str, Any]]:
     return importlib.import_module("bench_gpu_decode").sweep(SIZES[size], gpu_of(card))
 
 
+# ---------------------------------------------------------------------------------------------------- merging
+
+
+def ties(size: str, _: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """TIES into a model in memory by the pipeline, which reads files and computes on the CPU, and on the device."""
+    import torch
+    from safetensors.torch import load_file
+
+    from pipeline.merge.live import Live
+    from pipeline.merge.merge import open_merge
+    from pipeline.merge.methods.ties import Ties
+    from pipeline.models.checkpoint import Checkpoint
+
+    decoding = importlib.import_module("bench_gpu_decode")
+    model = decoding.random_model(replace(SIZES[size]["shape"], layers=2, vocabulary=1024), torch.bfloat16)
+    parameters = {name: parameter.data for name, parameter in model.named_parameters()}
+    with tempfile.TemporaryDirectory() as name:
+        folders = [Path(name) / role for role in ("base", "0", "1")]
+        for folder in folders:
+            model.save_pretrained(folder)
+            for parameter in parameters.values():
+                parameter += 0.01 * torch.randn_like(parameter)
+        given = [load_file(folder / "model.safetensors", str(model.device)) for folder in folders]
+        base, *experts = (Checkpoint.open(folder) for folder in folders)
+        config = Ties(experts=["0", "1"])
+        merge = open_merge(config, {str(role): expert for role, expert in enumerate(experts)}, base)
+        begun = time.perf_counter()
+        Live(model, None).apply(merge)
+        wait()
+        spent = time.perf_counter() - begun
+    for _ in range(2):  # what is done once is not measured
+        wait()
+        begun = time.perf_counter()
+        merged = ties_on_device(given[0], given[1:], config.density)
+        wait()
+    row = {"seconds_of_pipeline": spent, "seconds_on_device": time.perf_counter() - begun}
+    different = sum(int((parameters[name] != tensor).sum()) for name, tensor in merged.items())
+    entries = sum(tensor.numel() for tensor in merged.values())
+    yield {"part": "ties", "name": "TIES", "compared": {}, **row, "different_entries": different, "entries": entries}
+
+
+def ties_on_device(base: dict[str, Any], experts: list[dict[str, Any]], density: float) -> dict[str, Any]:
+    """TIES (Yadav et al. 2023, section 3) in float32 as merge=ties defines it: the density is the whole model's, where
+    signs cancel the model's majority is elected, and the mean is over the experts that agree."""
+    import torch
+
+    from pipeline.merge.ties import kept_count
+
+    def vector(expert: dict[str, Any], name: str) -> Any:
+        return expert[name].float() - base[name].float()
+
+    def limit(expert: dict[str, Any]) -> Any:
+        magnitudes = torch.cat([vector(expert, name).abs().flatten() for name in base]).sort().values
+        return magnitudes[-kept_count(density, len(magnitudes))].clone()
+
+    limits = [limit(expert) for expert in experts]
+
+    def trimmed(name: str) -> Any:
+        vectors = torch.stack([vector(expert, name) for expert in experts])
+        return vectors * (vectors.abs() >= torch.stack(limits).view(-1, *[1] * base[name].ndim))
+
+    balance = sum(trimmed(name).sum(0).sign().sum(dtype=torch.float64) for name in base)
+    merged = {}
+    for name in base:
+        vectors = trimmed(name)
+        total = vectors.sum(0)
+        positive = (total > 0) | ((total == 0) & (balance >= 0))
+        agrees = torch.where(positive, vectors > 0, vectors < 0)
+        mean = (vectors * agrees).sum(0) / agrees.sum(0).clamp(min=1)
+        merged[name] = (base[name].float() + mean).to(base[name].dtype)
+    return merged
+
+
 PARTS = {
-    "card": card, "launch": launch, "decode": decode, "sweep": sweep, "full": full, "sides": sides, "loss": loss,
-    "scoring": scoring,
+    "card": card, "launch": launch, "decode": decode, "sweep": sweep, "ties": ties, "full": full, "sides": sides,
+    "loss": loss, "scoring": scoring,
 }  # fmt: skip
 
 

@@ -101,10 +101,9 @@ def prefix_attention(
     groups = key.shape[1]
     together = query.reshape(rows, groups, -1, width).transpose(0, 1).reshape(1, groups, -1, width)
     found, total = flash_with_lse(together, key, value, scale)
-    found = found.view(groups, rows, -1, found.shape[-1]).transpose(0, 1)
-    return found.reshape(rows, heads, tokens, -1), total.view(groups, rows, -1).transpose(0, 1).reshape(
-        rows, heads, tokens
-    )
+    found = found.reshape(groups, rows, -1, value.shape[3]).transpose(0, 1)
+    total = total.reshape(groups, rows, -1).transpose(0, 1)
+    return found.reshape(rows, heads, tokens, -1), total.reshape(rows, heads, tokens)
 
 
 def merge_attention(

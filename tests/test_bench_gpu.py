@@ -65,7 +65,7 @@ def test_all_parts_on_a_tiny_shape(
     assert record["failed"] == {}
     assert record["card"]["device"] and record["card"]["versions"]["torch"] and record["card"]["bandwidth"] > 0
     rows = {row["name"]: row for row in record["rows"]}
-    ways = ["full, bfloat16, adamw_8bit", "full, float32, adamw", "lora, bfloat16, adamw"]
+    ways = ["full, bfloat16, adamw_8bit", "bare, bfloat16, adamw_8bit", "full, float32, adamw", "lora, bfloat16, adamw"]
     ways += [f"{way}, bfloat16, adamw_8bit" for way in ("partial A math", "partial C math", "simultaneous B")]
     for name in ways:
         found = rows[name]["compared"]
@@ -92,6 +92,7 @@ def test_all_parts_on_a_tiny_shape(
         assert rows[f"6 questions, {language}"]["tokens_a_second"] > 0
     assert rows["27 configurations x 4 languages"]["compared"]["minutes"]["measured"] > 0
     assert rows["loss, vocabulary 2000, fused head"]["seconds"] > 0
+    assert rows["TIES"]["different_entries"] == 0 and rows["TIES"]["entries"] > 20_000
     assert all(f", {name}: " in told for name in rows)
 
 
