@@ -231,7 +231,7 @@ def answer(slots: FixedSlots, prompts: Sequence[Sequence[int]], new: Sequence[in
     rows: list[int] = []
     steps = 0
     while waiting or rows:
-        while waiting and slots.rows - len(rows) >= min(FILLED, len(waiting), slots.rows):
+        while waiting and slots.rows - len(rows) >= min(FILLED, len(waiting), max(1, slots.rows // 8)):
             taken = [waiting.popleft() for _ in range(min(FILLED, len(waiting), slots.rows - len(rows)))]
             slots.fill_rows(len(rows), [prompts[index] for index in taken])
             rows += taken

@@ -9,7 +9,10 @@ import shutil
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -205,6 +208,54 @@ def test_answers_in_fixed_slots_are_those_of_transformers(
         assert len({answer[0] for answer in answers}) > 2
         for parameter in model.parameters():
             parameter.copy_(parameter.flip(0))
+
+
+@torch.no_grad()
+def test_capturing_a_step_leaves_the_rows_as_they_were(
+    bench: Any, decoding: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for CUDA graphs on the CPU: what is captured is not computed, and replaying computes it. The memory
+    that a graph reads stays the same when the prefix is computed again."""
+    captured: list[tuple[int, int]] = []
+
+    class Graph:
+        def pool(self) -> str:
+            return "pool"
+
+        def replay(self) -> None:
+            size = next(size for size, (graph, _) in slots.graphs.items() if graph is self)
+            slots.graphs[size][1].copy_(slots.advance(*size))
+
+    @contextmanager
+    def capture(graph: Graph, pool: str | None) -> Iterator[None]:
+        assert pool == ("pool" if captured else None)
+        rows = slots.ids.clone(), slots.places.clone()
+        yield
+        captured.append((slots.written[0].numel(), slots.reads))
+        slots.ids.copy_(rows[0])
+        slots.places.copy_(rows[1])
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    for name, stand_in in {"Stream": lambda: stream, "current_stream": lambda: stream, "CUDAGraph": Graph}.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "stream", lambda one: nullcontext())
+    monkeypatch.setattr(decoding, "READ", 4)
+    model, (prefix, prompts) = small_model(bench, decoding), tokens_of_prompts(decoding)
+    slots = decoding.FixedSlots(model, 3, 24, graphs=True)
+    eager = decoding.FixedSlots(model, 3, 24)
+    places = []
+    for _ in range(2):
+        answers = []
+        for one in (eager, slots):
+            with _attention_of(one):
+                one.share(prefix)
+                answers.append(decoding.answer(one, prompts, NEW)[0])
+        assert answers[0] == answers[1]
+        places.append([states.data_ptr() for layer in slots.layers for states in (*layer.prefix, layer.keys)])
+        for parameter in model.parameters():
+            parameter.copy_(parameter.flip(0))
+    assert places[0] == places[1] and len(captured) == len(slots.graphs) > 1
 
 
 @pytest.mark.gpu
