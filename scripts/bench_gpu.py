@@ -3,7 +3,7 @@
 
     python scripts/bench_gpu.py                        # at most 19 minutes; writes results/bench/gpu.json
     python scripts/bench_gpu.py --size tiny --out FILE # on a CPU, a minute or two: does it work
-    python scripts/bench_gpu.py --parts card,sweep     # some parts alone, each less than 5 minutes
+    python scripts/bench_gpu.py --parts card,sweep     # some parts alone, each less than 5 minutes, after card
 
 Parts, each a process of its own with a time budget, so that one that fails or runs out of memory loses nothing else;
 the record is written anew after each measurement, with what failed and why:
@@ -87,6 +87,8 @@ def main() -> None:
         for row in PARTS[asked.part](asked.size, json.loads(asked.card)):
             print(json.dumps(row), flush=True)
         return
+    if unknown := set(asked.parts.split(",")) - set(BUDGETS):
+        words.error(f"--parts {unknown.pop()}: choose from {', '.join(BUDGETS)}")
     measure(asked)
 
 
@@ -94,7 +96,7 @@ def main() -> None:
 
 
 def measure(asked: argparse.Namespace) -> None:
-    """All parts, one after the other; the record grows row by row."""
+    """The parts one after the other, the card first: others are compared with it. The record grows row by row."""
     end = time.monotonic() + 60 * asked.minutes
     record: dict[str, Any] = {"size": asked.size, "card": {}, "rows": [], "failed": {}}
     asked.out.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +109,7 @@ def measure(asked: argparse.Namespace) -> None:
         asked.out.write_text(json.dumps(record, indent=1) + "\n")
         print(line(row), flush=True)
 
-    for part in asked.parts.split(","):
+    for part in dict.fromkeys(["card", *asked.parts.split(",")]):
         budget = min(BUDGETS[part], end - time.monotonic())
         reason = "no time left" if budget < 5 else run(part, asked.size, record["card"], budget, take)
         if reason:

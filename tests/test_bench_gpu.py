@@ -102,9 +102,18 @@ def test_all_parts_on_a_tiny_shape(
 def test_a_part_that_fails_is_said_and_the_others_stand(tmp_path: Path) -> None:
     (tmp_path / "lm_eval.py").write_text("raise ImportError('no lm_eval on this machine')\n")
     path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
-    record, told = run(tmp_path / "gpu.json", "--parts", "scoring,card", PYTHONPATH=path)
+    record, told = run(tmp_path / "gpu.json", "--parts", "scoring", PYTHONPATH=path)
     assert list(record["failed"]) == ["scoring"] and "no lm_eval on this machine" in record["failed"]["scoring"]
     assert record["card"]["bf16"] > 0 and "scoring: exit status 1" in told
+
+
+def test_an_unknown_part_is_refused(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench_gpu.py", "--parts", "card,live"])
+    with pytest.raises(SystemExit):
+        bench.main()
+    assert "--parts live: choose from card, launch, decode" in capsys.readouterr().err
 
 
 def test_a_part_that_takes_too_long_is_ended(bench: Any) -> None:
