@@ -1,22 +1,30 @@
 #!/usr/bin/env python
-"""What estimate/flops.py predicts beside what one GPU does, with random weights at the shape of Llama 3.1 8B.
+"""What estimate/flops.py predicts next to what one GPU does, with random weights at the shape of Llama 3.1 8B.
 
-    python scripts/bench_gpu.py                        # at most 9 minutes; writes results/bench/gpu.json
-    python scripts/bench_gpu.py --size tiny --out FILE # on a CPU, a minute or less: does it work
-    python scripts/bench_gpu.py --parts card,full      # some parts alone
+    python scripts/bench_gpu.py                        # at most 19 minutes; writes results/bench/gpu.json
+    python scripts/bench_gpu.py --size tiny --out FILE # on a CPU, a minute or two: does it work
+    python scripts/bench_gpu.py --parts card,sweep     # some parts alone, each less than 5 minutes, after card
 
 Parts, each a process of its own with a time budget, so that one that fails or runs out of memory loses nothing else;
 the record is written anew after each measurement, with what failed and why:
 
 - card: rates of bf16 and fp32 matrix products, bandwidth of the card's memory and to it: the rest is held against them.
+- launch: milliseconds that launching a layer costs in decoding, eager and as a CUDA graph, against flops.LAUNCH.
+- decode: tokens a second and share of the bandwidth of decoding steps, with the prefix of 8 exemplars read by each row,
+  read once with one softmax, and read once and merged by log-sum-exp; each eager and as a CUDA graph.
+- sweep: live merges of 27 configurations of a layer swap (disk: 16 GB); all MGSM questions of sw te bn ja in two of
+  them, with CUDA graphs; from these the minutes of 27 configurations x 4 languages (predicted: by the data sheet).
+- ties: TIES of two experts of two layers, by the pipeline on the CPU and in torch on the device; entries that differ.
 - full: steps of full training (sequence 1,024, checkpointing, bf16 products): seconds, tokens a second, share of the
-  matrix rate (FLOPs without recomputation), peak memory, of each choice of weights and optimizer that fits.
+  matrix rate (FLOPs without recomputation), peak memory, of each choice of weights and optimizer that fits,
+  and of a bare SFTTrainer.
 - sides: the same of LoRA, partial A, B, C and simultaneous B, in bf16 with 8-bit moments.
+- loss: forward and backward pass of a vocabulary of 256,000 (Aya) with TRL's fused head and without.
 - scoring: eight exemplars before each question, shared and by the harness' HFLM; prefill and decode apart, the decode
   step against what the memory's bandwidth allows; four letters weighed. In bf16 and in fp32, as tables score.
-- live: from one configuration of a layer swap to the next on a model in memory (an eighth of the depth: disk).
 
-full, sides need trl and torchao; scoring lm-eval. scripts/bench_train.py and bench_eval.py do the work.
+full, sides, loss need trl and torchao; scoring lm-eval. scripts/bench_train.py, bench_eval.py and bench_gpu_decode.py
+do the work. Where a row cannot be measured, such as CUDA graphs on a CPU, `not_tried` has the reason.
 """
 
 from __future__ import annotations
@@ -43,21 +51,34 @@ from pipeline.models.shape import LLAMA_8B, Shape
 from pipeline.train.memory import WIDTH, full_model, one_side, trained_parameters, training_memory
 
 TINY = Shape(layers=8, width=32, inner=112, heads=8, kv_heads=4, head_width=4, vocabulary=1024)
-SIZES: dict[str, dict[str, Any]] = {  # questions and new tokens: of scoring; matrix: width of the products of card
-    "8b": {"shape": LLAMA_8B, "batch": 4, "length": 1024, "steps": 4, "questions": 64, "new": 64, "matrix": 8192},
-    "tiny": {"shape": TINY, "batch": 2, "length": 16, "steps": 2, "questions": 6, "new": 8, "matrix": 256},
-}
+NARROW = Shape(layers=1, width=256, inner=512, heads=4, kv_heads=2, head_width=64, vocabulary=1024)
+SIZES: dict[str, dict[str, Any]] = {  # questions and new tokens: of scoring; matrix: width of the products of card;
+    # depths, launch_steps: of launch; rows, scale (of MGSM's lengths): of decode; bottom (bottom_layers from): of sweep
+    "8b": {
+        "shape": LLAMA_8B, "batch": 4, "length": 1024, "steps": 4, "questions": 64, "new": 64, "matrix": 8192,
+        "narrow": NARROW, "depths": (8, 32), "launch_steps": 50, "rows": (1, 32, 250), "decode_steps": 20,
+        "scale": 1.0, "sweep_questions": 250, "bottom": 4,
+    },
+    "tiny": {
+        "shape": TINY, "batch": 2, "length": 16, "steps": 2, "questions": 6, "new": 8, "matrix": 256,
+        "narrow": NARROW, "depths": (1, 3), "launch_steps": 4, "rows": (3,), "decode_steps": 2,
+        "scale": 1 / 16, "sweep_questions": 6, "bottom": 1,
+    },
+}  # fmt: skip
 CHOICES = (("bfloat16", "adamw_8bit"), ("bfloat16", "adamw_bf16"), ("float32", "adamw_8bit"), ("float32", "adamw"))
 SIDES = ("lora", "partial A math", "partial B math", "partial C math", "simultaneous B")
 EXEMPLARS, EXEMPLAR, QUESTION = 8, 120, 88  # tokens: MGSM's in Japanese, between English and Bengali
-BUDGETS = {"card": 60, "full": 200, "sides": 200, "scoring": 150, "live": 90}  # seconds, as far as minutes are left
+BUDGETS = {  # seconds, as far as minutes are left
+    "card": 40, "launch": 60, "decode": 120, "sweep": 280, "ties": 50, "full": 200, "sides": 190, "loss": 50,
+    "scoring": 150,
+}  # fmt: skip
 
 
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--size", choices=list(SIZES), default="8b")
     words.add_argument("--parts", default=",".join(BUDGETS))
-    words.add_argument("--minutes", type=float, default=9.0)
+    words.add_argument("--minutes", type=float, default=19.0)
     words.add_argument("--out", type=Path, default=Path("results/bench/gpu.json"))
     words.add_argument("--part", choices=list(BUDGETS), help=argparse.SUPPRESS)
     words.add_argument("--card", default="{}", help=argparse.SUPPRESS)
@@ -66,6 +87,8 @@ def main() -> None:
         for row in PARTS[asked.part](asked.size, json.loads(asked.card)):
             print(json.dumps(row), flush=True)
         return
+    if unknown := set(asked.parts.split(",")) - set(BUDGETS):
+        words.error(f"--parts {unknown.pop()}: choose from {', '.join(BUDGETS)}")
     measure(asked)
 
 
@@ -73,7 +96,7 @@ def main() -> None:
 
 
 def measure(asked: argparse.Namespace) -> None:
-    """All parts, one after the other; the record grows row by row."""
+    """The parts one after the other, the card first: others are compared with it. The record grows row by row."""
     end = time.monotonic() + 60 * asked.minutes
     record: dict[str, Any] = {"size": asked.size, "card": {}, "rows": [], "failed": {}}
     asked.out.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +109,7 @@ def measure(asked: argparse.Namespace) -> None:
         asked.out.write_text(json.dumps(record, indent=1) + "\n")
         print(line(row), flush=True)
 
-    for part in asked.parts.split(","):
+    for part in dict.fromkeys(["card", *asked.parts.split(",")]):
         budget = min(BUDGETS[part], end - time.monotonic())
         reason = "no time left" if budget < 5 else run(part, asked.size, record["card"], budget, take)
         if reason:
@@ -192,6 +215,7 @@ def wait() -> None:
 def full(size: str, card: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for weights, optimizer in CHOICES:
         yield one_way("full", weights, optimizer, size, card)
+    yield one_way("bare", *CHOICES[0], size, card)
 
 
 def sides(size: str, card: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -207,7 +231,7 @@ def one_way(name: str, weights: str, optimizer: str, size: str, card: dict[str, 
     given, gpu = SIZES[size], gpu_of(card)
     shape = given["shape"]
     tokens = given["batch"] * given["length"]
-    knobs, partition = bench.all_ways(shape.layers)[name]
+    knobs, partition = bench.all_ways(shape.layers).get(name, ({}, None))  # a bare SFTTrainer is none of them
     rank = 64 if "lora" in name else 0
     moved = [full_model(shape)]
     if partition:
@@ -251,6 +275,46 @@ def one_way(name: str, weights: str, optimizer: str, size: str, card: dict[str, 
     row["tokens_a_second"] = tokens / step
     row["share_of_matrix_rate"] = facts["useful_flops"] / step / card.get("bf16", gpu.bf16)
     return row
+
+
+def loss(size: str, card: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Loss and gradients of two layers at the width and vocabulary of Aya Expanse 8B, with and without the fused head.
+
+    Predicted: weights and gradients, and without the fused head 8 bytes a logit (bf16 logits and their gradient, and a
+    copy in float32 from which the loss is computed), a lower bound.
+    """
+    import torch
+
+    from pipeline.train.trainer import weigh_only_labels
+
+    given = SIZES[size]
+    decoding = importlib.import_module("bench_gpu_decode")
+    shape = replace(given["shape"], layers=2, vocabulary=256_000 if size == "8b" else 2_000)
+    model = decoding.random_model(shape, torch.bfloat16).train()
+    weigh_only_labels(model)
+    ids = torch.randint(4, shape.vocabulary, (given["batch"], given["length"]), device=model.device)
+
+    def step(fused: bool) -> None:
+        model.zero_grad(set_to_none=True)
+        found = model(input_ids=ids, labels=ids, use_cache=False, fused_lm_head=fused)
+        (-found.log_probs.mean() if fused else found.loss).backward()
+
+    for name, fused in (("fused head", True), ("transformers", False)):
+        row: dict[str, Any] = {"part": "loss", "name": f"loss, vocabulary {shape.vocabulary}, {name}", "compared": {}}
+        try:
+            if torch.cuda.is_available():
+                torch.cuda.reset_peak_memory_stats()
+            row["seconds"] = decoding.seconds_a_step(lambda fused=fused: step(fused), given["steps"])
+        except torch.OutOfMemoryError as error:
+            yield row | {"not_tried": f"out of memory: {str(error)[:120]}"}
+            continue
+        row["tokens_a_second"] = ids.numel() / row["seconds"]
+        if torch.cuda.is_available():
+            least = 4 * shape.parameters + (0 if fused else 8 * ids.numel() * shape.vocabulary)
+            row["compared"] = {"GB at most": both(least / 1e9, torch.cuda.max_memory_allocated() / 1e9)}
+        else:
+            row["peak_memory"] = "torch counts it on a GPU alone"
+        yield row
 
 
 # ---------------------------------------------------------------------------------------------------- scoring
@@ -338,50 +402,99 @@ def words_of_their_own() -> Any:
     )
 
 
-# ---------------------------------------------------------------------------------------------------- a live merge
+# ---------------------------------------------------------------------------------------------------- decoding
 
 
-def live(size: str, card: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Two checkpoints in bf16, one model in memory: bottom_layers from 1 to 2 and back, five times."""
+def launch(size: str, _: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    return importlib.import_module("bench_gpu_decode").launch(SIZES[size])
+
+
+def decode(size: str, card: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    bandwidth = card.get("bandwidth", gpu_of(card).bandwidth)
+    return importlib.import_module("bench_gpu_decode").decode(SIZES[size], bandwidth)
+
+
+def sweep(size: str, card: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    return importlib.import_module("bench_gpu_decode").sweep(SIZES[size], gpu_of(card))
+
+
+# ---------------------------------------------------------------------------------------------------- merging
+
+
+def ties(size: str, _: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """TIES into a model in memory by the pipeline, which reads files and computes on the CPU, and on the device."""
     import torch
+    from safetensors.torch import load_file
 
     from pipeline.merge.live import Live
     from pipeline.merge.merge import open_merge
-    from pipeline.merge.methods.layer_swap import LayerSwap
+    from pipeline.merge.methods.ties import Ties
     from pipeline.models.checkpoint import Checkpoint
 
-    bench = importlib.import_module("bench_eval")
-    layers = 4
-    bench.SIZES[size] = (layers, *bench.SIZES[size][1:5], torch.bfloat16, *bench.SIZES[size][6:])
-    with tempfile.TemporaryDirectory() as folder:
-        for side in ("math", "language"):
-            model = bench.model_of(size, "cuda" if torch.cuda.is_available() else "cpu")
-            model.save_pretrained(Path(folder) / side)
-        sources = {side: Checkpoint.open(Path(folder) / side) for side in ("math", "language")}
-        owners = dict.fromkeys(("embeddings", "final_norm", "head"), "math")
-
-        def configured(bottom: int) -> Any:
-            swap = LayerSwap(math="m", language="l", bottom_layers=bottom, top_layers=1, **owners)
-            return open_merge(swap, sources)
-
-        held, named = Live(model, None), dict(model.named_parameters())
-        held.apply(configured(1))
-        times = []
-        for bottom in (2, 1) * 5:
-            merge = configured(bottom)
-            wait()
-            begun = time.perf_counter()
-            changed = held.apply(merge)
-            wait()
-            times.append(time.perf_counter() - begun)
-        size_of_it = sum(named[name].nbytes for name in changed)
-    median = sorted(times)[len(times) // 2]
-    compared = {"seconds": both(flops.merge_seconds(size_of_it, 0), median)}
-    rate = {"gigabytes": size_of_it / 1e9, "gigabytes_a_second": size_of_it / 1e9 / median}
-    yield {"part": "live", "name": "one layer swapped", "compared": compared, **rate}
+    decoding = importlib.import_module("bench_gpu_decode")
+    model = decoding.random_model(replace(SIZES[size]["shape"], layers=2, vocabulary=1024), torch.bfloat16)
+    parameters = {name: parameter.data for name, parameter in model.named_parameters()}
+    with tempfile.TemporaryDirectory() as name:
+        folders = [Path(name) / role for role in ("base", "0", "1")]
+        for folder in folders:
+            model.save_pretrained(folder)
+            for parameter in parameters.values():
+                parameter += 0.01 * torch.randn_like(parameter)
+        given = [load_file(folder / "model.safetensors", str(model.device)) for folder in folders]
+        base, *experts = (Checkpoint.open(folder) for folder in folders)
+        config = Ties(experts=["0", "1"])
+        merge = open_merge(config, {str(role): expert for role, expert in enumerate(experts)}, base)
+        begun = time.perf_counter()
+        Live(model, None).apply(merge)
+        wait()
+        spent = time.perf_counter() - begun
+    for _ in range(2):  # what is done once is not measured
+        wait()
+        begun = time.perf_counter()
+        merged = ties_on_device(given[0], given[1:], config.density)
+        wait()
+    row = {"seconds_of_pipeline": spent, "seconds_on_device": time.perf_counter() - begun}
+    different = sum(int((parameters[name] != tensor).sum()) for name, tensor in merged.items())
+    entries = sum(tensor.numel() for tensor in merged.values())
+    yield {"part": "ties", "name": "TIES", "compared": {}, **row, "different_entries": different, "entries": entries}
 
 
-PARTS = {"card": card, "full": full, "sides": sides, "scoring": scoring, "live": live}
+def ties_on_device(base: dict[str, Any], experts: list[dict[str, Any]], density: float) -> dict[str, Any]:
+    """TIES (Yadav et al. 2023, section 3) in float32 as merge=ties defines it: the density is the whole model's, where
+    signs cancel the model's majority is elected, and the mean is over the experts that agree."""
+    import torch
+
+    from pipeline.merge.ties import kept_count
+
+    def vector(expert: dict[str, Any], name: str) -> Any:
+        return expert[name].float() - base[name].float()
+
+    def limit(expert: dict[str, Any]) -> Any:
+        magnitudes = torch.cat([vector(expert, name).abs().flatten() for name in base]).sort().values
+        return magnitudes[-kept_count(density, len(magnitudes))].clone()
+
+    limits = [limit(expert) for expert in experts]
+
+    def trimmed(name: str) -> Any:
+        vectors = torch.stack([vector(expert, name) for expert in experts])
+        return vectors * (vectors.abs() >= torch.stack(limits).view(-1, *[1] * base[name].ndim))
+
+    balance = sum(trimmed(name).sum(0).sign().sum(dtype=torch.float64) for name in base)
+    merged = {}
+    for name in base:
+        vectors = trimmed(name)
+        total = vectors.sum(0)
+        positive = (total > 0) | ((total == 0) & (balance >= 0))
+        agrees = torch.where(positive, vectors > 0, vectors < 0)
+        mean = (vectors * agrees).sum(0) / agrees.sum(0).clamp(min=1)
+        merged[name] = (base[name].float() + mean).to(base[name].dtype)
+    return merged
+
+
+PARTS = {
+    "card": card, "launch": launch, "decode": decode, "sweep": sweep, "ties": ties, "full": full, "sides": sides,
+    "loss": loss, "scoring": scoring,
+}  # fmt: skip
 
 
 if __name__ == "__main__":
