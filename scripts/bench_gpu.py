@@ -56,12 +56,12 @@ SIZES: dict[str, dict[str, Any]] = {  # questions and new tokens: of scoring; ma
     # depths, launch_steps: of launch; rows, scale (of MGSM's lengths): of decode; bottom (bottom_layers from): of sweep
     "8b": {
         "shape": LLAMA_8B, "batch": 4, "length": 1024, "steps": 4, "questions": 64, "new": 64, "matrix": 8192,
-        "narrow": NARROW, "depths": (8, 32), "launch_steps": 50, "rows": (1, 32, 250), "decode_steps": 20,
+        "narrow": NARROW, "depths": (8, 32), "launch_steps": 25, "rows": (1, 32, 250), "decode_steps": 20,
         "scale": 1.0, "sweep_questions": 250, "bottom": 4,
     },
     "tiny": {
         "shape": TINY, "batch": 2, "length": 16, "steps": 2, "questions": 6, "new": 8, "matrix": 256,
-        "narrow": NARROW, "depths": (1, 3), "launch_steps": 4, "rows": (3,), "decode_steps": 2,
+        "narrow": NARROW, "depths": (1, 3), "launch_steps": 3, "rows": (3,), "decode_steps": 2,
         "scale": 1 / 16, "sweep_questions": 6, "bottom": 1,
     },
 }  # fmt: skip
@@ -147,7 +147,7 @@ def line(row: dict[str, Any]) -> str:
     pairs = [
         f"{pair}, {found['measured']:.3g} measured" for pair, found in zip(pairs, row["compared"].values(), strict=True)
     ]
-    more = [f"{key} {value:.3g}" for key, value in row.items() if isinstance(value, float)]
+    more = [f"{key} {value:.3g}" for key, value in row.items() if isinstance(value, float | int)]
     return f"{row['part']}, {row['name']}: " + "; ".join(
         [*pairs, *more, *([row["not_tried"]] if "not_tried" in row else [])]
     )

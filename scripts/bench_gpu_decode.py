@@ -275,15 +275,19 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def seconds_a_step(step: Callable[[], Any], steps: int) -> float:
-    """Mean over `steps`, after two more."""
-    for number in range(steps + 2):
-        if number == 2:
-            wait()
-            begun = time.perf_counter()
-        step()
-    wait()
-    return (time.perf_counter() - begun) / steps
+def seconds_a_step(step: Callable[[], Any], steps: int, rounds: int = 1) -> float:
+    """Mean over `steps`, the smallest of `rounds`; two more steps come first."""
+    step()
+    step()
+    means = []
+    for _ in range(rounds):
+        wait()
+        begun = time.perf_counter()
+        for _ in range(steps):
+            step()
+        wait()
+        means.append((time.perf_counter() - begun) / steps)
+    return min(means)
 
 
 def free_memory() -> None:
@@ -304,12 +308,12 @@ def launch(given: dict[str, Any]) -> Iterator[Row]:
         if way == "transformers, eager":
             cache, ids = DynamicCache(config=model.config), torch.tensor([tokens], device=model.device)
             model(input_ids=ids, past_key_values=cache)
-            return seconds_a_step(lambda: model(input_ids=ids[:, :1], past_key_values=cache), steps)
+            return seconds_a_step(lambda: model(input_ids=ids[:, :1], past_key_values=cache), steps, 3)
         slots = FixedSlots(model, 1, READ, graphs=way.endswith("graph"))
         with _attention_of(slots):
             slots.share(tokens)
             slots.fill_rows(0, [tokens])
-            return seconds_a_step(lambda: slots.next_tokens(1, READ), steps)
+            return seconds_a_step(lambda: slots.next_tokens(1, READ), steps, 3)
 
     for way in ("transformers, eager", "prefix apart, eager", "prefix apart, CUDA graph"):
         row: Row = {"part": "launch", "name": f"launch of a layer, {way}", "compared": {}}
