@@ -79,20 +79,41 @@ def test_the_headline_says_what_is_significant_and_what_could_have_been_detected
         line_of("swap", "expert", "math", -20.0, 0.0001, n=250, low=-29.0, high=-11.0),
         line_of("TIES", "base", "math", 2.0, 0.6, n=100, could_see=13.4),
     ]  # fmt: skip
-    assert compare.headline_sentence(compare.correct_contrasts(lines)) == (
-        "100 to 250 questions: 2 of 4 differences are significant, swap under expert in math by 20.0 points "
-        "(11.0 to 29.0) and swap over base in math by 10.0 points (5.0 to 15.0); the others are not (minimum "
+    assert compare.headline_sentences(compare.correct_contrasts(lines)) == (
+        "100 to 250 questions: 2 of 4 differences are significant, “swap” under “expert” in “math” by 20.0 points "
+        "(11.0 to 29.0) and “swap” over “base” in “math” by 10.0 points (5.0 to 15.0); the others are not (minimum "
         "detectable difference 12 to 13 points)."
     )
-    assert compare.headline_sentence(compare.correct_contrasts(lines[:1])) == (
+    assert compare.headline_sentences(compare.correct_contrasts(lines[:1])) == (
         "100 questions: none of 1 differences is significant (minimum detectable difference 12 points)."
     )
     many = [line_of("swap", f"rival {n}", "math", 10.0 + n, 0.001) for n in range(6)]
-    assert compare.headline_sentence(compare.correct_contrasts(many)).endswith(
-        ", swap over rival 2 in math by 12.0 points (7.0 to 17.0) and 2 more."
+    assert compare.headline_sentences(compare.correct_contrasts(many)).endswith(
+        ", “swap” over “rival 2” in “math” by 12.0 points (7.0 to 17.0) and 2 more."
     )
     for empty in ([], [line_of("swap", "base", "math", 0.0, None)]):
-        assert compare.headline_sentence(compare.correct_contrasts(empty)) == "No two models have answers to compare."
+        assert compare.headline_sentences(compare.correct_contrasts(empty)) == "No two models have answers to compare."
+
+
+def test_the_primary_comparison_comes_first_and_has_half_of_the_error_rate():
+    """By hand: of p = 0.02 the primary has half of the weights, 0.04; then the two others share all: 0.03 * 2, 0.2."""
+    lines = [
+        line_of("soup", "base", "math", 4.0, 0.2), line_of("swap", "base", "math", 10.0, 0.02),
+        line_of("swap", "expert", "math", -9.0, 0.03),
+    ]  # fmt: skip
+    found = compare.correct_contrasts(lines, ["swap", "base", "math"])
+    assert [one.p for one in found] == [pytest.approx(0.2), pytest.approx(0.04), pytest.approx(0.06)]
+    text = compare.headline_sentences(found)
+    assert text.startswith(
+        "“swap” is better than “base” in “math” by 10.0 points (5.0 to 15.0; corrected p = 0.040). 40 questions: none"
+    )
+    assert "none of 2 other differences" in text
+    found = compare.correct_contrasts(lines, ["soup", "base", "math"])
+    assert [one.p for one in found] == [pytest.approx(0.2), pytest.approx(0.08), pytest.approx(0.09)]
+    assert compare.headline_sentences(found).startswith(
+        "“soup” is not significantly different from “base” in “math”: +4.0 points (-1.0 to +9.0; corrected p = 0.200); a "
+        "difference of 12.0 would be detectable. "
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- marks

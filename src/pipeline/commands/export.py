@@ -13,10 +13,8 @@ from pipeline.files import write_atomically
 from pipeline.report.html.write import write_report
 from pipeline.report.load.archive import read_archive, write_archive
 from pipeline.report.load.contents import Results
-from pipeline.report.load.scores import notes_of, read_evaluations
-from pipeline.report.render.cells import cells_csv, cells_markdown
+from pipeline.report.render.cells import cells_csv
 from pipeline.report.render.latex import cells_latex
-from pipeline.report.stats.compare import correct_contrasts, headline_sentence
 from pipeline.results.collect import gather_results
 from pipeline.results.report_state import Reported
 from pipeline.tables.planned_runs import Planning
@@ -65,8 +63,8 @@ def cells_text(results: Results, form: str) -> str:
         return cells_latex(results)
     if form == "csv":
         return cells_csv(results)
-    notes = notes_of(results, read_evaluations(results))
-    return cells_markdown(results, headline_sentence(correct_contrasts(results.contrasts)), notes)
+    with tempfile.TemporaryDirectory() as folder:  # its headline depends on all answers
+        return write_report(results, Path(folder)).with_name("cells.md").read_text(encoding="utf-8")
 
 
 def report_archive(config: ReportStage) -> Path:

@@ -62,7 +62,8 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
         failed=[FailedRun(name, without_private(reason)) for name, reason in failed.items()], missing=missing,
         seconds=sum(run.seconds or 0.0 for run in finished), versions=versions, machine=machine, git=git_state(),
         contrasts=measure_pairs(plan, answers, pairs),
-        declared=bool(plan.compare), verdicts=judge_claims(plan, answers), choices=choices_of(outcome),
+        declared=bool(plan.compare), primary=table.primary, verdicts=judge_claims(plan, answers),
+        choices=choices_of(outcome),
         links=[Link(*sweep) for sweep in sweeps_of(
             Path(planning.config.runs_dir) / "reports", {run.hash for run in runs})],
     )  # fmt: skip

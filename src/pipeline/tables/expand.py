@@ -102,8 +102,19 @@ class Expansion:
             for side, name, at in (*rows, *columns)
             if side.control_of
         ]
+        self.refuse_primary()
         self.refuse_unprinted()
         return plan
+
+    def refuse_primary(self) -> None:
+        """Refuse a primary comparison that is not one of the table's."""
+        plan, primary = self.table_plan, self.table.primary
+        *sides, place = primary or ("",)
+        keys = {key for name in sides for key in ((name, place), (place, name))}
+        if primary and (tuple(sides) not in [*plan.compare, *plan.controls] or len(keys & plan.cells.keys()) != 2):
+            raise self.table.refuse(
+                "primary", f"{list(primary)} is not [LEFT, RIGHT, PLACE] of a comparison in compare or controls"
+            )
 
     def expand_names(self, kind: str, side: Side) -> list[tuple[str, At]]:
         """(name, axis values) of a row or column, for each combination of the axes in its name."""

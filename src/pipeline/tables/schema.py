@@ -8,6 +8,8 @@
     columns, rows  name -> words; a cell is both together, the row's word before the column's. Names may hold {axis}
     beside   axes whose values stand beside the best of them: all are scored wherever the best one is
     compare  column -> columns (or row -> rows) that it is held against
+    primary  [LEFT, RIGHT, PLACE]: the comparison that is reported first and weighs as much as all others together; each
+             table names its own
     controls true, or the runs of language experts: each merge of them again with the base in their place, compared
              with the merge (tables/controls.py)
     defaults tables that this one starts from: their axes, every, trials and runs entry by entry (null takes one away),
@@ -46,7 +48,7 @@ from pipeline.errors import PipelineError, suggest
 from pipeline.files import check_yaml_size
 
 KEYS = ("name", "title", "note", "published", "axes", "every", "trials", "runs", "score", "columns", "rows", "beside",
-        "compare", "controls", "defaults", "free_snapshots")  # fmt: skip
+        "compare", "primary", "controls", "defaults", "free_snapshots")  # fmt: skip
 SECTIONS = ("axes", "every", "trials", "runs", "score", "columns", "rows", "compare")
 INHERITED = ("axes", "every", "trials", "runs")  # entry by entry; the rest whole
 REDUCE = ("mean", "max", "min")
@@ -132,6 +134,7 @@ class Table:
     compare: list[tuple[str, str]]
     free_snapshots: bool
     controls: Any = False  # as written: true, or names of runs
+    primary: tuple[str, ...] = ()
     override_keys: tuple[str, ...] = ()  # the keys of `every` that the command line sets
     inherited: frozenset[str] = frozenset()  # axes, keys of `every`, `published`: of `defaults` alone
 
@@ -186,6 +189,7 @@ def merge_inherited(text: str, file: str, find: Find | None, above: tuple[str, .
                 file, "", f"defaults: {name} starts from itself" if find else "defaults: no table is known"
             )
         merge_words(merged, merge_inherited(*find(name), find, (*above, name)), file)
+    merged.pop("primary", None)
     merge_words(merged, words, file)
     return merged
 
@@ -263,6 +267,7 @@ class Reader:
             self.axes_in("", "beside", raw.get("beside") or []),
             [(str(left), str(right)) for left, rights in raw["compare"].items() for right in as_list(rights)],
             raw.get("free_snapshots", False), raw.get("controls", False),
+            tuple(str(name) for name in as_list(raw.get("primary") or [])),
         )  # fmt: skip
 
     def read_values(self, place: str, example: str, values: Any) -> list[Any]:

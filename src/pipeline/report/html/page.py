@@ -19,7 +19,7 @@ from pipeline.report.render import plots
 from pipeline.report.render.cells import BEST_NOTE, cell_difference, chosen_text, group_reasons, is_outside
 from pipeline.report.render.maps import Changes, changes_of
 from pipeline.report.stats.claims import CONTRADICTED, NOT_MADE, NOT_TESTABLE, SHOWN, UNDECIDED, format_points
-from pipeline.report.stats.compare import correct_contrasts, headline_sentence
+from pipeline.report.stats.compare import correct_contrasts
 
 MOST_BARS, MOST_PANELS = 60, 24  # rows and columns of a chart; larger tables have no chart
 
@@ -32,24 +32,20 @@ class Curves:
     silent: list[str]
 
 
-@dataclass(frozen=True)
-class MarkGroup:
-    """Sanity marks of the same kind on the same row."""
-
-    mark: str
-    row: str
-    details: list[str]
-
-
 def page(
-    results: Results, written: Written, answers: Mapping[Place, Answers], notes: Sequence[str], folder: Path
+    results: Results,
+    written: Written,
+    answers: Mapping[Place, Answers],
+    headline: str,
+    notes: Sequence[str],
+    folder: Path,
 ) -> tuple[str, dict[str, str]]:
     """index.html of a report in `folder`, and its plots as SVG by name. The page works offline."""
     chart = chart_of(results)
     logs = curves_of(results.trainings)
     curves = _curves(results, logs)
     runs = {run.name: run for run in results.runs}
-    contrasts = correct_contrasts(results.contrasts)
+    contrasts = correct_contrasts(results.contrasts, results.primary)
 
     def flags(names: Sequence[str]) -> list[tuple[str, str]]:
         """Flags of these runs (stale, different environment), each with its reason."""
@@ -62,7 +58,7 @@ def page(
         .get_template("page.html.j2")
         .render(
             results=results,
-            headline=headline_sentence(contrasts),
+            headline=headline,
             notes=notes,
             cells=results.by_place,
             published=any(item.published is not None for item in results.cells),
@@ -184,12 +180,12 @@ def _curves(results: Results, logs: Mapping[str, plots.Curve]) -> Curves:
     return Curves(plots.of_trainings(by_label, "Training loss over steps, one panel per training"), silent)
 
 
-def _grouped(marks: Sequence[samples.Mark]) -> list[MarkGroup]:
-    """Marks grouped by kind and row, in order of appearance."""
-    groups: dict[tuple[str, str], list[str]] = {}
+def _grouped(marks: Sequence[samples.Mark]) -> dict[str, dict[str, list[str]]]:
+    """mark -> row -> its details, in order of appearance."""
+    groups: dict[str, dict[str, list[str]]] = {}
     for item in marks:
-        groups.setdefault((item.mark, item.row), []).append(item.detail)
-    return [MarkGroup(mark, row, details) for (mark, row), details in groups.items()]
+        groups.setdefault(item.mark, {}).setdefault(item.row, []).append(item.detail)
+    return groups
 
 
 def _differences(results: Results) -> list[tuple[str, list[str]]]:

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.benchmarks import chance_of, find_benchmark, is_measure
+from pipeline.benchmarks import chance_of, find_benchmark, is_measure, kind_of
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import Results
 from pipeline.report.load.scores import Written, primary_rows
 from pipeline.report.stats.statistics import standard_error
+
+GENERATED = ("number", "translation", "program")  # kinds of benchmarks that the model writes answers to
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,23 @@ def suspicious_scores(results: Results, written: Written, answers: Mapping[Place
             other_rows = ", ".join(row_name for row_name in same if row_name != name)
             marks += [Mark("identical", name, f"{label}: identical to {other_rows}") for label in places if other_rows]
     return marks
+
+
+def inconclusive_sentence(results: Results, written: Written, answers: Mapping[Place, Answers]) -> list[str]:
+    """A sentence where most generated answers were cut off, in most of the scores: then these compare lengths."""
+    places = {
+        (score.run, row.task, row.where)
+        for cell in results.cells
+        for score, row in primary_rows(cell, written)
+        if kind_of(row.task) in GENERATED
+    }
+    scored = [answers[place] for place in places if place in answers and answers[place].n]
+    cut_off = sum(item.cut_off > item.n / 2 for item in scored)
+    if not cut_off or cut_off <= len(scored) / 2:
+        return []
+    return [
+        f"Inconclusive: in {cut_off} of {len(scored)} scores most answers ran out of tokens; raise eval.max_gen_toks."
+    ]
 
 
 def damaged_experts(results: Results) -> Iterator[Mark]:

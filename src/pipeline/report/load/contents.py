@@ -116,7 +116,8 @@ class Results:
     `seconds`: total of all finished runs behind the table; `failed`: runs that failed; `missing`: runs never started.
     `sampled`: axes with at least three trainings, whose variance intervals include. `choices`: winners of its `best`
     rules. `contrasts`: lines of contrasts.csv; `declared`: whether they come from the table's `compare`, else they are
-    each merge against the base and the best expert. `verdicts`: on the claims about it. `base_tolerance`: points by
+    each merge against the base and the best expert; `primary`: left, right and place of the one that is named first.
+    `verdicts`: on the claims about it. `base_tolerance`: points by
     which an untrained model may differ from its published score. `linked`: whether the page can link to run folders.
     """
 
@@ -138,6 +139,7 @@ class Results:
     choices: Mapping[str, Any] = field(default_factory=dict)
     contrasts: Sequence[Mapping[str, Any]] = ()
     declared: bool = True
+    primary: Sequence[str] = ()
     verdicts: Sequence[Verdict] = ()
     links: Sequence[Link] = ()
     base_tolerance: float = Report.base_tolerance

@@ -154,12 +154,15 @@ def profile_likeness(left: ArrayLike, right: ArrayLike) -> Alike:
     return Alike(n, float(splits[0][0]), float(splits[0][1]), higher, lower, len(splits), least)
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p of each hypothesis of a family (Holm 1979): smallest times n, next times n - 1, ..., monotone."""
-    adjusted, running = [0.0] * len(p_values), 0.0
-    for place, at in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        running = max(running, min(1.0, (len(p_values) - place) * p_values[at]))
-        adjusted[at] = running
+def holm(p_values: Sequence[float], weights: Sequence[int] | None = None) -> list[float]:
+    """Adjusted p of each hypothesis of a family (Holm 1979): smallest times n, next times n - 1, ..., monotone.
+
+    weights: of the hypotheses (Holm 1979, section 4): p is divided by the share of the weights that remain."""
+    weights = weights or [1] * len(p_values)
+    adjusted, running, remaining = [0.0] * len(p_values), 0.0, sum(weights)
+    for at in sorted(range(len(p_values)), key=lambda at: p_values[at] / weights[at]):
+        running = max(running, min(1.0, remaining * p_values[at] / weights[at]))
+        adjusted[at], remaining = running, remaining - weights[at]
     return adjusted
 
 
