@@ -111,8 +111,8 @@ def test_the_primary_comparison_comes_first_and_has_half_of_the_error_rate():
     found = compare.correct_contrasts(lines, ["soup", "base", "math"])
     assert [one.p for one in found] == [pytest.approx(0.2), pytest.approx(0.08), pytest.approx(0.09)]
     assert compare.headline_sentences(found).startswith(
-        "“soup” is not significantly different from “base” in “math”: +4.0 points (-1.0 to +9.0; corrected p = 0.200); a "
-        "difference of 12.0 would be detectable. "
+        "“soup” is not significantly different from “base” in “math”: +4.0 points (-1.0 to +9.0; corrected p = 0.200); "
+        "a difference of 12.0 would be detectable. "
     )
 
 

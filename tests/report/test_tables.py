@@ -68,7 +68,8 @@ def test_the_table_exactly(tmp_path):
     assert (folder / "cells.md").read_text() == (
         "# T\n"
         "\n"
-        "100 questions: 1 of 1 differences is significant, “swap” over “base” in “MGSM qac” by 25.0 points (20.0 to 30.0).\n"
+        "100 questions: 1 of 1 differences is significant, “swap” over “base” in “MGSM qac” by 25.0 points (20.0 to "
+        "30.0).\n"
         "\n"
         "|  | MGSM qac | FLORES en-qac |\n"
         "|---|---:|---:|\n"
