@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import html
 import importlib.util
 import io
 import json
 import os
 import re
+import shlex
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -133,6 +135,23 @@ def test_byte_equal_tables(home: Path, call: Call, tmp_path: Path) -> None:
     for name in TABLES:
         assert (folder / name).read_bytes() == (again / name).read_bytes(), name
     assert frames(folder)[1].equals(frames(again)[1])
+
+
+def test_the_command_on_the_page_computes_the_table(home: Path, call: Call, tmp_path: Path) -> None:
+    """With a folder of options of one's own, whose name needs quotes: it finds all runs finished."""
+    (tmp_path / "my conf/tables").mkdir(parents=True)
+    (home / "t.yaml").rename(tmp_path / "my conf/tables/mine.yaml")
+    options = ["table=mine", f"runs_dir={home / 'runs'}", "tracking.mode=disabled"]
+    folders = ["--config-dir", str(tmp_path / "my conf")]
+    told = call(*folders, "stage=report", *options, "every.eval.batch_size=50")
+    assert told.status == 0, told.err
+    page = Path(told.out.strip()).read_text(encoding="utf-8")
+    (command,) = re.findall(r'<code class="command"[^>]*>(.*?)</code>', page)
+    words = shlex.split(html.unescape(command))
+    assert words[:3] == ["python", "-m", "pipeline"] and "every.eval.batch_size=50" in words
+    told = call(*words[3:], "tracking.mode=disabled")
+    assert told.status == 0, told.err
+    assert "[1/" not in told.err and Path(told.out.strip()).read_text(encoding="utf-8").count(command) == 1
 
 
 def test_cells_are_exported_as_in_the_report(home: Path, call: Call, tmp_path: Path) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.stages import EvalStage
+from pipeline.config.stages import EvalStage, TableStage
+from pipeline.files import added_conf
 from pipeline.hub.addresses import without_credentials
 from pipeline.report.html.sweep import sweeps_of
 from pipeline.report.load.archive import without_private
@@ -48,16 +50,11 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
     run_results, missing = describe_runs(runs, names, failed, reasons_unfinished(runs) if reasons is None else reasons)
     finished = [run for run in run_results if run.finished]
     versions, machine = usual_environments(finished).get("eval", ({}, {}))
-    overrides = dict(planning.config.every)
-    if planning.config.data_root:
-        overrides["data_root"] = planning.config.data_root
-    words = [f"{'' if key == 'data_root' else 'every.'}{key}={value}" for key, value in overrides.items()]
     cells = mark_best(plan, answers, [cell_result(outcome, place, answers) for place in outcome.cells])
     pairs = [*(declared_pairs(plan) or default_pairs(plan, cells)), *control_pairs(plan)]
     return Results(
         table=table.name, title=table.title, note=table.note,
-        command=without_credentials(
-            " ".join([f"python -m pipeline stage=table table={planning.config.table}", *words])),
+        command=without_credentials(command_of(planning.config)),
         rows=plan.rows, columns=plan.columns, cells=cells, sampled=sampled_axes(plan), runs=run_results,
         failed=[FailedRun(name, without_private(reason)) for name, reason in failed.items()], missing=missing,
         seconds=sum(run.seconds or 0.0 for run in finished), versions=versions, machine=machine, git=git_state(),
@@ -67,6 +64,15 @@ def gather_results(planning: Planning, failed: Mapping[str, str], reasons: Mappi
         links=[Link(*sweep) for sweep in sweeps_of(
             Path(planning.config.runs_dir) / "reports", {run.hash for run in runs})],
     )  # fmt: skip
+
+
+def command_of(config: TableStage) -> str:
+    """The command that computes a table, for a shell: its folders of options and all overrides that decide results."""
+    words = [f"--config-dir={folder}" for folder in added_conf()] + ["stage=table", f"table={config.table}"]
+    words += [f"every.{key}={'null' if value is None else value}" for key, value in config.every.items()]
+    words += [f"data_root={config.data_root}"] if config.data_root else []
+    words += [f"runs_dir={config.runs_dir}"] if config.runs_dir != TableStage.runs_dir else []
+    return shlex.join(["python", "-m", "pipeline", *words])
 
 
 # ---------------------------------------------------------------------------------------------------- runs
