@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,7 +140,7 @@ class Answering(HFLM):
     processes that answer a part of the questions. `kept`: answers stored before, which are not computed again; further
     ones are added when they end. `live`: of a merge, the model in memory and the merge that it holds. `bar`: counts
     questions; of several `processes` this one counts for all. `least_batch_size`: of this process and its helpers, once
-    memory ran out.
+    memory ran out. `drafts`: how many tokens were proposed and accepted (decode.py), without its helpers'.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -154,6 +155,7 @@ class Answering(HFLM):
         self.live: tuple[Live, Merging] | None = None
         self.bar: Bar | None = None
         self.kept: Answers | None = None
+        self.drafts = Counter[str]()
         self.processes = 1
         self._each = 0.0  # questions that an answer counts as
         self._batch: list[bool] = []
@@ -309,14 +311,15 @@ class Answering(HFLM):
             text, request = self.tok_decode(tokens), requests[place].args
             answers[place] = postprocess_generated_text(text, until, think_end_token=None)
             self.ran_out[request_key(request)] = metrics.ran_out(tokens, text, ending.room, until, self._ends)
-            self._keep(request, answers[place])
+            self._keep(request, answers[place], tokens)
             self._answered(1)
 
         def go_on(shared: int, members: list[int]) -> None:
             left = [member for member in members if member not in answers]
             rests = [prompts[member][shared:] for member in left]
-            beginning = prompts[left[0]][:shared]
-            decode(self.model, beginning, rests, self.batch_size, ending, lambda at, tokens: ended(left[at], tokens))
+            neighbours = [self.kept.of_neighbours(requests[member].args) for member in left] if self.kept else []
+            beginning, store = prompts[left[0]][:shared], lambda at, tokens: ended(left[at], tokens)
+            decode(self.model, beginning, rests, self.batch_size, ending, store, neighbours, self.drafts)
 
         groups = group_prompts(prompts) if self.share_prefix else [(0, list(range(len(prompts))))]
         with self._computing():
@@ -395,6 +398,6 @@ class Answering(HFLM):
             self.ran_out[request_key(request)] = self._batch.pop(0)
             self._keep(request, response)
 
-    def _keep(self, request: Any, answer: str) -> None:
+    def _keep(self, request: Any, answer: str, tokens: Sequence[int] = ()) -> None:
         if self.kept:
-            self.kept.keep(request, answer, self.ran_out[request_key(request)])
+            self.kept.keep(request, answer, self.ran_out[request_key(request)], tokens)
