@@ -46,7 +46,7 @@ from transformers import (
 
 from pipeline.config.evaluation import EvalTask
 from pipeline.evaluate import model as model_module
-from pipeline.evaluate.decode import DRAFT
+from pipeline.evaluate.drafts import LOOKUP
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prefix import group_prompts
 from pipeline.evaluate.score import load_tasks
@@ -118,7 +118,7 @@ class Watch:
     def end(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         _wait()
         ids = args[0] if args else kwargs["input_ids"]
-        kind = "prefill" if ids.shape[1] > 1 + DRAFT else "decode"
+        kind = "prefill" if ids.shape[1] > 1 + LOOKUP else "decode"
         self.seconds[kind] += time.perf_counter() - self.started
         self.tokens[kind] += ids.numel()
         self.passes[kind] += 1

@@ -126,7 +126,7 @@ class FixedSlots(Slots):
     """
 
     def __init__(self, model: Any, rows: int, length: int, merged: bool = True, graphs: bool = False) -> None:
-        super().__init__(model, rows, length)
+        super().__init__(model, rows, length, draft=0)
         self.merged, self.with_graphs = merged, graphs
         self.ids, self.places = (torch.zeros(rows, 1, dtype=torch.long, device=self.device) for _ in range(2))
         self.numbers = torch.arange(max(rows, length), device=self.device)

@@ -5,6 +5,7 @@ Texts, tokens, stored answers and scores are of `Answering` (model.py), which pu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -36,10 +37,12 @@ class Backend(Protocol):
         """Whether `generate` chooses the tokens that transformers' greedy generate() does."""
 
     def generate(
-        self, prompts: Sequence[Tokens], ending: Ending, share: bool, ended: Callable[[int, list[int]], None]
-    ) -> None:
+        self, prompts: Sequence[Tokens], ending: Ending, share: bool, ended: Callable[[int, list[int]], None],
+        neighbours: Sequence[Sequence[Tokens]], counts: Counter[str],
+    ) -> None:  # fmt: skip
         """Greedy answers. `ended` is given a prompt's place and its answer's tokens, the end token included, when it
-        ends, once for each prompt. share: compute what prompts have in common once."""
+        ends, once for each prompt. share: compute what prompts have in common once. neighbours: for each prompt, or
+        none, answers of other models, which a backend may draft from; counts: to which it adds steps and drafts."""
 
     def loglikelihood(
         self, requests: Sequence[tuple[Tokens, Tokens]], share: bool, scored: Callable[[int], None]

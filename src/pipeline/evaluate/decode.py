@@ -5,14 +5,13 @@ another: a key is visible to the queries at its position and after it, as far as
 dropped when no prompt waits, and attention reads no further than the longest row. What all prompts begin with is stored
 and read once for all rows.
 
-At each step, tokens that followed the same tokens earlier in the prompt or the answer are tried as a draft (prompt
-lookup decoding, Saxena 2023) and kept as far as the model's own choices agree (speculative decoding, Leviathan et al.
-2023), so that drafts change no answer.
+At each step a draft (drafts.py) is tried and kept as far as the model's own choices agree (speculative decoding,
+Leviathan et al. 2023), so that drafts change no answer.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -24,11 +23,10 @@ from transformers import AttentionInterface, GenerationConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from pipeline.evaluate import drafts
 from pipeline.evaluate.prefix import SLIDING, layer_kinds, takes_own_masks
 
-DRAFT = 2  # tokens tried at each step
 ATTENTION = "prefix_read_once"  # as transformers knows it
-NGRAM = 3  # tokens, at most, that a draft's place has in common with the end of the answer
 INCOMPLETE = "\ufffd"  # at the end of a text: a character of which bytes are missing
 NOT_FOR_GREEDY = {  # settings of a GenerationConfig that change no greedy choice; the length is the request's
     *("do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"),
@@ -64,33 +62,16 @@ class Ending:
         return 1 + max((len(string.encode()) for string in self.stop), default=0)
 
 
-class _Context:
-    """Tokens so far, and where the token after each short sequence of them is."""
+class _Row(drafts.Seen):
+    """A prompt and its answer. All tokens but the last are in the cache. neighbours: other models' answers to it."""
 
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.place_after: dict[tuple[int, ...], int] = {}
-
-    def append(self, token: int) -> None:
-        for size in range(1, NGRAM + 1):
-            self.place_after[tuple(self.tokens[-size:])] = len(self.tokens)
-        self.tokens.append(token)
-
-    def draft(self, count: int) -> list[int]:
-        """At most `count` tokens: what followed the last occurrence of the longest sequence at the end."""
-        for size in range(NGRAM, 0, -1):
-            place = self.place_after.get(tuple(self.tokens[-size:]))
-            if place is not None:
-                return self.tokens[place : place + count]
-        return []
-
-
-class _Row(_Context):
-    """A prompt and its answer. All tokens but the last are in the cache."""
-
-    def __init__(self, index: int, before: _Context, rest: Sequence[int]) -> None:
+    def __init__(
+        self, index: int, before: drafts.Seen, rest: Sequence[int], neighbours: drafts.Neighbours | None = None
+    ) -> None:
         super().__init__()
-        self.index = index
+        self.index, self.neighbours = index, neighbours
+        self.trusted = drafts.NEIGHBOURS  # tokens of neighbours that are tried
+        self.counts = Counter[str]()
         self.tokens, self.place_after = list(before.tokens), dict(before.place_after)
         for token in rest:
             self.append(token)
@@ -101,15 +82,31 @@ class _Row(_Context):
     def answer(self) -> list[int]:
         return self.tokens[self.start :]
 
+    def draft(self) -> list[int]:
+        """Tokens that may come next: the neighbours' where as many tokens before them are the same as in the prompt."""
+        size, place = self.find(self.tokens)
+        self.source, tokens = "lookup", self.tokens[place : place + drafts.LOOKUP]
+        if self.neighbours:
+            same, followed = self.neighbours.draft(self.answer, self.trusted)
+            if followed and same >= size:
+                self.source, tokens = "neighbours", followed
+        return tokens
+
     def extend(self, tried: Sequence[int], chosen: Sequence[int], ending: Ending) -> bool:
         """Append the model's choices as far as what it was given before each was right. Whether the answer is over."""
+        accepted, over = 0, False
         for token, draft in zip(chosen, [*tried[1:], None], strict=False):
             self.append(token)
-            if self._is_over(ending):
-                return True
-            if token != draft:
+            accepted += token == draft
+            over = self._is_over(ending)
+            if over or token != draft:
                 break
-        return False
+        if len(tried) > 1:
+            self.counts.update({f"{self.source}_proposed": len(tried) - 1, f"{self.source}_accepted": accepted})
+            if self.source == "neighbours":  # a draft that was wrong is followed by shorter ones
+                right = accepted == len(tried) - 1
+                self.trusted = min(2 * self.trusted, drafts.NEIGHBOURS) if right else drafts.LOOKUP
+        return over
 
     def _is_over(self, ending: Ending) -> bool:
         if self.tokens[-1] in ending.ends or len(self.tokens) - self.start >= ending.room:
@@ -169,16 +166,16 @@ class _Layer(CacheLayerMixin):
 
 
 class Slots(Cache):
-    """Keys and values of `rows` rows, `length` positions each, and once of the prefix before all of them.
+    """Keys and values of `rows` rows, `length` positions and a draft each, and once of the prefix before all of them.
 
     A forward pass writes what `written` names, rows and positions (None: the prefix). A step then reads `reads`
     positions of each row that it writes, and the prefix once for all rows (`reads_once`) if the model's attention takes
     keys and values as they are stored. DeepSeek's does not, for example: the prefix is then read by each row.
     """
 
-    def __init__(self, model: Any, rows: int, length: int) -> None:
+    def __init__(self, model: Any, rows: int, length: int, draft: int) -> None:
         super().__init__(layers=[_Layer(self) for _ in range(model.config.get_text_config().num_hidden_layers)])
-        self.model, self.rows, self.length = model, rows, length
+        self.model, self.rows, self.length, self.draft = model, rows, length + draft, draft
         self.kinds = layer_kinds(model.config)
         self.written: tuple[Any, Any] | None = None
         self.shared = self.reads = self.plain_layers = 0
@@ -239,7 +236,7 @@ class Slots(Cache):
 
     def _run(self, ids: torch.Tensor, places: torch.Tensor, masks: Any, keep: int = 1) -> torch.Tensor:
         """Logits of the last `keep` tokens. places: after the prefix."""
-        last_place = self.length - DRAFT - 1  # of a token that counts
+        last_place = self.length - self.draft - 1  # of a token that counts
         return self.model(
             input_ids=ids.to(self.device),
             position_ids=(self.shared + places.clamp(max=last_place)).expand(ids.shape).to(self.device),
@@ -299,16 +296,22 @@ def decode(
     slots: int,
     ending: Ending,
     answered: Callable[[int, list[int]], None],
+    neighbours: Sequence[Sequence[Sequence[int]]] = (),
+    counts: Counter[str] | None = None,
 ) -> None:
     """Answer the prompts `prefix` + rest, at most `slots` at a time, the longest first.
 
     answered: is given the index of a rest and the tokens of its answer, the end token included, when the answer ends.
+    neighbours: for each rest, answers of other models, the newest first. counts: to which steps, tokens of answers and
+    drafts (`lookup_proposed`, `lookup_accepted`, `neighbours_proposed`, `neighbours_accepted`) are added.
     """
-    beginning = _Context()
+    beginning, counts = drafts.Seen(), Counter() if counts is None else counts
     for token in prefix:
         beginning.append(token)
     waiting = deque(sorted(range(len(rests)), key=lambda index: -len(rests[index])))
-    cache = Slots(model, min(slots, len(rests)), max(map(len, rests)) + ending.room + DRAFT)
+    longest_draft = max(drafts.LOOKUP, drafts.NEIGHBOURS if any(neighbours) else 0)
+    cache = Slots(model, min(slots, len(rests)), max(map(len, rests)) + ending.room, longest_draft)
+    vocabulary = model.get_input_embeddings().num_embeddings
     rows: list[_Row] = []
     with _attention_of(cache) if prefix else nullcontext():
         if prefix:
@@ -317,11 +320,14 @@ def decode(
             while waiting and len(rows) < slots:
                 index = waiting.popleft()
                 cache.fill(len(rows), rests[index][:-1])
-                rows.append(_Row(index, beginning, rests[index]))
-            inputs = [[row.tokens[-1], *row.draft(DRAFT)] for row in rows]
+                others = drafts.Neighbours(neighbours[index], vocabulary) if neighbours else None
+                rows.append(_Row(index, beginning, rests[index], others))
+            inputs = [[row.tokens[-1], *row.draft()] for row in rows]
             chosen = cache.step(inputs, [len(row.tokens) - len(prefix) - 1 for row in rows])
+            counts["steps"] += 1
             over = [row.extend(tried, best, ending) for row, tried, best in zip(rows, inputs, chosen, strict=True)]
             for place in reversed([place for place, ended in enumerate(over) if ended]):
+                counts.update(rows[place].counts, tokens=len(rows[place].answer))
                 answered(rows[place].index, rows[place].answer)
                 last = rows.pop()
                 if place < len(rows):

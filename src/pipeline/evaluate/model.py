@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -89,7 +90,7 @@ class Answering(HFLM):
     `engine`: the backend, by default torch. `share_prefix`: compute what prompts have in common once; `unshared`: the
     model did not allow it. `helpers`: processes that answer a part of the questions. `kept`: answers stored before,
     which are not computed again; further ones are added when they end. `bar`: counts questions; of several `processes`
-    this one counts for all.
+    this one counts for all. `drafts`: how many tokens were proposed and accepted (decode.py), without its helpers'.
     """
 
     def __init__(self, backend: Backend | None = None, batch_size: int = 1, **kwargs: Any) -> None:
@@ -103,6 +104,7 @@ class Answering(HFLM):
         self.helpers: Helpers | None = None
         self.bar: Bar | None = None
         self.kept: Answers | None = None
+        self.drafts = Counter[str]()
         self.processes = 1
         self._each = 0.0  # questions that an answer counts as
         self._batch: list[bool] = []
@@ -183,10 +185,11 @@ class Answering(HFLM):
             text, request = self.tok_decode(tokens), requests[place].args
             answers[place] = postprocess_generated_text(text, until, think_end_token=None)
             self.ran_out[request_key(request)] = metrics.ran_out(tokens, text, ending.room, until, self._ends)
-            self._keep(request, answers[place])
+            self._keep(request, answers[place], tokens)
             self._answered(1)
 
-        self.engine.generate(prompts, ending, self._shares(possible=True), ended)
+        neighbours = [self.kept.of_neighbours(request.args) for request in requests] if self.kept else []
+        self.engine.generate(prompts, ending, self._shares(possible=True), ended, neighbours, self.drafts)
         return [answers[place] for place in range(len(requests))]
 
     def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None) -> list:
@@ -243,6 +246,6 @@ class Answering(HFLM):
             self.ran_out[request_key(request)] = self._batch.pop(0)
             self._keep(request, response)
 
-    def _keep(self, request: Any, answer: str) -> None:
+    def _keep(self, request: Any, answer: str, tokens: Sequence[int] = ()) -> None:
         if self.kept:
-            self.kept.keep(request, answer, self.ran_out[request_key(request)])
+            self.kept.keep(request, answer, self.ran_out[request_key(request)], tokens)

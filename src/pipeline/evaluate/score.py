@@ -28,7 +28,7 @@ from pipeline.config.evaluation import Eval, below_float32
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate import score_cache
 from pipeline.evaluate.before import Lengths, too_long
-from pipeline.evaluate.decode import DRAFT
+from pipeline.evaluate.drafts import LOOKUP
 from pipeline.evaluate.model import Answering, request_key
 from pipeline.evaluate.records import EvaluationResult, TaskResult, rows_of, sample_of
 from pipeline.evaluate.tasks import data_sets
@@ -150,7 +150,8 @@ def score_tasks(
         "too_long": {name: results[name].too_long for name in names if results[name].too_long},
     }
     rows = [row for name in names for row in results[name].rows]
-    return EvaluationResult(rows, {name: results[name].samples for name in names}, harness)
+    drafts = dict(lm.drafts) if isinstance(lm, Answering) else {}
+    return EvaluationResult(rows, {name: results[name].samples for name in names}, harness, drafts=drafts)
 
 
 def rounding_settings(settings: Eval) -> dict[str, Any]:
@@ -158,7 +159,7 @@ def rounding_settings(settings: Eval) -> dict[str, Any]:
     if not below_float32(settings):
         return {}
     shared = {"batch_size": settings.batch_size, "share_prefix": settings.share_prefix, "shards": settings.shards}
-    shared |= {"draft": DRAFT}
+    shared |= {"draft": LOOKUP}
     if torch.cuda.is_available():
         return shared | {"processor": torch.cuda.get_device_name()}
     return shared | {"processor": f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"}

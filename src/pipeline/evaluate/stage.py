@@ -71,7 +71,8 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         lm: Any = model()
         merge = measure_merge(lm.engine.live[1], run.config.threads)
     tracker.summary(scores | merge)
-    return {"scores": scores, "harness": result.harness, "weights_root": cache.model["root"], **merge}
+    drafts = {"drafts": result.drafts} if result.drafts else {}
+    return {"scores": scores, "harness": result.harness, "weights_root": cache.model["root"], **merge, **drafts}
 
 
 def in_its_dtype(run: Run[EvalStage]) -> Run[EvalStage]:

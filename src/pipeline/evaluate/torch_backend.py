@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,8 +79,9 @@ class TorchBackend:
         return can_decode(self.model)
 
     def generate(
-        self, prompts: Sequence[Tokens], ending: Ending, share: bool, ended: Callable[[int, list[int]], None]
-    ) -> None:
+        self, prompts: Sequence[Tokens], ending: Ending, share: bool, ended: Callable[[int, list[int]], None],
+        neighbours: Sequence[Sequence[Tokens]], counts: Counter[str],
+    ) -> None:  # fmt: skip
         finished: set[int] = set()
 
         def finish(place: int, tokens: list[int]) -> None:
@@ -91,8 +93,9 @@ class TorchBackend:
             def go_on(shared: int = shared, members: list[int] = members) -> None:
                 left = [member for member in members if member not in finished]
                 rests = [prompts[member][shared:] for member in left]
-                beginning = prompts[left[0]][:shared]
-                decode(self.model, beginning, rests, self.batch_size, ending, lambda at, got: finish(left[at], got))
+                beginning, store = prompts[left[0]][:shared], lambda at, tokens: finish(left[at], tokens)
+                others = [neighbours[member] for member in left] if neighbours else []
+                decode(self.model, beginning, rests, self.batch_size, ending, store, others, counts)
 
             with self._computing():
                 self.halving(go_on)
