@@ -119,7 +119,7 @@ def sweep(ours: Answering, requests: list[Instance], strength: float, configurat
     base = {name: tensor.detach().clone() for name, tensor in ours.model.named_parameters()}
     math, language = (expert_of(base, strength, seed) for seed in (1, 2))
     ways: dict[str, tuple[int, int]] = {"plain": (0, 0), "lookup_2": (2, 0)}
-    ways |= {f"neighbours_{most}": (2, most) for most in (2, 4, 8, 16)} | {"other_questions_8": (2, 8)}
+    ways |= {f"neighbours_{most}": (2, most) for most in (2, 4, 8)} | {"other_questions_8": (2, 8)}
     found: dict[str, Any] = {way: [] for way in ways}
     same_as_before: list[int] = []
     different, before = 0, None

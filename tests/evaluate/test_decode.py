@@ -249,11 +249,11 @@ def test_an_answer_of_another_model_gives_drafts() -> None:
 
 def test_a_draft_follows_the_longest_sequence_of_the_newest_answer() -> None:
     neighbours = drafts.Neighbours([[1, 2, 3], [4, 2, 5, 6], [1, 2, 3]], vocabulary=9)
-    assert neighbours.draft([], 8) == (1, [1, 2, 3])  # the newest from its beginning
-    assert neighbours.draft([4], 8) == (2, [2, 5, 6])
-    assert neighbours.draft([7, 4, 2], 1) == (2, [5])
-    assert neighbours.draft([7, 2], 8) == (1, [3])
-    assert neighbours.draft([7], 8) == (0, []) and neighbours.draft([4, 2, 5, 6], 8) == (5, [])
+    assert neighbours.draft([], 8) == [1, 2, 3]  # the newest from its beginning
+    assert neighbours.draft([4], 8) == [2, 5, 6]
+    assert neighbours.draft([7, 4, 2], 1) == [5]
+    assert neighbours.draft([7, 2], 8) == [3]
+    assert neighbours.draft([7], 8) == [] and neighbours.draft([4, 2, 5, 6], 8) == []
 
 
 GARBAGE: dict[str, list[Any]] = {

@@ -27,6 +27,7 @@ from pipeline.evaluate import drafts
 from pipeline.evaluate.prefix import SLIDING, layer_kinds, takes_own_masks
 
 ATTENTION = "prefix_read_once"  # as transformers knows it
+RATE = 0.3  # at which older drafts are forgotten
 INCOMPLETE = "\ufffd"  # at the end of a text: a character of which bytes are missing
 NOT_FOR_GREEDY = {  # settings of a GenerationConfig that change no greedy choice; the length is the request's
     *("do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"),
@@ -71,6 +72,8 @@ class _Row(drafts.Seen):
         super().__init__()
         self.index, self.neighbours = index, neighbours
         self.trusted = drafts.NEIGHBOURS  # tokens of neighbours that are tried
+        self.proposed: dict[str, list[int]] = {}
+        self.right = {"neighbours": 1.0, "lookup": 1.0}  # moving average of how often a source's first token was right
         self.counts = Counter[str]()
         self.tokens, self.place_after = list(before.tokens), dict(before.place_after)
         for token in rest:
@@ -83,14 +86,12 @@ class _Row(drafts.Seen):
         return self.tokens[self.start :]
 
     def draft(self) -> list[int]:
-        """Tokens that may come next: the neighbours' where as many tokens before them are the same as in the prompt."""
-        size, place = self.find(self.tokens)
-        self.source, tokens = "lookup", self.tokens[place : place + drafts.LOOKUP]
-        if self.neighbours:
-            same, followed = self.neighbours.draft(self.answer, self.trusted)
-            if followed and same >= size:
-                self.source, tokens = "neighbours", followed
-        return tokens
+        """Tokens that may come next, from the source that was right more often of late; the neighbours if both were."""
+        place = self.find(self.tokens)[1]
+        followed = self.neighbours.draft(self.answer, self.trusted) if self.neighbours else []
+        self.proposed = {"neighbours": followed, "lookup": self.tokens[place : place + drafts.LOOKUP]}
+        self.source = max(self.proposed, key=lambda source: (bool(self.proposed[source]), self.right[source]))
+        return self.proposed[self.source]
 
     def extend(self, tried: Sequence[int], chosen: Sequence[int], ending: Ending) -> bool:
         """Append the model's choices as far as what it was given before each was right. Whether the answer is over."""
@@ -106,6 +107,8 @@ class _Row(drafts.Seen):
             if self.source == "neighbours":  # a draft that was wrong is followed by shorter ones
                 right = accepted == len(tried) - 1
                 self.trusted = min(2 * self.trusted, drafts.NEIGHBOURS) if right else drafts.LOOKUP
+        for source, tokens in self.proposed.items():
+            self.right[source] += RATE * ((tokens[:1] == chosen[:1]) - self.right[source])
         return over
 
     def _is_over(self, ending: Ending) -> bool:

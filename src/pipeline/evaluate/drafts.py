@@ -55,10 +55,10 @@ class Neighbours(Seen):
             for token in (BEGIN, *answer):
                 self.append(token)
 
-    def draft(self, answer: Sequence[int], count: int) -> tuple[int, list[int]]:
-        """What followed the end of `answer`, at most `count` tokens, and how many tokens at the end were the same."""
+    def draft(self, answer: Sequence[int], count: int) -> list[int]:
+        """What followed the longest sequence at the end of `answer`, at most `count` tokens."""
         if not self.tokens:
-            return 0, []
-        size, place = self.find([BEGIN, *answer][-self.ngram :])
+            return []
+        _, place = self.find([BEGIN, *answer][-self.ngram :])
         tokens = self.tokens[place : place + count]
-        return size, tokens[: tokens.index(BEGIN)] if BEGIN in tokens else tokens
+        return tokens[: tokens.index(BEGIN)] if BEGIN in tokens else tokens
