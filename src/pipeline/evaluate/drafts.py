@@ -2,7 +2,8 @@
 
 They follow, where they were seen before, the longest sequence of tokens with which the answer ends so far. It is looked
 for in the prompt and the answer (prompt lookup decoding, Saxena 2023), and in the answers of other models to the same
-question: neighbouring merges of a sweep answer alike. Drafts from earlier answers are known from reinforcement
+question: neighbouring merges of a sweep answer alike. Where both propose, decode.py takes the one that was right more
+often of late. Drafts from earlier answers are known from reinforcement
 learning, where the rollouts of the last epochs give them (DAS, arXiv 2511.13841; SPEC-RL, arXiv 2509.23232), and from
 serving (suffix decoding, arXiv 2411.04975, in Arctic Inference).
 """
